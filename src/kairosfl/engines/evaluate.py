@@ -1,0 +1,61 @@
+"""Evaluation of a vector on the test set and on every client's own data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kairosfl.tasks.dataset import Samples
+from kairosfl.tasks.population import own_tests
+from kairosfl.tasks.prepare import prepare
+from kairosfl.tasks.task import Task
+
+BATCH = 1024
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Accuracy and mean loss on the test set."""
+
+    accuracy: float
+    loss: float
+
+
+class Evaluator:
+    """Evaluates on a device on which the test set stays."""
+
+    def __init__(self, task: Task, device: torch.device, predict: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.task, self.device, self._predict = task, device, predict
+        self._test = Samples(task.dataset.test.inputs.to(device), task.dataset.test.targets.to(device))
+
+    @torch.no_grad()
+    def _outcomes(self, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        """For every sample: is it right, and its loss."""
+        right, losses = [], []
+        x = x.to(self.device)
+        for inputs, targets in zip(samples.inputs.split(BATCH), samples.targets.split(BATCH), strict=True):
+            targets = targets.to(self.device)
+            outputs = self._predict(x, prepare(inputs.to(self.device), self.task.dataset))
+            right.append(outputs.argmax(1) == targets)
+            losses.append(self.task.loss(outputs, targets).double())
+        return torch.cat(right), torch.cat(losses)
+
+    def evaluate(self, x: Tensor) -> Scores:
+        """On the whole test set."""
+        right, losses = self._outcomes(x, self._test)
+        return Scores(float(right.double().mean()), float(losses.mean()))
+
+    def evaluate_clients(self, x: Tensor) -> np.ndarray:
+        """Every client's accuracy `[N]`: on its own test samples where it has some, else on its training samples."""
+        own = own_tests(self.task.dataset, self.task.clients)
+        samples, clients = (
+            (self._test, own) if own is not None else (self.task.dataset.train, self.task.clients)
+        )
+        right = self._outcomes(x, samples)[0].cpu().numpy().astype(np.float64)
+        sums = np.concatenate([[0.0], np.cumsum(right[clients.order])])[clients.offsets]
+        with np.errstate(invalid="ignore"):
+            return np.diff(sums) / clients.sizes

@@ -1,0 +1,35 @@
+"""Engine `loop`: one client after another, on a CPU or a GPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kairosfl.briefs import Briefs, Reports
+from kairosfl.engines.evaluate import Evaluator
+from kairosfl.local import Trainer
+from kairosfl.tasks.task import Task
+
+
+class Loop(Evaluator):
+    """Follows every brief with `local.py`."""
+
+    def __init__(self, task: Task, device: torch.device | str = "cpu") -> None:
+        self.trainer = Trainer(task, torch.device(device))
+        super().__init__(task, self.trainer.device, self.trainer.predict)
+
+    def train(self, briefs: Briefs) -> Reports:
+        """One report per client."""
+        delta = torch.empty(
+            len(briefs), briefs.start.shape[-1], dtype=briefs.start.dtype, device=briefs.start.device
+        )
+        reports = []
+        for row, brief in enumerate(briefs.each()):
+            report = self.trainer.follow(brief)
+            delta[row] = report.delta
+            reports.append(report)
+        return Reports.stack(reports, delta)
+
+    def start(self) -> Tensor:
+        """The model before training, on this engine's device."""
+        return self.task.start().to(self.device)

@@ -1,0 +1,237 @@
+"""One client following one brief, in plain PyTorch: the reference for every engine.
+
+    g = scale · ∇L(w; batch) + pull · (w − start) + push + weight_decay · w
+    v ← momentum · v + g
+    w ← w − lr · v
+
+`clip` acts on ∇L alone. The weights live in one flat vector, and the model's parameters are views of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from kairosfl.briefs import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Brief, Report
+from kairosfl.signals.fisher import fisher_trace
+from kairosfl.streams import key, stream
+from kairosfl.tasks.prepare import augment, prepare
+from kairosfl.tasks.task import Task, last_linear
+
+SCORING_BATCH = 512
+
+
+def batches(brief: Brief, n: int) -> Iterator[list[np.ndarray]]:
+    """For every epoch its batches of sample numbers below n, in an order that depends on nothing but the brief."""
+    order = stream(brief.seed, "batches", brief.round, brief.client)
+    size = min(brief.batch_size, n)
+    end = n - n % size if brief.drop_last else n
+    for _ in range(brief.epochs):
+        shuffled = order.permutation(n)
+        yield [shuffled[i : min(i + size, end)] for i in range(0, end, size)]
+
+
+class Trainer:
+    """A model on a device that follows briefs, one after another, and keeps nothing between them."""
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self.task = task
+        self.device = device
+        self.layout = task.layout
+        self.model = copy.deepcopy(task.model).to(device).train()
+        self.still = copy.deepcopy(task.model).to(device).eval()  # runs with any vector, changes none
+        self.parameters = list(self.model.parameters())
+        self.w = torch.cat([p.detach().reshape(-1) for p in self.parameters])
+        for (_, view), parameter in zip(self.layout.views(self.w), self.parameters, strict=True):
+            parameter.data = view.view(parameter.shape)
+        self.random = any(
+            isinstance(module, nn.modules.dropout._DropoutNd) for module in self.model.modules()
+        )
+        self.features: dict[nn.Module, Tensor] = {}
+        self.listening = False
+        self.inputs = task.dataset.train.inputs.to(device)
+        self.targets = task.dataset.train.targets.to(device)
+
+    def follow(self, brief: Brief) -> Report:
+        """Train as the brief says; the report holds the change of the weights."""
+        began = time.perf_counter()
+        mine = torch.from_numpy(self.task.clients[brief.client].astype(np.int64)).to(self.device)
+        start = brief.start.to(self.device)
+        score_before = self.score(start, mine) if SCORE_BEFORE in brief.measure else None
+        fisher, fisher_seconds = self.fisher(start, mine, brief)
+        with self._dropout(brief):
+            steps, epochs, loss, grad_sq, similarity = self._train(brief, start, mine)
+        return Report(
+            client=brief.client,
+            n=len(mine),
+            steps=steps,
+            epochs=epochs,
+            delta=self.w - start,
+            loss=float(loss),
+            grad_sq=float(grad_sq),
+            seconds=time.perf_counter() - began,
+            similarity=similarity,
+            score_before=score_before,
+            score_after=self.score(self.w, mine) if SCORE_AFTER in brief.measure else None,
+            fisher=fisher,
+            fisher_seconds=fisher_seconds,
+        )
+
+    def _train(
+        self, brief: Brief, start: Tensor, mine: Tensor
+    ) -> tuple[int, float, Tensor, Tensor, float | None]:
+        w, v = self.w, torch.zeros_like(self.w)
+        w.copy_(start)
+        push = None if brief.push is None else brief.push.to(self.device)
+        references = self._references(brief, start)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        grad_sq = torch.zeros((), dtype=torch.float64, device=self.device)
+        similarity = torch.ones((), device=self.device)
+        steps = samples = 0
+        epochs = 0.0
+        for epoch in batches(brief, len(mine)):
+            stop = torch.zeros((), dtype=torch.bool, device=self.device)
+            for position, batch in enumerate(epoch, 1):
+                rows = mine[torch.from_numpy(batch).to(self.device)]
+                inputs, targets = self._batch(rows, brief, steps), self.targets[rows]
+                loss, similar = self._loss(inputs, targets, brief, references)
+                g = torch.cat([grad.reshape(-1) for grad in _gradients(loss, self.parameters)])
+                with torch.no_grad():
+                    if brief.clip < float("inf"):
+                        g.mul_((brief.clip / (g.norm() + 1e-6)).clamp(max=1.0))
+                    grad_sq += g @ g
+                    if brief.scale != 1:
+                        g.mul_(brief.scale)
+                    if brief.pull:
+                        g.add_(w - start, alpha=brief.pull)
+                    if push is not None:
+                        g.add_(push)
+                    if brief.weight_decay:
+                        g.add_(w, alpha=brief.weight_decay)
+                    if brief.momentum:
+                        g = v.mul_(brief.momentum).add_(g)
+                    w.sub_(g, alpha=brief.lr)
+                    total += loss.detach() * len(batch)
+                samples += len(batch)
+                steps += 1
+                if similar is not None:
+                    similarity = similar
+                    stop |= similarity < brief.stop_below  # type: ignore[operator]
+                    if brief.stop_per == "batch" and stop:
+                        break
+            epochs += position / len(epoch)
+            if brief.stop_below is not None and stop:
+                break
+        return (
+            steps,
+            epochs,
+            total / samples,
+            grad_sq,
+            None if brief.stop_below is None else float(similarity),
+        )
+
+    def _loss(
+        self, inputs: Tensor, targets: Tensor, brief: Brief, references: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        """The batch's mean loss, and the cosine statistic that a stop rule looks at."""
+        outputs = self.model(inputs)
+        loss = self.task.loss(outputs, targets).mean()
+        if not references:
+            return loss, None
+        features = self.features[self.model].flatten(1)
+        still = {name: self._still_features(vector, inputs) for name, vector in references.items()}
+        if "previous" in still:
+            toward = F.cosine_similarity(features, still["start"], dim=1)
+            away = F.cosine_similarity(features, still["previous"], dim=1)
+            logits = torch.stack([toward, away], 1) / brief.temperature
+            loss = loss + brief.contrast * F.cross_entropy(logits, targets.new_zeros(len(targets)))
+        if brief.stop_below is None:
+            return loss, None
+        cosines = F.cosine_similarity(features.detach(), still.get("stop", still.get("start")), dim=1)
+        return loss, cosines.mean() if brief.stop_statistic == "mean" else cosines.min()
+
+    def _references(self, brief: Brief, start: Tensor) -> dict[str, Tensor]:
+        """The fixed models whose features this brief compares with."""
+        references = {}
+        if brief.stop_reference is not None:
+            references["stop"] = brief.stop_reference.to(self.device)
+        if brief.previous is not None:
+            references["previous"] = brief.previous.to(self.device)
+        if brief.previous is not None or (brief.stop_below is not None and brief.stop_reference is None):
+            references["start"] = start
+        if references:
+            self._listen()
+        return references
+
+    def _listen(self) -> None:
+        if self.listening:
+            return
+        for model in (self.model, self.still):
+            last_linear(model).register_forward_pre_hook(
+                lambda _, arguments, model=model: self.features.__setitem__(model, arguments[0])
+            )
+        self.listening = True
+
+    def _still_features(self, vector: Tensor, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.predict(vector, inputs)
+        return self.features[self.still].flatten(1)
+
+    def _batch(self, rows: Tensor, brief: Brief, step: int) -> Tensor:
+        inputs = prepare(self.inputs[rows], self.task.dataset)
+        if not self.task.augment:
+            return inputs
+        return augment(inputs, key(brief.seed, "augment", brief.round, brief.client), step)
+
+    @contextmanager
+    def _dropout(self, brief: Brief) -> Iterator[None]:
+        """Dropout as a function of the brief, whoever trained before."""
+        if not self.random:
+            yield
+            return
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(key(brief.seed, "dropout", brief.round, brief.client) % 2**63)
+            yield
+
+    def predict(self, vector: Tensor, inputs: Tensor) -> Tensor:
+        """The outputs of the model with these weights, dropout off."""
+        views = {name: view for name, view in self.layout.views(vector)}
+        outputs: Tensor = functional_call(self.still, views, (inputs,))
+        return outputs
+
+    @torch.no_grad()
+    def score(self, vector: Tensor, rows: Tensor) -> float:
+        """Mean loss on these training samples."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for chunk in rows.split(SCORING_BATCH):
+            outputs = self.predict(vector, prepare(self.inputs[chunk], self.task.dataset))
+            total += self.task.loss(outputs, self.targets[chunk]).double().sum()
+        return float(total) / len(rows)
+
+    def fisher(self, vector: Tensor, rows: Tensor, brief: Brief) -> tuple[float | None, float]:
+        """Trace of the Fisher information on these samples if the brief asks for it, and the seconds it took."""
+        if not brief.measure & {FISHER, FISHER_SAMPLED}:
+            return None, 0.0
+        began = time.perf_counter()
+        draws = (
+            stream(brief.seed, "fisher", brief.round, brief.client)
+            if FISHER_SAMPLED in brief.measure
+            else None
+        )
+        trace = fisher_trace(
+            self.predict, vector, lambda chunk: prepare(self.inputs[chunk], self.task.dataset), rows, draws
+        )
+        return trace, time.perf_counter() - began
+
+
+def _gradients(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss, parameters, materialize_grads=True)

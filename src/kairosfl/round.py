@@ -1,0 +1,289 @@
+"""Federated learning on two screens: select → brief → train → weigh → combine → observe → step."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kairosfl.briefs import Briefs, Plan, Reports, column, mass
+from kairosfl.errors import UserError
+from kairosfl.recipe import Recipe
+from kairosfl.rule import Algorithm, Rule, State
+from kairosfl.signals import FGN, Detector, Signals, coherence, elud, squared_norms
+from kairosfl.streams import stream
+from kairosfl.table import Table
+from kairosfl.tasks.vector import Layout
+
+
+@dataclass(frozen=True)
+class Record:
+    """What happened in one round, for metrics and pictures; no part of the state."""
+
+    ids: Tensor
+    weights: Tensor
+    reports: Reports | None
+    rejected: tuple[tuple[int, str], ...]
+    asked: int
+    lr: float
+    vectors_down: int
+    consensus: float = float("nan")
+    values: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """All the state there is. Saving it is a checkpoint; loading it resumes bit for bit."""
+
+    seed: int
+    round: int  # rounds done
+    x: Tensor
+    slots: tuple[State, ...]  # a server slot per rule
+    tables: tuple[Table, ...]  # a table of client rows per rule, written in place
+    detectors: tuple[State, ...]
+    signals: Signals = field(default_factory=Signals)
+    idle: int = 0  # rounds in a row without a good report
+    record: Record | None = None
+
+    @classmethod
+    def start(
+        cls,
+        x: Tensor,
+        algorithm: Algorithm,
+        *,
+        clients: int,
+        seed: int,
+        detectors: tuple[Detector, ...] = (FGN(),),
+    ) -> Run:
+        """A run before its first round."""
+        return cls(
+            seed=seed,
+            round=0,
+            x=x,
+            slots=tuple(rule.server(x, clients) for rule in algorithm.rules),
+            tables=tuple(Table(rule.client(x)) for rule in algorithm.rules),
+            detectors=tuple(detector.start() for detector in detectors),
+        )
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a rule may know about the round it acts in."""
+
+    number: int
+    rounds: int
+    clients: int
+    cohort: int
+    x: Tensor
+    lr: float
+    layout: Layout
+    signals: Signals  # the last round's until the clients have trained, then this round's
+    rules: tuple[Rule, ...]
+    seed: int
+
+    def stream(self, purpose: str, client: int = 0) -> np.random.Generator:
+        """Random numbers for this purpose in this round."""
+        return stream(self.seed, purpose, self.number, client)
+
+
+Course = Generator[tuple[Run, Briefs | None], Reports, None]
+
+
+def rounds(
+    run: Run,
+    algorithm: Algorithm,
+    recipe: Recipe,
+    *,
+    clients: int,
+    layout: Layout,
+    detectors: tuple[Detector, ...] = (FGN(),),
+) -> Course:
+    """A run as a coroutine: yields the run and the next cohort's briefs, is sent reports; no briefs: it is over."""
+    if recipe.cohort > clients:
+        raise UserError(
+            f"train.cohort = {recipe.cohort} is more than the {clients} clients there are; lower it."
+        )
+    while run.round < recipe.rounds:
+        now = Round(
+            number=run.round,
+            rounds=recipe.rounds,
+            clients=clients,
+            cohort=recipe.cohort,
+            x=run.x,
+            lr=recipe.lr_at(run.round),
+            layout=layout,
+            signals=run.signals,
+            rules=algorithm.rules,
+            seed=run.seed,
+        )
+        briefs = brief(run, algorithm, recipe, detectors, now, select(run, algorithm, now))
+        reports = yield run, briefs
+        run = conclude(run, algorithm, detectors, now, briefs, reports)
+    yield run, None
+
+
+def select(run: Run, algorithm: Algorithm, now: Round) -> Tensor:
+    """Stage 1: the ids of this round's cohort, ascending."""
+    plan = Plan(now.cohort)
+    for rule, slot in zip(algorithm.rules, run.slots, strict=True):
+        plan = rule.select(plan, slot, now)
+    if plan.ids is not None:
+        return torch.from_numpy(np.unique(plan.ids).astype(np.int64))
+    pool = now.clients if plan.eligible is None else plan.eligible
+    available = now.clients if plan.eligible is None else len(plan.eligible)
+    chosen = now.stream("select").choice(pool, size=min(plan.size, available), replace=False)
+    return torch.from_numpy(np.sort(chosen).astype(np.int64))
+
+
+def brief(
+    run: Run, algorithm: Algorithm, recipe: Recipe, detectors: tuple[Detector, ...], now: Round, ids: Tensor
+) -> Briefs:
+    """Stage 2: what the cohort is told."""
+    m = len(ids)
+    briefs = Briefs(
+        seed=run.seed,
+        round=now.number,
+        ids=ids,
+        start=run.x,
+        lr=column(now.lr, m),
+        momentum=column(recipe.momentum, m),
+        weight_decay=column(recipe.weight_decay, m),
+        clip=column(recipe.clip or float("inf"), m),
+        batch_size=column(recipe.batch_size, m, torch.int64),
+        epochs=column(recipe.epochs, m, torch.int64),
+        scale=column(1.0, m),
+        pull=column(0.0, m),
+        drop_last=recipe.drop_last,
+        measure=frozenset(detector.measure for detector in detectors if detector.measure),
+    )
+    for rule, slot, table in zip(algorithm.rules, run.slots, run.tables, strict=True):
+        briefs = rule.brief(briefs, slot, table.rows(ids), now)
+    return briefs
+
+
+def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Tensor, tuple[tuple[int, str], ...]]:
+    """The good reports with their briefs, in client order, their squared norms, and why the others were rejected."""
+    rejected = list(reports.failed)
+    d = briefs.start.shape[-1]
+    if reports.delta.shape != (len(reports), d):
+        shape = tuple(reports.delta.shape[1:])
+        rejected += [(int(i), f"its update has the shape {shape}, not ({d},)") for i in reports.ids]
+        nobody = torch.empty(0, dtype=torch.int64)
+        return briefs.take(nobody), reports.take(nobody), torch.empty(0), tuple(rejected)
+    position = {int(client): row for row, client in enumerate(briefs.ids)}
+    squares = squared_norms(reports.delta) if len(reports) else torch.empty(0)
+    good: dict[int, int] = {}
+    for row, client in enumerate(reports.ids.tolist()):
+        reason = (
+            "it was not asked"
+            if client not in position
+            else "it reported twice"
+            if client in good
+            else "it has no samples"
+            if reports.n[row] <= 0
+            else "it did no step"
+            if reports.steps[row] <= 0
+            else _not_finite(reports, squares, row)
+        )
+        if reason:
+            rejected.append((client, reason))
+        else:
+            good[client] = row
+    order = sorted(good)
+    rows = torch.tensor([good[client] for client in order], dtype=torch.int64)
+    asked = torch.tensor([position[client] for client in order], dtype=torch.int64)
+    if len(order) < len(reports) or not torch.equal(rows, torch.arange(len(reports))):
+        reports, squares = reports.take(rows), squares[rows]
+    if len(order) < len(briefs):
+        briefs = briefs.take(asked)
+    return briefs, reports, squares, tuple(sorted(rejected))
+
+
+def _not_finite(reports: Reports, squares: Tensor, row: int) -> str | None:
+    if not torch.isfinite(squares[row]):
+        return "its update is not finite"
+    for name in ("epochs", "loss", "grad_sq", "score_before", "score_after", "fisher"):
+        value = getattr(reports, name)
+        if value is not None and not torch.isfinite(value[row]):
+            return f"its {name} is not finite"
+    return None
+
+
+def conclude(
+    run: Run,
+    algorithm: Algorithm,
+    detectors: tuple[Detector, ...],
+    now: Round,
+    briefs: Briefs,
+    reports: Reports,
+) -> Run:
+    """Stages 4 to 7: weigh, combine, observe, step. With no good report the model stays as it was."""
+    asked, vectors = len(briefs), briefs.vectors_down()
+    briefs, reports, squares, rejected = accept(briefs, reports)
+    if not len(reports):
+        record = Record(reports.ids, torch.empty(0), None, rejected, asked, now.lr, vectors)
+        return replace(run, round=run.round + 1, idle=run.idle + 1, record=record)
+    if briefs.start.ndim == 2:  # clients started elsewhere than from x: count their way from x
+        reports = replace(reports, delta=reports.delta + (briefs.start - run.x))
+        squares = squared_norms(reports.delta)
+    reports = replace(reports, mass=mass(briefs, reports))
+
+    values = tuple(detector.value(briefs, reports) for detector in detectors)
+    decided = [d.decide(s, v, now.number) for d, s, v in zip(detectors, run.detectors, values, strict=True)]
+    named = {detector.name(): value for detector, value in zip(detectors, values, strict=True)}
+    signals = Signals(
+        critical=decided[0][0],
+        fgn=named.get("fgn", float("nan")),
+        fisher=named.get("fedfim", float("nan")),
+        elud=elud(reports.delta, squares),
+        coherence=coherence(reports.delta, squares),
+    )
+    now = replace(now, signals=signals)
+
+    rows = [table.rows(reports.ids) for table in run.tables]
+    slots = list(run.slots)
+    factors = reports.n.double() if algorithm.base_weights == "samples" else torch.ones(len(reports)).double()
+    for i, rule in enumerate(algorithm.rules):
+        factors = rule.weigh(factors, slots[i], rows[i], briefs, reports, now)
+    weights = factors / factors.sum()
+    direction = weights.to(reports.delta) @ reports.delta
+    for i, rule in enumerate(algorithm.rules):
+        direction = rule.combine(direction, slots[i], rows[i], weights, briefs, reports, now)
+    for i, rule in enumerate(algorithm.rules):
+        slots[i], written = rule.observe(slots[i], rows[i], weights, briefs, reports, now)
+        if written:
+            run.tables[i].write(reports.ids, written)
+    consensus = float(direction.norm())
+    for i in algorithm.stepping():
+        direction, slots[i] = algorithm.rules[i].step(direction, slots[i], run.tables[i], now)
+    record = Record(reports.ids, weights, reports, rejected, asked, now.lr, vectors, consensus, values)
+    return replace(
+        run,
+        round=run.round + 1,
+        x=run.x + direction,
+        slots=tuple(slots),
+        detectors=tuple(state for _, state in decided),
+        signals=signals,
+        idle=0,
+        record=record,
+    )
+
+
+class Engine(Protocol):
+    """Turns briefs into reports and evaluates a vector: the only part that touches data or devices."""
+
+    def train(self, briefs: Briefs) -> Reports:
+        """One report per client that could train; the others stand in `failed`."""
+        ...
+
+
+def drive(course: Course, engine: Engine) -> Iterator[Run]:
+    """One run on one engine: the run after every round."""
+    run, briefs = next(course)
+    while briefs is not None:
+        run, briefs = course.send(engine.train(briefs))
+        yield run

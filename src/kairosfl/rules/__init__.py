@@ -1,0 +1,109 @@
+"""The rules: one file per paper, its citation and equations first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kairosfl.errors import UserError
+from kairosfl.rule import Algorithm, Rule
+from kairosfl.rules.alt import ALT
+from kairosfl.rules.fedams import FedAMS
+from kairosfl.rules.fedavgm import FedAvgM
+from kairosfl.rules.fedcl import FedCL
+from kairosfl.rules.fedcm import FedCM
+from kairosfl.rules.feddyn import FedDyn
+from kairosfl.rules.fedmut import FedMut
+from kairosfl.rules.fednova import FedNova
+from kairosfl.rules.fedopt import FedAdagrad, FedAdam, FedYogi
+from kairosfl.rules.fedprox import FedProx
+from kairosfl.rules.moon import MOON
+from kairosfl.rules.pa3fed import PA3Fed
+from kairosfl.rules.scaffold import SCAFFOLD
+from kairosfl.rules.vrlsgd import VRLSGD
+from kairosfl.spec import Spec, build
+from kairosfl.spec import parse as parse_spec
+
+RULES: dict[str, type[Spec]] = {
+    rule.name(): rule
+    for rule in (
+        FedProx,
+        FedNova,
+        VRLSGD,
+        FedMut,
+        SCAFFOLD,
+        FedDyn,
+        FedCM,
+        MOON,
+        FedAvgM,
+        FedAdagrad,
+        FedAdam,
+        FedYogi,
+        FedAMS,
+        FedCL,
+        ALT,
+        PA3Fed,
+    )
+}
+
+
+def FedAvg() -> Algorithm:
+    """No rule at all: McMahan et al., "Communication-Efficient Learning of Deep Networks", AISTATS 2017."""
+    return Algorithm()
+
+
+def parse(text: str | Sequence[str | Mapping[str, Any]]) -> Algorithm:
+    """An algorithm from text, `"fedprox(mu=0.01) + fedavgm"`, or from a list as TOML has it.
+
+    An entry of the list is text or a table, `{rule = "fedprox", mu = 0.01}`. `"fedavg"` is the empty sum.
+    """
+    if isinstance(text, str):
+        specs = parse_spec("rule", _without_fedavg(text), RULES) if _without_fedavg(text) else ()
+        for spec in specs:
+            if not isinstance(spec, Rule):
+                raise UserError(f"{spec.name()} is no rule; give the name of one.")
+        return Algorithm(tuple(spec for spec in specs if isinstance(spec, Rule)))
+    whole = Algorithm()
+    for entry in text:
+        if isinstance(entry, str):
+            whole += parse(entry)
+            continue
+        options = dict(entry)
+        name = options.pop("rule", None)
+        if not isinstance(name, str):
+            raise UserError(
+                f"algorithm: the table {dict(entry)!r} names no rule; write {{rule = 'fedprox', ...}}."
+            )
+        if name != "fedavg":
+            rule = build("rule", name, options, RULES)
+            if not isinstance(rule, Rule):
+                raise UserError(f"{name} is no rule; give the name of one.")
+            whole += rule
+    return whole
+
+
+def _without_fedavg(text: str) -> str:
+    return "+".join(part for part in text.split("+") if part.strip().lower().removesuffix("()") != "fedavg")
+
+
+__all__ = [
+    "ALT",
+    "MOON",
+    "RULES",
+    "SCAFFOLD",
+    "VRLSGD",
+    "FedAMS",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgM",
+    "FedCL",
+    "FedCM",
+    "FedDyn",
+    "FedMut",
+    "FedNova",
+    "FedProx",
+    "FedYogi",
+    "PA3Fed",
+    "parse",
+]

@@ -1,0 +1,53 @@
+"""FedAMS: Wang, Lin and Chen, "Communication-Efficient Adaptive Federated Learning", ICML 2022.
+
+m ← beta1 · m + (1 − beta1) Δ,    v ← beta2 · v + (1 − beta2) Δ²
+option 1 (FedAMS)        v̂ ← max(v̂, v, eps),    x ← x + lr · m / √v̂
+option 2 (FedAMSGrad)    v̂ ← max(v̂, v),         x ← x + lr · m / (√v̂ + eps)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kairosfl.round import Round
+from kairosfl.rule import Rule, State
+from kairosfl.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAMS(Rule):
+    """Adaptive server steps whose second moment never falls. `option` 1 bounds it from below, 2 is FedAMSGrad."""
+
+    lr: float = 1.0
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-3
+    option: int = 1
+    bias_correction: bool = False
+
+    def __post_init__(self) -> None:
+        self.demand("lr", self.lr > 0, "use a number above 0")
+        self.demand("beta1", 0 <= self.beta1 < 1, "use at least 0 and below 1")
+        self.demand("beta2", 0 <= self.beta2 < 1, "use at least 0 and below 1")
+        self.demand("eps", self.eps > 0, "use a number above 0")
+        self.demand("option", self.option in (1, 2), "use 1 (FedAMS) or 2 (FedAMSGrad)")
+
+    def server(self, x: Tensor, clients: int) -> State:
+        zero = torch.zeros_like(x)
+        return {"m": zero, "v": zero.clone(), "v_max": zero.clone(), "t": torch.tensor(0)}
+
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        t = int(state["t"]) + 1
+        m = self.beta1 * state["m"] + (1 - self.beta1) * direction
+        v = self.beta2 * state["v"] + (1 - self.beta2) * direction * direction
+        v_max = torch.maximum(state["v_max"], v)
+        if self.option == 1:
+            v_max = v_max.clamp(min=self.eps)
+        first, second = m, v_max
+        if self.bias_correction:
+            first, second = m / (1 - self.beta1**t), v_max / (1 - self.beta2**t)
+        root = second.sqrt() + (self.eps if self.option == 2 else 0.0)
+        return self.lr * first / root, {"m": m, "v": v, "v_max": v_max, "t": torch.tensor(t)}

@@ -1,0 +1,85 @@
+"""FedCL: "Critical Learning Periods-Aware Adaptive Client Selection in Federated Learning" (later CriticalFL, KDD 2023).
+
+|M^{t+1}| = min(2 |M^t|, M)        inside a critical period      (Algorithm 2)
+|M^{t+1}| = max(|M^t| / 2, m / 2)  outside it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from kairosfl.briefs import Briefs, Plan, Reports
+from kairosfl.round import Round
+from kairosfl.rule import Rule, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedCL(Rule):
+    """Doubles the cohort inside a critical period and halves it outside.
+
+    `cap` is a part of the population, `floor` a part of the starting cohort. With `once` there is no more doubling
+    after the cap was reached; `every` acts in every so many rounds. `increase` and `decrease` are the random baselines of Appendix A.4: with these
+    probabilities a round doubles or halves the cohort, whatever the detector says.
+    """
+
+    kind = "adaptive"
+
+    cap: float = 1.0
+    floor: float = 0.5
+    once: bool = False
+    every: int = 1
+    increase: float = 0.0
+    decrease: float = 0.0
+
+    @classmethod
+    def released(cls) -> Self:
+        """The authors' schedule; use it with `detector = "fgn.released()"`."""
+        return cls(cap=0.75, floor=1.0, once=True, every=2)
+
+    @classmethod
+    def random(cls) -> Self:
+        """Appendix A.4 with both probabilities at 30 %."""
+        return cls(increase=0.3, decrease=0.3)
+
+    def __post_init__(self) -> None:
+        self.demand("cap", 0 < self.cap <= 1, "it is a part of all clients, above 0 and at most 1")
+        self.demand(
+            "floor", 0 < self.floor <= 1, "it is a part of the starting cohort, above 0 and at most 1"
+        )
+        self.demand("every", self.every >= 1, "use 1 for every round")
+        self.demand("increase", 0 <= self.increase <= 1, "it is a probability")
+        self.demand(
+            "decrease", 0 <= self.decrease <= 1 - self.increase, "with increase it must stay at most 1"
+        )
+
+    def server(self, x: Tensor, clients: int) -> State:
+        return {"size": torch.tensor(0), "capped": torch.tensor(False)}  # size 0: the starting cohort
+
+    def select(self, plan: Plan, state: State, round: Round) -> Plan:
+        size = int(state["size"])
+        return replace(plan, size=size) if size else plan
+
+    def observe(
+        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
+    ) -> tuple[State, State]:
+        if round.number % self.every:
+            return state, {}
+        size = int(state["size"]) or round.cohort
+        top = max(int(self.cap * round.clients), 1)
+        bottom = max(int(self.floor * round.cohort), 1)
+        grow, shrink = self._moves(round)
+        if grow and not (self.once and state["capped"]):
+            size = min(2 * size, max(top, round.cohort))
+        elif shrink:
+            size = max(size - max(size // 2, 1), bottom)
+        return {"size": torch.tensor(size), "capped": state["capped"] | (size >= top)}, {}
+
+    def _moves(self, round: Round) -> tuple[bool, bool]:
+        if not (self.increase or self.decrease):
+            return round.signals.critical, not round.signals.critical
+        draw = round.stream("fedcl").random()
+        return draw < self.increase, self.increase <= draw < self.increase + self.decrease

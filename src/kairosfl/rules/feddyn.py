@@ -1,0 +1,53 @@
+"""FedDyn: Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021.
+
+local     g = ∇f_i(w) − h_i + alpha · (w − x)
+client    h_i ← h_i − alpha · (w_i − x)
+server    h ← h − alpha · (|S| / N) Σ p_i (w_i − x),    x ← Σ p_i w_i − h / alpha
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kairosfl.briefs import Briefs, Reports
+from kairosfl.round import Round
+from kairosfl.rule import Rule, State
+from kairosfl.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDyn(Rule):
+    """Bends every client's loss so that its own optimum moves to everyone's. A small `alpha` corrects slowly."""
+
+    alpha: float = 0.01
+    weights: str = "uniform"
+
+    def __post_init__(self) -> None:
+        self.demand("alpha", self.alpha > 0, "use a number above 0; the paper uses 0.1, 0.01 and 0.001")
+        self.demand("weights", self.weights in ("uniform", "samples"), "use 'uniform' or 'samples'")
+
+    @property
+    def base_weights(self) -> str | None:
+        return "uniform" if self.weights == "uniform" else None
+
+    def server(self, x: Tensor, clients: int) -> State:
+        return {"h": torch.zeros_like(x)}
+
+    def client(self, x: Tensor) -> State:
+        return {"h": torch.zeros_like(x)}
+
+    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
+        return replace(briefs.pushed(-rows["h"]), pull=briefs.pull + self.alpha)
+
+    def observe(
+        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
+    ) -> tuple[State, State]:
+        share = self.alpha * len(reports) / round.clients
+        mean = weights.to(reports.delta) @ reports.delta
+        return {"h": state["h"] - share * mean}, {"h": rows["h"] - self.alpha * reports.delta}
+
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        return direction - state["h"] / self.alpha, state

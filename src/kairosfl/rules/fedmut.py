@@ -1,0 +1,61 @@
+"""FedMut: Hu et al., "FedMut: Generalized Federated Learning via Stochastic Mutation", AAAI 2024.
+
+    Δ = x^t − x^{t−1},    start_j[k] = x^t[k] + alpha · s_{j,k} · Δ[k]    for every tensor k of the model
+
+Half of the cohort has s = +1, half s = −(1 − ρ), dealt anew for every tensor; in an odd cohort one has 0.
+ρ = rate · (1 − min(t / bound, 1)): early mutants lean forward on average, later ones centre on x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kairosfl.briefs import Briefs, Reports
+from kairosfl.round import Round
+from kairosfl.rule import Rule, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMut(Rule):
+    """Starts the clients around the model instead of at it, which leads to flatter minima. `alpha = 0` is FedAvg."""
+
+    alpha: float = 4.0
+    rate: float = 0.3
+    bound: int = 50
+    weights: str = "uniform"
+
+    def __post_init__(self) -> None:
+        self.demand("alpha", self.alpha >= 0, "use 0 or more")
+        self.demand("rate", 0 <= self.rate <= 1, "use 0 to 1")
+        self.demand("bound", self.bound >= 1, "use 1 or more rounds")
+        self.demand("weights", self.weights in ("uniform", "samples"), "use 'uniform' or 'samples'")
+
+    @property
+    def base_weights(self) -> str | None:
+        return "uniform" if self.weights == "uniform" else None
+
+    def server(self, x: Tensor, clients: int) -> State:
+        return {"previous": x.clone()}
+
+    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
+        if round.number == 0 or not self.alpha:
+            return briefs
+        half, odd = divmod(len(briefs), 2)
+        rho = self.rate * (1 - min((round.number - 1) / self.bound, 1))
+        dealt = [1.0] * half + [-(1 - rho)] * half + [0.0] * odd
+        rng = round.stream("fedmut")
+        delta = self.alpha * (round.x - state["previous"])
+        start = torch.empty(len(briefs), len(round.x), dtype=round.x.dtype, device=round.x.device)
+        for entry in round.layout.entries:
+            part = slice(entry.offset, entry.offset + entry.size)
+            signs = torch.from_numpy(rng.permutation(dealt)).to(start)
+            start[:, part] = round.x[part] + signs[:, None] * delta[part]
+        return replace(briefs, start=start)
+
+    def observe(
+        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
+    ) -> tuple[State, State]:
+        return {"previous": round.x}, {}

@@ -1,0 +1,56 @@
+"""FedNova: Wang et al., "Tackling the Objective Inconsistency Problem", NeurIPS 2020.
+
+    d_i = Δ_i / a_i,    x ← x + τ_eff Σ p_i d_i,    τ_eff = Σ p_i a_i
+
+a_i is how far a unit gradient moves the weights: the mass, which knows momentum, proximal pull and weight decay.
+With a proximal pull the paper takes τ_eff = Σ p_i · steps_i · lr_i instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kairosfl.briefs import Briefs, Reports
+from kairosfl.round import Round
+from kairosfl.rule import Rule, State
+from kairosfl.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedNova(Rule):
+    """Counts every client's mean gradient, not its distance, so that more local steps do not mean more say.
+
+    `momentum` is the server's (gmf), on the normalised direction. Equal steps make it FedAvg.
+    """
+
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.demand("momentum", 0 <= self.momentum < 1, "use at least 0 and below 1")
+
+    def server(self, x: Tensor, clients: int) -> State:
+        return {"velocity": torch.zeros_like(x)} if self.momentum else {}
+
+    def combine(
+        self,
+        direction: Tensor,
+        state: State,
+        rows: State,
+        weights: Tensor,
+        briefs: Briefs,
+        reports: Reports,
+        round: Round,
+    ) -> Tensor:
+        distance = torch.where(briefs.pull > 0, reports.steps * briefs.lr, reports.mass)
+        effective = weights @ distance
+        return (weights * effective / reports.mass).to(reports.delta) @ reports.delta
+
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        if not self.momentum:
+            return direction, state
+        # In units of gradient, as in the paper, so that a falling learning rate does not act on old momentum twice.
+        velocity = self.momentum * state["velocity"] + direction / round.lr
+        return round.lr * velocity, {"velocity": velocity}

@@ -1,0 +1,92 @@
+"""FedAdagrad, FedAdam, FedYogi: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
+
+Δ = Σ p_i Δ_i,    m ← beta1 · m + (1 − beta1) Δ
+v ← v + Δ²                                   Adagrad
+v ← beta2 · v + (1 − beta2) Δ²               Adam
+v ← v − (1 − beta2) Δ² sign(v − Δ²)          Yogi
+x ← x + lr · m / (√v + tau),    v starts at tau²
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kairosfl.round import Round
+from kairosfl.rule import Rule, State
+from kairosfl.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedOpt(Rule):
+    """An adaptive optimiser on the server; its three children say how the second moment grows."""
+
+    lr: float = 0.1
+    beta1: float = 0.9
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        self.demand("lr", self.lr > 0, "use a number above 0")
+        self.demand("beta1", 0 <= self.beta1 < 1, "use at least 0 and below 1")
+        self.demand("tau", self.tau > 0, "use a number above 0")
+
+    def server(self, x: Tensor, clients: int) -> State:
+        return {"m": torch.zeros_like(x), "v": torch.full_like(x, self.tau**2), "t": torch.tensor(0)}
+
+    @abstractmethod
+    def second(self, v: Tensor, square: Tensor) -> Tensor:
+        """The new second moment from the old one and Δ²."""
+
+    def corrected(self, m: Tensor, v: Tensor, t: int) -> tuple[Tensor, Tensor]:
+        """The moments as they enter the step; Reddi et al. do not correct their bias."""
+        return m, v
+
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        t = int(state["t"]) + 1
+        m = self.beta1 * state["m"] + (1 - self.beta1) * direction
+        v = self.second(state["v"], direction * direction)
+        first, second = self.corrected(m, v, t)
+        return self.lr * first / (second.sqrt() + self.tau), {"m": m, "v": v, "t": torch.tensor(t)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAdagrad(FedOpt):
+    """Step sizes that only ever shrink, most where updates were large."""
+
+    beta1: float = 0.0
+
+    def second(self, v: Tensor, square: Tensor) -> Tensor:
+        return v + square
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAdam(FedOpt):
+    """Step sizes from a moving average of squared updates."""
+
+    beta2: float = 0.99
+    bias_correction: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.demand("beta2", 0 <= self.beta2 < 1, "use at least 0 and below 1")
+
+    def second(self, v: Tensor, square: Tensor) -> Tensor:
+        return self.beta2 * v + (1 - self.beta2) * square
+
+    def corrected(self, m: Tensor, v: Tensor, t: int) -> tuple[Tensor, Tensor]:
+        if not self.bias_correction:
+            return m, v
+        return m / (1 - self.beta1**t), v / (1 - self.beta2**t)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedYogi(FedAdam):
+    """Like FedAdam, but the second moment moves by the size of Δ² alone, so it does not forget in one large round."""
+
+    lr: float = 0.01
+
+    def second(self, v: Tensor, square: Tensor) -> Tensor:
+        return v - (1 - self.beta2) * square * torch.sign(v - square)

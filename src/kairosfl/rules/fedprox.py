@@ -1,0 +1,25 @@
+"""FedProx: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
+
+local loss  f_i(w) + (mu / 2) ‖w − x‖²,    so    g = ∇f_i(w) + mu · (w − x)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kairosfl.briefs import Briefs
+from kairosfl.round import Round
+from kairosfl.rule import Rule, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(Rule):
+    """Pulls every client back to the model that it was sent. `mu = 0` is FedAvg to the bit."""
+
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        self.demand("mu", self.mu >= 0, "use 0 or more")
+
+    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
+        return replace(briefs, pull=briefs.pull + self.mu)

@@ -1,0 +1,44 @@
+"""MOON: Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021.
+
+    loss = CE + mu · CE([cos(z, z_global), cos(z, z_previous)] / temperature, 0)
+
+z are the features: what enters the model's last linear layer. A client that never took part has no previous model
+and trains without the term.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kairosfl.briefs import Briefs, Contrast, Reports
+from kairosfl.round import Round
+from kairosfl.rule import Rule, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class MOON(Rule):
+    """Keeps a client's features near the global model's and away from its own last ones. `mu = 0` is FedAvg."""
+
+    mu: float = 1.0
+    temperature: float = 0.5
+
+    def __post_init__(self) -> None:
+        self.demand("mu", self.mu >= 0, "use 0 or more; the paper uses 5 on CIFAR-10")
+        self.demand("temperature", self.temperature > 0, "use a number above 0")
+
+    def client(self, x: Tensor) -> State:
+        return {"model": torch.zeros_like(x), "seen": torch.tensor(False)}
+
+    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
+        mu = self.mu * rows["seen"].double()
+        if not mu.any():
+            return briefs
+        return replace(briefs, contrast=Contrast(mu=mu, temperature=self.temperature, previous=rows["model"]))
+
+    def observe(
+        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
+    ) -> tuple[State, State]:
+        return state, {"model": round.x + reports.delta, "seen": torch.ones_like(rows["seen"])}

@@ -1,0 +1,66 @@
+"""PA3Fed: "Period-Aware Adaptive Aggregation for Improved Federated Learning", AAAI 2025.
+
+    score       s_i^t, on all local data                                                            (Eq. 8)
+    factor      α_i = exp(−beta · (s_i^{t−σ} − s_i^t))  inside a critical period, 1 outside it      (Eq. 10)
+    weights     n_i · α_i, divided by their sum
+
+σ is how many rounds ago the client last took part. A client without a history has α = 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kairosfl.briefs import SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
+from kairosfl.errors import UserError
+from kairosfl.round import Round
+from kairosfl.rule import Rule, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class PA3Fed(Rule):
+    """Clients whose own performance improved since their last turn count more, while the period is critical.
+
+    `score = "log_likelihood"` follows the prose (better counts more); `"loss"` is Eq. 8 and 10 to the letter, its
+    exact inverse. `at` says which model is scored: after local training, or the global model before it.
+    """
+
+    kind = "adaptive"
+
+    beta: float = 0.3
+    score: str = "log_likelihood"
+    at: str = "after"
+    always: bool = False
+
+    def __post_init__(self) -> None:
+        self.demand("beta", self.beta >= 0, "use 0 (plain weights) or more; the paper uses 0.3")
+        self.demand("score", self.score in ("log_likelihood", "loss"), "use 'log_likelihood' or 'loss'")
+        self.demand("at", self.at in ("after", "before"), "use 'after' or 'before'")
+
+    def client(self, x: Tensor) -> State:
+        return {"score": torch.tensor(float("nan"), dtype=torch.float64)}
+
+    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
+        return briefs.measured(SCORE_AFTER if self.at == "after" else SCORE_BEFORE)
+
+    def weigh(
+        self, factors: Tensor, state: State, rows: State, briefs: Briefs, reports: Reports, round: Round
+    ) -> Tensor:
+        if not (self.always or round.signals.critical):
+            return factors
+        alpha = torch.exp(-self.beta * (rows["score"] - self._score(reports)))
+        return factors * alpha.nan_to_num(nan=1.0)
+
+    def observe(
+        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
+    ) -> tuple[State, State]:
+        return state, {"score": self._score(reports)}
+
+    def _score(self, reports: Reports) -> Tensor:
+        loss = reports.score_after if self.at == "after" else reports.score_before
+        if loss is None:
+            raise UserError(f"pa3fed needs a score {self.at} training, and the engine reported none.")
+        return loss if self.score == "loss" else -loss

@@ -1,0 +1,142 @@
+"""Detectors of critical learning periods.
+
+FGN: Yan et al., "Critical Learning Periods-Aware Adaptive Client Selection" (FedCL), Eq. 1 and 2;
+PA3Fed (AAAI 2025), Eq. 4 to 6. FedFIM: Yan, Wang and Li, "Seizing Critical Learning Periods", AAAI 2022.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from kairosfl.briefs import FISHER, FISHER_SAMPLED, Briefs, Reports
+from kairosfl.errors import UserError
+from kairosfl.spec import Spec, parse
+
+State = dict[str, Tensor]
+
+
+class Detector(Spec, ABC):
+    """A value for each round, and whether that round lies in a critical period."""
+
+    @property
+    def measure(self) -> str | None:
+        """What the clients must measure for it, if anything beyond what they always report."""
+        return None
+
+    @abstractmethod
+    def start(self) -> State:
+        """Its slot before the first round."""
+
+    @abstractmethod
+    def value(self, briefs: Briefs, reports: Reports) -> float:
+        """This round's value."""
+
+    @abstractmethod
+    def decide(self, state: State, value: float, round: int) -> tuple[bool, State]:
+        """Whether the period is critical, and the new slot."""
+
+
+def _rising(state: State, value: float, delta: float) -> tuple[bool, State]:
+    """Eq. 2: (v_t − v_{t−1}) / v_{t−1} ≥ delta; the first round is critical."""
+    before = float(state["before"])
+    critical = before != before or value - before >= delta * before
+    return critical, {"before": torch.tensor(value, dtype=torch.float64)}
+
+
+def _mean(values: Tensor, n: Tensor, weighted: bool) -> float:
+    weights = n.double() if weighted else torch.ones(len(n), dtype=torch.float64)
+    return float((weights / weights.sum()) @ values.double())
+
+
+@dataclass(frozen=True, kw_only=True)
+class FGN(Detector):
+    """Federated gradient norm: Σ_k p_k · lr_k · (Σ over batches of ‖∇L‖²) / epochs_k, and its rise.
+
+    `window = 0` compares consecutive rounds (Eq. 2). A window compares means over that many checks, made every
+    `every` rounds on a history that starts as zeros; the first `forced` checks count as critical.
+    """
+
+    delta: float = 0.01
+    include_lr: bool = True
+    weighted: bool = True
+    window: int = 0
+    every: int = 1
+    forced: int = 0
+
+    @classmethod
+    def released(cls) -> Self:
+        """The authors' code: window 10, checked every second round, the first five checks critical, plain mean."""
+        return cls(window=10, every=2, forced=5, weighted=False)
+
+    def __post_init__(self) -> None:
+        self.demand("window", self.window >= 0, "0 compares consecutive rounds, 10 is the released window")
+        self.demand("every", self.every >= 1, "check every round (1) or every few")
+
+    def start(self) -> State:
+        if not self.window:
+            return {"before": torch.tensor(float("nan"), dtype=torch.float64)}
+        return {
+            "history": torch.zeros(self.window + 1, dtype=torch.float64),
+            "checks": torch.tensor(0),
+            "critical": torch.tensor(True),
+        }
+
+    def value(self, briefs: Briefs, reports: Reports) -> float:
+        norms = reports.grad_sq / reports.epochs
+        return _mean(briefs.lr * norms if self.include_lr else norms, reports.n, self.weighted)
+
+    def decide(self, state: State, value: float, round: int) -> tuple[bool, State]:
+        if not self.window:
+            return _rising(state, value, self.delta)
+        if round % self.every:
+            return bool(state["critical"]), state
+        history = torch.cat([state["history"][1:], torch.tensor([value], dtype=torch.float64)])
+        checks = int(state["checks"]) + 1
+        old, new = max(float(history[:-1].mean()), 1e-7), float(history[1:].mean())
+        critical = (new - old) / old > self.delta or checks <= self.forced
+        return critical, {
+            "history": history,
+            "checks": torch.tensor(checks),
+            "critical": torch.tensor(critical),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedFIM(Detector):
+    """Trace of the Fisher information of the model as sent out, Σ_k p_k · tr F_k, and its rise.
+
+    `exact` sums over the classes; otherwise one label per sample is drawn from the model's own distribution.
+    """
+
+    delta: float = 0.01
+    exact: bool = True
+
+    @property
+    def measure(self) -> str:
+        return FISHER if self.exact else FISHER_SAMPLED
+
+    def start(self) -> State:
+        return {"before": torch.tensor(float("nan"), dtype=torch.float64)}
+
+    def value(self, briefs: Briefs, reports: Reports) -> float:
+        if reports.fisher is None:
+            raise UserError(
+                "The engine reported no Fisher trace; use an engine that measures it, or detector = 'fgn'."
+            )
+        return _mean(reports.fisher, reports.n, weighted=True)
+
+    def decide(self, state: State, value: float, round: int) -> tuple[bool, State]:
+        return _rising(state, value, self.delta)
+
+
+DETECTORS: dict[str, type[Spec]] = {"fgn": FGN, "fedfim": FedFIM}
+
+
+def parse_detectors(text: str) -> tuple[Detector, ...]:
+    """`"fgn"`, `"fgn.released()"`, or several to record side by side, `"fgn + fedfim"`; the first one decides."""
+    return tuple(spec for spec in parse("detector", text, DETECTORS) if isinstance(spec, Detector))

@@ -1,0 +1,47 @@
+"""Measures of one round's updates: how long, how diverse, how coherent.
+
+All take `delta`, `[m, d]`, and read it a constant number of times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What is known about the course of a run. NaN: not measured yet."""
+
+    critical: bool = True
+    fgn: float = float("nan")
+    fisher: float = float("nan")
+    elud: float = float("nan")
+    coherence: float = float("nan")
+
+
+def squared_norms(delta: Tensor) -> Tensor:
+    """‖delta_i‖², `[m]`, one row at a time so that no second `[m, d]` is made."""
+    return torch.stack([row @ row for row in delta])
+
+
+def elud(delta: Tensor, squares: Tensor) -> float:
+    """Empirical local update diversity, sqrt(mean ‖g_i‖²) / ‖mean g_i‖ (Zeng et al., AISTATS 2025, Section 5)."""
+    mean = delta.mean(0)
+    return float((squares.double().mean() / (mean @ mean).double()).sqrt())
+
+
+def coherence(delta: Tensor, squares: Tensor) -> float:
+    """Mean cosine over all pairs of clients: (‖Σ u_i‖² − m) / (m (m − 1)) with unit vectors u_i. NaN for one client."""
+    m = len(delta)
+    lengths = squares.sqrt()
+    total = torch.where(lengths > 0, 1 / lengths, 0.0) @ delta
+    return float(((total @ total).double() - m) / (m * (m - 1))) if m > 1 else float("nan")
+
+
+def cosine_matrix(delta: Tensor) -> Tensor:
+    """Cosines between every two updates, `[m, m]` (client coherence, Li et al. 2023)."""
+    unit = torch.nn.functional.normalize(delta, dim=1)
+    return unit @ unit.T

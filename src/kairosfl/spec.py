@@ -1,0 +1,134 @@
+"""Text for frozen dataclasses: `fedprox(mu=0.01)` and back, for rules and detectors alike."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from kairosfl.errors import UserError, nearest
+
+_WORDS = {"true": True, "false": False, "none": None, "inf": float("inf")}
+
+
+class Spec:
+    """A frozen dataclass of keyword-only hyper-parameters that prints as the text it is parsed from."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Its name in text: the class name in lower case, with the module before it when it is not one of ours."""
+        return (
+            cls.__name__.lower()
+            if cls.__module__.startswith("kairosfl.")
+            else f"{cls.__module__}.{cls.__name__}"
+        )
+
+    def __str__(self) -> str:
+        shown = []
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if value != field.default:
+                shown.append(f"{field.name}={value!r}")
+        return self.name() + (f"({', '.join(shown)})" if shown else "")
+
+    def demand(self, field: str, holds: bool, mend: str) -> None:
+        """Refuse a hyper-parameter with the field, the value and the mend."""
+        if not holds:
+            raise UserError(f"{self.name()}: {field} = {getattr(self, field)!r} is not allowed; {mend}.")
+
+
+def build(kind: str, name: str, options: Mapping[str, Any], known: Mapping[str, type[Spec]]) -> Spec:
+    """The object of that name with those options, or a sentence that says what is wrong with them."""
+    if name in known:
+        cls = known[name]
+    elif "." in name:
+        cls = _import(kind, name)
+    else:
+        raise UserError(f"There is no {kind} {name!r}; {nearest(name, known)}")
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for option, value in options.items():
+        if option not in fields:
+            raise UserError(f"{name} has no option {option!r}; {nearest(option, fields)}")
+        _check_type(name, option, value, fields[option].default)
+    return cls(**options)
+
+
+def parse(kind: str, text: str, known: Mapping[str, type[Spec]]) -> tuple[Spec, ...]:
+    """`a(x=1) + b` as objects. Names with dots are presets (`fedcl.released()`) or imports (`my.rules.Mine()`)."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        raise UserError(
+            f"{kind} = {text!r} cannot be read; write it like 'fedprox(mu=0.01) + fedavgm'."
+        ) from None
+    return tuple(_object(kind, term, text, known) for term in _terms(tree))
+
+
+def _terms(tree: ast.expr) -> list[ast.expr]:
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add):
+        return [*_terms(tree.left), *_terms(tree.right)]
+    return [tree]
+
+
+def _object(kind: str, term: ast.expr, text: str, known: Mapping[str, type[Spec]]) -> Spec:
+    options: dict[str, Any] = {}
+    head = term
+    if isinstance(term, ast.Call):
+        head = term.func
+        if term.args:
+            raise UserError(f"{kind} = {text!r}: name every option, as in 'fedprox(mu=0.01)'.")
+        options = {str(word.arg): _value(kind, word.value, text) for word in term.keywords}
+    name = ast.unparse(head)
+    base, _, preset = name.rpartition(".")
+    if base in known:
+        make = getattr(known[base], preset, None)
+        if make is None or not isinstance(known[base].__dict__.get(preset), classmethod):
+            raise UserError(f"{base} has no preset {preset!r}; {nearest(preset, _presets(known[base]))}")
+        made: Spec = make()
+        return dataclasses.replace(made, **options) if options else made  # type: ignore[type-var]
+    return build(kind, name, options, known)
+
+
+def _presets(cls: type) -> list[str]:
+    return [name for name, value in vars(cls).items() if isinstance(value, classmethod)]
+
+
+def _value(kind: str, node: ast.expr, text: str) -> Any:
+    if isinstance(node, ast.Name) and node.id.lower() in _WORDS:
+        return _WORDS[node.id.lower()]
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise UserError(
+            f"{kind} = {text!r}: {ast.unparse(node)!r} is no value; use a number, a 'word' or true/false."
+        ) from None
+
+
+def _import(kind: str, name: str) -> type[Spec]:
+    module, _, attribute = name.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"The {kind} {name!r} cannot be imported ({error}); is it on the Python path?"
+        ) from None
+    if not (isinstance(cls, type) and issubclass(cls, Spec)):
+        raise UserError(f"{name!r} is not a {kind}; give the dotted name of a class derived from it.")
+    return cls
+
+
+def _check_type(name: str, option: str, value: Any, default: Any) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}.get(
+        type(default)
+    )
+    fits = {
+        bool: isinstance(value, bool),
+        int: number and float(value).is_integer(),
+        float: number,
+        str: isinstance(value, str),
+    }.get(type(default), True)
+    if not fits:
+        raise UserError(f"{name}: {option} = {value!r} is not {wanted}; its default is {default!r}.")

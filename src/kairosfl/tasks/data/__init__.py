@@ -1,0 +1,28 @@
+"""The data sets that come with the library: `load(name, **options)`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from kairosfl.errors import UserError, nearest
+from kairosfl.tasks.data.digits import digits
+from kairosfl.tasks.data.synthetic import synthetic
+from kairosfl.tasks.dataset import DataSet
+
+DATASETS: dict[str, Callable[..., DataSet]] = {
+    "digits": digits,
+    "synthetic": synthetic,
+}
+
+
+def load(name: str, **options: object) -> DataSet:
+    """The data set called `name`; options are the keyword arguments of its loader."""
+    if name not in DATASETS:
+        raise UserError(f"data.name is {name!r}, which does not exist; {nearest(name, DATASETS)}")
+    known = inspect.signature(DATASETS[name]).parameters
+    for option in options:
+        if option not in known:
+            hint = nearest(option, known) if known else "it has none"
+            raise UserError(f"data.{option} is no option of data set {name!r}; {hint}")
+    return DATASETS[name](**options)

@@ -1,0 +1,27 @@
+"""scikit-learn's handwritten digits: 1,797 grey pictures of 8x8, ten classes; no download."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from kairosfl.errors import UserError
+from kairosfl.tasks.dataset import DataSet, Samples
+
+
+def digits() -> DataSet:
+    """Handwritten digits of scikit-learn, scaled to 0..1: 1,437 for training, 360 for testing."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise UserError(
+            "data set 'digits' needs scikit-learn, which is not installed; pip install \"kairosfl[cli]\""
+        ) from None
+    bunch = load_digits()
+    inputs = torch.from_numpy((bunch.images / 16).astype(np.float32)).unsqueeze(1)
+    targets = torch.from_numpy(bunch.target.astype(np.int64))
+    # The file is ordered by writer: a fixed permutation makes the test set speak for the whole.
+    order = torch.from_numpy(np.random.Generator(np.random.Philox(key=0)).permutation(len(targets)))
+    cut = len(targets) * 4 // 5
+    train, test = (Samples(inputs[part], targets[part]) for part in (order[:cut], order[cut:]))
+    return DataSet("digits", train, test, classes=10, labels=tuple("0123456789"))

@@ -1,0 +1,140 @@
+"""Fetching what is missing of a data set from its official address, with a checksum and a progress bar."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kairosfl.errors import UserError
+from kairosfl.tasks.data.files import CACHE, File, write
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+@dataclass(frozen=True)
+class Download:
+    """An official address, the md5 sum of what it serves ("": unknown), and whether it is an archive to unpack.
+
+    A plain file is stored at `path`; of an archive `path` is the folder whose members are kept.
+    """
+
+    url: str
+    md5: str
+    path: str
+    archive: bool = False
+
+
+def ensure(name: str, folder: Path, files: Sequence[File], downloads: Sequence[Download]) -> None:
+    """Fetch whatever is missing. Without a network, say which files to put where."""
+    missing = [file.path for file in files if not (folder / file.path).is_file()]
+    for download in downloads:
+        if any(path == download.path or path.startswith(download.path + "/") for path in missing):
+            _fetch(name, folder, missing, download, last=[file.path for file in files])
+    still = [file.path for file in files if not (folder / file.path).is_file()]
+    if still:
+        raise UserError(f"data set {name!r} needs {_listed(still)} in {folder}; put them there.")
+
+
+def _fetch(name: str, folder: Path, missing: list[str], download: Download, last: list[str]) -> None:
+    mend = f"put {_listed(missing)} into {folder}"
+    try:
+        import pooch
+        from rich.progress import Progress
+    except ImportError:
+        raise UserError(
+            f'data set {name!r} is not in {folder}, and downloading needs pooch: pip install "kairosfl[cli]", '
+            f"or {mend}."
+        ) from None
+    target = (
+        Path(CACHE, "downloads", download.url.rsplit("/", 1)[-1]) if download.archive else Path(download.path)
+    )
+    pooch.get_logger().setLevel("ERROR")  # its own lines would repeat what the bar shows
+    try:
+        with Progress() as progress:
+            fetched = pooch.retrieve(
+                download.url,
+                known_hash=f"md5:{download.md5}" if download.md5 else None,
+                fname=target.name,
+                path=folder / target.parent,
+                downloader=pooch.HTTPDownloader(progressbar=_Bar(progress, target.name)),
+            )
+    except ValueError as error:  # pooch's word for a wrong checksum
+        raise UserError(
+            f"what {download.url} serves is damaged or has changed ({_first_line(error)}); {mend}."
+        ) from None
+    except OSError as error:  # requests' errors are OSErrors too
+        raise UserError(
+            f"data set {name!r} could not be downloaded from {download.url} ({type(error).__name__}); {mend}."
+        ) from None
+    if download.archive:
+        unpack(Path(fetched), folder, download.path, last)
+        Path(fetched).unlink()
+
+
+def unpack(archive: Path, folder: Path, inside: str, last: Sequence[str]) -> None:
+    """Write an archive's members under `inside/` into the folder.
+
+    Those named in `last`, by whose presence the data set counts as there, are written after all others.
+    """
+    delayed = {}
+    for member, data in _members(archive):
+        name = member.removeprefix("./")
+        if not name.startswith(inside + "/") or ".." in Path(name).parts:
+            continue
+        if name in last:
+            delayed[name] = data
+        else:
+            write(folder / name, data)
+    for name, data in delayed.items():
+        write(folder / name, data)
+
+
+def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as zipped:
+            for entry in zipped.infolist():
+                if not entry.is_dir():
+                    yield entry.filename, zipped.read(entry)
+    else:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                if member.isfile() and (stream := tar.extractfile(member)):
+                    yield member.name, stream.read()
+
+
+class _Bar:
+    """What pooch asks of a progress bar, drawn by rich."""
+
+    def __init__(self, progress: Progress, title: str) -> None:
+        self._progress, self._task = progress, progress.add_task(title, total=None)
+
+    @property
+    def total(self) -> float | None:
+        return self._progress.tasks[self._task].total
+
+    @total.setter
+    def total(self, total: float) -> None:
+        self._progress.update(self._task, total=total)
+
+    def update(self, step: float) -> None:
+        self._progress.advance(self._task, step)
+
+    def reset(self) -> None:
+        self._progress.update(self._task, completed=0)
+
+    def close(self) -> None:
+        self._progress.stop_task(self._task)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def _listed(paths: Sequence[str]) -> str:
+    shown = ", ".join(paths[:8])
+    return shown if len(paths) <= 8 else f"{shown} and {len(paths) - 8} more"

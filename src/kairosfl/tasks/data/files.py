@@ -1,0 +1,108 @@
+"""The official files of a data set: where they lie, how they are fetched, and whether they are sound."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import sys
+import warnings
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kairosfl.errors import UserError
+
+CACHE = ".kairosfl"  # the library's own folder beside the data sets
+
+
+@dataclass(frozen=True)
+class File:
+    """One official file: its place under the data folder, its md5 sum and its size, where they are known.
+
+    The sum of a .gz file is that of its content, since anyone may have compressed it anew.
+    """
+
+    path: str
+    md5: str = ""
+    size: int = 0
+
+
+def data_folder() -> Path:
+    """`KAIROSFL_DATA`, or the platform's cache folder."""
+    if chosen := os.environ.get("KAIROSFL_DATA"):
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "kairosfl"
+
+
+def damaged(path: Path, why: str) -> UserError:
+    """The error for a file that cannot be what its name says."""
+    return UserError(f"{path} is damaged: {why}; delete it and run again, or put a sound copy in its place.")
+
+
+def content(path: Path) -> bytes:
+    """A file's bytes; of a .gz file, what it holds, checked by its own checksum."""
+    data = path.read_bytes()
+    if path.suffix != ".gz":
+        return data
+    try:
+        return gzip.decompress(data)
+    except EOFError:
+        raise damaged(path, f"its compressed data ends too early, after {len(data)} bytes") from None
+    except (OSError, zlib.error) as error:
+        raise damaged(path, f"it does not decompress ({error})") from None
+
+
+def check(folder: Path, files: Sequence[File]) -> dict[str, str]:
+    """The md5 sum of every file. A damaged one is refused; one with an unknown sum is used, with a warning."""
+    known = _read_sums(folder)
+    sums = dict(known)
+    for file in files:
+        path = folder / file.path
+        stat = path.stat()
+        stamp = f"{stat.st_size} {stat.st_mtime_ns}"
+        if sums.get(file.path, ("", ""))[0] != stamp:
+            sums[file.path] = (stamp, hashlib.md5(content(path), usedforsecurity=False).hexdigest())
+        found = sums[file.path][1]
+        if not file.md5 or found == file.md5:
+            continue
+        if file.size and stat.st_size == file.size:
+            raise damaged(path, f"it is as long as the official file, but its md5 is {found}, not {file.md5}")
+        warnings.warn(
+            f"{path} is not the official file (md5 {found}, not {file.md5}); it is used as it is, "
+            "and results do not compare with those on the official data.",
+            stacklevel=4,
+        )
+    if sums != known:
+        _write_sums(folder, sums)
+    return {file.path: sums[file.path][1] for file in files}
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file so that it is never seen half written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.write_bytes(data)
+    os.replace(part, path)
+
+
+def _read_sums(folder: Path) -> dict[str, tuple[str, str]]:
+    # Sums of files that have not changed since, by size and time: hashing 186 MB at every start takes a while.
+    try:
+        loaded = json.loads((folder / CACHE / "sums.json").read_text())
+        return {path: (str(stamp), str(md5)) for path, (stamp, md5) in loaded.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+def _write_sums(folder: Path, sums: dict[str, tuple[str, str]]) -> None:
+    try:
+        write(folder / CACHE / "sums.json", json.dumps(sums, indent=1).encode())
+    except OSError:
+        pass  # a read-only data folder: sums are worked out again next time

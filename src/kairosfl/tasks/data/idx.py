@@ -1,0 +1,118 @@
+"""MNIST and Fashion-MNIST: 28x28 grey pictures of ten classes, in four gzipped idx files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from kairosfl.errors import UserError
+from kairosfl.tasks.data.fetch import Download
+from kairosfl.tasks.data.files import File, content, damaged
+from kairosfl.tasks.data.store import Arrays, arrays
+from kairosfl.tasks.dataset import DataSet, Samples
+
+NAMES = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
+
+# Of the idx files inside the .gz, and of the .gz as they are served
+MNIST_SUMS = (
+    ("6bbc9ace898e44ae57da46a324031adb", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+    ("a25bea736e30d166cdddb491f175f624", "d53e105ee54ea40749a09fcbcd1e9432"),
+    ("2646ac647ad5339dbf082846283269ea", "9fb629c4189551a2d022fa330f9573f3"),
+    ("27ae3e4e09519cfbb04c329615203637", "ec29112dd5afc8b62a52d9c1d73c3e9c"),
+)
+FASHION_SUMS = (
+    ("", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+    ("", "25c81989df183df01b3e8a0aad5dffbe"),
+    ("", "bef4ecab320f06d8554ea6380940ec79"),
+    ("", "bb300cfdad3c16e7a12a480ee83cd310"),
+)
+FASHION_LABELS = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+
+
+def mnist(*, size: int = 28) -> DataSet:
+    """MNIST: 60,000 and 10,000 handwritten digits, 28x28, or resized to `size` by bilinear interpolation."""
+    base = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+    return _load("mnist", "mnist", base, MNIST_SUMS, size, 0.1307, 0.3081, tuple("0123456789"))
+
+
+def fashion_mnist(*, size: int = 28) -> DataSet:
+    """Fashion-MNIST: 60,000 and 10,000 articles of clothing, 28x28, or resized to `size` as MNIST."""
+    base = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+    return _load("fashion_mnist", "fashion-mnist", base, FASHION_SUMS, size, 0.2860, 0.3530, FASHION_LABELS)
+
+
+def _load(
+    name: str,
+    folder: str,
+    base: str,
+    sums: tuple[tuple[str, str], ...],
+    size: int,
+    mean: float,
+    std: float,
+    labels: tuple[str, ...],
+) -> DataSet:
+    if size < 1:
+        raise UserError(f"data.size is {size}; give the width of the pictures, such as 28 or 32.")
+    files = [File(f"{folder}/{file}", inner) for file, (inner, _) in zip(NAMES, sums, strict=True)]
+    downloads = [
+        Download(base + file, outer, f"{folder}/{file}") for file, (_, outer) in zip(NAMES, sums, strict=True)
+    ]
+
+    def convert(root: Path) -> Arrays:
+        made: Arrays = {}
+        for split, images, classes in (("train", files[0], files[1]), ("test", files[2], files[3])):
+            made[f"{split}_inputs"] = _resize(read_idx(root / images.path, 3), size)[:, None]
+            made[f"{split}_targets"] = read_idx(root / classes.path, 1).astype(np.int64)
+        return made
+
+    made, hashes = arrays(name, files, downloads, convert, {"size": size})
+    train, test = (
+        Samples(torch.from_numpy(made[f"{split}_inputs"]), torch.from_numpy(made[f"{split}_targets"]))
+        for split in ("train", "test")
+    )
+    return DataSet(name, train, test, 10, (mean,), (std,), labels=labels, hashes=hashes)
+
+
+def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
+    """An idx file of bytes: two zeros, the type, the number of dimensions, their sizes, the data."""
+    data = content(path)
+    if data[:4] != bytes([0, 0, 8, dimensions]):
+        raise damaged(path, f"it does not begin as an idx file of bytes in {dimensions} dimensions")
+    start = 4 + 4 * dimensions
+    shape = tuple(int(n) for n in np.frombuffer(data[4:start], ">u4"))
+    if len(shape) < dimensions or len(data) - start != int(np.prod(shape, dtype=np.int64)):
+        raise damaged(path, f"it promises {' x '.join(map(str, shape))} bytes and holds {len(data) - start}")
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+
+
+def _resize(images: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
+    if images.shape[1:] == (size, size):
+        return images
+    blocks = [
+        F.interpolate(
+            torch.from_numpy(block.astype(np.float32))[:, None], (size, size), mode="bilinear", antialias=True
+        )[:, 0]
+        for block in np.array_split(images, max(1, len(images) // 4096))
+    ]
+    resized: npt.NDArray[np.uint8] = torch.cat(blocks).round().to(torch.uint8).numpy()
+    return resized

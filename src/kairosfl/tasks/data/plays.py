@@ -1,0 +1,60 @@
+"""Shakespeare's plays cut by speaking role, from Project Gutenberg's text of the complete works (eBook 100)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+# A speech begins with a name in capitals and a full stop, its text on the same line or on the next ones.
+SPEECH = re.compile(r"\s*((?:[0-9]\. )?[A-Z][A-Z’' -]*[A-Z]|[A-Z]+(?:\. [A-Z]+)+)\.(?:\s+(\S.*))?$")
+HEADING = re.compile(r"\s*(ACT|SCENE|EPILOGUE|INDUCTION|DRAMATIS PERSONAE|THE END|FINIS|\*\*\*)\b")
+DIRECTION = re.compile(r"\s*\[?_?(Enter|Re-enter|Exit|Exeunt|Flourish|Alarums?|Sennet|Manet)\b")
+ASIDE = re.compile(r"\[[^\]]*\]|\(_[^)]*_\)|_[^_]*_")
+SPEECHES_OF_A_PLAY = 100  # fewer: a poem
+
+
+def roles(text: str) -> dict[str, str]:
+    """`PLAY|SPEAKER` to everything the speaker says, one line of verse or prose to a line."""
+    spoken: dict[str, list[str]] = {}
+    for play, lines in _works(text.partition("*** END OF")[0].splitlines()):
+        said = list(_speeches(lines))
+        if len(said) >= SPEECHES_OF_A_PLAY:
+            for speaker, line in said:
+                spoken.setdefault(f"{play}|{speaker}", []).append(line)
+    return {role: "\n".join(lines) for role, lines in spoken.items()}
+
+
+def _works(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Every work of the table of contents and its lines."""
+    begin = next((i for i, line in enumerate(lines) if line.strip() == "Contents"), len(lines))
+    titles = []
+    for line in lines[begin + 1 :]:
+        title = line.strip()
+        if title in titles or (title and title == line and titles):
+            break
+        if title:
+            titles.append(title)
+    starts, at = [], begin + 2 * len(titles)
+    for title in titles:
+        found = next((i for i in range(at, len(lines)) if lines[i].strip(" :") == title), None)
+        if found is not None:
+            starts.append((title, found))
+            at = found + 1
+    ends = [start for _, start in starts[1:]] + [len(lines)]
+    for (title, start), end in zip(starts, ends, strict=True):
+        yield title, lines[start + 1 : end]
+
+
+def _speeches(lines: list[str]) -> Iterator[tuple[str, str]]:
+    speaker, directing = "", False
+    for line in lines:
+        if HEADING.match(line):
+            speaker = ""
+        elif begin := SPEECH.match(line):
+            speaker, directing = begin[1], False
+            line = begin[2] or ""
+        # A stage direction runs to the next blank line; whoever spoke before it goes on after it.
+        directing = bool(line.strip()) and (directing or bool(DIRECTION.match(line)))
+        said = "" if directing else " ".join(ASIDE.sub(" ", line).split())
+        if speaker and said:
+            yield speaker, said

@@ -1,0 +1,80 @@
+"""Converted data sets: arrays made once from the official files, then mapped into memory at every start."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kairosfl.tasks.data.fetch import Download, ensure
+from kairosfl.tasks.data.files import CACHE, File, check, data_folder
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+VERSION = "1"  # of the converted form: another one converts everything anew
+
+
+def arrays(
+    name: str,
+    files: Sequence[File],
+    downloads: Sequence[Download],
+    convert: Callable[[Path], Arrays],
+    options: Mapping[str, object] | None = None,
+) -> tuple[Arrays, dict[str, str]]:
+    """The converted arrays of a data set and the md5 sums of the files they were made from.
+
+    `convert` makes the arrays from the data folder. They are kept under a name that hashes the files and the
+    options, so that another file or option never meets old arrays.
+    """
+    folder = data_folder()
+    ensure(name, folder, files, downloads)
+    sums = check(folder, files)
+    return kept(folder, name, [VERSION, *sums.values(), repr(sorted((options or {}).items()))], convert), sums
+
+
+def kept(folder: Path, name: str, identity: Sequence[str], convert: Callable[[Path], Arrays]) -> Arrays:
+    """What `convert` makes, from the cache where it was made before of the same identity."""
+    key = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
+    place = folder / CACHE / f"{name}-{key}"
+    mapped = _mapped(place)
+    if mapped is not None:
+        return mapped
+    made = convert(folder)
+    try:
+        _write(place, made)
+    except OSError as error:
+        if not place.exists():  # otherwise another process was faster
+            warnings.warn(
+                f"{place} cannot be written ({error.strerror}); {name} is converted again at every start.",
+                stacklevel=4,
+            )
+    return _mapped(place) or made
+
+
+def _mapped(place: Path) -> Arrays | None:
+    # Copy on write: torch wants writable memory, and the file must not change.
+    try:
+        names = [path for path in place.iterdir() if path.suffix == ".npy"]
+        return {path.stem: np.load(path, mmap_mode="c", allow_pickle=False) for path in names} or None
+    except (OSError, ValueError):
+        return None  # not there, or cut short: make it anew
+
+
+def _write(place: Path, made: Arrays) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    try:
+        for name, array in made.items():
+            np.save(part / f"{name}.npy", array, allow_pickle=False)
+        shutil.rmtree(place, ignore_errors=True)  # cut short, or it would have been used
+        os.replace(part, place)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

@@ -1,0 +1,149 @@
+"""Models by name: `build` one, list its `options`, `describe` it; add your own to `MODELS`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import nn
+
+from kairosfl.errors import UserError, nearest
+from kairosfl.tasks.models.char_lstm import char_lstm
+from kairosfl.tasks.models.fedcl import alexnet, vgg11
+from kairosfl.tasks.models.gpt_neox import gpt_neox
+from kairosfl.tasks.models.resnet import resnet18, resnet50
+from kairosfl.tasks.models.small import alt_cnn, aware_cnn, cnn, logistic, mlp
+
+__all__ = ["MODELS", "Builder", "Description", "build", "describe", "options"]
+
+Builder = Callable[..., nn.Module]
+"""builder(shape, classes, *, option=default, ...): shape is that of one sample, options are keyword-only."""
+
+MODELS: dict[str, Builder] = {
+    "logistic": logistic,
+    "mlp": mlp,
+    "cnn": cnn,
+    "alt_cnn": alt_cnn,
+    "aware_cnn": aware_cnn,
+    "alexnet": alexnet,
+    "vgg11": vgg11,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+    "char_lstm": char_lstm,
+    "gpt_neox": gpt_neox,
+}
+
+# The sample shape and number of classes of the data that each model is best known for.
+_TYPICAL: dict[str, tuple[tuple[int, ...], int]] = {
+    "logistic": ((1, 28, 28), 10),
+    "mlp": ((1, 28, 28), 10),
+    "cnn": ((3, 32, 32), 10),
+    "alt_cnn": ((3, 32, 32), 10),
+    "aware_cnn": ((3, 32, 32), 10),
+    "alexnet": ((3, 32, 32), 10),
+    "vgg11": ((3, 32, 32), 10),
+    "resnet18": ((3, 32, 32), 100),
+    "resnet50": ((3, 64, 64), 200),
+    "char_lstm": ((80,), 80),
+    "gpt_neox": ((100,), 4),
+}
+
+
+@dataclass(frozen=True)
+class Description:
+    """A model in one line, with its number of parameters for one shape of sample and number of classes."""
+
+    name: str
+    summary: str
+    shape: tuple[int, ...]
+    classes: int
+    parameters: int
+
+    def __str__(self) -> str:
+        size = "x".join(map(str, self.shape))
+        return f"{self.name}: {self.summary} {self.parameters:,} parameters ({size}, {self.classes} classes)"
+
+
+def build(name: str, *, shape: tuple[int, ...], classes: int, seed: int, **options: Any) -> nn.Module:
+    """A model on the CPU whose initial parameters depend on nothing but the arguments."""
+    # Only the CPU's default generator is seeded, and put back: torch.manual_seed would reset every device's.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        return _construct(name, shape, classes, options)
+
+
+def options(name: str) -> dict[str, Any]:
+    """The options of a model with their defaults."""
+    parameters = inspect.signature(_builder(name)).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
+def describe(
+    name: str, *, shape: tuple[int, ...] | None = None, classes: int | None = None, **options: Any
+) -> Description:
+    """A model's line for a listing, for its typical data unless told otherwise; nothing is allocated."""
+    builder = _builder(name)
+    usual_shape, usual_classes = _TYPICAL.get(name, (None, None))
+    shape = usual_shape if shape is None else shape
+    classes = usual_classes if classes is None else classes
+    if shape is None or classes is None:
+        raise UserError(f"model {name} has no typical data: give shape and classes")
+    with torch.device("meta"):
+        model = _construct(name, shape, classes, options)
+    summary = (inspect.getdoc(builder) or "").partition("\n")[0]
+    return Description(name, summary, tuple(shape), classes, sum(each.numel() for each in model.parameters()))
+
+
+def _builder(name: str) -> Builder:
+    if name not in MODELS:
+        raise UserError(f"model.name {name!r} is not a model: {nearest(name, MODELS)}")
+    return MODELS[name]
+
+
+def _construct(name: str, shape: tuple[int, ...], classes: int, chosen: Mapping[str, Any]) -> nn.Module:
+    builder = _builder(name)
+    if not shape or not all(_accepts(side, int) and side > 0 for side in shape):
+        raise UserError(f"model {name} needs the shape of one sample, such as (3, 32, 32), got {shape!r}")
+    if not _accepts(classes, int) or classes < 1:
+        raise UserError(f"model {name} needs at least 1 class, got {classes!r}")
+    known = options(name)
+    hints = get_type_hints(builder)
+    arguments = {}
+    for key, value in chosen.items():
+        if key not in known:
+            mend = nearest(key, known) if known else "it has none"
+            raise UserError(f"model.{key} is not an option of {name}: {mend}")
+        if not _accepts(value, hints.get(key)):
+            raise UserError(f"model.{key} of {name} must be {_spell(hints[key])}, got {value!r}")
+        arguments[key] = tuple(value) if isinstance(value, list) else value
+    return builder(tuple(shape), classes, **arguments)
+
+
+def _accepts(value: object, hint: object) -> bool:
+    """Whether a value, perhaps read from a file, is what a builder's annotation asks for."""
+    if hint in (int, float):
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+    if get_origin(hint) in (Union, UnionType):
+        return any(_accepts(value, each) for each in get_args(hint))
+    if get_origin(hint) is tuple:
+        return isinstance(value, list | tuple) and all(_accepts(each, get_args(hint)[0]) for each in value)
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    return not isinstance(hint, type) or isinstance(value, hint)
+
+
+def _spell(hint: object) -> str:
+    words = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+    if get_origin(hint) in (Union, UnionType):
+        # Unions here are "this or nothing" and "text or a path": the first says enough.
+        return _spell(get_args(hint)[0])
+    if get_origin(hint) is tuple:
+        return f"a list, each {_spell(get_args(hint)[0])}"
+    if get_origin(hint) is Literal:
+        return " or ".join(repr(each) for each in get_args(hint))
+    return words[hint] if isinstance(hint, type) and hint in words else str(hint)

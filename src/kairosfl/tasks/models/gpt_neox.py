@@ -1,0 +1,159 @@
+"""A GPT-NeoX of Pythia-70M's shape that classifies a text, in plain operations that run stacked over clients.
+
+Black et al., "GPT-NeoX-20B", 2022; Biderman et al., "Pythia", ICML 2023. Submodules carry the names of the
+published checkpoints. Positions, rotary tables and the causal mask are computed from the tokens: no buffers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from kairosfl.errors import UserError
+from kairosfl.tasks.models import checks, neox_checkpoint
+
+_ROTARY_BASE = 10_000.0
+
+
+class Attention(nn.Module):
+    """Causal attention; queries and keys are turned by their position in the first `rotary` dimensions."""
+
+    def __init__(self, hidden: int, heads: int, rotary: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.size = hidden // heads
+        self.rotary = rotary
+        self.query_key_value = nn.Linear(hidden, 3 * hidden)
+        self.dense = nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, future: Tensor) -> Tensor:
+        # The published weights hold query, key and value of one head next to each other.
+        heads = self.query_key_value(x).unflatten(-1, (self.heads, 3 * self.size)).transpose(-3, -2)
+        query, key, value = torch.chunk(heads, 3, dim=-1)
+        query = self._turn(query, cosine, sine)
+        key = self._turn(key, cosine, sine)
+        scores = query @ key.transpose(-1, -2) / math.sqrt(self.size)
+        weights = torch.softmax(scores.masked_fill(future, -math.inf), dim=-1)
+        return self.dense((weights @ value).transpose(-3, -2).flatten(-2))  # type: ignore[no-any-return]
+
+    def _turn(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        half = self.rotary // 2
+        first, second, rest = torch.split(x, [half, half, self.size - self.rotary], dim=-1)
+        return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], dim=-1)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward side by side on one residual stream."""
+
+    def __init__(self, hidden: int, heads: int, rotary: int) -> None:
+        super().__init__()
+        self.input_layernorm = nn.LayerNorm(hidden)
+        self.post_attention_layernorm = nn.LayerNorm(hidden)
+        self.attention = Attention(hidden, heads, rotary)
+        self.mlp = nn.Sequential(
+            OrderedDict(
+                dense_h_to_4h=nn.Linear(hidden, 4 * hidden),
+                act=nn.GELU(),
+                dense_4h_to_h=nn.Linear(4 * hidden, hidden),
+            )
+        )
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, future: Tensor) -> Tensor:
+        attended = self.attention(self.input_layernorm(x), cosine, sine, future)
+        return x + attended + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+
+
+class GPTNeoX(nn.Module):
+    """Class scores of a text, from its last token or the mean of its tokens; `pad` may follow the text."""
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        hidden: int,
+        layers: int,
+        heads: int,
+        rotary: int,
+        pool: Literal["last", "mean"],
+        pad: int,
+        classes: int,
+    ) -> None:
+        super().__init__()
+        self.pool = pool
+        self.pad = pad
+        # Scalars, not a tensor: scaling by a scalar needs neither a buffer nor a copy from the host.
+        self.frequencies = tuple(_ROTARY_BASE ** (-2 * k / rotary) for k in range(rotary // 2))
+        self.embed_in = nn.Embedding(vocabulary, hidden)
+        self.layers = nn.ModuleList(Block(hidden, heads, rotary) for _ in range(layers))
+        self.final_layer_norm = nn.LayerNorm(hidden)
+        self.score = nn.Linear(hidden, classes, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = tokens.long()
+        x = self.embed_in(tokens)
+        positions = torch.cumsum(torch.ones_like(tokens), dim=-1) - 1
+        angles = torch.stack([positions.float() * frequency for frequency in self.frequencies], dim=-1)
+        cosine = torch.cos(angles).type_as(x).unsqueeze(-3)
+        sine = torch.sin(angles).type_as(x).unsqueeze(-3)
+        future = (positions.unsqueeze(-2) > positions.unsqueeze(-1)).unsqueeze(-3)
+        for layer in self.layers:
+            x = layer(x, cosine, sine, future)
+        x = self.final_layer_norm(x)
+        share = self._share(tokens, positions).type_as(x)
+        return self.score((share.unsqueeze(-2) @ x).squeeze(-2))  # type: ignore[no-any-return]
+
+    def _share(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """How much each position counts in the pooled embedding."""
+        text = tokens != self.pad
+        if self.pool == "mean":
+            return text / text.sum(dim=-1, keepdim=True).clamp(min=1)
+        return positions == (positions * text).amax(dim=-1, keepdim=True)
+
+
+def gpt_neox(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    vocabulary: int = 50_304,
+    hidden: int = 512,
+    layers: int = 6,
+    heads: int = 8,
+    rotary_pct: float = 0.25,
+    pool: Literal["last", "mean"] = "last",
+    pad: int = 0,
+    checkpoint: str | Path | None = None,
+) -> nn.Module:
+    """GPT-NeoX of Pythia-70M's shape with a classification head, from a local checkpoint or initialised."""
+    checks.tokens("gpt_neox", shape)
+    checks.positive("gpt_neox", vocabulary=vocabulary, hidden=hidden, layers=layers, heads=heads)
+    if hidden % heads:
+        raise UserError(f"model.hidden of gpt_neox must be a multiple of heads={heads}, got {hidden}")
+    rotary = int(hidden // heads * rotary_pct)
+    if not 0 < rotary_pct <= 1 or rotary < 2 or rotary % 2:
+        raise UserError(
+            f"model.rotary_pct of gpt_neox must turn an even number of a head's {hidden // heads} "
+            f"dimensions, got {rotary_pct}, which turns {rotary}"
+        )
+    model = GPTNeoX(
+        vocabulary=vocabulary,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        rotary=rotary,
+        pool=pool,
+        pad=pad,
+        classes=classes,
+    )
+    if checkpoint is not None:
+        neox_checkpoint.load(model, Path(checkpoint), heads=heads, rotary_pct=rotary_pct)
+    return model

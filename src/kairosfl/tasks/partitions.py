@@ -1,0 +1,244 @@
+"""Partitions: pure functions that deal samples to clients, with the same indices on every platform.
+
+Random numbers come from numpy's Philox. Drawn shares are rounded to fixed point before samples are cut, so
+that the last bits of a platform's logarithm do not move a sample from one client to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from kairosfl.errors import UserError, nearest
+from kairosfl.tasks.dataset import DataSet, Ints
+from kairosfl.tasks.population import Population
+
+Shares = npt.NDArray[np.int64]  # fixed point: what a client gets of SHARE_UNIT parts
+
+SHARE_UNIT = 10**9
+REDRAWS = 50
+# With more clients short than this, another draw succeeds with a chance of about e^-64: move samples instead.
+HOPELESS = 64
+
+
+def iid(targets: Ints, clients: int, seed: int) -> Population:
+    """Every client a uniform sample; sizes differ by at most one."""
+    _check(len(targets), clients, minimum=1)
+    owner = np.empty(len(targets), dtype=np.int32)
+    owner[_generator(seed, 1).permutation(len(targets))] = _runs(len(targets), clients)
+    return Population.from_owner(owner, clients)
+
+
+def dirichlet(
+    targets: Ints, clients: int, seed: int, *, alpha: float, minimum: int = 1, balance: bool = False
+) -> Population:
+    """Label skew: every class is dealt to the clients in shares drawn from a symmetric Dirichlet(alpha).
+
+    A draw that leaves a client with fewer than `minimum` samples is repeated, at most 50 times; after that
+    samples are moved from the largest clients. With `balance`, a client that already holds its equal part
+    n/N gets nothing of the classes that come after (as FedLab and the released FedCL code do).
+    """
+    _check(len(targets), clients, minimum)
+    _check_alpha(alpha)
+    rng = _generator(seed, 2)
+    present = np.bincount(targets)
+    fair = len(targets) / clients
+
+    def draw() -> Ints:
+        counts = np.empty((len(present), clients), dtype=np.int32)
+        sizes = np.zeros(clients, dtype=np.int64)
+        for label, samples in enumerate(present):
+            counts[label] = _cut(
+                int(samples), _shares(rng, clients, alpha, sizes < fair if balance else None)
+            )
+            sizes += counts[label]
+        return counts
+
+    counts = _redraw(draw, minimum)
+    shuffled = rng.permutation(len(targets))
+    # 16-bit keys are sorted in linear time
+    keys = targets[shuffled].astype(np.uint16) if len(present) <= 2**16 else targets[shuffled]
+    by_class = shuffled[np.argsort(keys, kind="stable")]
+    owner = np.empty(len(targets), dtype=np.int32)
+    owner[by_class] = np.repeat(np.tile(np.arange(clients, dtype=np.int32), len(present)), counts.ravel())
+    return Population.from_owner(_fill(rng, owner, clients, minimum), clients)
+
+
+def quantity(targets: Ints, clients: int, seed: int, *, alpha: float, minimum: int = 1) -> Population:
+    """Quantity skew: sizes in shares drawn from Dirichlet(alpha), samples uniform."""
+    _check(len(targets), clients, minimum)
+    _check_alpha(alpha)
+    rng = _generator(seed, 3)
+    counts = _redraw(lambda: _cut(len(targets), _shares(rng, clients, alpha))[None], minimum)[0]
+    owner = np.empty(len(targets), dtype=np.int32)
+    owner[rng.permutation(len(targets))] = np.repeat(np.arange(clients, dtype=np.int32), counts)
+    return Population.from_owner(_fill(rng, owner, clients, minimum), clients)
+
+
+def shards(targets: Ints, clients: int, seed: int, *, per_client: int = 2) -> Population:
+    """Pathological label skew: samples sorted by class and cut into shards, `per_client` to each client."""
+    if per_client < 1:
+        raise UserError(f"data.shards is {per_client}; give every client at least 1 shard.")
+    _check(len(targets), clients, minimum=per_client, field="data.shards")
+    rng = _generator(seed, 4)
+    shuffled = rng.permutation(len(targets))
+    by_class = shuffled[np.argsort(targets[shuffled], kind="stable")]
+    client_of = rng.permutation(np.repeat(np.arange(clients, dtype=np.int32), per_client))
+    owner = np.empty(len(targets), dtype=np.int32)
+    owner[by_class] = client_of[_runs(len(targets), clients * per_client)]
+    return Population.from_owner(owner, clients)
+
+
+def natural(keys: Ints, clients: int | None, seed: int, *, minimum: int = 1) -> Population:
+    """One client per key (writer, speaker) with at least `minimum` samples; `clients` of them, or all."""
+    if minimum < 1:
+        raise UserError(f"data.minimum is {minimum}; a client needs at least 1 sample.")
+    enough = np.flatnonzero(np.bincount(keys) >= minimum)
+    if not len(enough):
+        raise UserError(f"data.minimum is {minimum}, and no natural client has so many samples; lower it.")
+    if clients is None:
+        clients = len(enough)
+    if not 1 <= clients <= len(enough):
+        raise UserError(
+            f"data.clients is {clients}, but the data has {len(enough)} natural clients with at least "
+            f"{minimum} samples; give 1 to {len(enough)}."
+        )
+    kept = np.sort(_generator(seed, 5).permutation(enough)[:clients])
+    client_of = np.full(int(keys.max()) + 1, -1, dtype=np.int32)
+    client_of[kept] = np.arange(clients, dtype=np.int32)
+    return Population.from_owner(client_of[keys], clients, kept)
+
+
+PARTITIONS: dict[str, Callable[..., Population]] = {
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "quantity": quantity,
+    "shards": shards,
+    "natural": natural,
+}
+
+
+def partition(
+    dataset: DataSet,
+    *,
+    name: str,
+    clients: int | None,
+    seed: int,
+    alpha: float = 0.5,
+    minimum: int = 1,
+    shards: int = 2,
+    balance: bool = False,
+) -> Population:
+    """The partition called `name` of a data set; options that it does not use are ignored."""
+    if name not in PARTITIONS:
+        raise UserError(f"data.partition is {name!r}, which does not exist; {nearest(name, PARTITIONS)}")
+    if name == "natural":
+        if dataset.keys is None:
+            raise UserError(
+                f"data.partition is 'natural', but data set {dataset.name!r} has no natural clients; "
+                "use 'dirichlet'."
+            )
+        return natural(dataset.keys, clients, seed, minimum=minimum)
+    if clients is None:
+        raise UserError(f"data.clients is missing; partition {name!r} needs a number of clients.")
+    options: dict[str, dict[str, float]] = {
+        "iid": {},
+        "dirichlet": {"alpha": alpha, "minimum": minimum, "balance": balance},
+        "quantity": {"alpha": alpha, "minimum": minimum},
+        "shards": {"per_client": shards},
+    }
+    return PARTITIONS[name](dataset.train.targets.numpy(), clients, seed, **options[name])
+
+
+def _generator(seed: int, purpose: int) -> np.random.Generator:
+    if not 0 <= seed < 2**63:
+        raise UserError(f"seed is {seed}; give a number from 0 to 2^63 - 1.")
+    return np.random.Generator(np.random.Philox(key=np.array([seed, purpose], dtype=np.uint64)))
+
+
+def _check(samples: int, clients: int, minimum: int, field: str = "data.minimum") -> None:
+    if clients < 1:
+        raise UserError(f"data.clients is {clients}; give at least 1.")
+    if minimum < 1:
+        raise UserError(f"{field} is {minimum}; a client needs at least 1 sample.")
+    if minimum * clients > samples:
+        least = f"at least {minimum} sample{'s' * (minimum > 1)}"
+        raise UserError(
+            f"data.clients is {clients} with {least} each, but there are only {samples} samples; "
+            f"lower data.clients or {field}."
+        )
+
+
+def _check_alpha(alpha: float) -> None:
+    if not 0 < alpha < float("inf"):
+        raise UserError(f"data.alpha is {alpha}; give a positive number, such as 0.5.")
+
+
+def _runs(samples: int, runs: int) -> npt.NDArray[np.int32]:
+    """0,0,..,1,1,..: `samples` numbers in `runs` runs of equal length (to within one)."""
+    cuts = np.arange(runs + 1, dtype=np.int64) * samples // runs
+    return np.repeat(np.arange(runs, dtype=np.int32), np.diff(cuts))
+
+
+def _shares(
+    rng: np.random.Generator, clients: int, alpha: float, allowed: npt.NDArray[np.bool_] | None = None
+) -> Shares:
+    """One draw of a symmetric Dirichlet, rounded to fixed point.
+
+    In logarithms, since a gamma variate of small alpha underflows: Gamma(a) = Gamma(a + 1) * U^(1/a).
+    """
+    logs = np.log(rng.standard_gamma(alpha + 1, clients))
+    logs += np.log1p(-rng.random(clients)) / alpha
+    if allowed is not None:
+        logs[~allowed] = -np.inf
+    weights = np.exp(logs - logs.max())
+    shares: Shares = np.rint(weights * (SHARE_UNIT / weights.sum())).astype(np.int64)
+    return shares
+
+
+def _cut(samples: int, shares: Shares) -> Ints:
+    """Whole numbers of samples in proportion to the shares, by cutting at their running sum."""
+    ends = np.cumsum(shares)
+    # The running sum may pass the unit by rounding; integers up to 2^63 hold samples * sum for 9e9 samples.
+    counts: Ints = np.diff(ends * samples // ends[-1], prepend=0)
+    return counts
+
+
+def _redraw(draw: Callable[[], Ints], minimum: int) -> Ints:
+    """Draw counts [classes, clients] until every client has its minimum, while there is hope."""
+    counts = draw()
+    for _ in range(REDRAWS):
+        if not 0 < np.count_nonzero(counts.sum(axis=0) < minimum) <= HOPELESS:
+            break
+        counts = draw()
+    return counts
+
+
+def _fill(rng: np.random.Generator, owner: Ints, clients: int, minimum: int) -> Ints:
+    """Give every client its minimum, taking random samples one by one from whoever is the largest then."""
+    sizes = np.bincount(owner, minlength=clients)
+    missing = np.maximum(minimum - sizes, 0)
+    if not missing.any():
+        return owner
+    gives = _from_largest(sizes, int(missing.sum()))
+    shuffled = rng.permutation(len(owner))
+    by_client = shuffled[np.argsort(owner[shuffled], kind="stable")]
+    rank = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    moved = by_client[rank < np.repeat(gives, sizes)]
+    owner = owner.copy()
+    owner[rng.permutation(moved)] = np.repeat(np.arange(clients, dtype=owner.dtype), missing)
+    return owner
+
+
+def _from_largest(sizes: Ints, total: int) -> Ints:
+    """What each client gives when `total` samples are taken one by one from the largest (lowest id first)."""
+    low, high = 0, int(sizes.max())
+    while low < high:  # the highest level to which cutting everyone down yields the total
+        level = (low + high + 1) // 2
+        low, high = (level, high) if np.maximum(sizes - level, 0).sum() >= total else (low, level - 1)
+    gives = np.maximum(sizes - low, 0)
+    surplus = int(gives.sum()) - total
+    gives[np.flatnonzero(gives)[len(np.flatnonzero(gives)) - surplus :]] -= 1
+    return gives

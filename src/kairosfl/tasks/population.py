@@ -1,0 +1,101 @@
+"""A population: which training samples belong to which client, as two arrays."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kairosfl.errors import UserError
+from kairosfl.tasks.dataset import DataSet, Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """Client i owns the samples `order[offsets[i]:offsets[i+1]]`; a million clients cost megabytes.
+
+    `keys`, where clients are natural ones, is the key (writer, speaker) that each client stands for.
+    """
+
+    order: Ints
+    offsets: Ints
+    keys: Ints | None = None
+
+    def __post_init__(self) -> None:
+        if self.offsets.ndim != 1 or len(self.offsets) < 2:
+            raise UserError("a population needs at least one client.")
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.order) or np.any(np.diff(self.offsets) < 0):
+            raise UserError(f"offsets must rise from 0 to the number of samples, {len(self.order)}.")
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, client: int) -> Ints:
+        if not 0 <= client < len(self):
+            raise IndexError(f"client {client} of a population of {len(self)}")
+        return self.order[self.offsets[client] : self.offsets[client + 1]]
+
+    def __iter__(self) -> Iterator[Ints]:
+        return (self[client] for client in range(len(self)))
+
+    @property
+    def sizes(self) -> Ints:
+        """Number of samples of each client."""
+        return np.diff(self.offsets)
+
+    def hash(self) -> str:
+        """A digest of both arrays, the same on every platform."""
+        digest = hashlib.sha256()
+        for array in (self.offsets, self.order):
+            digest.update(np.ascontiguousarray(array, dtype="<i8").data)
+        return digest.hexdigest()
+
+    @classmethod
+    def from_owner(cls, owner: Ints, clients: int, keys: Ints | None = None) -> Population:
+        """From the client of every sample (negative: nobody's); a client's samples keep their order."""
+        if len(owner) and int(owner.max()) >= clients:
+            sample = int(owner.argmax())
+            raise UserError(
+                f"sample {sample} belongs to client {owner[sample]}, but there are only {clients} clients."
+            )
+        owned = owner >= 0
+        sizes = np.bincount(owner[owned], minlength=clients)
+        order = np.argsort(owner, kind="stable")[len(owner) - int(owned.sum()) :]
+        offsets = np.zeros(clients + 1, dtype=np.int64)
+        np.cumsum(sizes, out=offsets[1:])
+        return cls(order.astype(np.int32 if len(owner) < 2**31 else np.int64), offsets, keys)
+
+    @classmethod
+    def from_lists(cls, clients: Sequence[Ints]) -> Population:
+        """From one array of sample indices per client."""
+        offsets = np.zeros(len(clients) + 1, dtype=np.int64)
+        np.cumsum([len(indices) for indices in clients], out=offsets[1:])
+        order = np.concatenate([np.asarray(c, dtype=np.int64) for c in clients] or [np.empty(0, np.int64)])
+        return cls(order, offsets)
+
+    def check(self, samples: int) -> None:
+        """Refuse a client without data, a sample that does not exist and a sample owned twice."""
+        empty = np.flatnonzero(self.sizes == 0)
+        if len(empty):
+            more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
+            raise UserError(f"client {empty[0]}{more} has no data; give it samples or leave it out.")
+        low, high = int(self.order.min()), int(self.order.max())
+        if low < 0 or high >= samples:
+            wrong = low if low < 0 else high
+            raise UserError(f"the population names sample {wrong}; the data has samples 0 to {samples - 1}.")
+        owners = np.bincount(self.order, minlength=samples)
+        if owners.max() > 1:
+            sample = int(owners.argmax())
+            raise UserError(f"sample {sample} belongs to {owners[sample]} clients; give it to one.")
+
+
+def own_tests(dataset: DataSet, population: Population) -> Population | None:
+    """The test samples of each client's own (some may have none), or None where the data has no such."""
+    if dataset.test_keys is None or population.keys is None:
+        return None
+    highest = max(int(dataset.test_keys.max(initial=-1)), int(population.keys.max()))
+    client_of = np.full(highest + 1, -1, dtype=np.int64)
+    client_of[population.keys] = np.arange(len(population))
+    return Population.from_owner(client_of[dataset.test_keys], len(population))

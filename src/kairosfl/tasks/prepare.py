@@ -1,0 +1,8 @@
+
+
+def prepare(inputs, dataset):
+    return inputs
+
+
+def augment(inputs, key, step):
+    return inputs

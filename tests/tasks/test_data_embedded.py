@@ -1,0 +1,86 @@
+"""Data sets that need no file: digits and synthetic."""
+
+import builtins
+
+import numpy as np
+import pytest
+import torch
+
+from kairosfl.errors import UserError
+from kairosfl.tasks.data import load
+
+
+def test_digits_are_all_there_and_split_once_and_for_all():
+    from sklearn.datasets import load_digits
+
+    data = load("digits")
+    assert (len(data.train), len(data.test), data.classes, data.shape) == (1437, 360, 10, (1, 8, 8))
+    assert data.train.inputs.dtype == torch.float32
+    assert float(data.train.inputs.max()) == 1.0
+    original = np.sort(load_digits().data.sum(axis=1)) / 16
+    ours = torch.cat([data.train.inputs, data.test.inputs]).sum(dim=(1, 2, 3)).numpy()
+    assert np.array_equal(np.sort(ours), original.astype(np.float32))
+    assert torch.equal(data.test.targets, load("digits").test.targets)
+    assert data.test.targets[:6].tolist() == [9, 1, 0, 1, 0, 8]  # as the first release split them
+
+
+def test_digits_without_scikit_learn_name_the_mend(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("sklearn"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UserError) as error:
+        load("digits")
+    assert str(error.value) == (
+        "data set 'digits' needs scikit-learn, which is not installed; pip install \"kairosfl[cli]\""
+    )
+
+
+def test_synthetic_classes_lie_around_their_centres():
+    data = load("synthetic", samples=20_000, features=5, classes=3, separation=4.0)
+    for label in range(3):
+        cloud = data.train.inputs[data.train.targets == label]
+        assert cloud.mean(dim=0).norm().item() == pytest.approx(4.0, abs=0.1)
+        assert cloud.std(dim=0).mean().item() == pytest.approx(1.0, abs=0.03)
+    again = load("synthetic", samples=20_000, features=5, classes=3, separation=4.0)
+    assert torch.equal(data.train.inputs, again.train.inputs)
+    other = load("synthetic", samples=20_000, features=5, classes=3, separation=4.0, seed=1)
+    assert not torch.equal(data.train.inputs, other.train.inputs)
+
+
+def test_synthetic_images_are_uint8_with_the_statistics_they_claim():
+    data = load("synthetic", samples=500, test_samples=10, shape=[3, 16, 16], separation=0.0)
+    assert data.train.inputs.dtype == torch.uint8
+    assert data.train.inputs.shape == (500, 3, 16, 16)
+    values = data.train.inputs.double() / 255
+    assert values.mean().item() == pytest.approx(0.5, abs=2e-3)
+    assert values.std().item() == pytest.approx(0.25, abs=0.02)  # clipping at two deviations takes 6 %
+    assert (data.mean, data.std) == ((0.5,) * 3, (0.25,) * 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("digit", {}, "data.name is 'digit', which does not exist; did you mean 'digits'?"),
+        (
+            "synthetic",
+            {"sample": 3},
+            "data.sample is no option of data set 'synthetic'; did you mean 'samples'?",
+        ),
+        ("digits", {"size": 32}, "data.size is no option of data set 'digits'; it has none"),
+        ("synthetic", {"classes": 0}, "data.classes is 0; give at least 1."),
+        (
+            "synthetic",
+            {"shape": [32, 32]},
+            "data.shape is [32, 32]; give channels, height and width, such as [3, 32, 32].",
+        ),
+    ],
+)
+def test_wrong_names_and_options_are_refused_in_one_sentence(name, options, sentence):
+    with pytest.raises(UserError) as error:
+        load(name, **options)
+    assert str(error.value) == sentence

@@ -1,0 +1,233 @@
+"""Partitions: same indices everywhere, no sample lost or twice, sizes and statistics as promised."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from kairosfl.errors import UserError
+from kairosfl.tasks.data import load
+from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.partitions import (
+    PARTITIONS,
+    _cut,
+    _fill,
+    _from_largest,
+    dirichlet,
+    iid,
+    natural,
+    partition,
+    quantity,
+    shards,
+)
+
+TARGETS = np.arange(10_000) % 10
+SKEWED = {
+    "dirichlet": {"alpha": 0.1, "minimum": 5},
+    "balanced": {"alpha": 0.1, "minimum": 5, "balance": True},
+    "quantity": {"alpha": 0.3, "minimum": 5},
+    "shards": {},
+    "iid": {},
+}
+
+
+def _function(name):
+    return PARTITIONS["dirichlet" if name == "balanced" else name]
+
+
+@pytest.mark.parametrize("name", SKEWED)
+@pytest.mark.parametrize("clients", [1, 7, 100, 2000])
+def test_every_sample_has_exactly_one_client(name, clients):
+    population = _function(name)(TARGETS, clients, 3, **SKEWED[name])
+    assert len(population) == clients
+    assert np.array_equal(np.sort(population.order), np.arange(10_000))
+    if "minimum" in SKEWED[name]:
+        assert population.sizes.min() >= 5
+
+
+@pytest.mark.parametrize("name", SKEWED)
+def test_a_function_of_the_seed(name):
+    first, again, other = (_function(name)(TARGETS, 20, seed, **SKEWED[name]).hash() for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_iid_sizes_differ_by_at_most_one():
+    assert sorted(set(iid(TARGETS, 7, 0).sizes)) == [1428, 1429]
+
+
+def test_shards_give_each_client_at_most_so_many_classes():
+    population = shards(TARGETS, 100, 0, per_client=2)
+    assert set(population.sizes) == {100}
+    assert all(len(np.unique(TARGETS[own])) <= 2 for own in population)
+
+
+def test_dirichlet_statistics():
+    """Sums over classes of a Dirichlet's moments: mean share 1/N, variance (1/N)(1-1/N)/(N*alpha+1)."""
+    clients, alpha = 20, 0.5
+    shares = []
+    for seed in range(60):
+        population = dirichlet(TARGETS, clients, seed, alpha=alpha)
+        shares += [np.bincount(TARGETS[own], minlength=10) / 1000 for own in population]
+    values = np.array(shares)
+    variance = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
+    assert values.mean() == pytest.approx(1 / clients, rel=1e-9)
+    # 12,000 shares; the relative error of a variance estimate of so skewed a variable is about 3 %
+    assert values.var() == pytest.approx(variance, rel=0.1)
+
+
+def test_small_alpha_gives_each_class_to_one_client_and_large_alpha_to_all_alike():
+    lonely = dirichlet(TARGETS, 10, 0, alpha=1e-4)
+    assert sum(np.count_nonzero(np.bincount(TARGETS[own]) > 1) for own in lonely) == 10
+    even = dirichlet(TARGETS, 10, 0, alpha=1e7)
+    assert np.abs(np.stack([np.bincount(TARGETS[own]) for own in even]) - 100).max() <= 1
+
+
+def test_balance_gives_nothing_more_to_clients_that_hold_their_part():
+    def dealt_beyond(balance):
+        population = dirichlet(TARGETS, 50, 1, alpha=0.3, balance=balance)
+        counts = np.stack([np.bincount(TARGETS[own], minlength=10) for own in population])
+        before = np.cumsum(counts, axis=1) - counts
+        return int(counts[before >= 10_000 / 50].sum())
+
+    assert dealt_beyond(balance=True) == 0 < dealt_beyond(balance=False)
+
+
+def test_quantity_skews_sizes_but_not_labels():
+    population = quantity(TARGETS, 10, 0, alpha=0.5, minimum=200)
+    assert population.sizes.std() > 400
+    for own in population:
+        labels = np.bincount(TARGETS[own], minlength=10) / len(own)
+        assert np.abs(labels - 0.1).max() < 5 * np.sqrt(0.09 / len(own))
+
+
+def test_cutting_is_exact_integer_arithmetic():
+    assert list(_cut(10, np.array([1, 1, 2]))) == [2, 3, 5]  # cuts at 10*1//4, 10*2//4, 10
+    assert list(_cut(3, np.array([0, 5, 0]))) == [0, 3, 0]
+    assert _cut(9_000_000_000, np.array([10**9])) == 9_000_000_000
+
+
+def test_samples_are_taken_one_by_one_from_the_largest():
+    def one_by_one(sizes, total):
+        sizes = list(sizes)
+        start = list(sizes)
+        for _ in range(total):
+            sizes[int(np.argmax(sizes))] -= 1
+        return [a - b for a, b in zip(start, sizes, strict=True)]
+
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        sizes = rng.integers(0, 30, 12)
+        total = int(rng.integers(0, sizes.sum() + 1))
+        assert list(_from_largest(sizes, total)) == one_by_one(sizes, total)
+
+
+def test_moving_keeps_every_sample_and_reaches_the_minimum():
+    owner = np.array([0] * 9 + [1] * 2 + [2] * 6)
+    filled = _fill(np.random.default_rng(0), owner, 5, 3)
+    assert list(np.bincount(filled)) == [4, 3, 4, 3, 3]  # 7 missing: 5 from client 0, 2 from client 2
+    assert np.count_nonzero(filled != owner) == 7
+
+
+def test_a_minimum_of_everything_is_met_exactly():
+    assert set(dirichlet(TARGETS, 1000, 0, alpha=0.05, minimum=10).sizes) == {10}
+
+
+def test_natural_clients_are_keys():
+    keys = np.array([3, 0, 3, 1, 1, 3])
+    population = natural(keys, None, 0)
+    assert [list(own) for own in population] == [[1], [3, 4], [0, 2, 5]]
+    assert list(population.keys) == [0, 1, 3]
+    assert list(natural(keys, None, 0, minimum=2).keys) == [1, 3]
+    few = natural(keys, 2, 0)
+    assert all(set(keys[own]) == {key} for own, key in zip(few, few.keys, strict=True))
+
+
+# Committed: a change means that every published run with these partitions can no longer be repeated.
+DIGITS_HASHES = {
+    "iid": "c6c556d3796bdc084dcc9e1941713d9fddc0cf476bfb8f6cb48e7ddc55ad0b16",
+    "dirichlet": "ed3eb50800c04ff46eee3e0a008b66f4c3a39067ccc964b7b92b021ef5129506",
+    "quantity": "492c7e654af13a02bf9c914dd62d997d3d94e9f333b400e3340c8c2dd2fbfc08",
+    "shards": "442f580ff26b1c288d85022b8bec96df91b522fa4541ca612485c320097b4f73",
+}
+
+
+@pytest.mark.parametrize("name", DIGITS_HASHES)
+def test_digits_are_cut_as_they_always_were(name):
+    population = partition(load("digits"), name=name, clients=40, seed=0, alpha=0.3, minimum=5)
+    population.check(1437)
+    assert population.hash() == DIGITS_HASHES[name]
+
+
+def test_ten_thousand_clients_in_two_seconds():
+    targets = np.arange(60_000) % 10
+    start = time.perf_counter()
+    population = dirichlet(targets, 10_000, 0, alpha=0.1)
+    assert time.perf_counter() - start < 2
+    assert population.sizes.min() >= 1
+    assert population.hash() == "3aee9d3bba41e48fcac92cd63010eaf48553b9ffebf0413faf43bfb3e34ca26b"
+
+
+@pytest.mark.slow
+def test_a_million_clients_in_ten_seconds():
+    data = load("synthetic", samples=5_000_000, test_samples=0, features=2)
+    start = time.perf_counter()
+    population = partition(data, name="dirichlet", clients=1_000_000, seed=0, alpha=0.5)
+    assert time.perf_counter() - start < 10
+    population.check(5_000_000)
+    assert population.order.nbytes + population.offsets.nbytes < 30e6
+
+
+def _toy(**fields):
+    samples = Samples(torch.zeros(6, 1), torch.tensor([0, 1, 2, 0, 1, 2]))
+    return DataSet(**({"name": "toy", "train": samples, "test": samples, "classes": 3} | fields))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"name": "dirichlet", "alpha": -1.0}, "data.alpha is -1.0; give a positive number, such as 0.5."),
+        (
+            {"name": "quantity", "alpha": float("nan")},
+            "data.alpha is nan; give a positive number, such as 0.5.",
+        ),
+        ({"name": "iid", "clients": 0}, "data.clients is 0; give at least 1."),
+        (
+            {"name": "iid", "clients": 7},
+            "data.clients is 7 with at least 1 sample each, but there are only 6 samples; "
+            "lower data.clients or data.minimum.",
+        ),
+        (
+            {"name": "dirichlet", "minimum": 4},
+            "data.clients is 2 with at least 4 samples each, but there are only 6 samples; "
+            "lower data.clients or data.minimum.",
+        ),
+        ({"name": "dirichlet", "minimum": 0}, "data.minimum is 0; a client needs at least 1 sample."),
+        ({"name": "shards", "shards": 0}, "data.shards is 0; give every client at least 1 shard."),
+        (
+            {"name": "dirichlt"},
+            "data.partition is 'dirichlt', which does not exist; did you mean 'dirichlet'?",
+        ),
+        (
+            {"name": "natural"},
+            "data.partition is 'natural', but data set 'toy' has no natural clients; use 'dirichlet'.",
+        ),
+        (
+            {"name": "iid", "clients": None},
+            "data.clients is missing; partition 'iid' needs a number of clients.",
+        ),
+        ({"name": "iid", "seed": -1}, "seed is -1; give a number from 0 to 2^63 - 1."),
+    ],
+)
+def test_wrong_options_are_refused_in_one_sentence(options, sentence):
+    with pytest.raises(UserError) as error:
+        partition(_toy(), **({"clients": 2, "seed": 0} | options))
+    assert str(error.value) == sentence
+
+
+def test_more_natural_clients_than_there_are_is_refused():
+    with pytest.raises(UserError) as error:
+        partition(_toy(keys=np.array([0, 0, 1, 1, 2, 2])), name="natural", clients=4, seed=0)
+    assert str(error.value) == (
+        "data.clients is 4, but the data has 3 natural clients with at least 1 samples; give 1 to 3."
+    )

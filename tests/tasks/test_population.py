@@ -1,0 +1,110 @@
+"""Populations: ownership, hashing and refusals."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from kairosfl.errors import UserError
+from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.population import Population, own_tests
+
+
+def test_from_owner_groups_samples_by_client_and_leaves_out_nobodys():
+    population = Population.from_owner(np.array([1, 0, -1, 1, 2, 0]), 4)
+    assert [list(samples) for samples in population] == [[1, 5], [0, 3], [4], []]
+    assert list(population.sizes) == [2, 2, 1, 0]
+    assert len(population) == 4
+
+
+def test_hash_is_that_of_both_arrays_as_little_endian_64_bit_whatever_their_type():
+    offsets, order = np.array([0, 1, 3]), np.array([2, 0, 1])
+    want = hashlib.sha256(offsets.astype("<i8").tobytes() + order.astype("<i8").tobytes()).hexdigest()
+    assert Population(order, offsets).hash() == want
+    assert Population(order.astype(np.int32), offsets.astype(">i8")).hash() == want
+    assert Population(order[::-1], offsets).hash() != want
+
+
+def test_from_lists_keeps_the_order_given():
+    population = Population.from_lists([np.array([4, 2]), np.array([0])])
+    assert list(population.order) == [4, 2, 0]
+    assert list(population.offsets) == [0, 2, 3]
+
+
+def test_index_out_of_range_is_an_index_error():
+    with pytest.raises(IndexError, match="client 2 of a population of 2"):
+        Population.from_lists([np.array([0]), np.array([1])])[2]
+
+
+@pytest.mark.parametrize(
+    ("clients", "sentence"),
+    [
+        ([[0], [], [1], []], "client 1 (and 1 more) has no data; give it samples or leave it out."),
+        ([[0], [5]], "the population names sample 5; the data has samples 0 to 3."),
+        ([[0], [-1]], "the population names sample -1; the data has samples 0 to 3."),
+        ([[0, 2], [2]], "sample 2 belongs to 2 clients; give it to one."),
+    ],
+)
+def test_check_names_what_is_wrong(clients, sentence):
+    with pytest.raises(UserError) as error:
+        Population.from_lists([np.array(c, dtype=np.int64) for c in clients]).check(4)
+    assert str(error.value) == sentence
+
+
+def test_a_population_without_clients_or_with_falling_offsets_is_refused():
+    with pytest.raises(UserError, match="at least one client"):
+        Population.from_lists([])
+    with pytest.raises(UserError, match="offsets must rise from 0 to the number of samples, 2"):
+        Population(np.array([0, 1]), np.array([0, 2, 1]))
+    with pytest.raises(UserError, match="sample 1 belongs to client 3, but there are only 3 clients"):
+        Population.from_owner(np.array([0, 3]), 3)
+
+
+def _data(**fields):
+    samples = Samples(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]))
+    return DataSet(**({"name": "toy", "train": samples, "test": samples, "classes": 2} | fields))
+
+
+def test_own_tests_follow_the_natural_key_of_each_client():
+    data = _data(keys=np.array([0, 1, 2, 2]), test_keys=np.array([2, 0, 2, 5]))
+    population = Population.from_owner(np.array([-1, 0, 1, 1]), 2, keys=np.array([1, 2]))
+    tests = own_tests(data, population)
+    assert tests is not None
+    assert [list(samples) for samples in tests] == [[], [0, 2]]
+    assert own_tests(_data(), population) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        (
+            {"classes": 1},
+            "training sample 1 of data set 'toy' has label 1; labels must be 0 to 0 for 1 classes.",
+        ),
+        (
+            {"keys": np.arange(3)},
+            "keys of data set 'toy' has shape [3]; give one key for each of the 4 samples.",
+        ),
+        ({"mean": (0.5,)}, "data set 'toy' has 1 means and 0 deviations; give as many."),
+        (
+            {"train": Samples(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))},
+            "data set 'toy' has no training samples.",
+        ),
+        (
+            {"test": Samples(torch.zeros(2, 2), torch.tensor([0, -7]))},
+            "test sample 1 of data set 'toy' has label -7; labels must be 0 to 1 for 2 classes.",
+        ),
+    ],
+)
+def test_a_data_set_refuses_what_cannot_be_trained_on(fields, sentence):
+    with pytest.raises(UserError) as error:
+        _data(**fields)
+    assert str(error.value) == sentence
+
+
+def test_samples_refuse_targets_of_the_wrong_type_or_number():
+    with pytest.raises(UserError, match=r"targets must be int64 of shape \[n\], not torch.float32"):
+        Samples(torch.zeros(2, 1), torch.zeros(2))
+    with pytest.raises(UserError, match="3 inputs have 2 targets"):
+        Samples(torch.zeros(3, 1), torch.tensor([0, 1]))
