@@ -209,9 +209,7 @@ class Reports(Cohort):
         return len(self.ids)
 
     @classmethod
-    def stack(
-        cls, reports: Sequence[Report], delta: Tensor, failed: tuple[tuple[int, str], ...] = ()
-    ) -> Self:
+    def stack(cls, reports: Sequence[Report], delta: Tensor, failed: tuple[tuple[int, str], ...] = ()) -> Self:
         """One record from many; `delta` holds their updates, `[m, d]`."""
 
         def numbers(name: str, dtype: torch.dtype = torch.float64) -> Tensor:

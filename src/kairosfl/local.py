@@ -52,9 +52,7 @@ class Trainer:
         self.w = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         for (_, view), parameter in zip(self.layout.views(self.w), self.parameters, strict=True):
             parameter.data = view.view(parameter.shape)
-        self.random = any(
-            isinstance(module, nn.modules.dropout._DropoutNd) for module in self.model.modules()
-        )
+        self.random = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in self.model.modules())
         self.features: dict[nn.Module, Tensor] = {}
         self.listening = False
         self.inputs = task.dataset.train.inputs.to(device)
@@ -85,9 +83,7 @@ class Trainer:
             fisher_seconds=fisher_seconds,
         )
 
-    def _train(
-        self, brief: Brief, start: Tensor, mine: Tensor
-    ) -> tuple[int, float, Tensor, Tensor, float | None]:
+    def _train(self, brief: Brief, start: Tensor, mine: Tensor) -> tuple[int, float, Tensor, Tensor, float | None]:
         w, v = self.w, torch.zeros_like(self.w)
         w.copy_(start)
         push = None if brief.push is None else brief.push.to(self.device)
@@ -222,11 +218,7 @@ class Trainer:
         if not brief.measure & {FISHER, FISHER_SAMPLED}:
             return None, 0.0
         began = time.perf_counter()
-        draws = (
-            stream(brief.seed, "fisher", brief.round, brief.client)
-            if FISHER_SAMPLED in brief.measure
-            else None
-        )
+        draws = stream(brief.seed, "fisher", brief.round, brief.client) if FISHER_SAMPLED in brief.measure else None
         trace = fisher_trace(
             self.predict, vector, lambda chunk: prepare(self.inputs[chunk], self.task.dataset), rows, draws
         )

@@ -104,9 +104,7 @@ def rounds(
 ) -> Course:
     """A run as a coroutine: yields the run and the next cohort's briefs, is sent reports; no briefs: it is over."""
     if recipe.cohort > clients:
-        raise UserError(
-            f"train.cohort = {recipe.cohort} is more than the {clients} clients there are; lower it."
-        )
+        raise UserError(f"train.cohort = {recipe.cohort} is more than the {clients} clients there are; lower it.")
     while run.round < recipe.rounds:
         now = Round(
             number=run.round,

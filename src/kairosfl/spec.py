@@ -19,11 +19,7 @@ class Spec:
     @classmethod
     def name(cls) -> str:
         """Its name in text: the class name in lower case, with the module before it when it is not one of ours."""
-        return (
-            cls.__name__.lower()
-            if cls.__module__.startswith("kairosfl.")
-            else f"{cls.__module__}.{cls.__name__}"
-        )
+        return cls.__name__.lower() if cls.__module__.startswith("kairosfl.") else f"{cls.__module__}.{cls.__name__}"
 
     def __str__(self) -> str:
         shown = []
@@ -60,9 +56,7 @@ def parse(kind: str, text: str, known: Mapping[str, type[Spec]]) -> tuple[Spec, 
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError:
-        raise UserError(
-            f"{kind} = {text!r} cannot be read; write it like 'fedprox(mu=0.01) + fedavgm'."
-        ) from None
+        raise UserError(f"{kind} = {text!r} cannot be read; write it like 'fedprox(mu=0.01) + fedavgm'.") from None
     return tuple(_object(kind, term, text, known) for term in _terms(tree))
 
 
@@ -111,9 +105,7 @@ def _import(kind: str, name: str) -> type[Spec]:
     try:
         cls = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise UserError(
-            f"The {kind} {name!r} cannot be imported ({error}); is it on the Python path?"
-        ) from None
+        raise UserError(f"The {kind} {name!r} cannot be imported ({error}); is it on the Python path?") from None
     if not (isinstance(cls, type) and issubclass(cls, Spec)):
         raise UserError(f"{name!r} is not a {kind}; give the dotted name of a class derived from it.")
     return cls
@@ -121,9 +113,7 @@ def _import(kind: str, name: str) -> type[Spec]:
 
 def _check_type(name: str, option: str, value: Any, default: Any) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}.get(
-        type(default)
-    )
+    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}.get(type(default))
     fits = {
         bool: isinstance(value, bool),
         int: number and float(value).is_integer(),

@@ -569,5 +569,7 @@ def test_a_model_of_ones_own_is_built_by_name(monkeypatch: pytest.MonkeyPatch) -
         str(describe("bowl", shape=(2,), classes=3))
         == "bowl: A linear map of my own. 9 parameters (2, 3 classes)"
     )
+    monkeypatch.setitem(bowl.__annotations__, "scale", "OnlyForTypeCheckers")
+    assert build("bowl", shape=(2,), classes=3, seed=0, scale=2)
     with pytest.raises(UserError, match="model bowl has no typical data: give shape and classes"):
         describe("bowl")

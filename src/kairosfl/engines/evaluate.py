@@ -52,9 +52,7 @@ class Evaluator:
     def evaluate_clients(self, x: Tensor) -> np.ndarray:
         """Every client's accuracy `[N]`: on its own test samples where it has some, else on its training samples."""
         own = own_tests(self.task.dataset, self.task.clients)
-        samples, clients = (
-            (self._test, own) if own is not None else (self.task.dataset.train, self.task.clients)
-        )
+        samples, clients = (self._test, own) if own is not None else (self.task.dataset.train, self.task.clients)
         right = self._outcomes(x, samples)[0].cpu().numpy().astype(np.float64)
         sums = np.concatenate([[0.0], np.cumsum(right[clients.order])])[clients.offsets]
         with np.errstate(invalid="ignore"):

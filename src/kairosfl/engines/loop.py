@@ -20,9 +20,7 @@ class Loop(Evaluator):
 
     def train(self, briefs: Briefs) -> Reports:
         """One report per client."""
-        delta = torch.empty(
-            len(briefs), briefs.start.shape[-1], dtype=briefs.start.dtype, device=briefs.start.device
-        )
+        delta = torch.empty(len(briefs), briefs.start.shape[-1], dtype=briefs.start.dtype, device=briefs.start.device)
         reports = []
         for row, brief in enumerate(briefs.each()):
             report = self.trainer.follow(brief)

@@ -71,9 +71,7 @@ def parse(text: str | Sequence[str | Mapping[str, Any]]) -> Algorithm:
         options = dict(entry)
         name = options.pop("rule", None)
         if not isinstance(name, str):
-            raise UserError(
-                f"algorithm: the table {dict(entry)!r} names no rule; write {{rule = 'fedprox', ...}}."
-            )
+            raise UserError(f"algorithm: the table {dict(entry)!r} names no rule; write {{rule = 'fedprox', ...}}.")
         if name != "fedavg":
             rule = build("rule", name, options, RULES)
             if not isinstance(rule, Rule):

@@ -47,14 +47,10 @@ class FedCL(Rule):
 
     def __post_init__(self) -> None:
         self.demand("cap", 0 < self.cap <= 1, "it is a part of all clients, above 0 and at most 1")
-        self.demand(
-            "floor", 0 < self.floor <= 1, "it is a part of the starting cohort, above 0 and at most 1"
-        )
+        self.demand("floor", 0 < self.floor <= 1, "it is a part of the starting cohort, above 0 and at most 1")
         self.demand("every", self.every >= 1, "use 1 for every round")
         self.demand("increase", 0 <= self.increase <= 1, "it is a probability")
-        self.demand(
-            "decrease", 0 <= self.decrease <= 1 - self.increase, "with increase it must stay at most 1"
-        )
+        self.demand("decrease", 0 <= self.decrease <= 1 - self.increase, "with increase it must stay at most 1")
 
     def server(self, x: Tensor, clients: int) -> State:
         return {"size": torch.tensor(0), "capped": torch.tensor(False)}  # size 0: the starting cohort

@@ -125,9 +125,7 @@ class FedFIM(Detector):
 
     def value(self, briefs: Briefs, reports: Reports) -> float:
         if reports.fisher is None:
-            raise UserError(
-                "The engine reported no Fisher trace; use an engine that measures it, or detector = 'fgn'."
-            )
+            raise UserError("The engine reported no Fisher trace; use an engine that measures it, or detector = 'fgn'.")
         return _mean(reports.fisher, reports.n, weighted=True)
 
     def decide(self, state: State, value: float, round: int) -> tuple[bool, State]:

@@ -27,9 +27,7 @@ class Samples:
             shape, dtype = tuple(self.targets.shape), self.targets.dtype
             raise UserError(f"targets must be int64 of shape [n], not {dtype} of shape {list(shape)}.")
         if len(self.inputs) != len(self.targets):
-            raise UserError(
-                f"{len(self.inputs)} inputs have {len(self.targets)} targets; give one target each."
-            )
+            raise UserError(f"{len(self.inputs)} inputs have {len(self.targets)} targets; give one target each.")
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -42,7 +40,8 @@ class DataSet:
     `mean` and `std` (one number per channel) normalise uint8 images as (x/255 - mean)/std, on the device;
     without them inputs are used as they are. `vocabulary` is the number of token ids, 0 for other inputs.
     `keys` holds the natural client (0..K-1) of every training sample where the data has one, a writer or a
-    speaker, and `key_names` what they are called. `hashes` are the md5 sums of the files really read.
+    speaker, and `key_names` what they are called. `hashes` are the md5 sums of the files really read,
+    `notes` numbers worth printing that are not samples or classes, such as roles and characters.
     """
 
     name: str
@@ -57,6 +56,7 @@ class DataSet:
     test_keys: Ints | None = None
     key_names: tuple[str, ...] = ()
     hashes: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for split, samples in (("training", self.train), ("test", self.test)):

@@ -50,9 +50,7 @@ def dirichlet(
         counts = np.empty((len(present), clients), dtype=np.int32)
         sizes = np.zeros(clients, dtype=np.int64)
         for label, samples in enumerate(present):
-            counts[label] = _cut(
-                int(samples), _shares(rng, clients, alpha, sizes < fair if balance else None)
-            )
+            counts[label] = _cut(int(samples), _shares(rng, clients, alpha, sizes < fair if balance else None))
             sizes += counts[label]
         return counts
 
@@ -137,8 +135,7 @@ def partition(
     if name == "natural":
         if dataset.keys is None:
             raise UserError(
-                f"data.partition is 'natural', but data set {dataset.name!r} has no natural clients; "
-                "use 'dirichlet'."
+                f"data.partition is 'natural', but data set {dataset.name!r} has no natural clients; use 'dirichlet'."
             )
         return natural(dataset.keys, clients, seed, minimum=minimum)
     if clients is None:

@@ -57,9 +57,7 @@ class Population:
         """From the client of every sample (negative: nobody's); a client's samples keep their order."""
         if len(owner) and int(owner.max()) >= clients:
             sample = int(owner.argmax())
-            raise UserError(
-                f"sample {sample} belongs to client {owner[sample]}, but there are only {clients} clients."
-            )
+            raise UserError(f"sample {sample} belongs to client {owner[sample]}, but there are only {clients} clients.")
         owned = owner >= 0
         sizes = np.bincount(owner[owned], minlength=clients)
         order = np.argsort(owner, kind="stable")[len(owner) - int(owned.sum()) :]

@@ -1,5 +1,3 @@
-
-
 def prepare(inputs, dataset):
     return inputs
 

@@ -6,12 +6,24 @@ import inspect
 from collections.abc import Callable
 
 from kairosfl.errors import UserError, nearest
+from kairosfl.tasks.data.agnews import agnews
+from kairosfl.tasks.data.cifar import cifar10, cifar100
 from kairosfl.tasks.data.digits import digits
+from kairosfl.tasks.data.idx import fashion_mnist, mnist
+from kairosfl.tasks.data.shakespeare import shakespeare
 from kairosfl.tasks.data.synthetic import synthetic
+from kairosfl.tasks.data.tinyimagenet import tinyimagenet
 from kairosfl.tasks.dataset import DataSet
 
 DATASETS: dict[str, Callable[..., DataSet]] = {
     "digits": digits,
+    "mnist": mnist,
+    "fashion_mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "tinyimagenet": tinyimagenet,
+    "shakespeare": shakespeare,
+    "agnews": agnews,
     "synthetic": synthetic,
 }
 

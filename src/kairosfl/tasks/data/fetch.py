@@ -50,9 +50,7 @@ def _fetch(name: str, folder: Path, missing: list[str], download: Download, last
             f'data set {name!r} is not in {folder}, and downloading needs pooch: pip install "kairosfl[cli]", '
             f"or {mend}."
         ) from None
-    target = (
-        Path(CACHE, "downloads", download.url.rsplit("/", 1)[-1]) if download.archive else Path(download.path)
-    )
+    target = Path(CACHE, "downloads", download.url.rsplit("/", 1)[-1]) if download.archive else Path(download.path)
     pooch.get_logger().setLevel("ERROR")  # its own lines would repeat what the bar shows
     try:
         with Progress() as progress:

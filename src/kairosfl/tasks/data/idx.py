@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from kairosfl.errors import UserError
 from kairosfl.tasks.data.fetch import Download
 from kairosfl.tasks.data.files import File, content, damaged
-from kairosfl.tasks.data.store import Arrays, arrays
-from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.data.store import Arrays, arrays, split
+from kairosfl.tasks.dataset import DataSet
 
 NAMES = (
     "train-images-idx3-ubyte.gz",
@@ -30,10 +30,10 @@ MNIST_SUMS = (
     ("27ae3e4e09519cfbb04c329615203637", "ec29112dd5afc8b62a52d9c1d73c3e9c"),
 )
 FASHION_SUMS = (
-    ("", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-    ("", "25c81989df183df01b3e8a0aad5dffbe"),
-    ("", "bef4ecab320f06d8554ea6380940ec79"),
-    ("", "bb300cfdad3c16e7a12a480ee83cd310"),
+    ("f4a8712d7a061bf5bd6d2ca38dc4d50a", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+    ("9018921c3c673c538a1fc5bad174d6f9", "25c81989df183df01b3e8a0aad5dffbe"),
+    ("8181f5470baa50b63fa0f6fddb340f0a", "bef4ecab320f06d8554ea6380940ec79"),
+    ("15d484375f8d13e6eb1aabb0c3f46965", "bb300cfdad3c16e7a12a480ee83cd310"),
 )
 FASHION_LABELS = (
     "T-shirt/top",
@@ -74,22 +74,17 @@ def _load(
     if size < 1:
         raise UserError(f"data.size is {size}; give the width of the pictures, such as 28 or 32.")
     files = [File(f"{folder}/{file}", inner) for file, (inner, _) in zip(NAMES, sums, strict=True)]
-    downloads = [
-        Download(base + file, outer, f"{folder}/{file}") for file, (_, outer) in zip(NAMES, sums, strict=True)
-    ]
+    downloads = [Download(base + file, outer, f"{folder}/{file}") for file, (_, outer) in zip(NAMES, sums, strict=True)]
 
     def convert(root: Path) -> Arrays:
         made: Arrays = {}
-        for split, images, classes in (("train", files[0], files[1]), ("test", files[2], files[3])):
-            made[f"{split}_inputs"] = _resize(read_idx(root / images.path, 3), size)[:, None]
-            made[f"{split}_targets"] = read_idx(root / classes.path, 1).astype(np.int64)
+        for part, images, classes in (("train", files[0], files[1]), ("test", files[2], files[3])):
+            made[f"{part}_inputs"] = _resize(read_idx(root / images.path, 3), size)[:, None]
+            made[f"{part}_targets"] = read_idx(root / classes.path, 1).astype(np.int64)
         return made
 
     made, hashes = arrays(name, files, downloads, convert, {"size": size})
-    train, test = (
-        Samples(torch.from_numpy(made[f"{split}_inputs"]), torch.from_numpy(made[f"{split}_targets"]))
-        for split in ("train", "test")
-    )
+    train, test = split(made, "train"), split(made, "test")
     return DataSet(name, train, test, 10, (mean,), (std,), labels=labels, hashes=hashes)
 
 

@@ -10,16 +10,15 @@ SPEECH = re.compile(r"\s*((?:[0-9]\. )?[A-Z][A-Z’' -]*[A-Z]|[A-Z]+(?:\. [A-Z]+
 HEADING = re.compile(r"\s*(ACT|SCENE|EPILOGUE|INDUCTION|DRAMATIS PERSONAE|THE END|FINIS|\*\*\*)\b")
 DIRECTION = re.compile(r"\s*\[?_?(Enter|Re-enter|Exit|Exeunt|Flourish|Alarums?|Sennet|Manet)\b")
 ASIDE = re.compile(r"\[[^\]]*\]|\(_[^)]*_\)|_[^_]*_")
-SPEECHES_OF_A_PLAY = 100  # fewer: a poem
+DIRECTIONS_OF_A_PLAY = 20  # fewer: a poem
 
 
 def roles(text: str) -> dict[str, str]:
     """`PLAY|SPEAKER` to everything the speaker says, one line of verse or prose to a line."""
     spoken: dict[str, list[str]] = {}
     for play, lines in _works(text.partition("*** END OF")[0].splitlines()):
-        said = list(_speeches(lines))
-        if len(said) >= SPEECHES_OF_A_PLAY:
-            for speaker, line in said:
+        if sum(bool(DIRECTION.match(line)) for line in lines) >= DIRECTIONS_OF_A_PLAY:
+            for speaker, line in _speeches(lines):
                 spoken.setdefault(f"{play}|{speaker}", []).append(line)
     return {role: "\n".join(lines) for role, lines in spoken.items()}
 

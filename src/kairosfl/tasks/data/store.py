@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from kairosfl.tasks.data.fetch import Download, ensure
 from kairosfl.tasks.data.files import CACHE, File, check, data_folder
+from kairosfl.tasks.dataset import Samples
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -38,6 +40,11 @@ def arrays(
     ensure(name, folder, files, downloads)
     sums = check(folder, files)
     return kept(folder, name, [VERSION, *sums.values(), repr(sorted((options or {}).items()))], convert), sums
+
+
+def split(made: Arrays, name: str) -> Samples:
+    """The samples `name_inputs` and `name_targets` of converted arrays."""
+    return Samples(torch.from_numpy(made[f"{name}_inputs"]), torch.from_numpy(made[f"{name}_targets"]))
 
 
 def kept(folder: Path, name: str, identity: Sequence[str], convert: Callable[[Path], Arrays]) -> Arrays:

@@ -112,7 +112,7 @@ def _construct(name: str, shape: tuple[int, ...], classes: int, chosen: Mapping[
     if not _accepts(classes, int) or classes < 1:
         raise UserError(f"model {name} needs at least 1 class, got {classes!r}")
     known = options(name)
-    hints = get_type_hints(builder)
+    hints = _hints(builder)
     arguments = {}
     for key, value in chosen.items():
         if key not in known:
@@ -122,6 +122,13 @@ def _construct(name: str, shape: tuple[int, ...], classes: int, chosen: Mapping[
             raise UserError(f"model.{key} of {name} must be {_spell(hints[key])}, got {value!r}")
         arguments[key] = tuple(value) if isinstance(value, list) else value
     return builder(tuple(shape), classes, **arguments)
+
+
+def _hints(builder: Builder) -> dict[str, Any]:
+    try:
+        return get_type_hints(builder)
+    except NameError:  # someone's builder with names imported for type checkers alone: nothing to check against
+        return {}
 
 
 def _accepts(value: object, hint: object) -> bool:
