@@ -59,7 +59,7 @@ class Stop(Cohort):
 
 @dataclass(frozen=True)
 class Contrast(Cohort):
-    """MOON's term: mu · CE([cos(z, z_start), cos(z, z_previous)] / temperature, 0) for clients with a previous model."""
+    """MOON's term: mu · CE([cos(z, z_start), cos(z, z_previous)] / temperature, 0) where there is a previous model."""
 
     mu: Tensor  # [m]; 0: no term
     temperature: float
@@ -236,11 +236,21 @@ class Reports(Cohort):
         )
 
 
+def strides(briefs: Briefs, reports: Reports, x: Tensor) -> Tensor:
+    """w − start of each client, `[m, d]`: what its own steps did, also where it did not start from x."""
+    return reports.delta if briefs.start.ndim == 1 else reports.delta - (briefs.start - x)
+
+
+def mean_gradients(briefs: Briefs, reports: Reports, x: Tensor) -> Tensor:
+    """The mean of the gradients that each client followed, `[m, d]`, weight decay at its start included."""
+    return -strides(briefs, reports, x) / reports.mass.to(reports.delta)[:, None]
+
+
 def mass(briefs: Briefs, reports: Reports) -> Tensor:
     """How far a constant unit gradient would have moved each client's weights, `[m]` float64.
 
-    −delta / mass is then the client's mean local gradient, whatever its momentum, pull, weight decay and steps. The
-    server works it out from what it ordered and the steps done; a client's word would be an attackable divisor.
+    −(w − start) / mass is then the client's mean local gradient, whatever its momentum, pull, weight decay and steps.
+    The server works it out from what it ordered and the steps done; a client's word would be an attackable divisor.
     """
     rows = zip(
         reports.steps.tolist(),

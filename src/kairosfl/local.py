@@ -23,7 +23,7 @@ from torch.func import functional_call
 from kairosfl.briefs import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Brief, Report
 from kairosfl.signals.fisher import fisher_trace
 from kairosfl.streams import key, stream
-from kairosfl.tasks.prepare import augment, prepare
+from kairosfl.tasks.prepare import augment, prepare, sample_keys
 from kairosfl.tasks.task import Task, last_linear
 
 SCORING_BATCH = 512
@@ -95,7 +95,8 @@ class Trainer:
         epochs = 0.0
         for epoch in batches(brief, len(mine)):
             stop = torch.zeros((), dtype=torch.bool, device=self.device)
-            for position, batch in enumerate(epoch, 1):
+            done = 0
+            for batch in epoch:
                 rows = mine[torch.from_numpy(batch).to(self.device)]
                 inputs, targets = self._batch(rows, brief, steps), self.targets[rows]
                 loss, similar = self._loss(inputs, targets, brief, references)
@@ -118,12 +119,13 @@ class Trainer:
                     total += loss.detach() * len(batch)
                 samples += len(batch)
                 steps += 1
+                done += 1
                 if similar is not None:
                     similarity = similar
                     stop |= similarity < brief.stop_below  # type: ignore[operator]
                     if brief.stop_per == "batch" and stop:
                         break
-            epochs += position / len(epoch)
+            epochs += done / len(epoch)
             if brief.stop_below is not None and stop:
                 break
         return (
@@ -151,7 +153,7 @@ class Trainer:
             loss = loss + brief.contrast * F.cross_entropy(logits, targets.new_zeros(len(targets)))
         if brief.stop_below is None:
             return loss, None
-        cosines = F.cosine_similarity(features.detach(), still.get("stop", still.get("start")), dim=1)
+        cosines = F.cosine_similarity(features.detach(), still["stop" if "stop" in still else "start"], dim=1)
         return loss, cosines.mean() if brief.stop_statistic == "mean" else cosines.min()
 
     def _references(self, brief: Brief, start: Tensor) -> dict[str, Tensor]:
@@ -182,10 +184,15 @@ class Trainer:
         return self.features[self.still].flatten(1)
 
     def _batch(self, rows: Tensor, brief: Brief, step: int) -> Tensor:
-        inputs = prepare(self.inputs[rows], self.task.dataset)
+        inputs = self._inputs(rows)
         if not self.task.augment:
             return inputs
-        return augment(inputs, key(brief.seed, "augment", brief.round, brief.client), step)
+        keys = sample_keys(rows, seed=brief.seed, round=brief.round, client=brief.client, step=step)
+        return augment(inputs, keys)
+
+    def _inputs(self, rows: Tensor) -> Tensor:
+        inputs = prepare(self.inputs[rows], self.task.dataset)
+        return inputs.to(self.w.dtype) if inputs.is_floating_point() else inputs
 
     @contextmanager
     def _dropout(self, brief: Brief) -> Iterator[None]:
@@ -200,7 +207,7 @@ class Trainer:
 
     def predict(self, vector: Tensor, inputs: Tensor) -> Tensor:
         """The outputs of the model with these weights, dropout off."""
-        views = {name: view for name, view in self.layout.views(vector)}
+        views = dict(self.layout.views(vector))
         outputs: Tensor = functional_call(self.still, views, (inputs,))
         return outputs
 
@@ -209,7 +216,7 @@ class Trainer:
         """Mean loss on these training samples."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for chunk in rows.split(SCORING_BATCH):
-            outputs = self.predict(vector, prepare(self.inputs[chunk], self.task.dataset))
+            outputs = self.predict(vector, self._inputs(chunk))
             total += self.task.loss(outputs, self.targets[chunk]).double().sum()
         return float(total) / len(rows)
 
@@ -219,9 +226,7 @@ class Trainer:
             return None, 0.0
         began = time.perf_counter()
         draws = stream(brief.seed, "fisher", brief.round, brief.client) if FISHER_SAMPLED in brief.measure else None
-        trace = fisher_trace(
-            self.predict, vector, lambda chunk: prepare(self.inputs[chunk], self.task.dataset), rows, draws
-        )
+        trace = fisher_trace(self.predict, vector, self._inputs, rows, draws)
         return trace, time.perf_counter() - began
 
 

@@ -185,6 +185,8 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Tensor, t
             if reports.n[row] <= 0
             else "it did no step"
             if reports.steps[row] <= 0
+            else "it trained no part of an epoch"
+            if reports.epochs[row] <= 0
             else _not_finite(reports, squares, row)
         )
         if reason:

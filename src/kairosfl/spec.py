@@ -37,8 +37,14 @@ class Spec:
 
 def build(kind: str, name: str, options: Mapping[str, Any], known: Mapping[str, type[Spec]]) -> Spec:
     """The object of that name with those options, or a sentence that says what is wrong with them."""
+    base, _, preset = name.rpartition(".")
     if name in known:
         cls = known[name]
+    elif base in known:
+        cls = known[base]
+        if not isinstance(vars(cls).get(preset), classmethod):
+            raise UserError(f"{base} has no preset {preset!r}; {nearest(preset, _presets(cls))}")
+        options = {**_settings(getattr(cls, preset)()), **options}
     elif "." in name:
         cls = _import(kind, name)
     else:
@@ -73,16 +79,15 @@ def _object(kind: str, term: ast.expr, text: str, known: Mapping[str, type[Spec]
         head = term.func
         if term.args:
             raise UserError(f"{kind} = {text!r}: name every option, as in 'fedprox(mu=0.01)'.")
-        options = {str(word.arg): _value(kind, word.value, text) for word in term.keywords}
-    name = ast.unparse(head)
-    base, _, preset = name.rpartition(".")
-    if base in known:
-        make = getattr(known[base], preset, None)
-        if make is None or not isinstance(known[base].__dict__.get(preset), classmethod):
-            raise UserError(f"{base} has no preset {preset!r}; {nearest(preset, _presets(known[base]))}")
-        made: Spec = make()
-        return dataclasses.replace(made, **options) if options else made  # type: ignore[type-var]
-    return build(kind, name, options, known)
+        for word in term.keywords:
+            if word.arg in options:
+                raise UserError(f"{kind} = {text!r}: {word.arg} stands twice; name it once.")
+            options[str(word.arg)] = _value(kind, word.value, text)
+    return build(kind, ast.unparse(head), options, known)
+
+
+def _settings(spec: Spec) -> dict[str, Any]:
+    return {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}  # type: ignore[arg-type]
 
 
 def _presets(cls: type) -> list[str]:

@@ -47,12 +47,18 @@ class Table:
             stacked[name] = out
         return stacked
 
-    def write(self, ids: Tensor, rows: dict[str, Tensor]) -> None:
-        """Store rows in place."""
-        for row, client in enumerate(ids.tolist()):
+    def reserve(self, ids: Tensor) -> None:
+        """Give these clients the next slots, in this order, where they have none."""
+        for client in ids.tolist():
             slot = self.slot.setdefault(client, len(self.slot))
             if slot // self.block_rows == len(self.blocks):
                 self.blocks.append({name: self._empty(value) for name, value in self.default.items()})
+
+    def write(self, ids: Tensor, rows: dict[str, Tensor]) -> None:
+        """Store rows in place."""
+        self.reserve(ids)
+        for row, client in enumerate(ids.tolist()):
+            slot = self.slot[client]
             block = self.blocks[slot // self.block_rows]
             for name, value in rows.items():
                 block[name][slot % self.block_rows] = value[row]

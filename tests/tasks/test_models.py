@@ -80,9 +80,7 @@ def fc(inputs: int, outputs: int) -> int:
 
 
 def test_alexnet_has_the_parameters_of_fedcl_table_2() -> None:
-    convolutions = (
-        conv(3, 64, 3) + conv(64, 192, 3) + conv(192, 384, 3) + conv(384, 256, 3) + conv(256, 256, 3)
-    )
+    convolutions = conv(3, 64, 3) + conv(64, 192, 3) + conv(192, 384, 3) + conv(384, 256, 3) + conv(256, 256, 3)
     assert convolutions == 2_251_584
     table = convolutions + fc(1024, 4096) + fc(4096, 4096) + fc(4096, 10)
     assert parameters("alexnet", (3, 32, 32), 10) == table == 23_272_266
@@ -117,13 +115,7 @@ def test_resnets_have_the_parameters_of_their_layers() -> None:
 
     def bottleneck(inputs: int, width: int) -> int:
         shortcut = inputs * 4 * width + 2 * 4 * width if inputs != 4 * width else 0
-        return (
-            inputs * width
-            + 9 * width * width
-            + 4 * width * width
-            + 2 * (width + width + 4 * width)
-            + shortcut
-        )
+        return inputs * width + 9 * width * width + 4 * width * width + 2 * (width + width + 4 * width) + shortcut
 
     stem = 9 * 3 * 64 + 2 * 64
     body18 = stem + sum(basic(a, b) for a, b in [(64, 64), (64, 64), (64, 128), (128, 128)])
@@ -353,9 +345,7 @@ def test_gpt_neox_equals_the_definition(pool: str) -> None:
     model = build("gpt_neox", shape=shape, classes=classes, seed=3, pool=pool, **chosen).double().eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for (
-            parameter
-        ) in model.parameters():  # biases and norms off their neutral start, or they would go untested
+        for parameter in model.parameters():  # biases and norms off their neutral start, or they would go untested
             parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
     state = {key: value.numpy() for key, value in model.state_dict().items()}
     tokens = np.array([5, 2, 7, 7, 1, 12])
@@ -432,9 +422,7 @@ def test_a_checkpoints_own_head_is_used(tmp_path: Path) -> None:
         ({"rotary_pct": 0.5}, r"rotary_pct = 0\.25, the model has 0\.5: set model\.rotary_pct=0\.25"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_is_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     save_file(published(), tmp_path / "model.safetensors")
     configuration = {"num_attention_heads": 4, "rotary_pct": 0.25, "use_parallel_residual": True}
     (tmp_path / "config.json").write_text(json.dumps(configuration), encoding="utf-8")
@@ -565,10 +553,7 @@ def test_a_model_of_ones_own_is_built_by_name(monkeypatch: pytest.MonkeyPatch) -
     model = build("bowl", shape=(2,), classes=3, seed=0, scale=2)
     assert torch.equal(model.weight, torch.full((3, 2), 2.0))  # type: ignore[arg-type]
     assert options("bowl") == {"scale": 1.0}
-    assert (
-        str(describe("bowl", shape=(2,), classes=3))
-        == "bowl: A linear map of my own. 9 parameters (2, 3 classes)"
-    )
+    assert str(describe("bowl", shape=(2,), classes=3)) == "bowl: A linear map of my own. 9 parameters (2, 3 classes)"
     monkeypatch.setitem(bowl.__annotations__, "scale", "OnlyForTypeCheckers")
     assert build("bowl", shape=(2,), classes=3, seed=0, scale=2)
     with pytest.raises(UserError, match="model bowl has no typical data: give shape and classes"):

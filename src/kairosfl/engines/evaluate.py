@@ -39,7 +39,8 @@ class Evaluator:
         x = x.to(self.device)
         for inputs, targets in zip(samples.inputs.split(BATCH), samples.targets.split(BATCH), strict=True):
             targets = targets.to(self.device)
-            outputs = self._predict(x, prepare(inputs.to(self.device), self.task.dataset))
+            prepared = prepare(inputs.to(self.device), self.task.dataset)
+            outputs = self._predict(x, prepared.to(x.dtype) if prepared.is_floating_point() else prepared)
             right.append(outputs.argmax(1) == targets)
             losses.append(self.task.loss(outputs, targets).double())
         return torch.cat(right), torch.cat(losses)

@@ -56,7 +56,10 @@ class ALT(Rule):
         }[self.threshold]
 
     def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
-        reference = torch.where(rows["seen"][:, None], rows["model"], briefs.start) if rows else None
+        reference = None
+        if rows:
+            seen = rows["seen"].to(briefs.start.device)
+            reference = torch.where(seen[:, None], rows["model"], briefs.start)
         stop = Stop(column(self.limit(round), len(briefs)), self.statistic, self.per, reference)
         return replace(briefs, stop=stop)
 

@@ -1,4 +1,4 @@
-"""FedCL: "Critical Learning Periods-Aware Adaptive Client Selection in Federated Learning" (later CriticalFL, KDD 2023).
+"""FedCL: "Critical Learning Periods-Aware Adaptive Client Selection in Federated Learning" (CriticalFL, KDD 2023).
 
 |M^{t+1}| = min(2 |M^t|, M)        inside a critical period      (Algorithm 2)
 |M^{t+1}| = max(|M^t| / 2, m / 2)  outside it
@@ -22,8 +22,8 @@ class FedCL(Rule):
     """Doubles the cohort inside a critical period and halves it outside.
 
     `cap` is a part of the population, `floor` a part of the starting cohort. With `once` there is no more doubling
-    after the cap was reached; `every` acts in every so many rounds. `increase` and `decrease` are the random baselines of Appendix A.4: with these
-    probabilities a round doubles or halves the cohort, whatever the detector says.
+    after the cap was reached; `every` acts in every so many rounds. `increase` and `decrease` are the random baselines
+    of Appendix A.4: with these probabilities a round doubles or halves the cohort, whatever the detector says.
     """
 
     kind = "adaptive"
@@ -65,8 +65,8 @@ class FedCL(Rule):
         if round.number % self.every:
             return state, {}
         size = int(state["size"]) or round.cohort
-        top = max(int(self.cap * round.clients), 1)
-        bottom = max(int(self.floor * round.cohort), 1)
+        top = max(_part(self.cap, round.clients), 1)
+        bottom = max(_part(self.floor, round.cohort), 1)
         grow, shrink = self._moves(round)
         if grow and not (self.once and state["capped"]):
             size = min(2 * size, max(top, round.cohort))
@@ -79,3 +79,7 @@ class FedCL(Rule):
             return round.signals.critical, not round.signals.critical
         draw = round.stream("fedcl").random()
         return draw < self.increase, self.increase <= draw < self.increase + self.decrease
+
+
+def _part(share: float, whole: int) -> int:
+    return int(share * whole + 1e-9)  # 0.29 · 100 is 28.999999999999996

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Reports
+from kairosfl.briefs import Briefs, Reports, strides
 from kairosfl.round import Round
 from kairosfl.rule import Rule, State
 from kairosfl.table import Table
@@ -47,9 +47,10 @@ class FedCM(Rule):
     def observe(
         self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
     ) -> tuple[State, State]:
-        gradient = (-weights / reports.mass).to(reports.delta) @ reports.delta
-        decay = float(weights @ briefs.weight_decay)
-        return {"momentum": gradient - decay * round.x}, {}
+        gradient = (-weights / reports.mass).to(reports.delta) @ strides(briefs, reports, round.x)
+        decay = (weights * briefs.weight_decay).to(briefs.start)
+        decayed = decay @ briefs.start if briefs.start.ndim == 2 else decay.sum() * briefs.start
+        return {"momentum": gradient - decayed}, {}
 
     def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
         return self.lr * direction, state

@@ -2,19 +2,21 @@
 
 local     g = ∇f_i(w) − h_i + alpha · (w − x)
 client    h_i ← h_i − alpha · (w_i − x)
-server    h ← h − alpha · (|S| / N) Σ p_i (w_i − x),    x ← Σ p_i w_i − h / alpha
+server    h = Σ p_i h_i over all clients,    x ← Σ p_i w_i over the cohort − h / alpha
+
+For uniform weights that is the paper's h ← h − alpha · (1 / N) Σ (w_i − x).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Reports
+from kairosfl.briefs import Briefs, Reports, strides
 from kairosfl.round import Round
 from kairosfl.rule import Rule, State
+from kairosfl.rules import everyone
 from kairosfl.table import Table
 
 
@@ -34,20 +36,19 @@ class FedDyn(Rule):
         return "uniform" if self.weights == "uniform" else None
 
     def server(self, x: Tensor, clients: int) -> State:
-        return {"h": torch.zeros_like(x)}
+        return everyone.nobody(x)
 
     def client(self, x: Tensor) -> State:
-        return {"h": torch.zeros_like(x)}
+        return everyone.unseen(x)
 
     def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
-        return replace(briefs.pushed(-rows["h"]), pull=briefs.pull + self.alpha)
+        return replace(briefs.pushed(-rows["vector"]), pull=briefs.pull + self.alpha)
 
     def observe(
         self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
     ) -> tuple[State, State]:
-        share = self.alpha * len(reports) / round.clients
-        mean = weights.to(reports.delta) @ reports.delta
-        return {"h": state["h"] - share * mean}, {"h": rows["h"] - self.alpha * reports.delta}
+        h = rows["vector"] - self.alpha * strides(briefs, reports, round.x)
+        return everyone.changed(state, rows, h, reports, round)
 
     def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
-        return direction - state["h"] / self.alpha, state
+        return direction - everyone.mean(state, round) / self.alpha, state

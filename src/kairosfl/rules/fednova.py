@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Reports
+from kairosfl.briefs import Briefs, Reports, strides
 from kairosfl.round import Round
 from kairosfl.rule import Rule, State
 from kairosfl.table import Table
@@ -46,7 +46,8 @@ class FedNova(Rule):
     ) -> Tensor:
         distance = torch.where(briefs.pull > 0, reports.steps * briefs.lr, reports.mass)
         effective = weights @ distance
-        return (weights * effective / reports.mass).to(reports.delta) @ reports.delta
+        more = (weights * (effective / reports.mass - 1)).to(reports.delta)
+        return direction + more @ strides(briefs, reports, round.x)
 
     def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
         if not self.momentum:

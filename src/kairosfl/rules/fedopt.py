@@ -73,6 +73,11 @@ class FedAdam(FedOpt):
         super().__post_init__()
         self.demand("beta2", 0 <= self.beta2 < 1, "use at least 0 and below 1")
 
+    def server(self, x: Tensor, clients: int) -> State:
+        state = super().server(x, clients)
+        # The correction is for moments that start at 0; it would blow up tau² by 1 / (1 − beta2).
+        return {**state, "v": torch.zeros_like(x)} if self.bias_correction else state
+
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * square
 

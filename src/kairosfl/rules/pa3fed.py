@@ -51,8 +51,9 @@ class PA3Fed(Rule):
     ) -> Tensor:
         if not (self.always or round.signals.critical):
             return factors
-        alpha = torch.exp(-self.beta * (rows["score"] - self._score(reports)))
-        return factors * alpha.nan_to_num(nan=1.0)
+        exponent = (-self.beta * (rows["score"] - self._score(reports))).nan_to_num(nan=0.0)
+        # Only ratios count: with the largest factor at 1 a score that exploded does not overflow.
+        return factors * torch.exp(exponent - exponent.max())
 
     def observe(
         self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round

@@ -2,22 +2,22 @@
 
     local        g = ∇f_i(w) − c_i + c
     option II    c_i⁺ = c_i − c + (x − w_i) / mass_i          mass_i = K · lr for plain SGD
-    server       x ← x + lr_g · Σ p_i Δ_i,    c ← c + (|S| / N) Σ p_i (c_i⁺ − c_i)
+    server       x ← x + lr_g · Σ p_i Δ_i,    c = Σ p_i c_i over all clients
 
-The control variates are averaged with the weights of the models, so that c = Σ p_i c_i. With the mass instead of
-K · lr, −Δ_i / mass_i is the mean local gradient under momentum, weight decay and early stops too.
+For uniform weights that is the paper's c ← c + (1 / N) Σ (c_i⁺ − c_i). With the mass instead of K · lr,
+−Δ_i / mass_i is the mean local gradient under momentum, weight decay and early stops too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Reports
+from kairosfl.briefs import Briefs, Reports, mean_gradients
 from kairosfl.round import Round
 from kairosfl.rule import Rule, State
+from kairosfl.rules import everyone
 from kairosfl.rules.vrlsgd import VRLSGD
 from kairosfl.table import Table
 
@@ -43,21 +43,19 @@ class SCAFFOLD(Rule):
         return None
 
     def server(self, x: Tensor, clients: int) -> State:
-        return {"c": torch.zeros_like(x)}
+        return everyone.nobody(x)
 
     def client(self, x: Tensor) -> State:
-        return {"c": torch.zeros_like(x)}
+        return everyone.unseen(x)
 
     def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
-        return briefs.pushed(state["c"] - rows["c"])
+        return briefs.pushed(everyone.mean(state, round) - rows["vector"])
 
     def observe(
         self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
     ) -> tuple[State, State]:
-        change = -state["c"] - reports.delta / reports.mass.to(reports.delta)[:, None]
-        mean = weights.to(change) @ change
-        share = len(reports) / round.clients
-        return {"c": state["c"] + share * mean}, {"c": rows["c"] + change}
+        c = rows["vector"] - everyone.mean(state, round) + mean_gradients(briefs, reports, round.x)
+        return everyone.changed(state, rows, c, reports, round)
 
     def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
         return self.lr * direction, state

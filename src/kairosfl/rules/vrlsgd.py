@@ -3,8 +3,8 @@
     local     g = ∇f_i(w) − Δ_i
     server    Δ_i ← Δ_i + rate · (G_i − Σ p_j G_j),    G_i = (x − w_i) / mass_i the mean local gradient
 
-The centred form keeps Σ p_i Δ_i = 0 over the clients that reported. The paper's (x̂ − w_i) / (k · lr) is the same for
-equal steps; with unequal steps, taken literally, it ends where FedAvg does.
+The centred form keeps Σ n_i Δ_i = 0 over all clients, whoever takes part. The paper's (x̂ − w_i) / (k · lr) is the
+same for equal steps; with unequal steps, taken literally, it ends where FedAvg does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Reports
+from kairosfl.briefs import Briefs, Reports, mean_gradients
 from kairosfl.round import Round
 from kairosfl.rule import Rule, State
 
@@ -40,6 +40,6 @@ class VRLSGD(Rule):
     def observe(
         self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
     ) -> tuple[State, State]:
-        gradient = -reports.delta / reports.mass.to(reports.delta)[:, None]
+        gradient = mean_gradients(briefs, reports, round.x)
         gradient -= weights.to(gradient) @ gradient
         return state, {"delta": rows["delta"] + self.rate * gradient}

@@ -31,7 +31,8 @@ def fisher_trace(
         jacobian, output = jacrev(lambda u: (lambda z: (z, z))(logits(u, sample)), has_aux=True)(w)
         p = output.softmax(0)
         inner = jacobian @ jacobian.T
-        return p @ inner.diagonal() - p @ inner @ p
+        trace: Tensor = p @ inner.diagonal() - p @ inner @ p
+        return trace
 
     def sampled(w: Tensor, sample: Tensor, uniform: Tensor) -> Tensor:
         def log_likelihood(u: Tensor) -> Tensor:
@@ -39,7 +40,7 @@ def fisher_trace(
             label = (log_p.detach().exp().cumsum(0) < uniform).sum().clamp(max=len(log_p) - 1)
             return log_p.gather(0, label[None])[0]
 
-        slope = grad(log_likelihood)(w)
+        slope: Tensor = grad(log_likelihood)(w)
         return slope @ slope
 
     with torch.no_grad():

@@ -96,4 +96,5 @@ def own_tests(dataset: DataSet, population: Population) -> Population | None:
     highest = max(int(dataset.test_keys.max(initial=-1)), int(population.keys.max()))
     client_of = np.full(highest + 1, -1, dtype=np.int64)
     client_of[population.keys] = np.arange(len(population))
-    return Population.from_owner(client_of[dataset.test_keys], len(population))
+    owner = np.where(dataset.test_keys >= 0, client_of[dataset.test_keys], -1)
+    return Population.from_owner(owner, len(population))

@@ -1,6 +1,87 @@
-def prepare(inputs, dataset):
-    return inputs
+"""From stored inputs to what a model sees, on the device: normalisation, and crops and flips from counted keys.
+
+Every operation acts on each sample alone, so one client's batch [b,...] and stacked ones [m,b,...] give equal bits.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from kairosfl.tasks.dataset import DataSet
 
 
-def augment(inputs, key, step):
-    return inputs
+def prepare(inputs: torch.Tensor, dataset: DataSet) -> torch.Tensor:
+    """Tokens as int64, uint8 images as (x/255 - mean)/std (or x/255), floats as they are."""
+    if dataset.vocabulary:
+        return inputs.long()
+    if inputs.dtype != torch.uint8:
+        return inputs
+    scale, shift = _affine(dataset.mean, dataset.std, inputs.device)
+    return torch.addcmul(shift, inputs.float(), scale)
+
+
+@lru_cache(maxsize=16)
+def _affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    means, stds = torch.tensor(mean or (0.0,), dtype=torch.float64), torch.tensor(std or (1.0,), dtype=torch.float64)
+    scale, shift = 1 / (255 * stds), -means / stds
+    return scale.float().view(-1, 1, 1).to(device), shift.float().view(-1, 1, 1).to(device)
+
+
+def sample_keys(
+    samples: torch.Tensor,
+    *,
+    seed: int,
+    round: int | torch.Tensor,
+    client: int | torch.Tensor,
+    step: int | torch.Tensor,
+) -> torch.Tensor:
+    """A 64-bit key for every sample number, from whole numbers alone.
+
+    For stacked batches [m,b] of sample numbers, round, client and step may be tensors [m,1].
+    """
+    keys = torch.full_like(samples, _signed(seed), dtype=torch.int64)
+    for number in (round, client, step, samples):
+        keys = _mix(keys ^ number)
+    return keys
+
+
+def augment(images: torch.Tensor, keys: torch.Tensor, *, padding: int = 4, flip: bool = True) -> torch.Tensor:
+    """A random crop of every image [...,C,H,W] after padding with zeros, and a mirror image of every other one.
+
+    `keys` [...] are those of `sample_keys`; what happens to an image depends on its key and on nothing else.
+    """
+    channels, height, width = images.shape[-3:]
+    bits = keys.reshape(-1, 1)
+    offsets = 2 * padding + 1
+    down = (((bits & 0xFFFFFF) * offsets) >> 24) - padding
+    right = ((((bits >> 24) & 0xFFFFFF) * offsets) >> 24) - padding
+    rows = torch.arange(height, device=images.device) + down
+    columns = torch.arange(width, device=images.device).expand(len(bits), width)
+    if flip:
+        columns = torch.where((bits >> 48) & 1 == 1, width - 1 - columns, columns)
+    columns = columns + right
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    source = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
+    flat = images.reshape(-1, channels, height * width)
+    moved = flat.gather(2, source.view(-1, 1, height * width).expand(-1, channels, -1))
+    return (moved * inside.view(-1, 1, height * width)).view(images.shape)
+
+
+def _mix(keys: torch.Tensor) -> torch.Tensor:
+    """The finaliser of splitmix64 after adding the golden ratio: every input bit moves every output bit."""
+    keys = keys + _signed(0x9E3779B97F4A7C15)
+    keys = (keys ^ _shift(keys, 30)) * _signed(0xBF58476D1CE4E5B9)
+    keys = (keys ^ _shift(keys, 27)) * _signed(0x94D049BB133111EB)
+    return keys ^ _shift(keys, 31)
+
+
+def _shift(keys: torch.Tensor, bits: int) -> torch.Tensor:
+    # A shift of signed numbers keeps the sign; the mask makes it that of unsigned ones.
+    return (keys >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(number: int) -> int:
+    """The signed 64-bit number with the same bits."""
+    return (number + 2**63) % 2**64 - 2**63

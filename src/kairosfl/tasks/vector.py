@@ -26,7 +26,7 @@ class Entry:
 
     def view(self, vector: Tensor) -> Tensor:
         """This tensor inside a vector `[d]` or the same tensor of every client inside `[m, d]`."""
-        return vector[..., self.offset : self.offset + self.size].unflatten(-1, self.shape or (1,))
+        return vector[..., self.offset : self.offset + self.size].view(*vector.shape[:-1], *self.shape)
 
 
 @dataclass(frozen=True)

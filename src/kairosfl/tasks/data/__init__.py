@@ -9,6 +9,7 @@ from kairosfl.errors import UserError, nearest
 from kairosfl.tasks.data.agnews import agnews
 from kairosfl.tasks.data.cifar import cifar10, cifar100
 from kairosfl.tasks.data.digits import digits
+from kairosfl.tasks.data.folder import folder
 from kairosfl.tasks.data.idx import fashion_mnist, mnist
 from kairosfl.tasks.data.shakespeare import shakespeare
 from kairosfl.tasks.data.synthetic import synthetic
@@ -25,6 +26,7 @@ DATASETS: dict[str, Callable[..., DataSet]] = {
     "shakespeare": shakespeare,
     "agnews": agnews,
     "synthetic": synthetic,
+    "folder": folder,
 }
 
 

@@ -44,6 +44,7 @@ def _fetch(name: str, folder: Path, missing: list[str], download: Download, last
     mend = f"put {_listed(missing)} into {folder}"
     try:
         import pooch
+        from rich.console import Console
         from rich.progress import Progress
     except ImportError:
         raise UserError(
@@ -53,7 +54,7 @@ def _fetch(name: str, folder: Path, missing: list[str], download: Download, last
     target = Path(CACHE, "downloads", download.url.rsplit("/", 1)[-1]) if download.archive else Path(download.path)
     pooch.get_logger().setLevel("ERROR")  # its own lines would repeat what the bar shows
     try:
-        with Progress() as progress:
+        with Progress(console=Console(stderr=True)) as progress:
             fetched = pooch.retrieve(
                 download.url,
                 known_hash=f"md5:{download.md5}" if download.md5 else None,

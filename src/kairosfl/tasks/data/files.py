@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import json
@@ -102,7 +103,5 @@ def _read_sums(folder: Path) -> dict[str, tuple[str, str]]:
 
 
 def _write_sums(folder: Path, sums: dict[str, tuple[str, str]]) -> None:
-    try:
+    with contextlib.suppress(OSError):  # a read-only data folder: sums are worked out again next time
         write(folder / CACHE / "sums.json", json.dumps(sums, indent=1).encode())
-    except OSError:
-        pass  # a read-only data folder: sums are worked out again next time

@@ -15,6 +15,7 @@ from kairosfl.tasks.data.files import File, content, damaged
 from kairosfl.tasks.data.store import Arrays, arrays, split
 from kairosfl.tasks.dataset import DataSet
 
+SIDE = 28
 NAMES = (
     "train-images-idx3-ubyte.gz",
     "train-labels-idx1-ubyte.gz",
@@ -49,13 +50,13 @@ FASHION_LABELS = (
 )
 
 
-def mnist(*, size: int = 28) -> DataSet:
+def mnist(*, size: int = SIDE) -> DataSet:
     """MNIST: 60,000 and 10,000 handwritten digits, 28x28, or resized to `size` by bilinear interpolation."""
     base = "https://ossci-datasets.s3.amazonaws.com/mnist/"
     return _load("mnist", "mnist", base, MNIST_SUMS, size, 0.1307, 0.3081, tuple("0123456789"))
 
 
-def fashion_mnist(*, size: int = 28) -> DataSet:
+def fashion_mnist(*, size: int = SIDE) -> DataSet:
     """Fashion-MNIST: 60,000 and 10,000 articles of clothing, 28x28, or resized to `size` as MNIST."""
     base = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
     return _load("fashion_mnist", "fashion-mnist", base, FASHION_SUMS, size, 0.2860, 0.3530, FASHION_LABELS)
@@ -79,7 +80,11 @@ def _load(
     def convert(root: Path) -> Arrays:
         made: Arrays = {}
         for part, images, classes in (("train", files[0], files[1]), ("test", files[2], files[3])):
-            made[f"{part}_inputs"] = _resize(read_idx(root / images.path, 3), size)[:, None]
+            pictures = read_idx(root / images.path, 3)
+            if pictures.shape[1:] != (SIDE, SIDE):
+                height, width = pictures.shape[1:]
+                raise damaged(root / images.path, f"its pictures are {width} x {height} pixels, not {SIDE} x {SIDE}")
+            made[f"{part}_inputs"] = _resize(pictures, size)[:, None]
             made[f"{part}_targets"] = read_idx(root / classes.path, 1).astype(np.int64)
         return made
 
@@ -101,7 +106,7 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
 
 
 def _resize(images: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
-    if images.shape[1:] == (size, size):
+    if size == SIDE:
         return images
     blocks = [
         F.interpolate(

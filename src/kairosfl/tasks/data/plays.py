@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 # A speech begins with a name in capitals and a full stop, its text on the same line or on the next ones.
-SPEECH = re.compile(r"\s*((?:[0-9]\. )?[A-Z][A-Z’' -]*[A-Z]|[A-Z]+(?:\. [A-Z]+)+)\.(?:\s+(\S.*))?$")
+SPEECH = re.compile(r"\s*((?:MRS\. |[0-9]\. )?[A-Z][A-Z’' -]*[A-Z])\.(?:\s+(\S.*))?$")
 HEADING = re.compile(r"\s*(ACT|SCENE|EPILOGUE|INDUCTION|DRAMATIS PERSONAE|THE END|FINIS|\*\*\*)\b")
 DIRECTION = re.compile(r"\s*\[?_?(Enter|Re-enter|Exit|Exeunt|Flourish|Alarums?|Sennet|Manet)\b")
 ASIDE = re.compile(r"\[[^\]]*\]|\(_[^)]*_\)|_[^_]*_")
@@ -24,23 +25,19 @@ def roles(text: str) -> dict[str, str]:
 
 
 def _works(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Every work of the table of contents and its lines."""
-    begin = next((i for i, line in enumerate(lines) if line.strip() == "Contents"), len(lines))
-    titles = []
-    for line in lines[begin + 1 :]:
-        title = line.strip()
-        if title in titles or (title and title == line and titles):
-            break
-        if title:
-            titles.append(title)
-    starts, at = [], begin + 2 * len(titles)
+    """Every work of the table of contents, which is indented, and its lines."""
+    at = next((i for i, line in enumerate(lines) if line.strip() == "Contents"), len(lines)) + 1
+    titles: list[str] = []
+    while at < len(lines) and (not lines[at] or lines[at][0].isspace()):
+        titles += [title] if (title := lines[at].strip()) else []
+        at += 1
+    starts: list[tuple[str, int]] = []
     for title in titles:
         found = next((i for i in range(at, len(lines)) if lines[i].strip(" :") == title), None)
         if found is not None:
             starts.append((title, found))
             at = found + 1
-    ends = [start for _, start in starts[1:]] + [len(lines)]
-    for (title, start), end in zip(starts, ends, strict=True):
+    for (title, start), (_, end) in pairwise([*starts, ("", len(lines))]):
         yield title, lines[start + 1 : end]
 
 

@@ -1,6 +1,6 @@
 """FedCL's image models: AlexNet (its Table 2) and VGG-11 (its Table 1), every bias as wide as its layer.
 
-Yan, Wang, Li: "FedCL: Critical Learning Periods-aware Adaptive Client Selection in Federated Learning".
+"FedCL: Critical Learning Periods-aware Adaptive Client Selection in Federated Learning" (later CriticalFL, KDD 2023).
 """
 
 from __future__ import annotations

@@ -1,0 +1,29 @@
+# `make demo` and `make test` need nothing but Python 3.11 or newer and make; they set up .venv themselves.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+
+.PHONY: demo test test-slow lint docs clean
+
+demo: .venv/ready
+	$(BIN)/kairosfl demo
+
+test: .venv/ready
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: .venv/ready
+	$(BIN)/python -m pytest -m slow
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.venv/ready: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11, 3.12 or 3.13 is needed and was not found; set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv .venv
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,74 @@
+"""What the stacked layers of one pass share: the weights' rows, where gradients go, dropout's keys, the features."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kairosfl.engines.batched.rows import RowLayout
+
+
+class Frame:
+    """Layers read their weights from `rows` and, in the backward pass, write their gradients into `gradients`.
+
+    Layers with large weights write their gradients themselves, at the place where the optimiser reads them. The others
+    take a `leaf`, whose gradient autograd returns. `tape` is an input of every layer of the first kind, so that its
+    backward runs although autograd knows nothing of its weights.
+    """
+
+    def __init__(self, layout: RowLayout, uses: dict[int, int]) -> None:
+        self.layout = layout
+        self.shared = frozenset(index for index, count in uses.items() if count > 1)
+        self.rows = torch.empty(0)
+        self.gradients: Tensor | None = None
+        self.keys: Tensor | None = None  # [m, 1] int64; None: dropout is off
+        self.features: Tensor | None = None
+        self.tape = torch.empty(0)
+        self._leaves: list[tuple[int, Tensor]] = []
+
+    def open(self, rows: Tensor, gradients: Tensor | None = None, keys: Tensor | None = None) -> None:
+        """Begin a pass with these weights; with `gradients` it can be differentiated."""
+        self.rows, self.gradients, self.keys, self.features = rows, gradients, keys, None
+        self._leaves = []
+        if gradients is None:
+            return
+        if self.tape.device != rows.device:
+            self.tape = torch.zeros((), device=rows.device, requires_grad=True)
+        for index in self.shared:
+            self.layout.view(gradients, index).zero_()
+
+    @property
+    def clients(self) -> int:
+        return len(self.rows)
+
+    def weight(self, index: int) -> Tensor:
+        """A tensor of the model for every client, as it lies in the rows."""
+        return self.layout.view(self.rows, index)
+
+    def slope(self, index: int) -> Tensor | None:
+        """Where its gradient goes."""
+        return None if self.gradients is None else self.layout.view(self.gradients, index)
+
+    def leaf(self, index: int) -> Tensor:
+        """The tensor in the model's own axes, for autograd to differentiate."""
+        value = self.layout.natural(self.rows, index)
+        if self.gradients is None:
+            return value
+        leaf = value.detach().requires_grad_()
+        self._leaves.append((index, leaf))
+        return leaf
+
+    def backward(self, loss: Tensor) -> None:
+        """Fill `gradients`."""
+        assert self.gradients is not None
+        leaves = [leaf for _, leaf in self._leaves]
+        slopes = torch.autograd.grad(loss, [self.tape, *leaves], allow_unused=True)[1:]
+        for (index, _), slope in zip(self._leaves, slopes, strict=True):
+            target = self.layout.natural(self.gradients, index)
+            if index in self.shared:
+                if slope is not None:
+                    target.add_(slope)
+            elif slope is None:
+                target.zero_()
+            else:
+                target.copy_(slope)

@@ -1,0 +1,77 @@
+"""Models as rows of one matrix `[m, width]`, laid out for the matrix units.
+
+Every tensor starts at a multiple of 128 bytes, or matrix products fall off the tensor-core path, and the weights of
+convolutions lie as (outputs, height, width, inputs), so that the inputs of one pixel are neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from kairosfl.tasks.vector import Layout
+
+ALIGN = 32  # numbers: 128 bytes in float32
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one tensor lies: `shape` is its shape in a row, `swapped` whether that is (O, H, W, I) for (O, I, H, W)."""
+
+    shape: tuple[int, ...]
+    offset: int  # in a row
+    dense: int  # in the vector
+    swapped: bool
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Where every tensor of a model lies in a row."""
+
+    places: tuple[Place, ...]
+    width: int
+
+    @classmethod
+    def of(cls, layout: Layout) -> RowLayout:
+        places, offset = [], 0
+        for entry in layout.entries:
+            swapped = len(entry.shape) == 4
+            outputs_last = (entry.shape[0], *entry.shape[2:], entry.shape[1]) if swapped else entry.shape
+            places.append(Place(outputs_last, offset, entry.offset, swapped))
+            offset += -(-entry.size // ALIGN) * ALIGN
+        return cls(tuple(places), offset)
+
+    def view(self, rows: Tensor, index: int) -> Tensor:
+        """The tensor with this number in every row, `[m, *shape]`, as it lies."""
+        place = self.places[index]
+        return rows[:, place.offset : place.offset + place.size].view(len(rows), *place.shape)
+
+    def natural(self, rows: Tensor, index: int) -> Tensor:
+        """The same with the axes in the model's own order."""
+        view = self.view(rows, index)
+        return view.permute(0, 1, 4, 2, 3) if self.places[index].swapped else view
+
+    def pack(self, vectors: Tensor) -> Tensor:
+        """Vectors `[m, d]` as new rows; the gaps are zeros."""
+        pieces = []
+        for place in self.places:
+            piece = vectors[:, place.dense : place.dense + place.size]
+            if place.swapped:
+                outputs, height, width, inputs = place.shape
+                piece = piece.view(-1, outputs, inputs, height, width).permute(0, 1, 3, 4, 2).reshape(len(vectors), -1)
+            pieces.append(piece)
+            gap = -place.size % ALIGN
+            if gap:
+                pieces.append(vectors.new_zeros(()).expand(len(vectors), gap))
+        return torch.cat(pieces, 1)
+
+    def unpack(self, rows: Tensor) -> Tensor:
+        """Rows as new vectors `[m, d]`."""
+        return torch.cat([self.natural(rows, index).reshape(len(rows), -1) for index in range(len(self.places))], 1)

@@ -1,0 +1,165 @@
+"""A model run for many clients at once, as traced by torch.fx or, failing that, by vmap."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.func import functional_call, vmap
+
+from kairosfl.engines.batched.frame import Frame
+from kairosfl.engines.batched.layers import LAYERS, StackedConv2d, StackedDropout, StackedLinear, Unstackable
+from kairosfl.engines.batched.rows import RowLayout
+from kairosfl.tasks.task import last_linear
+from kairosfl.tasks.vector import Layout
+
+
+class Stack(Protocol):
+    """Outputs `[m·b, classes]` for inputs `[m·b, ...]` with the weights of the frame, which then has the features."""
+
+    frame: Frame
+    why: str
+
+    def __call__(self, inputs: Tensor) -> Tensor: ...
+
+
+class Traced:
+    """The model's own graph with its layers replaced by stacked ones; the rest acts on `[m·b, ...]` as it is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        model = copy.deepcopy(model).train()
+        places = {id(parameter): number for number, parameter in enumerate(model.parameters())}
+        try:
+            traced = fx.symbolic_trace(model)
+        except Exception as error:  # tracing runs the user's forward: anything may come out of it
+            raise Unstackable(f"torch.fx cannot trace it ({_line(error)})") from error
+        self.frame = Frame(RowLayout.of(Layout.of(model)), _uses(traced, places))
+        self._replace(traced, places)
+        self.why = "stacked layer by layer"
+        self._run = traced
+
+    def _replace(self, traced: fx.GraphModule, places: dict[int, int]) -> None:
+        def find(parameter: Tensor | None) -> int | None:
+            return None if parameter is None else places[id(parameter)]
+
+        linear = [module for module in traced.modules() if isinstance(module, nn.Linear)]
+        new: dict[int, nn.Module] = {}
+        dropouts = 0
+        for node in traced.graph.nodes:
+            if node.op == "get_attr":
+                raise Unstackable(f"it uses {node.target!r} outside a layer")
+            if node.op == "call_function" and node.target in (F.dropout, torch.dropout):
+                raise Unstackable("it calls a dropout function; use nn.Dropout")
+            if node.op != "call_module":
+                continue
+            layer = traced.get_submodule(node.target)
+            if isinstance(layer, nn.Dropout):
+                stacked: nn.Module = StackedDropout(layer.p, dropouts, self.frame)
+                name = node.target.replace(".", "_") + f"_drop{dropouts}"
+                dropouts += 1
+                traced.add_submodule(name, stacked)
+                node.target = name
+                continue
+            if isinstance(layer, nn.modules.dropout._DropoutNd):
+                raise Unstackable(f"it has a {type(layer).__name__}")
+            if next(layer.parameters(), None) is None:
+                continue
+            if type(layer) not in LAYERS:
+                raise Unstackable(f"it has a {type(layer).__name__}")
+            if id(layer) not in new:
+                new[id(layer)] = LAYERS[type(layer)](layer, find, self.frame)
+                if linear and layer is linear[-1]:
+                    new[id(layer)].speaks = True  # type: ignore[assignment]
+            name = "stacked_" + node.target.replace(".", "_")
+            traced.add_submodule(name, new[id(layer)])
+            node.target = name
+        traced.delete_all_unused_submodules()
+        traced.recompile()
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self._run(inputs)
+        return outputs
+
+    def convolutions(self) -> Iterator[StackedConv2d]:
+        """Its convolutions, whose method may be chosen."""
+        return (layer for layer in self._run.modules() if isinstance(layer, StackedConv2d))
+
+
+class Mapped:
+    """The model under torch.func.vmap, for what cannot be replaced layer by layer."""
+
+    def __init__(self, model: nn.Module, reason: str) -> None:
+        if any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p for module in model.modules()):
+            raise Unstackable(f"{reason}, and vmap has no dropout whose masks depend on the client alone")
+        self.model = copy.deepcopy(model).train()
+        self.names = [name for name, _ in model.named_parameters()]
+        self.frame = Frame(RowLayout.of(Layout.of(model)), {})
+        self.why = f"stacked by vmap: {reason}"
+        self._heard: list[Tensor] = []
+        if any(isinstance(module, nn.Linear) for module in self.model.modules()):
+            last_linear(self.model).register_forward_pre_hook(lambda _, arguments: self._heard.append(arguments[0]))
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        frame = self.frame
+        weights = {name: frame.leaf(index) for index, name in enumerate(self.names)}
+        outputs, features = vmap(self._one)(weights, inputs.unflatten(0, (frame.clients, -1)))
+        frame.features = features.flatten(0, 1) if features is not None else None
+        return outputs.flatten(0, 1)
+
+    def _one(self, weights: dict[str, Tensor], inputs: Tensor) -> tuple[Tensor, Any]:
+        self._heard.clear()
+        outputs = functional_call(self.model, weights, (inputs,))
+        return outputs, self._heard.pop() if self._heard else outputs
+
+
+def stack(model: nn.Module, samples: Tensor) -> Stack:
+    """The model for many clients, tried on prepared samples; `Unstackable` says why it cannot be."""
+    try:
+        traced = Traced(model)
+        _try(traced, model, samples)
+        return traced
+    except Unstackable as reason:
+        mapped = Mapped(model, str(reason))
+        _try(mapped, model, samples)
+        return mapped
+
+
+def _try(stacked: Stack, model: nn.Module, samples: Tensor) -> None:
+    """Two clients with weights of their own must get what they get alone: a model may mix samples, or the rows."""
+    still = copy.deepcopy(model).eval()
+    start = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    vectors = torch.stack([start, start * torch.linspace(0.5, 1.5, len(start), dtype=start.dtype)])
+    half = len(samples) // 2
+    with torch.no_grad():
+        stacked.frame.open(stacked.frame.layout.pack(vectors))
+        try:
+            found = stacked(samples[: 2 * half])
+        except Exception as error:  # the user's forward again
+            raise Unstackable(f"it fails on stacked clients ({_line(error)})") from error
+        layout = Layout.of(model)
+        wanted = torch.cat(
+            [
+                functional_call(still, dict(layout.views(vector)), (part,))
+                for vector, part in zip(vectors, samples[: 2 * half].split(half), strict=True)
+            ]
+        )
+    if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max())):
+        raise Unstackable("stacked clients get other outputs than alone: it mixes the samples of a batch")
+
+
+def _uses(traced: fx.GraphModule, places: dict[int, int]) -> dict[int, int]:
+    """How often the forward pass uses each parameter."""
+    uses: Counter[int] = Counter()
+    for node in traced.graph.nodes:
+        if node.op == "call_module":
+            uses.update(places[id(p)] for p in traced.get_submodule(node.target).parameters() if id(p) in places)
+    return dict(uses)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:120]

@@ -1,0 +1,341 @@
+"""Engine `ray`: the cohort in shards over Ray actors, each with the data and an engine of its own.
+
+Shards are balanced by the steps they are expected to take. An actor that dies costs only its shard, which is tried
+once more elsewhere and then reported as failed; a new actor takes the dead one's place as soon as it is up.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kairosfl.briefs import Briefs, Cohort, Reports
+from kairosfl.engines.evaluate import Scores
+from kairosfl.engines.loop import Loop
+from kairosfl.errors import UserError
+from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.task import Task
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+try:
+    import ray
+    from ray.exceptions import RayActorError, RayError
+except ImportError:
+    raise UserError("engine = 'ray' needs Ray; install it with: pip install 'kairosfl[ray]'.") from None
+
+STARTS = 3  # actors that may die in a row before they are up; then something is wrong with all of them
+
+
+class ShardEngine(Protocol):
+    """What an actor runs: `Loop`, `Batched`, or anything like them."""
+
+    def train(self, briefs: Briefs) -> Reports: ...
+    def evaluate(self, x: Tensor) -> Scores: ...
+    def evaluate_clients(self, x: Tensor) -> np.ndarray: ...
+
+
+Make = Callable[[Task, torch.device], ShardEngine]
+
+
+def expected_steps(briefs: Briefs, sizes: np.ndarray) -> np.ndarray:
+    """Steps of every client that trains all its epochs; `sizes` are the samples of everyone."""
+    per_epoch = np.ceil(sizes[briefs.ids.numpy()] / briefs.batch_size.numpy())
+    steps: np.ndarray = per_epoch * briefs.epochs.numpy()
+    return steps
+
+
+def shards(steps: np.ndarray, parts: int) -> list[np.ndarray]:
+    """Row numbers in at most `parts` shards of about equal steps: the longest first, each to the lightest shard."""
+    loads = np.zeros(min(parts, len(steps)))
+    rows: list[list[int]] = [[] for _ in loads]
+    for row in np.argsort(-steps, kind="stable"):
+        lightest = int(loads.argmin())
+        loads[lightest] += steps[row]
+        rows[lightest].append(int(row))
+    return [np.sort(np.array(shard, dtype=np.int64)) for shard in rows]
+
+
+class _Actor:
+    """Lives in another process, with the data and an engine."""
+
+    def __init__(self, parcel: Mapping[str, Any], make: Make, device: str, threads: int) -> None:
+        self.arguments = parcel, make, device
+        self.threads = threads
+
+    def ready(self) -> None:
+        """Makes the engine; not in `__init__`, where Ray would turn its exception into a death."""
+        torch.set_num_threads(self.threads)
+        parcel, make, device = self.arguments
+        self.device = torch.device(device)
+        self.engine = make(_unpack(parcel), self.device)
+
+    def train(self, briefs: Briefs, shared: Mapping[str, np.ndarray]) -> Reports:
+        """Arrays in, arrays out: Ray moves them without a copy."""
+        vectors: dict[str, Any] = {name: _tensor(array).to(self.device) for name, array in shared.items()}
+        return _arrays(self.engine.train(replace(_tensors(briefs), **vectors)))
+
+    def ask(self, method: str, x: np.ndarray) -> Any:
+        """One of the engine's questions about a vector."""
+        return getattr(self.engine, method)(_tensor(x).to(self.device))
+
+
+@dataclass
+class _Shard:
+    """Rows on their way; `lost` is the actor that did not bring them back."""
+
+    rows: np.ndarray
+    lost: Any = None
+
+
+class Ray:
+    """Follows briefs on many processes, GPUs and machines; the results are those of `make`'s engine in one process."""
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        actors: int = 4,
+        make: Make = Loop,
+        address: str | None = None,
+        device: str = "cpu",
+        gpus: float = 0.0,
+        threads: int = 1,
+        home: str = "cpu",
+    ) -> None:
+        """`device`, `gpus` (may be a part of one) and `threads` are each actor's; `home` holds the server's vectors."""
+        if actors < 1:
+            raise UserError(f"ray.actors = {actors} must be 1 or more.")
+        self.task = task
+        self.home = torch.device(home)
+        self._owner = not ray.is_initialized()
+        if self._owner:
+            _connect(address)
+        # Actors share the cores there are, so that there may be more actors than cores.
+        cpus = min(float(threads), math.floor(ray.cluster_resources().get("CPU", 1.0) / actors * 1e4) / 1e4)
+        self._class = ray.remote(_Actor).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
+        self._arguments = (ray.put(_pack(task)), make, device, threads)
+        self._live: list[Any] = []
+        self._coming: dict[Any, Any] = {}  # the answer of `ready` → its actor
+        self._stillborn = 0
+        for _ in range(actors):
+            self._spawn()
+        while self._coming:
+            self._welcome(wait=True)
+
+    def start(self) -> Tensor:
+        """The model before training."""
+        return self.task.start().to(self.home)
+
+    def train(self, briefs: Briefs) -> Reports:
+        """One report per client, in client order; the clients of a shard that was lost twice stand in `failed`."""
+        self._welcome(wait=not self._live)
+        shared = {name: getattr(briefs, name) for name in briefs.vectors}
+        shared = {name: value.cpu().numpy() for name, value in shared.items() if value is not None and value.ndim == 1}
+        reference = ray.put(shared)
+        bare = replace(briefs, **{name: torch.empty(0) for name in shared})
+        idle = list(self._live)
+        waiting = [_Shard(rows) for rows in shards(expected_steps(briefs, self.task.clients.sizes), len(idle))]
+        flying: dict[Any, tuple[_Shard, Any]] = {}
+        parts: list[Reports] = []
+        failed: list[tuple[int, str]] = []
+        error: Exception | None = None
+        while waiting or flying:
+            for shard in list(waiting):
+                actor = _another(idle, shard.lost, patient=bool(flying))
+                if actor is not None:
+                    waiting.remove(shard)
+                    record = _arrays(bare.take(torch.from_numpy(shard.rows)))
+                    flying[actor.train.remote(record, reference)] = shard, actor
+            if not flying:
+                self._welcome(wait=True)
+                idle = list(self._live)
+                continue
+            (done,), _ = ray.wait(list(flying), num_returns=1)
+            shard, actor = flying.pop(done)
+            try:
+                parts.append(ray.get(done))
+                idle.append(actor)
+            except RayError as raised:
+                error = _cause(raised)
+                if self._gone(actor, raised):
+                    reason = "its actor died"
+                else:
+                    reason = f"it raised {type(error).__name__}: {error}".splitlines()[0]
+                    idle.append(actor)
+                if shard.lost is None:
+                    waiting.append(_Shard(shard.rows, lost=actor))
+                else:
+                    failed += [(client, f"{reason} (second try)") for client in briefs.ids[shard.rows].tolist()]
+        if not parts and error is not None and not isinstance(error, RayError):
+            raise error  # every shard raised: to go on would train nothing in silence
+        return _join(briefs, parts, failed)
+
+    def evaluate(self, x: Tensor) -> Scores:
+        """On the whole test set, on one actor."""
+        scores: Scores = self._ask("evaluate", x)
+        return scores
+
+    def evaluate_clients(self, x: Tensor) -> np.ndarray:
+        """Every client's accuracy, on one actor."""
+        accuracies: np.ndarray = self._ask("evaluate_clients", x)
+        return accuracies
+
+    def close(self) -> None:
+        """Ends the actors, and Ray if this engine started it."""
+        for actor in [*self._live, *self._coming.values()]:
+            ray.kill(actor)
+        self._live, self._coming = [], {}
+        if self._owner:
+            ray.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, method: str, x: Tensor) -> Any:
+        while True:
+            self._welcome(wait=not self._live)
+            actor = self._live[0]
+            try:
+                return ray.get(actor.ask.remote(method, x.cpu().numpy()))
+            except RayError as raised:
+                if not self._gone(actor, raised):
+                    raise _cause(raised) from None
+
+    def _spawn(self) -> None:
+        actor = self._class.remote(*self._arguments)
+        self._coming[actor.ready.remote()] = actor
+
+    def _welcome(self, *, wait: bool) -> None:
+        """Actors that have come up join the others; `wait` for one if need be."""
+        if not self._coming:
+            return
+        done, _ = ray.wait(list(self._coming), num_returns=1, timeout=None if wait else 0)
+        for reference in done:
+            actor = self._coming.pop(reference)
+            try:
+                ray.get(reference)
+            except RayActorError as raised:
+                self._stillborn += 1
+                if self._stillborn == STARTS:
+                    raise UserError(f"{STARTS} Ray actors in a row died while they started: {raised}") from None
+                self._spawn()
+            except RayError as raised:
+                raise _cause(raised) from None
+            else:
+                self._stillborn = 0
+                self._live.append(actor)
+
+    def _gone(self, actor: Any, raised: Exception) -> bool:
+        """Whether the actor is dead or out of reach; then another one is on its way."""
+        if not isinstance(raised, RayActorError):
+            return False
+        self._live.remove(actor)
+        ray.kill(actor)
+        self._spawn()
+        return True
+
+
+def _connect(address: str | None) -> None:
+    local: dict[str, Any] = {"include_dashboard": False} if address is None else {}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+    except (ConnectionError, ValueError) as raised:
+        raise UserError(f"ray.address = {address!r} cannot be reached: {raised}") from None
+
+
+def _another(idle: list[Any], lost: Any, *, patient: bool) -> Any:
+    """Takes an idle actor that is not the one that lost the shard; that one only when there is nobody to wait for."""
+    for actor in idle:
+        if actor is not lost or not (patient or len(idle) > 1):
+            idle.remove(actor)
+            return actor
+    return None
+
+
+def _cause(raised: Exception) -> Exception:
+    """What an actor raised, without Ray's wrapping."""
+    cause = getattr(raised, "cause", None)
+    return cause if isinstance(cause, Exception) else raised
+
+
+def _join(briefs: Briefs, parts: list[Reports], failed: list[tuple[int, str]]) -> Reports:
+    """The shards' reports, still arrays, as one record in client order."""
+    size = sum(len(part) for part in parts)
+    delta = torch.empty(size, briefs.start.shape[-1], dtype=briefs.start.dtype, device=briefs.start.device)
+    failed = [*failed, *(entry for part in parts for entry in part.failed)]
+    if not parts:
+        return Reports.stack([], delta, tuple(failed))
+    columns: dict[str, list[Any]] = {
+        entry.name: [getattr(part, entry.name) for part in parts] for entry in fields(Reports)
+    }
+    order = np.argsort(np.concatenate(columns["ids"]))
+    begin = 0
+    for part in parts:
+        to = torch.from_numpy(np.argsort(order)[begin : begin + len(part)])
+        delta[to.to(delta.device)] = _tensor(part.delta).to(delta.device)
+        begin += len(part)
+    joined: dict[str, Any] = {
+        name: torch.from_numpy(np.concatenate(values)[order])
+        for name, values in columns.items()
+        if isinstance(values[0], np.ndarray) and name not in ("delta", "mass")
+    }
+    return Reports(**joined, delta=delta, fisher_seconds=sum(columns["fisher_seconds"]), failed=tuple(failed))
+
+
+C = TypeVar("C", bound=Cohort)
+
+
+def _through(record: C, change: Callable[[Any], Any], kind: type) -> C:
+    """The record with every value of this kind changed, those of the records in it too."""
+    changes: dict[str, Any] = {}
+    for name in (entry.name for entry in fields(record)):  # type: ignore[arg-type]
+        value = getattr(record, name)
+        if isinstance(value, Cohort):
+            changes[name] = _through(value, change, kind)
+        elif isinstance(value, kind):
+            changes[name] = change(value)
+    return replace(record, **changes)  # type: ignore[type-var]
+
+
+def _arrays(record: C) -> C:
+    return _through(record, lambda tensor: tensor.cpu().numpy(), Tensor)
+
+
+def _tensors(record: C) -> C:
+    return _through(record, _tensor, np.ndarray)
+
+
+def _tensor(array: Any) -> Tensor:
+    """A view of an array in Ray's shared memory, which nobody writes to; torch would warn that it could."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
+
+
+def _pack(task: Task) -> dict[str, Any]:
+    """A task with its samples as arrays, so that all actors of a machine share one copy."""
+    parts = {entry.name: getattr(task, entry.name) for entry in fields(task)}
+    data = {entry.name: getattr(task.dataset, entry.name) for entry in fields(task.dataset)}
+    for split in ("train", "test"):
+        data[split] = tuple(getattr(data[split], entry.name).numpy() for entry in fields(Samples))
+    return parts | {"dataset": data}
+
+
+def _unpack(parcel: Mapping[str, Any]) -> Task:
+    data = dict(parcel["dataset"])
+    for split in ("train", "test"):
+        data[split] = Samples(*map(_tensor, data[split]))
+    return Task(**{**parcel, "dataset": DataSet(**data)})

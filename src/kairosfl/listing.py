@@ -1,0 +1,39 @@
+"""What there is, as (name, line) pairs: for `kairosfl list` and for the documentation."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from kairosfl.rules import RULES
+from kairosfl.signals import DETECTORS
+from kairosfl.tasks.data import DATASETS
+from kairosfl.tasks.models import MODELS, describe
+from kairosfl.tasks.partitions import PARTITIONS
+
+
+def listing(what: str) -> list[tuple[str, str]]:
+    """All rules, data, models, partitions or detectors."""
+    if what == "models":
+        return [(name, str(describe(name)).partition(": ")[2]) for name in MODELS]
+    if what == "rules":
+        fedavg = ("fedavg", "No rule at all: the mean of the clients' models, weighted by their samples.")
+        return [fedavg, *_specs(RULES)]
+    if what == "detectors":
+        return _specs(DETECTORS)
+    functions: Mapping[str, Any] = DATASETS if what == "data" else PARTITIONS
+    return [(name, _first_line(function)) for name, function in functions.items()]
+
+
+def _specs(classes: Mapping[str, type]) -> list[tuple[str, str]]:
+    rows = []
+    for name, cls in classes.items():
+        defaults = ", ".join(f"{field.name}={field.default!r}" for field in dataclasses.fields(cls))
+        rows.append((name, f"{_first_line(cls)} [{defaults}]"))
+    return rows
+
+
+def _first_line(thing: object) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]

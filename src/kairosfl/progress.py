@@ -1,0 +1,66 @@
+"""Progress of a run: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+PLAIN_LINES = 50
+
+
+class Show:
+    """Shows the metrics of a run as they come; called with one row a round."""
+
+    def __init__(self, rounds: int, *, quiet: bool = False, done: int = 0, console: Console | None = None) -> None:
+        self.rounds, self.quiet, self.done, self.first = rounds, quiet, done, done
+        self.console = console or Console(stderr=True)
+        self.live = not quiet and self.console.is_terminal
+        self.accuracy: float | None = None
+        self.began = time.perf_counter()
+        self.progress = Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=False,
+        )
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self.progress.start()
+            self.task = self.progress.add_task("", total=self.rounds, completed=self.done)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.live:
+            self.progress.stop()
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        """One more round."""
+        self.done = row["round"]
+        self.accuracy = row["accuracy"] if row["accuracy"] is not None else self.accuracy
+        speed = (self.done - self.first) / max(time.perf_counter() - self.began, 1e-9)
+        text = describe(row, self.accuracy)
+        if self.live:
+            self.progress.update(self.task, completed=self.done, description=f"{text}  {speed:.1f} rounds/s")
+        elif not self.quiet and (self.done % -(-self.rounds // PLAIN_LINES) == 0 or self.done == self.rounds):
+            left = (self.rounds - self.done) / max(speed, 1e-9)
+            print(f"round {self.done}/{self.rounds}  {text}  {speed:.1f} rounds/s  {left:.0f} s left", file=sys.stderr)
+
+
+def describe(row: dict[str, Any], accuracy: float | None) -> str:
+    """The round in a few words."""
+    parts = [
+        f"accuracy {accuracy:.4f}" if accuracy is not None else "",
+        f"loss {row['loss']:.4f}" if row["loss"] is not None else "",
+        f"cohort {row['reported']}/{row['cohort']}" if row["rejected"] else f"cohort {row['cohort']}",
+        "critical" if row["critical"] else "",
+    ]
+    return "  ".join(part for part in parts if part)

@@ -1,0 +1,131 @@
+"""Pictures drawn with matplotlib: the same data as in the page, for papers and quick looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kairosfl.errors import UserError
+from kairosfl.report.figures import critical_periods
+from kairosfl.report.pictures import COLOURS, HeatMap, Lines, Picture, Series, colour, letter
+from kairosfl.report.read import Group
+from kairosfl.runs.files import write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.6,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "kairosfl",  # the same picture gives the same file
+    "pdf.fonttype": 42,
+}
+
+
+def style() -> AbstractContextManager[None]:
+    """The look of all pictures, for as long as the context lasts."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise UserError("Drawing needs matplotlib; install it with: pip install 'kairosfl[cli]'.") from None
+    return matplotlib.rc_context(_STYLE)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure that no window or global state knows of."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: Figure, path: Path, kind: str) -> None:
+    """Write a figure; without the date, which would make every file differ from the last one."""
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+    write(path, lambda at: figure.savefig(at, format=kind, dpi=180, metadata=metadata))
+
+
+def draw(picture: Picture, groups: Sequence[Group]) -> Figure:
+    """One picture by itself."""
+    figure = new_figure(6.4, 3.8)
+    axes = figure.subplots()
+    if isinstance(picture, Lines):
+        draw_lines(axes, picture, groups)
+        if len(picture.series) > 1:
+            axes.legend(fontsize=7)
+    else:
+        _heat(figure, axes, picture)
+        axes.set_title(f"{picture.title}: {_short(groups[picture.group].label)}")
+    return figure
+
+
+def draw_lines(axes: Axes, picture: Lines, groups: Sequence[Group]) -> None:
+    """Curves with a band of one deviation, and the critical periods shaded where x is the round."""
+    scale = 100.0 if picture.percent else 1.0
+    for series in picture.series:
+        _curve(axes, series, scale, _name(series, groups))
+    if picture.x_label == "round":
+        shown = list(dict.fromkeys(series.group for series in picture.series))
+        _shade(axes, shown, groups)
+    axes.set_title(picture.title)
+    axes.set_xlabel(picture.x_label)
+    axes.set_ylabel(f"{picture.y_label} (%)" if picture.percent else picture.y_label)
+
+
+def _curve(axes: Axes, series: Series, scale: float, name: str) -> None:
+    turn = series.group // len(COLOURS)
+    style = "--" if series.dashed else ("-", "-.", ":")[turn % 3]
+    own = colour(series.group)
+    axes.plot(series.x, series.mean * scale, color=own, linestyle=style, linewidth=1.4, label=name)
+    if np.isfinite(series.deviation).any():
+        low, high = (series.mean - series.deviation) * scale, (series.mean + series.deviation) * scale
+        axes.fill_between(series.x, low, high, color=own, alpha=0.15, linewidth=0)
+
+
+def _shade(axes: Axes, shown: Sequence[int], groups: Sequence[Group]) -> None:
+    """One group: the whole height, lightly. Several: a strip each, one above the other at the foot."""
+    height = 1.0 if len(shown) == 1 else 0.018
+    for row, number in enumerate(shown):
+        for left, right, share in critical_periods(groups[number]):
+            strength = (0.12 if len(shown) == 1 else 0.7) * share
+            foot = row * 0.024 if len(shown) > 1 else 0.0
+            axes.axvspan(left, right, foot, foot + height, color=colour(number), alpha=strength, linewidth=0)
+
+
+def _heat(figure: Figure, axes: Axes, picture: HeatMap) -> None:
+    from matplotlib.colors import PowerNorm
+
+    extent = (*picture.x_range, *picture.y_range)
+    low = 0.0 if np.nanmin(picture.grid) >= 0 else float(np.nanmin(picture.grid))
+    norm = PowerNorm(picture.power, vmin=low, vmax=float(np.nanmax(picture.grid)))
+    image = axes.imshow(
+        picture.grid, extent=extent, origin="lower", aspect="auto", cmap="viridis", norm=norm, interpolation="nearest"
+    )
+    axes.grid(visible=False)
+    if picture.names and len(picture.names) <= 30:
+        axes.set_yticks(range(len(picture.names)), picture.names)
+    axes.set_xlabel(picture.x_label)
+    axes.set_ylabel(picture.y_label)
+    figure.colorbar(image, ax=axes, label=picture.value_label)
+
+
+def _name(series: Series, groups: Sequence[Group]) -> str:
+    own = f"{letter(series.group)}  {_short(groups[series.group].label)}" if len(groups) > 1 else ""
+    return ", ".join(filter(None, [own, series.name])) or _short(groups[series.group].label)
+
+
+def _short(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,0 +1,97 @@
+"""Every picture as a file for a paper, and every table as CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from kairosfl.errors import UserError
+from kairosfl.report.draw import draw, save, style
+from kairosfl.report.figures import figures
+from kairosfl.report.pictures import HeatMap, letter
+from kairosfl.report.read import read_groups
+from kairosfl.report.tables import compare_table, pair_cells, paired_tests
+from kairosfl.runs.files import write
+
+KINDS = ("svg", "pdf", "png")
+
+
+def export_figures(dirs: Sequence[Path], folder: Path, kind: str = "svg") -> list[Path]:
+    """Every picture of the report in its own file; heat maps carry the letter of their group."""
+    if kind not in KINDS:
+        raise UserError(f"kind = {kind!r} is not a picture format; use {', '.join(KINDS)}.")
+    groups = read_groups(dirs)
+    written = []
+    with style():
+        for picture in figures(groups)[0]:
+            name = picture.key
+            if isinstance(picture, HeatMap):
+                name = f"{name.rpartition('-')[0]}-{letter(picture.group)}"
+            written.append(Path(folder) / f"{name}.{kind}")
+            save(draw(picture, groups), written[-1], kind)
+    return written
+
+
+def export_tables(dirs: Sequence[Path], folder: Path, target: float | None = None) -> list[Path]:
+    """results and tests, each as .csv and .tex."""
+    tables = {
+        "results": compare_table(dirs, target),
+        "tests": [pair_cells(pair) for pair in paired_tests(read_groups(dirs))],
+    }
+    written = []
+    for name, rows in tables.items():
+        if rows:
+            for ending, text in (("csv", as_csv(rows)), ("tex", as_latex(rows))):
+                written.append(Path(folder) / f"{name}.{ending}")
+                write(written[-1], text)
+    return written
+
+
+def as_csv(rows: Sequence[dict[str, str]]) -> str:
+    """Rows of text as CSV with a header."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def as_latex(rows: Sequence[dict[str, str]]) -> str:
+    """Rows of text as a tabular in booktabs style; the first column left, the others right."""
+    lines = [
+        f"\\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}",
+        "\\toprule",
+        " & ".join(map(latex, rows[0])) + " \\\\",
+        "\\midrule",
+        *(" & ".join(map(latex, row.values())) + " \\\\" for row in rows),
+        "\\bottomrule",
+        "\\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_LATEX = {
+    "\\": "\\textbackslash{}",
+    "&": "\\&",
+    "%": "\\%",
+    "$": "\\$",
+    "#": "\\#",
+    "_": "\\_",
+    "{": "\\{",
+    "}": "\\}",
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    "<": "$<$",
+    "±": "$\\pm$",
+    "−": "$-$",
+    "–": "--",
+    "×": "$\\times$",
+    "·": "$\\cdot$",
+}
+
+
+def latex(text: str) -> str:
+    """Text with everything escaped that LaTeX would take for a command."""
+    return "".join(_LATEX.get(character, character) for character in text)

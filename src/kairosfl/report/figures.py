@@ -1,0 +1,198 @@
+"""The pictures of a report: curves of all groups, heat maps of each, and what is left out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from kairosfl.report.grids import inside
+from kairosfl.report.pictures import SECTIONS, LeftOut, Lines, Picture, Series
+from kairosfl.report.read import Array, Group, RunData
+
+
+@dataclass(frozen=True)
+class _Curve:
+    key: str
+    section: str
+    title: str
+    y_label: str
+    why: str  # it may be missing
+    columns: tuple[str, ...]  # the first drawn solid, others dashed
+    names: tuple[str, ...] = ("",)
+    note: str = ""
+    percent: bool = False
+    plain: bool = False  # one value throughout is a sentence, not a picture
+    x_label: str = "round"
+    x: Callable[[RunData], Array] = lambda run: run.column("round")
+
+
+_UNSCORED = "no round was evaluated."
+_CURVES = (
+    _Curve("accuracy", "result", "Test accuracy", "accuracy", _UNSCORED, ("accuracy",), percent=True),
+    _Curve(
+        "accuracy-bytes",
+        "cost",
+        "Accuracy against communication",
+        "accuracy",
+        "metrics.jsonl holds no evaluated round with its bytes.",
+        ("accuracy",),
+        note="Bytes down and up together; mean over seeds, round by round.",
+        percent=True,
+        x_label="MB",
+        x=lambda run: run.total("bytes_down", "bytes_up") / 1e6,
+    ),
+    _Curve(
+        "accuracy-epochs",
+        "cost",
+        "Accuracy against local epochs",
+        "accuracy",
+        "metrics.jsonl holds no evaluated round with its epochs.",
+        ("accuracy",),
+        note="Epochs of all clients added up; mean over seeds, round by round.",
+        percent=True,
+        x_label="client epochs",
+        x=lambda run: run.total("epochs_total"),
+    ),
+    _Curve("loss", "learning", "Test loss", "loss", _UNSCORED, ("loss",)),
+    _Curve(
+        "train-loss",
+        "learning",
+        "Training loss",
+        "loss",
+        "metrics.jsonl holds none.",
+        ("train_loss",),
+        note="Of the cohort, while it trained.",
+    ),
+    _Curve(
+        "client-accuracy",
+        "learning",
+        "Accuracy per client",
+        "accuracy",
+        "it was not asked for; set run.client_accuracy = true.",
+        ("client_accuracy_mean", "client_accuracy_worst"),
+        names=("mean", "worst tenth"),
+        note="Solid: mean over clients; dashed: the worst-served tenth.",
+        percent=True,
+    ),
+    _Curve(
+        "fgn",
+        "signals",
+        "Federated gradient norm",
+        "FGN",
+        "the FGN detector did not run; add fgn to run.detector.",
+        ("fgn",),
+        note="Its rise or fall decides what counts as a critical period.",
+    ),
+    _Curve(
+        "fisher",
+        "signals",
+        "Fisher trace",
+        "trace",
+        "the FedFIM detector did not run; add fedfim to run.detector.",
+        ("fisher",),
+    ),
+    _Curve(
+        "elud",
+        "signals",
+        "Local update diversity (e-LUD)",
+        "e-LUD",
+        "metrics.jsonl holds none.",
+        ("elud",),
+        note="1: all clients pull the same way; higher: further apart.",
+    ),
+    _Curve("coherence", "signals", "Client coherence", "coherence", "metrics.jsonl holds none.", ("coherence",)),
+    _Curve("cohort", "decisions", "Cohort size", "clients", "metrics.jsonl holds none.", ("cohort",), plain=True),
+    _Curve(
+        "epochs",
+        "decisions",
+        "Epochs per client",
+        "epochs",
+        "metrics.jsonl holds none.",
+        ("epochs",),
+        note="Mean over the cohort.",
+        plain=True,
+    ),
+    _Curve("lr", "decisions", "Learning rate", "learning rate", "metrics.jsonl holds none.", ("lr",), plain=True),
+    _Curve(
+        "rejected",
+        "decisions",
+        "Reports turned away",
+        "clients",
+        "metrics.jsonl does not say.",
+        ("rejected",),
+        plain=True,
+    ),
+)
+
+
+def figures(groups: Sequence[Group]) -> tuple[list[Picture], list[LeftOut]]:
+    """All pictures of these groups in the order of the page, and those that are left out."""
+    made: list[Picture | LeftOut] = [_lines(curve, groups) for curve in _CURVES]
+    for number, group in enumerate(groups):
+        made += inside(number, group)
+    order = list(SECTIONS)
+    made.sort(key=lambda each: order.index(each.section))
+    return [e for e in made if not isinstance(e, LeftOut)], [e for e in made if isinstance(e, LeftOut)]
+
+
+def _lines(curve: _Curve, groups: Sequence[Group]) -> Lines | LeftOut:
+    series = []
+    for number, group in enumerate(groups):
+        for i, (column, name) in enumerate(zip(curve.columns, curve.names, strict=True)):
+            made = _series(number, group, column, curve.x, name, i > 0)
+            if len(made.x):
+                series.append(made)
+    if not series:
+        return LeftOut(curve.section, curve.title, curve.why)
+    values = np.concatenate([each.seeds.ravel() for each in series])
+    values = values[np.isfinite(values)]
+    if curve.plain and (values == values[0]).all():
+        return LeftOut(curve.section, curve.title, f"{values[0]:g} in every round of every run.")
+    return Lines(
+        curve.key,
+        curve.section,
+        curve.title,
+        curve.note,
+        curve.x_label,
+        curve.y_label,
+        tuple(series),
+        curve.percent,
+    )
+
+
+def _series(
+    number: int, group: Group, column: str, x_of: Callable[[RunData], Array], name: str, dashed: bool
+) -> Series:
+    """Mean and deviation over the seeds at every round that any of them has a value for."""
+    rounds = np.unique(np.concatenate([run.column("round") for run in group.runs]))
+    x, y = np.full((2, len(group.runs), len(rounds)), np.nan)
+    for i, run in enumerate(group.runs):
+        place = np.searchsorted(rounds, run.column("round"))
+        x[i, place], y[i, place] = x_of(run), run.column(column)
+    known = np.isfinite(x) & np.isfinite(y)
+    kept = known.any(axis=0)
+    known, x, y = known[:, kept], x[:, kept], y[:, kept]
+    count = known.sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(known, y, 0).sum(axis=0) / count
+        squares = np.where(known, (y - mean) ** 2, 0).sum(axis=0)
+        deviation = np.where(count > 1, np.sqrt(squares / (count - 1)), np.nan)
+        middle = np.where(known, x, 0).sum(axis=0) / count
+    return Series(number, middle, mean, deviation, count, y, name, dashed)
+
+
+def critical_periods(group: Group) -> list[tuple[float, float, float]]:
+    """Stretches of rounds (left edge, right edge, share of the seeds) in which runs were in a critical period."""
+    rounds = np.unique(np.concatenate([run.column("round") for run in group.runs]))
+    share = np.zeros((2, len(rounds)))
+    for run in group.runs:
+        place = np.searchsorted(rounds, run.column("round"))
+        share[0, place] += np.nan_to_num(run.column("critical"))
+        share[1, place] += 1
+    level = np.concatenate([[0.0], share[0] / share[1], [0.0]])
+    edges = np.concatenate([rounds[:1] - 0.5, rounds + 0.5])
+    turns = np.flatnonzero(np.diff(level))
+    return [(float(edges[a]), float(edges[b]), float(level[a + 1])) for a, b in pairwise(turns) if level[a + 1] > 0]

@@ -1,0 +1,137 @@
+"""Heat maps of one run: clients by rounds, and clients by classes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from kairosfl.report.pictures import HeatMap, LeftOut
+from kairosfl.report.read import Array, Group, RunData
+
+# More cells than this cannot be seen on a screen; neighbours are averaged, and the note says so.
+MOST_COLUMNS = 240
+MOST_ROWS = 150
+
+_FIELDS = {
+    "weights": ("Aggregation weights", "weight", "Share of each client in the average; blank: not in the cohort."),
+    "lambda": ("AWARE's λ", "λ", "Weights of the minimum-norm direction; blank: nil, or a client not met yet."),
+    "epochs": (
+        "Epochs of each client",
+        "epochs",
+        "Local epochs before ALT stopped a client; blank: not in the cohort.",
+    ),
+    "similarity": ("Similarity to the reference", "cosine", "What ALT's stop rule saw when the client ended."),
+    "score": ("PA3Fed's score", "loss", "Loss of the scored model on the client's own data."),
+}
+_ABSENT = {
+    "weights": "clients.jsonl says nothing of them",
+    "lambda": "only FedAWARE solves for it",
+    "epochs": "clients.jsonl says nothing of them",
+    "similarity": "only ALT measures it",
+    "score": "only PA3Fed asks for it",
+}
+
+
+def inside(number: int, group: Group) -> list[HeatMap | LeftOut]:
+    """The heat maps of a group's first run."""
+    run = group.runs[0]
+    whose = f"Seed {run.seed} of {len(group.runs)}." if len(group.runs) > 1 else ""
+    made = [_client_by_class(number, run, whose)]
+    return made + [_client_by_round(number, run, field, whose) for field in _FIELDS]
+
+
+def _client_by_round(number: int, run: RunData, field: str, whose: str) -> HeatMap | LeftOut:
+    title, value, note = _FIELDS[field]
+    rows = [row for row in run.clients if row.get(field)]
+    if not rows:
+        return LeftOut("inside", title, _ABSENT[field] + ".", number)
+    cells = [_cells(row, field) for row in rows]
+    rounds = np.concatenate([np.full(len(ids), row["round"]) for row, (ids, _) in zip(rows, cells, strict=True)])
+    ids = np.concatenate([ids for ids, _ in cells])
+    values = np.concatenate([values for _, values in cells])
+    if field == "epochs" and len(set(values.tolist())) == 1:
+        return LeftOut("inside", title, f"every client trained {values[0]:g} epochs whenever it took part.", number)
+    clients = max(int(run.partition.get("clients") or 0), int(ids.max(initial=0)) + 1)
+    last = int(run.column("round")[-1])
+    grid, tall, wide = _binned(ids, rounds - 1, values, clients, last)
+    if tall > 1 or wide > 1:
+        note += f" A cell is the mean over {tall} client{'s'[: tall - 1]} and {wide} round{'s'[: wide - 1]}."
+    return HeatMap(
+        key=f"{field}-{number}",
+        section="inside",
+        title=title,
+        note=f"{note} {whose}".strip(),
+        group=number,
+        x_label="round",
+        y_label="client",
+        value_label=value,
+        x_range=(0.5, 0.5 + wide * grid.shape[1]),
+        y_range=(-0.5, tall * grid.shape[0] - 0.5),
+        grid=grid,
+        power=0.5 if field == "lambda" else 1.0,
+    )
+
+
+def _cells(row: dict[str, Any], field: str) -> tuple[Array, Array]:
+    values = row[field]
+    pairs = values.items() if isinstance(values, dict) else zip(row["ids"], values, strict=True)
+    known = [(int(client), float(value)) for client, value in pairs if value is not None]
+    return np.array([client for client, _ in known], dtype=np.int64), np.array([value for _, value in known])
+
+
+def _binned(ids: Array, rounds: Array, values: Array, clients: int, last: int) -> tuple[Array, int, int]:
+    """Means over blocks of `tall` clients and `wide` rounds, as few as make the picture fit."""
+    tall, wide = -(-clients // MOST_ROWS), -(-last // MOST_COLUMNS)
+    shape = (-(-clients // tall), -(-last // wide))
+    place = (ids // tall).astype(np.int64) * shape[1] + (rounds // wide).astype(np.int64)
+    size = shape[0] * shape[1]
+    count = np.bincount(place, minlength=size)
+    with np.errstate(invalid="ignore"):
+        grid = np.bincount(place, weights=values, minlength=size) / count
+    return grid.reshape(shape), tall, wide
+
+
+def _client_by_class(number: int, run: RunData, whose: str) -> HeatMap | LeftOut:
+    title = "Client × class"
+    counts = run.partition.get("counts")
+    if not counts:
+        clients = run.partition.get("clients")
+        why = f"{clients} clients are too many to draw." if clients else "partition.json is missing."
+        return LeftOut("inside", title, why, number)
+    table = np.array(counts, dtype=np.float64).T
+    classes, clients = table.shape
+    wide, tall = -(-clients // MOST_COLUMNS), -(-classes // MOST_ROWS)
+    table = _blocks(_blocks(table, tall).T, wide).T
+    table[table == 0] = np.nan
+    note = "Training samples of each class that a client holds; blank: none."
+    if wide > 1 or tall > 1:
+        note += f" A cell is the mean over {wide} client{'s'[: wide - 1]} and {tall} class{'es'[: 2 * tall - 2]}."
+    labels = [str(label) for label in run.partition.get("labels") or ()]
+    return HeatMap(
+        key=f"partition-{number}",
+        section="inside",
+        title=title,
+        note=f"{note} {whose}".strip(),
+        group=number,
+        x_label="client",
+        y_label="class",
+        value_label="samples",
+        x_range=(-0.5, wide * table.shape[1] - 0.5),
+        y_range=(-0.5, tall * table.shape[0] - 0.5),
+        grid=table,
+        names=tuple(labels) if tall == 1 and len(labels) == classes else (),
+        power=0.5,
+    )
+
+
+def _blocks(table: Array, size: int) -> Array:
+    """Means over blocks of `size` rows; the last block may hold fewer."""
+    if size == 1:
+        return table
+    padded = np.full((-(-len(table) // size) * size, table.shape[1]), np.nan)
+    padded[: len(table)] = table
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.asarray(np.nanmean(padded.reshape(-1, size, table.shape[1]), axis=1))

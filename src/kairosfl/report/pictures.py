@@ -1,0 +1,90 @@
+"""What a picture is: plain data that the page draws in a browser and the export draws with matplotlib."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kairosfl.report.read import Array
+
+# Okabe and Ito's colours, without the yellow that is lost on white: told apart by all common kinds of sight.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
+
+SECTIONS = {
+    "result": "Result",
+    "cost": "What it cost",
+    "learning": "How it learnt",
+    "signals": "What the server saw",
+    "decisions": "What the server decided",
+    "inside": "Inside one run",
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve: the mean over the seeds at each x, its deviation, how many seeds, and every seed's own values."""
+
+    group: int
+    x: Array
+    mean: Array
+    deviation: Array
+    count: Array
+    seeds: Array  # [seeds, points]
+    name: str = ""  # where a group has several curves in one picture
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Curves over rounds, bytes or epochs."""
+
+    key: str
+    section: str
+    title: str
+    note: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    percent: bool = False
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """A value per cell of one group's first run, NaN where there is none; row 0 is drawn at the bottom."""
+
+    key: str
+    section: str
+    title: str
+    note: str
+    group: int
+    x_label: str
+    y_label: str
+    value_label: str
+    x_range: tuple[float, float]  # of the first column's left edge and the last one's right edge
+    y_range: tuple[float, float]
+    grid: Array  # [rows, columns]
+    names: tuple[str, ...] = ()  # of the rows, where they are not numbers
+    power: float = 1.0  # the colour is (value / largest) ** power
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A picture that is not drawn, and why; of one group, or of all."""
+
+    section: str
+    title: str
+    why: str
+    group: int | None = None
+
+
+Picture = Lines | HeatMap
+
+
+def colour(group: int) -> str:
+    """The colour of a group."""
+    return COLOURS[group % len(COLOURS)]
+
+
+def letter(group: int) -> str:
+    """The letter of a group, so that no one has to tell curves apart by colour: A to Z, then AA, AB and so on."""
+    tens, ones = divmod(group, 26)
+    return (letter(tens - 1) if tens else "") + chr(ord("A") + ones)

@@ -1,0 +1,212 @@
+"""Run folders read into plain records, and runs that differ only in their seed put into groups."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kairosfl.errors import UserError
+from kairosfl.runs.files import read_lines
+
+Array = NDArray[np.float64]
+
+# What two runs of one curve may differ in: it changes neither the algorithm nor the problem.
+_INCIDENTAL = {"seed", "run.checkpoint_every"}
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run folder. Columns hold a value a round, NaN where nothing was written."""
+
+    path: Path
+    algorithm: str
+    seed: int
+    settings: Mapping[str, Any]  # the configuration, flat: "train.lr" -> 0.1
+    config: str  # the same as the text of config.toml
+    about: Mapping[str, Any]  # run.json
+    summary: Mapping[str, Any]  # summary.json; empty while the run goes on
+    partition: Mapping[str, Any]  # partition.json
+    columns: Mapping[str, Array]
+
+    def column(self, name: str) -> Array:
+        """One value a round; all NaN when the folder has none."""
+        return self.columns.get(name, np.full(self.rounds, np.nan))
+
+    def total(self, *names: str) -> Array:
+        """The sum of these columns up to and including each round."""
+        added = np.sum([np.nan_to_num(self.column(name)) for name in names], axis=0)
+        known = np.any([np.isfinite(self.column(name)) for name in names])
+        return np.cumsum(added) if known else np.full(self.rounds, np.nan)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds written down so far."""
+        return len(self.columns["round"])
+
+    @property
+    def planned(self) -> int:
+        """Rounds that the run was asked for."""
+        return int(self.settings.get("train.rounds", self.rounds))
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has come to its end."""
+        return bool(self.summary)
+
+    @cached_property
+    def clients(self) -> list[dict[str, Any]]:
+        """What happened to each client, an object a round; read when first asked for, as it may be large."""
+        return list(read_lines(self.path / "clients.jsonl"))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ only in their seed: one curve with a band."""
+
+    label: str
+    runs: tuple[RunData, ...]
+
+    @property
+    def algorithm(self) -> str:
+        return self.runs[0].algorithm
+
+
+def find_runs(dirs: Sequence[Path]) -> list[Path]:
+    """The run folders among these folders and those inside them, in the order of a sweep where there is one."""
+    found: dict[Path, None] = {}
+    for given in map(Path, dirs):
+        if not given.is_dir():
+            raise UserError(f"There is no folder {given}; give a run folder or a folder of run folders.")
+        inside = [given] if _is_run(given) else _inside(given)
+        if not inside:
+            raise UserError(
+                f"{given} holds no run (no metrics.jsonl in it or in a folder below); give a folder that "
+                "`kairosfl run` or `kairosfl sweep` wrote."
+            )
+        found.update(dict.fromkeys(path.resolve() for path in inside))
+    return list(found)
+
+
+def read_run(path: Path) -> RunData:
+    """One run folder as it stands; a last line that is still being written is left for the next time."""
+    text = _text(path / "config.toml")
+    try:
+        settings = _flat(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path / 'config.toml'} is not valid TOML: {error}.") from None
+    about = _json(path / "run.json")
+    return RunData(
+        path=path,
+        algorithm=str(settings.get("algorithm", about.get("algorithm", path.name))),
+        seed=int(settings.get("seed", about.get("seed", 0))),
+        settings=settings,
+        config=text,
+        about=about,
+        summary=_json(path / "summary.json"),
+        partition=_json(path / "partition.json"),
+        columns=_columns(path / "metrics.jsonl"),
+    )
+
+
+def read_groups(dirs: Sequence[Path]) -> list[Group]:
+    """Every run in these folders that has finished a round, grouped."""
+    runs = [run for run in map(read_run, find_runs(dirs)) if run.rounds]
+    if not runs:
+        raise UserError(f"No run in {', '.join(map(str, dirs))} has finished a round yet; wait for the first one.")
+    return group_runs(runs)
+
+
+def group_runs(runs: Iterable[RunData]) -> list[Group]:
+    """Runs that differ only in their seed together, each group labelled by what sets it apart."""
+    groups: dict[str, list[RunData]] = {}
+    for run in runs:
+        own = {key: value for key, value in run.settings.items() if key not in _INCIDENTAL} or {"path": str(run.path)}
+        groups.setdefault(json.dumps(own, sort_keys=True, default=str), []).append(run)
+    members = [tuple(sorted(group, key=lambda run: run.seed)) for group in groups.values()]
+    return [Group(label, each) for label, each in zip(_labels([each[0] for each in members]), members, strict=True)]
+
+
+def differing(runs: Sequence[RunData]) -> list[str]:
+    """The settings in which these runs are not all alike, seed and algorithm apart."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    own = [key for key in keys if key not in _INCIDENTAL | {"algorithm"}]
+    return [key for key in own if len({json.dumps(run.settings.get(key), default=str) for run in runs}) > 1]
+
+
+def _labels(runs: Sequence[RunData]) -> list[str]:
+    """The algorithm, with the settings that tell apart those of the same text; only those if all have one text."""
+    labels = []
+    for run in runs:
+        alike = [other for other in runs if other.algorithm == run.algorithm]
+        differences = [f"{key.rpartition('.')[2]}={run.settings.get(key)}" for key in differing(alike)]
+        own = ", ".join(differences)
+        whole = own if own and len(alike) == len(runs) else " · ".join(filter(None, [run.algorithm, own]))
+        labels.append(whole)
+    return labels
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "metrics.jsonl").is_file()
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Run folders below this one: as sweep.json lists them, then any others by name, numbers in order."""
+    listed = [folder / str(run["path"]) for run in _json(folder / "sweep.json").get("runs", []) if "path" in run]
+    below = sorted((path.parent for path in folder.rglob("metrics.jsonl")), key=_natural)
+    ordered = dict.fromkeys(path.resolve() for path in [*listed, *below])
+    return [path for path in ordered if _is_run(path)]
+
+
+def _natural(path: Path) -> list[tuple[int, int | str]]:
+    parts = re.split(r"(\d+)", str(path))
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in parts]
+
+
+def _columns(path: Path) -> dict[str, Array]:
+    """Metrics as columns, by round; a round that was written twice counts as it was written last."""
+    rows = {int(row["round"]): row for row in read_lines(path) if isinstance(row, dict) and "round" in row}
+    ordered = [rows[number] for number in sorted(rows)]
+    names = dict.fromkeys(name for row in ordered for name in row)
+    columns = {name: np.array([_number(row.get(name)) for row in ordered], dtype=np.float64) for name in names}
+    return {"round": np.zeros(0)} | columns
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}.") from None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    text = _text(path)
+    try:
+        value = json.loads(text) if text else {}
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not valid JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} must hold a JSON object.")
+    return value

@@ -1,0 +1,37 @@
+"""One PNG for a quick look: accuracy, what it cost, and the cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from kairosfl.errors import UserError
+from kairosfl.report.draw import draw_lines, new_figure, save, style
+from kairosfl.report.figures import figures
+from kairosfl.report.pictures import Lines
+from kairosfl.report.read import read_groups
+
+# The first is drawn large, the next two beside it: an adaptive cohort or number of epochs says more than the loss.
+_ORDER = ("accuracy", "accuracy-bytes", "cohort", "epochs", "loss", "fgn")
+
+
+def draw_comparison(dirs: Sequence[Path], out_png: Path) -> Path:
+    """Accuracy with its band and the critical periods, and beside it the two that tell most."""
+    groups = read_groups(dirs)
+    drawn = {each.key: each for each in figures(groups)[0] if isinstance(each, Lines)}
+    order = [key for key in _ORDER if key in drawn]
+    if not order:
+        raise UserError(f"No run in {', '.join(map(str, dirs))} has written a metric that can be drawn.")
+    with style():
+        figure = new_figure(10, 4.6)
+        places = figure.subplot_mosaic([["main", "top"], ["main", "low"]], width_ratios=[1.7, 1])
+        for place, key in zip_longest(places, order[: len(places)]):
+            if key is None:
+                places[place].axis("off")
+            else:
+                draw_lines(places[place], drawn[key], groups)
+        handles, labels = places["main"].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), fontsize=8)
+        save(figure, out_png, "png")
+    return out_png

@@ -1,0 +1,250 @@
+"""What the runs came to: mean ± deviation over seeds, what a target costs, and paired tests between algorithms."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from kairosfl.report.read import Array, Group, RunData, read_groups
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample deviation over the `count` runs (of `asked`) for which the value exists."""
+
+    mean: float
+    deviation: float
+    count: int
+    asked: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        given = [float(value) for value in values]
+        known = [value for value in given if math.isfinite(value)]
+        mean = statistics.fmean(known) if known else math.nan
+        deviation = statistics.stdev(known) if len(known) > 1 else math.nan
+        return cls(mean, deviation, len(known), len(given))
+
+    def text(self, digits: int = 1, scale: float = 1.0) -> str:
+        """As a table shows it: a dash for none, a deviation where values differ, how many where it is not all."""
+        if not self.count:
+            return "–"
+        shown = f"{self.mean * scale:.{digits}f}"
+        if self.deviation > 0:
+            shown += f" ± {self.deviation * scale:.{digits}f}"
+        return shown if self.count == self.asked else f"{shown} ({self.count} of {self.asked})"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm of the table of results. Accuracies are fractions."""
+
+    label: str
+    seeds: tuple[int, ...]
+    rounds: Spread
+    planned: int
+    final: Spread  # the last evaluated round
+    last_tenth: Spread  # the mean of the last tenth of the evaluated rounds
+    best: Spread
+    rounds_to_target: Spread
+    bytes_to_target: Spread
+    bytes: Spread
+    epochs: Spread
+    cohort: Spread
+    elud: Spread
+    seconds: Spread
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The paired t-test of two algorithms on the seeds that both have: last-tenth accuracy, second minus first."""
+
+    first: str
+    second: str
+    seeds: tuple[int, ...]
+    difference: Spread
+    p: float  # NaN with fewer than two seeds
+    adjusted: float  # Holm's correction over all pairs that could be tested
+
+
+def results(groups: Sequence[Group], target: float | None = None) -> list[Row]:
+    """The table of results; without a target, one that about half of the algorithms reach."""
+    target = default_target(groups) if target is None else target
+    return [_row(group, target) for group in groups]
+
+
+def _row(group: Group, target: float) -> Row:
+    def over(value: Callable[[RunData], float]) -> Spread:
+        return Spread.of(value(run) for run in group.runs)
+
+    return Row(
+        label=group.label,
+        seeds=tuple(run.seed for run in group.runs),
+        rounds=over(lambda run: run.rounds),
+        planned=max(run.planned for run in group.runs),
+        final=over(lambda run: _last(scored(run)[1])),
+        last_tenth=over(last_tenth),
+        best=over(lambda run: _best(run)),
+        rounds_to_target=over(lambda run: reach(run, run.column("round"), target)),
+        bytes_to_target=over(lambda run: reach(run, run.total("bytes_down", "bytes_up"), target)),
+        bytes=over(lambda run: _last(run.total("bytes_down", "bytes_up"))),
+        epochs=over(lambda run: _last(run.total("epochs_total"))),
+        cohort=over(lambda run: _mean(run.column("cohort"))),
+        elud=over(lambda run: _mean(run.column("elud"))),
+        seconds=over(lambda run: _last(run.total("seconds"))),
+    )
+
+
+def scored(run: RunData) -> tuple[Array, Array]:
+    """Indices and accuracies of the rounds that were evaluated."""
+    accuracy = run.column("accuracy")
+    known = np.flatnonzero(np.isfinite(accuracy))
+    return known.astype(np.float64), accuracy[known]
+
+
+def last_tenth(run: RunData) -> float:
+    """Mean accuracy over the last tenth of the evaluated rounds."""
+    values = scored(run)[1]
+    return _mean(values[-max(1, len(values) // 10) :])
+
+
+def reach(run: RunData, cost: Array, target: float) -> float:
+    """What had been spent when the test accuracy first was at the target; NaN if it never was."""
+    there = np.flatnonzero(run.column("accuracy") >= target)
+    return float(cost[there[0]]) if len(there) else math.nan
+
+
+def default_target(groups: Sequence[Group]) -> float:
+    """A whole per cent that at least half of the algorithms reach with every seed."""
+    bests = [min(_best(run) for run in group.runs) for group in groups]
+    known = [best for best in bests if math.isfinite(best)]
+    return math.floor(100 * statistics.median_low(known) + 1e-9) / 100 if known else math.nan
+
+
+def paired_tests(groups: Sequence[Group]) -> list[Pair]:
+    """Every two algorithms that share a seed."""
+    pairs = []
+    for first, second in combinations(groups, 2):
+        values = [_by_seed(first), _by_seed(second)]
+        seeds = tuple(sorted(values[0].keys() & values[1].keys()))
+        if seeds:
+            differences = [values[1][seed] - values[0][seed] for seed in seeds]
+            p = paired_t(differences)
+            pairs.append(Pair(first.label, second.label, seeds, Spread.of(differences), p, math.nan))
+    adjusted = holm([pair.p for pair in pairs])
+    return [Pair(p.first, p.second, p.seeds, p.difference, p.p, a) for p, a in zip(pairs, adjusted, strict=True)]
+
+
+def _by_seed(group: Group) -> dict[int, float]:
+    found: dict[int, list[float]] = {}
+    for run in group.runs:
+        found.setdefault(run.seed, []).append(last_tenth(run))
+    means = {seed: statistics.fmean(values) for seed, values in found.items()}
+    return {seed: value for seed, value in means.items() if math.isfinite(value)}
+
+
+def paired_t(differences: Sequence[float]) -> float:
+    """The two-sided p-value of "the mean difference is nil"; NaN with fewer than two differences."""
+    n = len(differences)
+    if n < 2:
+        return math.nan
+    mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
+    if deviation == 0:
+        return 1.0 if mean == 0 else 0.0
+    return student_tail(mean / (deviation / math.sqrt(n)), n - 1)
+
+
+def student_tail(t: float, freedom: int) -> float:
+    """P(|T| > |t|) for whole degrees of freedom, in closed form (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    angle = math.atan(abs(t) / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term = cosine if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for k in range(2 + odd, freedom, 2):
+        term *= cosine * cosine * (k - 1) / k
+        total += term
+    inside = (angle + sine * total) * 2 / math.pi if odd else sine * total
+    return max(0.0, 1.0 - inside)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """p-values corrected for having made as many tests as there are values; NaN stays and does not count."""
+    order = sorted((i for i, p in enumerate(values) if math.isfinite(p)), key=lambda i: values[i])
+    adjusted, highest = [math.nan] * len(values), 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(order) - rank) * values[i]))
+        adjusted[i] = highest
+    return adjusted
+
+
+def probability(p: float) -> str:
+    """A p-value as papers print it."""
+    if math.isnan(p):
+        return "–"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def cells(row: Row) -> dict[str, str]:
+    """A row of results as text by column, the same in the page, on the terminal and in files."""
+    rounds = f"{row.rounds.mean:.0f}"
+    return {
+        "algorithm": row.label,
+        "seeds": str(len(row.seeds)),
+        "rounds": rounds if row.rounds.mean >= row.planned else f"{rounds} of {row.planned}",
+        "last 10 %": row.last_tenth.text(2, 100),
+        "final": row.final.text(2, 100),
+        "best": row.best.text(2, 100),
+        "rounds to target": row.rounds_to_target.text(0),
+        "MB to target": row.bytes_to_target.text(1, 1e-6),
+        "MB": row.bytes.text(1, 1e-6),
+        "epochs": row.epochs.text(0),
+        "cohort": row.cohort.text(1),
+        "e-LUD": row.elud.text(2),
+        "seconds": row.seconds.text(1),
+    }
+
+
+def pair_cells(pair: Pair) -> dict[str, str]:
+    """A paired test as text by column."""
+    return {
+        "second": pair.second,
+        "first": pair.first,
+        "seeds": str(len(pair.seeds)),
+        "second − first (points)": _signed(pair.difference),
+        "p": probability(pair.p),
+        "p (Holm)": probability(pair.adjusted),
+    }
+
+
+def _signed(spread: Spread) -> str:
+    text = spread.text(2, 100)
+    return text.replace("-", "−", 1) if spread.mean < 0 else f"+{text}"
+
+
+def compare_table(dirs: Sequence[Path], target: float | None = None) -> list[dict[str, str]]:
+    """The table of results of these folders as text, a dictionary a row: what `kairosfl compare` prints."""
+    groups = read_groups(dirs)
+    target = default_target(groups) if target is None else target
+    rows = map(cells, results(groups, target))
+    return [{key.replace("target", f"{100 * target:g} %"): value for key, value in row.items()} for row in rows]
+
+
+def _best(run: RunData) -> float:
+    values = scored(run)[1]
+    return float(values.max()) if len(values) else math.nan
+
+
+def _last(values: Array) -> float:
+    return float(values[-1]) if len(values) else math.nan
+
+
+def _mean(values: Array) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else math.nan

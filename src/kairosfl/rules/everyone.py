@@ -1,0 +1,45 @@
+"""The mean of one vector per client over all clients, exact while cohorts come and go.
+
+    mean = (seen / N) · Σ n_i v_i / Σ n_i      over the clients seen; n_i = 1 where the models are averaged uniformly
+
+Who was never seen counts as zeros of average size; once everyone was, it is Σ p_i v_i. Adding (|S| / N) Σ p_i
+(v_i⁺ − v_i) in every round, with p_i over the cohort S, is the same for uniform weights; for sample weights it drifts
+away, and the run converges to a wrong point.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kairosfl.briefs import Reports
+from kairosfl.round import Round
+from kairosfl.rule import Algorithm, State
+
+
+def nobody(x: Tensor) -> State:
+    """The server's part before the first round."""
+    zero = torch.tensor(0.0, dtype=torch.float64)
+    return {"sum": torch.zeros_like(x), "n": zero, "seen": zero.clone()}
+
+
+def unseen(x: Tensor) -> State:
+    """A client's part before it was seen: its vector and its weight."""
+    return {"vector": torch.zeros_like(x), "n": torch.tensor(0.0, dtype=torch.float64)}
+
+
+def mean(state: State, round: Round) -> Tensor:
+    """The mean over all clients."""
+    n, seen = float(state["n"]), float(state["seen"])
+    return state["sum"] * (seen / (n * round.clients)) if n else state["sum"]
+
+
+def changed(state: State, rows: State, vectors: Tensor, reports: Reports, round: Round) -> tuple[State, State]:
+    """Both parts after the reporters' vectors became `vectors`, `[m, d]`."""
+    samples = Algorithm(round.rules).base_weights == "samples"
+    n, before = reports.n.double() if samples else torch.ones_like(rows["n"]), rows["n"]
+    return {
+        "sum": state["sum"] + n.to(vectors) @ vectors - before.to(vectors) @ rows["vector"],
+        "n": state["n"] + (n - before).sum(),
+        "seen": state["seen"] + (before == 0).sum(),
+    }, {"vector": vectors, "n": n}

@@ -1,0 +1,136 @@
+"""A folder with one file per client, .npz or .csv, as a data set with natural clients."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kairosfl.errors import UserError
+from kairosfl.tasks.data.files import damaged
+from kairosfl.tasks.dataset import DataSet, Samples
+
+Part = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]  # inputs and classes
+
+
+def folder(*, path: str | os.PathLike[str], label: str = "label", test: float = 0.2, classes: int = 0) -> DataSet:
+    """One client per file of a folder; use it with the partition `natural`.
+
+    An .npz file holds `inputs` [n,...] and `targets` [n], and may hold `test_inputs` and `test_targets`. A .csv
+    file has a header, the class in the column `label` and numbers in all others. Where a client brings no test
+    data, the last part (`test`) of its samples is that. `classes` are counted from the labels unless given.
+    """
+    if not 0 <= test < 1:
+        raise UserError(f"data.test is {test}; give a share of at least 0 and below 1, such as 0.2.")
+    place = Path(path).expanduser()
+    if not place.is_dir():
+        raise UserError(f"data.path is {str(path)!r}, which is no folder; give the folder of the clients' files.")
+    files = sorted(file for file in place.iterdir() if not file.name.startswith("."))
+    if not files:
+        raise UserError(f"data.path is {str(path)!r}, which is empty; put one .npz or .csv file per client there.")
+    parts = [_client(file, label, test, classes) for file in files]
+    shapes = [list(train[0].shape[1:]) for train, _ in parts]
+    for file, shape in zip(files, shapes, strict=True):
+        if shape != shapes[0]:
+            raise UserError(
+                f"{file} has inputs of shape {shape}, but {files[0].name} of shape {shapes[0]}; give all one shape."
+            )
+    train, tests = _join([part[0] for part in parts]), _join([part[1] for part in parts])
+    keys, test_keys = (np.repeat(np.arange(len(parts)), [len(part[which][1]) for part in parts]) for which in (0, 1))
+    return DataSet(
+        place.name,
+        train,
+        tests,
+        classes or 1 + max(int(part.targets.max()) for part in (train, tests) if len(part)),
+        keys=keys,
+        test_keys=test_keys,
+        key_names=tuple(file.stem for file in files),
+        hashes={file.name: hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest() for file in files},
+    )
+
+
+def _client(file: Path, label: str, test: float, classes: int) -> tuple[Part, Part]:
+    """Training and test data of one client, checked."""
+    if file.suffix == ".npz":
+        own = read_npz(file)
+    elif file.suffix == ".csv":
+        own = read_csv(file, label)
+    else:
+        raise UserError(f"{file} is neither .npz nor .csv; remove it from the folder of clients.")
+    inputs, targets = own["inputs"], own["targets"]
+    if "test_inputs" in own:
+        train, tests = (inputs, targets), (own["test_inputs"], own["test_targets"])
+    else:
+        cut = len(targets) - int(len(targets) * test)
+        train, tests = (inputs[:cut], targets[:cut]), (inputs[cut:], targets[cut:])
+    if not len(train[1]):
+        raise UserError(f"client {file.stem!r} has no data: {file} holds no samples; add some or remove the file.")
+    low, high = int(targets.min()), int(targets.max())
+    if low < 0 or (classes and high >= classes):
+        limit = f"0 to {classes - 1}" if classes else "whole numbers from 0"
+        raise UserError(f"{file} has label {low if low < 0 else high}; labels must be {limit}.")
+    return train, tests
+
+
+def read_npz(file: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a client's .npz file."""
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            own = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise damaged(file, f"it does not load as .npz ({error})") from None
+    for inputs, targets in (("inputs", "targets"), ("test_inputs", "test_targets")):
+        if inputs not in own and targets not in own and inputs != "inputs":
+            continue
+        if inputs not in own or targets not in own:
+            raise UserError(f"{file} has the arrays {', '.join(own) or 'none'}; it needs {inputs} and {targets}.")
+        if own[targets].shape != own[inputs].shape[:1] or not np.issubdtype(own[targets].dtype, np.integer):
+            raise UserError(f"{file} must have one whole number in {targets} for each row of {inputs}.")
+        own[targets] = own[targets].astype(np.int64)
+    return own
+
+
+def read_csv(file: Path, label: str) -> dict[str, npt.NDArray[Any]]:
+    """The numbers of a client's .csv file."""
+    with file.open(newline="", encoding="utf-8-sig", errors="replace") as stream:
+        reader = csv.reader(stream, strict=True)
+        header = next(reader, [])
+        if label not in header:
+            raise UserError(f"{file} has no column {label!r} in its first line; name the column of the class.")
+        at = header.index(label)
+        inputs, targets = [], []
+        try:
+            for row in reader:
+                if len(row) != len(header):
+                    raise damaged(file, f"line {reader.line_num} has {len(row)} columns instead of {len(header)}")
+                inputs.append([_number(value, file, reader.line_num) for value in row[:at] + row[at + 1 :]])
+                if not row[at].strip().lstrip("-").isdecimal():
+                    raise damaged(file, f"line {reader.line_num} has label {row[at]!r}, which is no whole number")
+                targets.append(int(row[at]))
+        except csv.Error as error:
+            raise damaged(file, f"line {reader.line_num} is broken ({error})") from None
+    return {
+        "inputs": np.array(inputs, dtype=np.float32).reshape(len(inputs), len(header) - 1),
+        "targets": np.array(targets, dtype=np.int64),
+    }
+
+
+def _number(text: str, file: Path, line: int) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise damaged(file, f"line {line} holds {text!r}, which is no number") from None
+
+
+def _join(parts: list[Part]) -> Samples:
+    inputs = np.concatenate([part[0] for part in parts])
+    if inputs.dtype == np.float64:
+        inputs = inputs.astype(np.float32)
+    return Samples(torch.from_numpy(inputs), torch.from_numpy(np.concatenate([part[1] for part in parts])))

@@ -1,0 +1,109 @@
+"""Shakespeare: the next character, one client per speaking role, each with training and test data of its own."""
+
+from __future__ import annotations
+
+import json
+import string
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kairosfl.errors import UserError
+from kairosfl.tasks.data.fetch import Download
+from kairosfl.tasks.data.files import File, damaged, data_folder
+from kairosfl.tasks.data.plays import roles
+from kairosfl.tasks.data.store import Arrays, arrays, split
+from kairosfl.tasks.dataset import DataSet
+
+ROLES = File("shakespeare/clients.json")
+WORKS = File("shakespeare/100-0.txt")
+DOWNLOAD = Download("https://www.gutenberg.org/files/100/100-0.txt", "", WORKS.path)
+
+# 80 symbols: letters, digits, line end, space and this punctuation, in ASCII order
+SYMBOLS = "".join(sorted(string.ascii_letters + string.digits + "\n " + "!\"&'(),-.:;>?[]}"))
+PLAIN = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "—": "-", "–": "-", "\t": " "})
+LENGTH = 80
+TEST_SHARE = 5  # every fifth sample, the last ones of a role, are for testing
+
+
+def shakespeare(*, stride: int = 10) -> DataSet:
+    """Shakespeare's plays: 80 characters and the one that follows, a sample every `stride` characters.
+
+    A role's last fifth of samples is its test data; roles too short for one of each kind are left out. Roles
+    come from `clients.json` (role to text) where it is there, otherwise from Project Gutenberg's eBook 100.
+    """
+    if stride < 1:
+        raise UserError(f"data.stride is {stride}; give at least 1 character.")
+    cut_before = (data_folder() / ROLES.path).is_file()
+
+    def convert(root: Path) -> Arrays:
+        return _windows(read_roles(root / ROLES.path) if cut_before else _cut(root / WORKS.path), stride)
+
+    files = [ROLES if cut_before else WORKS]
+    made, hashes = arrays("shakespeare", files, [DOWNLOAD], convert, {"stride": stride})
+    return DataSet(
+        "shakespeare",
+        split(made, "train"),
+        split(made, "test"),
+        len(SYMBOLS),
+        vocabulary=len(SYMBOLS),
+        labels=tuple(SYMBOLS),
+        keys=made["keys"],
+        test_keys=made["test_keys"],
+        key_names=tuple(made["names"].tolist()),
+        hashes=hashes,
+        notes={"roles": len(made["names"]), "characters": int(made["characters"][0])},
+    )
+
+
+def encode(text: str) -> npt.NDArray[np.uint8]:
+    """Ids 0..79 of the characters of a text; typographic quotes and dashes become plain, others a space."""
+    codes = np.frombuffer(text.translate(PLAIN).encode("utf-32-le"), "<u4")
+    table = np.full(128, SYMBOLS.index(" "), dtype=np.uint8)
+    table[[ord(symbol) for symbol in SYMBOLS]] = np.arange(len(SYMBOLS), dtype=np.uint8)
+    ids: npt.NDArray[np.uint8] = table[np.where(codes < 128, codes, ord(" "))]
+    return ids
+
+
+def read_roles(path: Path) -> dict[str, str]:
+    """A JSON object of role to text."""
+    try:
+        loaded = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise damaged(path, f"it is no JSON ({error})") from None
+    if not isinstance(loaded, dict) or not all(isinstance(text, str) for text in loaded.values()):
+        raise damaged(path, "it is no JSON object of role to text")
+    return loaded
+
+
+def _cut(path: Path) -> dict[str, str]:
+    found = roles(path.read_text(encoding="utf-8-sig", errors="replace"))
+    if not found:
+        raise damaged(path, "no plays were found in it")
+    return found
+
+
+def _windows(texts: dict[str, str], stride: int) -> Arrays:
+    """Samples of every role: windows of 81 characters, the last one of which is the target."""
+    kept, characters = [], 0
+    blocks: dict[str, list[npt.NDArray[np.uint8]]] = {"train": [], "test": []}
+    keys: dict[str, list[int]] = {"train": [], "test": []}
+    for name, text in texts.items():
+        ids = encode(text)
+        if len(ids) < LENGTH + 1 + stride:  # no two samples
+            continue
+        windows = np.lib.stride_tricks.sliding_window_view(ids, LENGTH + 1)[::stride]
+        tests = max(1, len(windows) // TEST_SHARE)
+        for part, block in (("train", windows[:-tests]), ("test", windows[-tests:])):
+            blocks[part].append(block)
+            keys[part].append(len(block))
+        kept.append(name)
+        characters += len(ids)
+    made: Arrays = {"names": np.array(kept), "characters": np.array([characters])}
+    for part, suffix in (("train", "keys"), ("test", "test_keys")):
+        joined = np.concatenate(blocks[part] or [np.empty((0, LENGTH + 1), np.uint8)])
+        made[f"{part}_inputs"] = np.ascontiguousarray(joined[:, :LENGTH])
+        made[f"{part}_targets"] = joined[:, LENGTH].astype(np.int64)
+        made[suffix] = np.repeat(np.arange(len(kept)), keys[part])
+    return made

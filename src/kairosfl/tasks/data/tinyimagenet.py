@@ -1,0 +1,136 @@
+"""Tiny-ImageNet-200: 64x64 colour pictures of 200 classes, as a tree of JPEG files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kairosfl.errors import UserError
+from kairosfl.tasks.data.fetch import Download, ensure
+from kairosfl.tasks.data.files import File, check, damaged, data_folder
+from kairosfl.tasks.data.store import VERSION, Arrays, kept, split
+from kairosfl.tasks.dataset import DataSet
+
+ROOT = "tiny-imagenet-200"
+CLASSES = File(f"{ROOT}/wnids.txt")
+WORDS = File(f"{ROOT}/words.txt")
+VALIDATION = File(f"{ROOT}/val/val_annotations.txt")
+SIZE = 64
+COMPLETE = {"train": 100_000, "val": 10_000}
+ARCHIVE = Download(
+    "http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de", ROOT, archive=True
+)
+
+Picture = tuple[Path, int]  # a file and its class
+
+
+def tinyimagenet() -> DataSet:
+    """Tiny-ImageNet-200: 100,000 pictures for training; the 10,000 of the validation set are the test set."""
+    files = (CLASSES, WORDS, VALIDATION)
+    folder = data_folder()
+    ensure("tinyimagenet", folder, files, [ARCHIVE])
+    hashes = check(folder, files)
+    wnids = sorted((folder / CLASSES.path).read_text().split())
+    pictures = {"train": _training(folder / ROOT, wnids), "val": _validation(folder / VALIDATION.path, wnids)}
+    for part, complete in COMPLETE.items():
+        if len(pictures[part]) != complete:
+            warnings.warn(
+                f"{folder / ROOT / part} holds {len(pictures[part])} pictures, not the official {complete}; "
+                "results do not compare with those on the official data.",
+                stacklevel=3,
+            )
+
+    def convert(_: Path) -> Arrays:
+        train, train_sum = _decode(pictures["train"])
+        test, test_sum = _decode(pictures["val"])
+        return {
+            "train_inputs": train,
+            "train_targets": np.array([label for _, label in pictures["train"]]),
+            "test_inputs": test,
+            "test_targets": np.array([label for _, label in pictures["val"]]),
+            "sums": np.array([train_sum, test_sum]),
+        }
+
+    identity = [VERSION, *hashes.values(), _stamp(pictures["train"] + pictures["val"])]
+    made = kept(folder, "tinyimagenet", identity, convert)
+    hashes |= {f"{ROOT}/{part}": str(sum_) for part, sum_ in zip(COMPLETE, made["sums"], strict=True)}
+    words = dict(line.split("\t", 1) for line in (folder / WORDS.path).read_text().splitlines() if "\t" in line)
+    labels = tuple(words.get(wnid, wnid) for wnid in wnids)
+    mean, std = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
+    train, test = split(made, "train"), split(made, "test")
+    return DataSet("tinyimagenet", train, test, len(wnids), mean, std, labels=labels, hashes=hashes)
+
+
+def _training(root: Path, wnids: list[str]) -> list[Picture]:
+    """The pictures of every class folder, in the order of their names."""
+    found: list[Picture] = []
+    for label, wnid in enumerate(wnids):
+        images = root / "train" / wnid / "images"
+        if not images.is_dir():
+            raise UserError(f"{images} is missing; put the training pictures of class {wnid} there.")
+        for path in sorted(images.iterdir()):
+            if path.suffix not in (".JPEG", ".jpeg", ".jpg"):
+                raise UserError(f"{path} is no JPEG picture; remove it from the image folder.")
+            found.append((path, label))
+    return found
+
+
+def _validation(annotations: Path, wnids: list[str]) -> list[Picture]:
+    label_of = {wnid: label for label, wnid in enumerate(wnids)}
+    found: list[Picture] = []
+    for number, line in enumerate(annotations.read_text().splitlines(), start=1):
+        columns = line.split("\t")
+        if len(columns) < 2 or columns[1] not in label_of:
+            raise damaged(annotations, f"line {number} does not name a picture and one of the classes")
+        path = annotations.parent / "images" / columns[0]
+        if not path.is_file():
+            raise UserError(f"{path} is missing, but line {number} of {annotations} names it; put it there.")
+        found.append((path, label_of[columns[1]]))
+    return found
+
+
+def _stamp(pictures: list[Picture]) -> str:
+    """Changes when a picture is added, removed, replaced or given to another class."""
+    digest = hashlib.sha256()
+    for path, label in pictures:
+        stat = path.stat()
+        digest.update(f"{path.name} {label} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _decode(pictures: list[Picture]) -> tuple[npt.NDArray[np.uint8], str]:
+    """All pictures as [n,3,64,64], and the md5 sum of their files one after another."""
+    digest = hashlib.md5(usedforsecurity=False)
+    out = np.empty((len(pictures), 3, SIZE, SIZE), dtype=np.uint8)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for place, (data, picture) in enumerate(pool.map(read_jpeg, [path for path, _ in pictures])):
+            digest.update(data)
+            out[place] = picture
+    return out, digest.hexdigest()
+
+
+def read_jpeg(path: Path) -> tuple[bytes, npt.NDArray[np.uint8]]:
+    """A picture's bytes, and its colours as [3,64,64]."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UserError(
+            "data set 'tinyimagenet' needs pillow, which is not installed; pip install \"kairosfl[cli]\""
+        ) from None
+    with path.open("rb") as stream:
+        data = stream.read()
+        stream.seek(0)
+        try:
+            picture = np.asarray(Image.open(stream).convert("RGB"))
+        except (OSError, SyntaxError, ValueError) as error:  # pillow's words for what is no picture
+            raise damaged(path, f"it does not decode as a picture ({error})") from None
+    if picture.shape != (SIZE, SIZE, 3):
+        width, height = picture.shape[1], picture.shape[0]
+        raise damaged(path, f"it is {width} x {height} pixels, not {SIZE} x {SIZE}")
+    return data, picture.transpose(2, 0, 1)

@@ -1,0 +1,182 @@
+"""Engine `ray`: the same bits as one process, and what a dead or raising actor costs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import torch
+from torch import nn
+
+from kairosfl.briefs import FISHER, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports, column
+from kairosfl.engines.loop import Loop
+from kairosfl.engines.ray import Ray, expected_steps, shards
+from kairosfl.errors import UserError
+from kairosfl.recipe import Recipe
+from kairosfl.round import Run, drive, rounds
+from kairosfl.rules import parse
+from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.population import Population
+from kairosfl.tasks.task import Task
+
+CLIENTS = 8
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    """Eight clients with 3, 6, ... 24 points of three classes in the plane."""
+    generator = np.random.default_rng(0)
+    sizes = [3 * (i + 1) for i in range(CLIENTS)]
+    inputs = torch.from_numpy(generator.normal(size=(sum(sizes), 2)).astype(np.float32))
+    targets = torch.from_numpy(generator.integers(0, 3, sum(sizes)))
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    samples = Samples(inputs, targets)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 3))
+    return Task(model, DataSet("points", samples, samples, 3), Population(np.arange(sum(sizes)), offsets))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """One small Ray for all tests, and one torch thread as in the actors."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+    yield
+    ray.shutdown()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def engine(task: Task) -> Iterator[Ray]:
+    with Ray(task, actors=2) as engine:
+        yield engine
+
+
+def orders(task: Task, ids: list[int], epochs: int = 2) -> Briefs:
+    m = len(ids)
+    return Briefs(
+        seed=1,
+        round=3,
+        ids=torch.tensor(ids),
+        start=task.start(),
+        lr=column(0.1, m),
+        momentum=column(0.9, m),
+        weight_decay=column(0.0, m),
+        clip=column(float("inf"), m),
+        batch_size=column(4, m, torch.int64),
+        epochs=column(epochs, m, torch.int64),
+        scale=column(1.0, m),
+        pull=column(0.0, m),
+    )
+
+
+def same(a: Reports, b: Reports) -> None:
+    for name in ("ids", "n", "steps", "epochs", "delta", "loss", "grad_sq", "similarity", "score_before", "fisher"):
+        left, right = getattr(a, name), getattr(b, name)
+        assert (left is None) == (right is None), name
+        assert left is None or torch.equal(left, right), name
+
+
+def test_shards_are_balanced_by_steps() -> None:
+    # Longest first to the lightest: 9 | 7; 7+4 | 9; 9+3 | 11; 11+2 | 12; 12+1 | 13.
+    parts = shards(np.array([1, 9, 4, 3, 7, 2]), 2)
+    assert [part.tolist() for part in parts] == [[0, 1, 3], [2, 4, 5]]
+
+
+def test_no_more_shards_than_clients() -> None:
+    assert [part.tolist() for part in shards(np.array([2, 1]), 4)] == [[0], [1]]
+
+
+def test_expected_steps(task: Task) -> None:
+    # Clients 0, 2 and 7 have 3, 9 and 24 samples: 1, 3 and 6 batches of 4, twice.
+    assert expected_steps(orders(task, [0, 2, 7]), task.clients.sizes).tolist() == [2, 6, 12]
+
+
+@pytest.mark.parametrize("text", ["scaffold + fedcl + alt + pa3fed", "moon", "fedmut", "fedyogi"])
+def test_the_bits_of_the_loop_engine(task: Task, engine: Ray, text: str) -> None:
+    algorithm = parse(text)
+    recipe = Recipe(rounds=4, cohort=5, epochs=3, batch_size=4, lr=0.1, momentum=0.5)
+    ends = []
+    for one in (Loop(task), engine):
+        run = Run.start(one.start(), algorithm, clients=CLIENTS, seed=2)
+        for run in drive(rounds(run, algorithm, recipe, clients=CLIENTS, layout=task.layout), one):
+            pass
+        assert run.record is not None
+        assert run.record.rejected == ()
+        ends.append(run)
+    assert torch.equal(ends[0].x, ends[1].x)
+    assert not torch.equal(ends[0].x, task.start())
+
+
+def test_measurements_and_evaluation(task: Task, engine: Ray) -> None:
+    loop = Loop(task)
+    briefs = orders(task, [1, 3, 4, 6]).measured(SCORE_BEFORE).measured(SCORE_AFTER).measured(FISHER)
+    same(loop.train(briefs), engine.train(briefs))
+    x = task.start()
+    assert loop.evaluate(x) == engine.evaluate(x)
+    assert np.array_equal(loop.evaluate_clients(x), engine.evaluate_clients(x))
+
+
+class Dies(Loop):
+    """Dies on client 7: at the first try only, or at every try while the file `always` is there."""
+
+    def __init__(self, task: Task, device: torch.device, *, marks: Path) -> None:
+        self.marks = marks
+        super().__init__(task, device)
+
+    def train(self, briefs: Briefs) -> Reports:
+        if 7 in briefs.ids and ((self.marks / "always").exists() or not (self.marks / "died").exists()):
+            (self.marks / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().train(briefs)
+
+
+class Raises(Loop):
+    """Raises on client 7, and on anybody who is to train five epochs."""
+
+    def train(self, briefs: Briefs) -> Reports:
+        if 7 in briefs.ids or (briefs.epochs == 5).any():
+            raise ArithmeticError("seven is too many\nand a second line")
+        return super().train(briefs)
+
+
+class Refuses(Loop):
+    def __init__(self, task: Task, device: torch.device) -> None:
+        raise UserError("this engine is closed.")
+
+
+def test_a_killed_actor_costs_only_its_shard(task: Task, tmp_path: Path) -> None:
+    briefs, loop = orders(task, [0, 2, 5, 7]), Loop(task)
+    with Ray(task, actors=2, make=partial(Dies, marks=tmp_path)) as engine:
+        same(loop.train(briefs), engine.train(briefs))  # died once, done elsewhere
+        (tmp_path / "always").touch()
+        reports = engine.train(briefs)
+        # 7 takes 12 steps; 5 (10), 2 (6) and 0 (2) balance as 7, 0 against 5, 2.
+        assert reports.failed == ((0, "its actor died (second try)"), (7, "its actor died (second try)"))
+        same(loop.train(orders(task, [2, 5])), reports)
+        (tmp_path / "always").unlink()
+        same(loop.train(briefs), engine.train(briefs))  # both actors were replaced
+
+
+def test_a_raising_shard_fails_and_the_others_go_on(task: Task) -> None:
+    with Ray(task, actors=2, make=Raises) as engine:
+        reports = engine.train(orders(task, [0, 2, 5, 7]))
+        reason = "it raised ArithmeticError: seven is too many (second try)"
+        assert reports.failed == ((0, reason), (7, reason))
+        same(Loop(task).train(orders(task, [2, 5])), reports)
+        with pytest.raises(ArithmeticError, match="seven is too many"):
+            engine.train(orders(task, [1, 2], epochs=5))
+
+
+def test_mistakes_reach_the_user(task: Task) -> None:
+    with pytest.raises(UserError, match=r"this engine is closed\."):
+        Ray(task, actors=1, make=Refuses)
+    with pytest.raises(UserError, match=r"ray\.actors = 0"):
+        Ray(task, actors=0)

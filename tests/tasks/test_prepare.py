@@ -1,0 +1,106 @@
+"""Normalisation and augmentation: against numpy, and alike for one client and for stacked ones."""
+
+import numpy as np
+import pytest
+import torch
+
+from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.prepare import augment, prepare, sample_keys
+
+MASK = 2**64 - 1
+
+
+def _data(inputs, **fields):
+    samples = Samples(inputs, torch.zeros(len(inputs), dtype=torch.int64))
+    return DataSet("toy", samples, samples, 1, **fields)
+
+
+def _images(*shape):
+    return torch.from_numpy(np.random.default_rng(0).integers(1, 256, shape, dtype=np.uint8))
+
+
+def test_uint8_images_are_normalised_per_channel():
+    images = _images(5, 3, 4, 4)
+    mean, std = (0.5, 0.25, 0.1), (0.2, 0.5, 1.0)
+    ours = prepare(images, _data(images, mean=mean, std=std))
+    want = (images.numpy() / 255 - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
+    assert ours.dtype == torch.float32
+    np.testing.assert_allclose(ours.numpy(), want, atol=5e-7)
+
+
+def test_without_statistics_uint8_is_scaled_to_one_and_floats_stay():
+    images = _images(2, 1, 2, 2)
+    np.testing.assert_allclose(prepare(images, _data(images)).numpy(), images.numpy() / 255, rtol=1e-6)
+    floats = torch.rand(3, 4)
+    assert prepare(floats, _data(floats)) is floats
+
+
+def test_tokens_become_int64():
+    tokens = _images(2, 7)
+    ours = prepare(tokens, _data(tokens, vocabulary=256))
+    assert ours.dtype == torch.int64
+    assert torch.equal(ours, tokens.long())
+
+
+def _mix(key):
+    key = (key + 0x9E3779B97F4A7C15) & MASK
+    key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & MASK
+    return key ^ (key >> 31)
+
+
+def test_keys_are_splitmix_of_seed_round_client_step_and_sample():
+    keys = sample_keys(torch.tensor([0, 7, 49_999]), seed=2**63 - 1, round=3, client=12, step=40)
+    for key, sample in zip(keys.tolist(), (0, 7, 49_999), strict=True):
+        want = 2**63 - 1
+        for number in (3, 12, 40, sample):
+            want = _mix(want ^ number)
+        assert key & MASK == want
+
+
+def _by_hand(image, key, padding, flip):
+    """As one would write it for a single picture: pad, crop, mirror."""
+    key &= MASK
+    down, right = (((key >> shift) & 0xFFFFFF) * (2 * padding + 1) >> 24 for shift in (0, 24))
+    height, width = image.shape[1:]
+    padded = np.pad(image, ((0, 0), (padding, padding), (padding, padding)))
+    crop = padded[:, down : down + height, right : right + width]
+    return crop[:, :, ::-1] if flip and key >> 48 & 1 else crop
+
+
+@pytest.mark.parametrize(("padding", "flip"), [(4, True), (2, False), (0, True)])
+def test_crop_and_flip_are_those_of_one_picture_at_a_time(padding, flip):
+    images = _images(64, 3, 9, 7)
+    keys = sample_keys(torch.arange(64), seed=1, round=2, client=3, step=4)
+    ours = augment(images, keys, padding=padding, flip=flip)
+    for image, key, got in zip(images.numpy(), keys.tolist(), ours.numpy(), strict=True):
+        np.testing.assert_array_equal(got, _by_hand(image, key, padding, flip))
+
+
+def test_one_client_alone_and_stacked_clients_give_the_same_bits():
+    images, samples = _images(3, 8, 3, 32, 32), torch.arange(24).view(3, 8) * 17
+    clients, steps = torch.tensor([5, 0, 99]), torch.tensor([0, 3, 1])
+    keys = sample_keys(samples, seed=7, round=11, client=clients[:, None], step=steps[:, None])
+    data = _data(images[0], mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
+    together = prepare(augment(images, keys), data)
+    for row in range(3):
+        own = sample_keys(samples[row], seed=7, round=11, client=int(clients[row]), step=int(steps[row]))
+        assert torch.equal(prepare(augment(images[row], own), data), together[row])
+
+
+def test_every_offset_is_as_likely_and_half_are_mirrored():
+    count = 81_000
+    keys = sample_keys(torch.arange(count), seed=0, round=0, client=0, step=0)
+    down, right = (((keys >> shift) & 0xFFFFFF) * 9 >> 24 for shift in (0, 24))
+    cells = torch.bincount(down * 9 + right, minlength=81)
+    # chi-square with 80 degrees of freedom: mean 80, deviation 12.6
+    assert float(((cells - 1000) ** 2 / 1000).sum()) == pytest.approx(80, abs=5 * 12.6)
+    assert float((keys >> 48 & 1).double().mean()) == pytest.approx(0.5, abs=5 * 0.5 / count**0.5)
+
+
+def test_floats_are_moved_as_they_are():
+    images = torch.randn(10, 1, 6, 6)
+    keys = sample_keys(torch.arange(10), seed=0, round=0, client=0, step=0)
+    moved = augment(images, keys)
+    assert moved.dtype == torch.float32
+    assert set(moved.flatten().tolist()) <= {*images.flatten().tolist(), 0.0}
