@@ -21,7 +21,7 @@ class Show:
         self.console = console or Console(stderr=True)
         self.live = not quiet and self.console.is_terminal
         self.accuracy: float | None = None
-        self.began = time.perf_counter()
+        self.began: float | None = None
         self.progress = Progress(
             TextColumn("round"),
             MofNCompleteColumn(),
@@ -46,6 +46,8 @@ class Show:
         """One more round."""
         self.done = row["round"]
         self.accuracy = row["accuracy"] if row["accuracy"] is not None else self.accuracy
+        if self.began is None:  # what came before the first round is no part of the speed
+            self.began, self.first = time.perf_counter() - row["seconds"], self.done - 1
         speed = (self.done - self.first) / max(time.perf_counter() - self.began, 1e-9)
         text = describe(row, self.accuracy)
         if self.live:

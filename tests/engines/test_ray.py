@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,7 @@ def cluster() -> Iterator[None]:
     """One small Ray for all tests, and one torch thread as in the actors."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import this file
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
     yield
     ray.shutdown()
@@ -106,13 +108,12 @@ def test_the_bits_of_the_loop_engine(task: Task, engine: Ray, text: str) -> None
     ends = []
     for one in (Loop(task), engine):
         run = Run.start(one.start(), algorithm, clients=CLIENTS, seed=2)
-        for run in drive(rounds(run, algorithm, recipe, clients=CLIENTS, layout=task.layout), one):
-            pass
-        assert run.record is not None
-        assert run.record.rejected == ()
-        ends.append(run)
-    assert torch.equal(ends[0].x, ends[1].x)
-    assert not torch.equal(ends[0].x, task.start())
+        course = rounds(run, algorithm, recipe, clients=CLIENTS, layout=task.layout)
+        ends.append([(run.x, run.record.rejected) for run in drive(course, one)])
+    for (x, rejected), (y, also) in zip(*ends, strict=True):
+        assert torch.equal(x, y)
+        assert rejected == also == ()
+    assert not torch.equal(y, task.start())
 
 
 def test_measurements_and_evaluation(task: Task, engine: Ray) -> None:
@@ -178,5 +179,7 @@ def test_a_raising_shard_fails_and_the_others_go_on(task: Task) -> None:
 def test_mistakes_reach_the_user(task: Task) -> None:
     with pytest.raises(UserError, match=r"this engine is closed\."):
         Ray(task, actors=1, make=Refuses)
-    with pytest.raises(UserError, match=r"ray\.actors = 0"):
+    with pytest.raises(UserError, match=r"ray\.actors = 0 must"):
         Ray(task, actors=0)
+    with pytest.raises(UserError, match=r"ray\.gpus = 0\.5 need 1 GPUs and the cluster has 0"):
+        Ray(task, actors=2, gpus=0.5)

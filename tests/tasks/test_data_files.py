@@ -69,7 +69,9 @@ def test_a_download_with_the_wrong_checksum_is_refused_and_not_kept(tmp_path, se
     (served / "a.txt").write_bytes(b"something else")
     with pytest.raises(UserError) as error:
         ensure("toy", tmp_path, [File("toy/a.txt", MD5)], [Download(f"{url}/a.txt", MD5, "toy/a.txt")])
-    assert str(error.value).startswith(f"what {url}/a.txt serves is damaged or has changed (MD5 hash of downloaded file")
+    assert str(error.value).startswith(
+        f"what {url}/a.txt serves is damaged or has changed (MD5 hash of downloaded file"
+    )
     assert str(error.value).endswith(f"put toy/a.txt into {tmp_path}.")
     assert not (tmp_path / "toy/a.txt").exists()
 

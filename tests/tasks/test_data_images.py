@@ -57,7 +57,9 @@ def test_idx_files(mnist):
     assert data.train.inputs.dtype == torch.uint8
     assert np.array_equal(data.train.inputs[:, 0].numpy(), mnist[0][:8])
     assert data.train.targets.tolist() == list(range(8))
-    assert set(data.hashes) == {f"mnist/{s}-{k}-ubyte.gz" for s in ("train", "t10k") for k in ("images-idx3", "labels-idx1")}
+    assert set(data.hashes) == {
+        f"mnist/{s}-{k}-ubyte.gz" for s in ("train", "t10k") for k in ("images-idx3", "labels-idx1")
+    }
 
 
 def test_pictures_are_resized_on_load(mnist):
@@ -196,7 +198,10 @@ def test_cifar10_is_five_batches_in_order(folder):
     for number in range(1, 6):
         batch = {b"labels": [number, number], b"data": np.full((2, 3072), number, np.uint8)}
         _put(folder / f"cifar-10-batches-py/data_batch_{number}", pickle.dumps(batch, 2))
-    _put(folder / "cifar-10-batches-py/test_batch", pickle.dumps({b"labels": [9], b"data": np.zeros((1, 3072), np.uint8)}))
+    _put(
+        folder / "cifar-10-batches-py/test_batch",
+        pickle.dumps({b"labels": [9], b"data": np.zeros((1, 3072), np.uint8)}),
+    )
     _put(folder / "cifar-10-batches-py/batches.meta", pickle.dumps({b"label_names": [b"a"] * 10}))
     data = load("cifar10")
     assert data.train.targets.tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]

@@ -92,7 +92,7 @@ def test_the_eighty_symbols():
     assert len(SYMBOLS) == 80
     assert "".join(sorted(SYMBOLS)) == SYMBOLS
     text = "O, what’s “here”—à\t&c.\n"
-    assert "".join(SYMBOLS[i] for i in encode(text)) == "O, what's \"here\"-  &c.\n"
+    assert "".join(SYMBOLS[i] for i in encode(text)) == 'O, what\'s "here"-  &c.\n'
 
 
 def _write(folder, clients):
@@ -204,7 +204,9 @@ def test_plays_are_cut_by_speaker():
 
 def test_the_complete_works_serve_where_there_is_no_file_of_roles(folder):
     path = folder / "shakespeare/100-0.txt"
-    path.write_text(PLAYS.replace("{directions}", "\nExeunt\n" * 20).replace("Give me excess.", "Give me excess. " * 20))
+    path.write_text(
+        PLAYS.replace("{directions}", "\nExeunt\n" * 20).replace("Give me excess.", "Give me excess. " * 20)
+    )
     data = load("shakespeare", stride=5)
     assert data.key_names == ("THE FIRST PLAY|DUKE",)
     assert set(data.hashes) == {"shakespeare/100-0.txt"}

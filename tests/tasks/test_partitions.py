@@ -156,7 +156,10 @@ def test_a_balanced_and_a_synthetic_partition_are_as_they_always_were():
     balanced = dirichlet(TARGETS, 128, 0, alpha=0.5, minimum=10, balance=True)
     assert balanced.hash() == "4759fcf7886b926c18affa56370114cfc3e7b3f4b3d74c257e2d1915fee57dbd"
     data = load("synthetic", samples=5_000, test_samples=0, features=2)
-    assert partition(data, name="dirichlet", clients=100, seed=1, alpha=0.1, minimum=10).hash() == "f72e73e3160094386879afc0d30b508e2211227277e791ab3a116751e2245577"
+    assert (
+        partition(data, name="dirichlet", clients=100, seed=1, alpha=0.1, minimum=10).hash()
+        == "f72e73e3160094386879afc0d30b508e2211227277e791ab3a116751e2245577"
+    )
 
 
 @pytest.mark.parametrize("name", DIGITS_HASHES)

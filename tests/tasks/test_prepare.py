@@ -77,12 +77,18 @@ def test_crop_and_flip_are_those_of_one_picture_at_a_time(padding, flip):
         np.testing.assert_array_equal(got, _by_hand(image, key, padding, flip))
 
 
-def test_one_client_alone_and_stacked_clients_give_the_same_bits():
-    images, samples = _images(3, 8, 3, 32, 32), torch.arange(24).view(3, 8) * 17
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("side", [32, 7])
+def test_one_client_alone_stacked_clients_and_every_device_give_the_same_bits(device, side):
+    images, samples = _images(3, 5, 3, side, side), torch.arange(15).view(3, 5) * 17
     clients, steps = torch.tensor([5, 0, 99]), torch.tensor([0, 3, 1])
-    keys = sample_keys(samples, seed=7, round=11, client=clients[:, None], step=steps[:, None])
     data = _data(images[0], mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
-    together = prepare(augment(images, keys), data)
+    there = [tensor.to(device) for tensor in (samples, clients[:, None], steps[:, None], images)]
+    keys = sample_keys(there[0], seed=7, round=11, client=there[1], step=there[2])
+    together = prepare(augment(there[3], keys), data).cpu()
     for row in range(3):
         own = sample_keys(samples[row], seed=7, round=11, client=int(clients[row]), step=int(steps[row]))
         assert torch.equal(prepare(augment(images[row], own), data), together[row])

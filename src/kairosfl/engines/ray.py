@@ -120,17 +120,27 @@ class Ray:
         self._owner = not ray.is_initialized()
         if self._owner:
             _connect(address)
+        have = ray.cluster_resources()
+        if gpus * actors > have.get("GPU", 0.0):
+            raise UserError(
+                f"ray.actors = {actors} with ray.gpus = {gpus} need {gpus * actors:g} GPUs and the cluster has "
+                f"{have.get('GPU', 0.0):g}; lower one of them."
+            )
         # Actors share the cores there are, so that there may be more actors than cores.
-        cpus = min(float(threads), math.floor(ray.cluster_resources().get("CPU", 1.0) / actors * 1e4) / 1e4)
+        cpus = min(float(threads), math.floor(have.get("CPU", 1.0) / actors * 1e4) / 1e4)
         self._class = ray.remote(_Actor).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
         self._arguments = (ray.put(_pack(task)), make, device, threads)
         self._live: list[Any] = []
         self._coming: dict[Any, Any] = {}  # the answer of `ready` → its actor
         self._stillborn = 0
-        for _ in range(actors):
-            self._spawn()
-        while self._coming:
-            self._welcome(wait=True)
+        try:
+            for _ in range(actors):
+                self._spawn()
+            while self._coming:
+                self._welcome(wait=True)
+        except BaseException:
+            self.close()
+            raise
 
     def start(self) -> Tensor:
         """The model before training."""
@@ -230,7 +240,8 @@ class Ray:
             except RayActorError as raised:
                 self._stillborn += 1
                 if self._stillborn == STARTS:
-                    raise UserError(f"{STARTS} Ray actors in a row died while they started: {raised}") from None
+                    last = str(raised).strip().splitlines()[-1].strip()
+                    raise UserError(f"{STARTS} Ray actors in a row died while they started: {last}") from None
                 self._spawn()
             except RayError as raised:
                 raise _cause(raised) from None

@@ -77,11 +77,11 @@ def draw_lines(axes: Axes, picture: Lines, groups: Sequence[Group]) -> None:
     scale = 100.0 if picture.percent else 1.0
     for series in picture.series:
         _curve(axes, series, scale, _name(series, groups))
-    if picture.x_label == "round":
-        shown = list(dict.fromkeys(series.group for series in picture.series))
-        _shade(axes, shown, groups)
+    label = picture.x_label
+    if label == "round" and _shade(axes, list(dict.fromkeys(series.group for series in picture.series)), groups):
+        label = "round (shaded: critical periods)"
     axes.set_title(picture.title)
-    axes.set_xlabel(picture.x_label)
+    axes.set_xlabel(label)
     axes.set_ylabel(f"{picture.y_label} (%)" if picture.percent else picture.y_label)
 
 
@@ -95,22 +95,25 @@ def _curve(axes: Axes, series: Series, scale: float, name: str) -> None:
         axes.fill_between(series.x, low, high, color=own, alpha=0.15, linewidth=0)
 
 
-def _shade(axes: Axes, shown: Sequence[int], groups: Sequence[Group]) -> None:
-    """One group: the whole height, lightly. Several: a strip each, one above the other at the foot."""
+def _shade(axes: Axes, shown: Sequence[int], groups: Sequence[Group]) -> bool:
+    """One group: the whole height, lightly. Several: a strip each at the foot. Whether there was any."""
+    shaded = False
     height = 1.0 if len(shown) == 1 else 0.018
     for row, number in enumerate(shown):
         for left, right, share in critical_periods(groups[number]):
             strength = (0.12 if len(shown) == 1 else 0.7) * share
             foot = row * 0.024 if len(shown) > 1 else 0.0
             axes.axvspan(left, right, foot, foot + height, color=colour(number), alpha=strength, linewidth=0)
+            shaded = True
+    return shaded
 
 
 def _heat(figure: Figure, axes: Axes, picture: HeatMap) -> None:
     from matplotlib.colors import PowerNorm
 
     extent = (*picture.x_range, *picture.y_range)
-    low = 0.0 if np.nanmin(picture.grid) >= 0 else float(np.nanmin(picture.grid))
-    norm = PowerNorm(picture.power, vmin=low, vmax=float(np.nanmax(picture.grid)))
+    low, high = picture.span
+    norm = PowerNorm(picture.power, vmin=low, vmax=high)
     image = axes.imshow(
         picture.grid, extent=extent, origin="lower", aspect="auto", cmap="viridis", norm=norm, interpolation="nearest"
     )

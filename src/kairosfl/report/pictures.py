@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from kairosfl.report.read import Array
 
 # Okabe and Ito's colours, without the yellow that is lost on white: told apart by all common kinds of sight.
@@ -63,7 +65,14 @@ class HeatMap:
     y_range: tuple[float, float]
     grid: Array  # [rows, columns]
     names: tuple[str, ...] = ()  # of the rows, where they are not numbers
-    power: float = 1.0  # the colour is (value / largest) ** power
+    power: float = 1.0  # the colour goes with share ** power of the span
+    from_zero: bool = True  # else from the least value: for values that lie close together
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The values of the first and the last colour."""
+        low = float(np.nanmin(self.grid))
+        return min(0.0, low) if self.from_zero else low, float(np.nanmax(self.grid))
 
 
 @dataclass(frozen=True)

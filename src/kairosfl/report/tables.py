@@ -10,6 +10,7 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kairosfl.report.read import Array, Group, RunData, read_groups
 
@@ -101,11 +102,11 @@ def _row(group: Group, target: float) -> Row:
     )
 
 
-def scored(run: RunData) -> tuple[Array, Array]:
+def scored(run: RunData) -> tuple[NDArray[np.intp], Array]:
     """Indices and accuracies of the rounds that were evaluated."""
     accuracy = run.column("accuracy")
     known = np.flatnonzero(np.isfinite(accuracy))
-    return known.astype(np.float64), accuracy[known]
+    return known, accuracy[known]
 
 
 def last_tenth(run: RunData) -> float:

@@ -10,6 +10,7 @@ from kairosfl.rule import Algorithm, Rule
 from kairosfl.rules.alt import ALT
 from kairosfl.rules.fedams import FedAMS
 from kairosfl.rules.fedavgm import FedAvgM
+from kairosfl.rules.fedaware import FedAWARE
 from kairosfl.rules.fedcl import FedCL
 from kairosfl.rules.fedcm import FedCM
 from kairosfl.rules.feddyn import FedDyn
@@ -43,6 +44,7 @@ RULES: dict[str, type[Spec]] = {
         FedCL,
         ALT,
         PA3Fed,
+        FedAWARE,
     )
 }
 
@@ -93,6 +95,7 @@ __all__ = [
     "SCAFFOLD",
     "VRLSGD",
     "FedAMS",
+    "FedAWARE",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",

@@ -169,7 +169,7 @@ def _check(samples: int, clients: int, minimum: int, field: str = "data.minimum"
 
 
 def _check_alpha(alpha: float) -> None:
-    if not 0 < alpha < float("inf"):
+    if not 1e-9 <= alpha < float("inf"):
         raise UserError(f"data.alpha is {alpha}; give a positive number, such as 0.5.")
 
 

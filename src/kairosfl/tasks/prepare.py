@@ -19,7 +19,8 @@ def prepare(inputs: torch.Tensor, dataset: DataSet) -> torch.Tensor:
     if inputs.dtype != torch.uint8:
         return inputs
     scale, shift = _affine(dataset.mean, dataset.std, inputs.device)
-    return torch.addcmul(shift, inputs.float(), scale)
+    # Two operations, each rounded: a fused one would give other bits on other devices and at the end of a vector.
+    return inputs.float().mul_(scale).add_(shift)
 
 
 @lru_cache(maxsize=16)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, get_type_hints
 
 from kairosfl.errors import UserError, nearest
 from kairosfl.tasks.data.agnews import agnews
@@ -34,9 +36,26 @@ def load(name: str, **options: object) -> DataSet:
     """The data set called `name`; options are the keyword arguments of its loader."""
     if name not in DATASETS:
         raise UserError(f"data.name is {name!r}, which does not exist; {nearest(name, DATASETS)}")
-    known = inspect.signature(DATASETS[name]).parameters
-    for option in options:
+    known, hints = inspect.signature(DATASETS[name]).parameters, get_type_hints(DATASETS[name])
+    for option, value in options.items():
         if option not in known:
             hint = nearest(option, known) if known else "it has none"
             raise UserError(f"data.{option} is no option of data set {name!r}; {hint}")
+        _check_type(option, value, hints[option])
+    for option, parameter in known.items():
+        if parameter.default is parameter.empty and option not in options:
+            raise UserError(f"data.{option} is missing; data set {name!r} needs it.")
     return DATASETS[name](**options)
+
+
+def _check_type(option: str, value: object, hint: Any) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    fits, words = {
+        int: (whole, "a whole number"),
+        float: (whole or isinstance(value, float), "a number"),
+        bool: (isinstance(value, bool), "true or false"),
+        str: (isinstance(value, str), "text"),
+        Sequence[int]: (isinstance(value, list | tuple) and all(type(each) is int for each in value), "whole numbers"),
+    }.get(hint, (isinstance(value, str | os.PathLike), "a path"))
+    if not fits:
+        raise UserError(f"data.{option} is {value!r}; give {words}.")

@@ -33,8 +33,9 @@ def synthetic(
     for name, value in (("samples", samples), ("features", features), ("classes", classes)):
         if value < 1:
             raise UserError(f"data.{name} is {value}; give at least 1.")
-    if test_samples < 0:
-        raise UserError(f"data.test_samples is {test_samples}; give 0 or more.")
+    for name, value in (("test_samples", test_samples), ("seed", seed)):
+        if value < 0:
+            raise UserError(f"data.{name} is {value}; give 0 or more.")
     if shape and (len(shape) != 3 or min(shape) < 1):
         raise UserError(f"data.shape is {list(shape)}; give channels, height and width, such as [3, 32, 32].")
     size = tuple(shape) or (features,)

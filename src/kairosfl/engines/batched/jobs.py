@@ -1,0 +1,151 @@
+"""Jobs: one client's brief made ready for a slot, and tickets: a cohort's jobs and what has come back of them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from torch import Tensor
+
+from kairosfl.briefs import SCORE_AFTER, SCORE_BEFORE, Brief, Briefs, Report, Reports
+from kairosfl.engines.batched.state import Kind, Real, Sum, Whole
+from kairosfl.local import batches
+from kairosfl.tasks.task import Task
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A cohort on its way through the slots."""
+
+    task: Task
+    briefs: Briefs
+    delta: Tensor  # [m, d], filled as clients finish
+    sums: Tensor  # [m, sums] float64 on the engine's device
+    wholes: Tensor  # [m, wholes] int64
+    scores: dict[str, Tensor]  # [m] float64
+    fisher: list[float | None]
+    fisher_seconds: float
+    jobs: list[Job] = field(default_factory=list)
+    left: int = 0
+    began: float = field(default_factory=time.perf_counter)
+
+    def reports(self) -> Reports:
+        """What the cohort answers; waits for the device."""
+        sums, wholes = self.sums.cpu().numpy(), self.wholes.cpu().numpy()
+        scores = {name: values.cpu().tolist() for name, values in self.scores.items()}
+        seconds = (time.perf_counter() - self.began) / max(1, len(self.jobs))
+        reports = []
+        for row, job in enumerate(self.jobs):
+            steps, samples = int(wholes[row, Whole.POSITION]), int(wholes[row, Whole.SAMPLES])
+            full, part = divmod(steps, job.batches)
+            reports.append(
+                Report(
+                    client=job.client,
+                    n=job.n,
+                    steps=steps,
+                    epochs=full + part / job.batches,
+                    delta=self.delta[row],
+                    loss=float(sums[row, Sum.LOSS]) / samples,
+                    grad_sq=float(sums[row, Sum.GRAD_SQ]),
+                    seconds=seconds,
+                    similarity=float(sums[row, Sum.SIMILARITY]) if job.stops else None,
+                    score_before=scores[SCORE_BEFORE][row] if SCORE_BEFORE in scores else None,
+                    score_after=scores[SCORE_AFTER][row] if SCORE_AFTER in scores else None,
+                    fisher=self.fisher[row],
+                )
+            )
+        return Reports.stack(reports, self.delta)
+
+
+@dataclass(eq=False)
+class Job:
+    """One client: its numbers, and the order of its samples for all epochs."""
+
+    ticket: Ticket
+    row: int  # in the ticket
+    client: int
+    n: int
+    batch: int
+    batches: int  # in an epoch
+    total: int  # steps
+    order: np.ndarray
+    reals: list[float]
+    wholes: list[int]
+    stops: bool
+    at_once: bool
+    contrasts: bool
+    done: int = 0  # steps launched
+    limit: int = 0  # steps to launch, as far as the host knows
+
+    @classmethod
+    def of(cls, ticket: Ticket, row: int, brief: Brief, mine: np.ndarray) -> Job:
+        """From a brief and the client's sample numbers."""
+        n = len(mine)
+        size = min(brief.batch_size, n)
+        end = n - n % size if brief.drop_last else n
+        epochs = list(batches(brief, n))
+        order = mine[np.concatenate([batch for epoch in epochs for batch in epoch])].astype(np.int64)
+        stops = brief.stop_below is not None
+        count = len(epochs[0])
+        reals = dict.fromkeys(Real, 0.0)
+        reals |= {
+            Real.LR: brief.lr,
+            Real.MOMENTUM: brief.momentum,
+            Real.DECAY: brief.weight_decay,
+            Real.CLIP: brief.clip,
+            Real.SCALE: brief.scale,
+            Real.PULL: brief.pull,
+            Real.MU: brief.contrast,
+            Real.TEMPERATURE: brief.temperature,
+            Real.THRESHOLD: brief.stop_below if stops and brief.stop_below is not None else -2.0,
+        }
+        wholes = dict.fromkeys(Whole, 0)
+        wholes |= {
+            Whole.TOTAL: count * brief.epochs,
+            Whole.SIZE: size,
+            Whole.END: end,
+            Whole.BATCHES: count,
+            Whole.STOPS: int(stops),
+            Whole.LEAST: int(brief.stop_statistic == "min"),
+            Whole.AT_ONCE: int(brief.stop_per == "batch"),
+            Whole.SEED: _signed(brief.seed) ^ brief.round,
+            Whole.CLIENT: brief.client,
+        }
+        return cls(
+            ticket=ticket,
+            row=row,
+            client=brief.client,
+            n=n,
+            batch=brief.batch_size,
+            batches=count,
+            total=count * brief.epochs,
+            order=order,
+            reals=[reals[each] for each in Real],
+            wholes=[wholes[each] for each in Whole],
+            stops=stops,
+            at_once=brief.stop_per == "batch",
+            contrasts=brief.contrast != 0,
+        )
+
+    @cached_property
+    def kind(self) -> Kind:
+        """What its step needs."""
+        briefs = self.ticket.briefs
+        return Kind(
+            width=1,
+            batch=self.batch,
+            clip=self.reals[Real.CLIP] < float("inf"),
+            pull=self.reals[Real.PULL] != 0,
+            push=briefs.push is not None,
+            momentum=self.reals[Real.MOMENTUM] != 0,
+            stop=self.stops,
+            reference=briefs.stop is not None and briefs.stop.reference is not None,
+            contrast=self.contrasts,
+        )
+
+
+def _signed(number: int) -> int:
+    """The signed 64-bit number with the same bits, as in `prepare.sample_keys`."""
+    return (number + 2**63) % 2**64 - 2**63

@@ -1,0 +1,49 @@
+"""Precision of the engine's own arithmetic; the server's stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from kairosfl.errors import UserError, nearest
+
+PRECISIONS = ("float32", "tf32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """`float32` and `tf32` (19-bit products, on GPUs that have them) keep float32 throughout; `bfloat16` computes
+    activations and products in it and keeps weights, momenta and gradients in float32."""
+
+    name: str
+
+    @classmethod
+    def of(cls, name: str | None, device: torch.device) -> Precision:
+        """By name; by default tf32 on a GPU."""
+        if name is None:
+            return cls("tf32" if device.type == "cuda" else "float32")
+        if name not in PRECISIONS:
+            raise UserError(f"run.precision {name!r} is not a precision: {nearest(name, PRECISIONS)}")
+        return cls(name)
+
+    def compute(self, weights: torch.dtype) -> torch.dtype:
+        """The type of activations for weights of this type; float64 stays what it is."""
+        return torch.bfloat16 if self.name == "bfloat16" and weights == torch.float32 else weights
+
+    @property
+    def dot(self) -> str:
+        """Triton's word for how float32 numbers are multiplied."""
+        return "ieee" if self.name == "float32" else "tf32"
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = matmul.allow_tf32, cudnn.allow_tf32
+        matmul.allow_tf32 = cudnn.allow_tf32 = self.name != "float32"
+        try:
+            yield
+        finally:
+            matmul.allow_tf32, cudnn.allow_tf32 = before

@@ -1,0 +1,42 @@
+"""Mean losses of many models, each on its own client's samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kairosfl.engines.batched.state import upload
+from kairosfl.engines.batched.step import Work
+
+SAMPLES = 2048  # at once, over all clients
+
+
+@torch.no_grad()
+def scores(work: Work, rows: Tensor, samples: Sequence[np.ndarray]) -> Tensor:
+    """`[m]` float64 for weights `[m, width]`."""
+    sizes = np.array([len(each) for each in samples])
+    order = np.argsort(-sizes, kind="stable")  # the clients with samples left are then a prefix
+    m, chunk = len(rows), max(1, SAMPLES // len(rows))
+    numbers = np.zeros((m, -(-int(sizes.max()) // chunk) * chunk), dtype=np.int64)
+    for row, client in enumerate(order):
+        numbers[row, : sizes[client]] = samples[client]
+    device = rows.device
+    back = upload(order, device)
+    counts, places = upload(sizes[order], device), upload(numbers, device)
+    sorted_rows = rows[back]
+    total = torch.zeros(m, dtype=torch.float64, device=device)
+    for begin in range(0, numbers.shape[1], chunk):
+        a = int((sizes > begin).sum())
+        here = places[:a, begin : begin + chunk]
+        flat = here.flatten()
+        work.stack.frame.open(sorted_rows[:a])
+        outputs = work.stack(work.prepared(flat)).to(rows.dtype)
+        losses = work.task.loss(outputs, work.targets[flat]).double().view(here.shape)
+        real = torch.arange(begin, begin + chunk, device=device) < counts[:a, None]
+        total[:a] += torch.where(real, losses, 0.0).sum(1)
+    result = torch.empty_like(total)
+    result[back] = total / counts
+    return result

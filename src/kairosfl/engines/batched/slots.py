@@ -1,0 +1,200 @@
+"""Slots: waiting clients move in, the clients that train are kept a prefix, finished ones move out.
+
+A step acts on the first `width` slots. Widths come in a few sizes, so that few steps have to be captured; a finished
+client stays until its slot is wanted or a smaller width would do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kairosfl.engines.batched.jobs import Job
+from kairosfl.engines.batched.state import Kind, State, Whole, upload
+
+LOOK = 8  # steps between two looks at clients that may stop at any batch
+
+
+def widths(slots: int) -> list[int]:
+    """1 to 8, then four sizes for every doubling, and the number of slots: little is wasted, little is captured."""
+    sizes, size = [], 1
+    while size < slots:
+        sizes.append(size)
+        size += max(1, 2 ** (size.bit_length() - 3))
+    return [*sizes, slots]
+
+
+class Slots:
+    """The jobs in a state's slots and those that wait."""
+
+    def __init__(self, state: State, run: Callable[[Kind, int], None], *, fixed: bool) -> None:
+        self.state = state
+        self.waiting: deque[Job] = deque()
+        self.jobs: list[Job | None] = [None] * state.slots
+        self._run = run  # takes so many steps of a kind
+        self._fixed = fixed  # always all slots: the same operations whoever trains beside
+        self._widths = widths(state.slots)
+        self._looks: deque[tuple[Tensor, torch.cuda.Event | None, list[Job | None]]] = deque()
+
+    @property
+    def busy(self) -> bool:
+        return any(self.jobs) or bool(self.waiting)
+
+    def active(self) -> list[int]:
+        """Slots whose clients still train, as far as the host knows."""
+        return [slot for slot, job in enumerate(self.jobs) if job is not None and job.done < job.limit]
+
+    def advance(self, retire: Callable[[list[int]], None]) -> None:
+        """Move clients in and out and train until somebody's work is done; `retire` is called for those slots."""
+        self._settle(retire)
+        active = self.active()
+        if not active:
+            return
+        jobs = [job for job in (self.jobs[slot] for slot in active) if job is not None]
+        count = min(self._ahead(job) for job in jobs)
+        kind = reduce(or_, (job.kind for job in jobs))
+        self._run(kind.wide(self._width(active[-1] + 1)), count)
+        for job in jobs:
+            job.done += count
+        self._look(jobs)
+
+    def _ahead(self, job: Job) -> int:
+        """Steps until the host has to think about this client again."""
+        left = job.limit - job.done
+        if not job.stops:
+            return left
+        return min(left, LOOK if job.at_once else job.batches - job.done % job.batches)
+
+    def _width(self, used: int) -> int:
+        return self.state.slots if self._fixed else next(size for size in self._widths if size >= used)
+
+    def _look(self, jobs: list[Job]) -> None:
+        """Ask the device which clients have stopped; the answer is read one round of steps later, without waiting."""
+        if any(job.stops for job in jobs):
+            totals = self.state.wholes[Whole.TOTAL]
+            event = None
+            if totals.is_cuda:
+                answer = torch.empty(totals.shape, dtype=totals.dtype, pin_memory=True)
+                answer.copy_(totals, non_blocking=True)
+                event = torch.cuda.Event()
+                event.record()
+            else:
+                answer = totals.clone()
+            self._looks.append((answer, event, list(self.jobs)))
+        while len(self._looks) > (1 if self.active() else 0):
+            answer, event, asked = self._looks.popleft()
+            if event is not None:
+                event.synchronize()
+            for slot, (job, total) in enumerate(zip(asked, answer.tolist(), strict=True)):
+                if job is not None and job.stops and self.jobs[slot] is job:
+                    job.limit = min(job.limit, total)
+
+    def _settle(self, retire: Callable[[list[int]], None]) -> None:
+        """Let finished clients out and waiting ones in, and close the gaps."""
+        finished = [slot for slot, job in enumerate(self.jobs) if job is not None and job.done >= job.limit]
+        active = self.active()
+        if finished and (self.waiting or self._shrinks(active, finished) or self._completes(finished)):
+            retire(finished)
+            for slot in finished:
+                self.jobs[slot] = None
+        if self.waiting:
+            self._fill()
+        self._close()
+
+    def _shrinks(self, active: list[int], finished: list[int]) -> bool:
+        return not active or self._width(len(active)) < self._width(max(*active, *finished) + 1)
+
+    def _completes(self, finished: list[int]) -> bool:
+        """Whether some cohort has nobody left who trains or waits."""
+        done: dict[int, int] = {}
+        for slot in finished:
+            job = self.jobs[slot]
+            assert job is not None
+            done[id(job.ticket)] = done.get(id(job.ticket), 0) + 1
+            if done[id(job.ticket)] == job.ticket.left:
+                return True
+        return False
+
+    def _fill(self) -> None:
+        free = [slot for slot, job in enumerate(self.jobs) if job is None]
+        coming: list[tuple[int, Job]] = []
+        batch = {job.batch for job in self.jobs if job is not None} if self._fixed else set()
+        while free and self.waiting:
+            if self._fixed and batch and self.waiting[0].batch not in batch:
+                break  # another batch size would change the shapes, and with them the last bits
+            job = self.waiting.popleft()
+            batch.add(job.batch)
+            coming.append((free.pop(0), job))
+        if coming:
+            self._load(coming)
+
+    def _load(self, coming: Sequence[tuple[int, Job]]) -> None:
+        state = self.state
+        jobs = [job for _, job in coming]
+        order = np.zeros((len(jobs), state.length), dtype=np.int64)
+        for row, job in enumerate(jobs):
+            order[row, : len(job.order)] = job.order
+        here = upload([slot for slot, _ in coming], state.device)
+        state.order[here] = upload(order, state.device)
+        reals = torch.tensor([job.reals for job in jobs], dtype=state.dtype)
+        state.reals[:, here] = upload(reals, state.device).mT
+        state.wholes[:, here] = upload(torch.tensor([job.wholes for job in jobs]), state.device).mT
+        sums = torch.zeros(state.sums.shape[0], dtype=torch.float64, device=state.device)
+        sums[-1] = 1.0  # a similarity before the first look
+        state.sums[:, here] = sums[:, None].expand(-1, len(jobs))
+        state.v[here] = 0
+        for ticket in dict.fromkeys(job.ticket for job in jobs):
+            mine = [(slot, job) for slot, job in coming if job.ticket is ticket]
+            self._load_vectors([slot for slot, _ in mine], [job for _, job in mine])
+        for slot, job in coming:
+            self.jobs[slot] = job
+            job.done, job.limit = 0, job.total
+
+    def _load_vectors(self, slots: list[int], jobs: list[Job]) -> None:
+        """The model-sized rows of some clients of one cohort."""
+        state, briefs = self.state, jobs[0].ticket.briefs
+        here, rows = upload(slots, state.device), [job.row for job in jobs]
+        needs = reduce(or_, (job.kind for job in jobs)).needs()
+
+        def chosen(vectors: Tensor) -> Tensor:
+            picked = vectors[None] if vectors.ndim == 1 else vectors[upload(rows, vectors.device)]
+            return state.layout.pack(picked.to(state.device, state.dtype)).expand(len(jobs), -1)
+
+        start = chosen(briefs.start)
+        state.w[here] = start
+        if "anchor" in needs or "anchor" in state.extra:
+            state.rows("anchor")[here] = start
+        if "push" in needs and briefs.push is not None:
+            state.rows("push")[here] = chosen(briefs.push)
+        elif "push" in state.extra:
+            state.extra["push"][here] = 0
+        if "previous" in needs and briefs.contrast is not None:
+            state.rows("previous")[here] = chosen(briefs.contrast.previous)
+        elif "previous" in state.extra:
+            state.extra["previous"][here] = 0
+        if briefs.stop is not None and briefs.stop.reference is not None:
+            if "reference" not in state.extra:  # for the others it is where they started
+                state.rows("reference").copy_(state.rows("anchor"))
+            state.extra["reference"][here] = chosen(briefs.stop.reference)
+        elif "reference" in state.extra:
+            state.extra["reference"][here] = start
+
+    def _close(self) -> None:
+        """Move the last clients into gaps, so that those that train are a prefix."""
+        taken = [slot for slot, job in enumerate(self.jobs) if job is not None]
+        gaps = [slot for slot in range(len(taken)) if self.jobs[slot] is None]
+        last = [slot for slot in taken if slot >= len(taken)]
+        if not gaps:
+            return
+        if self._width(len(taken)) == self._width(taken[-1] + 1):
+            return  # nothing would be gained
+        self.state.move(gaps, last)
+        self.state.clear(last)
+        for gap, slot in zip(gaps, last, strict=True):
+            self.jobs[gap], self.jobs[slot] = self.jobs[slot], None

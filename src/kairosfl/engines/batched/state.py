@@ -1,0 +1,132 @@
+"""What the clients in the slots are: rows of weights, and numbers of each, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum, auto
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kairosfl.engines.batched.rows import RowLayout
+
+
+class Real(IntEnum):
+    """Rows of `State.reals`."""
+
+    LR = 0
+    MOMENTUM = auto()
+    DECAY = auto()
+    CLIP = auto()
+    SCALE = auto()
+    PULL = auto()
+    MU = auto()
+    TEMPERATURE = auto()
+    THRESHOLD = auto()
+
+
+class Whole(IntEnum):
+    """Rows of `State.wholes`."""
+
+    POSITION = 0  # steps done
+    TOTAL = auto()  # steps to do; a stop rule lowers it
+    SIZE = auto()  # samples in a full batch
+    END = auto()  # samples used in an epoch
+    BATCHES = auto()  # batches in an epoch
+    SAMPLES = auto()  # samples trained on
+    STOPS = auto()  # has a stop rule
+    LEAST = auto()  # which looks at the least cosine, not the mean
+    AT_ONCE = auto()  # and stops at once, not at the epoch's end
+    FLAG = auto()  # a cosine of this epoch was below the threshold
+    SEED = auto()  # seed ^ round, for keys
+    CLIENT = auto()
+
+
+class Sum(IntEnum):
+    """Rows of `State.sums`, float64."""
+
+    LOSS = 0
+    GRAD_SQ = auto()
+    SIMILARITY = auto()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Which step it is: everything that decides the operations, not their operands."""
+
+    width: int  # slots that take part
+    batch: int
+    clip: bool = False
+    pull: bool = False
+    push: bool = False
+    momentum: bool = False
+    stop: bool = False
+    reference: bool = False  # a stop rule compares with another model than the start
+    contrast: bool = False
+    dropout: bool = True
+
+    def __or__(self, other: Kind) -> Kind:
+        """What serves the clients of both."""
+        flags = {name: getattr(self, name) or getattr(other, name) for name in _FLAGS}
+        return Kind(max(self.width, other.width), max(self.batch, other.batch), **flags)
+
+    def wide(self, width: int) -> Kind:
+        """The same for other slots."""
+        return replace(self, width=width)
+
+    def needs(self) -> frozenset[str]:
+        """Which model-sized rows it reads beside weights, momenta and gradients."""
+        wanted = {
+            "anchor": self.pull or self.contrast or self.stop,
+            "push": self.push,
+            "previous": self.contrast,
+            "reference": self.reference,
+        }
+        return frozenset(name for name, asked in wanted.items() if asked)
+
+
+_FLAGS = ("clip", "pull", "push", "momentum", "stop", "reference", "contrast", "dropout")
+
+
+class State:
+    """Buffers of fixed addresses for `slots` clients, so that a captured step finds them."""
+
+    def __init__(self, layout: RowLayout, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.layout, self.slots, self.length, self.dtype, self.device = layout, slots, length, dtype, device
+        self.w, self.v, self.g = (self._rows() for _ in range(3))
+        self.extra: dict[str, Tensor] = {}  # anchor, push, previous, reference: where a brief needs them
+        self.reals = torch.zeros(len(Real), slots, dtype=dtype, device=device)
+        self.wholes = torch.zeros(len(Whole), slots, dtype=torch.int64, device=device)
+        self.sums = torch.zeros(len(Sum), slots, dtype=torch.float64, device=device)
+        self.order = torch.zeros(slots, length, dtype=torch.int64, device=device)
+        self.on = torch.ones((), dtype=torch.bool, device=device)  # off: steps change nothing
+        self.wholes[Whole.SIZE :].fill_(1)
+
+    def _rows(self) -> Tensor:
+        return torch.zeros(self.slots, self.layout.width, dtype=self.dtype, device=self.device)
+
+    def rows(self, name: str) -> Tensor:
+        """One of the extra buffers, made when first asked for."""
+        if name not in self.extra:
+            self.extra[name] = self._rows()
+        return self.extra[name]
+
+    def move(self, to: Sequence[int], source: Sequence[int]) -> None:
+        """Put clients into other slots."""
+        here, there = upload(to, self.device), upload(source, self.device)
+        for rows in (self.w, self.v, self.order, *self.extra.values()):
+            rows[here] = rows[there]
+        for columns in (self.reals, self.wholes, self.sums):
+            columns[:, here] = columns[:, there]
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """No client there."""
+        self.wholes[Whole.TOTAL].index_fill_(0, upload(slots, self.device), 0)
+
+
+def upload(numbers: Any, device: torch.device) -> Tensor:
+    """On the device, without waiting for it."""
+    tensor = torch.as_tensor(numbers)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -1,0 +1,142 @@
+"""One training step of the clients in the slots; nothing in it depends on the host, so it can be captured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kairosfl.engines.batched.stack import Stack
+from kairosfl.engines.batched.state import Kind, Real, State, Sum, Whole
+from kairosfl.engines.batched.update import update
+from kairosfl.tasks.prepare import augment, prepare, sample_keys
+from kairosfl.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all steps share: the stacked model, the data on the device, the loss."""
+
+    stack: Stack
+    task: Task
+    inputs: Tensor
+    targets: Tensor
+    compute: torch.dtype  # of activations; the weights keep theirs
+
+    def prepared(self, samples: Tensor) -> Tensor:
+        """What the model sees of these samples."""
+        inputs = prepare(self.inputs[samples], self.task.dataset)
+        return inputs.to(self.compute) if inputs.is_floating_point() else inputs
+
+    def features(self, rows: Tensor, inputs: Tensor) -> Tensor:
+        """The features under fixed weights, dropout off."""
+        with torch.no_grad():
+            self.stack.frame.open(rows)
+            self.stack(inputs)
+            assert self.stack.frame.features is not None
+            return self.stack.frame.features.flatten(1).to(rows.dtype)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The samples of this step, `[a, b]`: their numbers, which are real, and each one's share in the mean."""
+
+    samples: Tensor
+    mask: Tensor
+    share: Tensor
+    length: Tensor  # [a]
+    live: Tensor  # [a]
+    last: Tensor  # [a] whether the epoch ends with this batch
+
+
+def step(work: Work, state: State, kind: Kind) -> None:
+    """Every live client takes its next batch and steps."""
+    batch = _batch(state, kind)
+    flat = batch.samples.flatten()
+    inputs, targets = work.prepared(flat), work.targets[flat]
+    whole = state.wholes[:, : kind.width]
+    keys = None
+    if work.task.augment or kind.dropout:
+        numbers = {"round": whole[Whole.SEED, :, None], "client": whole[Whole.CLIENT, :, None]}
+        numbers["step"] = whole[Whole.POSITION, :, None]
+        if work.task.augment:
+            # The seed is already in the round's number: x ^ 0 = x.
+            inputs = augment(inputs, sample_keys(batch.samples, seed=0, **numbers).flatten())
+        if kind.dropout:
+            keys = sample_keys(torch.zeros_like(numbers["step"]), seed=_DROPOUT, **numbers)
+    still = {name: work.features(rows, inputs) for name, rows in _references(state, kind).items()}
+    frame = work.stack.frame
+    frame.open(state.w[: kind.width], state.g[: kind.width], keys)
+    outputs = work.stack(inputs).to(state.dtype)
+    shape = batch.samples.shape
+    loss = (work.task.loss(outputs, targets).view(shape) * batch.share).sum(1)
+    features = None
+    if still:
+        assert frame.features is not None
+        features = frame.features.flatten(1).to(state.dtype)
+        if kind.contrast:
+            loss = loss + _contrast(state, kind, batch, features, still)
+    frame.backward(loss.sum())
+    with torch.no_grad():
+        squares = update(state, kind, batch.live)
+        state.sums[Sum.LOSS, : kind.width].addcmul_(loss.detach().double(), batch.length.double())
+        state.sums[Sum.GRAD_SQ, : kind.width].addcmul_(squares.double(), batch.live.double())
+        if kind.stop and features is not None:
+            _stop(state, kind, batch, features.detach(), still["reference" if kind.reference else "anchor"])
+        whole[Whole.SAMPLES] += batch.length
+        whole[Whole.POSITION] += batch.live
+
+
+_DROPOUT = 0x64726F70  # keeps dropout's keys apart from those of the crops
+
+
+def _batch(state: State, kind: Kind) -> Batch:
+    whole = state.wholes[:, : kind.width]
+    position, size, batches = whole[Whole.POSITION], whole[Whole.SIZE], whole[Whole.BATCHES]
+    live = (position < whole[Whole.TOTAL]) & state.on
+    within = position % batches
+    taken = within * size
+    length = torch.minimum(size, whole[Whole.END] - taken) * live
+    places = torch.arange(kind.batch, device=state.device)
+    mask = places < length[:, None]
+    first = torch.div(position, batches, rounding_mode="floor") * whole[Whole.END] + taken
+    samples = state.order[: kind.width].gather(1, (first[:, None] + places) * mask)
+    share = mask / length.clamp(min=1)[:, None].to(state.dtype)
+    return Batch(samples, mask, share, length, live, within + 1 == batches)
+
+
+def _references(state: State, kind: Kind) -> dict[str, Tensor]:
+    """The fixed models whose features this step compares with."""
+    wanted = {
+        "anchor": kind.contrast or (kind.stop and not kind.reference),
+        "reference": kind.reference,
+        "previous": kind.contrast,
+    }
+    return {name: state.extra[name][: kind.width] for name, asked in wanted.items() if asked}
+
+
+def _contrast(state: State, kind: Kind, batch: Batch, features: Tensor, still: dict[str, Tensor]) -> Tensor:
+    """MOON's term of every client."""
+    reals = state.reals[:, : kind.width]
+    toward, away = (F.cosine_similarity(features, still[name], dim=1) for name in ("anchor", "previous"))
+    heat = reals[Real.TEMPERATURE][:, None].expand(-1, kind.batch).flatten()
+    logits = torch.stack([toward / heat, away / heat], 1)
+    terms = -logits.log_softmax(1)[:, 0].view(batch.samples.shape)
+    return (terms * batch.share).sum(1) * reals[Real.MU]
+
+
+def _stop(state: State, kind: Kind, batch: Batch, features: Tensor, reference: Tensor) -> None:
+    """ALT: a client whose features have turned away gets its present step as its last, or the epoch's last."""
+    whole, sums = state.wholes[:, : kind.width], state.sums[:, : kind.width]
+    cosines = F.cosine_similarity(features, reference, dim=1).view(batch.samples.shape)
+    mean = (cosines * batch.share).sum(1)
+    least = torch.where(batch.mask, cosines, torch.inf).amin(1)
+    similarity = torch.where(whole[Whole.LEAST] > 0, least, mean)
+    looks = batch.live & (whole[Whole.STOPS] > 0)
+    sums[Sum.SIMILARITY].copy_(torch.where(looks, similarity.double(), sums[Sum.SIMILARITY]))
+    flag = looks & ((whole[Whole.FLAG] > 0) | (similarity < state.reals[Real.THRESHOLD, : kind.width]))
+    halt = flag & (batch.last | (whole[Whole.AT_ONCE] > 0))
+    whole[Whole.TOTAL].copy_(torch.where(halt, whole[Whole.POSITION] + 1, whole[Whole.TOTAL]))
+    whole[Whole.FLAG].copy_(torch.where(looks, flag & ~batch.last, whole[Whole.FLAG] > 0))

@@ -1,0 +1,229 @@
+// Curves with bands over seeds, critical periods, and a letter at the end of each.
+"use strict";
+
+function trailing(values, window) {
+  if (window < 2) return values;
+  const recent = [];
+  return values.map((value) => {
+    if (value === null) return null;
+    recent.push(value);
+    if (recent.length > window) recent.shift();
+    return recent.reduce((a, b) => a + b, 0) / recent.length;
+  });
+}
+
+class LineChart extends Chart {
+  constructor(figure, spec, page) {
+    super(figure, spec, page);
+    this.log = false;
+    this.logButton = this.button("log", "Logarithmic axis", () => {
+      this.log = !this.log;
+      this.logButton.setAttribute("aria-pressed", this.log);
+      this.draw();
+    });
+    this.logButton.setAttribute("aria-pressed", "false");
+    this.logButton.hidden = spec.percent || spec.series.some((s) => s.mean.some((v) => v !== null && v <= 0));
+    this.button("SVG", "Save this picture", () => this.save());
+  }
+
+  whole() {
+    const firsts = this.spec.series.map((s) => s.x[0]), lasts = this.spec.series.map((s) => s.x[s.x.length - 1]);
+    const low = this.linked ? Math.min(...firsts) : 0;
+    const high = Math.max(...lasts);
+    return high > low ? [low, high] : [low - 0.5, high + 0.5];
+  }
+
+  // The curves that are shown, smoothed as the page asks.
+  curves() {
+    const { hidden, smooth, spread } = this.page;
+    return this.spec.series.filter((s) => !hidden.has(s.group)).map((s) => {
+      const mean = trailing(s.mean, smooth);
+      const deviation = s.deviation && spread === "band" ? trailing(s.deviation, smooth) : null;
+      const seeds = s.seeds && spread === "seeds" ? s.seeds.map((each) => trailing(each, smooth)) : [];
+      return { ...s, mean, deviation, seeds, raw: smooth > 1 ? s.mean : null };
+    });
+  }
+
+  extent(curves) {
+    const [from, to] = this.range;
+    let low = Infinity, high = -Infinity;
+    const see = (value) => {
+      if (value === null || (this.log && value <= 0)) return;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    };
+    for (const s of curves)
+      for (let i = 0; i < s.x.length; i++) {
+        if (s.x[i] < from || s.x[i] > to || s.mean[i] === null) continue;
+        see(s.mean[i]);
+        if (s.deviation && s.deviation[i] !== null) {
+          see(s.mean[i] - s.deviation[i]);
+          see(s.mean[i] + s.deviation[i]);
+        }
+        for (const each of s.seeds) see(each[i]);
+      }
+    if (low > high) return this.log ? [0.1, 1] : [0, 1];
+    if (this.log) return [low / 1.1, high * 1.1];
+    const room = (high - low || Math.abs(high) || 1) * 0.06;
+    const floor = low >= 0 ? 0 : -Infinity;
+    return [Math.max(floor, low - room), this.spec.percent ? Math.min(1, high + room) : high + room];
+  }
+
+  draw() {
+    const curves = this.curves();
+    const [low, high] = this.extent(curves);
+    const scale = this.spec.percent ? 100 : 1;
+    const { values, step } = this.log ? logTicks(low, high) : ticks(low * scale, high * scale, 5);
+    const shown = values.map((v) => v / scale);
+    const text = (v) => number(v * scale, step) + (this.spec.percent ? " %" : "");
+    const left = 14 + 6.6 * Math.max(3, ...shown.map((v) => text(v).length));
+    const strips = this.strips(curves);
+    const below = strips.length > 1 ? strips.length * 6 + 3 : 0;
+    const badges = this.page.groups.length > 1;
+    this.frame(left, badges ? 24 : 10, 40 + below);
+    const { top, height } = this.at;
+    const f = this.log ? Math.log : (v) => v;
+    this.y = (v) => top + height - ((f(Math.max(v, this.log ? low : v)) - f(low)) / (f(high) - f(low) || 1)) * height;
+    this.shade(strips, below);
+    this.axes(shown, this.y, text, below);
+    this.goal(low, high);
+    const inside = node("g", { "clip-path": `url(#${this.clip})` }, this.svg);
+    for (const s of curves) this.curve(s, inside);
+    if (badges) this.badges(curves);
+    this.drawn = curves;
+    this.finish();
+  }
+
+  // Critical periods belong to rounds; each shown group has a strip, a single one shades the whole height.
+  strips(curves) {
+    if (!this.linked) return [];
+    const groups = [...new Set(curves.map((s) => s.group))];
+    return groups.filter((g) => this.page.groups[g].critical.length);
+  }
+
+  shade(strips, below) {
+    const { left, top, width, height } = this.at;
+    const clip = (a, b) => [Math.max(left, this.x(a)), Math.min(left + width, this.x(b))];
+    const full = strips.length === 1 ? strips : strips.filter((g) => g === this.page.focus);
+    for (const g of full)
+      for (const [a, b, share] of this.page.groups[g].critical) {
+        const [x, end] = clip(a, b);
+        const box = { class: `critical g${g % 7}`, x, y: top, width: Math.max(0, end - x), height };
+        node("rect", { ...box, style: `--share:${share}` }, this.svg);
+      }
+    if (strips.length < 2) return;
+    strips.forEach((g, row) => {
+      const y = top + height + 4 + row * 6;
+      for (const [a, b, share] of this.page.groups[g].critical) {
+        const [x, end] = clip(a, b);
+        const box = { class: `strip g${g % 7}`, x, y, width: Math.max(0, end - x), height: 4 };
+        node("rect", { ...box, style: `--share:${share}` }, this.svg);
+      }
+    });
+    if (this.figure.classList.contains("hero"))
+      node("text", { class: "hint", x: left - 7, y: top + height + 10, "text-anchor": "end" }, this.svg, "critical");
+  }
+
+  goal(low, high) {
+    const goal = this.page.target;
+    if (!this.spec.percent || !this.figure.dataset.target || !(goal > low && goal < high)) return;
+    const { left, width } = this.at;
+    const y = this.y(goal);
+    node("line", { class: "goal", x1: left, x2: left + width, y1: y, y2: y }, this.svg);
+    const words = `target ${number(goal * 100)} %`;
+    node("text", { class: "hint", x: left + width - 4, y: y - 5, "text-anchor": "end" }, this.svg, words);
+  }
+
+  path(x, y) {
+    let text = "", pen = "M";
+    for (let i = 0; i < x.length; i++) {
+      if (y[i] === null) continue;
+      text += `${pen}${this.x(x[i]).toFixed(1)} ${this.y(y[i]).toFixed(1)}`;
+      pen = "L";
+    }
+    return text;
+  }
+
+  curve(s, parent) {
+    const dim = this.page.focus !== null && this.page.focus !== s.group ? " dim" : "";
+    const kind = `g${s.group % 7} t${Math.floor(s.group / 7) % 3}${s.dashed ? " dashed" : ""}${dim}`;
+    const g = node("g", { class: `series ${kind}`, "data-group": s.group }, parent);
+    if (s.deviation) {
+      const i = [...s.x.keys()].filter((k) => s.deviation[k] !== null && s.mean[k] !== null);
+      const upper = this.path(i.map((k) => s.x[k]), i.map((k) => s.mean[k] + s.deviation[k]));
+      i.reverse();
+      const lower = this.path(i.map((k) => s.x[k]), i.map((k) => s.mean[k] - s.deviation[k]));
+      if (upper) node("path", { class: "band", d: `${upper}${lower.replace("M", "L")}Z` }, g);
+    }
+    if (s.raw) node("path", { class: "raw", d: this.path(s.x, s.raw) }, g);
+    for (const each of s.seeds) node("path", { class: "seed", d: this.path(s.x, each) }, g);
+    node("path", { class: "line", d: this.path(s.x, s.mean) }, g);
+    if (s.x.length === 1) node("circle", { class: "dot", cx: this.x(s.x[0]), cy: this.y(s.mean[0]), r: 3 }, g);
+  }
+
+  // Letters at the right end, pushed apart where curves end close together.
+  badges(curves) {
+    const { left, top, width, height } = this.at;
+    const ends = curves.map((s) => {
+      let i = s.x.length - 1;
+      while (i > 0 && (s.x[i] > this.range[1] + 1e-9 || s.mean[i] === null)) i--;
+      return { s, y: this.y(s.mean[i]), x: this.x(s.x[i]) };
+    }).filter((end) => end.x >= left - 1 && end.y > top - 20 && end.y < top + height + 20);
+    ends.sort((a, b) => a.y - b.y);
+    const gap = Math.min(15, height / Math.max(1, ends.length));
+    ends.forEach((end, i) => (end.at = Math.max(end.y, i ? ends[i - 1].at + gap : top + 6)));
+    for (let i = ends.length - 1, lowest = top + height - 4; i >= 0; i--) {
+      ends[i].at = Math.min(ends[i].at, lowest);
+      lowest = ends[i].at - gap;
+    }
+    for (const { s, at, x } of ends) {
+      const place = this.linked ? left + width + 13 : Math.min(left + width, x) + 13;
+      const dim = this.page.focus !== null && this.page.focus !== s.group ? " dim" : "";
+      const badge = node("g", { class: `badge g${s.group % 7}${s.dashed ? " hollow" : ""}${dim}` }, this.svg);
+      node("circle", { cx: place, cy: at, r: 7 }, badge);
+      node("text", { x: place, y: at + 3.4, "text-anchor": "middle" }, badge, this.page.groups[s.group].letter);
+    }
+  }
+
+  // The crosshair at a value of x; with an event, also the box of numbers beside the pointer.
+  mark(value, event) {
+    this.cross.replaceChildren();
+    const [low, high] = this.range;
+    if (value === null || value < low || value > high || !this.drawn.length) {
+      this.cross.setAttribute("visibility", "hidden");
+      return;
+    }
+    const { top, height } = this.at;
+    const near = this.drawn.map((s) => nearest(s.x, value));
+    const spot = this.linked ? this.drawn[0].x[near[0]] : value;
+    node("line", { x1: this.x(spot), x2: this.x(spot), y1: top, y2: top + height }, this.cross);
+    const rows = this.drawn.map((s, k) => ({ s, i: near[k] })).filter(({ s, i }) => s.mean[i] !== null);
+    for (const { s, i } of rows) {
+      const y = this.y(s.mean[i]);
+      if (y >= top - 1 && y <= top + height + 1)
+        node("circle", { class: `g${s.group % 7}`, cx: this.x(s.x[i]), cy: y, r: 3.5 }, this.cross);
+    }
+    this.cross.setAttribute("visibility", "visible");
+    if (!event) return;
+    rows.sort((a, b) => b.s.mean[b.i] - a.s.mean[a.i]);
+    tip.show(event.clientX, event.clientY, (box) => {
+      html("b", {}, box, `${this.spec.x_label} ${number(spot)}`);
+      for (const { s, i } of rows) this.row(box, s, i, spot);
+    });
+  }
+
+  row(box, s, i, spot) {
+    const group = this.page.groups[s.group];
+    const line = html("div", { class: `row g${s.group % 7}` }, box);
+    html("i", { class: s.dashed ? "key hollow" : "key" }, line, group.letter);
+    const critical = this.linked && group.critical.some(([a, b]) => spot > a && spot < b);
+    const name = [this.page.groups.length > 1 || !s.name ? group.label : "", s.name].filter(Boolean).join(", ");
+    html("span", { class: "name" }, line, name);
+    const scale = this.spec.percent ? 100 : 1;
+    const value = (v) => (this.spec.percent ? (v * scale).toFixed(2) : number(v));
+    const spread = s.deviation && s.deviation[i] !== null ? ` ± ${value(s.deviation[i])}` : "";
+    html("span", { class: "value" }, line, value(s.mean[i]) + spread + (this.spec.percent ? " %" : ""));
+    const notes = [critical ? "critical" : "", s.count[i] < group.seeds.length ? `${s.count[i]} of ${group.seeds.length} seeds` : ""];
+    html("span", { class: "note" }, line, notes.filter(Boolean).join(", "));
+  }
+}

@@ -1,0 +1,226 @@
+"""The report: one HTML file that holds its own data, style and scripts, and opens without a network."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from kairosfl.report import parts
+from kairosfl.report.figures import figures
+from kairosfl.report.payload import payload
+from kairosfl.report.pictures import SECTIONS, LeftOut, Picture
+from kairosfl.report.read import Group, differing, read_groups
+from kairosfl.report.tables import Pair, Row, default_target, paired_tests, probability, results
+from kairosfl.runs.files import write
+
+_SCRIPTS = ("chart.js", "lines.js", "heat.js", "page.js")
+_HINT = "Drag across a chart to zoom, double click to see it whole; charts over rounds move together."
+
+
+def write_report(dirs: Sequence[Path], out: Path, *, target: float | None = None) -> Path:
+    """Read run folders, or folders of them, and write one page about all of them."""
+    out = Path(out)
+    write(out, page(read_groups(dirs), target=target))
+    return out
+
+
+def page(groups: Sequence[Group], *, target: float | None = None, mark: str = "") -> str:
+    """The page as text. With a mark it is a live one, which asks its server for a newer page than this mark."""
+    target = default_target(groups) if target is None else target
+    rows, pairs = results(groups, target), paired_tests(groups)
+    pictures, left = figures(groups)
+    sections = "".join(_section(name, groups, rows, pairs, pictures, left, target) for name in SECTIONS)
+    data = json.dumps(payload(groups, pictures, target), separators=(",", ":"), allow_nan=False)
+    body = f"""<div id="page">
+<header>
+<p class="over">Kairos report{_state(groups, live=bool(mark))}</p>
+<h1>{escape(_title(groups))}</h1>
+<p class="facts">{escape(_facts(groups))}</p>
+<p class="verdict">{verdict(rows, pairs)}</p>
+</header>
+<div class="bar"><div><div class="chips">{parts.chips(groups)}</div>{_controls(groups)}</div></div>
+<main>
+{sections}
+<section id="repeat"><h2>Repeat it</h2>
+{parts.repeat(groups)}
+</section>
+</main>
+<footer>{_HINT} {_footer(groups)}</footer>
+</div>"""
+    return shell(_title(groups), body, data, mark)
+
+
+def shell(title: str, body: str, data: str, mark: str = "") -> str:
+    """A whole document around a body; nothing is loaded from anywhere else, and the policy says so."""
+    scripts = "\n".join(_asset(name) for name in _SCRIPTS)
+    connect = "connect-src 'self'" if mark else "connect-src 'none'"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; {connect}"
+    live = f' data-mark="{escape(mark)}"' if mark else ""
+    return f"""<!doctype html>
+<html lang="en"{live}>
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{escape(title)} · Kairos report</title>
+<link rel="icon" href="data:,">
+<style>
+{_asset("page.css")}</style>
+</head>
+<body>
+{body}
+<div id="tip" role="status" hidden></div>
+<noscript><p style="padding:24px">The tables are here; the charts need JavaScript.</p></noscript>
+<script type="application/json" id="data">{data.replace("<", chr(92) + "u003c")}</script>
+<script>
+{scripts}</script>
+</body>
+</html>
+"""
+
+
+def _asset(name: str) -> str:
+    return files("kairosfl.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _section(
+    name: str,
+    groups: Sequence[Group],
+    rows: Sequence[Row],
+    pairs: Sequence[Pair],
+    pictures: Sequence[Picture],
+    left: Sequence[LeftOut],
+    target: float,
+) -> str:
+    mine = [each for each in pictures if each.section == name]
+    drawn = "".join(map(parts.figure, mine))
+    content = f'<div class="grid">{drawn}</div>' if mine else ""
+    lines = parts.missing([each for each in left if each.section == name])
+    if name == "result":
+        return f'<section id="result">{content}{lines}{_results(groups, rows, pairs, target)}</section>'
+    head = _picker(groups) if name == "inside" else ""
+    return f'<section id="{name}"><h2>{SECTIONS[name]}</h2>{head}{content}{lines}</section>'
+
+
+def _results(groups: Sequence[Group], rows: Sequence[Row], pairs: Sequence[Pair], target: float) -> str:
+    field = (
+        '<label>target <input id="target" type="number" min="0" max="100" step="0.5" '
+        f'value="{100 * target:g}"> %</label>'
+        if math.isfinite(target)
+        else ""
+    )
+    several = max(len(group.runs) for group in groups) > 1
+    what = (
+        "Mean ± sample deviation over seeds; accuracy in per cent."
+        if several
+        else "One seed each; accuracy in per cent."
+    )
+    out = f'<h3>Table</h3><p class="about">{what} {field}</p>{parts.results_table(rows)}'
+    if len(groups) > 1 and pairs:
+        out += (
+            '<h3>Row against column</h3><p class="about">Difference of the last-tenth accuracy in points; p of a paired '
+            "t-test over the seeds that both have, Holm-corrected for all pairs; shaded: p &lt; 0.05. "
+            f"With few seeds such a test rests on the differences being near normal.</p>{parts.tests_table(groups, pairs)}"
+        )
+    return out
+
+
+def _picker(groups: Sequence[Group]) -> str:
+    if len(groups) == 1:
+        return ""
+    options = "".join(
+        f'<option value="{i}">{parts.letter(i)}  {escape(group.label)}</option>' for i, group in enumerate(groups)
+    )
+    return f'<p class="about" id="inside-pick"><label>of <select id="inside-select">{options}</select></label></p>'
+
+
+def _controls(groups: Sequence[Group]) -> str:
+    windows = {1: "none", 5: "5 points", 10: "10 points", 25: "25 points"}
+    smooth = "".join(f'<option value="{size}">{text}</option>' for size, text in windows.items())
+    spread = '<option value="band">± deviation</option><option value="seeds">every seed</option>'
+    spread += '<option value="mean">mean only</option>'
+    several = max(len(group.runs) for group in groups) > 1
+    seeds = f'<label>seeds <select id="spread">{spread}</select></label>' if several else ""
+    return (
+        f'<div class="controls">{seeds}<label title="mean of the last points">smooth '
+        f'<select id="smooth">{smooth}</select></label>'
+        '<button type="button" id="theme" title="light or dark" aria-label="light or dark">◐</button></div>'
+    )
+
+
+def verdict(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
+    """What came out, in one or two sentences, and how far it can be trusted."""
+    scored = [row for row in rows if row.last_tenth.count]
+    if not scored:
+        return "No round has been evaluated yet."
+    order = sorted(scored, key=lambda row: -row.last_tenth.mean)
+    best = order[0]
+    text = f"<b>{escape(best.label)}</b> reaches <b>{escape(best.last_tenth.text(2, 100))} %</b> in the last tenth of its rounds"
+    if len(order) == 1:
+        peak = f"its best round has {best.best.text(2, 100)} %"
+        spent = f"{best.bytes.text(1, 1e-6)} MB and {best.epochs.text(0)} client epochs"
+        return f"{text}; {peak}, for {spent}."
+    second = order[1]
+    gap = 100 * (best.last_tenth.mean - second.last_tenth.mean)
+    text += f", {gap:.2f} points above <b>{escape(second.label)}</b>"
+    test = next((pair for pair in pairs if {pair.first, pair.second} == {best.label, second.label}), None)
+    if test is None:
+        return f"{text}. The two share no seed, so no paired test can be made."
+    if math.isnan(test.p):
+        return f"{text}. They share one seed only: the difference may be chance."
+    p = f"p {'' if test.adjusted < 0.001 else '= '}{probability(test.adjusted)}, {len(test.seeds)} seeds"
+    if test.adjusted < 0.05:
+        return f"{text} (paired test {escape(p)})."
+    return f"{text}, which the seeds do not set apart from chance (paired test {escape(p)})."
+
+
+def _title(groups: Sequence[Group]) -> str:
+    """What all runs have in common: the data and the model."""
+    runs = [group.runs[0] for group in groups]
+    names = []
+    for name in ("data.name", "model.name"):
+        found = list(dict.fromkeys(str(run.settings[name]) for run in runs if name in run.settings))
+        names.append(", ".join(found))
+    return " · ".join(filter(None, names)) or runs[0].path.name
+
+
+def _facts(groups: Sequence[Group]) -> str:
+    runs = [run for group in groups for run in group.runs]
+    settings, apart = runs[0].settings, set(differing(runs))
+    facts = []
+    for name, text in (
+        ("data.clients", "{} clients"),
+        ("train.cohort", "{} a round"),
+        ("train.rounds", "{} rounds"),
+        ("data.partition", "{} partition"),
+        ("data.alpha", "α = {}"),
+        ("train.epochs", "epochs {}"),
+        ("train.lr", "learning rate {}"),
+    ):
+        dirichlet = name != "data.alpha" or settings.get("data.partition") == "dirichlet"
+        if name in settings and name not in apart and dirichlet:
+            facts.append(text.format(settings[name]))
+    seeds = sorted({run.seed for run in runs})
+    facts.append(
+        f"{len(runs)} run{'s' * (len(runs) > 1)}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds[:8]))}"
+    )
+    return " · ".join(facts) + ("…" if len(seeds) > 8 else "")
+
+
+def _state(groups: Sequence[Group], live: bool) -> str:
+    runs = [run for group in groups for run in group.runs]
+    going = [run for run in runs if not run.done]
+    if not going:
+        return ""
+    rounds, planned = sum(run.rounds for run in runs), sum(run.planned for run in runs)
+    text = f"{len(runs) - len(going)} of {len(runs)} runs finished, {rounds:,} of {planned:,} rounds"
+    return f" · <span{' id=live' if live else ''}>{text}</span>"
+
+
+def _footer(groups: Sequence[Group]) -> str:
+    versions = sorted({str(run.about["version"]) for group in groups for run in group.runs if run.about.get("version")})
+    return escape(f"Made by kairosfl {', '.join(versions)}." if versions else "Made by kairosfl.")

@@ -1,0 +1,164 @@
+"""Parts of the page as HTML: tables, figures, and what repeats a run. All text from folders is escaped here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from kairosfl.report.pictures import COLOURS, HeatMap, LeftOut, Lines, Picture, letter
+from kairosfl.report.read import Group, RunData, differing
+from kairosfl.report.tables import Pair, Row, cells, probability
+
+_HEADS = {
+    "last 10 %": "Mean accuracy over the last tenth of the evaluated rounds",
+    "final": "Accuracy in the last evaluated round",
+    "best": "Highest accuracy of any evaluated round",
+    "rounds to target": "Rounds until the accuracy first was at the target",
+    "MB to target": "Megabytes, down and up, until then",
+    "MB": "Megabytes, down and up, in all",
+    "epochs": "Local epochs of all clients in all rounds",
+    "cohort": "Mean number of clients a round",
+    "e-LUD": "Mean local update diversity",
+}
+
+
+def key(number: int) -> str:
+    """The letter of a group on its colour."""
+    return f'<i class="key g{number % len(COLOURS)}">{letter(number)}</i>'
+
+
+def chips(groups: Sequence[Group]) -> str:
+    """The legend: a button for each group."""
+    title = "click: hide or show; double click: alone"
+    return "".join(
+        f'<button type="button" class="chip g{i % len(COLOURS)}" data-group="{i}" aria-pressed="true" '
+        f'title="{escape(group.label)} ({title})">{key(i)}<span>{escape(group.label)}</span></button>'
+        for i, group in enumerate(groups)
+    )
+
+
+def results_table(rows: Sequence[Row]) -> str:
+    """The table of results; the highest accuracies stand out."""
+    shown = [cells(row) for row in rows]
+    heads = "".join(
+        f'<th scope="col" title="{escape(_HEADS.get(name, ""))}"><button type="button">{escape(name)}</button></th>'
+        for name in shown[0]
+    )
+    highest = {
+        "last 10 %": _highest([row.last_tenth.mean for row in rows]),
+        "final": _highest([row.final.mean for row in rows]),
+        "best": _highest([row.best.mean for row in rows]),
+    }
+    body = ""
+    for i, row in enumerate(shown):
+        body += f'<tr data-group="{i}">'
+        for name, value in row.items():
+            mark = ' class="best"' if len(rows) > 1 and highest.get(name) == i else ""
+            head = key(i) if name == "algorithm" else ""
+            body += f'<td data-column="{escape(name)}" title="{escape(value)}"{mark}>{head}{escape(value)}</td>'
+        body += "</tr>"
+    return f'<div class="scroll"><table class="sortable"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _highest(values: Sequence[float]) -> int | None:
+    known = [i for i, value in enumerate(values) if math.isfinite(value)]
+    return max(known, key=lambda i: values[i]) if known else None
+
+
+def tests_table(groups: Sequence[Group], pairs: Sequence[Pair]) -> str:
+    """Row minus column, in points, with the p-value below it; what is clear of chance stands out."""
+    number = {group.label: i for i, group in enumerate(groups)}
+    found: dict[tuple[int, int], str] = {}
+    for pair in pairs:
+        a, b = number[pair.first], number[pair.second]
+        mark = ' class="clear"' if pair.adjusted < 0.05 else ""
+        p = f"p {'' if pair.p < 0.001 else '= '}{probability(pair.adjusted)}" if math.isfinite(pair.p) else "one seed"
+        for at, sign in (((b, a), 1), ((a, b), -1)):
+            points = f"{100 * sign * pair.difference.mean:+.2f}".replace("-", "−")
+            found[at] = f"<td{mark}>{points}<small>{p}</small></td>"
+    head = "".join(f'<th scope="col">{key(i)}</th>' for i in range(len(groups)))
+    body = "".join(
+        f'<tr data-group="{i}"><td title="{escape(group.label)}">{key(i)}{escape(group.label)}</td>'
+        + "".join("<td>·</td>" if i == j else found.get((i, j), "<td>–</td>") for j in range(len(groups)))
+        + "</tr>"
+        for i, group in enumerate(groups)
+    )
+    return (
+        f'<div class="scroll"><table class="matrix"><thead><tr><th></th>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def figure(picture: Picture) -> str:
+    """An empty figure that the scripts draw into."""
+    kind = "hero" if picture.key == "accuracy" else "wide" if picture.key.startswith("partition") else ""
+    inside = f' data-inside="{picture.group}"' if isinstance(picture, HeatMap) else ""
+    target = ' data-target="yes"' if isinstance(picture, Lines) and picture.y_label == "accuracy" else ""
+    note = f'<span class="about">{escape(picture.note)}</span>' if picture.note else ""
+    return (
+        f'<figure id="fig-{picture.key}" class="{kind}" data-title="{escape(picture.title)}"{inside}{target}>'
+        f'<figcaption><b>{escape(picture.title)}</b>{note}</figcaption><div class="plot"></div></figure>'
+    )
+
+
+def missing(left: Sequence[LeftOut]) -> str:
+    """A line for each picture that is not there."""
+    lines = "".join(
+        f"<li{'' if each.group is None else f' data-inside="{each.group}"'}>"
+        f"{escape(each.title)} is left out: {escape(each.why)}</li>"
+        for each in left
+    )
+    return f'<ul class="missing">{lines}</ul>' if lines else ""
+
+
+def repeat(groups: Sequence[Group]) -> str:
+    """Command, configuration and surroundings of every group."""
+    runs = [run for group in groups for run in group.runs]
+    differences = differing(runs)
+    out = ""
+    if differences:
+        lines = ", ".join(f"<code>{escape(name)}</code>" for name in differences)
+        out += f"<p>Beside algorithm and seed, the runs differ in {lines}.</p>"
+    elif len(groups) > 1:
+        out += "<p>The runs differ in algorithm and seed alone.</p>"
+    return out + "".join(_recipe(i, group, len(groups) == 1) for i, group in enumerate(groups))
+
+
+def _recipe(number: int, group: Group, open_: bool) -> str:
+    run = group.runs[0]
+    commands = "\n".join(_command(each) for each in group.runs)
+    facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in _surroundings(run).items())
+    return (
+        f'<details id="recipe-{number}"{" open" if open_ else ""}><summary>{key(number)}{escape(group.label)}</summary>'
+        + _block(f"command-{number}", "command" if len(group.runs) == 1 else "commands, one per seed", commands)
+        + (_block(f"config-{number}", f"config.toml (seed {run.seed})", run.config.strip()) if run.config else "")
+        + f'<dl class="dl">{facts}</dl></details>'
+    )
+
+
+def _block(name: str, title: str, text: str) -> str:
+    return (
+        f'<p class="copyline">{escape(title)} <button type="button" class="copy" data-from="{name}">copy</button></p>'
+        f'<pre id="{name}">{escape(text)}</pre>'
+    )
+
+
+def _command(run: RunData) -> str:
+    command = run.about.get("command")
+    if isinstance(command, list):
+        return " ".join(map(str, command))
+    return str(command) if command else f"# {run.path.name} does not say how it was started"
+
+
+def _surroundings(run: RunData) -> dict[str, str]:
+    names = ("version", "git", "python", "torch", "numpy", "platform", "device", "engine", "precision", "parameters")
+    more = ("clients", "population_hash", "data_hashes", "started")
+    facts = {name.replace("_", " "): run.about[name] for name in (*names, *more) if run.about.get(name) is not None}
+    return {name: _plain(value) for name, value in facts.items()}
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,0 +1,110 @@
+"""The data of a page: pictures as JSON, numbers short, heat maps packed."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kairosfl.report.figures import critical_periods
+from kairosfl.report.pictures import HeatMap, Lines, Picture, Series, letter
+from kairosfl.report.read import Array, Group, RunData
+from kairosfl.report.tables import scored
+
+DIGITS = 5  # significant ones: more than a screen shows
+
+
+def payload(groups: Sequence[Group], pictures: Sequence[Picture], target: float) -> dict[str, Any]:
+    """All that the scripts of the page read."""
+    return {
+        "groups": [_group(number, group) for number, group in enumerate(groups)],
+        "lines": [_lines(each) for each in pictures if isinstance(each, Lines)],
+        "heats": [_heat(each) for each in pictures if isinstance(each, HeatMap)],
+        "runs": [_run(number, run) for number, group in enumerate(groups) for run in group.runs],
+        "target": target if math.isfinite(target) else None,
+    }
+
+
+def _group(number: int, group: Group) -> dict[str, Any]:
+    return {
+        "label": group.label,
+        "letter": letter(number),
+        "seeds": [run.seed for run in group.runs],
+        "critical": [[left, right, round(share, 3)] for left, right, share in critical_periods(group)],
+    }
+
+
+def _lines(picture: Lines) -> dict[str, Any]:
+    return {
+        "key": picture.key,
+        "x_label": picture.x_label,
+        "percent": picture.percent,
+        "series": [_series(series) for series in picture.series],
+    }
+
+
+def _series(series: Series) -> dict[str, Any]:
+    several = len(series.seeds) > 1
+    return {
+        "group": series.group,
+        "name": series.name,
+        "dashed": series.dashed,
+        "x": numbers(series.x),
+        "mean": numbers(series.mean),
+        "count": [int(count) for count in series.count],
+        "deviation": numbers(series.deviation) if several else None,
+        "seeds": [numbers(seed) for seed in series.seeds] if several else None,
+    }
+
+
+def _heat(picture: HeatMap) -> dict[str, Any]:
+    grid = picture.grid
+    low, high = picture.span
+    return {
+        "key": picture.key,
+        "x_label": picture.x_label,
+        "y_label": picture.y_label,
+        "value_label": picture.value_label,
+        "x_range": picture.x_range,
+        "y_range": picture.y_range,
+        "rows": grid.shape[0],
+        "columns": grid.shape[1],
+        "names": picture.names,
+        "power": picture.power,
+        "low": low,
+        "high": high,
+        "data": pack(grid, low, high),
+    }
+
+
+def pack(grid: Array, low: float, high: float) -> str:
+    """A grid as 16-bit steps between low and high, row by row, in base64; 0 stands for no value."""
+    share = (grid - low) / ((high - low) or 1.0)
+    steps = np.where(np.isfinite(grid), 1 + np.round(65534 * np.nan_to_num(share)), 0)
+    return base64.b64encode(steps.astype("<u2").tobytes()).decode()
+
+
+def _run(number: int, run: RunData) -> dict[str, Any]:
+    """What the page needs to find when a run reached a target."""
+    index, accuracy = scored(run)
+    return {
+        "group": number,
+        "round": numbers(run.column("round")[index]),
+        "accuracy": [float(f"{value:.7g}") for value in accuracy],
+        "mb": numbers(run.total("bytes_down", "bytes_up")[index] / 1e6),
+    }
+
+
+def numbers(values: Array) -> list[float | int | None]:
+    """Values as short JSON: a few digits, whole numbers without a point, null for none."""
+    return [_short(value) for value in values.tolist()]
+
+
+def _short(value: float) -> float | int | None:
+    if not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.{DIGITS}g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded

@@ -1,0 +1,238 @@
+"""FedAWARE: Zeng et al., "On the Power of Adaptive Weighted Aggregation in Heterogeneous FL and Beyond", AISTATS 2025.
+
+    m_i ← (1 − alpha) m_i + alpha Δ_i          for the clients of this round                        (Eq. 3)
+    λ = argmin ‖Σ λ_i m_i‖²,  λ ≥ 0, Σ λ_i = 1  over every client seen so far                       (Eq. 2)
+    d = Σ λ_i m_i,    x ← x + lr · d
+    ×AWARE: x ← x + lr · ⟨d̃, d⟩ / ⟨d, d⟩ · d   with another method's direction d̃                    (Proposition 3.1)
+
+The released code puts m_i / ‖m_i‖ for m_i in both lines, and so does `normalise`. The Gram matrix of the m_i is kept
+and refreshed only where an m_i changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kairosfl.briefs import Briefs, Plan, Reports
+from kairosfl.round import Round
+from kairosfl.rule import Rule, State
+from kairosfl.rules.feddyn import FedDyn
+from kairosfl.rules.minnorm import Floats, frank_wolfe, min_norm
+from kairosfl.table import Table
+
+SOLVERS = ("active_set", "frank_wolfe")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+NARROW, WIDE = 1 << 13, 1 << 16  # columns at a time: a piece of a block stays in a core's cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAWARE(Rule):
+    """Steps along the shortest vector that all clients' moving averages can be mixed to, which agrees with each of them.
+
+    Beside a base method it projects that method's direction onto its own; `project` forces or forbids it. `explore`
+    visits every client once and averages plainly until then. `adaptive = False` is the ablation of Figure 4: moving
+    averages weighted by samples. `layers`, `clusters`, `dtype` and `store` trade memory for precision.
+    """
+
+    kind = "adaptive"
+    last = True
+
+    alpha: float = 0.5
+    lr: float = 1.0
+    normalise: bool = True
+    adaptive: bool = True
+    explore: bool = False
+    project: bool | None = None
+    solver: str = "active_set"
+    layers: int = 0
+    clusters: int = 0
+    dtype: str = "float32"
+    store: str = "device"
+
+    def __post_init__(self) -> None:
+        self.demand("alpha", 0 < self.alpha <= 1, "use above 0 and at most 1; the paper uses 0.5")
+        self.demand("lr", self.lr > 0, "use a number above 0")
+        self.demand("project", self.project in (None, True, False), "use true, false, or none to decide by the rules")
+        self.demand("solver", self.solver in SOLVERS, "use 'active_set' or 'frank_wolfe' (released code)")
+        self.demand("layers", self.layers >= 0, "use 0 for all parameters or how many of the last tensors to keep")
+        self.demand("clusters", self.clusters >= 0, "use 0 for an average per client or the number of clusters")
+        self.demand("dtype", self.dtype in DTYPES, "use 'float32' or 'bfloat16'")
+        self.demand("store", self.store in ("device", "cpu"), "use 'device' or 'cpu'")
+
+    def beside(self, other: Rule) -> str | None:
+        if isinstance(other, FedDyn):
+            return "FedDyn does not follow the global gradient descent rule, and FedAWARE's authors exclude it"
+        return None
+
+    def server(self, x: Tensor, clients: int) -> State:
+        slot = {"gram": torch.zeros(0, 0, dtype=torch.float64), "lambda": torch.zeros(0, dtype=torch.float64)}
+        if self.explore:
+            slot["seen"] = torch.zeros(clients, dtype=torch.bool)
+        if self.clusters:
+            slot["averages"] = self._zeros(x, 0, 0)
+        return slot
+
+    def client(self, x: Tensor) -> State:
+        row = {"cluster": torch.tensor(-1)} if self.clusters else {"average": self._zeros(x)}
+        return row if self.adaptive else {**row, "n": torch.tensor(0.0, dtype=torch.float64)}
+
+    def select(self, plan: Plan, state: State, round: Round) -> Plan:
+        if not self.explore or plan.ids is not None:
+            return plan
+        pool = np.arange(round.clients) if plan.eligible is None else plan.eligible
+        unseen = pool[~state["seen"].cpu().numpy()[pool]]
+        if len(unseen) == 0:
+            return plan
+        if len(unseen) >= plan.size:
+            return replace(plan, eligible=unseen)
+        others = np.setdiff1d(pool, unseen)
+        more = min(plan.size - len(unseen), len(others))
+        return replace(plan, ids=np.append(unseen, round.stream("explore").choice(others, more, replace=False)))
+
+    def observe(
+        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
+    ) -> tuple[State, State]:
+        state = {**state, "changed": reports.ids}  # until the step, which also takes the updates out again
+        if self.layers:
+            state["updates"] = reports.delta
+        if self.explore:  # who failed was visited too: one dead client must not keep the others exploring
+            state["seen"] = state["seen"].clone()
+            state["seen"][reports.ids] = True
+            state["seen"][[client for client, _ in reports.failed]] = True
+        offset = round.layout.entries[-self.layers].offset if self.layers else 0
+        written = {} if self.adaptive else {"n": reports.n.double()}
+        if self.clusters:
+            updates = reports.delta[:, offset:].to(state["averages"].device, torch.float32)
+            state["averages"], written["cluster"] = self._clustered(state["averages"], rows["cluster"], updates)
+        else:
+            updates = reports.delta[:, offset:].to(rows["average"].device, torch.float32)
+            written["average"] = rows["average"].float().reshape(len(reports), -1).lerp(updates, self.alpha)
+        return state, written
+
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        state = dict(state)
+        ids, updates = state.pop("changed"), state.pop("updates", None)
+        slots = table.slots(ids)
+        if self.clusters:
+            blocks, groups = [state["averages"]], torch.cat(list(table.column("cluster"))).numpy()
+            changed = np.unique(groups[slots])
+            rows = state["averages"][changed]
+        else:
+            blocks, groups = list(table.column("average")), np.arange(len(table))
+            changed, rows = slots.numpy(), table.rows(ids)["average"]
+        gram = refreshed(state["gram"].cpu().numpy(), products(rows, blocks), changed)
+        state["gram"] = torch.from_numpy(gram)
+        if self.explore and not state["seen"].all():
+            return direction, state
+
+        lengths = np.sqrt(np.diag(gram))
+        shares = self._shares(gram, lengths, groups, state, table)
+        mine = shares[groups] / np.bincount(groups)[groups]
+        state["lambda"] = torch.from_numpy(mine)
+        if updates is None:
+            aware = weighted_sum(shares / np.where(lengths > 0, lengths, 1) if self.normalise else shares, blocks)
+        else:
+            aware = self._over_reporters(torch.from_numpy(mine[slots]), updates)
+        aware = aware.to(direction)
+        if self._projects(round):
+            square = aware @ aware
+            aware = aware * torch.where(square > 0, (direction @ aware) / square, 0.0)
+        return self.lr * aware, state
+
+    def _shares(self, gram: Floats, lengths: Floats, groups: np.ndarray, state: State, table: Table) -> Floats:
+        """λ for every average. Averages of length zero say nothing and are left out."""
+        if not self.adaptive:
+            shares = np.bincount(groups, torch.cat(list(table.column("n"))).numpy())
+            shares /= shares.sum()
+            return shares
+        shares = np.zeros(len(gram))
+        live = np.flatnonzero(lengths > 0)
+        if len(live) == 0:
+            return shares
+        problem = gram[np.ix_(live, live)]
+        if self.normalise:
+            problem = problem / lengths[live] / lengths[live, None]
+        if self.solver == "frank_wolfe":
+            shares[live] = frank_wolfe(problem)
+            return shares
+        start = np.ones(len(gram))
+        if not self.clusters:
+            start[: len(state["lambda"])] = state["lambda"].cpu().numpy()
+        shares[live] = min_norm(problem, start[live])
+        return shares
+
+    def _over_reporters(self, shares: Tensor, updates: Tensor) -> Tensor:
+        """Σ λ_i over this round's full updates, λ renormalised over them; uniform where λ passes them all over."""
+        shares = shares / shares.sum() if shares.sum() > 0 else torch.full_like(shares, 1 / len(shares))
+        if self.normalise:
+            lengths = torch.stack([row.norm() for row in updates]).cpu().double()
+            shares = shares / torch.where(lengths > 0, lengths, 1.0)
+        return shares.to(updates) @ updates
+
+    def _projects(self, round: Round) -> bool:
+        return any(rule.kind == "base" for rule in round.rules) if self.project is None else self.project
+
+    def _clustered(self, averages: Tensor, clusters: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
+        """The clusters' new averages, and the clients' clusters: those not seen before open one or join the nearest."""
+        clusters = clusters.clone()
+        centres = averages.float().reshape(len(averages), -1 if len(averages) else updates.shape[1])
+        before = len(centres)
+        for row in torch.nonzero(clusters < 0).flatten().tolist():
+            if len(centres) < self.clusters:
+                clusters[row] = len(centres)
+                centres = torch.cat([centres, updates[row : row + 1]])
+            else:
+                clusters[row] = torch.argmax(torch.nn.functional.normalize(centres) @ updates[row])
+        for cluster in clusters.unique().tolist():
+            mean = updates[(clusters == cluster).to(updates.device)].mean(0)
+            old = centres[cluster] if cluster < before else torch.zeros_like(mean)
+            centres[cluster] = old.lerp(mean, self.alpha)
+        return centres.to(averages.dtype), clusters
+
+    def _zeros(self, x: Tensor, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=DTYPES[self.dtype], device="cpu" if self.store == "cpu" else x.device)
+
+
+def pieces(blocks: Iterable[Tensor], width: int, dtype: torch.dtype) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Blocks of rows in column pieces: which rows, which columns, and the numbers."""
+    first = 0
+    for block in blocks:
+        rows = slice(first, first + len(block))
+        for left in range(0, block.shape[1], width):
+            columns = slice(left, left + width)
+            yield rows, columns, block[:, columns].to(dtype)
+        first = rows.stop
+
+
+def products(rows: Tensor, blocks: list[Tensor]) -> Floats:
+    """Inner products of these rows with every row of the blocks, `[m, K]`, summed over the pieces in float64."""
+    # A GPU multiplies float32 with ten bits when TF32 is on, and wants few large pieces.
+    width, dtype = (NARROW, torch.float32) if rows.device.type == "cpu" else (1 << 20, torch.float64)
+    found = torch.zeros(len(rows), sum(map(len, blocks)), dtype=torch.float64, device=rows.device)
+    for where, columns, piece in pieces(blocks, width, dtype):
+        found[:, where] += rows[:, columns].to(dtype) @ piece.T
+    return found.cpu().numpy()
+
+
+def refreshed(gram: Floats, found: Floats, changed: np.ndarray) -> Floats:
+    """The Gram matrix with the products of the changed rows put in, grown where rows are new."""
+    fresh = np.zeros((found.shape[1], found.shape[1]))
+    fresh[: len(gram), : len(gram)] = gram
+    found[:, changed] = (found[:, changed] + found[:, changed].T) / 2  # products of float32 pieces are not symmetric
+    fresh[changed] = found
+    fresh[:, changed] = found.T
+    return fresh
+
+
+def weighted_sum(weights: Floats, blocks: list[Tensor]) -> Tensor:
+    """Σ weight · row over the blocks."""
+    total = torch.zeros(blocks[0].shape[1], device=blocks[0].device)
+    factors = torch.from_numpy(weights).to(total)
+    for rows, columns, piece in pieces(blocks, WIDE, torch.float32):
+        total[columns] += factors[rows] @ piece
+    return total

@@ -1,0 +1,487 @@
+"""Federated learning in numpy, written from the papers' formulas: what the rules are held against.
+
+Nothing here knows of briefs, rules or masses. From the library it takes the random streams alone, since who is drawn
+and which batches are trained on must be the same on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kairosfl.streams import stream
+
+Vector = np.ndarray
+Correct = Callable[[Vector, Vector], Vector]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How the clients train; the learning rate falls by `gamma` every round."""
+
+    lr: float = 0.05
+    gamma: float = 0.9
+    momentum: float = 0.6
+    decay: float = 0.02
+    batch: int = 3
+    epochs: int = 2
+    seed: int = 7
+
+    def lr_at(self, t: int) -> float:
+        return self.lr * self.gamma**t
+
+    def batches(self, t: int, i: int, n: int) -> Iterator[list[Vector]]:
+        rng = stream(self.seed, "batches", t, i)
+        for _ in range(self.epochs):
+            order = rng.permutation(n)
+            yield [order[k : k + self.batch] for k in range(0, n, self.batch)]
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """One round: who was asked and who answered."""
+
+    asked: tuple[int, ...]
+    lost: tuple[int, ...] = ()
+
+    @property
+    def reported(self) -> list[int]:
+        return [i for i in self.asked if i not in self.lost]
+
+
+# Client 1 fails in round 1, client 4 is seen for the first time in round 3, everyone fails in round 4.
+COHORTS = (
+    Cohort((0, 1, 2)),
+    Cohort((0, 1, 3), lost=(1,)),
+    Cohort((0, 1, 2, 3)),
+    Cohort((1, 2, 4)),
+    Cohort((0, 3), lost=(0, 3)),
+    Cohort((0, 1, 2, 3, 4), lost=(2,)),
+)
+
+
+class Quadratic:
+    """f_i(w) = mean over the client's samples s of ½ (w − b_s)ᵀ A_i (w − b_s)."""
+
+    tensors = (3, 1)
+
+    def __init__(self, sizes: Sequence[int] = (4, 7, 10, 2, 8), seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        d = sum(self.tensors)
+        self.n = np.array(sizes)
+        roots = rng.normal(size=(len(sizes), d, d))
+        self.A = roots @ roots.transpose(0, 2, 1) / d + 0.3 * np.eye(d)
+        self.b = [2 * rng.normal(size=d) + rng.normal(size=(n, d)) for n in sizes]
+        self.x = rng.normal(size=d)
+
+    def gradient(self, i: int, rows: Vector, w: Vector) -> Vector:
+        return self.A[i] @ (w - self.b[i][rows].mean(0))
+
+    def loss(self, i: int, w: Vector) -> float:
+        away = w - self.b[i]
+        return float(np.einsum("sj,jk,sk->s", away, self.A[i], away).mean() / 2)
+
+    def optimum(self, p: Vector, decay: float) -> Vector:
+        """Of Σ p_i f_i(w) + (decay / 2) ‖w‖²."""
+        left = np.einsum("i,ijk->jk", p, self.A) + decay * np.eye(len(self.x))
+        return np.linalg.solve(left, sum(p[i] * self.A[i] @ self.b[i].mean(0) for i in range(len(p))))
+
+
+class Network:
+    """Cross entropy of softmax(W2 tanh(W1 x + b1) + b2); the features are the hidden units."""
+
+    def __init__(self, sizes: Sequence[int] = (4, 7, 10, 2, 8), seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.shapes = ((4, 5), (4,), (3, 4), (3,))
+        self.n = np.array(sizes)
+        self.inputs = [rng.normal(size=(n, 5)) + rng.normal(size=5) for n in sizes]
+        self.targets = [rng.integers(0, 3, n) for n in sizes]
+        self.x = rng.normal(size=sum(int(np.prod(shape)) for shape in self.shapes)) * 0.7
+
+    def parts(self, w: Vector) -> list[Vector]:
+        cuts = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
+        return [part.reshape(shape) for part, shape in zip(np.split(w, cuts), self.shapes, strict=True)]
+
+    def features(self, i: int, rows: Vector, w: Vector) -> Vector:
+        W1, b1, _, _ = self.parts(w)
+        return np.tanh(self.inputs[i][rows] @ W1.T + b1)
+
+    def probabilities(self, i: int, rows: Vector, w: Vector) -> Vector:
+        _, _, W2, b2 = self.parts(w)
+        logits = self.features(i, rows, w) @ W2.T + b2
+        powers = np.exp(logits - logits.max(1, keepdims=True))
+        return powers / powers.sum(1, keepdims=True)
+
+    def loss(self, i: int, w: Vector) -> float:
+        rows = np.arange(self.n[i])
+        return float(-np.log(self.probabilities(i, rows, w)[rows, self.targets[i]]).mean())
+
+    def gradient(self, i: int, rows: Vector, w: Vector, at_features: Vector | None = None) -> Vector:
+        """With `at_features`, a further gradient that arrives at the features, `[rows, 4]`."""
+        _, _, W2, _ = self.parts(w)
+        z, errors = self.features(i, rows, w), self.probabilities(i, rows, w)
+        errors[np.arange(len(rows)), self.targets[i][rows]] -= 1
+        errors /= len(rows)
+        back = errors @ W2 + (0 if at_features is None else at_features)
+        back = back * (1 - z**2)
+        pieces = (back.T @ self.inputs[i][rows], back.sum(0), errors.T @ z, errors.sum(0))
+        return np.concatenate([piece.ravel() for piece in pieces])
+
+
+Problem = Quadratic | Network
+
+
+@dataclass
+class Local:
+    """One client's training."""
+
+    w: Vector
+    steps: int = 0
+    epochs: float = 0.0
+    grad_sq: float = 0.0
+    similarity: float = 1.0
+
+
+def train(
+    problem: Problem,
+    setting: Setting,
+    t: int,
+    i: int,
+    start: Vector,
+    correct: Correct = lambda g, w: g,
+    gradient: Callable[[Vector, Vector], Vector] | None = None,
+    statistic: Callable[[Vector, Vector], float] | None = None,
+    below: float = -np.inf,
+) -> Local:
+    """SGD with momentum on `correct(∇f, w)`; ends after the epoch in which `statistic` fell below the bound."""
+    slope = gradient or (lambda rows, w: problem.gradient(i, rows, w))
+    local, velocity = Local(start.copy()), np.zeros_like(start)
+    for epoch in setting.batches(t, i, problem.n[i]):
+        stop = False
+        for rows in epoch:
+            if statistic:
+                local.similarity = statistic(rows, local.w)
+                stop = stop or local.similarity < below
+            g = slope(rows, local.w)
+            local.grad_sq += g @ g
+            velocity = setting.momentum * velocity + correct(g, local.w) + setting.decay * local.w
+            local.w = local.w - setting.lr_at(t) * velocity
+            local.steps += 1
+        local.epochs += 1
+        if stop:
+            break
+    return local
+
+
+def unit_move(setting: Setting, t: int, steps: int, pull: float = 0.0) -> float:
+    """How far SGD goes along a gradient that is 1 all the time, step by step."""
+    u = v = 0.0
+    for _ in range(steps):
+        v = setting.momentum * v + 1 + (pull + setting.decay) * u
+        u -= setting.lr_at(t) * v
+    return -u
+
+
+def shares(problem: Problem, ids: Sequence[int], weights: str) -> Vector:
+    """p_i over these clients."""
+    counts = problem.n[list(ids)].astype(float) if weights == "samples" else np.ones(len(ids))
+    return counts / counts.sum()
+
+
+Course = list[Vector]
+
+
+def fedavg(problem: Problem, setting: Setting, cohorts: Sequence[Cohort], weights: str = "samples") -> Course:
+    return fedprox(problem, setting, cohorts, mu=0.0, weights=weights)
+
+
+def fedprox(
+    problem: Problem, setting: Setting, cohorts: Sequence[Cohort], mu: float, weights: str = "samples"
+) -> Course:
+    """Li et al. 2020: h_i(w) = f_i(w) + (mu / 2) ‖w − x‖²."""
+    x, course = problem.x, []
+    for t, cohort in enumerate(cohorts):
+        if ids := cohort.reported:
+            ends = [train(problem, setting, t, i, x, lambda g, w, x=x: g + mu * (w - x)).w for i in ids]
+            x = shares(problem, ids, weights) @ np.array(ends)
+        course.append(x)
+    return course
+
+
+def scaffold(
+    problem: Problem, setting: Setting, cohorts: Sequence[Cohort], weights: str = "uniform", lr: float = 1.0
+) -> Course:
+    """Karimireddy et al. 2020, option II, with the distance of a unit gradient for K · lr.
+
+    Uniform: c ← c + (1/N) Σ_S (c_i⁺ − c_i). By samples: c = Σ n_i c_i / Σ n_i, the unseen being zeros of average size.
+    """
+    x, course, clients = problem.x, [], len(problem.n)
+    c, own = np.zeros_like(x), {}
+    for t, cohort in enumerate(cohorts):
+        ids = cohort.reported
+        before = {i: own.get(i, np.zeros_like(x)) for i in ids}
+        locals_ = [train(problem, setting, t, i, x, lambda g, w, i=i, c=c: g - before[i] + c) for i in ids]
+        for i, local in zip(ids, locals_, strict=True):
+            own[i] = before[i] - c + (x - local.w) / unit_move(setting, t, local.steps)
+        if ids:
+            if weights == "uniform":
+                c = c + sum(own[i] - before[i] for i in ids) / clients
+            else:
+                seen = sorted(own)
+                c = len(seen) / clients * (shares(problem, seen, "samples") @ np.array([own[i] for i in seen]))
+            x = x + lr * (shares(problem, ids, weights) @ np.array([local.w - x for local in locals_]))
+        course.append(x)
+    return course
+
+
+def vrlsgd(problem: Problem, setting: Setting, cohorts: Sequence[Cohort], rate: float = 1.0) -> Course:
+    """Liang et al. 2019, centred: Δ_i ← Δ_i + G_i − Σ p_j G_j, G_i the mean of the gradients that client i followed."""
+    x, course = problem.x, []
+    own: dict[int, Vector] = {}
+    for t, cohort in enumerate(cohorts):
+        if ids := cohort.reported:
+            p = shares(problem, ids, "samples")
+            locals_ = [
+                train(problem, setting, t, i, x, lambda g, w, i=i: g - own.get(i, np.zeros_like(x))) for i in ids
+            ]
+            G = np.array([(x - local.w) / unit_move(setting, t, local.steps) for local in locals_])
+            for i, g in zip(ids, G - p @ G, strict=True):
+                own[i] = own.get(i, np.zeros_like(x)) + rate * g
+            x = p @ np.array([local.w for local in locals_])
+        course.append(x)
+    return course
+
+
+def fednova(
+    problem: Problem,
+    setting: Setting,
+    cohorts: Sequence[Cohort],
+    mu: float = 0.0,
+    server_momentum: float = 0.0,
+    a: Callable[[int, int], float] | None = None,
+) -> Course:
+    """Wang et al. 2020: x ← x − τ_eff Σ p_i η d_i; `a(t, steps)` is the paper's ‖a_i‖₁ where it has a closed form."""
+    x, course, slow = problem.x, [], np.zeros_like(problem.x)
+    for t, cohort in enumerate(cohorts):
+        if ids := cohort.reported:
+            eta, p = setting.lr_at(t), shares(problem, ids, "samples")
+            locals_ = [train(problem, setting, t, i, x, lambda g, w, x=x: g + mu * (w - x)) for i in ids]
+            length = a or (lambda t, steps: unit_move(setting, t, steps, mu) / setting.lr_at(t))
+            norms = np.array([length(t, local.steps) for local in locals_])
+            d = np.array([(x - local.w) / (eta * norm) for local, norm in zip(locals_, norms, strict=True)])
+            effective = p @ (np.array([local.steps for local in locals_]) if mu else norms)
+            slow = server_momentum * slow + effective * (p @ d)
+            x = x - eta * slow
+        course.append(x)
+    return course
+
+
+def server_side(
+    problem: Problem,
+    setting: Setting,
+    cohorts: Sequence[Cohort],
+    step: Callable[[Vector], Vector],
+    weights: str = "samples",
+) -> Course:
+    """FedAvg's clients and a server that turns Σ p_i (w_i − x) into a step."""
+    x, course = problem.x, []
+    for t, cohort in enumerate(cohorts):
+        if ids := cohort.reported:
+            moves = np.array([train(problem, setting, t, i, x).w - x for i in ids])
+            x = x + step(shares(problem, ids, weights) @ moves)
+        course.append(x)
+    return course
+
+
+def feddyn(
+    problem: Problem, setting: Setting, cohorts: Sequence[Cohort], alpha: float, weights: str = "uniform"
+) -> Course:
+    """Acar et al. 2021, Algorithm 1: gradient L_i of client i, h ← h − (alpha / N) Σ_S (w_i − x), x ← mean − h / alpha."""
+    x, course, clients = problem.x, [], len(problem.n)
+    h, L = np.zeros_like(x), {}
+    for t, cohort in enumerate(cohorts):
+        if ids := cohort.reported:
+            before = {i: L.get(i, np.zeros_like(x)) for i in ids}
+            ends = np.array(
+                [
+                    train(problem, setting, t, i, x, lambda g, w, i=i, x=x, L=before: g - L[i] + alpha * (w - x)).w
+                    for i in ids
+                ]
+            )
+            L.update({i: before[i] - alpha * (w - x) for i, w in zip(ids, ends, strict=True)})
+            if weights == "uniform":
+                h = h - alpha / clients * (ends - x).sum(0)
+            else:
+                seen = sorted(L)
+                h = len(seen) / clients * (shares(problem, seen, "samples") @ np.array([L[i] for i in seen]))
+            x = shares(problem, ids, weights) @ ends - h / alpha
+        course.append(x)
+    return course
+
+
+def fedcm(
+    problem: Problem,
+    setting: Setting,
+    cohorts: Sequence[Cohort],
+    alpha: float,
+    lr: float = 1.0,
+    weights: str = "uniform",
+) -> Course:
+    """Xu et al. 2021: v = alpha ∇f + (1 − alpha) Δ; Δ is the mean of the v's that the clients followed."""
+    x, course, delta = problem.x, [], np.zeros_like(problem.x)
+    for t, cohort in enumerate(cohorts):
+        if ids := cohort.reported:
+            locals_ = [train(problem, setting, t, i, x, lambda g, w, D=delta: alpha * g + (1 - alpha) * D) for i in ids]
+            p = shares(problem, ids, weights)
+            means = [(x - local.w) / unit_move(setting, t, local.steps) for local in locals_]
+            delta = p @ np.array(means) - setting.decay * x  # decay is the clients' own business
+            x = x + lr * (p @ np.array([local.w - x for local in locals_]))
+        course.append(x)
+    return course
+
+
+def fedmut(
+    problem: Quadratic,
+    setting: Setting,
+    cohorts: Sequence[Cohort],
+    alpha: float,
+    rate: float,
+    bound: int,
+    weights: str = "uniform",
+) -> Course:
+    """Hu et al. 2024: mutants x + alpha · s · (x^t − x^{t−1}) with shuffled signs for every tensor."""
+    x, course = problem.x, []
+    last = x
+    for t, cohort in enumerate(cohorts):
+        m = len(cohort.asked)
+        starts = np.tile(x, (m, 1))
+        if t > 0:
+            rho = rate * (1 - min((t - 1) / bound, 1))
+            signs = [1.0] * (m // 2) + [-(1 - rho)] * (m // 2) + [0.0] * (m % 2)
+            rng, at = stream(setting.seed, "fedmut", t), 0
+            for size in problem.tensors:
+                for j, sign in enumerate(rng.permutation(signs)):
+                    starts[j, at : at + size] += alpha * sign * (x - last)[at : at + size]
+                at += size
+        if ids := cohort.reported:
+            ends = [train(problem, setting, t, i, starts[cohort.asked.index(i)]).w for i in ids]
+            last, x = x, shares(problem, ids, weights) @ np.array(ends)
+        course.append(x)
+    return course
+
+
+def moon(
+    problem: Network, setting: Setting, cohorts: Sequence[Cohort], mu: float, temperature: float
+) -> Course:
+    """Li et al. 2021: −log of the softmax of cos(z, z_global) against cos(z, z_previous), added mu times."""
+    x, course = problem.x, []
+    previous: dict[int, Vector] = {}
+    for t, cohort in enumerate(cohorts):
+        if ids := cohort.reported:
+            ends = []
+            for i in ids:
+
+                def slope(rows: Vector, w: Vector, i: int = i, x: Vector = x) -> Vector:
+                    if i not in previous:
+                        return problem.gradient(i, rows, w)
+                    z = problem.features(i, rows, w)
+                    near, near_slope = cosine(z, problem.features(i, rows, x))
+                    far, far_slope = cosine(z, problem.features(i, rows, previous[i]))
+                    wrong = 1 / (1 + np.exp((near - far) / temperature))  # softmax of the second logit
+                    back = (wrong / temperature)[:, None] * (far_slope - near_slope)
+                    return problem.gradient(i, rows, w, mu * back / len(rows))
+
+                ends.append(train(problem, setting, t, i, x, gradient=slope).w)
+            previous.update(zip(ids, ends, strict=True))
+            x = shares(problem, ids, "samples") @ np.array(ends)
+        course.append(x)
+    return course
+
+
+def cosine(z: Vector, u: Vector) -> tuple[Vector, Vector]:
+    """Cosine of every row, and its gradient with respect to z."""
+    lengths = np.linalg.norm(z, axis=1, keepdims=True), np.linalg.norm(u, axis=1, keepdims=True)
+    value = (z * u).sum(1, keepdims=True) / (lengths[0] * lengths[1])
+    return value[:, 0], u / (lengths[0] * lengths[1]) - value * z / lengths[0] ** 2
+
+
+@dataclass
+class Stopped:
+    """A course with what ALT's clients did."""
+
+    course: Course = field(default_factory=list)
+    epochs: list[list[float]] = field(default_factory=list)
+    similarity: list[list[float]] = field(default_factory=list)
+
+
+def alt(
+    problem: Network,
+    setting: Setting,
+    cohorts: Sequence[Cohort],
+    threshold: Callable[[int], float],
+    statistic: str = "mean",
+    reference: str = "global",
+) -> Stopped:
+    """Shenaj et al. 2025: stop after the epoch in which the features' cosine fell below T(r), r from 1."""
+    x, out = problem.x, Stopped()
+    previous: dict[int, Vector] = {}
+    reduce = {"mean": np.mean, "min": np.min}[statistic]
+    for t, cohort in enumerate(cohorts):
+        if ids := cohort.reported:
+            locals_ = []
+            for i in ids:
+                fixed = previous.get(i, x) if reference == "previous" else x
+
+                def similarity(rows: Vector, w: Vector, i: int = i, fixed: Vector = fixed) -> float:
+                    cosines, _ = cosine(problem.features(i, rows, w), problem.features(i, rows, fixed))
+                    return float(reduce(cosines))
+
+                locals_.append(train(problem, setting, t, i, x, statistic=similarity, below=threshold(t + 1)))
+            previous.update({i: local.w for i, local in zip(ids, locals_, strict=True)})
+            x = shares(problem, ids, "samples") @ np.array([local.w for local in locals_])
+            out.epochs.append([local.epochs for local in locals_])
+            out.similarity.append([local.similarity for local in locals_])
+        out.course.append(x)
+    return out
+
+
+def fgn(problem: Problem, setting: Setting, t: int, ids: Sequence[int], locals_: Sequence[Local]) -> float:
+    """FedCL's Eq. 1: the federated gradient norm, weighted by samples."""
+    norms = [setting.lr_at(t) * local.grad_sq / local.epochs for local in locals_]
+    return float(shares(problem, ids, "samples") @ np.array(norms))
+
+
+def pa3fed(
+    problem: Problem,
+    setting: Setting,
+    cohorts: Sequence[Cohort],
+    beta: float,
+    sign: float = 1.0,
+    at: str = "after",
+    always: bool = False,
+    delta: float = 0.01,
+) -> tuple[Course, list[Vector], list[bool]]:
+    """AAAI 2025: alpha_i = exp(sign · beta · (s_old − s_new)), s the local loss; the weights and the periods too."""
+    x, course, weights, periods = problem.x, [], [], []
+    scores: dict[int, float] = {}
+    norm = None
+    for t, cohort in enumerate(cohorts):
+        if ids := cohort.reported:
+            locals_ = [train(problem, setting, t, i, x) for i in ids]
+            now = fgn(problem, setting, t, ids, locals_)
+            critical = norm is None or (now - norm) / norm >= delta
+            norm = now
+            new = {
+                i: problem.loss(i, local.w if at == "after" else x) for i, local in zip(ids, locals_, strict=True)
+            }
+            counts = problem.n[ids].astype(float)
+            if critical or always:
+                counts *= [np.exp(sign * beta * (scores[i] - new[i])) if i in scores else 1.0 for i in ids]
+            scores.update(new)
+            x = counts / counts.sum() @ np.array([local.w for local in locals_])
+            weights.append(counts / counts.sum())
+            periods.append(critical)
+        course.append(x)
+    return course, weights, periods
