@@ -184,14 +184,17 @@ class Trainer:
         return self.features[self.still].flatten(1)
 
     def _batch(self, rows: Tensor, brief: Brief, step: int) -> Tensor:
-        inputs = self._inputs(rows)
-        if not self.task.augment:
-            return inputs
-        keys = sample_keys(rows, seed=brief.seed, round=brief.round, client=brief.client, step=step)
-        return augment(inputs, keys)
+        images = self.inputs[rows]
+        if self.task.augment:  # before normalisation, so that what is cropped in from outside is black
+            seed = key(brief.seed, "augment", brief.round) % 2**63
+            images = augment(images, sample_keys(rows, seed=seed, round=0, client=brief.client, step=step))
+        return self._prepare(images)
 
     def _inputs(self, rows: Tensor) -> Tensor:
-        inputs = prepare(self.inputs[rows], self.task.dataset)
+        return self._prepare(self.inputs[rows])
+
+    def _prepare(self, inputs: Tensor) -> Tensor:
+        inputs = prepare(inputs, self.task.dataset)
         return inputs.to(self.w.dtype) if inputs.is_floating_point() else inputs
 
     @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -55,6 +56,52 @@ class Show:
         elif not self.quiet and (self.done % -(-self.rounds // PLAIN_LINES) == 0 or self.done == self.rounds):
             left = (self.rounds - self.done) / max(speed, 1e-9)
             print(f"round {self.done}/{self.rounds}  {text}  {speed:.1f} rounds/s  {left:.0f} s left", file=sys.stderr)
+
+
+class ShowSweep:
+    """Shows a sweep: all its rounds in one bar, and the run that is going on."""
+
+    def __init__(self, rounds: dict[str, int], *, quiet: bool = False, console: Console | None = None) -> None:
+        self.rounds, self.quiet = rounds, quiet
+        self.console = console or Console(stderr=True)
+        self.live = not quiet and self.console.is_terminal
+        self.number = {name: i for i, name in enumerate(rounds, 1)}
+        self.progress = Progress(
+            TextColumn("{task.fields[name]}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self.progress.start()
+            self.whole = self.progress.add_task("rounds", total=sum(self.rounds.values()), name="all runs")
+            self.one = self.progress.add_task("", total=1, name="")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.live:
+            self.progress.stop()
+
+    def begin(self, name: str, done: int) -> Callable[[dict[str, Any]], None]:
+        """A listener for one of the runs."""
+        rounds = self.rounds[name]
+        title = f"run {self.number[name]}/{len(self.rounds)} {name}"
+        if self.live:
+            self.progress.reset(self.one, total=rounds, completed=done, name=title, description="")
+            self.progress.advance(self.whole, done)
+
+        def listen(row: dict[str, Any]) -> None:
+            if self.live:
+                self.progress.advance(self.whole)
+                self.progress.update(self.one, completed=row["round"], description=describe(row, row["accuracy"]))
+            elif not self.quiet and row["round"] == rounds:
+                print(f"{title}: {describe(row, row['accuracy'])}", file=sys.stderr)
+
+        return listen
 
 
 def describe(row: dict[str, Any], accuracy: float | None) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from reference import Cohort, Network, Problem, Quadratic, Setting
+from reference import Cohort, Problem, Quadratic, Setting
 from torch import Tensor, nn
 
 from kairosfl.briefs import Briefs, Plan, Report, Reports
@@ -41,7 +42,10 @@ def task(problem: Problem) -> Task:
     population = Population.from_lists(np.split(np.arange(problem.n.sum()), np.cumsum(problem.n)[:-1]))
     if isinstance(problem, Quadratic):
         inputs = np.concatenate(
-            [np.concatenate([np.tile(A, (len(b), 1, 1)), b[:, None]], 1) for A, b in zip(problem.A, problem.b, strict=True)]
+            [
+                np.concatenate([np.tile(A, (len(b), 1, 1)), b[:, None]], 1)
+                for A, b in zip(problem.A, problem.b, strict=True)
+            ]
         )
         targets = np.zeros(len(inputs), dtype=np.int64)
         model: nn.Module = Bowl(problem.x, problem.tensors)
@@ -74,7 +78,9 @@ class Flaky:
     def train(self, briefs: Briefs) -> Reports:
         reports = self.engine.train(briefs)
         lost = self.lost[briefs.round]
-        kept = torch.tensor([row for row, client in enumerate(reports.ids.tolist()) if client not in lost], dtype=torch.int64)
+        kept = torch.tensor(
+            [row for row, client in enumerate(reports.ids.tolist()) if client not in lost], dtype=torch.int64
+        )
         return replace(reports.take(kept), failed=tuple((client, "lost") for client in lost))
 
 
@@ -151,8 +157,6 @@ def settle(
     """x after many rounds with momentum 0.9 and weight decay 0.01."""
     made, clients = parse(algorithm), len(problem.n)
     job = Recipe(rounds=rounds_, cohort=cohort, lr=lr, momentum=0.9, weight_decay=0.01)
-    run = Run.start(torch.from_numpy(problem.x), made, clients=clients, seed=0)
-    layout = task(problem).layout
-    for run in drive(rounds(run, made, job, clients=clients, layout=layout), FullGradient(problem, steps)):
-        pass
-    return run.x.numpy()
+    start = Run.start(torch.from_numpy(problem.x), made, clients=clients, seed=0)
+    whole = rounds(start, made, job, clients=clients, layout=task(problem).layout)
+    return deque(drive(whole, FullGradient(problem, steps)), maxlen=1)[0].x.numpy()

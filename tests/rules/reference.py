@@ -222,7 +222,7 @@ def scaffold(
     for t, cohort in enumerate(cohorts):
         ids = cohort.reported
         before = {i: own.get(i, np.zeros_like(x)) for i in ids}
-        locals_ = [train(problem, setting, t, i, x, lambda g, w, i=i, c=c: g - before[i] + c) for i in ids]
+        locals_ = [train(problem, setting, t, i, x, lambda g, w, own=before[i], c=c: g - own + c) for i in ids]
         for i, local in zip(ids, locals_, strict=True):
             own[i] = before[i] - c + (x - local.w) / unit_move(setting, t, local.steps)
         if ids:
@@ -243,12 +243,11 @@ def vrlsgd(problem: Problem, setting: Setting, cohorts: Sequence[Cohort], rate: 
     for t, cohort in enumerate(cohorts):
         if ids := cohort.reported:
             p = shares(problem, ids, "samples")
-            locals_ = [
-                train(problem, setting, t, i, x, lambda g, w, i=i: g - own.get(i, np.zeros_like(x))) for i in ids
-            ]
+            before = {i: own.get(i, np.zeros_like(x)) for i in ids}
+            locals_ = [train(problem, setting, t, i, x, lambda g, w, own=before[i]: g - own) for i in ids]
             G = np.array([(x - local.w) / unit_move(setting, t, local.steps) for local in locals_])
             for i, g in zip(ids, G - p @ G, strict=True):
-                own[i] = own.get(i, np.zeros_like(x)) + rate * g
+                own[i] = before[i] + rate * g
             x = p @ np.array([local.w for local in locals_])
         course.append(x)
     return course
@@ -298,7 +297,7 @@ def server_side(
 def feddyn(
     problem: Problem, setting: Setting, cohorts: Sequence[Cohort], alpha: float, weights: str = "uniform"
 ) -> Course:
-    """Acar et al. 2021, Algorithm 1: gradient L_i of client i, h ← h − (alpha / N) Σ_S (w_i − x), x ← mean − h / alpha."""
+    """Acar et al. 2021, Algorithm 1: h ← h − (alpha / N) Σ_S (w_i − x), x ← mean − h / alpha; L is ∇L_i."""
     x, course, clients = problem.x, [], len(problem.n)
     h, L = np.zeros_like(x), {}
     for t, cohort in enumerate(cohorts):
@@ -372,9 +371,7 @@ def fedmut(
     return course
 
 
-def moon(
-    problem: Network, setting: Setting, cohorts: Sequence[Cohort], mu: float, temperature: float
-) -> Course:
+def moon(problem: Network, setting: Setting, cohorts: Sequence[Cohort], mu: float, temperature: float) -> Course:
     """Li et al. 2021: −log of the softmax of cos(z, z_global) against cos(z, z_previous), added mu times."""
     x, course = problem.x, []
     previous: dict[int, Vector] = {}
@@ -473,9 +470,7 @@ def pa3fed(
             now = fgn(problem, setting, t, ids, locals_)
             critical = norm is None or (now - norm) / norm >= delta
             norm = now
-            new = {
-                i: problem.loss(i, local.w if at == "after" else x) for i, local in zip(ids, locals_, strict=True)
-            }
+            new = {i: problem.loss(i, local.w if at == "after" else x) for i, local in zip(ids, locals_, strict=True)}
             counts = problem.n[ids].astype(float)
             if critical or always:
                 counts *= [np.exp(sign * beta * (scores[i] - new[i])) if i in scores else 1.0 for i in ids]

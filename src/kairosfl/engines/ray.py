@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, Self, TypeVar
 
@@ -115,29 +115,21 @@ class Ray:
         """`device`, `gpus` (may be a part of one) and `threads` are each actor's; `home` holds the server's vectors."""
         if actors < 1:
             raise UserError(f"ray.actors = {actors} must be 1 or more.")
-        self.task = task
-        self.home = torch.device(home)
-        self._owner = not ray.is_initialized()
-        if self._owner:
-            _connect(address)
-        have = ray.cluster_resources()
-        if gpus * actors > have.get("GPU", 0.0):
-            raise UserError(
-                f"ray.actors = {actors} with ray.gpus = {gpus} need {gpus * actors:g} GPUs and the cluster has "
-                f"{have.get('GPU', 0.0):g}; lower one of them."
-            )
-        # Actors share the cores there are, so that there may be more actors than cores.
-        cpus = min(float(threads), math.floor(have.get("CPU", 1.0) / actors * 1e4) / 1e4)
-        self._class = ray.remote(_Actor).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
-        self._arguments = (ray.put(_pack(task)), make, device, threads)
+        self.task, self.home, self.actors = task, torch.device(home), actors
         self._live: list[Any] = []
         self._coming: dict[Any, Any] = {}  # the answer of `ready` → its actor
         self._stillborn = 0
+        self._owner = not ray.is_initialized()
+        if self._owner:
+            _connect(address)
         try:
+            cpus = _share(actors, gpus, threads)
+            self._class = ray.remote(_Actor).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
+            self._arguments = (ray.put(_pack(task)), make, device, threads)
             for _ in range(actors):
                 self._spawn()
             while self._coming:
-                self._welcome(wait=True)
+                self._welcome(self._first(self._coming))
         except BaseException:
             self.close()
             raise
@@ -148,39 +140,35 @@ class Ray:
 
     def train(self, briefs: Briefs) -> Reports:
         """One report per client, in client order; the clients of a shard that was lost twice stand in `failed`."""
-        self._welcome(wait=not self._live)
         shared = {name: getattr(briefs, name) for name in briefs.vectors}
         shared = {name: value.cpu().numpy() for name, value in shared.items() if value is not None and value.ndim == 1}
-        reference = ray.put(shared)
-        bare = replace(briefs, **{name: torch.empty(0) for name in shared})
-        idle = list(self._live)
-        waiting = [_Shard(rows) for rows in shards(expected_steps(briefs, self.task.clients.sizes), len(idle))]
+        bare, reference = replace(briefs, **{name: torch.empty(0) for name in shared}), ray.put(shared)
+        waiting = [_Shard(rows) for rows in shards(expected_steps(briefs, self.task.clients.sizes), self.actors)]
         flying: dict[Any, tuple[_Shard, Any]] = {}
+        idle = list(self._live)
         parts: list[Reports] = []
         failed: list[tuple[int, str]] = []
         error: Exception | None = None
         while waiting or flying:
             for shard in list(waiting):
-                actor = _another(idle, shard.lost, patient=bool(flying))
+                actor = _another(idle, shard.lost, alone=not flying and not self._coming)
                 if actor is not None:
                     waiting.remove(shard)
                     record = _arrays(bare.take(torch.from_numpy(shard.rows)))
                     flying[actor.train.remote(record, reference)] = shard, actor
-            if not flying:
-                self._welcome(wait=True)
-                idle = list(self._live)
+            done = self._first([*flying, *self._coming] if waiting else flying)
+            if done in self._coming:
+                idle += self._welcome(done)
                 continue
-            (done,), _ = ray.wait(list(flying), num_returns=1)
             shard, actor = flying.pop(done)
             try:
                 parts.append(ray.get(done))
                 idle.append(actor)
             except RayError as raised:
                 error = _cause(raised)
-                if self._gone(actor, raised):
-                    reason = "its actor died"
-                else:
-                    reason = f"it raised {type(error).__name__}: {error}".splitlines()[0]
+                gone = self._gone(actor, raised)
+                reason = "its actor died" if gone else f"it raised {type(error).__name__}: {error}".splitlines()[0]
+                if not gone:
                     idle.append(actor)
                 if shard.lost is None:
                     waiting.append(_Shard(shard.rows, lost=actor))
@@ -216,7 +204,8 @@ class Ray:
 
     def _ask(self, method: str, x: Tensor) -> Any:
         while True:
-            self._welcome(wait=not self._live)
+            while not self._live:
+                self._welcome(self._first(self._coming))
             actor = self._live[0]
             try:
                 return ray.get(actor.ask.remote(method, x.cpu().numpy()))
@@ -224,30 +213,31 @@ class Ray:
                 if not self._gone(actor, raised):
                     raise _cause(raised) from None
 
+    def _first(self, references: Iterable[Any]) -> Any:
+        done, _ = ray.wait(list(references), num_returns=1)
+        return done[0]
+
     def _spawn(self) -> None:
         actor = self._class.remote(*self._arguments)
         self._coming[actor.ready.remote()] = actor
 
-    def _welcome(self, *, wait: bool) -> None:
-        """Actors that have come up join the others; `wait` for one if need be."""
-        if not self._coming:
-            return
-        done, _ = ray.wait(list(self._coming), num_returns=1, timeout=None if wait else 0)
-        for reference in done:
-            actor = self._coming.pop(reference)
-            try:
-                ray.get(reference)
-            except RayActorError as raised:
-                self._stillborn += 1
-                if self._stillborn == STARTS:
-                    last = str(raised).strip().splitlines()[-1].strip()
-                    raise UserError(f"{STARTS} Ray actors in a row died while they started: {last}") from None
-                self._spawn()
-            except RayError as raised:
-                raise _cause(raised) from None
-            else:
-                self._stillborn = 0
-                self._live.append(actor)
+    def _welcome(self, reference: Any) -> list[Any]:
+        """The actor whose `ready` has answered joins the others; one that died while it started gets a successor."""
+        actor = self._coming.pop(reference)
+        try:
+            ray.get(reference)
+        except RayActorError as raised:
+            self._stillborn += 1
+            if self._stillborn == STARTS:
+                last = str(raised).strip().splitlines()[-1].strip()
+                raise UserError(f"{STARTS} Ray actors in a row died while they started: {last}") from None
+            self._spawn()
+            return []
+        except RayError as raised:
+            raise _cause(raised) from None
+        self._stillborn = 0
+        self._live.append(actor)
+        return [actor]
 
     def _gone(self, actor: Any, raised: Exception) -> bool:
         """Whether the actor is dead or out of reach; then another one is on its way."""
@@ -267,10 +257,21 @@ def _connect(address: str | None) -> None:
         raise UserError(f"ray.address = {address!r} cannot be reached: {raised}") from None
 
 
-def _another(idle: list[Any], lost: Any, *, patient: bool) -> Any:
-    """Takes an idle actor that is not the one that lost the shard; that one only when there is nobody to wait for."""
+def _share(actors: int, gpus: float, threads: int) -> float:
+    """Cores of one actor: its threads, or its share of the cores there are, since actors may outnumber them."""
+    have = ray.cluster_resources()
+    if gpus * actors > have.get("GPU", 0.0):
+        raise UserError(
+            f"ray.actors = {actors} with ray.gpus = {gpus} need {gpus * actors:g} GPUs and the cluster has "
+            f"{have.get('GPU', 0.0):g}; lower one of them."
+        )
+    return min(float(threads), math.floor(have.get("CPU", 1.0) / actors * 1e4) / 1e4)
+
+
+def _another(idle: list[Any], lost: Any, *, alone: bool) -> Any:
+    """Takes an idle actor other than the one that lost the shard; that one when it is `alone`."""
     for actor in idle:
-        if actor is not lost or not (patient or len(idle) > 1):
+        if actor is not lost or (alone and len(idle) == 1):
             idle.remove(actor)
             return actor
     return None

@@ -12,7 +12,7 @@ from kairosfl.report.draw import draw, save, style
 from kairosfl.report.figures import figures
 from kairosfl.report.pictures import HeatMap, letter
 from kairosfl.report.read import read_groups
-from kairosfl.report.tables import compare_table, pair_cells, paired_tests
+from kairosfl.report.tables import pair_cells, paired_tests, results_table
 from kairosfl.runs.files import write
 
 KINDS = ("svg", "pdf", "png")
@@ -36,9 +36,10 @@ def export_figures(dirs: Sequence[Path], folder: Path, kind: str = "svg") -> lis
 
 def export_tables(dirs: Sequence[Path], folder: Path, target: float | None = None) -> list[Path]:
     """results and tests, each as .csv and .tex."""
+    groups = read_groups(dirs)
     tables = {
-        "results": compare_table(dirs, target),
-        "tests": [pair_cells(pair) for pair in paired_tests(read_groups(dirs))],
+        "results": results_table(groups, target),
+        "tests": [pair_cells(pair) for pair in paired_tests(groups)],
     }
     written = []
     for name, rows in tables.items():

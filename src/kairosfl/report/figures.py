@@ -29,7 +29,7 @@ class _Curve:
     x: Callable[[RunData], Array] = lambda run: run.column("round")
 
 
-_UNSCORED = "no round was evaluated."
+_UNSCORED = "no round was evaluated"
 _CURVES = (
     _Curve("accuracy", "result", "Test accuracy", "accuracy", _UNSCORED, ("accuracy",), percent=True),
     _Curve(
@@ -37,7 +37,7 @@ _CURVES = (
         "cost",
         "Accuracy against communication",
         "accuracy",
-        "metrics.jsonl holds no evaluated round with its bytes.",
+        "metrics.jsonl holds no evaluated round with its bytes",
         ("accuracy",),
         note="Bytes down and up together; mean over seeds, round by round.",
         percent=True,
@@ -49,7 +49,7 @@ _CURVES = (
         "cost",
         "Accuracy against local epochs",
         "accuracy",
-        "metrics.jsonl holds no evaluated round with its epochs.",
+        "metrics.jsonl holds no evaluated round with its epochs",
         ("accuracy",),
         note="Epochs of all clients added up; mean over seeds, round by round.",
         percent=True,
@@ -62,7 +62,7 @@ _CURVES = (
         "learning",
         "Training loss",
         "loss",
-        "metrics.jsonl holds none.",
+        "metrics.jsonl holds none",
         ("train_loss",),
         note="Of the cohort, while it trained.",
     ),
@@ -71,7 +71,7 @@ _CURVES = (
         "learning",
         "Accuracy per client",
         "accuracy",
-        "it was not asked for; set run.client_accuracy = true.",
+        "it was not asked for; set run.client_accuracy = true",
         ("client_accuracy_mean", "client_accuracy_worst"),
         names=("mean", "worst tenth"),
         note="Solid: mean over clients; dashed: the worst-served tenth.",
@@ -82,7 +82,7 @@ _CURVES = (
         "signals",
         "Federated gradient norm",
         "FGN",
-        "the FGN detector did not run; add fgn to run.detector.",
+        "the FGN detector did not run; add fgn to run.detector",
         ("fgn",),
         note="Its rise or fall decides what counts as a critical period.",
     ),
@@ -91,7 +91,7 @@ _CURVES = (
         "signals",
         "Fisher trace",
         "trace",
-        "the FedFIM detector did not run; add fedfim to run.detector.",
+        "the FedFIM detector did not run; add fedfim to run.detector",
         ("fisher",),
     ),
     _Curve(
@@ -99,29 +99,29 @@ _CURVES = (
         "signals",
         "Local update diversity (e-LUD)",
         "e-LUD",
-        "metrics.jsonl holds none.",
+        "metrics.jsonl holds none",
         ("elud",),
         note="1: all clients pull the same way; higher: further apart.",
     ),
-    _Curve("coherence", "signals", "Client coherence", "coherence", "metrics.jsonl holds none.", ("coherence",)),
-    _Curve("cohort", "decisions", "Cohort size", "clients", "metrics.jsonl holds none.", ("cohort",), plain=True),
+    _Curve("coherence", "signals", "Client coherence", "coherence", "metrics.jsonl holds none", ("coherence",)),
+    _Curve("cohort", "decisions", "Cohort size", "clients", "metrics.jsonl holds none", ("cohort",), plain=True),
     _Curve(
         "epochs",
         "decisions",
         "Epochs per client",
         "epochs",
-        "metrics.jsonl holds none.",
+        "metrics.jsonl holds none",
         ("epochs",),
         note="Mean over the cohort.",
         plain=True,
     ),
-    _Curve("lr", "decisions", "Learning rate", "learning rate", "metrics.jsonl holds none.", ("lr",), plain=True),
+    _Curve("lr", "decisions", "Learning rate", "learning rate", "metrics.jsonl holds none", ("lr",), plain=True),
     _Curve(
         "rejected",
         "decisions",
         "Reports turned away",
         "clients",
-        "metrics.jsonl does not say.",
+        "metrics.jsonl does not say",
         ("rejected",),
         plain=True,
     ),
@@ -150,7 +150,7 @@ def _lines(curve: _Curve, groups: Sequence[Group]) -> Lines | LeftOut:
     values = np.concatenate([each.seeds.ravel() for each in series])
     values = values[np.isfinite(values)]
     if curve.plain and (values == values[0]).all():
-        return LeftOut(curve.section, curve.title, f"{values[0]:g} in every round of every run.")
+        return LeftOut(curve.section, curve.title, f"{values[0]:g} in every round of every run")
     return Lines(
         curve.key,
         curve.section,

@@ -37,7 +37,7 @@ _ABSENT = {
 def inside(number: int, group: Group) -> list[HeatMap | LeftOut]:
     """The heat maps of a group's first run."""
     run = group.runs[0]
-    whose = f"Seed {run.seed} of {len(group.runs)}." if len(group.runs) > 1 else ""
+    whose = f"The run with seed {run.seed}." if len(group.runs) > 1 else ""
     made = [_client_by_class(number, run, whose)]
     return made + [_client_by_round(number, run, field, whose) for field in _FIELDS]
 
@@ -46,13 +46,13 @@ def _client_by_round(number: int, run: RunData, field: str, whose: str) -> HeatM
     title, value, note = _FIELDS[field]
     rows = [row for row in run.clients if row.get(field)]
     if not rows:
-        return LeftOut("inside", title, _ABSENT[field] + ".", number)
+        return LeftOut("inside", title, _ABSENT[field], number)
     cells = [_cells(row, field) for row in rows]
     rounds = np.concatenate([np.full(len(ids), row["round"]) for row, (ids, _) in zip(rows, cells, strict=True)])
     ids = np.concatenate([ids for ids, _ in cells])
     values = np.concatenate([values for _, values in cells])
     if field == "epochs" and len(set(values.tolist())) == 1:
-        return LeftOut("inside", title, f"every client trained {values[0]:g} epochs whenever it took part.", number)
+        return LeftOut("inside", title, f"every client trained {values[0]:g} epochs whenever it took part", number)
     clients = max(int(run.partition.get("clients") or 0), int(ids.max(initial=0)) + 1)
     last = int(run.column("round")[-1])
     grid, tall, wide = _binned(ids, rounds - 1, values, clients, last)
@@ -99,7 +99,7 @@ def _client_by_class(number: int, run: RunData, whose: str) -> HeatMap | LeftOut
     counts = run.partition.get("counts")
     if not counts:
         clients = run.partition.get("clients")
-        why = f"{clients} clients are too many to draw." if clients else "partition.json is missing."
+        why = f"{clients} clients are too many to draw" if clients else "partition.json is missing"
         return LeftOut("inside", title, why, number)
     table = np.array(counts, dtype=np.float64).T
     classes, clients = table.shape

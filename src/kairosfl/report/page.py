@@ -12,13 +12,17 @@ from pathlib import Path
 from kairosfl.report import parts
 from kairosfl.report.figures import figures
 from kairosfl.report.payload import payload
-from kairosfl.report.pictures import SECTIONS, LeftOut, Picture
+from kairosfl.report.pictures import SECTIONS, HeatMap, LeftOut, Picture, letter
 from kairosfl.report.read import Group, differing, read_groups
-from kairosfl.report.tables import Pair, Row, default_target, paired_tests, probability, results
+from kairosfl.report.tables import Pair, Row, chosen_target, paired_tests, probability, results
 from kairosfl.runs.files import write
 
 _SCRIPTS = ("chart.js", "lines.js", "heat.js", "page.js")
 _HINT = "Drag across a chart to zoom, double click to see it whole; charts over rounds move together."
+_TEST = (
+    "Difference of the last-tenth accuracy in points; p of a paired t-test over the seeds that both have, "
+    "Holm-corrected for all pairs; shaded: p &lt; 0.05. With few seeds the test rests on the differences being normal."
+)
 
 
 def write_report(dirs: Sequence[Path], out: Path, *, target: float | None = None) -> Path:
@@ -30,7 +34,7 @@ def write_report(dirs: Sequence[Path], out: Path, *, target: float | None = None
 
 def page(groups: Sequence[Group], *, target: float | None = None, mark: str = "") -> str:
     """The page as text. With a mark it is a live one, which asks its server for a newer page than this mark."""
-    target = default_target(groups) if target is None else target
+    target = chosen_target(groups, target)
     rows, pairs = results(groups, target), paired_tests(groups)
     pictures, left = figures(groups)
     sections = "".join(_section(name, groups, rows, pairs, pictures, left, target) for name in SECTIONS)
@@ -98,12 +102,14 @@ def _section(
 ) -> str:
     mine = [each for each in pictures if each.section == name]
     drawn = "".join(map(parts.figure, mine))
-    content = f'<div class="grid">{drawn}</div>' if mine else ""
+    shown = [each for each in mine if not isinstance(each, HeatMap)]
+    across = 2 if name == "inside" or len(shown) in (1, 2, 4) else 3
+    content = f'<div class="charts" style="--across:{across}">{drawn}</div>' if mine else ""
     lines = parts.missing([each for each in left if each.section == name])
     if name == "result":
         return f'<section id="result">{content}{lines}{_results(groups, rows, pairs, target)}</section>'
-    head = _picker(groups) if name == "inside" else ""
-    return f'<section id="{name}"><h2>{SECTIONS[name]}</h2>{head}{content}{lines}</section>'
+    pick = _picker(groups) if name == "inside" else ""
+    return f'<section id="{name}"><h2>{SECTIONS[name]}{pick}</h2>{content}{lines}</section>'
 
 
 def _results(groups: Sequence[Group], rows: Sequence[Row], pairs: Sequence[Pair], target: float) -> str:
@@ -114,18 +120,12 @@ def _results(groups: Sequence[Group], rows: Sequence[Row], pairs: Sequence[Pair]
         else ""
     )
     several = max(len(group.runs) for group in groups) > 1
-    what = (
-        "Mean ± sample deviation over seeds; accuracy in per cent."
-        if several
-        else "One seed each; accuracy in per cent."
-    )
-    out = f'<h3>Table</h3><p class="about">{what} {field}</p>{parts.results_table(rows)}'
+    what = "Mean ± sample deviation over seeds" if several else "One seed each"
+    table = parts.results_table(rows)
+    out = f'<div class="together"><h3>Table</h3><p class="about">{what}; accuracy in per cent. {field}</p>{table}</div>'
     if len(groups) > 1 and pairs:
-        out += (
-            '<h3>Row against column</h3><p class="about">Difference of the last-tenth accuracy in points; p of a paired '
-            "t-test over the seeds that both have, Holm-corrected for all pairs; shaded: p &lt; 0.05. "
-            f"With few seeds such a test rests on the differences being near normal.</p>{parts.tests_table(groups, pairs)}"
-        )
+        tests = parts.tests_table(groups, pairs)
+        out += f'<div class="together"><h3>Row against column</h3><p class="about">{_TEST}</p>{tests}</div>'
     return out
 
 
@@ -133,9 +133,9 @@ def _picker(groups: Sequence[Group]) -> str:
     if len(groups) == 1:
         return ""
     options = "".join(
-        f'<option value="{i}">{parts.letter(i)}  {escape(group.label)}</option>' for i, group in enumerate(groups)
+        f'<option value="{i}">{letter(i)}  {escape(group.label)}</option>' for i, group in enumerate(groups)
     )
-    return f'<p class="about" id="inside-pick"><label>of <select id="inside-select">{options}</select></label></p>'
+    return f'<select id="inside-select" aria-label="which run">{options}</select>'
 
 
 def _controls(groups: Sequence[Group]) -> str:
@@ -159,23 +159,25 @@ def verdict(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
         return "No round has been evaluated yet."
     order = sorted(scored, key=lambda row: -row.last_tenth.mean)
     best = order[0]
-    text = f"<b>{escape(best.label)}</b> reaches <b>{escape(best.last_tenth.text(2, 100))} %</b> in the last tenth of its rounds"
+    so_far = "So far " if any(row.rounds.mean < row.planned for row in rows) else ""
+    reached = escape(best.last_tenth.text(2, 100))
+    text = f"{so_far}<b>{escape(best.label)}</b> reaches <b>{reached} %</b> in the last tenth of its rounds"
     if len(order) == 1:
         peak = f"its best round has {best.best.text(2, 100)} %"
         spent = f"{best.bytes.text(1, 1e-6)} MB and {best.epochs.text(0)} client epochs"
         return f"{text}; {peak}, for {spent}."
     second = order[1]
-    gap = 100 * (best.last_tenth.mean - second.last_tenth.mean)
-    text += f", {gap:.2f} points above <b>{escape(second.label)}</b>"
     test = next((pair for pair in pairs if {pair.first, pair.second} == {best.label, second.label}), None)
+    gap = abs(test.difference.mean) if test else best.last_tenth.mean - second.last_tenth.mean
+    text += f", {100 * gap:.2f} points above <b>{escape(second.label)}</b>"
     if test is None:
         return f"{text}. The two share no seed, so no paired test can be made."
     if math.isnan(test.p):
         return f"{text}. They share one seed only: the difference may be chance."
-    p = f"p {'' if test.adjusted < 0.001 else '= '}{probability(test.adjusted)}, {len(test.seeds)} seeds"
+    p = f"p {'' if test.adjusted < 0.001 else '= '}{probability(test.adjusted)} over {len(test.seeds)} shared seeds"
     if test.adjusted < 0.05:
-        return f"{text} (paired test {escape(p)})."
-    return f"{text}, which the seeds do not set apart from chance (paired test {escape(p)})."
+        return f"{text} (paired test, {escape(p)})."
+    return f"{text}, which the seeds do not set apart from chance (paired test, {escape(p)})."
 
 
 def _title(groups: Sequence[Group]) -> str:
@@ -205,10 +207,10 @@ def _facts(groups: Sequence[Group]) -> str:
         if name in settings and name not in apart and dirichlet:
             facts.append(text.format(settings[name]))
     seeds = sorted({run.seed for run in runs})
-    facts.append(
-        f"{len(runs)} run{'s' * (len(runs) > 1)}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds[:8]))}"
-    )
-    return " · ".join(facts) + ("…" if len(seeds) > 8 else "")
+    named = ", ".join(map(str, seeds[:8])) + ("…" if len(seeds) > 8 else "")
+    facts.append(f"{len(runs)} runs" if len(runs) > 1 else "1 run")
+    facts.append(f"seeds {named}" if len(seeds) > 1 else f"seed {named}")
+    return " · ".join(facts)
 
 
 def _state(groups: Sequence[Group], live: bool) -> str:

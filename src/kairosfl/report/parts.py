@@ -58,7 +58,7 @@ def results_table(rows: Sequence[Row]) -> str:
             head = key(i) if name == "algorithm" else ""
             body += f'<td data-column="{escape(name)}" title="{escape(value)}"{mark}>{head}{escape(value)}</td>'
         body += "</tr>"
-    return f'<div class="scroll"><table class="sortable"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+    return _table("sortable", heads, body)
 
 
 def _highest(values: Sequence[float]) -> int | None:
@@ -84,9 +84,12 @@ def tests_table(groups: Sequence[Group], pairs: Sequence[Pair]) -> str:
         + "</tr>"
         for i, group in enumerate(groups)
     )
+    return _table("matrix", f"<th></th>{head}", body)
+
+
+def _table(kind: str, head: str, body: str) -> str:
     return (
-        f'<div class="scroll"><table class="matrix"><thead><tr><th></th>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
+        f'<div class="scroll"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
 
 
@@ -103,13 +106,15 @@ def figure(picture: Picture) -> str:
 
 
 def missing(left: Sequence[LeftOut]) -> str:
-    """A line for each picture that is not there."""
-    lines = "".join(
-        f"<li{'' if each.group is None else f' data-inside="{each.group}"'}>"
-        f"{escape(each.title)} is left out: {escape(each.why)}</li>"
-        for each in left
-    )
-    return f'<ul class="missing">{lines}</ul>' if lines else ""
+    """What is not drawn and why, in a line for each group that it concerns."""
+    lines: dict[int | None, list[str]] = {}
+    for each in left:
+        lines.setdefault(each.group, []).append(f"{escape(each.title)} ({escape(each.why)})")
+    out = ""
+    for group, reasons in lines.items():
+        inside = "" if group is None else f' data-inside="{group}"'
+        out += f'<p class="missing"{inside}>Left out: {"; ".join(reasons)}.</p>'
+    return out
 
 
 def repeat(groups: Sequence[Group]) -> str:
@@ -132,8 +137,9 @@ def _recipe(number: int, group: Group, open_: bool) -> str:
     return (
         f'<details id="recipe-{number}"{" open" if open_ else ""}><summary>{key(number)}{escape(group.label)}</summary>'
         + _block(f"command-{number}", "command" if len(group.runs) == 1 else "commands, one per seed", commands)
+        + '<div class="rest">'
         + (_block(f"config-{number}", f"config.toml (seed {run.seed})", run.config.strip()) if run.config else "")
-        + f'<dl class="dl">{facts}</dl></details>'
+        + f'<dl class="dl">{facts}</dl></div></details>'
     )
 
 

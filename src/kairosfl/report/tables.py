@@ -12,7 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from kairosfl.errors import UserError
 from kairosfl.report.read import Array, Group, RunData, read_groups
+
+_WIDE = ("final", "cohort", "e-LUD", "seconds")  # left to the page and the files
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Pair:
 
 def results(groups: Sequence[Group], target: float | None = None) -> list[Row]:
     """The table of results; without a target, one that about half of the algorithms reach."""
-    target = default_target(groups) if target is None else target
+    target = chosen_target(groups, target)
     return [_row(group, target) for group in groups]
 
 
@@ -119,6 +122,15 @@ def reach(run: RunData, cost: Array, target: float) -> float:
     """What had been spent when the test accuracy first was at the target; NaN if it never was."""
     there = np.flatnonzero(run.column("accuracy") >= target)
     return float(cost[there[0]]) if len(there) else math.nan
+
+
+def chosen_target(groups: Sequence[Group], target: float | None) -> float:
+    """The target that was asked for, checked, or the default one."""
+    if target is None:
+        return default_target(groups)
+    if not 0 < target <= 1:
+        raise UserError(f"target = {target:g} is not an accuracy; give a share of 1, such as 0.6 for 60 %.")
+    return target
 
 
 def default_target(groups: Sequence[Group]) -> float:
@@ -229,12 +241,17 @@ def _signed(spread: Spread) -> str:
     return text.replace("-", "−", 1) if spread.mean < 0 else f"+{text}"
 
 
-def compare_table(dirs: Sequence[Path], target: float | None = None) -> list[dict[str, str]]:
-    """The table of results of these folders as text, a dictionary a row: what `kairosfl compare` prints."""
-    groups = read_groups(dirs)
-    target = default_target(groups) if target is None else target
+def results_table(groups: Sequence[Group], target: float | None = None) -> list[dict[str, str]]:
+    """The whole table of results as text, a dictionary a row, with the target named in its columns."""
+    target = chosen_target(groups, target)
     rows = map(cells, results(groups, target))
     return [{key.replace("target", f"{100 * target:g} %"): value for key, value in row.items()} for row in rows]
+
+
+def compare_table(dirs: Sequence[Path], target: float | None = None) -> list[dict[str, str]]:
+    """The columns of the table that fit a terminal: what `kairosfl compare` prints."""
+    rows = results_table(read_groups(dirs), target)
+    return [{key: value for key, value in row.items() if key not in _WIDE} for row in rows]
 
 
 def _best(run: RunData) -> float:

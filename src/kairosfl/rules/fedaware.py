@@ -32,7 +32,7 @@ NARROW, WIDE = 1 << 13, 1 << 16  # columns at a time: a piece of a block stays i
 
 @dataclass(frozen=True, kw_only=True)
 class FedAWARE(Rule):
-    """Steps along the shortest vector that all clients' moving averages can be mixed to, which agrees with each of them.
+    """Steps along the shortest mean of all clients' moving averages, which points the same way as each of them.
 
     Beside a base method it projects that method's direction onto its own; `project` forces or forbids it. `explore`
     visits every client once and averages plainly until then. `adaptive = False` is the ablation of Figure 4: moving
@@ -147,10 +147,10 @@ class FedAWARE(Rule):
     def _shares(self, gram: Floats, lengths: Floats, groups: np.ndarray, state: State, table: Table) -> Floats:
         """λ for every average. Averages of length zero say nothing and are left out."""
         if not self.adaptive:
-            shares = np.bincount(groups, torch.cat(list(table.column("n"))).numpy())
-            shares /= shares.sum()
-            return shares
-        shares = np.zeros(len(gram))
+            samples: Floats = np.bincount(groups, torch.cat(list(table.column("n"))).numpy()).astype(np.float64)
+            samples /= samples.sum()
+            return samples
+        shares: Floats = np.zeros(len(gram))
         live = np.flatnonzero(lengths > 0)
         if len(live) == 0:
             return shares

@@ -17,8 +17,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-RIDGE = 1e-9  # of every squared norm; the duality gap that it leaves is of the same size
-SLACK = 1e-12  # how far below zero a multiplier may round
+RIDGE = 1e-8  # of every squared norm; the duality gap that it leaves is of the same size
+SLACK = 1e-14  # how far below zero a multiplier may round
 EXCHANGES = 20
 
 
@@ -36,15 +36,17 @@ def min_norm(gram: Floats, start: Floats | None = None) -> Floats:
     """
     squares = np.diag(gram)
     if not squares.min() > 0:  # a vector of length zero is the answer
-        nothing = (squares <= 0).astype(np.float64)
-        return nothing / nothing.sum()
+        weights: Floats = (squares <= 0).astype(np.float64)
+        weights /= weights.sum()
+        return weights
     lengths = np.sqrt(squares)
     a = lengths.min() / lengths
     matrix = gram / lengths / lengths[:, None] + a * a[:, None]
     matrix[np.diag_indices_from(matrix)] += RIDGE
     z, settled = _exchange(matrix, a, np.ones(len(a), bool) if start is None else start > 0)
     weights = a * (z if settled else _active_set(matrix, a, z))
-    return weights / weights.sum()
+    weights /= weights.sum()
+    return weights
 
 
 def _solve(matrix: Floats, a: Floats, inside: Mask) -> Floats:

@@ -40,7 +40,9 @@ class Method(Protocol):
 
     def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor: ...
 
-    def backward(self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, inward: bool) -> tuple[Tensor | None, Tensor]: ...
+    def backward(
+        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, inward: bool
+    ) -> tuple[Tensor | None, Tensor]: ...
 
 
 class Grouped:

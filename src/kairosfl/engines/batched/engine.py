@@ -5,28 +5,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import reduce
 from operator import or_
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
+from kairosfl.briefs import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
 from kairosfl.engines.batched.graphs import Steps
 from kairosfl.engines.batched.jobs import Job, Ticket
 from kairosfl.engines.batched.layers import Unstackable
 from kairosfl.engines.batched.memory import affordable
 from kairosfl.engines.batched.precision import Precision
 from kairosfl.engines.batched.scoring import scores
-from kairosfl.engines.batched.slots import Slots
+from kairosfl.engines.batched.slots import Slots, widths
 from kairosfl.engines.batched.stack import stack
-from kairosfl.engines.batched.state import State, Sum, Whole, upload
+from kairosfl.engines.batched.state import State, upload
 from kairosfl.engines.batched.step import Work
 from kairosfl.engines.evaluate import Evaluator
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.local import Trainer
+from kairosfl.tasks.prepare import prepare
 from kairosfl.tasks.task import Task
 
 FIXED_SLOTS = 16  # where the result must not depend on who else trains
@@ -54,23 +55,21 @@ class Batched(Evaluator):
         self.trainer = Trainer(task, torch.device(device))
         super().__init__(task, self.trainer.device, self.trainer.predict)
         self.precision = Precision.of(precision, self.device)
-        self.deterministic = deterministic
-        self.most = slots or (FIXED_SLOTS if deterministic else None)
+        self._fixed = deterministic
+        self._limit = slots or (FIXED_SLOTS if deterministic else None)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._slots: Slots | None = None
         self._waiting: deque[Job] = deque()
         self._done: deque[Ticket] = deque()
         self._work: Work | None = None
-        self._loop: Loop | None = None
         try:
-            trial = self.trainer._inputs(torch.arange(min(4, len(task.dataset.train)), device=self.device)).cpu()
+            stacked = stack(task.model, self._trial(task))
+        except Unstackable as reason:
+            self.why = f"one client after another: {reason}"
+        else:
             compute = self.precision.compute(self.trainer.w.dtype)
-            stacked = stack(task.model, trial)
             self._work = Work(stacked, task, self.trainer.inputs, self.trainer.targets, compute)
             self.why = stacked.why
-        except Unstackable as reason:
-            self._loop = Loop(task, self.device)
-            self.why = f"one client after another: {reason}"
 
     def start(self) -> Tensor:
         """The model before training, on this engine's device."""
@@ -83,28 +82,148 @@ class Batched(Evaluator):
     def train_many(self, cohorts: Sequence[tuple[Task, Briefs]]) -> list[Reports]:
         """The reports of several runs' cohorts, trained together; the runs share model and data, not partitions."""
         tickets = [self.submit(task, briefs) for task, briefs in cohorts]
-        while any(ticket.left for ticket in tickets):
-            self.collect()
+        done: set[int] = set()
+        while not all(id(ticket) in done for ticket in tickets):
+            done.add(id(self.collect()))
         return [ticket.reports() for ticket in tickets]
 
     def submit(self, task: Task, briefs: Briefs) -> Ticket:
         """Queue a cohort; its clients take slots as they become free."""
         self.check(task)
-        m = len(briefs)
-        delta = torch.empty(m, briefs.start.shape[-1], dtype=briefs.start.dtype, device=briefs.start.device)
-        ticket = Ticket(
-            task,
-            briefs,
-            delta,
-            sums=torch.empty(m, len(Sum), dtype=torch.float64, device=self.device),
-            wholes=torch.empty(m, len(Whole), dtype=torch.int64, device=self.device),
-            scores={},
-            fisher=[None] * m,
-            left=m,
-        )
-        if self._loop is not None:
-            ticket.answer = Loop.train(self._looping(task), briefs)
-            ticket.left = 0
+        ticket = Ticket.of(task, briefs, self.device)
+        if self._work is None:
+            ticket.answer = Loop(task, self.device).train(briefs)
+        else:
+            if self._stream is not None:
+                self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            each = enumerate(briefs.each())
+            ticket.jobs = [Job.of(ticket, row, brief, task.clients[brief.client]) for row, brief in each]
+            with self._working():
+                self._measure(ticket)
+            self._waiting.extend(sorted(ticket.jobs, key=lambda job: -job.total))
+        if not ticket.jobs:
             self._done.append(ticket)
-            return ticket
-        ...
+        return ticket
+
+    def collect(self) -> Ticket:
+        """Train until a cohort is complete; cohorts submitted between two calls share the slots."""
+        while not self._done:
+            if not self._waiting and (self._slots is None or not any(self._slots.jobs)):
+                raise UserError("no cohort is in training: submit one before collecting.")
+            with self._working():
+                self._advance()
+        ticket = self._done.popleft()
+        if ticket.ready is not None:
+            torch.cuda.current_stream(self.device).wait_event(ticket.ready)
+        return ticket
+
+    def check(self, task: Task) -> None:
+        """Refuse a task whose clients cannot train beside those of the engine's own."""
+        if task is self.task:
+            return
+        alike = {
+            "model": repr(task.model) == repr(self.task.model) and task.layout == self.task.layout,
+            "data set": task.dataset.train is self.task.dataset.train,
+            "loss": task.loss is self.task.loss,
+            "augmentation": task.augment == self.task.augment,
+        }
+        for what, same in alike.items():
+            if not same:
+                raise UserError(f"A task with another {what} cannot share this engine: give it an engine of its own.")
+
+    @staticmethod
+    def _trial(task: Task) -> Tensor:
+        inputs = prepare(task.dataset.train.inputs[:4], task.dataset)
+        dtype = next(task.model.parameters()).dtype
+        return inputs.to(dtype) if inputs.is_floating_point() else inputs
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """On the engine's own stream, in its precision: what the caller does meanwhile runs beside it."""
+        with self.precision(), torch.cuda.stream(self._stream) if self._stream else nullcontext():
+            yield
+
+    def _measure(self, ticket: Ticket) -> None:
+        """What the briefs ask to know about the model before training."""
+        briefs = ticket.briefs
+        for row, brief in enumerate(briefs.each()):
+            if not brief.measure & {FISHER, FISHER_SAMPLED}:
+                break
+            mine = upload(ticket.jobs[row].mine.astype(np.int64), self.device)
+            ticket.fisher[row], seconds = self.trainer.fisher(brief.start.to(self.device), mine, brief)
+            ticket.fisher_seconds += seconds
+        if SCORE_BEFORE in briefs.measure and ticket.jobs:
+            assert self._work is not None
+            start = briefs.start.to(self.device).expand(len(briefs), -1)
+            rows = self._work.stack.frame.layout.pack(start)
+            ticket.scores[SCORE_BEFORE] = scores(self._work, rows, [job.mine for job in ticket.jobs])
+        if SCORE_AFTER in briefs.measure:
+            ticket.scores[SCORE_AFTER] = torch.empty(len(briefs), dtype=torch.float64, device=self.device)
+
+    def _advance(self) -> None:
+        """Train on until something changes; where memory runs out, begin again with half as many slots."""
+        try:
+            self._ready().advance(self._retire)
+        except torch.OutOfMemoryError:
+            count = 1 if self._slots is None else self._slots.state.slots
+            if count == 1:
+                raise
+            self._limit = count // 2
+            self._close()
+
+    def _ready(self) -> Slots:
+        """Slots for all that train and wait, as far as memory goes; clients in slots that are too few begin again."""
+        assert self._work is not None
+        held = self._slots
+        length = max((len(job.order) for job in self._waiting), default=0)
+        if held is not None:
+            wanted = len(self._waiting) + sum(job is not None for job in held.jobs)
+            grows = wanted > held.state.slots and (self._limit is None or held.state.slots < self._limit)
+            if not grows and length <= held.state.length:
+                return held
+            length = max(length, held.state.length)
+            self._close()
+        length = 1 << (length - 1).bit_length()
+        dtype = self.trainer.w.dtype
+        if self._limit is None:
+            kind = reduce(or_, (job.kind for job in self._waiting))
+            self._limit = affordable(self._work, kind, length, dtype, self.device)
+        count = min(self._limit, next(size for size in widths(1 << 16) if size >= len(self._waiting)))
+        layout = self._work.stack.frame.layout
+        state = State(layout, self._limit if self._fixed else count, length, dtype, self.device)
+        self._slots = Slots(state, self._waiting, Steps(self._work, state), fixed=self._fixed)
+        return self._slots
+
+    def _close(self) -> None:
+        """Give the slots' memory back; their clients go to the head of the queue."""
+        if self._slots is not None:
+            self._waiting.extendleft(reversed([job for job in self._slots.jobs if job is not None]))
+            self._slots = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _retire(self, slots: list[int]) -> None:
+        """Move finished clients' results to their tickets."""
+        assert self._slots is not None
+        assert self._work is not None
+        state, layout = self._slots.state, self._work.stack.frame.layout
+        cohorts: dict[Ticket, list[int]] = {}
+        for slot in slots:
+            job = self._slots.jobs[slot]
+            assert job is not None
+            cohorts.setdefault(job.ticket, []).append(slot)
+        at_once = max(1, PASS // layout.width)
+        for ticket, mine in cohorts.items():
+            for begin in range(0, len(mine), at_once):
+                part = mine[begin : begin + at_once]
+                jobs = [job for job in (self._slots.jobs[slot] for slot in part) if job is not None]
+                here, rows = upload(part, self.device), upload([job.row for job in jobs], self.device)
+                w = state.w[here]
+                ticket.take(rows, layout.unpack(w), state.sums[:, here].mT, state.wholes[:, here].mT)
+                if SCORE_AFTER in ticket.scores:
+                    ticket.scores[SCORE_AFTER][rows] = scores(self._work, w, [job.mine for job in jobs])
+            ticket.left -= len(mine)
+            if not ticket.left:
+                if self._stream is not None:
+                    ticket.ready = self._stream.record_event()
+                self._done.append(ticket)

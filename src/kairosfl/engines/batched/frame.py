@@ -32,7 +32,7 @@ class Frame:
         self._leaves = []
         if gradients is None:
             return
-        if self.tape.device != rows.device:
+        if not self.tape.requires_grad or self.tape.device != rows.device:
             self.tape = torch.zeros((), device=rows.device, requires_grad=True)
         for index in self.shared:
             self.layout.view(gradients, index).zero_()

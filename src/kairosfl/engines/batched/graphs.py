@@ -19,6 +19,7 @@ class Steps:
         self._pool = torch.cuda.graph_pool_handle() if state.device.type == "cuda" else None
 
     def __call__(self, kind: Kind, count: int) -> None:
+        """So many steps of this kind."""
         if self._pool is None:
             for _ in range(count):
                 step(self.work, self.state, kind)

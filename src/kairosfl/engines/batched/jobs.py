@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kairosfl.briefs import SCORE_AFTER, SCORE_BEFORE, Brief, Briefs, Report, Reports
@@ -24,15 +25,40 @@ class Ticket:
     delta: Tensor  # [m, d], filled as clients finish
     sums: Tensor  # [m, sums] float64 on the engine's device
     wholes: Tensor  # [m, wholes] int64
-    scores: dict[str, Tensor]  # [m] float64
     fisher: list[float | None]
-    fisher_seconds: float
+    left: int  # clients that have not finished
+    scores: dict[str, Tensor] = field(default_factory=dict)  # [m] float64
+    fisher_seconds: float = 0.0
     jobs: list[Job] = field(default_factory=list)
-    left: int = 0
+    ready: torch.cuda.Event | None = None  # when the device has filled all this
+    answer: Reports | None = None  # from the loop, where the model cannot be stacked
     began: float = field(default_factory=time.perf_counter)
+
+    @classmethod
+    def of(cls, task: Task, briefs: Briefs, device: torch.device) -> Ticket:
+        """Before training."""
+        m, start = len(briefs), briefs.start
+        return cls(
+            task,
+            briefs,
+            delta=torch.empty(m, start.shape[-1], dtype=start.dtype, device=start.device),
+            sums=torch.empty(m, len(Sum), dtype=torch.float64, device=device),
+            wholes=torch.empty(m, len(Whole), dtype=torch.int64, device=device),
+            fisher=[None] * m,
+            left=m,
+        )
+
+    def take(self, rows: Tensor, weights: Tensor, sums: Tensor, wholes: Tensor) -> None:
+        """The results of some of its clients."""
+        start = self.briefs.start
+        begun = start if start.ndim == 1 else start[rows.to(start.device)]
+        self.delta[rows.to(self.delta.device)] = weights.to(start) - begun
+        self.sums[rows], self.wholes[rows] = sums, wholes
 
     def reports(self) -> Reports:
         """What the cohort answers; waits for the device."""
+        if self.answer is not None:
+            return self.answer
         sums, wholes = self.sums.cpu().numpy(), self.wholes.cpu().numpy()
         scores = {name: values.cpu().tolist() for name, values in self.scores.items()}
         seconds = (time.perf_counter() - self.began) / max(1, len(self.jobs))
@@ -43,7 +69,7 @@ class Ticket:
             reports.append(
                 Report(
                     client=job.client,
-                    n=job.n,
+                    n=len(job.mine),
                     steps=steps,
                     epochs=full + part / job.batches,
                     delta=self.delta[row],
@@ -56,7 +82,7 @@ class Ticket:
                     fisher=self.fisher[row],
                 )
             )
-        return Reports.stack(reports, self.delta)
+        return replace(Reports.stack(reports, self.delta), fisher_seconds=self.fisher_seconds)
 
 
 @dataclass(eq=False)
@@ -66,7 +92,7 @@ class Job:
     ticket: Ticket
     row: int  # in the ticket
     client: int
-    n: int
+    mine: np.ndarray  # its samples
     batch: int
     batches: int  # in an epoch
     total: int  # steps
@@ -117,7 +143,7 @@ class Job:
             ticket=ticket,
             row=row,
             client=brief.client,
-            n=n,
+            mine=mine,
             batch=brief.batch_size,
             batches=count,
             total=count * brief.epochs,

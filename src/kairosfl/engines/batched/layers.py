@@ -1,4 +1,4 @@
-"""Layers over stacked clients: activations `[m·b, ...]`, client after client, and a weight of its own for each client."""
+"""Layers over stacked clients: activations `[m·b, ...]`, client after client, and weights of each client's own."""
 
 from __future__ import annotations
 

@@ -33,18 +33,14 @@ def widths(slots: int) -> list[int]:
 class Slots:
     """The jobs in a state's slots and those that wait."""
 
-    def __init__(self, state: State, run: Callable[[Kind, int], None], *, fixed: bool) -> None:
+    def __init__(self, state: State, waiting: deque[Job], run: Callable[[Kind, int], None], *, fixed: bool) -> None:
         self.state = state
-        self.waiting: deque[Job] = deque()
+        self.waiting = waiting
         self.jobs: list[Job | None] = [None] * state.slots
         self._run = run  # takes so many steps of a kind
         self._fixed = fixed  # always all slots: the same operations whoever trains beside
         self._widths = widths(state.slots)
         self._looks: deque[tuple[Tensor, torch.cuda.Event | None, list[Job | None]]] = deque()
-
-    @property
-    def busy(self) -> bool:
-        return any(self.jobs) or bool(self.waiting)
 
     def active(self) -> list[int]:
         """Slots whose clients still train, as far as the host knows."""

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 
 from kairosfl.engines.batched.frame import Frame
-from kairosfl.engines.batched.layers import LAYERS, StackedConv2d, StackedDropout, StackedLinear, Unstackable
+from kairosfl.engines.batched.layers import LAYERS, StackedConv2d, StackedDropout, Unstackable
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.tasks.task import last_linear
 from kairosfl.tasks.vector import Layout
@@ -118,38 +118,48 @@ class Mapped:
 
 
 def stack(model: nn.Module, samples: Tensor) -> Stack:
-    """The model for many clients, tried on prepared samples; `Unstackable` says why it cannot be."""
+    """The model for many clients, tried on a few prepared samples; `Unstackable` says why it cannot be."""
+    layout, still = Layout.of(model), copy.deepcopy(model).eval()
+    start = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    vectors = torch.stack([start, start * torch.linspace(0.5, 1.5, len(start), dtype=start.dtype)])
+    samples = samples[: len(samples) // 2 * 2]
+    halves = samples.chunk(2)
+    with torch.no_grad():
+        weights = [dict(layout.views(vector)) for vector in vectors]
+        wanted = torch.cat([functional_call(still, w, (half,)) for w, half in zip(weights, halves, strict=True)])
+        single = torch.cat([functional_call(still, weights[0], (one,)) for one in halves[0].split(1)])
+    if not _alike(single, wanted[: len(single)]):
+        raise Unstackable("the samples of a batch change each other's outputs, so that batches cannot be filled up")
     try:
         traced = Traced(model)
-        _try(traced, model, samples)
+        _try(traced, vectors, samples, wanted)
         return traced
     except Unstackable as reason:
         mapped = Mapped(model, str(reason))
-        _try(mapped, model, samples)
+        _try(mapped, vectors, samples, wanted)
         return mapped
 
 
-def _try(stacked: Stack, model: nn.Module, samples: Tensor) -> None:
-    """Two clients with weights of their own must get what they get alone: a model may mix samples, or the rows."""
-    still = copy.deepcopy(model).eval()
-    start = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
-    vectors = torch.stack([start, start * torch.linspace(0.5, 1.5, len(start), dtype=start.dtype)])
-    half = len(samples) // 2
-    with torch.no_grad():
-        stacked.frame.open(stacked.frame.layout.pack(vectors))
-        try:
-            found = stacked(samples[: 2 * half])
-        except Exception as error:  # the user's forward again
-            raise Unstackable(f"it fails on stacked clients ({_line(error)})") from error
-        layout = Layout.of(model)
-        wanted = torch.cat(
-            [
-                functional_call(still, dict(layout.views(vector)), (part,))
-                for vector, part in zip(vectors, samples[: 2 * half].split(half), strict=True)
-            ]
-        )
-    if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max())):
-        raise Unstackable("stacked clients get other outputs than alone: it mixes the samples of a batch")
+@torch.no_grad()
+def _try(stacked: Stack, vectors: Tensor, samples: Tensor, wanted: Tensor) -> None:
+    """Two clients with weights of their own must get what they get alone."""
+    stacked.frame.open(stacked.frame.layout.pack(vectors))
+    try:
+        found = stacked(samples)
+    except Exception as error:  # the user's forward again
+        raise Unstackable(f"{_name(stacked)} fails on it ({_line(error)})") from error
+    if not _alike(found, wanted):
+        raise Unstackable(f"{_name(stacked)} gives it other outputs than one client after another")
+
+
+def _name(stacked: Stack) -> str:
+    return "vmap" if isinstance(stacked, Mapped) else "stacking layer by layer"
+
+
+def _alike(found: Tensor, wanted: Tensor) -> bool:
+    if found.shape != wanted.shape:
+        return False
+    return torch.allclose(found, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
 
 
 def _uses(traced: fx.GraphModule, places: dict[int, int]) -> dict[int, int]:

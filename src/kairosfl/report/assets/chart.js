@@ -23,8 +23,9 @@ function html(name, attributes, parent, text) {
 function ticks(low, high, wanted, whole) {
   const rough = (high - low || 1) / Math.max(1, wanted);
   const power = 10 ** Math.floor(Math.log10(rough));
-  let step = power * [1, 2, 2.5, 5, 10].find((m) => m * power >= rough * 0.999);
-  if (whole) step = Math.max(1, Math.round(step));
+  const steps = whole ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10];
+  let step = power * steps.find((m) => m * power >= rough * 0.999);
+  if (whole) step = Math.max(1, step);
   const found = [];
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
   return { values: found, step };
@@ -118,9 +119,10 @@ class Chart {
 
   // The frame: an empty SVG of the figure's width with the plot area at `at`.
   frame(left, right, below) {
-    const width = Math.max(260, this.plot.clientWidth || 640);
+    const large = this.figure.matches(".hero, .wide");
+    const width = this.page.printing ? (large ? 700 : 340) : Math.max(260, this.plot.clientWidth);
     const tall = this.figure.classList.contains("hero") ? 0.46 : this.tallness || 0.56;
-    const height = Math.round(Math.min(440, Math.max(210, width * tall)));
+    const height = Math.round(Math.min(420, Math.max(190, width * tall))) + below;
     this.at = { left, top: 8, width: width - left - right, height: height - 8 - below };
     const box = { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0, "aria-label": this.figure.dataset.title };
     this.svg = node("svg", box);
@@ -140,7 +142,8 @@ class Chart {
       node("line", { class: "grid", x1: left, x2: left + width, y1: y(value), y2: y(value) }, axis);
       node("text", { x: left - 7, y: y(value) + 4, "text-anchor": "end" }, axis, yText(value));
     }
-    const { values, step } = ticks(...this.range, width / 80, this.linked || this.whole_x);
+    node("line", { class: "tick", x1: left, x2: left + width, y1: top + height, y2: top + height }, axis);
+    const { values, step } = ticks(...this.range, width / 64, this.linked || this.whole_x);
     for (const value of values) {
       const x = this.x(value);
       node("line", { class: "tick", x1: x, x2: x, y1: top + height + below, y2: top + height + below + 4 }, axis);

@@ -73,7 +73,7 @@ class LineChart extends Chart {
     const curves = this.curves();
     const [low, high] = this.extent(curves);
     const scale = this.spec.percent ? 100 : 1;
-    const { values, step } = this.log ? logTicks(low, high) : ticks(low * scale, high * scale, 5);
+    const { values, step } = this.log ? logTicks(low, high) : ticks(low * scale, high * scale, this.figure.classList.contains("hero") ? 7 : 5);
     const shown = values.map((v) => v / scale);
     const text = (v) => number(v * scale, step) + (this.spec.percent ? " %" : "");
     const left = 14 + 6.6 * Math.max(3, ...shown.map((v) => text(v).length));
@@ -131,7 +131,7 @@ class LineChart extends Chart {
     const y = this.y(goal);
     node("line", { class: "goal", x1: left, x2: left + width, y1: y, y2: y }, this.svg);
     const words = `target ${number(goal * 100)} %`;
-    node("text", { class: "hint", x: left + width - 4, y: y - 5, "text-anchor": "end" }, this.svg, words);
+    node("text", { class: "hint", x: left + 4, y: y - 5 }, this.svg, words);
   }
 
   path(x, y) {

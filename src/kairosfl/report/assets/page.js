@@ -217,6 +217,16 @@ document.addEventListener("click", (event) => {
   style.colorScheme = dark ? "light" : "dark";
 });
 
+// On paper the columns are narrow whatever the window was: draw for them, so that the letters keep their size.
+addEventListener("beforeprint", () => {
+  page.printing = true;
+  page.draw();
+});
+addEventListener("afterprint", () => {
+  page.printing = false;
+  page.draw();
+});
+
 let width = innerWidth;
 addEventListener("resize", () => {
   if (innerWidth === width) return; // a phone's bars coming and going

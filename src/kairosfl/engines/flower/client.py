@@ -1,0 +1,81 @@
+"""The ClientApp: it knows no algorithm. It says which clients it serves, and follows briefs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from kairosfl.engines.flower.roster import parse_ids
+from kairosfl.engines.flower.wire import NUMBERS, VERSION, read_brief, report_record
+from kairosfl.errors import UserError
+from kairosfl.local import Trainer
+from kairosfl.tasks.dataset import Ints
+from kairosfl.tasks.population import Population
+from kairosfl.tasks.task import Task
+
+MakeTask = Callable[[int | None], Task]
+GIVEN_UP = 70  # exit status of a process that outlived its order
+
+
+class _Own(Population):
+    """All samples of a device are its client's, whatever the client's id."""
+
+    def __getitem__(self, client: int) -> Ints:
+        return self.order
+
+
+def own(task: Task) -> Task:
+    """A task with the data of one client answers to any client id; one with everybody's is left alone."""
+    if len(task.clients) > 1:
+        return task
+    return replace(task, clients=_Own(np.asarray(task.clients.order), np.asarray(task.clients.offsets)))
+
+
+def client_app(make: MakeTask, *, device: str = "cpu", threads: int = 1, mods: Sequence[Any] = ()) -> ClientApp:
+    """A ClientApp for the task that `make(client)` returns: the model, and the data of that client.
+
+    The ids of the clients that a node serves stand in its node config: `clients="0-3"`.
+    """
+    app = ClientApp(mods=list(mods))
+
+    @app.query()
+    def introduce(message: Message, context: Context) -> Message:
+        numbers = ConfigRecord({"version": VERSION, "clients": _served(context)})
+        return Message(RecordDict({NUMBERS: numbers}), reply_to=message)
+
+    @app.train()
+    def follow(message: Message, context: Context) -> Message:
+        _die_after(message.metadata.ttl)
+        brief, packing = read_brief(message.content)
+        if brief.client not in _served(context):
+            raise UserError(f"this node serves {context.node_config.get('clients')!r}, not client {brief.client}.")
+        torch.set_num_threads(threads)
+        task = own(make(brief.client))
+        if len(brief.start) != task.layout.size:
+            raise UserError(f"the server's model has {len(brief.start)} numbers, this client's {task.layout.size}.")
+        report = Trainer(task, torch.device(device)).follow(brief)
+        return Message(report_record(report, brief.round, packing), reply_to=message)
+
+    return app
+
+
+def _served(context: Context) -> list[int]:
+    clients = context.node_config.get("clients")
+    if clients is None:
+        raise UserError("""this node serves no client; start it with --node-config 'clients="7"'.""")
+    return parse_ids(str(clients))
+
+
+def _die_after(seconds: float) -> None:
+    """Nobody waits for an answer after that, and a process that hangs would keep its memory for ever."""
+    timer = threading.Timer(seconds, os._exit, (GIVEN_UP,))
+    timer.daemon = True
+    timer.start()

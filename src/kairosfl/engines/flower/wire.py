@@ -1,0 +1,180 @@
+"""Briefs and reports as Flower records: named numbers, and arrays of raw little-endian bytes. No pickles, no code.
+
+Of what a client sent, only the form is looked at here; `checks` decides whether it is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from kairosfl.briefs import Brief, Report
+from kairosfl.errors import UserError
+
+VERSION = 1
+NUMBERS, VECTORS = "numbers", "vectors"
+RAW = "kairosfl.raw"  # how the bytes of an array are to be read: as they are, little-endian
+PIECE = 1 << 23  # bytes; vectors travel in pieces, since Flower holds every array three times while it reads it
+BRIEF_VECTORS = ("start", "push", "stop_reference", "previous")
+DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64, "int32": torch.int32}
+
+# The numbers that a report must hold and those that it may; a whole number passes for a float.
+MUST: Mapping[str, type] = dict.fromkeys(("client", "round", "n", "steps"), int) | dict.fromkeys(
+    ("epochs", "loss", "grad_sq", "seconds", "fisher_seconds"), float
+)
+MAY: Mapping[str, type] = dict.fromkeys(("similarity", "score_before", "score_after", "fisher"), float)
+
+
+class Malformed(ValueError):
+    """What arrived is no brief or report; the text says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How updates travel: whole, as float16, or only the `keep` part of their entries that is largest."""
+
+    dtype: str = "float32"
+    keep: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("float32", "float16"):
+            raise UserError(f"deploy.update = {self.dtype!r} must be 'float32' or 'float16'.")
+        if not 0 < self.keep <= 1:
+            raise UserError(f"deploy.keep = {self.keep} must be above 0 and at most 1.")
+
+    def count(self, size: int) -> int:
+        """Entries that are sent of an update of this size."""
+        return size if self.keep == 1 else max(1, math.ceil(self.keep * size))
+
+
+def brief_record(brief: Brief, packing: Packing, packed: dict[int, list[Array]]) -> RecordDict:
+    """A brief as a record. `packed` remembers vectors by their address: what briefs share is packed once."""
+    numbers: dict[str, Any] = {"version": VERSION, "pack_dtype": packing.dtype, "pack_keep": packing.keep}
+    vectors: dict[str, Array] = {}
+    for name in (entry.name for entry in fields(Brief)):
+        value = getattr(brief, name)
+        if value is None:
+            continue
+        if name in BRIEF_VECTORS:
+            if value.data_ptr() not in packed:
+                packed[value.data_ptr()] = _pieces(value)
+            vectors |= {f"{name}.{i}": piece for i, piece in enumerate(packed[value.data_ptr()])}
+        else:
+            numbers[name] = ",".join(sorted(value)) if name == "measure" else value
+    return RecordDict({NUMBERS: ConfigRecord(numbers), VECTORS: ArrayRecord(vectors)})
+
+
+def read_brief(record: RecordDict) -> tuple[Brief, Packing]:
+    """The brief in a record, and how the update is to be packed."""
+    numbers, vectors = _parts(record)
+    if numbers.get("version") != VERSION:
+        raise Malformed(f"the server speaks version {numbers.get('version')!r} of the records, this client {VERSION}")
+    plain = [entry.name for entry in fields(Brief) if entry.name not in BRIEF_VECTORS]
+    values: dict[str, Any] = {name: numbers[name] for name in plain if name in numbers}
+    values["measure"] = frozenset(filter(None, values["measure"].split(",")))
+    values |= {name: _vector(vectors, name) for name in BRIEF_VECTORS if f"{name}.0" in vectors}
+    return Brief(**values), Packing(str(numbers["pack_dtype"]), float(numbers["pack_keep"]))  # type: ignore[arg-type]
+
+
+def report_record(report: Report, round: int, packing: Packing) -> RecordDict:
+    """A report as a record, packed as the server asked."""
+    numbers: dict[str, Any] = {"version": VERSION, "round": round}
+    for name in (entry.name for entry in fields(Report) if entry.name != "delta"):
+        if getattr(report, name) is not None:
+            numbers[name] = getattr(report, name)
+    delta = report.delta.detach().cpu()
+    vectors = {}
+    if packing.keep < 1:
+        where = torch.topk(delta.abs(), packing.count(len(delta)), sorted=False).indices.sort().values
+        vectors["where"] = where.to(torch.int32)
+        delta = delta[where]
+    vectors["delta"] = delta.to(torch.float16) if packing.dtype == "float16" else delta
+    arrays = {f"{name}.{i}": piece for name, vector in vectors.items() for i, piece in enumerate(_pieces(vector))}
+    return RecordDict({NUMBERS: ConfigRecord(numbers), VECTORS: ArrayRecord(arrays)})
+
+
+def read_report(record: RecordDict, start: Tensor, packing: Packing) -> tuple[Report, int]:
+    """The report in a record, with an update like `start`, and the round that it names."""
+    numbers, vectors = _parts(record)
+    values: dict[str, Any] = {}
+    for name, kind in (*MUST.items(), *MAY.items()):
+        value = numbers.get(name)
+        if value is None:
+            if name in MUST:
+                raise Malformed(f"its report lacks {name!r}")
+            continue
+        if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
+            raise Malformed(f"its {name} is of type {type(value).__name__}")
+        values[name] = kind(value)
+    count = packing.count(len(start))
+    dtype = torch.float16 if packing.dtype == "float16" else start.dtype
+    delta = _update(vectors, "delta", count, dtype).to(start.dtype)
+    if packing.keep < 1:
+        where = _update(vectors, "where", count, torch.int32).long()
+        if not bool((where[1:] > where[:-1]).all()) or int(where[0]) < 0 or int(where[-1]) >= len(start):
+            raise Malformed("the places of its update are out of order")
+        delta = torch.zeros_like(start, device="cpu").index_copy_(0, where, delta)
+    round: int = values.pop("round")
+    return Report(delta=delta, **values), round
+
+
+def _parts(record: RecordDict) -> tuple[ConfigRecord, ArrayRecord]:
+    numbers, vectors = record.get(NUMBERS), record.get(VECTORS)
+    if not isinstance(numbers, ConfigRecord) or not isinstance(vectors, ArrayRecord):
+        raise Malformed("its answer is no report")
+    return numbers, vectors
+
+
+def _update(vectors: ArrayRecord, name: str, count: int, dtype: torch.dtype) -> Tensor:
+    """A vector of a report; its shape is compared before anything of that size is made."""
+    shapes = [tuple(array.shape) for key, array in vectors.items() if key.partition(".")[0] == name]
+    if not shapes:
+        raise Malformed("its report holds no update")
+    if any(len(shape) != 1 for shape in shapes) or sum(shape[0] for shape in shapes) != count:
+        seen = shapes[0] if len(shapes) == 1 else (sum(map(math.prod, shapes)),)
+        raise Malformed(f"its update has the shape {seen}, not ({count},)")
+    vector = _vector(vectors, name)
+    if vector.dtype != dtype:
+        raise Malformed(f"its update is {_word(vector.dtype)}, not {_word(dtype)}")
+    return vector
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _pieces(vector: Tensor) -> list[Array]:
+    array = vector.detach().cpu().contiguous().numpy()
+    array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    step = PIECE // array.itemsize
+    return [
+        Array(dtype=array.dtype.name, shape=piece.shape, stype=RAW, data=piece.tobytes())
+        for piece in (array[i : i + step] for i in range(0, len(array), step))
+    ]
+
+
+def _vector(vectors: ArrayRecord, name: str) -> Tensor:
+    """The vector of this name from its pieces, as long as the bytes that are really there say."""
+    pieces: list[Array] = []
+    while f"{name}.{len(pieces)}" in vectors:
+        pieces.append(vectors[f"{name}.{len(pieces)}"])
+    dtype = pieces[0].dtype if pieces else "nothing"
+    if dtype not in DTYPES or any(piece.dtype != dtype or piece.stype != RAW for piece in pieces):
+        raise Malformed(f"its {name} is {dtype!r} in a form that is not understood")
+    kind = np.dtype(dtype).newbyteorder("<")
+    if any(len(piece.data) != math.prod(piece.shape) * kind.itemsize for piece in pieces):
+        raise Malformed(f"the bytes of its {name} do not fill its shape")
+    whole = np.empty(sum(len(piece.data) for piece in pieces) // kind.itemsize, np.dtype(dtype))
+    begin = 0
+    for piece in pieces:
+        part = np.frombuffer(piece.data, kind)
+        whole[begin : begin + len(part)] = part
+        begin += len(part)
+    return torch.from_numpy(whole)

@@ -1,0 +1,126 @@
+"""The report as a live page: served from this machine, fresh while a run or a sweep goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from html import escape
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from kairosfl.errors import UserError
+from kairosfl.report.page import page, shell
+from kairosfl.report.read import read_groups
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+REST = 5  # times as long as the last look at the folder took: the training beside us needs the machine more
+_FILES = ("metrics.jsonl", "summary.json", "sweep.json")
+
+
+class LivePage:
+    """The page about a folder, made anew when a file in it has changed, but never taking much of the machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._mark, self._text = "", ""
+        self._due = 0.0
+
+    def newer(self, since: str) -> str | None:
+        """The document, unless the reader's mark says that they have it."""
+        with self._lock:
+            if time.monotonic() >= self._due:
+                began, mark = time.monotonic(), self._state()
+                if mark != self._mark:
+                    self._text, self._mark = self._make(mark), mark
+                self._due = time.monotonic() + REST * (time.monotonic() - began)
+            return None if since == self._mark else self._text
+
+    def _state(self) -> str:
+        """A short name for the state that the folder is in."""
+        state = hashlib.sha256()
+        for name in _FILES:
+            for path in sorted(self.folder.rglob(name)):
+                with contextlib.suppress(FileNotFoundError):  # a run that was removed while we looked
+                    stat = path.stat()
+                    state.update(f"{path} {stat.st_mtime_ns} {stat.st_size}\n".encode())
+        return state.hexdigest()[:16]
+
+    def _make(self, mark: str) -> str:
+        try:
+            return page(read_groups([self.folder]), mark=mark)
+        except UserError as error:
+            body = '<div id="page"><header><p class="over"><span id="live">Kairos report, live</span></p>'
+            body += f'<h1>{escape(self.folder.name)}</h1><p class="verdict">{escape(str(error))}</p></header></div>'
+            nothing: dict[str, Any] = {"groups": [], "lines": [], "heats": [], "runs": [], "target": None}
+            return shell(self.folder.name, body, json.dumps(nothing), mark)
+
+
+def serve(folder: Path, port: int = 8765, host: str = "127.0.0.1") -> ThreadingHTTPServer:
+    """A server that is bound but not yet running; port 0 takes a free one."""
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}; give the folder that a run or a sweep writes to.")
+    live = LivePage(folder)
+    try:
+        return ThreadingHTTPServer((host, port), _handler(live, host))
+    except OverflowError:
+        raise UserError(f"port = {port} is not a port; use 1 to 65535, or 0 for a free one.") from None
+    except OSError as error:
+        raise UserError(f"Cannot serve on {host}:{port} ({error.strerror or error}); choose another --port.") from None
+
+
+def watch(
+    folder: Path, port: int = 8765, host: str = "127.0.0.1", *, ready: Callable[[str], None] | None = None
+) -> None:
+    """Serve the folder's report until interrupted; the address is printed, or given to `ready`."""
+    with serve(Path(folder), port, host) as server:
+        address = f"http://{host}:{server.server_port}/"
+        (ready or _say)(address)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever(poll_interval=0.2)
+
+
+def _say(address: str) -> None:
+    print(f"watching at {address} (Ctrl-C ends it)", flush=True)
+
+
+def _handler(live: LivePage, host: str) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = 30
+
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            if host in _LOOPBACK and self._asked_host() not in _LOOPBACK:
+                # A foreign name that resolves to this machine is another site trying to read the page.
+                self._answer(HTTPStatus.FORBIDDEN, b"")
+            elif url.path != "/":
+                self._answer(HTTPStatus.NOT_FOUND, b"")
+            else:
+                text = live.newer("".join(parse_qs(url.query).get("since", [])))
+                self._answer(HTTPStatus.NO_CONTENT if text is None else HTTPStatus.OK, (text or "").encode())
+
+        def _asked_host(self) -> str:
+            return urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+
+        def _answer(self, status: HTTPStatus, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
+            if status is not HTTPStatus.NO_CONTENT:
+                self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing: the terminal belongs to the one who watches."""
+
+    return Handler

@@ -1,0 +1,256 @@
+"""Engine `batched` against `local.py`: the same reports, client by client, whatever the brief says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from kairosfl.briefs import Briefs, Contrast, Reports, Stop, column
+from kairosfl.engines.batched import Batched
+from kairosfl.engines.loop import Loop
+from kairosfl.errors import UserError
+from kairosfl.recipe import Recipe
+from kairosfl.round import Run, drive, rounds
+from kairosfl.rules import RULES, parse
+from kairosfl.signals import FGN, FedFIM
+from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.models import build
+from kairosfl.tasks.population import Population
+from kairosfl.tasks.task import Task
+
+MODELS = {
+    "logistic": ((1, 6, 6), {}),
+    "mlp": ((1, 6, 6), {"hidden": (7,)}),
+    "cnn": ((3, 16, 16), {"hidden": 8}),
+    "alt_cnn": ((3, 16, 16), {"projection": 9}),
+    "aware_cnn": ((2, 18, 18), {"hidden": 8}),
+    "alexnet": ((3, 32, 32), {"width": 6, "dropout": 0.0}),
+    "vgg11": ((1, 32, 32), {"width": 6, "dropout": 0.0}),
+    "resnet18": ((3, 16, 16), {"width": 4, "projection": 6}),
+    "resnet50": ((3, 32, 32), {"width": 4}),
+    "char_lstm": ((5,), {"vocabulary": 9, "embedding": 4, "hidden": 6, "dropout": 0.0}),
+    "gpt_neox": ((5,), {"vocabulary": 9, "hidden": 16, "layers": 2, "heads": 2, "rotary_pct": 0.5}),
+}
+
+
+def make_task(
+    model: nn.Module, shape: tuple[int, ...], *, samples: int = 40, clients: int = 4, tokens: int = 0
+) -> Task:
+    """Random samples dealt to clients of very different sizes."""
+    rng = np.random.default_rng(0)
+    inputs = rng.integers(0, tokens or 256, (samples, *shape))
+    targets = torch.from_numpy(rng.integers(0, 3, samples))
+    held = Samples(torch.from_numpy(inputs if tokens else inputs.astype(np.uint8)), targets)
+    scale = () if tokens else (0.5,) * shape[0]
+    dataset = DataSet("random", held, held, 3, mean=scale, std=scale, vocabulary=tokens)
+    cuts = np.sort(rng.choice(np.arange(2, samples - 2), clients - 1, replace=False))
+    return Task(model, dataset, Population(rng.permutation(samples), np.array([0, *cuts, samples])))
+
+
+def named(name: str, dtype: torch.dtype = torch.float64) -> Task:
+    shape, options = MODELS[name]
+    model = build(name, shape=shape, classes=3, seed=1, **options).to(dtype)
+    few = name in ("alexnet", "vgg11", "resnet50")  # the slow ones
+    return make_task(
+        model, shape, samples=12 if few else 40, clients=2 if few else 4, tokens=9 if len(shape) == 1 else 0
+    )
+
+
+def make_briefs(task: Task, **changes: object) -> Briefs:
+    m = len(task.clients)
+    numbers = {"momentum": 0.9, "weight_decay": 1e-3, "clip": float("inf"), "scale": 1.0, "pull": 0.0}
+    whole = {"batch_size": 8, "epochs": 2}
+    briefs = Briefs(
+        seed=3,
+        round=2,
+        ids=torch.arange(m),
+        start=task.start(),
+        lr=column([0.002 * (1 + client) for client in range(m)], m),
+        **{name: column(value, m) for name, value in numbers.items()},
+        **{name: column(value, m, torch.int64) for name, value in whole.items()},
+    )
+    return replace(briefs, **changes)
+
+
+def assert_equal(found: Reports, wanted: Reports, tolerance: float) -> None:
+    for name in ("ids", "n", "steps", "epochs"):
+        assert torch.equal(getattr(found, name), getattr(wanted, name)), name
+    for name in ("delta", "loss", "grad_sq", "similarity", "score_before", "score_after", "fisher"):
+        a, b = getattr(found, name), getattr(wanted, name)
+        assert (a is None) == (b is None), name
+        if a is not None:
+            assert (a - b).norm() <= tolerance * b.norm(), name
+            assert torch.isfinite(a).all()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_trains_as_alone(name: str) -> None:
+    task = named(name)
+    engine = Batched(task)
+    assert engine.why == "stacked layer by layer"
+    assert_equal(engine.train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_in_float32(name: str) -> None:
+    task = named(name, torch.float32)
+    m = len(task.clients)
+    one = make_briefs(task, epochs=column(1, m, torch.int64), batch_size=column(64, m, torch.int64))
+    engine, loop = Batched(task), Loop(task)
+    assert_equal(engine.train(one), loop.train(one), 1e-5)
+    many = make_briefs(task)
+    assert_equal(engine.train(many), loop.train(many), 1e-3)
+
+
+def _vectors(task: Task, seed: int, scale: float) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(len(task.clients), task.layout.size, generator=generator, dtype=torch.float64)
+
+
+def _variants(task: Task) -> dict[str, dict[str, object]]:
+    m = len(task.clients)
+    near = task.start() + _vectors(task, 1, 0.05)
+    push = _vectors(task, 2, 0.01)
+    mu = column([0.0, 1.0, 2.0, 0.5], m)
+
+    def stop(threshold: float, statistic: str, per: str, reference: torch.Tensor | None = None) -> Stop:
+        return Stop(column([threshold, threshold, -1.0, threshold], m), statistic, per, reference)
+
+    return {
+        "plain": {"momentum": column(0.0, m), "weight_decay": column(0.0, m)},
+        "starts": {"start": near},
+        "pull": {"pull": column([0.0, 0.1, 0.2, 0.3], m)},
+        "push": {"push": push},
+        "shared push": {"push": push[0], "scale": column(0.5, m)},
+        "clip": {"clip": column([0.5, float("inf"), 0.1, 1.0], m)},
+        "all of them": {"start": near, "pull": column(0.1, m), "push": push, "clip": column(0.5, m)},
+        "batches": {
+            "batch_size": column([4, 8, 3, 100], m, torch.int64),
+            "epochs": column([1, 3, 2, 4], m, torch.int64),
+        },
+        "drop last": {"drop_last": True},
+        "mean": {"stop": stop(0.9999, "mean", "epoch"), "epochs": column(5, m, torch.int64)},
+        "min": {"stop": stop(0.999, "min", "epoch"), "epochs": column(5, m, torch.int64)},
+        "at once": {"stop": stop(0.9999, "mean", "batch"), "epochs": column(5, m, torch.int64)},
+        "own reference": {"stop": stop(0.9, "mean", "epoch", near), "epochs": column(5, m, torch.int64)},
+        "contrast": {"contrast": Contrast(mu, 0.5, near)},
+        "contrast and stop": {"contrast": Contrast(mu, 0.5, near), "stop": stop(0.999, "min", "batch", near + push)},
+        "scores": {"measure": frozenset({"score_before", "score_after", "fisher"})},
+        "sampled": {"measure": frozenset({"fisher_sampled"}), "start": near},
+    }
+
+
+VARIANTS = list(_variants(named("mlp")))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("slots", [None, 3])
+def test_every_brief_is_followed_as_alone(variant: str, slots: int | None) -> None:
+    task = named("alt_cnn")
+    briefs = make_briefs(task, **_variants(task)[variant])
+    assert_equal(Batched(task, slots=slots).train(briefs), Loop(task).train(briefs), 1e-10)
+
+
+def test_stop_rules_stop_somebody() -> None:
+    task = named("alt_cnn")
+    for variant in ("mean", "min", "at once", "own reference"):
+        epochs = Batched(task).train(make_briefs(task, **_variants(task)[variant])).epochs
+        assert epochs[2] == 5
+        assert (epochs < 5).any(), variant
+
+
+@pytest.mark.parametrize("text", ["fedavg", *RULES])
+def test_every_rule_gives_the_same_run(text: str) -> None:
+    task = named("mlp")
+    algorithm = parse(text)
+    recipe = Recipe(rounds=4, cohort=3, epochs=2, batch_size=8, lr=0.05, momentum=0.5)
+    detectors = (FGN(), FedFIM())
+    ends = []
+    for engine in (Loop(task), Batched(task)):
+        run = Run.start(engine.start(), algorithm, clients=4, seed=5, detectors=detectors)
+        course = rounds(run, algorithm, recipe, clients=4, layout=task.layout, detectors=detectors)
+        *_, end = drive(course, engine)
+        ends.append(end)
+    assert (ends[0].x - ends[1].x).norm() <= 1e-10 * ends[0].x.norm()
+
+
+def test_many_runs_share_the_slots() -> None:
+    task = named("alt_cnn")
+    other = replace(task, clients=Population(task.clients.order, np.array([0, 5, 10, 20, 40])))
+    variants = _variants(task)
+    jobs = [(task, make_briefs(task, **variants[name])) for name in ("pull", "mean", "contrast", "own reference")]
+    jobs.append((other, make_briefs(other, seed=8, round=9, **variants["push"])))
+    wanted = [Loop(each).train(briefs) for each, briefs in jobs]
+    for slots in (None, 1, 2, 7):
+        for found, alone in zip(Batched(task, slots=slots).train_many(jobs), wanted, strict=True):
+            assert_equal(found, alone, 1e-10)
+
+
+def test_a_waiting_cohort_joins_while_another_trains() -> None:
+    task = named("mlp")
+    engine = Batched(task, slots=3)
+    short = make_briefs(task, epochs=column(1, 4, torch.int64))
+    long = make_briefs(task, epochs=column(9, 4, torch.int64), seed=4)
+    first, second = engine.submit(task, long), engine.submit(task, short)
+    assert engine.collect() is second
+    third = engine.submit(task, short)
+    assert {engine.collect(), engine.collect()} == {first, third}
+    assert_equal(first.reports(), Loop(task).train(long), 1e-10)
+    assert_equal(third.reports(), Loop(task).train(short), 1e-10)
+    with pytest.raises(UserError, match="no cohort is in training"):
+        engine.collect()
+
+
+def test_deterministic_results_do_not_depend_on_the_neighbours() -> None:
+    task = named("alt_cnn", torch.float32)
+    briefs, others = make_briefs(task), make_briefs(task, seed=8, epochs=column(3, 4, torch.int64))
+    alone = Batched(task, deterministic=True).train(briefs)
+    together = Batched(task, deterministic=True).train_many([(task, others), (task, briefs)])[1]
+    assert torch.equal(alone.delta, together.delta)
+    assert torch.equal(alone.loss, together.loss)
+
+
+def test_augmentation_is_that_of_the_loop() -> None:
+    task = replace(named("alt_cnn"), augment=True)
+    briefs = make_briefs(task)
+    assert_equal(Batched(task).train(briefs), Loop(task).train(briefs), 1e-10)
+
+
+def test_dropout_depends_on_the_client_alone() -> None:
+    model = build("alexnet", shape=(3, 32, 32), classes=3, seed=1, width=6, dropout=0.5).double()
+    task = make_task(model, (3, 32, 32))
+    briefs = make_briefs(task)
+    together = Batched(task).train(briefs)
+    alone = Batched(task).train(briefs.take(torch.tensor([2])))
+    assert (together.delta[2] - alone.delta[0]).norm() <= 1e-10 * alone.delta.norm()
+    other_round = Batched(task).train(replace(briefs, round=7))
+    assert (together.delta - other_round.delta).norm() > 1e-3 * together.delta.norm()
+
+
+def test_another_task_is_refused_when_it_differs() -> None:
+    task = named("mlp")
+    engine = Batched(task)
+    with pytest.raises(UserError, match="another augmentation cannot share"):
+        engine.submit(replace(task, augment=True), make_briefs(task))
+    with pytest.raises(UserError, match="another model cannot share"):
+        engine.submit(replace(task, model=named("logistic").model), make_briefs(task))
+    with pytest.raises(UserError, match=r"run\.precision 'half' is not a precision"):
+        Batched(task, precision="half")
+    with pytest.raises(UserError, match=r"run\.slots = 0 must be 1 or more"):
+        Batched(task, slots=0)
+
+
+def test_evaluation_is_that_of_the_loop() -> None:
+    task = named("cnn")
+    x = task.start()
+    assert Batched(task).evaluate(x) == Loop(task).evaluate(x)
+    assert np.array_equal(Batched(task).evaluate_clients(x), Loop(task).evaluate_clients(x))

@@ -1,0 +1,61 @@
+"""FedCM against the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference
+from problems import course, follow
+from reference import COHORTS, Cohort, Network, Quadratic, Setting
+
+from kairosfl.streams import stream
+
+
+@pytest.mark.parametrize("problem", [Quadratic(), Network()], ids=["quadratic", "network"])
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize(("alpha", "lr"), [(0.1, 1.0), (0.4, 0.8)])
+def test_six_rounds(problem: reference.Problem, weights: str, alpha: float, lr: float) -> None:
+    expected = reference.fedcm(problem, Setting(), COHORTS, alpha=alpha, lr=lr, weights=weights)
+    text = f"fedcm(alpha={alpha}, lr={lr}, weights='{weights}')"
+    np.testing.assert_allclose(course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-13)
+
+
+def test_alpha_one_is_fedavg_to_the_bit() -> None:
+    plain = course(Network(), Setting(), COHORTS, "fedavg")
+    assert np.array_equal(course(Network(), Setting(), COHORTS, "fedcm(alpha=1, weights='samples')"), plain)
+
+
+def test_plain_sgd_broadcasts_the_mean_gradient_per_step() -> None:
+    """Δ = −(1/|S|) Σ Δ_i / (K_i · lr), as the paper has it."""
+    problem, setting = Quadratic(), Setting(momentum=0.0, decay=0.0)
+    run = follow(problem, setting, COHORTS[:1], "fedcm(alpha=0.5)")[0]
+    locals_ = [reference.train(problem, setting, 0, i, problem.x, lambda g, w: 0.5 * g) for i in (0, 1, 2)]
+    want = np.mean([(problem.x - local.w) / (local.steps * setting.lr) for local in locals_], 0)
+    np.testing.assert_allclose(run.slots[1]["momentum"].numpy(), want, rtol=0, atol=1e-13)
+
+
+def test_weight_decay_stays_out_of_the_broadcast_direction() -> None:
+    """One step, so nothing but alpha · ∇f may be in it, whatever the decay."""
+    problem, setting = Quadratic(), Setting(batch=100, epochs=1, decay=0.3)
+    run = follow(problem, setting, (Cohort((0, 1)),), "fedcm(alpha=0.5)")[0]
+    want = np.mean([0.5 * problem.gradient(i, np.arange(problem.n[i]), problem.x) for i in (0, 1)], 0)
+    np.testing.assert_allclose(run.slots[1]["momentum"].numpy(), want, rtol=0, atol=1e-13)
+
+
+def test_nor_does_it_enter_from_mutants() -> None:
+    """Clients that start elsewhere than at x decay from where they start."""
+    problem, setting = Quadratic(), Setting(batch=100, epochs=1, decay=0.3, gamma=1.0)
+    runs = follow(problem, setting, (Cohort((0, 1)),) * 2, "fedmut(alpha=3) + fedcm(alpha=0.5)")
+    first = runs[0].slots[2]["momentum"].numpy()
+    starts = _starts(problem, setting, runs[0].x.numpy())
+    want = np.mean([0.5 * problem.gradient(i, np.arange(problem.n[i]), starts[i]) + 0.5 * first for i in (0, 1)], 0)
+    np.testing.assert_allclose(runs[1].slots[2]["momentum"].numpy(), want, rtol=0, atol=1e-12)
+
+
+def _starts(problem: Quadratic, setting: Setting, x: np.ndarray) -> np.ndarray:
+    starts, at, rng = np.tile(x, (2, 1)), 0, stream(setting.seed, "fedmut", 1)
+    for size in problem.tensors:
+        for j, sign in enumerate(rng.permutation([1.0, -0.7])):
+            starts[j, at : at + size] += 3 * sign * (x - problem.x)[at : at + size]
+        at += size
+    return starts

@@ -1,0 +1,86 @@
+"""PA3Fed against the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference
+import torch
+from problems import course, follow
+from reference import COHORTS, Network, Quadratic, Setting
+
+from kairosfl.briefs import Reports
+from kairosfl.rules import PA3Fed
+from kairosfl.signals import Signals
+
+
+@pytest.mark.parametrize("problem", [Quadratic(), Network()], ids=["quadratic", "network"])
+@pytest.mark.parametrize(("score", "sign"), [("log_likelihood", 1.0), ("loss", -1.0)])
+@pytest.mark.parametrize("at", ["after", "before"])
+@pytest.mark.parametrize("always", [False, True])
+def test_six_rounds(problem: reference.Problem, score: str, sign: float, at: str, always: bool) -> None:
+    expected, weights, periods = reference.pa3fed(problem, Setting(), COHORTS, 0.8, sign, at, always)
+    runs = follow(problem, Setting(), COHORTS, f"pa3fed(beta=0.8, score='{score}', at='{at}', always={always})")
+    np.testing.assert_allclose([run.x.numpy() for run in runs], expected, rtol=0, atol=1e-12)
+    busy = [run for run in runs if run.record.reports is not None]
+    for run, want in zip(busy, weights, strict=True):
+        np.testing.assert_allclose(run.record.weights.numpy(), want, rtol=0, atol=1e-13)
+    assert [run.signals.critical for run in busy] == periods
+
+
+def test_the_setting_has_both_kinds_of_periods() -> None:
+    _, weights, periods = reference.pa3fed(Quadratic(), Setting(), COHORTS, 0.8)
+    assert True in periods[1:]
+    assert False in periods
+    plain = [reference.shares(Quadratic(), cohort.reported, "samples") for cohort in COHORTS if cohort.reported]
+    differs = [np.abs(a - b).max() > 1e-3 for a, b in zip(weights, plain, strict=True)]
+    assert differs == [False, True, False, True, False]  # no history in round 0, no critical period in 2 and 5
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_beta_zero_is_fedavg_to_the_bit(always: bool) -> None:
+    plain = course(Network(), Setting(), COHORTS, "fedavg")
+    assert np.array_equal(course(Network(), Setting(), COHORTS, f"pa3fed(beta=0, always={always})"), plain)
+
+
+def _weights(before: list[float], after: list[float], beta: float = 0.3, score: str = "log_likelihood") -> np.ndarray:
+    m = len(before)
+    rule = PA3Fed(beta=beta, always=True, score=score)
+    reports = Reports(
+        ids=torch.arange(m),
+        n=torch.ones(m, dtype=torch.int64),
+        steps=torch.ones(m, dtype=torch.int64),
+        epochs=torch.ones(m),
+        delta=torch.zeros(m, 1),
+        loss=torch.zeros(m),
+        grad_sq=torch.zeros(m),
+        seconds=torch.zeros(m),
+        score_after=torch.tensor(after, dtype=torch.float64),
+    )
+    sign = -1.0 if score == "log_likelihood" else 1.0
+    rows = {"score": sign * torch.tensor(before, dtype=torch.float64)}
+    now = type("Now", (), {"signals": Signals()})()
+    factors = rule.weigh(torch.ones(m, dtype=torch.float64), {}, rows, None, reports, now)  # type: ignore[arg-type]
+    return (factors / factors.sum()).numpy()
+
+
+def test_by_hand() -> None:
+    """Losses 2 → 1 and 1 → 2 with beta ln 2: factors 2 and 1/2; the newcomer has 1."""
+    nan = float("nan")
+    beta = float(np.log(2))
+    np.testing.assert_allclose(_weights([2, 1, nan], [1, 2, 7], beta), np.array([2, 0.5, 1]) / 3.5, rtol=1e-14)
+    inverse = _weights([2, 1, nan], [1, 2, 7], beta, "loss")
+    np.testing.assert_allclose(inverse, np.array([0.5, 2, 1]) / 3.5, rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "want"),
+    [
+        ([1e5, 1.0], [1.0, 1.0], [1.0, 0.0]),  # exp(30,000) alone would overflow
+        ([1.0, 1.0], [1e5, 1e5], [0.5, 0.5]),  # both would underflow to 0 / 0
+        ([1.0, float("nan")], [1e6, 3.0], [0.0, 1.0]),
+        ([1e300, 1.0], [1.0, 1e300], [1.0, 0.0]),
+    ],
+)
+def test_scores_that_exploded_give_finite_weights(before: list[float], after: list[float], want: list[float]) -> None:
+    np.testing.assert_allclose(_weights(before, after), want, rtol=0, atol=1e-15)

@@ -1,0 +1,84 @@
+"""SCAFFOLD against the reference, minibatch SGD, and the optimum of heterogeneous quadratics."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference
+from problems import course, follow, settle
+from reference import COHORTS, Cohort, Network, Quadratic, Setting
+
+EVERYONE = (Cohort((0, 1, 2, 3, 4)),) * 6
+
+
+@pytest.mark.parametrize("problem", [Quadratic(), Network()], ids=["quadratic", "network"])
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("lr", [1.0, 0.7])
+def test_six_rounds(problem: reference.Problem, weights: str, lr: float) -> None:
+    expected = reference.scaffold(problem, Setting(), COHORTS, weights=weights, lr=lr)
+    text = f"scaffold(weights='{weights}', lr={lr})"
+    np.testing.assert_allclose(course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-13)
+
+
+def test_plain_sgd_has_the_papers_divisor() -> None:
+    """Option II to the letter: c_i⁺ = c_i − c + (x − w_i) / (K · lr)."""
+    setting, problem = Setting(momentum=0.0, decay=0.0), Quadratic()
+    assert reference.unit_move(setting, 2, 7) == pytest.approx(7 * setting.lr_at(2), rel=1e-15)
+    expected = reference.scaffold(problem, setting, COHORTS)
+    np.testing.assert_allclose(course(problem, setting, COHORTS, "scaffold"), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_one_local_step_with_everyone_is_minibatch_sgd(weights: str) -> None:
+    """The corrections cancel in the mean exactly when c = Σ p_i c_i with the weights of the models."""
+    setting, problem = Setting(batch=100, epochs=1), Quadratic()
+    p, x, expected = reference.shares(problem, range(5), weights), problem.x, []
+    for t in range(len(EVERYONE)):
+        whole = sum(p[i] * problem.gradient(i, np.arange(problem.n[i]), x) for i in range(5))
+        x = x - setting.lr_at(t) * (whole + setting.decay * x)
+        expected.append(x)
+    text = f"scaffold(weights='{weights}')"
+    np.testing.assert_allclose(course(problem, setting, EVERYONE, text), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("cohorts", [COHORTS, EVERYONE], ids=["some", "everyone"])
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_the_server_variate_is_the_mean_of_the_clients(cohorts: tuple[Cohort, ...], weights: str) -> None:
+    problem = Quadratic()
+    runs = follow(problem, Setting(), cohorts, f"scaffold(weights='{weights}')")
+    state, table = runs[-1].slots[1], runs[-1].tables[1]
+    own = dict(zip(table.ids, np.concatenate([block.numpy() for block in table.column("vector")]), strict=True))
+    assert sorted(own) == [0, 1, 2, 3, 4]
+    mean = reference.shares(problem, sorted(own), weights) @ np.array([own[i] for i in sorted(own)])
+    server = state["sum"].numpy() * float(state["seen"]) / (5 * float(state["n"]))
+    np.testing.assert_allclose(server, mean, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("cohort", [3, 6])
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_it_reaches_the_weighted_optimum_with_momentum_decay_and_unequal_steps(weights: str, cohort: int) -> None:
+    problem, steps = Quadratic(sizes=(2, 5, 9, 3, 12, 7)), (2, 4, 3, 1, 5, 2)
+    optimum = problem.optimum(reference.shares(problem, range(6), weights), decay=0.01)
+    rounds = 700 if cohort == 3 else 250
+    reached = settle(problem, f"scaffold(weights='{weights}')", steps=steps, cohort=cohort, rounds_=rounds)
+    assert np.abs(reached - optimum).max() < 1e-10
+
+
+def test_fedavg_does_not_reach_it() -> None:
+    problem, steps = Quadratic(sizes=(2, 5, 9, 3, 12, 7)), (2, 4, 3, 1, 5, 2)
+    optimum = problem.optimum(reference.shares(problem, range(6), "samples"), decay=0.01)
+    assert np.abs(settle(problem, "fedavg", steps=steps, cohort=6, rounds_=250) - optimum).max() > 1e-2
+
+
+def test_a_client_alone_is_not_corrected() -> None:
+    alone, problem = (Cohort((0,)),) * 4, Quadratic(sizes=(6,))
+    plain = course(problem, Setting(), alone, "fedavg")
+    np.testing.assert_allclose(course(problem, Setting(), alone, "scaffold"), plain, rtol=0, atol=1e-13)
+
+
+def test_with_mutants_the_gradients_are_still_the_clients_own() -> None:
+    """FedMut starts clients elsewhere than at x; what they moved themselves is counted from there."""
+    problem, steps = Quadratic(sizes=(2, 5, 9, 3, 12, 7)), (1, 1, 1, 1, 1, 1)
+    optimum = problem.optimum(np.full(6, 1 / 6), decay=0.01)
+    reached = settle(problem, "scaffold + fedmut(alpha=0.5)", steps=steps, cohort=4, rounds_=1500)
+    assert np.abs(reached - optimum).max() < 1e-10

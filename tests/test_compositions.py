@@ -1,0 +1,133 @@
+"""Every base algorithm with every subset of the adaptive rules: trains, stays finite, resumes to the bit, and acts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from kairosfl.engines.loop import Loop
+from kairosfl.errors import UserError
+from kairosfl.recipe import Recipe
+from kairosfl.round import Run, drive, rounds
+from kairosfl.rule import Algorithm, Rule
+from kairosfl.rules import RULES, parse
+from kairosfl.runs.checkpoint import Checkpoints
+from kairosfl.tasks.data import load
+from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.partitions import dirichlet
+from kairosfl.tasks.task import Task
+
+CLIENTS, EPOCHS, ROUNDS, RESUMED = 8, 3, 5, 3
+RECIPE = Recipe(rounds=ROUNDS, cohort=3, epochs=EPOCHS, batch_size=8, lr=0.1, momentum=0.5)
+
+BASES = ["fedavg", *sorted(name for name, rule in RULES.items() if issubclass(rule, Rule) and rule.kind == "base")]
+# In five rounds of a tiny model: a threshold that some clients fall below, and a score that counts in every period.
+ADAPTIVE = {"fedcl": "fedcl", "alt": "alt(a=0.9, b=0.0995)", "pa3fed": "pa3fed(always=True)", "fedaware": "fedaware"}
+SUBSETS = [subset for size in range(5) for subset in combinations(ADAPTIVE, size)]
+REFUSED = {("feddyn", "fedaware"): "FedDyn does not follow the global gradient descent rule"}
+
+
+@cache
+def _task() -> Task:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    digits = load("digits")
+    part = Samples(digits.train.inputs[:96], digits.train.targets[:96])
+    dataset = DataSet("digits", part, Samples(digits.test.inputs[:32], digits.test.targets[:32]), classes=10)
+    population = dirichlet(part.targets.numpy(), CLIENTS, 0, alpha=0.5, minimum=4)
+    return Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10)), dataset, population)
+
+
+def _course(algorithm: Algorithm, run: Run | None = None) -> Iterator[Run]:
+    job = _task()
+    start = run or Run.start(job.start(), algorithm, clients=CLIENTS, seed=0)
+    return drive(rounds(start, algorithm, RECIPE, clients=CLIENTS, layout=job.layout), Loop(job))
+
+
+@cache
+def _text(base: str, subset: tuple[str, ...]) -> str:
+    return " + ".join([base, *(ADAPTIVE[name] for name in subset)])
+
+
+@cache
+def _end(base: str, subset: tuple[str, ...]) -> np.ndarray:
+    *_, run = _course(parse(_text(base, subset)))
+    return run.x.numpy()
+
+
+def _refusal(base: str, subset: tuple[str, ...]) -> str | None:
+    return next((why for (one, other), why in REFUSED.items() if one == base and other in subset), None)
+
+
+def test_there_are_fourteen_times_sixteen() -> None:
+    assert len(BASES) == 14
+    assert len(SUBSETS) == 16
+    assert set(ADAPTIVE) == {name for name, rule in RULES.items() if issubclass(rule, Rule) and rule.kind == "adaptive"}
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_all_subsets_train_and_resume(base: str, tmp_path: Path) -> None:
+    for subset in SUBSETS:
+        text = _text(base, subset)
+        if why := _refusal(base, subset):
+            with pytest.raises(UserError, match=why):
+                parse(text)
+            continue
+        algorithm = parse(text)
+        checkpoints = Checkpoints(tmp_path / "-".join(("run", *subset)))
+        checkpoints.folder.mkdir()
+        runs = []
+        for run in _course(algorithm):
+            runs.append(run)
+            if run.round == RESUMED:
+                checkpoints.save(run, {})
+        assert all(torch.isfinite(run.x).all() for run in runs), text
+        loaded, _ = checkpoints.load(Run.start(_task().start(), parse(text), clients=CLIENTS, seed=0))
+        *_, resumed = _course(parse(text), loaded)
+        assert torch.equal(resumed.x, runs[-1].x), text
+        _check_acts(text, subset, runs)
+
+
+def _check_acts(text: str, subset: tuple[str, ...], runs: list[Run]) -> None:
+    """Each adaptive rule leaves its mark on the records."""
+    records = [run.record for run in runs]
+    if "fedcl" in subset:
+        assert {record.asked for record in records} != {RECIPE.cohort}, f"{text}: the cohort never changed"
+    epochs = torch.cat([record.reports.epochs for record in records])
+    if "alt" in subset:
+        assert epochs.min() < EPOCHS, f"{text}: nobody was stopped"
+    else:
+        assert (epochs == EPOCHS).all(), text
+    uniform = "uniform" in {rule.base_weights for rule in parse(text).rules}
+    plain = [torch.ones_like(record.weights) if uniform else record.reports.n.double() for record in records]
+    same = [torch.allclose(record.weights, n / n.sum(), rtol=1e-9) for record, n in zip(records, plain, strict=True)]
+    assert same[0], f"{text}: nobody has a history in the first round"
+    assert all(same) != ("pa3fed" in subset), (
+        f"{text}: weights {'equal' if all(same) else 'differ from'} the plain ones"
+    )
+
+
+@pytest.mark.parametrize("base", [base for base in BASES if base != "feddyn"])
+def test_aware_turns_the_step(base: str) -> None:
+    """The last step lies along the min-norm direction, not along the base method's own."""
+    algorithm, plain = parse(f"{base} + fedaware"), parse(base)
+    ends = []
+    for made in (plain, algorithm):
+        runs = list(_course(made))
+        ends.append((runs[-1].x - runs[-2].x).numpy())
+    cosine = ends[0] @ ends[1] / np.linalg.norm(ends[0]) / np.linalg.norm(ends[1])
+    assert abs(cosine) < 0.999
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("rule", ADAPTIVE)
+def test_each_adaptive_rule_changes_the_model(base: str, rule: str) -> None:
+    if not _refusal(base, (rule,)):
+        assert not np.array_equal(_end(base, (rule,)), _end(base, ()))

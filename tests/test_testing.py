@@ -1,0 +1,318 @@
+"""check_rule passes every rule of the library and catches a deliberately wrong rule of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kairosfl.briefs import Briefs, Plan, Reports
+from kairosfl.engines.loop import Loop
+from kairosfl.round import Round
+from kairosfl.rule import Rule, State
+from kairosfl.rules import RULES, parse
+from kairosfl.table import Table
+from kairosfl.testing import ENGINES, check_rule
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_every_rule_passes_on_every_engine(name: str) -> None:
+    check_rule(parse(name).rules[0])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "alt(reference='previous', statistic='min', per='batch', a=0.9, b=0.09)",
+        "fedadam(bias_correction=True)",
+        "fedams(option=2, bias_correction=True)",
+        "fedavgm(nesterov=True)",
+        "fedcl.released()",
+        "fedcl.random()",
+        "fedcm(weights='samples')",
+        "feddyn(weights='samples', alpha=0.3)",
+        "fedmut(weights='samples')",
+        "fednova(momentum=0.5)",
+        "pa3fed(at='before', score='loss', always=True)",
+        "scaffold(weights='samples')",
+    ],
+)
+def test_options_pass(text: str) -> None:
+    check_rule(parse(text).rules[0], engines={"loop": Loop})
+
+
+def test_engines_can_be_named() -> None:
+    """An engine that trains otherwise is told apart from the loop."""
+
+    class Lazy(Loop):
+        def train(self, briefs: Briefs) -> Reports:
+            return super().train(replace(briefs, epochs=torch.ones_like(briefs.epochs)))
+
+    assert "loop" in ENGINES
+    with pytest.raises(AssertionError, match="fedprox gives another model on engine 'lazy' than on 'loop'"):
+        check_rule(parse("fedprox").rules[0], engines={"lazy": Lazy})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Good(Rule):
+    """A momentum that remembers how often each client reported: as a user would write it."""
+
+    beta: float = 0.5
+
+    def server(self, x: Tensor, clients: int) -> State:
+        return {"velocity": torch.zeros_like(x)}
+
+    def client(self, x: Tensor) -> State:
+        return {"turns": torch.tensor(0.0)}
+
+    def weigh(
+        self, factors: Tensor, state: State, rows: State, briefs: Briefs, reports: Reports, round: Round
+    ) -> Tensor:
+        return factors / (1 + rows["turns"])
+
+    def observe(
+        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
+    ) -> tuple[State, State]:
+        return state, {"turns": rows["turns"] + 1}
+
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        velocity = self.beta * state["velocity"] + direction
+        return velocity, {"velocity": velocity}
+
+
+class ChangesItsState(Good):
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        state["velocity"].mul_(self.beta).add_(direction)
+        return state["velocity"].clone(), state
+
+
+class ChangesTheReports(Good):
+    def observe(self, state: State, rows: State, *rest: Any) -> tuple[State, State]:
+        rest[2].delta.mul_(2)
+        return state, {}
+
+
+class ChangesTheTable(Good):
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        table.write(torch.tensor([0]), {"turns": torch.tensor([9.0])})
+        return direction, state
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepsALog(Good):
+    seen: list[int] = field(default_factory=list, compare=False)
+
+    def __str__(self) -> str:
+        return self.name()
+
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        self.seen.append(round.number)
+        return direction, state
+
+
+class KeepsAnAttribute(Good):
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        object.__setattr__(self, "velocity", self.beta * getattr(self, "velocity", 0.0) + direction)
+        return self.velocity, state  # type: ignore[attr-defined]
+
+
+class KeepsAGlobal(Good):
+    count = 0
+
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        type(self).count += 1
+        return direction / self.count, state
+
+
+class DrawsFreely(Good):
+    def weigh(self, factors: Tensor, *rest: Any) -> Tensor:
+        return factors * np.random.default_rng().uniform(1, 2)
+
+
+class CountsOnEveryone(Good):
+    def weigh(self, factors: Tensor, *rest: Any) -> Tensor:
+        return torch.ones(rest[-1].cohort, dtype=torch.float64)
+
+
+class FailsWhenSomeoneFails(Good):
+    def weigh(self, factors: Tensor, *rest: Any) -> Tensor:
+        return factors * torch.ones(rest[-1].cohort)
+
+
+class WritesForEveryone(Good):
+    def observe(self, state: State, rows: State, *rest: Any) -> tuple[State, State]:
+        return state, {"turns": torch.ones(rest[-1].clients)}
+
+
+class WritesAnUnknownName(Good):
+    def observe(self, state: State, rows: State, *rest: Any) -> tuple[State, State]:
+        return state, {"tunrs": rows["turns"] + 1}
+
+
+class PrefersTheFirst(Good):
+    def weigh(self, factors: Tensor, *rest: Any) -> Tensor:
+        return factors * torch.tensor([2.0] + [1.0] * (len(factors) - 1))
+
+
+class CombinesByPosition(Good):
+    def combine(self, direction: Tensor, *rest: Any) -> Tensor:
+        return rest[4].delta[0].clone()
+
+
+class ObservesByPosition(Good):
+    def observe(self, state: State, rows: State, *rest: Any) -> tuple[State, State]:
+        return state, {"turns": torch.arange(float(len(rows["turns"])))}
+
+
+class RemembersANumber(Good):
+    def server(self, x: Tensor, clients: int) -> State:
+        return {"count": 0}  # type: ignore[dict-item]
+
+
+class RemembersAList(Good):
+    def observe(self, state: State, rows: State, *rest: Any) -> tuple[State, State]:
+        return [state], {}  # type: ignore[return-value]
+
+
+class SharesMemory(Good):
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        return direction, {"one": direction, "other": direction}
+
+
+class Explodes(Good):
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        return direction / 0, state
+
+
+class WeighsByNothing(Good):
+    def weigh(self, factors: Tensor, *rest: Any) -> Tensor:
+        return factors * 0
+
+
+class Widens(Good):
+    def combine(self, direction: Tensor, *rest: Any) -> Tensor:
+        return direction.double()
+
+
+class ReturnsOneThing(Good):
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        return direction  # type: ignore[return-value]
+
+
+class SelectsIds(Good):
+    def select(self, plan: Plan, state: State, round: Round) -> Plan:
+        return [0, 1]  # type: ignore[return-value]
+
+
+class AsksOthers(Good):
+    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
+        return replace(briefs, ids=briefs.ids.flip(0))
+
+
+class PushesTheWrongWay(Good):
+    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
+        return briefs.pushed(torch.zeros(3))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CannotBePrinted(Good):
+    schedule: Callable[[int], float] = float
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintsHalf(Good):
+    gamma: float = 1.0
+
+    def __str__(self) -> str:
+        return self.name()
+
+
+@dataclass(kw_only=True)
+class NotFrozen(Rule):
+    beta: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForgetsOnResume(Good):
+    """Keeps its velocity in a module that a checkpoint does not see, and answers from it only in later rounds."""
+
+    def server(self, x: Tensor, clients: int) -> State:
+        HIDDEN.clear()
+        return super().server(x, clients)
+
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        HIDDEN.setdefault(round.number, direction.clone())
+        return HIDDEN.get(max(0, round.number - 4), direction).to(direction), state
+
+
+HIDDEN: dict[int, Tensor] = {}
+
+
+def test_a_users_own_rule_passes() -> None:
+    check_rule(Good())
+    check_rule(Good(beta=0.9))
+
+
+@pytest.mark.parametrize(
+    ("rule", "sentence"),
+    [
+        (ChangesItsState(), "in step changes its arguments in place; return new tensors instead"),
+        (ChangesTheReports(), "in observe changes its arguments in place; return new tensors instead"),
+        (ChangesTheTable(), "in step changes its arguments in place; return new tensors instead"),
+        (KeepsALog(), "in step keeps something on itself; return it in the state, which checkpoints save"),
+        (KeepsAnAttribute(), "in step keeps something on itself; return it in the state, which checkpoints save"),
+        (KeepsAGlobal(), "in step answers the same question differently when it is asked again"),
+        (DrawsFreely(), "in weigh answers the same question differently when it is asked again; take random numbers"),
+        (CountsOnEveryone(), "in weigh returns torch.float64 of shape [4] where one number for each of 3 reporters is"),
+        (
+            FailsWhenSomeoneFails(),
+            "fails in weigh when only 3 of 4 clients report, RuntimeError (The size of tensor a (3)",
+        ),
+        (WritesForEveryone(), "in observe writes torch.float32 of shape [7] into 'turns' where a row for each of 4"),
+        (WritesAnUnknownName(), "in observe writes 'tunrs' into a row, and client() has no such name"),
+        (PrefersTheFirst(), "in weigh depends on the order in which the clients stand"),
+        (CombinesByPosition(), "in combine depends on the order in which the clients stand"),
+        (ObservesByPosition(), "in observe depends on the order in which the clients stand"),
+        (RemembersANumber(), "in server returns a state that is no dictionary of tensors"),
+        (RemembersAList(), "in observe returns a state that is no dictionary of tensors"),
+        (SharesMemory(), "has a state that cannot be saved, RuntimeError (Some tensors share memory"),
+        (Explodes(), "in step returns a direction that is not finite"),
+        (WeighsByNothing(), "in weigh returns factors that are no weights: [0.0, 0.0, 0.0, 0.0]"),
+        (Widens(), "in combine returns torch.float64 of shape [53] where the direction is torch.float32 of shape [53]"),
+        (ReturnsOneThing(), "in step does not return (direction, state)"),
+        (SelectsIds(), "in select does not return a Plan"),
+        (AsksOthers(), "in brief changes who is asked; that is for select"),
+        (PushesTheWrongWay(), "in brief gives a push of another shape or type than x has"),
+        (CannotBePrinted(schedule=abs), "cannot be written as text and read back, UserError (rule ="),
+        (PrintsHalf(gamma=0.5), "prints as 'test_testing.PrintsHalf' and reads back as another rule"),
+        (NotFrozen(), "is not a frozen dataclass; write @dataclass(frozen=True, kw_only=True) above its class"),
+        (ForgetsOnResume(), "when the run is resumed from a checkpoint; it remembers something outside its state"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Rule) else "",
+)
+def test_a_wrong_rule_is_caught(rule: Rule, sentence: str) -> None:
+    with pytest.raises(AssertionError) as caught:
+        check_rule(rule, engines={"loop": Loop})
+    text = str(caught.value)
+    assert sentence in text
+    assert text.startswith(f"test_testing.{type(rule).__name__} ")
+    assert text.endswith(".")
+    assert "\n" not in text
+
+
+def test_no_rule_at_all() -> None:
+    with pytest.raises(AssertionError, match=r"str is not derived from kairosfl\.Rule\."):
+        check_rule("fedprox")  # type: ignore[arg-type]
