@@ -19,6 +19,10 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+.venv/full: .venv/ready
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[all]"
+	@touch $@
+
 .venv/ready: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11, 3.12 or 3.13 is needed and was not found; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv .venv

@@ -36,7 +36,6 @@ REFUSED = {("feddyn", "fedaware"): "FedDyn does not follow the global gradient d
 
 @cache
 def _task() -> Task:
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     digits = load("digits")
     part = Samples(digits.train.inputs[:96], digits.train.targets[:96])

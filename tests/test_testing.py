@@ -20,11 +20,6 @@ from kairosfl.table import Table
 from kairosfl.testing import ENGINES, check_rule
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_every_rule_passes_on_every_engine(name: str) -> None:
     check_rule(parse(name).rules[0])

@@ -39,6 +39,39 @@ def batches(brief: Brief, n: int) -> Iterator[list[np.ndarray]]:
         yield [shuffled[i : min(i + size, end)] for i in range(0, end, size)]
 
 
+class Step:
+    """One step of local training on the model's tensors, as the brief corrects it; keeps the momentum."""
+
+    def __init__(self, brief: Brief, w: list[Tensor], v: list[Tensor], start: list[Tensor], push: list[Tensor]) -> None:
+        self.brief, self.w, self.v, self.start, self.push = brief, w, v, start, push
+        if brief.momentum:
+            torch._foreach_zero_(v)
+
+    @torch.no_grad()
+    def __call__(self, g: list[Tensor]) -> Tensor:
+        """Move the weights along these gradients, which are used up; their squared norm after clipping."""
+        brief, w = self.brief, self.w
+        square = torch.stack(torch._foreach_norm(g)).square_().sum()
+        if brief.clip < float("inf"):
+            factor = (brief.clip / (square.sqrt() + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_(g, factor)
+            square = square * factor.square()
+        if brief.scale != 1:
+            torch._foreach_mul_(g, brief.scale)
+        if brief.pull:
+            torch._foreach_add_(g, torch._foreach_sub(w, self.start), alpha=brief.pull)
+        if self.push:
+            torch._foreach_add_(g, self.push)
+        if brief.weight_decay:
+            torch._foreach_add_(g, w, alpha=brief.weight_decay)
+        if brief.momentum:
+            torch._foreach_mul_(self.v, brief.momentum)
+            torch._foreach_add_(self.v, g)
+            g = self.v
+        torch._foreach_add_(w, g, alpha=-brief.lr)
+        return square
+
+
 class Trainer:
     """A model on a device that follows briefs, one after another, and keeps nothing between them."""
 
@@ -52,14 +85,16 @@ class Trainer:
         self.w = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         for (_, view), parameter in zip(self.layout.views(self.w), self.parameters, strict=True):
             parameter.data = view.view(parameter.shape)
+        self.views = [parameter.detach() for parameter in self.parameters]
+        self.velocity = [torch.empty_like(view) for view in self.views]
         self.random = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in self.model.modules())
         self.features: dict[nn.Module, Tensor] = {}
         self.listening = False
         self.inputs = task.dataset.train.inputs.to(device)
         self.targets = task.dataset.train.targets.to(device)
 
-    def follow(self, brief: Brief) -> Report:
-        """Train as the brief says; the report holds the change of the weights."""
+    def follow(self, brief: Brief, delta: Tensor | None = None) -> Report:
+        """Train as the brief says; the report holds the change of the weights, written into `delta` if it is given."""
         began = time.perf_counter()
         mine = torch.from_numpy(self.task.clients[brief.client].astype(np.int64)).to(self.device)
         start = brief.start.to(self.device)
@@ -72,7 +107,7 @@ class Trainer:
             n=len(mine),
             steps=steps,
             epochs=epochs,
-            delta=self.w - start,
+            delta=torch.sub(self.w, start, out=delta),
             loss=float(loss),
             grad_sq=float(grad_sq),
             seconds=time.perf_counter() - began,
@@ -84,9 +119,9 @@ class Trainer:
         )
 
     def _train(self, brief: Brief, start: Tensor, mine: Tensor) -> tuple[int, float, Tensor, Tensor, float | None]:
-        w, v = self.w, torch.zeros_like(self.w)
-        w.copy_(start)
-        push = None if brief.push is None else brief.push.to(self.device)
+        self.w.copy_(start)
+        starts = self._tensors(start) if brief.pull else []
+        step = Step(brief, self.views, self.velocity, starts, self._push(brief))
         references = self._references(brief, start)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         grad_sq = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -100,23 +135,9 @@ class Trainer:
                 rows = mine[torch.from_numpy(batch).to(self.device)]
                 inputs, targets = self._batch(rows, brief, steps), self.targets[rows]
                 loss, similar = self._loss(inputs, targets, brief, references)
-                g = torch.cat([grad.reshape(-1) for grad in _gradients(loss, self.parameters)])
-                with torch.no_grad():
-                    if brief.clip < float("inf"):
-                        g.mul_((brief.clip / (g.norm() + 1e-6)).clamp(max=1.0))
-                    grad_sq += g @ g
-                    if brief.scale != 1:
-                        g.mul_(brief.scale)
-                    if brief.pull:
-                        g.add_(w - start, alpha=brief.pull)
-                    if push is not None:
-                        g.add_(push)
-                    if brief.weight_decay:
-                        g.add_(w, alpha=brief.weight_decay)
-                    if brief.momentum:
-                        g = v.mul_(brief.momentum).add_(g)
-                    w.sub_(g, alpha=brief.lr)
-                    total += loss.detach() * len(batch)
+                gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+                grad_sq += step(list(gradients))
+                total += loss.detach() * len(batch)
                 samples += len(batch)
                 steps += 1
                 done += 1
@@ -135,6 +156,12 @@ class Trainer:
             grad_sq,
             None if brief.stop_below is None else float(similarity),
         )
+
+    def _push(self, brief: Brief) -> list[Tensor]:
+        return [] if brief.push is None else self._tensors(brief.push)
+
+    def _tensors(self, vector: Tensor) -> list[Tensor]:
+        return [view for _, view in self.layout.views(vector.to(self.device))]
 
     def _loss(
         self, inputs: Tensor, targets: Tensor, brief: Brief, references: dict[str, Tensor]
@@ -231,7 +258,3 @@ class Trainer:
         draws = stream(brief.seed, "fisher", brief.round, brief.client) if FISHER_SAMPLED in brief.measure else None
         trace = fisher_trace(self.predict, vector, self._inputs, rows, draws)
         return trace, time.perf_counter() - began
-
-
-def _gradients(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(loss, parameters, materialize_grads=True)

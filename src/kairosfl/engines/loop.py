@@ -20,13 +20,10 @@ class Loop(Evaluator):
 
     def train(self, briefs: Briefs) -> Reports:
         """One report per client."""
-        delta = torch.empty(len(briefs), briefs.start.shape[-1], dtype=briefs.start.dtype, device=briefs.start.device)
-        reports = []
-        for row, brief in enumerate(briefs.each()):
-            report = self.trainer.follow(brief)
-            delta[row] = report.delta
-            reports.append(report)
-        return Reports.stack(reports, delta)
+        start = briefs.start
+        delta = torch.empty(len(briefs), start.shape[-1], dtype=start.dtype, device=self.device)
+        reports = [self.trainer.follow(brief, delta[row]) for row, brief in enumerate(briefs.each())]
+        return Reports.stack(reports, delta.to(start.device))
 
     def start(self) -> Tensor:
         """The model before training, on this engine's device."""

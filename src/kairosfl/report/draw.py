@@ -76,7 +76,7 @@ def draw_lines(axes: Axes, picture: Lines, groups: Sequence[Group]) -> None:
     """Curves with a band of one deviation, and the critical periods shaded where x is the round."""
     scale = 100.0 if picture.percent else 1.0
     for series in picture.series:
-        _curve(axes, series, scale, _name(series, groups))
+        _curve(axes, series, scale, _name(series, groups), picture.steps)
     label = picture.x_label
     if label == "round" and _shade(axes, list(dict.fromkeys(series.group for series in picture.series)), groups):
         label = "round (shaded: critical periods)"
@@ -85,14 +85,15 @@ def draw_lines(axes: Axes, picture: Lines, groups: Sequence[Group]) -> None:
     axes.set_ylabel(f"{picture.y_label} (%)" if picture.percent else picture.y_label)
 
 
-def _curve(axes: Axes, series: Series, scale: float, name: str) -> None:
+def _curve(axes: Axes, series: Series, scale: float, name: str, steps: bool) -> None:
     turn = series.group // len(COLOURS)
     style = "--" if series.dashed else ("-", "-.", ":")[turn % 3]
     own = colour(series.group)
-    axes.plot(series.x, series.mean * scale, color=own, linestyle=style, linewidth=1.4, label=name)
+    shape = "steps-mid" if steps else "default"
+    axes.plot(series.x, series.mean * scale, color=own, linestyle=style, linewidth=1.4, label=name, drawstyle=shape)
     if np.isfinite(series.deviation).any():
         low, high = (series.mean - series.deviation) * scale, (series.mean + series.deviation) * scale
-        axes.fill_between(series.x, low, high, color=own, alpha=0.15, linewidth=0)
+        axes.fill_between(series.x, low, high, color=own, alpha=0.15, linewidth=0, step="mid" if steps else None)
 
 
 def _shade(axes: Axes, shown: Sequence[int], groups: Sequence[Group]) -> bool:

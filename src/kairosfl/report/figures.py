@@ -26,12 +26,21 @@ class _Curve:
     percent: bool = False
     plain: bool = False  # one value throughout is a sentence, not a picture
     x_label: str = "round"
-    x: Callable[[RunData], Array] = lambda run: run.column("round")
+    cost: Callable[[RunData], Array] | None = None  # drawn against this instead of the round
 
 
 _UNSCORED = "no round was evaluated"
 _CURVES = (
-    _Curve("accuracy", "result", "Test accuracy", "accuracy", _UNSCORED, ("accuracy",), percent=True),
+    _Curve(
+        "accuracy",
+        "result",
+        "Test accuracy",
+        "accuracy",
+        _UNSCORED,
+        ("accuracy",),
+        note="Shading and strips: critical learning periods.",
+        percent=True,
+    ),
     _Curve(
         "accuracy-bytes",
         "cost",
@@ -39,10 +48,10 @@ _CURVES = (
         "accuracy",
         "metrics.jsonl holds no evaluated round with its bytes",
         ("accuracy",),
-        note="Bytes down and up together; mean over seeds, round by round.",
+        note="Bytes down and up together; seeds are compared at equal bytes.",
         percent=True,
         x_label="MB",
-        x=lambda run: run.total("bytes_down", "bytes_up") / 1e6,
+        cost=lambda run: run.total("bytes_down", "bytes_up") / 1e6,
     ),
     _Curve(
         "accuracy-epochs",
@@ -51,10 +60,10 @@ _CURVES = (
         "accuracy",
         "metrics.jsonl holds no evaluated round with its epochs",
         ("accuracy",),
-        note="Epochs of all clients added up; mean over seeds, round by round.",
+        note="Epochs of all clients added up; seeds are compared at equal epochs.",
         percent=True,
         x_label="client epochs",
-        x=lambda run: run.total("epochs_total"),
+        cost=lambda run: run.total("epochs_total"),
     ),
     _Curve("loss", "learning", "Test loss", "loss", _UNSCORED, ("loss",)),
     _Curve(
@@ -142,7 +151,8 @@ def _lines(curve: _Curve, groups: Sequence[Group]) -> Lines | LeftOut:
     series = []
     for number, group in enumerate(groups):
         for i, (column, name) in enumerate(zip(curve.columns, curve.names, strict=True)):
-            made = _series(number, group, column, curve.x, name, i > 0)
+            points = _over_cost(group, column, curve.cost) if curve.cost else _over_rounds(group, column)
+            made = _series(number, *points, name, i > 0)
             if len(made.x):
                 series.append(made)
     if not series:
@@ -160,28 +170,41 @@ def _lines(curve: _Curve, groups: Sequence[Group]) -> Lines | LeftOut:
         curve.y_label,
         tuple(series),
         curve.percent,
+        steps=curve.section == "decisions",
     )
 
 
-def _series(
-    number: int, group: Group, column: str, x_of: Callable[[RunData], Array], name: str, dashed: bool
-) -> Series:
-    """Mean and deviation over the seeds at every round that any of them has a value for."""
+def _over_rounds(group: Group, column: str) -> tuple[Array, Array]:
+    """Rounds that any seed has, and each seed's values at them `[seeds, rounds]`."""
     rounds = np.unique(np.concatenate([run.column("round") for run in group.runs]))
-    x, y = np.full((2, len(group.runs), len(rounds)), np.nan)
+    values = np.full((len(group.runs), len(rounds)), np.nan)
     for i, run in enumerate(group.runs):
-        place = np.searchsorted(rounds, run.column("round"))
-        x[i, place], y[i, place] = x_of(run), run.column(column)
-    known = np.isfinite(x) & np.isfinite(y)
-    kept = known.any(axis=0)
-    known, x, y = known[:, kept], x[:, kept], y[:, kept]
+        values[i, np.searchsorted(rounds, run.column("round"))] = run.column(column)
+    return rounds, values
+
+
+def _over_cost(group: Group, column: str, cost: Callable[[RunData], Array]) -> tuple[Array, Array]:
+    """The seeds at equal cost: each interpolated between its rounds at the costs of the one that spent most."""
+    curves = []
+    for run in group.runs:
+        x, y = cost(run), run.column(column)
+        known = np.isfinite(x) & np.isfinite(y)
+        curves.append((x[known], y[known]))
+    at = max((x for x, _ in curves), key=lambda x: x[-1] if len(x) else -1.0)
+    values = [np.interp(at, x, y, left=np.nan, right=np.nan) if len(x) else np.full(len(at), np.nan) for x, y in curves]
+    return at, np.array(values)
+
+
+def _series(number: int, x: Array, seeds: Array, name: str, dashed: bool) -> Series:
+    """Mean and deviation over the seeds wherever any of them has a value."""
+    kept = np.isfinite(seeds).any(axis=0)
+    x, seeds = x[kept], seeds[:, kept]
+    known = np.isfinite(seeds)
     count = known.sum(axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(known, y, 0).sum(axis=0) / count
-        squares = np.where(known, (y - mean) ** 2, 0).sum(axis=0)
-        deviation = np.where(count > 1, np.sqrt(squares / (count - 1)), np.nan)
-        middle = np.where(known, x, 0).sum(axis=0) / count
-    return Series(number, middle, mean, deviation, count, y, name, dashed)
+    mean = np.where(known, seeds, 0).sum(axis=0) / count
+    squares = np.where(known, (seeds - mean) ** 2, 0).sum(axis=0)
+    deviation = np.where(count > 1, np.sqrt(squares / np.maximum(count - 1, 1)), np.nan)
+    return Series(number, x, mean, deviation, count, seeds, name, dashed)
 
 
 def critical_periods(group: Group) -> list[tuple[float, float, float]]:

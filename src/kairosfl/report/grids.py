@@ -70,7 +70,7 @@ def _client_by_round(number: int, run: RunData, field: str, whose: str) -> HeatM
         x_range=(0.5, 0.5 + wide * grid.shape[1]),
         y_range=(-0.5, tall * grid.shape[0] - 0.5),
         grid=grid,
-        power=0.5 if field == "lambda" else 1.0,
+        power=0.5 if field in ("lambda", "weights") else 1.0,
         from_zero=field != "similarity",
     )
 

@@ -18,6 +18,8 @@ from kairosfl.report.tables import Pair, Row, chosen_target, paired_tests, proba
 from kairosfl.runs.files import write
 
 _SCRIPTS = ("chart.js", "lines.js", "heat.js", "page.js")
+LOOKED_INTO = 12
+COMPARED = 12
 _HINT = "Drag across a chart to zoom, double click to see it whole; charts over rounds move together."
 _TEST = (
     "Difference of the last-tenth accuracy in points; p of a paired t-test over the seeds that both have, "
@@ -36,7 +38,7 @@ def page(groups: Sequence[Group], *, target: float | None = None, mark: str = ""
     """The page as text. With a mark it is a live one, which asks its server for a newer page than this mark."""
     target = chosen_target(groups, target)
     rows, pairs = results(groups, target), paired_tests(groups)
-    pictures, left = figures(groups)
+    pictures, left = _within_bounds(*figures(groups), len(groups))
     sections = "".join(_section(name, groups, rows, pairs, pictures, left, target) for name in SECTIONS)
     data = json.dumps(payload(groups, pictures, target), separators=(",", ":"), allow_nan=False)
     body = f"""<div id="page">
@@ -56,6 +58,14 @@ def page(groups: Sequence[Group], *, target: float | None = None, mark: str = ""
 <footer>{_HINT} {_footer(groups)}</footer>
 </div>"""
     return shell(_title(groups), body, data, mark)
+
+
+def _within_bounds(pictures: list[Picture], left: list[LeftOut], groups: int) -> tuple[list[Picture], list[LeftOut]]:
+    """Heat maps are large: a page about many groups holds those of the first ones."""
+    kept = [each for each in pictures if not isinstance(each, HeatMap) or each.group < LOOKED_INTO]
+    why = f"a page looks into its first {LOOKED_INTO} groups; make a report of this one by itself"
+    more = [LeftOut("inside", "Heat maps", why, number) for number in range(LOOKED_INTO, groups)]
+    return kept, [each for each in left if each.group is None or each.group < LOOKED_INTO] + more
 
 
 def shell(title: str, body: str, data: str, mark: str = "") -> str:
@@ -124,7 +134,10 @@ def _results(groups: Sequence[Group], rows: Sequence[Row], pairs: Sequence[Pair]
     table = parts.results_table(rows)
     out = f'<div class="together"><h3>Table</h3><p class="about">{what}; accuracy in per cent. {field}</p>{table}</div>'
     if len(groups) > 1 and pairs:
-        tests = parts.tests_table(groups, pairs)
+        ranked = sorted(range(len(rows)), key=lambda i: -rows[i].last_tenth.mean)[:COMPARED]
+        tests = parts.tests_table(groups, pairs, sorted(ranked))
+        if len(groups) > COMPARED:
+            tests += f'<p class="missing">Of the {COMPARED} best; the exported table has all pairs.</p>'
         out += f'<div class="together"><h3>Row against column</h3><p class="about">{_TEST}</p>{tests}</div>'
     return out
 
@@ -139,14 +152,14 @@ def _picker(groups: Sequence[Group]) -> str:
 
 
 def _controls(groups: Sequence[Group]) -> str:
-    windows = {1: "none", 5: "5 points", 10: "10 points", 25: "25 points"}
+    windows = {1: "none", 5: "5 points", 11: "11 points", 25: "25 points"}
     smooth = "".join(f'<option value="{size}">{text}</option>' for size, text in windows.items())
     spread = '<option value="band">± deviation</option><option value="seeds">every seed</option>'
     spread += '<option value="mean">mean only</option>'
     several = max(len(group.runs) for group in groups) > 1
     seeds = f'<label>seeds <select id="spread">{spread}</select></label>' if several else ""
     return (
-        f'<div class="controls">{seeds}<label title="mean of the last points">smooth '
+        f'<div class="controls">{seeds}<label title="mean of neighbouring points">smooth '
         f'<select id="smooth">{smooth}</select></label>'
         '<button type="button" id="theme" title="light or dark" aria-label="light or dark">◐</button></div>'
     )
@@ -167,9 +180,10 @@ def verdict(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
         spent = f"{best.bytes.text(1, 1e-6)} MB and {best.epochs.text(0)} client epochs"
         return f"{text}; {peak}, for {spent}."
     second = order[1]
-    test = next((pair for pair in pairs if {pair.first, pair.second} == {best.label, second.label}), None)
-    gap = abs(test.difference.mean) if test else best.last_tenth.mean - second.last_tenth.mean
-    text += f", {100 * gap:.2f} points above <b>{escape(second.label)}</b>"
+    both = {best.label, second.label}
+    test = next((pair for pair in pairs if {pair.first, pair.second} == both), None)
+    gap = 100 * (best.last_tenth.mean - second.last_tenth.mean)
+    text += f", {gap:.2f} points above <b>{escape(second.label)}</b>"
     if test is None:
         return f"{text}. The two share no seed, so no paired test can be made."
     if math.isnan(test.p):

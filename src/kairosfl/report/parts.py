@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from kairosfl.report.pictures import COLOURS, HeatMap, LeftOut, Lines, Picture, letter
+from kairosfl.report.pictures import COLOURS, HeatMap, LeftOut, Picture, letter
 from kairosfl.report.read import Group, RunData, differing
 from kairosfl.report.tables import Pair, Row, cells, probability
 
@@ -66,8 +66,8 @@ def _highest(values: Sequence[float]) -> int | None:
     return max(known, key=lambda i: values[i]) if known else None
 
 
-def tests_table(groups: Sequence[Group], pairs: Sequence[Pair]) -> str:
-    """Row minus column, in points, with the p-value below it; what is clear of chance stands out."""
+def tests_table(groups: Sequence[Group], pairs: Sequence[Pair], shown: Sequence[int]) -> str:
+    """Row minus column, in points, with the p-value below it, for these groups; what is clear of chance stands out."""
     number = {group.label: i for i, group in enumerate(groups)}
     found: dict[tuple[int, int], str] = {}
     for pair in pairs:
@@ -77,13 +77,12 @@ def tests_table(groups: Sequence[Group], pairs: Sequence[Pair]) -> str:
         for at, sign in (((b, a), 1), ((a, b), -1)):
             points = f"{100 * sign * pair.difference.mean:+.2f}".replace("-", "−")
             found[at] = f"<td{mark}>{points}<small>{p}</small></td>"
-    head = "".join(f'<th scope="col">{key(i)}</th>' for i in range(len(groups)))
-    body = "".join(
-        f'<tr data-group="{i}"><td title="{escape(group.label)}">{key(i)}{escape(group.label)}</td>'
-        + "".join("<td>·</td>" if i == j else found.get((i, j), "<td>–</td>") for j in range(len(groups)))
-        + "</tr>"
-        for i, group in enumerate(groups)
-    )
+    head = "".join(f'<th scope="col">{key(i)}</th>' for i in shown)
+    body = ""
+    for i in shown:
+        label = escape(groups[i].label)
+        row = "".join("<td>·</td>" if i == j else found.get((i, j), "<td>–</td>") for j in shown)
+        body += f'<tr data-group="{i}"><td title="{label}">{key(i)}{label}</td>{row}</tr>'
     return _table("matrix", f"<th></th>{head}", body)
 
 
@@ -97,7 +96,7 @@ def figure(picture: Picture) -> str:
     """An empty figure that the scripts draw into."""
     kind = "hero" if picture.key == "accuracy" else "wide" if picture.key.startswith("partition") else ""
     inside = f' data-inside="{picture.group}"' if isinstance(picture, HeatMap) else ""
-    target = ' data-target="yes"' if isinstance(picture, Lines) and picture.y_label == "accuracy" else ""
+    target = ' data-target="yes"' if picture.key.startswith("accuracy") else ""
     note = f'<span class="about">{escape(picture.note)}</span>' if picture.note else ""
     return (
         f'<figure id="fig-{picture.key}" class="{kind}" data-title="{escape(picture.title)}"{inside}{target}>'

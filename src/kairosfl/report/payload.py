@@ -15,6 +15,9 @@ from kairosfl.report.read import Array, Group, RunData
 from kairosfl.report.tables import scored
 
 DIGITS = 5  # significant ones: more than a screen shows
+MANY = (
+    150  # evaluated rounds from which noise hides the curves; they start out smoothed, the raw ones faint behind them
+)
 
 
 def payload(groups: Sequence[Group], pictures: Sequence[Picture], target: float) -> dict[str, Any]:
@@ -25,6 +28,7 @@ def payload(groups: Sequence[Group], pictures: Sequence[Picture], target: float)
         "heats": [_heat(each) for each in pictures if isinstance(each, HeatMap)],
         "runs": [_run(number, run) for number, group in enumerate(groups) for run in group.runs],
         "target": target if math.isfinite(target) else None,
+        "smooth": 11 if max(len(scored(run)[0]) for group in groups for run in group.runs) > MANY else 1,
     }
 
 
@@ -42,6 +46,7 @@ def _lines(picture: Lines) -> dict[str, Any]:
         "key": picture.key,
         "x_label": picture.x_label,
         "percent": picture.percent,
+        "steps": picture.steps,
         "series": [_series(series) for series in picture.series],
     }
 

@@ -47,6 +47,7 @@ class Lines:
     y_label: str
     series: tuple[Series, ...]
     percent: bool = False
+    steps: bool = False  # a value holds for its whole round
 
 
 @dataclass(frozen=True)

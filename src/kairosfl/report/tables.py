@@ -77,9 +77,8 @@ class Pair:
     adjusted: float  # Holm's correction over all pairs that could be tested
 
 
-def results(groups: Sequence[Group], target: float | None = None) -> list[Row]:
-    """The table of results; without a target, one that about half of the algorithms reach."""
-    target = chosen_target(groups, target)
+def results(groups: Sequence[Group], target: float) -> list[Row]:
+    """The table of results, with what it took to reach the target."""
     return [_row(group, target) for group in groups]
 
 
@@ -245,6 +244,8 @@ def results_table(groups: Sequence[Group], target: float | None = None) -> list[
     """The whole table of results as text, a dictionary a row, with the target named in its columns."""
     target = chosen_target(groups, target)
     rows = map(cells, results(groups, target))
+    if math.isnan(target):
+        return list(rows)
     return [{key.replace("target", f"{100 * target:g} %"): value for key, value in row.items()} for row in rows]
 
 

@@ -59,7 +59,7 @@ class LivePage:
         except UserError as error:
             body = '<div id="page"><header><p class="over"><span id="live">Kairos report, live</span></p>'
             body += f'<h1>{escape(self.folder.name)}</h1><p class="verdict">{escape(str(error))}</p></header></div>'
-            nothing: dict[str, Any] = {"groups": [], "lines": [], "heats": [], "runs": [], "target": None}
+            nothing: dict[str, Any] = {"groups": [], "lines": [], "heats": [], "runs": [], "target": None, "smooth": 1}
             return shell(self.folder.name, body, json.dumps(nothing), mark)
 
 

@@ -27,6 +27,7 @@ from kairosfl.table import Table
 
 SOLVERS = ("active_set", "frank_wolfe")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+NOWHERE = 1e-5  # of the longest average: a shorter mean of them all is rounding, and points nowhere
 NARROW, WIDE = 1 << 13, 1 << 16  # columns at a time: a piece of a block stays in a core's cache
 
 
@@ -104,11 +105,15 @@ class FedAWARE(Rule):
             state["seen"] = state["seen"].clone()
             state["seen"][reports.ids] = True
             state["seen"][[client for client, _ in reports.failed]] = True
-        offset = round.layout.entries[-self.layers].offset if self.layers else 0
+        tensors = round.layout.entries
+        self.demand("layers", self.layers <= len(tensors), f"the model has {len(tensors)} tensors")
+        offset = tensors[-self.layers].offset if self.layers else 0
         written = {} if self.adaptive else {"n": reports.n.double()}
         if self.clusters:
             updates = reports.delta[:, offset:].to(state["averages"].device, torch.float32)
-            state["averages"], written["cluster"] = self._clustered(state["averages"], rows["cluster"], updates)
+            state["averages"], written["cluster"] = self._clustered(
+                state["averages"], rows["cluster"], updates, reports.ids.argsort()
+            )
         else:
             updates = reports.delta[:, offset:].to(rows["average"].device, torch.float32)
             written["average"] = rows["average"].float().reshape(len(reports), -1).lerp(updates, self.alpha)
@@ -140,8 +145,8 @@ class FedAWARE(Rule):
             aware = self._over_reporters(torch.from_numpy(mine[slots]), updates)
         aware = aware.to(direction)
         if self._projects(round):
-            square = aware @ aware
-            aware = aware * torch.where(square > 0, (direction @ aware) / square, 0.0)
+            longest = 1.0 if self.normalise else float(lengths.max())
+            aware = projected(direction, aware, NOWHERE * longest)
         return self.lr * aware, state
 
     def _shares(self, gram: Floats, lengths: Floats, groups: np.ndarray, state: State, table: Table) -> Floats:
@@ -177,12 +182,12 @@ class FedAWARE(Rule):
     def _projects(self, round: Round) -> bool:
         return any(rule.kind == "base" for rule in round.rules) if self.project is None else self.project
 
-    def _clustered(self, averages: Tensor, clusters: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
+    def _clustered(self, averages: Tensor, clusters: Tensor, updates: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
         """The clusters' new averages, and the clients' clusters: those not seen before open one or join the nearest."""
         clusters = clusters.clone()
-        centres = averages.float().reshape(len(averages), -1 if len(averages) else updates.shape[1])
+        centres = averages.to(torch.float32, copy=True).reshape(len(averages), updates.shape[1])
         before = len(centres)
-        for row in torch.nonzero(clusters < 0).flatten().tolist():
+        for row in order[clusters[order] < 0].tolist():
             if len(centres) < self.clusters:
                 clusters[row] = len(centres)
                 centres = torch.cat([centres, updates[row : row + 1]])
@@ -196,6 +201,12 @@ class FedAWARE(Rule):
 
     def _zeros(self, x: Tensor, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=DTYPES[self.dtype], device="cpu" if self.store == "cpu" else x.device)
+
+
+def projected(direction: Tensor, onto: Tensor, least: float) -> Tensor:
+    """⟨direction, onto⟩ / ⟨onto, onto⟩ · onto; the direction as it is where `onto` is shorter than `least`."""
+    square = onto @ onto
+    return onto * ((direction @ onto) / square) if float(square) > least**2 else direction
 
 
 def pieces(blocks: Iterable[Tensor], width: int, dtype: torch.dtype) -> Iterator[tuple[slice, slice, Tensor]]:

@@ -34,14 +34,21 @@ def elud(delta: Tensor, squares: Tensor) -> float:
 
 
 def coherence(delta: Tensor, squares: Tensor) -> float:
-    """Mean cosine over all pairs of clients: (‖Σ u_i‖² − m) / (m (m − 1)) with unit vectors u_i. NaN for one client."""
+    """Mean cosine over all pairs of clients: (‖Σ u_i‖² − m) / (m (m − 1)) with unit vectors u_i. NaN for one client.
+
+    An update of length zero has the cosine 0 with every other.
+    """
     m = len(delta)
-    lengths = squares.sqrt()
-    total = torch.where(lengths > 0, 1 / lengths, 0.0) @ delta
-    return float(((total @ total).double() - m) / (m * (m - 1))) if m > 1 else float("nan")
+    if m < 2:
+        return float("nan")
+    moved = squares > 0
+    total = torch.where(moved, squares.rsqrt(), 0.0) @ delta
+    return float(((total @ total).double() - moved.sum()) / (m * (m - 1)))
 
 
 def cosine_matrix(delta: Tensor) -> Tensor:
     """Cosines between every two updates, `[m, m]` (client coherence, Li et al. 2023)."""
-    unit = torch.nn.functional.normalize(delta, dim=1)
-    return unit @ unit.T
+    products = delta @ delta.T  # divided afterwards: unit vectors would be a second [m, d]
+    lengths = products.diagonal().sqrt()
+    scale = torch.where(lengths > 0, 1 / lengths, 0.0)
+    return scale[:, None] * products * scale

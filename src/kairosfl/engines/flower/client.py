@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -53,16 +54,16 @@ def client_app(make: MakeTask, *, device: str = "cpu", threads: int = 1, mods: S
 
     @app.train()
     def follow(message: Message, context: Context) -> Message:
-        _die_after(message.metadata.ttl)
-        brief, packing = read_brief(message.content)
-        if brief.client not in _served(context):
-            raise UserError(f"this node serves {context.node_config.get('clients')!r}, not client {brief.client}.")
-        torch.set_num_threads(threads)
-        task = own(make(brief.client))
-        if len(brief.start) != task.layout.size:
-            raise UserError(f"the server's model has {len(brief.start)} numbers, this client's {task.layout.size}.")
-        report = Trainer(task, torch.device(device)).follow(brief)
-        return Message(report_record(report, brief.round, packing), reply_to=message)
+        with _within(message.metadata.ttl):
+            brief, packing = read_brief(message.content)
+            if brief.client not in _served(context):
+                raise UserError(f"this node serves {context.node_config.get('clients')!r}, not client {brief.client}.")
+            torch.set_num_threads(threads)
+            task = own(make(brief.client))
+            if len(brief.start) != task.layout.size:
+                raise UserError(f"the server's model has {len(brief.start)} numbers, this client's {task.layout.size}.")
+            report = Trainer(task, torch.device(device)).follow(brief)
+            return Message(report_record(report, brief.round, packing), reply_to=message)
 
     return app
 
@@ -74,8 +75,13 @@ def _served(context: Context) -> list[int]:
     return parse_ids(str(clients))
 
 
-def _die_after(seconds: float) -> None:
-    """Nobody waits for an answer after that, and a process that hangs would keep its memory for ever."""
+@contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    """End this process if it takes longer: nobody waits any more, and one that hangs would keep its memory for ever."""
     timer = threading.Timer(seconds, os._exit, (GIVEN_UP,))
     timer.daemon = True
     timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,18 +1,51 @@
 """The roster: which node serves which client, bound to the node's key.
 
-Node ids change and are chosen by Flower; a client's id is forever. A node says which clients it serves, and an id
-belongs to the key that first claimed it, or to the key that the operator wrote into `roster.json` beforehand.
+Node ids are Flower's and may change; a client's id is forever. A node says which clients it serves, and an id belongs
+to the key that first claimed it, or to the one that the operator wrote into `roster.json` beforehand.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+import os
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import httpx
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from kairosfl.engines.flower.wire import NUMBERS
 from kairosfl.errors import UserError
-from kairosfl.runs.files import write_json
+
+PATIENCE = 120.0  # seconds after which a node that did not introduce itself is asked again
+PAUSE = 2.0  # seconds between two looks at who is online
+MOST_IDS = 10_000  # clients that one node may claim
+
+# Flower's error codes. Only an exception's text (code 2) says more than its kind.
+KINDS = {
+    1: "its app could not be loaded",
+    2: "it raised",
+    3: "its message was lost",
+    4: "its answer was lost",
+    5: "its node went away",
+    7: "it refused the app",
+    8: "its process died",
+}
+
+
+def explain(error: Error) -> str:
+    """An error of Flower in one line."""
+    words = KINDS.get(error.code, f"it failed with code {error.code}")
+    return clean(f"{words} {error.reason}" if error.code == 2 else words)
+
+
+def clean(text: str) -> str:
+    """A client's words as one short line that cannot pass for another line of the log."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text)
+    return line if len(line) <= 200 else line[:199] + "…"
 
 
 def fingerprint(key: bytes) -> str:
@@ -20,10 +53,10 @@ def fingerprint(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()[:16]
 
 
-def parse_ids(text: str | int) -> list[int]:
+def parse_ids(text: str) -> list[int]:
     """Client ids written as `7`, `0-3` or `0-3,7`."""
     ids: list[int] = []
-    for part in str(text).split(","):
+    for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UserError(f"clients = {text!r} is not understood; write client ids like '7' or '0-3,7'.")
@@ -32,7 +65,7 @@ def parse_ids(text: str | int) -> list[int]:
 
 
 class Roster:
-    """Clients by id. `path`, where there is one, keeps the bindings over restarts of the server."""
+    """Clients by id. `path`, where there is one, keeps the bindings when the server is started again."""
 
     def __init__(self, clients: int, path: Path | None = None) -> None:
         self.clients, self.path = clients, path
@@ -42,7 +75,7 @@ class Roster:
             self.keys = {int(client): key for client, key in json.loads(path.read_text()).items()}
 
     def claim(self, node: int, key: bytes, ids: Iterable[int]) -> list[str]:
-        """A node says that it serves these clients; a line for every event that somebody should know of."""
+        """A node says that it serves these clients; a line for everything that somebody should know of."""
         mark, lines, bound = fingerprint(key), [], False
         for client in sorted(set(ids)):
             owner = self.keys.get(client, mark)
@@ -53,17 +86,89 @@ class Roster:
             else:
                 bound |= client not in self.keys
                 self.keys[client] = mark
-                if self.nodes.get(client) != node:
-                    lines.append(f"client {client} is served by node {node} (key {mark})")
                 self.nodes[client] = node
+                lines.append(f"client {client} is served by node {node} (key {mark})")
         if bound and self.path is not None:
-            write_json(self.path, {str(client): self.keys[client] for client in sorted(self.keys)})
+            save(self.path, self.keys)
         return lines
 
     def forget(self, nodes: Iterable[int]) -> list[str]:
         """These nodes are gone; their clients stay bound to their keys."""
         gone = set(nodes)
-        lost = [client for client, node in self.nodes.items() if node in gone]
+        lost = sorted(client for client, node in self.nodes.items() if node in gone)
         for client in lost:
             del self.nodes[client]
-        return [f"client {client} has no node any more" for client in sorted(lost)]
+        return [f"client {client} has no node any more" for client in lost]
+
+
+def save(path: Path, keys: dict[int, str]) -> None:
+    """Write the bindings of clients to keys."""
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_text(json.dumps({str(client): keys[client] for client in sorted(keys)}, indent=1) + "\n")
+    os.replace(temporary, path)
+
+
+class Reception:
+    """Keeps the roster: asks nodes that come whom they serve, and strikes those that leave."""
+
+    def __init__(self, grid: Grid, roster: Roster, log: Callable[[str], None], ttl: float) -> None:
+        self.grid, self.roster, self._log, self._ttl = grid, roster, log, ttl
+        self._online: dict[int, bytes] = {}  # node → its key
+        self._asked: dict[str, int] = {}  # question on its way → node
+        self._again: dict[int, float] = {}  # node → when it is to be asked; never, if it has answered
+        self._next = 0.0
+
+    def meet(self) -> None:
+        """Look who is there; at most every two seconds."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + PAUSE
+        online = {info.node_id: info.public_key for info in self.grid.get_nodes()}
+        self._tell(self.roster.forget(self._online.keys() - online.keys()))
+        self._again = {node: self._again.get(node, 0.0) for node in online}
+        self._online = online
+        for node, when in self._again.items():
+            if when <= now:
+                self._again[node] = now + PATIENCE
+                question = Message(RecordDict(), node, MessageType.QUERY, ttl=self._ttl)
+                self._asked |= {sent: node for sent in self.grid.push_messages([question]) if sent}
+        for question_id, node in list(self._asked.items()):
+            reply = pull(self.grid, question_id)
+            if reply is not None:
+                del self._asked[question_id]
+                self._hear(node, reply)
+
+    def _hear(self, node: int, reply: Message | str) -> None:
+        ids = introduced(reply.content) if isinstance(reply, Message) else reply
+        if node not in self._online:
+            return
+        if isinstance(ids, str):
+            self._tell([f"node {node} did not introduce itself: {ids}"])
+        else:
+            self._again[node] = float("inf")
+            self._tell(self.roster.claim(node, self._online[node], ids))
+
+    def _tell(self, lines: list[str]) -> None:
+        for line in lines:
+            self._log(line)
+
+
+def pull(grid: Grid, sent: str) -> Message | str | None:
+    """The answer to a message, or why it is none; None as long as nothing has come."""
+    try:
+        reply = next(iter(grid.pull_messages([sent])), None)
+    except httpx.HTTPError:
+        raise
+    except Exception as error:  # whatever bytes a client sends, they must cost nothing but its own report
+        return f"its answer cannot be read ({type(error).__name__})"
+    return explain(reply.error) if reply is not None and reply.has_error() else reply
+
+
+def introduced(content: RecordDict) -> list[int] | str:
+    """The clients that a node says it serves."""
+    numbers = content.get(NUMBERS)
+    ids = numbers.get("clients") if isinstance(numbers, ConfigRecord) else None
+    if not isinstance(ids, list) or len(ids) > MOST_IDS:
+        return "its answer is no list of clients"
+    return [client for client in ids if isinstance(client, int)]

@@ -1,4 +1,4 @@
-"""The updates of a round: in memory, or for large models in a file that is mapped and has no name any more."""
+"""The updates of a round: in memory, or for large models in a mapped file that has no name."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Report
+from kairosfl.briefs import Briefs, Report
 
 
 class Updates:
-    """Rows like a vector, one per client that was asked; filled in any order, read in client order."""
+    """A row for every client that was asked; filled in any order, read in client order."""
 
-    def __init__(self, like: Tensor, rows: int, folder: Path | None) -> None:
-        """In memory without a folder, else in a file there."""
-        self._device = like.device
-        if folder is None:
-            self._rows = torch.empty(rows, len(like), dtype=like.dtype)
+    def __init__(self, briefs: Briefs, folder: Path | None, on_disk: int) -> None:
+        """In a file in the folder, if there is one and the updates take `on_disk` bytes or more."""
+        shape, dtype = (len(briefs), briefs.start.shape[-1]), briefs.start.dtype
+        self._device = briefs.start.device
+        size = shape[0] * shape[1] * briefs.start.element_size()
+        if folder is None or size < on_disk:
+            self._rows = torch.empty(shape, dtype=dtype)
             return
-        with tempfile.TemporaryFile(dir=folder) as file:  # without a name: a crash leaves nothing behind
-            file.truncate(rows * len(like) * like.element_size())
-            kind = torch.empty(0, dtype=like.dtype).numpy().dtype
-            self._rows = torch.from_numpy(np.memmap(file, dtype=kind, mode="r+", shape=(rows, len(like))))
+        with tempfile.TemporaryFile(dir=folder) as file:  # it has no name, so that a crash leaves nothing behind
+            file.truncate(size)
+            kind = torch.empty(0, dtype=dtype).numpy().dtype
+            self._rows = torch.from_numpy(np.memmap(file, dtype=kind, mode="r+", shape=shape))
 
     def put(self, row: int, report: Report) -> Report:
-        """Keep the report's update; the report that is returned holds it no longer."""
+        """Keeps the report's update; the report that comes back holds it no longer."""
         self._rows[row] = report.delta
         return replace(report, delta=torch.empty(0))
 
     def rows(self, filled: Sequence[int]) -> Tensor:
-        """`[m, d]` of these rows, ascending; the others give up their place, so that nothing is copied to memory."""
+        """`[m, d]` of these rows, which are ascending; they move up in place, so that nothing is held twice."""
         for to, row in enumerate(filled):
             if to != row:
                 self._rows[to] = self._rows[row]

@@ -68,7 +68,7 @@ def brief_record(brief: Brief, packing: Packing, packed: dict[int, list[Array]])
             vectors |= {f"{name}.{i}": piece for i, piece in enumerate(packed[value.data_ptr()])}
         else:
             numbers[name] = ",".join(sorted(value)) if name == "measure" else value
-    return RecordDict({NUMBERS: ConfigRecord(numbers), VECTORS: ArrayRecord(vectors)})
+    return _record(numbers, vectors)
 
 
 def read_brief(record: RecordDict) -> tuple[Brief, Packing]:
@@ -97,7 +97,7 @@ def report_record(report: Report, round: int, packing: Packing) -> RecordDict:
         delta = delta[where]
     vectors["delta"] = delta.to(torch.float16) if packing.dtype == "float16" else delta
     arrays = {f"{name}.{i}": piece for name, vector in vectors.items() for i, piece in enumerate(_pieces(vector))}
-    return RecordDict({NUMBERS: ConfigRecord(numbers), VECTORS: ArrayRecord(arrays)})
+    return _record(numbers, arrays)
 
 
 def read_report(record: RecordDict, start: Tensor, packing: Packing) -> tuple[Report, int]:
@@ -123,6 +123,13 @@ def read_report(record: RecordDict, start: Tensor, packing: Packing) -> tuple[Re
         delta = torch.zeros_like(start, device="cpu").index_copy_(0, where, delta)
     round: int = values.pop("round")
     return Report(delta=delta, **values), round
+
+
+def _record(numbers: dict[str, Any], vectors: dict[str, Array]) -> RecordDict:
+    arrays = ArrayRecord()
+    for name, array in vectors.items():  # one by one: the constructor makes new arrays, which are hashed once more
+        arrays[name] = array
+    return RecordDict({NUMBERS: ConfigRecord(numbers), VECTORS: arrays})
 
 
 def _parts(record: RecordDict) -> tuple[ConfigRecord, ArrayRecord]:

@@ -1,15 +1,19 @@
 // Curves with bands over seeds, critical periods, and a letter at the end of each.
 "use strict";
 
-function trailing(values, window) {
+// Each value with its neighbours on both sides, so that a smoothed curve does not lag behind the raw one.
+function smoothed(values, window) {
   if (window < 2) return values;
-  const recent = [];
-  return values.map((value) => {
-    if (value === null) return null;
-    recent.push(value);
-    if (recent.length > window) recent.shift();
-    return recent.reduce((a, b) => a + b, 0) / recent.length;
+  const half = window >> 1;
+  const known = [...values.keys()].filter((i) => values[i] !== null);
+  const sums = [0];
+  for (const i of known) sums.push(sums[sums.length - 1] + values[i]);
+  const out = values.map(() => null);
+  known.forEach((i, k) => {
+    const from = Math.max(0, k - half), to = Math.min(known.length, k + half + 1);
+    out[i] = (sums[to] - sums[from]) / (to - from);
   });
+  return out;
 }
 
 class LineChart extends Chart {
@@ -26,6 +30,11 @@ class LineChart extends Chart {
     this.button("SVG", "Save this picture", () => this.save());
   }
 
+  // What the server decided is shown as it was: a mean of cohort sizes was never a cohort.
+  get window() {
+    return this.spec.steps ? 1 : this.page.smooth;
+  }
+
   whole() {
     const firsts = this.spec.series.map((s) => s.x[0]), lasts = this.spec.series.map((s) => s.x[s.x.length - 1]);
     const low = this.linked ? Math.min(...firsts) : 0;
@@ -35,11 +44,12 @@ class LineChart extends Chart {
 
   // The curves that are shown, smoothed as the page asks.
   curves() {
-    const { hidden, smooth, spread } = this.page;
+    const { hidden, spread } = this.page;
+    const smooth = this.window;
     return this.spec.series.filter((s) => !hidden.has(s.group)).map((s) => {
-      const mean = trailing(s.mean, smooth);
-      const deviation = s.deviation && spread === "band" ? trailing(s.deviation, smooth) : null;
-      const seeds = s.seeds && spread === "seeds" ? s.seeds.map((each) => trailing(each, smooth)) : [];
+      const mean = smoothed(s.mean, smooth);
+      const deviation = s.deviation && spread === "band" ? smoothed(s.deviation, smooth) : null;
+      const seeds = s.seeds && spread === "seeds" ? s.seeds.map((each) => smoothed(each, smooth)) : [];
       return { ...s, mean, deviation, seeds, raw: smooth > 1 ? s.mean : null };
     });
   }
@@ -70,21 +80,23 @@ class LineChart extends Chart {
   }
 
   draw() {
+    const hero = this.figure.classList.contains("hero");
     const curves = this.curves();
     const [low, high] = this.extent(curves);
     const scale = this.spec.percent ? 100 : 1;
-    const { values, step } = this.log ? logTicks(low, high) : ticks(low * scale, high * scale, this.figure.classList.contains("hero") ? 7 : 5);
+    const { values, step } = this.log ? logTicks(low, high) : ticks(low * scale, high * scale, hero ? 7 : 5);
     const shown = values.map((v) => v / scale);
     const text = (v) => number(v * scale, step) + (this.spec.percent ? " %" : "");
     const left = 14 + 6.6 * Math.max(3, ...shown.map((v) => text(v).length));
     const strips = this.strips(curves);
-    const below = strips.length > 1 ? strips.length * 6 + 3 : 0;
+    const rows = strips.length > 1 && strips.length <= (hero ? 12 : 4) ? strips.length : 0;
+    const below = rows && rows * 6 + 3;
     const badges = this.page.groups.length > 1;
     this.frame(left, badges ? 24 : 10, 40 + below);
     const { top, height } = this.at;
     const f = this.log ? Math.log : (v) => v;
     this.y = (v) => top + height - ((f(Math.max(v, this.log ? low : v)) - f(low)) / (f(high) - f(low) || 1)) * height;
-    this.shade(strips, below);
+    this.shade(strips, rows);
     this.axes(shown, this.y, text, below);
     this.goal(low, high);
     const inside = node("g", { "clip-path": `url(#${this.clip})` }, this.svg);
@@ -101,7 +113,7 @@ class LineChart extends Chart {
     return groups.filter((g) => this.page.groups[g].critical.length);
   }
 
-  shade(strips, below) {
+  shade(strips, rows) {
     const { left, top, width, height } = this.at;
     const clip = (a, b) => [Math.max(left, this.x(a)), Math.min(left + width, this.x(b))];
     const full = strips.length === 1 ? strips : strips.filter((g) => g === this.page.focus);
@@ -111,7 +123,7 @@ class LineChart extends Chart {
         const box = { class: `critical g${g % 7}`, x, y: top, width: Math.max(0, end - x), height };
         node("rect", { ...box, style: `--share:${share}` }, this.svg);
       }
-    if (strips.length < 2) return;
+    if (!rows) return;
     strips.forEach((g, row) => {
       const y = top + height + 4 + row * 6;
       for (const [a, b, share] of this.page.groups[g].critical) {
@@ -134,12 +146,15 @@ class LineChart extends Chart {
     node("text", { class: "hint", x: left + 4, y: y - 5 }, this.svg, words);
   }
 
+  // A line through the points; a decision holds for its whole round, so it is drawn in steps.
   path(x, y) {
-    let text = "", pen = "M";
+    let text = "", last = null;
     for (let i = 0; i < x.length; i++) {
       if (y[i] === null) continue;
-      text += `${pen}${this.x(x[i]).toFixed(1)} ${this.y(y[i]).toFixed(1)}`;
-      pen = "L";
+      const at = this.x(x[i]), level = this.y(y[i]).toFixed(1);
+      if (last !== null && this.spec.steps) text += `H${((last + at) / 2).toFixed(1)}V${level}H${at.toFixed(1)}`;
+      else text += `${last === null ? "M" : "L"}${at.toFixed(1)} ${level}`;
+      last = at;
     }
     return text;
   }
@@ -171,6 +186,7 @@ class LineChart extends Chart {
     }).filter((end) => end.x >= left - 1 && end.y > top - 20 && end.y < top + height + 20);
     ends.sort((a, b) => a.y - b.y);
     const gap = Math.min(15, height / Math.max(1, ends.length));
+    if (gap < 11) return; // so many that letters would only cover each other
     ends.forEach((end, i) => (end.at = Math.max(end.y, i ? ends[i - 1].at + gap : top + 6)));
     for (let i = ends.length - 1, lowest = top + height - 4; i >= 0; i--) {
       ends[i].at = Math.min(ends[i].at, lowest);
@@ -207,7 +223,8 @@ class LineChart extends Chart {
     if (!event) return;
     rows.sort((a, b) => b.s.mean[b.i] - a.s.mean[a.i]);
     tip.show(event.clientX, event.clientY, (box) => {
-      html("b", {}, box, `${this.spec.x_label} ${number(spot)}`);
+      const mean = this.window > 1 ? ` (mean of ${this.window} points)` : "";
+      html("b", {}, box, `${this.spec.x_label} ${number(spot)}${mean}`);
       for (const { s, i } of rows) this.row(box, s, i, spot);
     });
   }

@@ -6,7 +6,7 @@ const page = {
   focus: null, // the group whose chip is under the pointer
   range: null, // rounds shown in all charts over rounds
   cursor: null,
-  smooth: 1,
+  smooth: null, // points in a mean; the data says how many to begin with
   spread: "band",
   inside: 0, // the group looked into
   charts: [],
@@ -14,6 +14,7 @@ const page = {
   load() {
     const data = JSON.parse(document.getElementById("data").textContent);
     Object.assign(this, { data, groups: data.groups, target: this.target ?? data.target, charts: [] });
+    this.smooth ??= data.smooth;
     for (const spec of data.lines) this.add(spec, LineChart);
     for (const spec of data.heats) this.add(spec, HeatChart);
     if (this.inside >= this.groups.length) this.inside = 0;
@@ -147,7 +148,7 @@ function bind(id, value, act) {
   const field = document.getElementById(id);
   if (!field) return;
   if (value !== null) field.value = value;
-  field.addEventListener("input", () => act(field.value));
+  field.addEventListener(field.tagName === "SELECT" ? "change" : "input", () => act(field.value));
 }
 
 // As the server writes it: mean, deviation where values differ, how many where it is not all.
@@ -191,6 +192,7 @@ async function copy(button) {
 
 // While a run goes on: ask now and then, and put in what has changed, keeping what the reader chose.
 async function refresh() {
+  if (page.charts.some((chart) => chart.from !== undefined)) return; // not under a hand that is drawing a range
   const live = document.documentElement.dataset;
   try {
     const answer = await fetch(`/?since=${live.mark}`, { cache: "no-store" });

@@ -1,0 +1,126 @@
+"""What adapting costs a client: each measurement as a part of plain local training. CPU seconds, taken in turns.
+
+    python benchmarks/adapting.py [--samples 200] [--epochs 5] [--batch 32] [--repeats 7]
+
+A 2-conv CNN on CIFAR-shaped synthetic data. Memory is what the process takes beyond what it held before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from kairosfl import Task
+from kairosfl.briefs import FISHER, FISHER_SAMPLED, SCORE_AFTER, Brief
+from kairosfl.local import Trainer
+from kairosfl.tasks import models
+from kairosfl.tasks.data import load
+from kairosfl.tasks.partitions import iid
+
+LIMITS = {"FGN": 0.05, "PA3Fed's score": 0.10, "ALT's second pass": 0.40}
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def gradient_norms(trainer: Trainer, brief: Brief) -> tuple[float, float]:
+    """Seconds of the squared gradient norms alone in one round of steps, on gradients as they come; and their sum."""
+    rows = torch.arange(brief.batch_size)
+    spent = total = 0.0
+    for _ in range(brief.epochs * -(-len(trainer.task.clients[brief.client]) // brief.batch_size)):
+        outputs = trainer.model(trainer._inputs(rows))
+        loss = trainer.task.loss(outputs, trainer.targets[rows]).mean()
+        g = torch.autograd.grad(loss, trainer.parameters)
+        began = time.process_time()
+        square = torch.stack(torch._foreach_norm(g)).square_().sum()
+        spent += time.process_time() - began
+        total += float(square)
+    return spent, total
+
+
+def memory(work: Callable[[], object]) -> float:
+    """MiB that the work takes at its peak beyond what the process held; NaN where the system does not tell."""
+    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not reset.exists():
+        return float("nan")
+
+    def kibibytes(field: str) -> int:
+        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(field))
+
+    gc.collect()
+    reset.write_text("5")
+    before = kibibytes("VmRSS")
+    work()
+    return (kibibytes("VmHWM") - before) / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--samples", type=int, default=200)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+
+    dataset = load("synthetic", samples=args.samples, classes=10, shape=(3, 32, 32), seed=0)
+    model = models.build("cnn", shape=dataset.shape, classes=10, seed=0)
+    task = Task(model, dataset, iid(dataset.train.targets.numpy(), 1, 0))
+    trainer = Trainer(task, torch.device("cpu"))
+    plain = Brief(0, 0, 0, task.start(), lr=0.01, momentum=0.9, batch_size=args.batch, epochs=args.epochs)
+    mine = torch.arange(args.samples)
+
+    briefs = {
+        "PA3Fed's score": replace(plain, measure=frozenset({SCORE_AFTER})),
+        "ALT's second pass": replace(plain, stop_below=-2.0),  # a cosine never falls below it: nobody stops
+    }
+    traces = {
+        "FedFIM, exact": replace(plain, measure=frozenset({FISHER})),
+        "FedFIM, sampled": replace(plain, measure=frozenset({FISHER_SAMPLED})),
+    }
+    trained: list[float] = []
+    spent: dict[str, list[float]] = {name: [] for name in ("FGN", *briefs, *traces)}
+    trainer.follow(plain)
+    for _ in range(args.repeats):
+        base = seconds(lambda: trainer.follow(plain))
+        trained.append(base)
+        spent["FGN"].append(gradient_norms(trainer, plain)[0])
+        for name, brief in briefs.items():
+            spent[name].append(seconds(lambda brief=brief: trainer.follow(brief)) - base)
+    for name, brief in traces.items():
+        for _ in range(min(2, args.repeats)):
+            spent[name].append(seconds(lambda brief=brief: trainer.fisher(plain.start, mine, brief)))
+
+    used = {"training": memory(lambda: trainer.follow(plain))}
+    used |= {name: memory(lambda brief=brief: trainer.follow(brief)) for name, brief in briefs.items()}
+    used |= {
+        name: memory(lambda brief=brief: trainer.fisher(plain.start, mine, brief)) for name, brief in traces.items()
+    }
+
+    whole, norms = statistics.median(trained), statistics.median(spent["FGN"])
+    print(
+        f"2-conv CNN of {task.layout.size:,} parameters, {args.samples} samples, {args.epochs} epochs, "
+        f"batch {args.batch}, {args.threads} thread(s)"
+    )
+    print(f"{'':20s}{'seconds':>10s}{'of a round':>12s}{'limit':>8s}{'x FGN':>9s}{'MiB':>9s}")
+    print(f"{'training, FGN in it':20s}{whole:10.4f}{1:12.1%}{'':8s}{whole / norms:9.1f}{used['training']:9.1f}")
+    for name, times in spent.items():
+        cost = statistics.median(times)
+        limit = f"{LIMITS[name]:8.0%}" if name in LIMITS else " " * 8
+        memory_used = f"{used[name]:9.1f}" if name in used else f"{'8 bytes':>9s}"
+        print(f"{name:20s}{cost:10.4f}{cost / whole:12.1%}{limit}{cost / norms:9.1f}{memory_used}")
+
+
+if __name__ == "__main__":
+    main()

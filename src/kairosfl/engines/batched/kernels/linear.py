@@ -1,0 +1,230 @@
+"""Linear layers of stacked clients.
+
+With few samples a client, a linear layer is its weights crossing memory. The backward pass reads them once, for the
+gradient of its input and for the step alike, and never writes their gradients.
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: N803
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kairosfl.engines.batched.kernels.update import stepped
+
+MOST = 128  # samples a client that fit into one tile
+
+
+@triton.jit
+def _backward(
+    x_rows,
+    dy_rows,
+    dx_rows,
+    w_rows,
+    v_rows,
+    anchor_rows,
+    push_rows,
+    reals,
+    live,
+    partials,
+    row,
+    slots,
+    columns,
+    column,
+    weight,
+    bias,
+    R,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    BIAS: tl.constexpr,
+    INWARD: tl.constexpr,
+    PULL: tl.constexpr,
+    PUSH: tl.constexpr,
+    MOMENTUM: tl.constexpr,
+    DOT: tl.constexpr,
+    BR: tl.constexpr,
+    BI: tl.constexpr,
+    BO: tl.constexpr,
+):
+    strip = tl.program_id(0)
+    client = tl.program_id(1)
+    base = client.to(tl.int64) * row
+    samples = tl.arange(0, BR)
+    inputs = strip * BI + tl.arange(0, BI)
+    here = (samples < R)[:, None] & (inputs < IN)[None, :]
+    first = client.to(tl.int64) * R
+    x = tl.load(x_rows + (first + samples)[:, None] * IN + inputs[None, :], here, 0.0)
+    acc = tl.zeros([BR, BI], dtype=tl.float32)
+    total = tl.zeros([BO, BI], dtype=tl.float32)
+    on = tl.load(live + client) != 0
+    lr = tl.load(reals + client)
+    momentum = tl.load(reals + slots + client)
+    decay = tl.load(reals + 2 * slots + client)
+    scale = tl.load(reals + 4 * slots + client)
+    pull = tl.load(reals + 5 * slots + client)
+    side = 0.0
+    if on:
+        for begin in range(0, OUT, BO):
+            outputs = begin + tl.arange(0, BO)
+            there = (samples < R)[:, None] & (outputs < OUT)[None, :]
+            dy = tl.load(dy_rows + (first + samples)[:, None] * OUT + outputs[None, :], there, 0.0)
+            places = base + weight + outputs[:, None] * IN + inputs[None, :]
+            inside = (outputs < OUT)[:, None] & (inputs < IN)[None, :]
+            w = tl.load(w_rows + places, inside, 0.0)
+            v = tl.load(v_rows + places, inside, 0.0) if MOMENTUM else w
+            anchor = tl.load(anchor_rows + places, inside, 0.0) if PULL else w
+            push = tl.load(push_rows + places, inside, 0.0) if PUSH else w
+            if INWARD:
+                acc = tl.dot(dy, w.to(dy.dtype), acc, input_precision=DOT)
+            g = tl.dot(tl.trans(dy), x, input_precision=DOT)
+            total += g * g
+            w, v = stepped(g * scale, w, v, anchor, push, lr, momentum, decay, pull, PULL, PUSH, MOMENTUM)
+            tl.store(w_rows + places, w, inside)
+            if MOMENTUM:
+                tl.store(v_rows + places, v, inside)
+            if BIAS:
+                if strip == 0:
+                    db = tl.sum(dy.to(tl.float32), 0)
+                    side += tl.sum(db * db)
+                    spots = base + bias + outputs
+                    known = outputs < OUT
+                    w1 = tl.load(w_rows + spots, known, 0.0)
+                    v1 = tl.load(v_rows + spots, known, 0.0) if MOMENTUM else w1
+                    anchor1 = tl.load(anchor_rows + spots, known, 0.0) if PULL else w1
+                    push1 = tl.load(push_rows + spots, known, 0.0) if PUSH else w1
+                    w1, v1 = stepped(
+                        db * scale, w1, v1, anchor1, push1, lr, momentum, decay, pull, PULL, PUSH, MOMENTUM
+                    )
+                    tl.store(w_rows + spots, w1, known)
+                    if MOMENTUM:
+                        tl.store(v_rows + spots, v1, known)
+    tl.store(partials + client * columns + column + strip, tl.sum(total) + side)
+    if INWARD:
+        tl.store(
+            dx_rows + (first + samples)[:, None] * IN + inputs[None, :], acc.to(dx_rows.dtype.element_ty), here
+        )
+
+
+@triton.jit
+def _forward(
+    x_rows,
+    y_rows,
+    w_rows,
+    row,
+    weight,
+    bias,
+    R,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    BIAS: tl.constexpr,
+    DOT: tl.constexpr,
+    BR: tl.constexpr,
+    BI: tl.constexpr,
+    BO: tl.constexpr,
+):
+    outputs = tl.program_id(0) * BO + tl.arange(0, BO)
+    client = tl.program_id(1)
+    base = client.to(tl.int64) * row
+    samples = tl.arange(0, BR)
+    first = client.to(tl.int64) * R
+    acc = tl.zeros([BR, BO], dtype=tl.float32)
+    for begin in range(0, IN, BI):
+        inputs = begin + tl.arange(0, BI)
+        here = (samples < R)[:, None] & (inputs < IN)[None, :]
+        x = tl.load(x_rows + (first + samples)[:, None] * IN + inputs[None, :], here, 0.0)
+        inside = (outputs < OUT)[:, None] & (inputs < IN)[None, :]
+        w = tl.load(w_rows + base + weight + outputs[:, None] * IN + inputs[None, :], inside, 0.0)
+        acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision=DOT)
+    if BIAS:
+        acc += tl.load(w_rows + base + bias + outputs, outputs < OUT, 0.0)[None, :]
+    there = (samples < R)[:, None] & (outputs < OUT)[None, :]
+    tl.store(y_rows + (first + samples)[:, None] * OUT + outputs[None, :], acc.to(y_rows.dtype.element_ty), there)
+
+
+def forward(x: Tensor, rows: Tensor, weight: int, bias: int | None, outputs: int, dot: str) -> Tensor:
+    """x `[m, r, in]` times the weights that begin at column `weight` of the rows."""
+    m, samples, inputs = x.shape
+    y = x.new_empty(m, samples, outputs)
+    _forward[(triton.cdiv(outputs, 64), m)](
+        x,
+        y,
+        rows,
+        rows.stride(0),
+        weight,
+        bias or 0,
+        samples,
+        IN=inputs,
+        OUT=outputs,
+        BIAS=bias is not None,
+        DOT=dot,
+        BR=max(16, triton.next_power_of_2(samples)),
+        BI=64,
+        BO=64,
+        num_warps=4,
+        num_stages=4,
+    )
+    return y
+
+
+STRIP = 64  # inputs that one program of the backward pass takes
+
+
+def backward(
+    x: Tensor,
+    dy: Tensor,
+    w: Tensor,
+    v: Tensor,
+    anchor: Tensor | None,
+    push: Tensor | None,
+    reals: Tensor,
+    live: Tensor,
+    partials: Tensor,
+    column: int,
+    weight: int,
+    bias: int | None,
+    inward: bool,
+    momentum: bool,
+    dot: str,
+) -> Tensor | None:
+    """The gradient of the input, if `inward`; the weights and the bias have stepped.
+
+    ‖∇L‖² goes to one column of `partials` per strip of inputs, from `column` on.
+    """
+    m, samples, inputs = x.shape
+    dx = x.new_empty(x.shape) if inward else None
+    _backward[(triton.cdiv(inputs, STRIP), m)](
+        x,
+        dy,
+        x if dx is None else dx,
+        w,
+        v,
+        w if anchor is None else anchor,
+        w if push is None else push,
+        reals,
+        live,
+        partials,
+        w.stride(0),
+        reals.stride(0),
+        partials.stride(0),
+        column,
+        weight,
+        bias or 0,
+        samples,
+        IN=inputs,
+        OUT=dy.shape[2],
+        BIAS=bias is not None,
+        INWARD=inward,
+        PULL=anchor is not None,
+        PUSH=push is not None,
+        MOMENTUM=momentum,
+        DOT=dot,
+        BR=max(16, triton.next_power_of_2(samples)),
+        BI=STRIP,
+        BO=32,
+        num_warps=4,
+        num_stages=2,
+    )
+    return dx

@@ -1,0 +1,119 @@
+"""The optimiser in one pass over the rows: every weight, momentum and gradient crosses memory once."""
+
+# mypy: ignore-errors
+# ruff: noqa: N803
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 4096
+
+
+@triton.jit
+def stepped(
+    g, w, v, anchor, push, lr, momentum, decay, pull, PULL: tl.constexpr, PUSH: tl.constexpr, MOMENTUM: tl.constexpr
+):
+    """New weights and momenta from the gradient, already clipped and scaled."""
+    g += decay * w
+    if PULL:
+        g += pull * (w - anchor)
+    if PUSH:
+        g += push
+    if MOMENTUM:
+        g += momentum * v
+    return w - lr * g, g
+
+
+@triton.jit
+def _update(
+    w_rows,
+    v_rows,
+    g_rows,
+    anchor_rows,
+    push_rows,
+    reals,
+    factors,
+    live,
+    blocks,
+    partials,
+    row,
+    slots,
+    columns,
+    PULL: tl.constexpr,
+    PUSH: tl.constexpr,
+    MOMENTUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    number = tl.program_id(0)
+    client = tl.program_id(1)
+    total = 0.0
+    if tl.load(live + client) != 0:
+        begin = tl.multiple_of(tl.load(blocks + 2 * number), 32)
+        size = tl.multiple_of(tl.load(blocks + 2 * number + 1), 32)
+        lanes = tl.arange(0, BLOCK)
+        inside = lanes < size
+        places = client.to(tl.int64) * row + begin + lanes
+        g = tl.load(g_rows + places, inside, 0.0)
+        w = tl.load(w_rows + places, inside, 0.0)
+        v = tl.load(v_rows + places, inside, 0.0) if MOMENTUM else g
+        anchor = tl.load(anchor_rows + places, inside, 0.0) if PULL else g
+        push = tl.load(push_rows + places, inside, 0.0) if PUSH else g
+        total = tl.sum(g * g)
+        lr = tl.load(reals + client)
+        momentum = tl.load(reals + slots + client)
+        decay = tl.load(reals + 2 * slots + client)
+        pull = tl.load(reals + 5 * slots + client)
+        g *= tl.load(factors + client)
+        w, v = stepped(g, w, v, anchor, push, lr, momentum, decay, pull, PULL, PUSH, MOMENTUM)
+        tl.store(w_rows + places, w, inside)
+        if MOMENTUM:
+            tl.store(v_rows + places, v, inside)
+    tl.store(partials + client * columns + number, total)
+
+
+def blocks(ranges: list[tuple[int, int]], device: torch.device) -> Tensor:
+    """Pieces (begin, length) of ranges of columns, for one program each."""
+    pieces = [
+        (begin, min(BLOCK, end - begin)) for first, end in ranges for begin in range(first, end, BLOCK)
+    ]
+    return torch.tensor(pieces, dtype=torch.int32).to(device)
+
+
+def update(
+    w: Tensor,
+    v: Tensor,
+    g: Tensor,
+    anchor: Tensor | None,
+    push: Tensor | None,
+    reals: Tensor,
+    factors: Tensor,
+    live: Tensor,
+    pieces: Tensor,
+    partials: Tensor,
+    momentum: bool,
+) -> None:
+    """One step of the rows `[a, width]` in these pieces; ‖g‖² of every piece goes to `partials[:, : len(pieces)]`."""
+    _update[(len(pieces), len(w))](
+        w,
+        v,
+        g,
+        w if anchor is None else anchor,
+        w if push is None else push,
+        reals,
+        factors,
+        live,
+        pieces,
+        partials,
+        w.stride(0),
+        reals.stride(0),
+        partials.stride(0),
+        PULL=anchor is not None,
+        PUSH=push is not None,
+        MOMENTUM=momentum,
+        BLOCK=BLOCK,
+        num_warps=8,
+    )

@@ -1,0 +1,83 @@
+"""TLS certificates and node keys for a rehearsal: an own authority, the server's certificate, a key for every node."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+LIFETIME = datetime.timedelta(days=90)  # short: these are for rehearsals, a deployment has its own authority
+
+
+def authority(folder: Path, hosts: Sequence[str]) -> None:
+    """`ca.crt`, and the server's `server.pem` and `server.key` for these host names and addresses."""
+    ca_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Kairos rehearsal")])
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)  # signs certificates
+    ca = (
+        _certificate(name, ca_key, name)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    server = (
+        _certificate(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])]), server_key, name)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    # The authority's own key is not kept: nobody can make another certificate that these nodes would trust.
+    _write(folder / "ca.crt", ca.public_bytes(serialization.Encoding.PEM))
+    _write(folder / "server.pem", server.public_bytes(serialization.Encoding.PEM))
+    _write(folder / "server.key", _private(server_key, serialization.PrivateFormat.PKCS8), secret=True)
+
+
+def node_key(path: Path) -> bytes:
+    """A node's key pair at `path` and `path.pub`; returns the public key as the server sees it."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    public = key.public_key()
+    _write(path, _private(key, serialization.PrivateFormat.OpenSSH), secret=True)
+    line = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    _write(path.with_name(path.name + ".pub"), line + b"\n")
+    return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _certificate(subject: x509.Name, key: ec.EllipticCurvePrivateKey, issuer: x509.Name) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks differ
+        .not_valid_after(now + LIFETIME)
+    )
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644), "wb") as file:
+        file.write(content)
+    os.replace(temporary, path)

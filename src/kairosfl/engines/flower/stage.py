@@ -1,0 +1,140 @@
+"""A stage: SuperLink and SuperNodes as real processes on this machine's loopback, with TLS and node authentication."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from kairosfl.engines.flower.certs import authority, node_key
+from kairosfl.errors import UserError
+
+HOST, NAME = "127.0.0.1", "rehearsal"
+UP = 60.0  # seconds that the SuperLink may take to come up
+DOWN = 5.0  # seconds that processes may take to end when asked
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+}
+
+
+class Stage:
+    """Everything lies in one folder: `certs`, `logs`, Flower's `home`, and the SuperLink's `state.db`."""
+
+    def __init__(self, folder: Path, nodes: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
+        """One node for each text of client ids that it serves, such as `0-3`."""
+        self.folder, self.nodes = folder.absolute(), list(nodes)
+        self.port = _free_port()
+        here = str(Path(sys.executable).parent)  # Flower starts its parts by name
+        path = os.pathsep.join([here, os.environ.get("PATH", "")])
+        home = str(self.folder / "home")
+        self.environment = {**os.environ, **QUIET, **(environment or {}), "PATH": path, "FLWR_HOME": home}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.keys: dict[str, bytes] = {}  # node → its public key
+
+    @property
+    def certs(self) -> Path:
+        return self.folder / "certs"
+
+    def __enter__(self) -> Self:
+        for name in ("certs", "logs", "home"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        authority(self.certs, ("localhost", HOST))
+        config = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{HOST}:{self.port}"\n'
+        config += f'root-certificates = "{self.certs / "ca.crt"}"\n'
+        (self.folder / "home" / "config.toml").write_text(config)
+        try:
+            self.start_superlink()
+            for number, clients in enumerate(self.nodes):
+                self.keys[f"node-{number}"] = node_key(self.certs / f"node-{number}")
+                self.register(f"node-{number}")
+                self.start_node(f"node-{number}", clients)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start_superlink(self) -> None:
+        """Start it, or start it again with the state it had, and wait until it answers."""
+        arguments = ["--host", HOST, "--port", str(self.port), "--database", str(self.folder / "state.db")]
+        arguments += ["--ssl-ca-certfile", str(self.certs / "ca.crt"), "--ssl-certfile", str(self.certs / "server.pem")]
+        arguments += ["--ssl-keyfile", str(self.certs / "server.key"), "--enable-supernode-auth"]
+        process = self.start("superlink", "flower-superlink", *arguments)
+        until = time.monotonic() + UP
+        while not _open(self.port):
+            if process.poll() is not None or time.monotonic() > until:
+                raise UserError(f"The SuperLink did not come up; see {self.log('superlink')}.")
+            time.sleep(0.1)
+
+    def register(self, node: str) -> None:
+        """Let the SuperLink know a node's key."""
+        public = str(self.certs / f"{node}.pub")
+        done = subprocess.run(
+            ["flwr", "supernode", "register", public, NAME, "--name", node], env=self.environment, capture_output=True
+        )
+        if done.returncode:
+            raise UserError(f"The SuperLink refused the key of {node}: {done.stderr.decode().strip()[-200:]}")
+
+    def start_node(self, node: str, clients: str, *more: str) -> None:
+        """Start a node that serves these clients, with its key."""
+        arguments = ["--superlink", f"{HOST}:{self.port}", "--root-certificates", str(self.certs / "ca.crt")]
+        arguments += ["--auth-supernode-private-key", str(self.certs / node), "--port", str(_free_port())]
+        self.start(node, "flower-supernode", *arguments, "--node-config", f'clients="{clients}"', *more)
+
+    def submit(self, app: Path, run: Path, out: Path) -> subprocess.Popen[bytes]:
+        """Start a run of an app with a configuration in a run folder; the process lasts as long as the run."""
+        config = f'run="{run.absolute()}" out="{out.absolute()}"'
+        return self.start("run", "flwr", "run", str(app), NAME, "--stream", "--run-config", config)
+
+    def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        """A process with a session of its own, so that its children end with it, and a log."""
+        with self.log(name).open("ab") as log:
+            process = subprocess.Popen(
+                command, env=self.environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self.processes[name] = process
+        return process
+
+    def log(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
+        """End a process and all its children."""
+        process = self.processes.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(DOWN)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def close(self) -> None:
+        """End everything, nodes first."""
+        for name in sorted(self.processes, key=lambda name: name == "superlink"):
+            self.kill(name, signal.SIGTERM)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _open(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((HOST, port)) == 0

@@ -1,0 +1,48 @@
+"""The four papers' tables and figures: what they ran, what they print, and how to run it again.
+
+One file per paper, nothing but data. `kairosfl reproduce` lists the items, `kairosfl reproduce PAPER/ITEM` runs one.
+"""
+
+from __future__ import annotations
+
+from kairosfl.errors import UserError, nearest
+from kairosfl.papers import alt, fedaware, fedcl, pa3fed
+from kairosfl.papers.item import Cell, Item, choose, members
+from kairosfl.papers.page import write_results_page
+from kairosfl.papers.reproduce import reproduce
+from kairosfl.papers.results import collect, save, table
+
+ITEMS: dict[str, Item] = {item.key: item for paper in (fedaware, pa3fed, fedcl, alt) for item in paper.ITEMS}
+
+
+def find(name: str) -> Item:
+    """The item called PAPER/ITEM."""
+    if name not in ITEMS:
+        raise UserError(f"There is no item {name!r}; {nearest(name, ITEMS)}")
+    return ITEMS[name]
+
+
+def list_items() -> list[tuple[str, str]]:
+    """Name and title of every item, with how many cells it has and how many of them have a printed value."""
+    return [(name, f"{item.title} [{_size(item)}]") for name, item in ITEMS.items()]
+
+
+def _size(item: Item) -> str:
+    printed = sum(bool(cell.printed) for cell in item.cells.values())
+    return f"{len(item.cells)} cells, " + (f"{printed} with printed values" if printed else "no numbers in print")
+
+
+__all__ = [
+    "ITEMS",
+    "Cell",
+    "Item",
+    "choose",
+    "collect",
+    "find",
+    "list_items",
+    "members",
+    "reproduce",
+    "save",
+    "table",
+    "write_results_page",
+]

@@ -1,0 +1,61 @@
+"""ALT: Shenaj, Belilovsky and Zanuttigh, "Adaptive Local Training in Federated Learning", 2025."""
+
+from __future__ import annotations
+
+from kairosfl.papers.item import TEXT, Cell, Item
+
+CIFAR10, TINY = "alt-cifar10-cnn", "alt-tinyimagenet-resnet50"
+MOON = "moon(mu=5.0)"  # mu and temperature as released; the text names neither
+
+# Suffix of the cell, the reading in words, and the rule.
+READINGS = (
+    ("alt", "Section 2: mean cosine to the global model", "alt"),
+    ("alt-min", "released code: smallest cosine of a batch", "alt(statistic='min')"),
+    ("alt-previous", "Appendix C: compared with the client's own last model", "alt(reference='previous')"),
+)
+THRESHOLDS = {
+    "up": "alt",
+    "down": "alt(threshold='down')",
+    "fixed0.1": "alt(threshold='fixed')",
+    "fixed0.5": "alt(threshold='fixed', a=0.5)",
+    "fixed0.9": "alt(threshold='fixed', a=0.9)",
+}
+
+
+def _figure2(data: str, preset: str) -> dict[str, Cell]:
+    cells = {}
+    for base, algorithm in (("fedavg", "fedavg"), ("moon", MOON)):
+        plain = f"{data}-{base}"
+        cells[plain] = Cell(preset=preset, settings={"algorithm": algorithm}, reading=TEXT)
+        for suffix, reading, rule in READINGS:
+            cells[f"{plain}-{suffix}"] = Cell(
+                preset=preset, settings={"algorithm": f"{algorithm} + {rule}"}, reading=reading, baseline=plain
+            )
+    return cells
+
+
+ITEMS = (
+    Item(
+        paper="alt",
+        name="figure2",
+        title="Figure 2: accuracy, epochs per round and cumulative epochs, FedAvg and MOON with and without ALT",
+        cells=_figure2("cifar10", CIFAR10) | _figure2("tinyimagenet", TINY),
+        measures=("last_tenth", "epochs_round", "epochs"),
+        claim="ALT trains far fewer epochs and is at least as accurate; FedAvg with ALT is similar to or better than "
+        "MOON, and much cheaper.",
+        note="ResNet-50 has GroupNorm here, BatchNorm in the released code.",
+    ),
+    Item(
+        paper="alt",
+        name="thresholds",
+        title="Appendix B: threshold functions",
+        cells={"cifar10-none": Cell(preset=CIFAR10, settings={"algorithm": "fedavg"})}
+        | {
+            f"cifar10-{name}": Cell(preset=CIFAR10, settings={"algorithm": rule}, baseline="cifar10-none")
+            for name, rule in THRESHOLDS.items()
+        },
+        measures=("last_tenth", "epochs_round", "epochs"),
+        claim="The linearly increasing threshold is best; any threshold saves epochs.",
+        note="The constants of the fixed threshold are not in the text; these are ours.",
+    ),
+)

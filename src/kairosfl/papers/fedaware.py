@@ -1,0 +1,259 @@
+"""FedAWARE: Zeng et al., "On the Power of Adaptive Weighted Aggregation in Heterogeneous FL", AISTATS 2025."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kairosfl.papers.item import TEXT, Cell, Item
+
+PRESETS = {
+    "cifar10": "fedaware-cifar10-cnn",
+    "cifar100": "fedaware-cifar100-resnet18",
+    "agnews": "fedaware-agnews-pythia",
+}
+
+# Appendix B.1 names grids, not choices: beta, mu, alpha and lr are those of the released scripts, FedCM's its authors'.
+BASES = {
+    "fedavg": "fedavg",
+    "fedavgm": "fedavgm(beta=0.7)",
+    "fedcm": "fedcm(alpha=0.1)",
+    "feddyn": "feddyn(alpha=0.01)",
+    "fedprox": "fedprox(mu=0.01)",
+    "fedyogi": "fedyogi(lr={lr}, tau=1e-4)",
+    "fedams": "fedams(lr={lr}, eps=1e-8)",
+}
+SERVER_LR = {"cifar10": 0.01, "cifar100": 0.01, "agnews": 0.001}
+
+# Table 2: accuracy and e-LUDD, raw and ×AWARE; None where nothing is printed.
+Pair = tuple[float, float | None]
+TABLE2: dict[str, dict[str, tuple[Pair, Pair | None]]] = {
+    "cifar10": {
+        "fedavg": ((42.78, 2.58), (49.25, 3.08)),
+        "fedavgm": ((50.07, 2.17), (59.58, 2.92)),
+        "fedcm": ((47.84, 2.99), (49.13, 3.09)),
+        "feddyn": ((54.87, None), None),
+        "fedprox": ((46.33, 2.81), (49.40, 2.87)),
+        "fedyogi": ((54.62, 2.47), (54.92, 2.66)),
+        "fedams": ((57.09, 2.46), (58.45, 2.67)),
+        "fedaware": ((59.78, 2.90), None),
+    },
+    "cifar100": {
+        "fedavg": ((28.69, 2.94), (32.72, 3.61)),
+        "fedavgm": ((31.04, 2.72), (40.66, 3.37)),
+        "fedcm": ((30.62, 2.94), (33.09, 3.63)),
+        "feddyn": ((39.04, None), None),
+        "fedprox": ((27.20, 2.95), (32.68, 3.62)),
+        "fedyogi": ((37.12, 2.61), (44.02, 3.27)),
+        "fedams": ((38.19, 2.42), (45.20, 3.13)),
+        "fedaware": ((38.77, 2.75), None),
+    },
+    "agnews": {
+        "fedavg": ((79.27, 1.25), (80.21, 1.98)),
+        "fedavgm": ((81.85, 1.38), (83.15, 1.85)),
+        "fedcm": ((80.79, 1.26), (80.24, 1.76)),
+        "feddyn": ((84.47, None), None),
+        "fedprox": ((76.81, 1.15), (80.13, 1.83)),
+        "fedyogi": ((83.15, 1.43), (85.89, 2.01)),
+        "fedams": ((83.33, 1.34), (86.08, 1.92)),
+        "fedaware": ((87.70, 1.73), None),
+    },
+}
+
+UNIT, RAW = "unit vectors (released code)", "raw vectors (Eq. 2 to the letter)"
+RELEASED = "fedaware(explore=True, solver='frank_wolfe')"
+EMPTY: Mapping[str, Any] = {}
+RELEASED_DATA = {"data.balance": True, "data.partition_seed": 2023}
+RELEASED_WORDS = "released code: every client once first, its solver, its partition"
+
+
+def _printed(pair: Pair) -> dict[str, float]:
+    accuracy, elud = pair
+    return {"last_tenth": accuracy} | ({} if elud is None else {"elud": elud})
+
+
+def _table2(data: str) -> dict[str, Cell]:
+    cells: dict[str, Cell] = {}
+
+    def cell(
+        name: str, algorithm: str, pair: Pair, reading: str, baseline: str = "", settings: Mapping[str, Any] = EMPTY
+    ) -> None:
+        cells[f"{data}-{name}"] = Cell(
+            preset=PRESETS[data],
+            settings={"algorithm": algorithm.format(lr=SERVER_LR[data]), **settings},
+            printed=_printed(pair),
+            reading=reading,
+            baseline=baseline and f"{data}-{baseline}",
+        )
+
+    average, alone = TABLE2[data]["fedavg"][0], TABLE2[data]["fedaware"][0]
+    cell("fedavg", "fedavg", average, TEXT)
+    cell("fedaware", "fedaware", alone, UNIT, "fedavg")
+    cell("fedaware-raw", "fedaware(normalise=False)", alone, RAW, "fedavg")
+    for base, algorithm in BASES.items():
+        raw, aware = TABLE2[data][base]
+        if base != "fedavg":
+            cell(base, algorithm, raw, TEXT)
+        if aware is not None:
+            cell(f"{base}-aware", f"{algorithm} + fedaware(project=True)", aware, UNIT, base)
+    for base, algorithm in BASES.items():
+        aware = TABLE2[data][base][1]
+        if aware is not None:
+            cell(f"{base}-aware-raw", f"{algorithm} + fedaware(project=True, normalise=False)", aware, RAW, base)
+    cell("fedavg-released", "fedavg", average, RELEASED_WORDS, settings=RELEASED_DATA)
+    cell("fedaware-released", RELEASED, alone, RELEASED_WORDS, "fedavg-released", RELEASED_DATA)
+    return cells
+
+
+def _grid() -> dict[str, Cell]:
+    """Appendix B.1's grids on CIFAR-10."""
+    rules = {
+        "fedavgm": [f"fedavgm(beta={value})" for value in (0.7, 0.9, 0.97, 0.997)],
+        "fedcm": [f"fedcm(alpha={value})" for value in (0.1, 0.3, 0.5, 0.7, 0.9)],
+        "fedprox": [f"fedprox(mu={value})" for value in (0.01, 0.1, 1.0, 10.0)],
+        "feddyn": [f"feddyn(alpha={value})" for value in (0.1, 0.01, 0.001)],
+        "fedyogi": [f"fedyogi(lr={10**power:.4g}, tau=1e-4)" for power in (-3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5, 1)],
+        "fedams": [
+            f"fedams(lr={lr}, eps={eps})"
+            for lr in (1.0, 0.1, 0.01, 0.001, 0.0001)
+            for eps in (1e-8, 1e-4, 1e-3, 1e-2, 1e-1)
+        ],
+    }
+    return {
+        f"cifar10-{base}-{number}": Cell(preset=PRESETS["cifar10"], settings={"algorithm": rule}, reading=rule)
+        for base, grid in rules.items()
+        for number, rule in enumerate(grid, 1)
+    }
+
+
+def _figure4(data: str) -> dict[str, Cell]:
+    preset = PRESETS[data]
+    cells = {
+        f"{data}-fedavg-full": Cell(preset=preset, settings={"algorithm": "fedavg", "train.cohort": 100}),
+        f"{data}-fedavg": Cell(preset=preset, settings={"algorithm": "fedavg"}),
+    }
+    for alpha in (0.1, 0.3, 0.5, 0.7, 0.9):
+        cells[f"{data}-na-alpha{alpha}"] = Cell(
+            preset=preset, settings={"algorithm": f"fedaware(alpha={alpha}, adaptive=False, normalise=False)"}
+        )
+        cells[f"{data}-alpha{alpha}"] = Cell(
+            preset=preset,
+            settings={"algorithm": f"fedaware(alpha={alpha})"},
+            reading=UNIT,
+            baseline=f"{data}-na-alpha{alpha}",
+        )
+    return cells
+
+
+def _fedavg(degrees: tuple[float, ...], **more: Any) -> dict[str, Cell]:
+    return {
+        f"cifar10-dir{degree:g}": Cell(
+            preset=PRESETS["cifar10"], settings={"algorithm": "fedavg", "data.alpha": degree, **more}
+        )
+        for degree in degrees
+    }
+
+
+TABLE2_CELLS = {name: cell for data in PRESETS for name, cell in _table2(data).items()}
+PYTHIA = (
+    "AG News: the paper fine-tunes published Pythia-70M weights. Without them (`--set model.checkpoint=...`) the model "
+    "starts from nothing and the values do not compare."
+)
+
+ITEMS = (
+    Item(
+        paper="fedaware",
+        name="table2",
+        title="Table 2: accuracy of the last 10 % of rounds and e-LUDD, raw and ×AWARE",
+        cells=TABLE2_CELLS,
+        measures=("last_tenth", "elud", "final"),
+        claim="×AWARE raises e-LUDD for every method and accuracy for nearly every one.",
+        note="Hyper-parameters are those of the released scripts, since the paper names grids only (item `grid`). The "
+        "released FedDyn adds no gradient on the clients, and the released FedAWARE mixes up its clients' averages; "
+        f"neither is imitated here. {PYTHIA}",
+    ),
+    Item(
+        paper="fedaware",
+        name="grid",
+        title="Appendix B.1: the grids of hyper-parameters on CIFAR-10",
+        cells=_grid(),
+        measures=("last_tenth", "elud"),
+        seeds=1,
+        note="The paper does not say which point of a grid its table shows.",
+    ),
+    Item(
+        paper="fedaware",
+        name="figure1",
+        title="Figure 1: training dynamics of FedAvg at different heterogeneity",
+        cells=_fedavg((0.1, 0.3, 0.5)),
+        measures=("last_tenth", "elud", "consensus"),
+        claim="e-LUD grows during training, higher when heterogeneity is low; the norm of the mean update decays.",
+        note="Of the concentrations only 0.1 is in the text.",
+    ),
+    Item(
+        paper="fedaware",
+        name="figure2",
+        title="Figure 2: training dynamics of the raw algorithms",
+        cells={name: TABLE2_CELLS[name] for data in PRESETS for name in [f"{data}-{b}" for b in TABLE2[data]]},
+        measures=("last_tenth", "elud", "consensus"),
+        claim="On CIFAR-10 and AG News FedAWARE converges faster than most, even than FedYogi and FedAMS.",
+        note=PYTHIA,
+    ),
+    Item(
+        paper="fedaware",
+        name="figure3",
+        title="Figure 3 (and 8): training dynamics with ×AWARE",
+        cells={
+            name: TABLE2_CELLS[name]
+            for data in ("cifar100", "cifar10", "agnews")
+            for base in ("fedavgm", "fedyogi", "fedams")
+            for name in (f"{data}-{base}", f"{data}-{base}-aware")
+        },
+        measures=("last_tenth", "elud", "rounds_to"),
+        claim="×AWARE may slow convergence slightly and ends higher and steadier.",
+        note=PYTHIA,
+    ),
+    Item(
+        paper="fedaware",
+        name="figure4",
+        title="Figure 4: alpha, without adaptive aggregation (NA), and full participation",
+        cells={name: cell for data in PRESETS for name, cell in _figure4(data).items()},
+        measures=("last_tenth", "elud"),
+        claim="FedAWARE is better than FedAWARE-NA at every alpha, with a higher e-LUDD.",
+        note=PYTHIA,
+    ),
+    Item(
+        paper="fedaware",
+        name="figure6",
+        title="Figure 6: client coherence and diversity with 20 clients",
+        cells={
+            f"{name}-20": Cell(
+                preset=PRESETS["cifar10"],
+                settings={
+                    "algorithm": "fedavg",
+                    "data.clients": 20,
+                    "train.cohort": 20,
+                    "train.rounds": 150,
+                    **settings,
+                },
+                reading=words,
+            )
+            for name, words, settings in (
+                ("cifar10-dir0.1", "all 20 clients unbalanced", {"data.alpha": 0.1}),
+                ("cifar10-iid", "all 20 clients balanced", {"data.partition": "iid"}),
+            )
+        },
+        measures=("coherence", "elud", "last_tenth"),
+        claim="Local updates become less similar in later rounds.",
+        note="The paper has ten balanced and ten unbalanced clients in one population; these are its two halves, each "
+        "a population of its own.",
+    ),
+    Item(
+        paper="fedaware",
+        name="figure7",
+        title="Figure 7: IID and non-IID settings",
+        cells=_fedavg((0.1, 0.5, 1.0, 10.0)),
+        measures=("elud", "consensus", "coherence", "last_tenth"),
+        claim="In the IID settings, Dir(1) and Dir(10), the norm of the mean update is lower and e-LUD higher.",
+    ),
+)

@@ -1,0 +1,148 @@
+"""What an item reports about a run: one number from what the run wrote down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kairosfl.runs.files import read_lines
+
+Rows = list[dict[str, Any]]
+WINDOW = 5  # of Table 1's moving average in PA3Fed, which does not say
+
+
+@dataclass
+class Course:
+    """A run as it was written down, and the run of the same seed that it is compared with."""
+
+    path: Path
+    baseline: Course | None = None
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The lines of metrics.jsonl."""
+        return list(read_lines(self.path / "metrics.jsonl"))
+
+    @cached_property
+    def losses(self) -> dict[int, list[tuple[int, float]]]:
+        """Round and loss of every client whenever it took part: of its score where there is one, else in training."""
+        found: dict[int, list[tuple[int, float]]] = {}
+        for line in read_lines(self.path / "clients.jsonl"):
+            values = line.get("score") or line.get("loss") or []
+            for client, value in zip(line["ids"], values, strict=False):
+                if value is not None:
+                    found.setdefault(client, []).append((line["round"], value))
+        return found
+
+    def column(self, name: str) -> np.ndarray:
+        """The known values of a column."""
+        return np.array([row[name] for row in self.rows if row.get(name) is not None], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Its heading, how many digits it is shown with, how far off the printed value still counts as reproduced."""
+
+    title: str
+    digits: int
+    tolerance: float
+    of: Callable[[Course], float | None]
+
+
+def _tenth(values: np.ndarray) -> np.ndarray:
+    return values[-max(1, len(values) // 10) :]
+
+
+def _mean(values: np.ndarray) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _final(course: Course) -> float | None:
+    values = course.column("accuracy")
+    return 100 * float(values[-1]) if len(values) else None
+
+
+def _last_tenth(course: Course) -> float | None:
+    values = course.column("accuracy")
+    return 100 * float(_tenth(values).mean()) if len(values) else None
+
+
+def _rounds_to(course: Course) -> float | None:
+    """Rounds until the final accuracy of the baseline (its own, for a baseline) was first reached."""
+    scored = (course.baseline or course).column("accuracy")
+    if not len(scored):
+        return None
+    there = (row["round"] for row in course.rows if row["accuracy"] is not None and row["accuracy"] >= scored[-1])
+    return next(there, None)
+
+
+def _sum(name: str) -> Callable[[Course], float | None]:
+    return lambda course: float(course.column(name).sum()) if course.rows else None
+
+
+def _average(name: str) -> Callable[[Course], float | None]:
+    return lambda course: _mean(course.column(name))
+
+
+def _ending(name: str) -> Callable[[Course], float | None]:
+    return lambda course: _mean(_tenth(course.column(name)))
+
+
+def _stability(of: Callable[[np.ndarray], float]) -> Callable[[Course], float | None]:
+    """The mean over clients of a statistic of their loss curves."""
+
+    def measure(course: Course) -> float | None:
+        curves = (np.array([loss for _, loss in seen]) for seen in course.losses.values())
+        return _mean(np.array([of(curve) for curve in curves if len(curve) > WINDOW]))
+
+    return measure
+
+
+def _moving(curve: np.ndarray) -> float:
+    return float(np.convolve(curve, np.ones(WINDOW) / WINDOW, "valid").std())
+
+
+def _spread(critical: bool) -> Callable[[Course], float | None]:
+    """The mean over clients of the deviation of their losses, in critical rounds or in the rest."""
+
+    def measure(course: Course) -> float | None:
+        inside = {row["round"] for row in course.rows if row["critical"] == critical}
+        curves = ([loss for round, loss in seen if round in inside] for seen in course.losses.values())
+        return _mean(np.array([np.std(curve) for curve in curves if len(curve) > 1]))
+
+    return measure
+
+
+def _steps(curve: np.ndarray) -> Iterator[float]:
+    return (abs(after - before) for before, after in pairwise(curve.tolist()))
+
+
+MEASURES: dict[str, Measure] = {
+    "final": Measure("final accuracy", 2, 2.0, _final),
+    "last_tenth": Measure("accuracy, last 10 %", 2, 2.0, _last_tenth),
+    "elud": Measure("e-LUDD", 2, 0.2, _average("elud")),
+    "coherence": Measure("coherence, last 10 %", 3, 0.05, _ending("coherence")),
+    "consensus": Measure("‖mean update‖, last 10 %", 4, 0.01, _ending("consensus")),
+    "cohort": Measure("clients a round", 1, 1.0, _average("cohort")),
+    "critical": Measure("critical rounds", 0, 2.0, _sum("critical")),
+    "rounds_to": Measure("rounds to the baseline's final accuracy", 0, 5.0, _rounds_to),
+    "epochs": Measure("epochs in all", 0, 100.0, _sum("epochs_total")),
+    "epochs_round": Measure("epochs a round", 1, 5.0, _average("epochs_total")),
+    "seconds": Measure("seconds a round", 3, 0.1, _average("seconds")),
+    "fisher_seconds": Measure("seconds a round for FedFIM", 3, 0.1, _average("fisher_seconds")),
+    "loss_std": Measure("standard deviation", 3, 0.01, _stability(lambda curve: float(curve.std()))),
+    "loss_moving": Measure("deviation of the moving average", 3, 0.005, _stability(_moving)),
+    "loss_mad": Measure(
+        "mean absolute deviation", 3, 0.01, _stability(lambda curve: float(np.abs(curve - curve.mean()).mean()))
+    ),
+    "loss_range": Measure("range", 3, 0.03, _stability(lambda curve: float(np.ptp(curve)))),
+    "loss_change": Measure("largest change", 3, 0.03, _stability(lambda curve: max(_steps(curve)))),
+    "loss_critical": Measure("loss deviation in critical rounds", 3, 0.01, _spread(True)),
+    "loss_rest": Measure("loss deviation in the rest", 3, 0.01, _spread(False)),
+}

@@ -1,0 +1,257 @@
+"""PA3Fed: "Period-Aware Adaptive Aggregation for Improved Federated Learning", AAAI 2025. No code was released."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kairosfl.papers.item import Cell, Item
+
+BASES = {
+    "fedavg": "fedavg",
+    "vrlsgd": "vrlsgd",
+    "fedprox": "fedprox",
+    "fednova": "fednova",
+    "fedmut": "fedmut",
+}
+COLUMNS = ("fedavg", "fedprox", "fednova", "vrlsgd", "fedmut")
+PRESETS = {
+    "cifar10": "pa3fed-cifar10-alexnet",
+    "fashion_mnist": "pa3fed-fashion_mnist-alexnet",
+    "cifar100": "pa3fed-cifar100-resnet18",
+}
+DEGREES = (0.1, 0.2, 0.3)
+
+# Table 2: (without, with) PA3Fed for each of the columns.
+TABLE2: dict[tuple[str, float], tuple[tuple[float, float], ...]] = {
+    ("cifar10", 0.1): ((38.66, 53.99), (40.33, 55.02), (39.38, 54.74), (42.54, 57.75), (41.47, 55.72)),
+    ("cifar10", 0.2): ((44.25, 58.85), (44.84, 58.85), (46.79, 58.90), (44.54, 58.16), (45.44, 59.56)),
+    ("cifar10", 0.3): ((48.14, 58.94), (48.17, 58.66), (49.30, 59.19), (48.61, 60.30), (47.56, 60.36)),
+    ("cifar100", 0.1): ((28.33, 36.97), (30.06, 36.59), (30.52, 37.01), (29.98, 37.12), (31.23, 38.27)),
+    ("cifar100", 0.2): ((31.84, 41.01), (33.03, 40.86), (32.65, 41.21), (32.78, 41.34), (34.47, 42.23)),
+    ("cifar100", 0.3): ((35.99, 42.23), (37.93, 43.66), (37.95, 42.08), (39.01, 43.57), (40.92, 44.79)),
+    ("fashion_mnist", 0.1): ((74.40, 78.88), (74.67, 79.02), (74.54, 80.11), (74.62, 79.41), (75.01, 79.90)),
+    ("fashion_mnist", 0.2): ((76.94, 81.60), (76.99, 81.04), (76.24, 81.23), (76.38, 80.27), (77.09, 82.04)),
+    ("fashion_mnist", 0.3): ((77.30, 81.86), (77.58, 81.99), (77.42, 81.42), (78.21, 81.04), (78.12, 81.98)),
+}
+
+# Table 1: FedAvg and PA3Fed, of the loss curve of "a single local client".
+TABLE1 = {
+    "loss_std": (0.089, 0.066),
+    "loss_moving": (0.019, 0.014),
+    "loss_mad": (0.069, 0.058),
+    "loss_range": (0.307, 0.189),
+    "loss_change": (0.270, 0.170),
+}
+
+# 0.8 per round is nil after 40 rounds (0.8^40 = 0.00013); nothing happens in the 210 that follow.
+SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
+    "printed": ("lr x 0.8 a round, stopped at 40 rounds", {"train.rounds": 40}),
+    "slow": (
+        "lr x 0.8 every ten rounds",
+        {"train.schedule": "steps", "train.milestones": list(range(10, 250, 10))},
+    ),
+}
+SCHEDULE_NOTE = (
+    "The learning rate as printed (x 0.8 after each round) is nil after 40 of the 250 rounds: those cells stop there. "
+    "The `slow` cells run all 250 with x 0.8 every ten rounds."
+)
+
+# What the text leaves open: the suffix of the cell, the reading in words, the rule, and further settings.
+READINGS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("pa3fed", "better counts more (prose)", "pa3fed", {}),
+    ("pa3fed-letter", "Eq. 8 and 10 to the letter", "pa3fed(score='loss')", {}),
+    ("pa3fed-nolr", "prose; FGN without the learning rate", "pa3fed", {"run.detector": "fgn(include_lr=False)"}),
+)
+
+
+def _table2(data: str, degree: float, base: str, schedule: str) -> dict[str, Cell]:
+    """One pair of the table in every reading."""
+    without, with_ = TABLE2[data, degree][COLUMNS.index(base)]
+    words, settings = SCHEDULES[schedule]
+    settings = {**settings, "data.alpha": degree}
+    plain = f"{data}-h{degree}-{schedule}-{base}"
+    algorithm = {"algorithm": BASES[base]}
+    cells = {
+        plain: Cell(preset=PRESETS[data], settings=settings | algorithm, printed={"final": without}, reading=words)
+    }
+    for suffix, reading, rule, more in READINGS:
+        cells[f"{plain}-{suffix}"] = Cell(
+            preset=PRESETS[data],
+            settings={**settings, "algorithm": f"{BASES[base]} + {rule}", **more},
+            printed={"final": with_},
+            reading=f"{reading}; {words}",
+            baseline=plain,
+        )
+    return cells
+
+
+def _table1() -> dict[str, Cell]:
+    """PA3Fed with beta = 0 is FedAvg, and has every client scored."""
+    cells = {}
+    for at, reading in (("before", "loss of the model as received"), ("after", "loss after local training")):
+        for column, (name, rule) in enumerate(
+            {"fedavg": f"pa3fed(beta=0.0, at='{at}')", "pa3fed": f"pa3fed(at='{at}')"}.items()
+        ):
+            for schedule, (words, settings) in SCHEDULES.items():
+                cells[f"cifar10-{at}-{schedule}-{name}"] = Cell(
+                    preset=PRESETS["cifar10"],
+                    settings={**settings, "algorithm": rule},
+                    printed={measure: pair[column] for measure, pair in TABLE1.items()},
+                    reading=f"{reading}; {words}",
+                    baseline="" if name == "fedavg" else f"cifar10-{at}-{schedule}-fedavg",
+                )
+    return cells
+
+
+def _figure5() -> dict[str, Cell]:
+    cells = {}
+    for degree in DEGREES:
+        for name, rule in {"fedavg": "pa3fed(beta=0.0, at='before')", "pa3fed": "pa3fed(at='before')"}.items():
+            cells[f"cifar10-h{degree}-{name}"] = Cell(
+                preset=PRESETS["cifar10"],
+                settings={**SCHEDULES["slow"][1], "algorithm": rule, "data.alpha": degree},
+                reading=SCHEDULES["slow"][0],
+                baseline="" if name == "fedavg" else f"cifar10-h{degree}-fedavg",
+            )
+    return cells
+
+
+def _figure6() -> dict[str, Cell]:
+    return {
+        f"{data}-{base}-beta{beta}": Cell(
+            preset=PRESETS[data],
+            settings={**SCHEDULES["slow"][1], "algorithm": f"{BASES[base]} + pa3fed(beta={beta})"},
+            reading=SCHEDULES["slow"][0],
+            baseline="" if beta == 0.0 else f"{data}-{base}-beta0.0",
+        )
+        for data in ("cifar10", "fashion_mnist")
+        for base in COLUMNS
+        for beta in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+    }
+
+
+def _figure7() -> dict[str, Cell]:
+    rules = {"never": "fedavg", "always": "pa3fed(always=True)", "critical": "pa3fed"}
+    return {
+        f"{data}-{schedule}-{name}": Cell(
+            preset=PRESETS[data],
+            settings={**settings, "algorithm": rule},
+            reading=words,
+            baseline="" if name == "never" else f"{data}-{schedule}-never",
+        )
+        for data in ("cifar10", "fashion_mnist")
+        for schedule, (words, settings) in SCHEDULES.items()
+        for name, rule in rules.items()
+    }
+
+
+def _figure8() -> dict[str, Cell]:
+    return {
+        f"{data}-h{degree}-{name}": Cell(
+            preset=PRESETS[data],
+            settings={**SCHEDULES["slow"][1], "algorithm": name, "data.alpha": degree},
+            reading=SCHEDULES["slow"][0],
+            baseline="" if name == "fedavg" else f"{data}-h{degree}-fedavg",
+        )
+        for data in ("cifar10", "fashion_mnist")
+        for degree in (0.1, 0.2, 0.3, 0.5, 1.0)
+        for name in ("fedavg", "pa3fed")
+    }
+
+
+# The most telling cells first: h = 0.1 without and with on FedAvg and VRL-SGD.
+TABLE2_CELLS = {
+    name: cell
+    for degree in DEGREES
+    for data in PRESETS
+    for schedule in SCHEDULES
+    for base in BASES
+    for name, cell in _table2(data, degree, base, schedule).items()
+}
+
+ITEMS = (
+    Item(
+        paper="pa3fed",
+        name="table2",
+        title="Table 2: final test accuracy without and with PA3Fed",
+        cells=TABLE2_CELLS,
+        measures=("final", "last_tenth", "critical"),
+        claim="PA3Fed raises accuracy by up to 15 points, most at h = 0.1.",
+        note=SCHEDULE_NOTE,
+    ),
+    Item(
+        paper="pa3fed",
+        name="table1",
+        title="Table 1 and Figure 1: stability of a client's loss",
+        cells=_table1(),
+        measures=tuple(TABLE1),
+        note="The paper shows one client and neither says which nor how the loss is taken; ours is the mean over the "
+        "clients that took part more than five times, and the moving average runs over five turns. " + SCHEDULE_NOTE,
+    ),
+    Item(
+        paper="pa3fed",
+        name="figure3",
+        title="Figure 3: the federated gradient norm and the critical period",
+        cells={
+            f"cifar10-{schedule}-fedavg-{name}": Cell(
+                preset=PRESETS["cifar10"],
+                settings={**settings, "algorithm": "fedavg", "run.detector": detector},
+                reading=f"{reading}; {words}",
+            )
+            for schedule, (words, settings) in SCHEDULES.items()
+            for name, reading, detector in (
+                ("lr", "FGN with the learning rate (Eq. 4)", "fgn"),
+                ("nolr", "FGN without the learning rate", "fgn(include_lr=False)"),
+            )
+        },
+        measures=("critical", "final"),
+        claim="FGN first rises and then falls; the critical period is the rise.",
+    ),
+    Item(
+        paper="pa3fed",
+        name="figure4",
+        title="Figure 4: accuracy curves on CIFAR-10",
+        cells={
+            name: cell
+            for name, cell in TABLE2_CELLS.items()
+            if name.startswith("cifar10-") and not name.endswith(("-letter", "-nolr"))
+        },
+        measures=("final", "rounds_to"),
+        claim="With PA3Fed every method converges faster.",
+        note=SCHEDULE_NOTE,
+    ),
+    Item(
+        paper="pa3fed",
+        name="figure5",
+        title="Figure 5: deviation of the clients' losses inside and outside the critical period",
+        cells=_figure5(),
+        measures=("loss_critical", "loss_rest", "final"),
+        claim="The deviation is lower with PA3Fed in both periods, and higher inside the critical one.",
+    ),
+    Item(
+        paper="pa3fed",
+        name="figure6",
+        title="Figure 6: the impact of beta",
+        cells=_figure6(),
+        measures=("final", "last_tenth"),
+        claim="The best beta is 0.3, and every beta above 0 beats the original method.",
+    ),
+    Item(
+        paper="pa3fed",
+        name="figure7",
+        title="Figure 7: no adaptation, adaptation always, adaptation in critical periods",
+        cells=_figure7(),
+        measures=("final", "last_tenth", "critical"),
+        claim="Adaptation in critical periods alone is best.",
+        note=SCHEDULE_NOTE,
+    ),
+    Item(
+        paper="pa3fed",
+        name="figure8",
+        title="Figure 8: the impact of the non-IID degree",
+        cells=_figure8(),
+        measures=("final", "last_tenth"),
+        claim="The gain is larger the lower h is, and never gone.",
+        note="The values of h are not in the text; 0.5 and 1.0 are ours.",
+    ),
+)

@@ -1,0 +1,206 @@
+"""Results of an item: from run folders to a small JSON file, and from that to a table."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kairosfl.errors import UserError
+from kairosfl.papers.item import Item
+from kairosfl.papers.measures import MEASURES, Course
+from kairosfl.runs.config import Config, load, tables
+from kairosfl.runs.files import plain, write
+
+Results = dict[str, Any]
+POINTS = 100  # at most, of a curve
+DIGITS = 4
+INCIDENTAL = ("engine", "device", "precision", "threads", "eval_every", "checkpoint_every", "client_accuracy")
+ABOUT = ("version", "git", "torch", "python", "device", "engine", "precision")
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """What makes a run a cell: its configuration without the seed, the rounds, and how it was carried out."""
+    whole = tables(config)
+    del whole["seed"], whole["train"]["rounds"]
+    whole["run"] = {key: value for key, value in whole["run"].items() if key not in INCIDENTAL}
+    return whole
+
+
+def collect(folders: Sequence[Path], item: Item) -> Results:
+    """What the runs in these folders say about an item: every run whose configuration is one of its cells.
+
+    Of two runs of one cell and seed the longer one counts, and a run that was cut counts as far as it got.
+    """
+    cells = {_key(identity(cell.config())): name for name, cell in item.cells.items()}
+    found: dict[tuple[str, int], tuple[Course, int]] = {}
+    for path in _runs(folders):
+        config = load(path / "config.toml")
+        name = cells.get(_key(identity(config)))
+        course = Course(path)
+        if name and course.rows:
+            before = found.get((name, config.seed))
+            if before is None or len(before[0].rows) < len(course.rows):
+                found[name, config.seed] = course, config.train.rounds
+    for (name, seed), (course, rounds) in found.items():
+        other = found.get((item.cells[name].baseline, seed))
+        course.baseline = other[0] if other and other[1] == rounds else None
+    return {
+        "item": item.key,
+        "title": item.title,
+        "claim": item.claim,
+        "note": item.note,
+        "measures": list(item.measures),
+        "cells": {
+            name: {
+                "reading": cell.reading,
+                "baseline": cell.baseline,
+                "printed": dict(cell.printed),
+                "rounds": cell.config().train.rounds,
+                "config": identity(cell.config()),
+                "runs": [
+                    _run(course, seed, item.measures)
+                    for (own, seed), (course, _) in sorted(found.items(), key=lambda pair: pair[0][1])
+                    if own == name
+                ],
+            }
+            for name, cell in item.cells.items()
+            if any(own == name for own, _ in found)
+        },
+    }
+
+
+def save(results: Results, folder: Path) -> Path:
+    """Put results into their file, beside those that it has: of two runs of one cell and seed the longer one stays."""
+    path = folder / f"{results['item'].replace('/', '-')}.json"
+    merged = _merge(read(path), results) if path.is_file() else results
+    text = json.dumps(plain(merged), indent=1, ensure_ascii=False)
+    # Lists of numbers on one line each, or a curve would be a page long.
+    text = re.sub(r"\[[^\[\]{}\"]+\]", lambda found: re.sub(r"\s+", " ", found[0]), text)
+    write(path, text + "\n")
+    return path
+
+
+def read(path: Path) -> Results:
+    """A file that `save` wrote."""
+    try:
+        results: Results = json.loads(path.read_text(encoding="utf-8"))
+        assert isinstance(results["cells"], dict)
+    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+        raise UserError(f"{path} holds no results; delete it and collect them again.") from None
+    return results
+
+
+def values(cell: Mapping[str, Any], measure: str) -> list[float]:
+    """A measure of every run of a cell for which it is known."""
+    return [run["values"][measure] for run in cell["runs"] if run["values"].get(measure) is not None]
+
+
+def spread(numbers: Sequence[float], digits: int) -> str:
+    """`mean ± deviation`; the deviation only where there are two or more."""
+    if not numbers:
+        return "–"
+    shown = f"{statistics.fmean(numbers):.{digits}f}"
+    return f"{shown} ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else shown
+
+
+def signed(number: float, digits: int) -> str:
+    """A difference, with its sign."""
+    return f"{number:+.{digits}f}".replace("-", "−")
+
+
+def complete(cell: Mapping[str, Any]) -> bool:
+    """Whether all its runs have the paper's rounds."""
+    return all(run["rounds"] >= cell["rounds"] for run in cell["runs"])
+
+
+def done(cell: Mapping[str, Any]) -> str:
+    """Rounds done, of how many where it is not all; the shortest run counts."""
+    shortest = min(run["rounds"] for run in cell["runs"])
+    return str(shortest) if complete(cell) else f"{shortest} of {cell['rounds']}"
+
+
+def table(results: Results) -> list[dict[str, str]]:
+    """A row a cell: what was read, ours, printed, the difference, and how many rounds and seeds stand behind it."""
+    printed = [m for m in results["measures"] if any(m in cell["printed"] for cell in results["cells"].values())]
+    rows = []
+    for name, cell in results["cells"].items():
+        row = {"cell": name, "reading": cell["reading"]}
+        for measure in results["measures"]:
+            title, digits = MEASURES[measure].title, MEASURES[measure].digits
+            ours = values(cell, measure)
+            row[title] = spread(ours, digits)
+            if measure in printed:
+                value = cell["printed"].get(measure)
+                row[f"{title}: printed"] = "–" if value is None else f"{value:.{digits}f}"
+                known = ours and value is not None
+                row[f"{title}: difference"] = signed(statistics.fmean(ours) - value, digits) if known else "–"
+        rows.append(row | {"rounds": done(cell), "seeds": str(len(cell["runs"]))})
+    return rows
+
+
+def gain(results: Results, name: str, measure: str) -> tuple[list[float], float | None] | None:
+    """What a cell adds to its baseline: ours for every seed that both have, and printed. None without a baseline."""
+    cell = results["cells"][name]
+    base = results["cells"].get(cell["baseline"])
+    if base is None:
+        return None
+    before = {(run["seed"], run["rounds"]): run["values"].get(measure) for run in base["runs"]}
+    ours = []
+    for run in cell["runs"]:
+        first, second = before.get((run["seed"], run["rounds"])), run["values"].get(measure)
+        if first is not None and second is not None:
+            ours.append(second - first)
+    known = measure in cell["printed"] and measure in base["printed"]
+    return ours, cell["printed"][measure] - base["printed"][measure] if known else None
+
+
+def _run(course: Course, seed: int, measures: Sequence[str]) -> dict[str, Any]:
+    about = json.loads((course.path / "run.json").read_text()) if (course.path / "run.json").is_file() else {}
+    scored = [row for row in course.rows if row["accuracy"] is not None]
+    points = np.unique(np.linspace(0, max(len(scored) - 1, 0), min(len(scored), POINTS)).round().astype(int))
+    return {
+        "seed": seed,
+        "rounds": course.rows[-1]["round"],
+        **{key: about.get(key) for key in ABOUT},
+        "seconds": round(float(course.column("seconds").sum()), 1),
+        "values": {name: _rounded(MEASURES[name].of(course)) for name in measures},
+        "curve": {
+            "round": [scored[i]["round"] for i in points],
+            "accuracy": [round(scored[i]["accuracy"], DIGITS) for i in points],
+        },
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(float(value), DIGITS)
+
+
+def _merge(old: Results, new: Results) -> Results:
+    """The new item with the runs of both."""
+    cells = {**old["cells"], **new["cells"]}
+    for name in old["cells"].keys() & new["cells"].keys():
+        runs: dict[int, dict[str, Any]] = {}
+        for run in (*old["cells"][name]["runs"], *new["cells"][name]["runs"]):
+            if run["seed"] not in runs or run["rounds"] >= runs[run["seed"]]["rounds"]:
+                runs[run["seed"]] = run
+        cells[name] = {**new["cells"][name], "runs": [runs[seed] for seed in sorted(runs)]}
+    return {**new, "cells": cells}
+
+
+def _key(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _runs(folders: Sequence[Path]) -> list[Path]:
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise UserError(f"There is no folder {folder}; give run folders, or folders of run folders.")
+    found = {path.parent.resolve() for folder in folders for path in Path(folder).rglob("metrics.jsonl")}
+    return sorted(path for path in found if (path / "config.toml").is_file())

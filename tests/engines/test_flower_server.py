@@ -1,0 +1,352 @@
+"""Engine `flower` over a grid in this process: rounds, deadlines, quorums, the roster, and hostile nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flower_grid import App, FakeGrid, Node
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from torch import nn
+
+from kairosfl.briefs import Briefs, column
+from kairosfl.engines.flower import roster, server
+from kairosfl.engines.flower.checks import Trust
+from kairosfl.engines.flower.client import client_app
+from kairosfl.engines.flower.roster import Roster, clean, fingerprint, parse_ids
+from kairosfl.engines.flower.server import Flower, Settings
+from kairosfl.engines.flower.wire import NUMBERS, RAW, VECTORS, Packing
+from kairosfl.engines.loop import Loop
+from kairosfl.errors import UserError
+from kairosfl.recipe import Recipe
+from kairosfl.round import Run, drive, rounds
+from kairosfl.rules import parse
+from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.population import Population
+from kairosfl.tasks.task import Task
+
+CLIENTS = 6
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One torch thread, as on the nodes; no waiting between two looks."""
+    monkeypatch.setattr(server, "POLL", (0.001, 0.002))
+    monkeypatch.setattr(roster, "PAUSE", 0.0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    """Six clients with 4, 8, ... 24 points of three classes."""
+    generator = np.random.default_rng(1)
+    sizes = [4 * (i + 1) for i in range(CLIENTS)]
+    inputs = torch.from_numpy(generator.normal(size=(sum(sizes), 2)).astype(np.float32))
+    samples = Samples(inputs, torch.from_numpy(generator.integers(0, 3, sum(sizes))))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 3))
+    population = Population(np.arange(sum(sizes)), np.concatenate([[0], np.cumsum(sizes)]))
+    return Task(model, DataSet("points", samples, samples, 3), population)
+
+
+def orders(task: Task, ids: list[int]) -> Briefs:
+    m = len(ids)
+    return Briefs(
+        seed=1,
+        round=2,
+        ids=torch.tensor(ids),
+        start=task.start(),
+        lr=column(0.1, m),
+        momentum=column(0.0, m),
+        weight_decay=column(0.0, m),
+        clip=column(float("inf"), m),
+        batch_size=column(4, m, torch.int64),
+        epochs=column(2, m, torch.int64),
+        scale=column(1.0, m),
+        pull=column(0.0, m),
+    )
+
+
+def grid_of(app: App, nodes: int = CLIENTS, **apps: App) -> FakeGrid:
+    """A node for every client; `client3=app` gives client 3 another app."""
+    return FakeGrid({100 + i: Node(b"key%d" % i, apps.get(f"client{i}", app), str(i)) for i in range(nodes)})
+
+
+def engine_of(grid: FakeGrid, task: Task, lines: list[str] | None = None, **settings: object) -> Flower:
+    given = Settings(**{"deadline": 0.2, "wait": 0.0, "quorum": 0.0} | settings)  # type: ignore[arg-type]
+    return Flower(grid, task, given, [].append if lines is None else lines.append)
+
+
+@pytest.mark.parametrize("text", ["scaffold + fedcl + alt + pa3fed", "moon", "fedmut + fedyogi"])
+def test_the_bits_of_the_loop_engine(task: Task, text: str) -> None:
+    algorithm = parse(text)
+    recipe = Recipe(rounds=3, cohort=4, epochs=3, batch_size=4, lr=0.1, momentum=0.5)
+    grid = FakeGrid(
+        {7: Node(b"a", client_app(lambda _: task), "0-2"), 9: Node(b"b", client_app(lambda _: task), "3,4-5")}
+    )
+    ends = []
+    for engine in (Loop(task), Flower(grid, task, Settings(), print)):
+        run = Run.start(engine.start(), algorithm, clients=CLIENTS, seed=2)
+        course = rounds(run, algorithm, recipe, clients=CLIENTS, layout=task.layout)
+        ends.append([(run.x, run.record.rejected) for run in drive(course, engine)])
+        scores = engine.evaluate(ends[-1][-1][0])
+    for (x, rejected), (y, also) in zip(*ends, strict=True):
+        assert torch.equal(x, y)
+        assert rejected == also == ()
+    assert scores == Loop(task).evaluate(x)
+
+
+def test_a_device_with_only_its_own_data_follows_the_same_brief(task: Task) -> None:
+    def mine(client: int | None) -> Task:
+        rows = task.clients[client or 0]
+        train = Samples(task.dataset.train.inputs[rows], task.dataset.train.targets[rows])
+        dataset = replace(task.dataset, train=train)
+        return replace(task, dataset=dataset, clients=Population.from_lists([np.arange(len(rows))]))
+
+    briefs = orders(task, [1, 4])
+    reports = engine_of(grid_of(client_app(mine)), task).train(briefs)
+    assert torch.equal(reports.delta, Loop(task).train(briefs).delta)
+    assert reports.n.tolist() == [8, 20]
+
+
+Change = Callable[[RecordDict], None]
+
+
+def spoilt(task: Task, change: Change) -> App:
+    """A client whose report is changed before it is sent."""
+    honest = client_app(lambda _: task)
+
+    def app(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        if message.metadata.message_type == MessageType.TRAIN:
+            change(reply.content)
+        return reply
+
+    return app
+
+
+def number(name: str, value: object) -> Change:
+    return lambda content: content[NUMBERS].__setitem__(name, value)
+
+
+def update(array: np.ndarray) -> Change:
+    piece = Array(dtype=array.dtype.name, shape=array.shape, stype=RAW, data=array.tobytes())
+    return lambda content: content.__setitem__(VECTORS, ArrayRecord({"delta.0": piece}))
+
+
+def broken(task: Task, happens: Callable[[Message], Message]) -> App:
+    """A client that introduces itself and then fails."""
+    honest = client_app(lambda _: task)
+
+    def app(message: Message, context: Context) -> Message:
+        return honest(message, context) if message.metadata.message_type == MessageType.QUERY else happens(message)
+
+    return app
+
+
+def raises(message: Message) -> Message:
+    raise OSError("no battery\nround 9: client 0 rejected: a forged line " + 300 * "x")
+
+
+def dies(message: Message) -> Message:
+    return Message(Error(8, "crashed"), reply_to=message)
+
+
+D = 2 * 5 + 5 + 5 * 3 + 3
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (update(np.full(D, np.nan, np.float32)), "its update is not finite"),
+        (update(np.zeros(D - 1, np.float32)), "its update has the shape (32,), not (33,)"),
+        (update(np.zeros(1, np.float32)), "its update has the shape (1,), not (33,)"),  # would broadcast
+        (update(np.zeros((1, D), np.float32)), "its update has the shape (1, 33), not (33,)"),
+        (update(np.full(D, 1e6, np.float32)), "its update has the norm 5.74e+06, above deploy.max_norm = 10000"),
+        (update(np.zeros(D, np.float64)), "its update is float64, not float32"),
+        (number("round", 1), "its report is of round 2, not 3"),
+        (number("client", 0), "it answered as client 0"),
+        (number("n", 10**6), "it did 8 steps, where 500000 were ordered for its 1000000 samples"),
+        (lambda content: content.clear(), "its answer is no report"),
+        (
+            lambda content: content[VECTORS]["delta.0"].__setattr__("shape", ("x",)),
+            "its answer cannot be read (TypeError)",
+        ),
+    ],
+)
+def test_a_bad_report_touches_nothing(task: Task, change: Change, reason: str) -> None:
+    honest = client_app(lambda _: task)
+    reports = engine_of(grid_of(honest, client3=spoilt(task, change)), task).train(orders(task, [0, 3, 5]))
+    assert reports.failed == ((3, reason),)
+    assert torch.equal(reports.delta, Loop(task).train(orders(task, [0, 5])).delta)
+
+
+def test_failures_in_one_line(task: Task) -> None:
+    honest = client_app(lambda _: task)
+    reports = engine_of(grid_of(honest, client3=broken(task, raises)), task).train(orders(task, [0, 3]))
+    ((client, reason),) = reports.failed
+    assert client == 3
+    assert reason.startswith("it raised <class 'OSError'>:<'no battery round 9: client 0 rejected")
+    assert len(reason) == 200
+    assert "\n" not in reason
+    reports = engine_of(grid_of(honest, client3=broken(task, dies)), task).train(orders(task, [0, 3]))
+    assert reports.failed == ((3, "its process died"),)
+
+
+def test_late_absent_and_missing(task: Task) -> None:
+    grid = grid_of(client_app(lambda _: task), nodes=4)
+    grid.nodes[101].late = 10**9  # its introduction is late, too
+    reports = engine_of(grid, task).train(orders(task, [0, 1, 5]))
+    assert reports.ids.tolist() == [0]
+    assert reports.failed == ((1, "no node serves it"), (5, "no node serves it"))
+    engine = engine_of(grid_of(client_app(lambda _: task)), task)
+    engine.train(orders(task, [0]))
+    engine.grid.nodes[101].late = 10**9
+    reports = engine.train(orders(task, [0, 1, 5]))
+    assert reports.ids.tolist() == [0, 5]
+    assert reports.failed == ((1, "no answer in 0.2 s"),)
+    engine.grid.nodes[101].late = 0
+    again = engine.train(replace(orders(task, [0, 1, 5]), round=3))  # the late report of round 2 is not looked at
+    assert again.failed == ()
+
+
+def test_no_quorum_no_round(task: Task) -> None:
+    grid = grid_of(client_app(lambda _: task), client3=broken(task, dies), client4=broken(task, dies))
+    reports = engine_of(grid, task, quorum=0.5).train(orders(task, [0, 3, 4]))
+    assert len(reports) == 0
+    assert reports.delta.shape == (0, D)
+    missed = "1 good reports are no quorum of 2"
+    assert reports.failed == ((0, missed), (3, "its process died"), (4, "its process died"))
+    assert len(engine_of(grid, task, quorum=0.5).train(orders(task, [0, 1, 3, 4]))) == 2
+
+
+def test_over_selection(task: Task) -> None:
+    settings = Settings(over=0.3)
+    assert settings.asked(10, 100) == 13
+    assert settings.asked(10, 12) == 12
+    assert settings.needed(13) == 10
+    assert [Settings(over=0.5).needed(m) for m in (1, 2, 3)] == [1, 2, 2]
+    grid = grid_of(client_app(lambda _: task))
+    grid.nodes[100].late = 10
+    engine = engine_of(grid, task, over=0.5, deadline=60.0, wait=60.0, quorum=1.0)
+    engine.train(orders(task, [0]))
+    reports = engine.train(orders(task, [0, 2, 4]))
+    assert reports.ids.tolist() == [2, 4]
+    assert reports.failed == ((0, "the round went on without it"),)
+
+
+def test_updates_on_disk_and_packed(task: Task, tmp_path: Path) -> None:
+    grid = grid_of(client_app(lambda _: task), client3=broken(task, dies))
+    briefs = orders(task, [0, 2, 3, 5])
+    wanted = Loop(task).train(orders(task, [0, 2, 5])).delta
+    engine = Flower(grid, task, Settings(quorum=0.0, on_disk=0), print, folder=tmp_path)
+    reports = engine.train(briefs)
+    assert torch.equal(reports.delta, wanted)
+    assert [path.name for path in tmp_path.iterdir()] == ["roster.json"]  # the file has no name
+    half = engine_of(grid, task, packing=Packing("float16")).train(briefs)
+    assert torch.equal(half.delta, wanted.half().float())
+    top = engine_of(grid, task, packing=Packing(keep=0.1)).train(briefs)
+    assert (top.delta != 0).sum(1).tolist() == [4, 4, 4]
+    assert torch.equal(top.delta[top.delta != 0], wanted[top.delta != 0])
+
+
+def test_an_update_above_the_clip_is_scaled(task: Task) -> None:
+    grid = grid_of(client_app(lambda _: task))
+    wanted = Loop(task).train(orders(task, [2])).delta[0]
+    reports = engine_of(grid, task, trust=Trust(clip_norm=0.01)).train(orders(task, [2]))
+    norm = float(wanted.double().norm())
+    assert norm > 0.01
+    assert torch.equal(reports.delta[0], wanted * (0.01 / norm))
+
+
+def test_a_second_claimant_is_refused(task: Task, tmp_path: Path) -> None:
+    honest = client_app(lambda _: task)
+    grid, lines = grid_of(honest, nodes=2), []
+    engine = Flower(grid, task, Settings(deadline=0.2, wait=0.0, quorum=0.0), lines.append, folder=tmp_path)
+    engine.train(orders(task, [0, 1]))
+    owner, thief = fingerprint(b"key1"), fingerprint(b"thief")
+    assert lines == [
+        f"client 0 is served by node 100 (key {fingerprint(b'key0')})",
+        f"client 1 is served by node 101 (key {owner})",
+    ]
+    lines.clear()
+    grid.nodes[200] = Node(b"thief", honest, "1,2,77")
+    engine.train(orders(task, [0, 1]))
+    assert lines == [
+        f"node 200 (key {thief}) claims client 1 of key {owner}: refused",
+        f"client 2 is served by node 200 (key {thief})",
+        f"node 200 (key {thief}) claims client 77, who does not exist: refused",
+    ]
+    assert grid.sent[-1].metadata.dst_node_id == 101
+    # The owner leaves, and the thief stays refused, also by a server that was started again.
+    lines.clear()
+    del grid.nodes[101]
+    reports = engine.train(orders(task, [0, 1]))
+    assert lines == ["client 1 has no node any more"]
+    assert reports.failed == ((1, "no node serves it"),)
+    fresh = Flower(grid, task, Settings(deadline=0.2, wait=0.0, quorum=0.0), lines.append, folder=tmp_path)
+    assert fresh.train(orders(task, [0, 1])).failed == ((1, "no node serves it"),)
+    # The owner comes back as another node with the same key.
+    grid.nodes[300] = Node(b"key1", honest, "1")
+    assert fresh.train(orders(task, [0, 1])).failed == ()
+    assert json.loads((tmp_path / "roster.json").read_text()) == {
+        "0": fingerprint(b"key0"),
+        "1": owner,
+        "2": thief,
+    }
+
+
+def test_a_node_that_says_nonsense_is_asked_again(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "PATIENCE", 0.0)
+    said = iter([{"clients": "all"}, {"clients": list(range(20_000))}, {"clients": [0]}])
+
+    def app(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            return Message(RecordDict({NUMBERS: ConfigRecord(next(said))}), reply_to=message)
+        return client_app(lambda _: task)(message, context)
+
+    lines: list[str] = []
+    reports = engine_of(grid_of(app, nodes=1), task, lines, wait=60.0).train(orders(task, [0]))
+    assert len(reports) == 1
+    assert lines[:2] == ["node 100 did not introduce itself: its answer is no list of clients"] * 2
+
+
+def test_the_client_refuses_what_is_not_its_own(task: Task) -> None:
+    grid = grid_of(client_app(lambda _: task))
+    engine = engine_of(grid, task)
+    engine.train(orders(task, [0]))
+    engine.roster.nodes[1] = 100
+    ((_, reason),) = engine.train(orders(task, [0, 1])).failed
+    assert reason.endswith("this node serves '0', not client 1.'>")
+    small = replace(task, model=nn.Linear(2, 3))
+    ((_, reason),) = engine_of(grid_of(client_app(lambda _: small)), task).train(orders(task, [0])).failed
+    assert reason.endswith("the server's model has 33 numbers, this client's 9.'>")
+
+
+def test_ids_and_names() -> None:
+    assert parse_ids("7") == [7]
+    assert parse_ids("0-2, 5") == [0, 1, 2, 5]
+    for wrong in ("", "a", "1-", "-1", "1,,2"):
+        with pytest.raises(UserError, match="is not understood; write client ids like"):
+            parse_ids(wrong)
+    assert clean("a\nb\x1b[31mc") == "a b [31mc"
+    assert Roster(3).claim(1, b"k", []) == []
+
+
+@pytest.mark.parametrize("wrong", [{"deadline": 0.0}, {"quorum": 1.5}, {"over": -0.1}, {"wait": -1.0}, {"on_disk": -1}])
+def test_settings_that_make_no_sense(wrong: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=rf"deploy\.{next(iter(wrong))} = "):
+        Settings(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_start_of_another_size(task: Task) -> None:
+    with pytest.raises(UserError, match=r"deploy\.start holds 3 numbers, the model 33\."):
+        Flower(grid_of(client_app(lambda _: task)), task, Settings(), print, start=torch.zeros(3))

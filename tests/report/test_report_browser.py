@@ -1,0 +1,258 @@
+"""The page in a real Chromium: everything is drawn, nothing is fetched, and it does what a hand tells it."""
+
+import threading
+
+import fake
+import pytest
+
+from kairosfl.report.page import write_report
+from kairosfl.report.watch import serve
+
+GROUPS = len(fake.ALGORITHMS)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = fake.write_sweep(tmp_path_factory.mktemp("sweep"), seeds=3, rounds=40)
+    return write_report([folder], folder / "report.html")
+
+
+@pytest.fixture
+def opened(browser, report):
+    browser.set_window_size(1280, 900)
+    browser.get(report.as_uri())
+    hand(browser).move_to_element(find(browser, "h1")).perform()  # off the chips, where the last test may have left it
+    settle(browser)
+    yield browser
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+def ask(browser, script, *values):
+    return browser.execute_script(f"return {script}", *values)
+
+
+def settle(browser):
+    """Wait until what was asked for is drawn."""
+    browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+
+
+def find(browser, selector):
+    return browser.find_element("css selector", selector)
+
+
+def hand(browser):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    return ActionChains(browser, duration=0)
+
+
+def drag(browser, selector, start, end):
+    area = find(browser, f"{selector} .area")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", area)
+    width = area.rect["width"]
+    moves = hand(browser).move_to_element_with_offset(area, round((start - 0.5) * width), 0).click_and_hold()
+    for part in (0.3, 0.6, 1.0):
+        moves.move_to_element_with_offset(area, round((start + part * (end - start) - 0.5) * width), 0)
+    moves.release().perform()
+    settle(browser)
+
+
+def test_every_chart_is_drawn_and_nothing_is_fetched(opened):
+    shown = "page.charts.filter(c => !c.figure.hidden)"
+    assert ask(opened, f"{shown}.length") == 11 + 2
+    assert ask(opened, f"{shown}.filter(c => !c.svg.querySelector('.line, image')).map(c => c.spec.key)") == []
+    marks = (
+        "[...document.querySelectorAll('.line')].filter(l => l.getTotalLength() < 20 || /NaN|undef/.test(l.outerHTML))"
+    )
+    assert ask(opened, f"{marks}.length") == 0
+    assert ask(opened, "document.querySelectorAll('#fig-accuracy .line').length") == GROUPS
+    assert ask(opened, "document.querySelectorAll('#fig-accuracy .band').length") == GROUPS
+    assert ask(opened, "document.querySelectorAll('#fig-accuracy .strip').length") == 2 * GROUPS
+    assert ask(opened, "performance.getEntriesByType('resource').filter(r => !r.name.startsWith('data:')).length") == 0
+
+
+def test_a_chip_hides_a_run_everywhere_and_two_clicks_leave_it_alone(opened):
+    find(opened, ".chip[data-group='1']").click()
+    settle(opened)
+    assert ask(opened, "document.querySelectorAll('.series[data-group=\"1\"]').length") == 0
+    assert ask(opened, "document.querySelectorAll('#fig-accuracy .line').length") == GROUPS - 1
+    assert "off" in find(opened, "tr[data-group='1']").get_attribute("class")
+    find(opened, ".chip[data-group='1']").click()
+    settle(opened)
+    assert ask(opened, "document.querySelectorAll('#fig-accuracy .line').length") == GROUPS
+    hand(opened).double_click(find(opened, ".chip[data-group='2']")).perform()
+    settle(opened)
+    assert ask(opened, "[...document.querySelectorAll('#fig-accuracy .series')].map(s => s.dataset.group)") == ["2"]
+    assert ask(opened, "document.querySelectorAll('#fig-accuracy .critical').length") == 2
+
+
+def test_dragging_zooms_all_charts_over_rounds_and_a_double_click_goes_back(opened):
+    drag(opened, "#fig-accuracy", 0.25, 0.5)
+    low, high = ask(opened, "page.range")
+    assert low == pytest.approx(1 + 39 * 0.25, abs=0.5)
+    assert high == pytest.approx(1 + 39 * 0.5, abs=0.5)
+    assert ask(opened, "page.charts.find(c => c.spec.key === 'fgn').range") == [low, high]
+    assert ask(opened, "page.charts.find(c => c.spec.key === 'accuracy-bytes').own") is None
+    assert find(opened, "#fig-accuracy .tools button").is_displayed()
+    hand(opened).double_click(find(opened, "#fig-accuracy .area")).perform()
+    settle(opened)
+    assert ask(opened, "page.range") is None
+    drag(opened, "#fig-accuracy-bytes", 0.5, 0.1)
+    low, high = ask(opened, "page.charts.find(c => c.spec.key === 'accuracy-bytes').own")
+    assert 0 < low < high
+    assert ask(opened, "page.range") is None
+
+
+def test_the_wheel_zooms_with_control_only_and_keys_do_too(opened):
+    wheel = """document.querySelector('#fig-accuracy .area').dispatchEvent(new WheelEvent('wheel',
+        {deltaY: -100, ctrlKey: arguments[0], clientX: 600, cancelable: true, bubbles: true}))"""
+    opened.execute_script(wheel, False)
+    assert ask(opened, "page.range") is None
+    opened.execute_script(wheel, True)
+    low, high = ask(opened, "page.range")
+    assert 1 < low < high < 40
+    svg = find(opened, "#fig-accuracy svg")
+    opened.execute_script("arguments[0].focus()", svg)
+    svg.send_keys("0")
+    settle(opened)
+    assert ask(opened, "page.range") is None
+
+
+def test_hovering_shows_the_numbers_and_a_line_in_the_other_charts(opened):
+    area = find(opened, "#fig-accuracy .area")
+    hand(opened).move_to_element(area).perform()
+    tip = find(opened, "#tip")
+    assert tip.text.startswith("round 2")
+    assert all(algorithm in tip.text for algorithm in fake.ALGORITHMS)
+    assert tip.text.count("±") == GROUPS
+    assert ask(opened, "document.querySelector('#fig-fgn .cross').getAttribute('visibility')") == "visible"
+    hand(opened).move_to_element(find(opened, "h1")).perform()
+    assert not tip.is_displayed()
+
+
+def test_the_target_moves_the_table(opened):
+    cell = "tr[data-group='0'] [data-column='rounds to target']"
+    before = find(opened, cell).text
+    for target, check in (("99", lambda text: text == "–"), ("1", lambda text: text == "1")):
+        opened.execute_script(
+            "const t = document.getElementById('target'); t.value = arguments[0]; t.dispatchEvent(new Event('input'))",
+            target,
+        )
+        assert check(find(opened, cell).text), (target, before)
+
+
+def test_the_page_counts_the_target_as_the_table_of_python_does(opened):
+    shown = "[...document.querySelectorAll('[data-column$=\"to target\"]')].map(c => c.textContent)"
+    made = "[...document.querySelectorAll('[data-column$=\"to target\"]')].map(c => c.title)"
+    assert ask(opened, shown) == ask(opened, made)
+
+
+def test_looking_into_another_run_shows_its_heat_maps(opened):
+    from selenium.webdriver.support.ui import Select
+
+    assert not find(opened, "#fig-lambda-2").is_displayed()
+    Select(find(opened, "#inside-select")).select_by_value("2")
+    assert find(opened, "#fig-lambda-2 image").is_displayed()
+    assert not find(opened, "#fig-weights-0").is_displayed()
+    hand(opened).move_to_element(find(opened, "#fig-lambda-2 .area")).perform()
+    assert find(opened, "#tip").text.startswith("client ")
+
+
+def test_columns_sort_axes_turn_logarithmic_curves_smooth_and_seeds_spread(opened):
+    find(opened, "[title^='Mean accuracy'] button").click()
+    first = ask(opened, "document.querySelector('.sortable tbody tr').dataset.group")
+    assert first == "2"
+    before = ask(opened, "document.querySelector('#fig-fgn .line').getAttribute('d')")
+    opened.execute_script("page.charts.find(c => c.spec.key === 'fgn').logButton.click()")
+    assert ask(opened, "document.querySelector('#fig-fgn .line').getAttribute('d')") != before
+    for control, value, mark in (("smooth", "11", ".raw"), ("spread", "seeds", ".seed")):
+        opened.execute_script(
+            "const s = document.getElementById(arguments[0]); s.value = arguments[1];"
+            "s.dispatchEvent(new Event('change'))",
+            control,
+            value,
+        )
+        settle(opened)
+        assert ask(opened, f"document.querySelectorAll('#fig-accuracy {mark}').length") > 0
+
+
+def test_light_and_dark(opened):
+    paper = "getComputedStyle(document.body).backgroundColor"
+    colours = {ask(opened, paper)}
+    find(opened, "#theme").click()
+    colours.add(ask(opened, paper))
+    assert colours == {"rgb(255, 255, 255)", "rgb(20, 22, 26)"}
+
+
+def test_a_saved_picture_stands_by_itself(opened):
+    text = ask(opened, "page.charts[0].save()")
+    check = "new DOMParser().parseFromString(arguments[0], 'image/svg+xml').querySelector('parsererror') === null"
+    assert ask(opened, check, text)
+    assert "var(--" not in text
+    assert "stroke:rgb(0, 114, 178)" in text.replace("stroke: ", "stroke:")
+
+
+def test_it_fits_a_phone(opened):
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    opened.refresh()
+    assert ask(opened, "[document.documentElement.scrollWidth, innerWidth]") == [390, 390]
+    assert ask(opened, "document.querySelector('#fig-fgn svg').getBoundingClientRect().right") <= 390
+    opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_it_prints(opened):
+    pdf = opened.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"]
+    assert len(pdf) > 20_000
+    assert not ask(opened, "page.printing")
+
+
+def test_one_run_alone_is_shaded_over_the_whole_height(browser, tmp_path):
+    run = fake.write_run(tmp_path / "a", algorithm="pa3fed", rounds=40, eval_every=5)
+    browser.get(write_report([run], tmp_path / "report.html").as_uri())
+    assert ask(browser, "document.querySelectorAll('#fig-accuracy .critical').length") == 2
+    assert ask(browser, "document.querySelectorAll('.badge').length") == 0
+    assert browser.get_log("browser") == []
+
+
+def test_a_name_is_text_whatever_it_looks_like(browser, tmp_path):
+    run = fake.write_run(tmp_path / "a", rounds=2)
+    config = (run / "config.toml").read_text().replace('"fedavg"', "'</script><img src=x onerror=\"window.broken=1\">'")
+    (run / "config.toml").write_text(config)
+    browser.get(write_report([run], tmp_path / "report.html").as_uri())
+    assert ask(browser, "window.broken") is None
+    assert ask(browser, "page.groups[0].label").startswith("</script><img")
+    assert browser.get_log("browser") == []
+
+
+def test_ten_runs_of_500_rounds_are_small_and_soon_there(browser, tmp_path):
+    names = {f"fedavgm(beta=0.{i}) + fedaware + alt": 0.5 + i / 100 for i in range(10)}
+    folder = fake.write_sweep(tmp_path / "ten", seeds=1, algorithms=names, rounds=500, clients=100)
+    report = write_report([folder], tmp_path / "report.html")
+    assert report.stat().st_size < 8_000_000
+    browser.get(report.as_uri())
+    paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+    assert ask(browser, paint) < 2000
+    assert browser.get_log("browser") == []
+
+
+def test_a_live_page_takes_in_new_rounds_and_keeps_what_was_chosen(browser, tmp_path):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    with serve(tmp_path, port=0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser.get(f"http://127.0.0.1:{server.server_port}/")
+        assert "holds no run" in find(browser, ".verdict").text
+        fake.write_sweep(tmp_path / "s", seeds=1, rounds=5, planned=9, done=False)
+        WebDriverWait(browser, 20).until(lambda b: ask(b, "page.charts.length") > 5)
+        find(browser, ".chip[data-group='1']").click()
+        path = tmp_path / "s/0-0/metrics.jsonl"
+        path.write_text(path.read_text() + '{"round": 6, "accuracy": 0.5}\n')
+        WebDriverWait(browser, 20).until(lambda b: ask(b, "page.data.runs[0].round.length") == 6)
+        settle(browser)
+        assert find(browser, ".chip[data-group='1']").get_attribute("aria-pressed") == "false"
+        assert ask(browser, "document.querySelectorAll('#fig-accuracy .line').length") == GROUPS - 1
+        assert "0 of 4 runs finished, 21 of 36 rounds" in find(browser, "#live").get_attribute("textContent")
+        server.shutdown()
+    browser.get("about:blank")
+    assert [entry["message"] for entry in browser.get_log("browser")] == []

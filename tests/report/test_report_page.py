@@ -1,0 +1,174 @@
+"""The page as text, the files of an export, and the live server."""
+
+import http.client
+import json
+import re
+import threading
+
+import fake
+import pytest
+
+from kairosfl.errors import UserError
+from kairosfl.report.export import as_latex, export_figures, export_tables
+from kairosfl.report.page import verdict, write_report
+from kairosfl.report.read import read_groups
+from kairosfl.report.static import draw_comparison
+from kairosfl.report.tables import paired_tests, results
+from kairosfl.report.watch import serve
+
+
+def data_of(text):
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    return fake.write_sweep(tmp_path_factory.mktemp("sweep"), seeds=3, rounds=20)
+
+
+def test_one_page_holds_all_and_names_no_other_place(sweep, tmp_path):
+    text = write_report([sweep], tmp_path / "deep" / "report.html").read_text()
+    assert [group["label"] for group in data_of(text)["groups"]] == list(fake.ALGORITHMS)
+    assert set(re.findall(r"https?://[^\s\"'<]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert "connect-src 'none'" in text
+    assert "kairosfl run cifar10.toml" in text
+    assert "partition_seed = -1" in text
+    assert "Fisher trace (the FedFIM detector did not run; add fedfim to run.detector)" in text
+    assert list((tmp_path / "deep").iterdir()) == [tmp_path / "deep" / "report.html"]
+
+
+def test_text_from_a_folder_is_escaped(tmp_path):
+    run = fake.write_run(tmp_path / "a", rounds=2)
+    about = json.loads((run / "run.json").read_text()) | {"command": "<script>alert(1)</script>", "device": "<b>"}
+    (run / "run.json").write_text(json.dumps(about))
+    text = write_report([run], tmp_path / "report.html").read_text()
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+
+
+@pytest.mark.parametrize(
+    ("tops", "seeds", "sentence"),
+    [
+        ([0.5, 0.7], 3, "points above <b>a</b> (paired test, p "),
+        ([0.5, 0.5001], 3, "which the seeds do not set apart from chance"),
+        ([0.5, 0.7], 1, "They share one seed only: the difference may be chance."),
+        ([0.5], 1, "MB and 600 client epochs."),
+    ],
+)
+def test_the_verdict_says_how_far_it_can_be_trusted(tmp_path, tops, seeds, sentence):
+    fake.write_sweep(tmp_path, seeds=seeds, algorithms=dict(zip(["a", "bb"], tops, strict=False)), rounds=20)
+    groups = read_groups([tmp_path])
+    assert sentence in verdict(results(groups, 0.3), paired_tests(groups))
+
+
+def test_a_page_about_runs_that_go_on_says_so(tmp_path):
+    run = fake.write_run(tmp_path / "a", rounds=3, planned=10, done=False)
+    text = write_report([run], tmp_path / "report.html").read_text()
+    assert "0 of 1 runs finished, 3 of 10 rounds" in text
+    assert "So far <b>fedavg</b>" in text
+
+
+def test_a_run_that_has_next_to_nothing_still_makes_a_page(tmp_path):
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "metrics.jsonl").write_text('{"round": 1, "accuracy": null}\n')
+    text = write_report([tmp_path / "bare"], tmp_path / "report.html").read_text()
+    assert "No round has been evaluated yet." in text
+    assert data_of(text)["lines"] == data_of(text)["heats"] == []
+
+
+def test_a_page_about_many_groups_looks_into_the_first_of_them(tmp_path):
+    fake.write_sweep(tmp_path / "s", seeds=1, algorithms={f"rule{i}": 0.5 for i in range(14)}, rounds=2, clients=12)
+    text = write_report([tmp_path / "s"], tmp_path / "report.html").read_text()
+    heats = {heat["key"] for heat in data_of(text)["heats"]}
+    assert heats == {f"{kind}-{i}" for i in range(12) for kind in ("partition", "weights")}
+    assert len(data_of(text)["groups"]) == 14
+    assert text.count("Heat maps (a page looks into its first 12 groups") == 2
+
+
+def test_an_empty_folder_is_refused_and_nothing_is_written(tmp_path):
+    with pytest.raises(UserError, match="holds no run"):
+        write_report([tmp_path], tmp_path / "report.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("kind", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
+def test_every_picture_is_exported(tmp_path, kind, start):
+    run = fake.write_run(tmp_path / "run", algorithm="fedaware", rounds=4, clients=5)
+    written = export_figures([run], tmp_path / "out", kind)
+    curves = "accuracy accuracy-bytes accuracy-epochs loss train-loss client-accuracy fgn elud coherence"
+    assert [path.stem for path in written] == [*curves.split(), "partition-A", "weights-A", "lambda-A"]
+    assert all(path.read_bytes().startswith(start) for path in written)
+    if kind == "svg":
+        again = export_figures([run], tmp_path / "again", kind)
+        assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
+
+
+def test_an_unknown_kind_of_picture_is_refused(tmp_path):
+    with pytest.raises(UserError, match="kind = 'gif' is not a picture format; use svg, pdf, png"):
+        export_figures([tmp_path], tmp_path, "gif")
+
+
+def test_tables_are_exported_as_csv_and_latex(sweep, tmp_path):
+    written = export_tables([sweep], tmp_path, target=0.5)
+    assert [path.name for path in written] == ["results.csv", "results.tex", "tests.csv", "tests.tex"]
+    head, first, *_ = (tmp_path / "results.csv").read_text().splitlines()
+    assert head.startswith("algorithm,seeds,rounds,last 10 %,final,best,rounds to 50 %,MB to 50 %")
+    assert first.startswith("fedavg,3,20,")
+    assert len((tmp_path / "tests.csv").read_text().splitlines()) == 1 + 6
+
+
+def test_latex_escapes_what_it_would_take_for_a_command():
+    assert as_latex([{"a_b": "50 %", "c": "1 ± 2"}]) == (
+        "\\begin{tabular}{lr}\n\\toprule\na\\_b & c \\\\\n\\midrule\n50 \\% & 1 $\\pm$ 2 \\\\\n"
+        "\\bottomrule\n\\end{tabular}\n"
+    )
+
+
+def test_the_quick_look_is_a_png(sweep, tmp_path):
+    assert draw_comparison([sweep], tmp_path / "look.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def server(tmp_path):
+    with serve(tmp_path, port=0) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield running
+        running.shutdown()
+
+
+def get(server, path="/", host=None):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection.request("GET", path, headers={"Host": host} if host else {})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+def test_the_live_page_is_sent_anew_only_when_something_changed(server, tmp_path):
+    status, text = get(server)
+    assert status == 200
+    assert "holds no run" in text
+    mark = re.search(r'data-mark="(\w+)"', text)[1]
+    assert get(server, f"/?since={mark}") == (204, "")
+    fake.write_run(tmp_path / "a", rounds=2)
+    status, text = get(server, f"/?since={mark}")
+    assert status == 200
+    assert data_of(text)["groups"][0]["label"] == "fedavg"
+    assert "connect-src 'self'" in text
+
+
+def test_the_server_listens_here_only_and_answers_to_no_other_name(server):
+    assert server.server_address[0] == "127.0.0.1"
+    assert get(server, host="evil.example")[0] == 403
+    assert get(server, host="localhost:1")[0] == 200
+    assert get(server, "/etc/passwd")[0] == 404
+
+
+def test_a_taken_port_and_a_missing_folder_are_named(server, tmp_path):
+    with pytest.raises(UserError, match=r"Cannot serve on 127\.0\.0\.1"):
+        serve(tmp_path, server.server_port)
+    with pytest.raises(UserError, match="port = 99999 is not a port"):
+        serve(tmp_path, 99999)
+    with pytest.raises(UserError, match="There is no folder"):
+        serve(tmp_path / "nowhere")

@@ -1,0 +1,118 @@
+"""Means, targets and paired tests, against numbers worked out by hand or by scipy."""
+
+import math
+
+import fake
+import pytest
+
+from kairosfl.errors import UserError
+from kairosfl.report.read import read_groups
+from kairosfl.report.tables import (
+    Spread,
+    compare_table,
+    default_target,
+    holm,
+    paired_t,
+    paired_tests,
+    results,
+    student_tail,
+)
+
+# Two algorithms, seeds 0 to 2, ten rounds; the last tenth is the last round alone.
+CURVES = {
+    "fedavg": [
+        [0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5, 0.5, 0.6, 0.50],
+        [0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5, 0.5, 0.6, 0.52],
+        [0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.48],
+    ],
+    "fedavgm": [
+        [0.1, 0.3, 0.5, 0.5, 0.5, 0.6, 0.6, 0.6, 0.7, 0.60],
+        [0.1, 0.3, 0.4, 0.5, 0.5, 0.6, 0.6, 0.6, 0.7, 0.60],
+        [0.1, 0.3, 0.4, 0.4, 0.5, 0.6, 0.6, 0.6, 0.7, 0.57],
+    ],
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for algorithm, curves in CURVES.items():
+        for seed, curve in enumerate(curves):
+            run = fake.write_run(tmp_path / f"{algorithm}-{seed}", algorithm=algorithm, seed=seed, rounds=10)
+            fake.edit(run, accuracy=curve, bytes_down=1_000_000, bytes_up=500_000, epochs_total=30, cohort=10)
+    return tmp_path
+
+
+def test_the_table_holds_means_deviations_and_what_the_target_cost(folder):
+    first, second = results(read_groups([folder]), target=0.5)
+    assert (first.label, first.seeds, first.planned) == ("fedavg", (0, 1, 2), 10)
+    assert first.final.mean == pytest.approx(0.5)
+    assert first.final.deviation == pytest.approx(0.02)
+    assert first.best.mean == pytest.approx((0.6 + 0.6 + 0.48) / 3)
+    assert (first.rounds_to_target.mean, first.rounds_to_target.count, first.rounds_to_target.asked) == (5, 2, 3)
+    assert first.bytes_to_target.mean == pytest.approx(5 * 1.5e6)
+    assert second.rounds_to_target.mean == pytest.approx((3 + 4 + 5) / 3)
+    assert second.bytes.mean == pytest.approx(15e6)
+    assert second.epochs.mean == pytest.approx(300)
+
+
+def test_the_last_tenth_is_a_mean_over_the_evaluated_rounds_only(tmp_path):
+    run = fake.write_run(tmp_path / "a", rounds=40)
+    curve = [None if i % 2 else i / 100 for i in range(40)]  # twenty values: 0.00, 0.02 ... 0.38
+    fake.edit(run, accuracy=curve)
+    (row,) = results(read_groups([run]), target=0.2)
+    assert row.last_tenth.mean == pytest.approx((0.36 + 0.38) / 2)
+    assert row.final.mean == 0.38
+    assert row.rounds_to_target.mean == 21
+
+
+def test_text_shows_what_is_known():
+    assert Spread.of([0.5, 0.6]).text(1, 100) == "55.0 ± 7.1"
+    assert Spread.of([0.5, math.nan]).text(1, 100) == "50.0 (1 of 2)"
+    assert Spread.of([3.0, 3.0]).text(0) == "3"
+    assert Spread.of([math.nan]).text() == "–"
+
+
+def test_the_default_target_is_one_that_half_of_the_algorithms_reach_with_every_seed(folder):
+    assert default_target(read_groups([folder])) == 0.48
+    assert compare_table([folder])[0]["rounds to 48 %"] == "7 ± 3"
+    with pytest.raises(UserError, match=r"target = 60 is not an accuracy; give a share of 1"):
+        compare_table([folder], target=60)
+
+
+def test_runs_that_were_never_evaluated_have_dashes(tmp_path):
+    run = fake.write_run(tmp_path / "a", rounds=3)
+    fake.edit(run, accuracy=None)
+    (row,) = compare_table([run])
+    assert [row["last 10 %"], row["best"], row["rounds"]] == ["–", "–", "3"]
+
+
+def test_the_paired_test_is_students_on_the_shared_seeds(folder):
+    stats = pytest.importorskip("scipy.stats")
+    fake.write_run(folder / "alone", algorithm="alt", seed=9, rounds=10)
+    (pair,) = paired_tests(read_groups([folder]))
+    assert (pair.first, pair.second, pair.seeds) == ("fedavg", "fedavgm", (0, 1, 2))
+    assert pair.difference.mean == pytest.approx((0.10 + 0.08 + 0.09) / 3)
+    assert pair.p == pytest.approx(stats.ttest_rel([0.60, 0.60, 0.57], [0.50, 0.52, 0.48]).pvalue, rel=1e-9)
+    assert pair.adjusted == pair.p
+
+
+@pytest.mark.parametrize("freedom", range(1, 13))
+def test_the_tail_of_students_distribution(freedom):
+    stats = pytest.importorskip("scipy.stats")
+    for t in (0.0, 0.3, -1.7, 4.5, 30.0):
+        assert student_tail(t, freedom) == pytest.approx(2 * stats.t.sf(abs(t), freedom), abs=1e-12)
+
+
+def test_a_test_needs_two_differences_and_survives_equal_ones():
+    assert math.isnan(paired_t([0.1]))
+    assert paired_t([0.5, 0.5]) == 0.0
+    assert paired_t([0.0, 0.0]) == 1.0
+
+
+def test_holm_multiplies_by_what_is_left_and_never_falls():
+    adjusted = holm([0.01, 0.04, math.nan, 0.03])
+    assert adjusted[0] == pytest.approx(0.03)
+    assert adjusted[3] == pytest.approx(0.06)
+    assert adjusted[1] == pytest.approx(0.06)
+    assert math.isnan(adjusted[2])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]

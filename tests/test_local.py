@@ -1,0 +1,365 @@
+"""One client following one brief, against loops written by hand and the closed forms of FedNova's paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kairosfl.briefs import SCORE_AFTER, SCORE_BEFORE, Brief, Briefs, Report, Reports, column, mass, mean_gradients
+from kairosfl.local import Trainer, batches
+from kairosfl.streams import stream
+from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.population import Population
+from kairosfl.tasks.task import Task
+from kairosfl.tasks.vector import flatten, load
+
+SIZES = (11, 4, 8)
+
+
+def network(*, dropout: float = 0.0) -> nn.Sequential:
+    torch.manual_seed(1)
+    layers = [nn.Linear(5, 6), nn.Tanh(), nn.Dropout(dropout), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)]
+    return nn.Sequential(*layers).double()
+
+
+def make_task(model: nn.Module | None = None) -> Task:
+    rng = np.random.default_rng(0)
+    n = sum(SIZES)
+    samples = Samples(torch.from_numpy(rng.normal(size=(n, 5))), torch.from_numpy(rng.integers(0, 3, n)))
+    clients = Population.from_lists(np.split(rng.permutation(n), np.cumsum(SIZES)[:-1]))
+    return Task(model or network(), DataSet("small", samples, samples, classes=3), clients)
+
+
+def make_brief(task: Task, **changes: object) -> Brief:
+    return replace(Brief(seed=3, round=2, client=0, start=task.start(), lr=0.1, batch_size=4, epochs=3), **changes)
+
+
+def features(model: nn.Sequential, inputs: Tensor) -> Tensor:
+    return model[:-1](inputs)
+
+
+def epochs_of(task: Task, brief: Brief) -> Iterator[list[np.ndarray]]:
+    """The batches as the design has them: one stream per (seed, round, client), a permutation for every epoch."""
+    mine = task.clients[brief.client]
+    rng = stream(brief.seed, "batches", brief.round, brief.client)
+    for _ in range(brief.epochs):
+        order = mine[rng.permutation(len(mine))]
+        cut = [order[k : k + brief.batch_size] for k in range(0, len(order), brief.batch_size)]
+        yield [rows for rows in cut if len(rows) == brief.batch_size] if brief.drop_last else cut
+
+
+def by_hand(task: Task, brief: Brief) -> dict[str, object]:
+    """The same with torch.optim.SGD and torch's own clipping, on a model of its own."""
+    model = network()
+    load(model, brief.start)
+    start, global_, previous = network(), network(), network()
+    load(start, brief.start if brief.stop_reference is None else brief.stop_reference)
+    load(global_, brief.start)
+    if brief.previous is not None:
+        load(previous, brief.previous)
+    optimiser = torch.optim.SGD(
+        model.parameters(), lr=brief.lr, momentum=brief.momentum, weight_decay=brief.weight_decay
+    )
+    inputs, targets = task.dataset.train.inputs, task.dataset.train.targets
+    losses, counts, squares, steps, done, similarity = [], [], [], 0, 0.0, 1.0
+    for epoch in epochs_of(task, brief):
+        stop, position = False, 0
+        for rows in epoch:
+            batch, labels = inputs[rows], targets[rows]
+            z = features(model, batch)
+            if brief.stop_below is not None:
+                cosines = F.cosine_similarity(z, features(start, batch)).detach()
+                similarity = float(cosines.mean() if brief.stop_statistic == "mean" else cosines.min())
+                stop = stop or similarity < brief.stop_below
+            loss = F.cross_entropy(model(batch), labels)
+            if brief.previous is not None:
+                near = torch.exp(F.cosine_similarity(z, features(global_, batch).detach()) / brief.temperature)
+                far = torch.exp(F.cosine_similarity(z, features(previous, batch).detach()) / brief.temperature)
+                loss = loss - brief.contrast * torch.log(near / (near + far)).mean()
+            optimiser.zero_grad()
+            loss.backward()
+            if brief.clip < float("inf"):
+                nn.utils.clip_grad_norm_(model.parameters(), brief.clip)
+            g = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+            squares.append(float(g @ g))
+            g = brief.scale * g + brief.pull * (flatten(model) - brief.start)
+            if brief.push is not None:
+                g = g + brief.push
+            for parameter, part in zip(
+                model.parameters(), g.split([p.numel() for p in model.parameters()]), strict=True
+            ):
+                parameter.grad = part.view_as(parameter)
+            optimiser.step()
+            losses.append(float(loss.detach()))
+            counts.append(len(rows))
+            steps, position = steps + 1, position + 1
+            if stop and brief.stop_per == "batch":
+                break
+        done += position / len(epoch)
+        if stop:
+            break
+    return {
+        "delta": (flatten(model) - brief.start).numpy(),
+        "loss": float(np.average(losses, weights=counts)),
+        "grad_sq": sum(squares),
+        "steps": steps,
+        "epochs": done,
+        "similarity": None if brief.stop_below is None else similarity,
+    }
+
+
+def agree(report: Report, want: dict[str, object]) -> None:
+    np.testing.assert_allclose(report.delta.numpy(), want["delta"], rtol=0, atol=1e-13)
+    for name in ("loss", "grad_sq", "epochs"):
+        assert getattr(report, name) == pytest.approx(want[name], rel=1e-12), name
+    assert report.steps == want["steps"]
+    assert (report.similarity is None) == (want["similarity"] is None)
+    if report.similarity is not None:
+        assert report.similarity == pytest.approx(want["similarity"], rel=1e-12)
+
+
+def vector(task: Task, seed: int, scale: float = 0.3) -> Tensor:
+    return torch.from_numpy(scale * np.random.default_rng(seed).normal(size=task.layout.size))
+
+
+@pytest.mark.parametrize("client", [0, 1, 2])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"momentum": 0.9},
+        {"weight_decay": 0.05, "momentum": 0.5},
+        {"clip": 0.2},
+        {"clip": 1e9},
+        {"drop_last": True},
+        {"batch_size": 100},
+        {"batch_size": 1, "epochs": 1},
+        {"pull": 0.7, "momentum": 0.9},
+        {"scale": 0.1, "momentum": 0.3},
+        {"scale": 0.4, "pull": 0.3, "momentum": 0.6, "weight_decay": 0.02, "clip": 0.3, "drop_last": True},
+    ],
+    ids=str,
+)
+def test_local_training(changes: dict[str, object], client: int) -> None:
+    task = make_task()
+    brief = make_brief(task, client=client, **changes)
+    if brief.drop_last and len(task.clients[client]) < brief.batch_size:
+        brief = replace(brief, batch_size=len(task.clients[client]))
+    report = Trainer(task, torch.device("cpu")).follow(brief)
+    agree(report, by_hand(task, brief))
+    assert report.client == client
+    assert report.n == SIZES[client]
+
+
+def test_push_is_added_after_clipping() -> None:
+    task = make_task()
+    brief = make_brief(task, push=vector(task, 5, 2.0), clip=0.1, scale=0.5, momentum=0.4)
+    agree(Trainer(task, torch.device("cpu")).follow(brief), by_hand(task, brief))
+
+
+def test_the_neutral_brief_is_plain_sgd_to_the_bit() -> None:
+    """scale = 1, pull = 0, a push of zeros and no clipping change nothing."""
+    task = make_task()
+    trainer = Trainer(task, torch.device("cpu"))
+    plain = trainer.follow(make_brief(task, momentum=0.9))
+    neutral = make_brief(task, momentum=0.9, scale=1.0, pull=0.0, clip=float("inf"), push=torch.zeros(task.layout.size))
+    assert torch.equal(trainer.follow(neutral).delta, plain.delta)
+
+
+@pytest.mark.parametrize("statistic", ["mean", "min"])
+@pytest.mark.parametrize("per", ["epoch", "batch"])
+@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize("below", [-1.0, 0.97, 0.9999])
+def test_stopping(statistic: str, per: str, reference: bool, below: float) -> None:
+    task = make_task()
+    away = task.start() + vector(task, 4, 0.1) if reference else None
+    brief = make_brief(
+        task, epochs=8, stop_below=below, stop_statistic=statistic, stop_per=per, stop_reference=away, momentum=0.5
+    )
+    report = Trainer(task, torch.device("cpu")).follow(brief)
+    agree(report, by_hand(task, brief))
+    assert (report.epochs == 8) == (below == -1.0)
+
+
+def test_stopping_at_a_batch_counts_a_part_of_an_epoch() -> None:
+    """Eleven samples in batches of four: the first batch already stands below a threshold above 1."""
+    task = make_task()
+    trainer = Trainer(task, torch.device("cpu"))
+    at_once = trainer.follow(make_brief(task, stop_below=1.5, stop_per="batch"))
+    assert (at_once.steps, at_once.epochs) == (1, pytest.approx(1 / 3))
+    whole = trainer.follow(make_brief(task, stop_below=1.5))
+    assert (whole.steps, whole.epochs) == (3, 1.0)
+
+
+@pytest.mark.parametrize("mu", [0.5, 5.0])
+def test_the_contrastive_term(mu: float) -> None:
+    task = make_task()
+    brief = make_brief(
+        task, contrast=mu, temperature=0.4, previous=task.start() + vector(task, 6), clip=0.5, momentum=0.5
+    )
+    agree(Trainer(task, torch.device("cpu")).follow(brief), by_hand(task, brief))
+
+
+def test_contrast_and_stopping_together() -> None:
+    task = make_task()
+    brief = make_brief(
+        task,
+        epochs=8,
+        contrast=2.0,
+        temperature=0.5,
+        previous=task.start() + vector(task, 6),
+        stop_below=0.98,
+        stop_reference=task.start() + vector(task, 7, 0.05),
+    )
+    agree(Trainer(task, torch.device("cpu")).follow(brief), by_hand(task, brief))
+
+
+def test_scores_are_mean_losses_on_all_local_data() -> None:
+    task = make_task()
+    brief = make_brief(task, measure=frozenset({SCORE_BEFORE, SCORE_AFTER}))
+    report = Trainer(task, torch.device("cpu")).follow(brief)
+    rows = task.clients[0]
+    inputs, targets = task.dataset.train.inputs[rows], task.dataset.train.targets[rows]
+    for score, at in ((report.score_before, brief.start), (report.score_after, brief.start + report.delta)):
+        model = network()
+        load(model, at)
+        assert score == pytest.approx(float(F.cross_entropy(model(inputs), targets).detach()), rel=1e-12)
+    unasked = Trainer(task, torch.device("cpu")).follow(make_brief(task))
+    assert unasked.score_before is None
+    assert unasked.score_after is None
+
+
+def test_two_steps_by_hand() -> None:
+    """f(w) = w² / 2 from w = 1 with lr 0.1 and momentum 0.5: v 1, w 0.9; v 0.5 + 0.9 = 1.4, w 0.76."""
+
+    class Weight(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return (self.w**2 / 2).expand(len(inputs), 1)
+
+    samples = Samples(torch.zeros(3, 1, dtype=torch.float64), torch.zeros(3, dtype=torch.int64))
+    population = Population.from_lists([np.arange(3)])
+    task = Task(Weight(), DataSet("one", samples, samples, classes=1), population, loss=lambda out, _: out[:, 0])
+    report = Trainer(task, torch.device("cpu")).follow(
+        Brief(seed=0, round=0, client=0, start=task.start(), lr=0.1, momentum=0.5, batch_size=2)
+    )
+    assert float(report.delta) == pytest.approx(-0.24, rel=1e-14)
+    assert report.grad_sq == pytest.approx(1 + 0.81, rel=1e-14)
+    assert report.loss == pytest.approx((2 * 0.5 + 1 * 0.405) / 3, rel=1e-14)  # the last batch holds one sample
+
+
+def test_a_client_does_not_depend_on_who_trained_before() -> None:
+    task = make_task(network(dropout=0.4))
+    trainer = Trainer(task, torch.device("cpu"))
+    first = [trainer.follow(make_brief(task, client=i, momentum=0.9)).delta for i in (0, 1, 2)]
+    before = torch.random.get_rng_state()
+    again = [trainer.follow(make_brief(task, client=i, momentum=0.9)).delta for i in (2, 0, 1)]
+    assert torch.equal(torch.random.get_rng_state(), before), "training moved the global random generator"
+    for i, delta in zip((2, 0, 1), again, strict=True):
+        assert torch.equal(delta, first[i])
+    elsewhere = trainer.follow(make_brief(task, client=0, momentum=0.9, round=3)).delta
+    assert not torch.equal(elsewhere, first[0])
+
+
+def test_batches_cover_everything_once_an_epoch() -> None:
+    brief = Brief(seed=0, round=0, client=0, start=torch.zeros(1), lr=0.1, batch_size=4, epochs=2)
+    epochs = list(batches(brief, 11))
+    assert [[len(rows) for rows in epoch] for epoch in epochs] == [[4, 4, 3]] * 2
+    assert all(sorted(np.concatenate(epoch)) == list(range(11)) for epoch in epochs)
+    assert not np.array_equal(np.concatenate(epochs[0]), np.concatenate(epochs[1]))
+    dropped = list(batches(replace(brief, drop_last=True), 11))
+    assert [[len(rows) for rows in epoch] for epoch in dropped] == [[4, 4]] * 2
+    few = list(batches(replace(brief, drop_last=True), 3))  # fewer than a batch: one batch of all of them
+    assert [[len(rows) for rows in epoch] for epoch in few] == [[3]] * 2
+
+
+def cohort(steps: list[int], *, lr: float, momentum: float = 0.0, pull: float = 0.0, decay: float = 0.0) -> Tensor:
+    m = len(steps)
+    briefs = Briefs(
+        seed=0,
+        round=0,
+        ids=torch.arange(m),
+        start=torch.zeros(1),
+        lr=column(lr, m),
+        momentum=column(momentum, m),
+        weight_decay=column(decay, m),
+        clip=column(float("inf"), m),
+        batch_size=column(1, m, torch.int64),
+        epochs=column(1, m, torch.int64),
+        scale=column(1.0, m),
+        pull=column(pull, m),
+    )
+    reports = [Report(i, 1, count, 1.0, torch.zeros(1), 0.0, 0.0, 0.0) for i, count in enumerate(steps)]
+    return mass(briefs, Reports.stack(reports, torch.zeros(m, 1)))
+
+
+STEPS = [1, 2, 3, 10, 157, 2500]
+
+
+def test_mass_of_plain_sgd_is_steps_times_lr() -> None:
+    np.testing.assert_allclose(cohort(STEPS, lr=0.03).numpy(), 0.03 * np.array(STEPS), rtol=1e-13)
+
+
+@pytest.mark.parametrize("rho", [0.1, 0.9, 0.99])
+def test_mass_with_momentum(rho: float) -> None:
+    """Wang et al., Section 4: ‖a‖₁ = [τ − ρ (1 − ρ^τ) / (1 − ρ)] / (1 − ρ)."""
+    tau = np.array(STEPS, dtype=float)
+    want = 0.03 * (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+    np.testing.assert_allclose(cohort(STEPS, lr=0.03, momentum=rho).numpy(), want, rtol=1e-10)
+
+
+@pytest.mark.parametrize(("pull", "decay"), [(0.7, 0.0), (0.0, 0.7), (0.4, 0.3)])
+def test_mass_with_a_proximal_pull_or_weight_decay(pull: float, decay: float) -> None:
+    """Wang et al., Section 4: ‖a‖₁ = [1 − (1 − ημ)^τ] / (ημ)."""
+    tau, a = np.array(STEPS, dtype=float), 0.03 * 0.7
+    want = 0.03 * (1 - (1 - a) ** tau) / a
+    np.testing.assert_allclose(cohort(STEPS, lr=0.03, pull=pull, decay=decay).numpy(), want, rtol=1e-10)
+
+
+@pytest.mark.parametrize("start", ["shared", "own"])
+def test_the_mean_gradient_of_a_linear_loss_is_that_gradient(start: str) -> None:
+    """f(w) = ⟨g, w⟩ with momentum, pull, decay and many steps: −(w − start) / mass = g + decay · start."""
+
+    class Linear(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return (inputs @ self.w)[:, None]
+
+    slopes = torch.tensor([[0.3, -0.1, 0.8], [1.0, 0.4, -0.2]], dtype=torch.float64)
+    samples = Samples(slopes.repeat_interleave(3, 0), torch.zeros(6, dtype=torch.int64))
+    population = Population.from_lists([np.arange(3), np.arange(3, 6)])
+    task = Task(Linear(), DataSet("two", samples, samples, classes=1), population, loss=lambda out, _: out[:, 0])
+    x = task.start()
+    starts = x if start == "shared" else torch.stack([x + 0.1, x - 0.4])
+    m, cpu = 2, torch.device("cpu")
+    briefs = Briefs(
+        seed=0,
+        round=0,
+        ids=torch.arange(m),
+        start=starts,
+        lr=column([0.05, 0.02], m),
+        momentum=column(0.8, m),
+        weight_decay=column([0.1, 0.0], m),
+        clip=column(float("inf"), m),
+        batch_size=column(2, m, torch.int64),
+        epochs=column([4, 7], m, torch.int64),
+        scale=column(1.0, m),
+        pull=column([0.0, 0.6], m),
+    )
+    trained = [Trainer(task, cpu).follow(brief) for brief in briefs.each()]
+    reports = Reports.stack(trained, torch.stack([report.delta for report in trained]))
+    reports = replace(reports, delta=reports.delta + starts - x, mass=mass(briefs, reports))
+    want = slopes + briefs.weight_decay[:, None] * (starts.expand(2, 3))
+    torch.testing.assert_close(mean_gradients(briefs, reports, x), want, rtol=0, atol=1e-12)

@@ -1,0 +1,438 @@
+"""The seven stages, reports that are turned away, idle rounds, the order of arrival, and algorithms as text."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kairosfl.briefs import Briefs, Plan, Report, Reports
+from kairosfl.errors import UserError
+from kairosfl.recipe import Recipe
+from kairosfl.round import Round, Run, accept, drive, rounds
+from kairosfl.rule import Algorithm, Rule, State
+from kairosfl.rules import RULES, FedAvg, FedAvgM, FedCL, FedProx, parse
+from kairosfl.signals import FGN, FedFIM
+from kairosfl.table import Table
+from kairosfl.tasks.vector import Entry, Layout
+
+LAYOUT = Layout((Entry("w", (2,), 0),))
+N = {0: 1, 1: 3, 2: 4, 3: 2, 4: 5}
+
+
+def report(client: int, round: int, delta: Tensor, **changes: Any) -> Report:
+    made = Report(
+        client=client,
+        n=N[client],
+        steps=2,
+        epochs=1.0,
+        delta=delta,
+        loss=1.0 + client,
+        grad_sq=float(2 + client + round),
+        seconds=0.1,
+        score_before=1.0,
+        score_after=0.5 + client / 10,
+        fisher=float(client + 1),
+    )
+    return replace(made, **changes)
+
+
+@dataclass
+class Puppet:
+    """An engine that answers with updates that depend on round and client, or with whatever is given for them."""
+
+    change: Callable[[list[Report], int], list[Report]] = lambda reports, round: reports
+    failed: Callable[[int], tuple[tuple[int, str], ...]] = lambda round: ()
+    dtype: torch.dtype = torch.float64
+
+    def train(self, briefs: Briefs) -> Reports:
+        made = [report(i, briefs.round, self.delta(briefs.round, i)) for i in briefs.ids.tolist()]
+        made = self.change(made, briefs.round)
+        delta = torch.stack([r.delta for r in made]) if made else torch.empty(0, 2, dtype=self.dtype)
+        return Reports.stack(made, delta, self.failed(briefs.round))
+
+    def delta(self, round: int, client: int) -> Tensor:
+        return torch.tensor([0.1 * (client + 1), 0.7 - 0.3 * round * client], dtype=self.dtype)
+
+
+def follow(
+    algorithm: str | Algorithm,
+    engine: Puppet,
+    number: int = 3,
+    cohort: int = 5,
+    run: Run | None = None,
+    **options: Any,
+) -> list[Run]:
+    made = parse(algorithm) if isinstance(algorithm, str) else algorithm
+    detectors = options.get("detectors", (FGN(),))
+    run = run or Run.start(torch.zeros(2, dtype=engine.dtype), made, clients=5, seed=1, detectors=detectors)
+    recipe = Recipe(rounds=number, cohort=cohort, lr=0.5, schedule="exponential", gamma=0.5)
+    return list(drive(rounds(run, made, recipe, clients=5, layout=LAYOUT, detectors=detectors), engine))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diary(Rule):
+    """Writes down when its hooks are called and what they see."""
+
+    label: str = "a"
+    pages: ClassVar[list[tuple[str, str, Any]]] = []
+
+    def _note(self, hook: str, seen: Any = None) -> None:
+        self.pages.append((self.label, hook, seen))
+
+    def select(self, plan: Plan, state: State, round: Round) -> Plan:
+        self._note("select", round.signals.fgn)
+        return plan
+
+    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
+        self._note("brief", len(briefs))
+        return briefs
+
+    def weigh(self, factors: Tensor, *rest: Any) -> Tensor:
+        self._note("weigh", factors.tolist())
+        return factors * 2
+
+    def combine(self, direction: Tensor, *rest: Any) -> Tensor:
+        self._note("combine", direction.tolist())
+        return direction * 3
+
+    def observe(self, state: State, rows: State, weights: Tensor, *rest: Any) -> tuple[State, State]:
+        self._note("observe", rest[-1].signals.fgn)
+        return state, {}
+
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        self._note("step", direction.tolist())
+        return direction + 1, state
+
+
+class Second(Diary):
+    pass
+
+
+class Final(Diary):
+    last = True
+
+
+def test_seven_stages_in_order_and_the_last_rule_steps_last() -> None:
+    Diary.pages.clear()
+    engine = Puppet(change=lambda reports, round: reports[:2])
+    runs = follow(Final(label="z") + Diary(label="a") + Second(label="b"), engine, number=1)
+    hooks = [hook for _, hook, _ in Diary.pages]
+    stages = ("select", "brief", "weigh", "combine", "observe", "step")
+    assert hooks == [stage for stage in stages for _ in range(3)]
+    assert [label for label, _, _ in Diary.pages] == ["z", "a", "b"] * 5 + ["a", "b", "z"]
+    # Two reporters of 1 and 3 samples with updates (0.1, 0.7) and (0.2, 0.7): the mean is (0.175, 0.7).
+    seen = {(label, hook): value for label, hook, value in Diary.pages}
+    assert seen[("z", "weigh")] == [1.0, 3.0]
+    assert seen[("b", "weigh")] == [4.0, 12.0]  # factors multiply, and the core divides by their sum
+    assert seen[("z", "combine")] == pytest.approx([0.175, 0.7])
+    assert seen[("a", "step")] == pytest.approx([27 * 0.175, 27 * 0.7])
+    assert runs[0].x.tolist() == pytest.approx([27 * 0.175 + 3, 27 * 0.7 + 3])
+    assert runs[0].record.weights.tolist() == [0.25, 0.75]
+
+
+def test_signals_are_last_rounds_until_the_clients_have_trained() -> None:
+    Diary.pages.clear()
+    runs = follow(Algorithm((Diary(),)), Puppet(), number=2)
+    selects = [seen for _, hook, seen in Diary.pages if hook == "select"]
+    observes = [seen for _, hook, seen in Diary.pages if hook == "observe"]
+    assert np.isnan(selects[0])
+    assert selects[1] == observes[0] == runs[0].signals.fgn
+    # lr 0.5 times the mean of 2 + client by samples 1, 3, 4, 2, 5 out of 15
+    assert observes[0] == pytest.approx(0.5 * (2 * 1 + 3 * 3 + 4 * 4 + 5 * 2 + 6 * 5) / 15)
+
+
+def test_fedavg_by_hand() -> None:
+    """Clients of 1, 3, 4, 2, 5 samples; the first number of client i is 0.1 (i + 1) in every round."""
+    runs = follow("fedavg", Puppet())
+    mean = (1 * 0.1 + 3 * 0.2 + 4 * 0.3 + 2 * 0.4 + 5 * 0.5) / 15
+    assert [float(run.x[0]) for run in runs] == pytest.approx([mean, 2 * mean, 3 * mean])
+    drift = 0.3 * (3 * 1 + 4 * 2 + 2 * 3 + 5 * 4) / 15
+    assert [float(run.x[1]) for run in runs] == pytest.approx([0.7, 1.4 - drift, 2.1 - 3 * drift])
+    assert [run.round for run in runs] == [1, 2, 3]
+    assert [run.record.lr for run in runs] == [0.5, 0.25, 0.125]
+
+
+def test_uniform_weights_when_a_rule_asks_for_them() -> None:
+    assert follow("scaffold", Puppet())[0].record.weights.tolist() == [0.2] * 5
+    assert follow("fedprox + fedmut(alpha=0)", Puppet())[0].record.weights.tolist() == [0.2] * 5
+    assert follow("fedprox", Puppet())[0].record.weights.tolist() == pytest.approx([n / 15 for n in N.values()])
+
+
+BAD = {
+    "it has no samples": {"n": 0},
+    "it did no step": {"steps": 0},
+    "it trained no part of an epoch": {"epochs": 0.0},
+    "its update is not finite": {"delta": torch.tensor([float("nan"), 1.0], dtype=torch.float64)},
+    "its epochs is not finite": {"epochs": float("inf")},
+    "its loss is not finite": {"loss": float("inf")},
+    "its grad_sq is not finite": {"grad_sq": float("nan")},
+    "its score_before is not finite": {"score_before": float("nan")},
+    "its score_after is not finite": {"score_after": float("inf")},
+    "its fisher is not finite": {"fisher": float("nan")},
+}
+
+
+@pytest.mark.parametrize(("reason", "changes"), BAD.items(), ids=list(BAD))
+def test_a_bad_report_is_turned_away_and_the_others_count(reason: str, changes: dict[str, Any]) -> None:
+    def spoil(reports: list[Report], round: int) -> list[Report]:
+        return [replace(r, **changes) if (r.client, round) == (2, 1) else r for r in reports]
+
+    def lose(reports: list[Report], round: int) -> list[Report]:
+        return [r for r in reports if (r.client, round) != (2, 1)]
+
+    bad, without = follow("fedavgm", Puppet(change=spoil)), follow("fedavgm", Puppet(change=lose))
+    assert bad[1].record.rejected == ((2, reason),)
+    assert bad[1].record.ids.tolist() == [0, 1, 3, 4]
+    assert bad[1].record.asked == 5
+    for one, other in zip(bad, without, strict=True):
+        assert torch.equal(one.x, other.x)
+
+
+def test_an_infinite_update_is_turned_away_in_float32_too() -> None:
+    """Its square overflows: so does what would be made of it."""
+    engine = Puppet(dtype=torch.float32)
+    engine.change = lambda reports, round: [
+        replace(r, delta=torch.full((2,), 1e30)) if r.client == 0 else r for r in reports
+    ]
+    assert follow("fedavg", engine)[0].record.rejected == ((0, "its update is not finite"),)
+
+
+def test_strangers_and_doubles_are_turned_away() -> None:
+    def meddle(reports: list[Report], round: int) -> list[Report]:
+        return [*reports, replace(reports[0], delta=reports[0].delta * 100), replace(reports[0], client=17)]
+
+    meddled, honest = follow("fedavg", Puppet(change=meddle)), follow("fedavg", Puppet())
+    assert meddled[0].record.rejected == ((0, "it reported twice"), (17, "it was not asked"))
+    assert torch.equal(meddled[-1].x, honest[-1].x)
+
+
+def test_updates_of_the_wrong_length_are_turned_away() -> None:
+    engine = Puppet(change=lambda rs, t: [replace(r, delta=torch.ones(3, dtype=torch.float64)) for r in rs])
+    run = follow("fedavg", engine, number=1)[0]
+    assert run.record.rejected[0] == (0, "its update has the shape (3,), not (2,)")
+    assert len(run.record.rejected) == 5
+    assert run.idle == 1
+
+
+def test_what_the_engine_says_about_failures_is_kept() -> None:
+    engine = Puppet(change=lambda reports, round: reports[1:], failed=lambda round: ((0, "out of memory"),))
+    assert follow("fedavg", engine)[0].record.rejected == ((0, "out of memory"),)
+
+
+@pytest.mark.parametrize("text", ["fedavg", "scaffold", "fedadam", "feddyn", "fedmut", "moon(mu=0)", "fedcl + pa3fed"])
+def test_an_idle_round_leaves_everything_as_it_was(text: str) -> None:
+    engine = Puppet(change=lambda reports, round: [] if round in (1, 2) else reports)
+    runs = follow(text, engine, number=5)
+    assert [run.idle for run in runs] == [0, 1, 2, 0, 0]
+    assert [run.round for run in runs] == [1, 2, 3, 4, 5]
+    for run in runs[1:3]:
+        assert run.x is runs[0].x
+        assert run.slots is runs[0].slots
+        assert run.detectors is runs[0].detectors
+        assert run.signals is runs[0].signals
+        assert run.record.reports is None
+    assert not torch.equal(runs[3].x, runs[0].x)
+
+
+def test_a_first_round_without_reports_is_survived() -> None:
+    runs = follow("fedmut + scaffold", Puppet(change=lambda reports, round: [] if round == 0 else reports), number=4)
+    assert torch.equal(runs[0].x, torch.zeros(2, dtype=torch.float64))
+    assert torch.isfinite(runs[-1].x).all()
+
+
+@pytest.mark.parametrize("text", ["fedavg", "vrlsgd + pa3fed", "scaffold + fedcl", "fednova + fedavgm", "feddyn"])
+def test_the_order_of_arrival_does_not_change_a_bit(text: str) -> None:
+    rng = np.random.default_rng(0)
+    shuffled = Puppet(change=lambda rs, t: [rs[k] for k in rng.permutation(len(rs))], dtype=torch.float32)
+    straight = Puppet(dtype=torch.float32)
+    for one, other in zip(follow(text, straight, 4), follow(text, shuffled, 4), strict=True):
+        assert torch.equal(one.x, other.x)
+        assert torch.equal(one.record.weights, other.record.weights)
+        assert other.record.ids.tolist() == sorted(other.record.ids.tolist())
+
+
+def test_accept_puts_briefs_and_reports_side_by_side() -> None:
+    held: list[Briefs] = []
+
+    def keep(briefs: Briefs) -> Reports:
+        held.append(briefs)
+        return Puppet.train(engine, briefs)
+
+    engine = Puppet(change=lambda reports, round: [reports[4], reports[1]])
+    engine.train = keep  # type: ignore[method-assign]
+    follow("scaffold", engine, number=1)
+    briefs, reports, squares, rejected = accept(held[0], Puppet.train(engine, held[0]))
+    assert briefs.ids.tolist() == reports.ids.tolist() == [1, 4]
+    assert briefs.push.shape == (2, 2)
+    assert squares.tolist() == pytest.approx([0.2**2 + 0.7**2, 0.5**2 + 0.7**2])
+    assert rejected == ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choose(Rule):
+    ids: tuple[int, ...] = ()
+    eligible: tuple[int, ...] = ()
+    size: int = 5
+
+    def select(self, plan: Plan, state: State, round: Round) -> Plan:
+        return Plan(
+            self.size,
+            eligible=np.array(self.eligible) if self.eligible else None,
+            ids=np.array(self.ids) if self.ids else None,
+        )
+
+
+def test_who_trains() -> None:
+    assert follow(Algorithm((Choose(ids=(4, 1, 1)),)), Puppet(), number=1)[0].record.ids.tolist() == [1, 4]
+    pool = follow(Algorithm((Choose(eligible=(0, 2, 3), size=2),)), Puppet(), number=6)
+    assert {len(run.record.ids) for run in pool} == {2}
+    assert {i for run in pool for i in run.record.ids.tolist()} == {0, 2, 3}
+    assert follow(Algorithm((Choose(eligible=(0, 2), size=4),)), Puppet(), number=1)[0].record.ids.tolist() == [0, 2]
+    drawn = follow("fedavg", Puppet(), number=30, cohort=2)
+    assert {i for run in drawn for i in run.record.ids.tolist()} == {0, 1, 2, 3, 4}
+    again = follow("fedavg", Puppet(), number=30, cohort=2)
+    assert [run.record.ids.tolist() for run in drawn] == [run.record.ids.tolist() for run in again]
+
+
+def test_a_cohort_larger_than_the_population_is_refused() -> None:
+    with pytest.raises(UserError, match=r"train\.cohort = 6 is more than the 5 clients there are; lower it\."):
+        follow("fedavg", Puppet(), cohort=6)
+
+
+@pytest.mark.parametrize("text", ["fedavg", "scaffold + fedcl + pa3fed", "fedadam", "fedmut", "vrlsgd"])
+def test_going_on_from_a_run_gives_the_same_bits(text: str) -> None:
+    whole = follow(text, Puppet(), number=6)
+    half = follow(text, Puppet(), number=3)[-1]
+    rest = follow(text, Puppet(), number=6, run=half)
+    assert [run.round for run in rest] == [4, 5, 6]
+    assert torch.equal(rest[-1].x, whole[-1].x)
+
+
+def test_clients_that_started_elsewhere_are_counted_from_x() -> None:
+    """FedMut's mutants of ±alpha Δ: with as many on each side (rate 0), x moves by the mean of what they did."""
+    four = Puppet()
+    mutated = follow("fedmut(alpha=3, rate=0, weights='samples')", four, number=2, cohort=4)
+    rows = mutated[1].record.reports
+    own = torch.stack([four.delta(1, i) for i in rows.ids.tolist()])
+    away = rows.delta - own
+    step = mutated[0].x
+    assert away.sum(0).tolist() == pytest.approx([0, 0], abs=1e-12)
+    for row in away:
+        assert row.abs().tolist() == pytest.approx((3 * step).abs().tolist())
+
+
+def test_the_first_detector_decides_and_all_are_recorded() -> None:
+    runs = follow("fedavg", Puppet(), number=2, detectors=(FedFIM(), FGN()))
+    trace = (1 * 1 + 2 * 3 + 3 * 4 + 4 * 2 + 5 * 5) / 15
+    assert runs[1].record.values[0] == pytest.approx(trace)
+    assert runs[1].signals.fisher == pytest.approx(trace)
+    assert runs[1].signals.critical is False  # the trace did not rise
+    assert runs[0].signals.critical is True
+
+
+# Algorithms as text
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_every_rule_is_its_own_text(name: str) -> None:
+    algorithm = parse(name)
+    assert str(algorithm) == name
+    assert len(algorithm.rules) == 1
+    assert parse(str(algorithm)) == algorithm
+    assert parse(f"{name}()") == algorithm
+    assert hash(algorithm) == hash(parse(name))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fedprox(mu=0.3)",
+        "fedprox(mu=1e-07) + fedavgm(beta=0.7, lr=0.5, nesterov=True)",
+        "scaffold(lr=0.5, weights='samples') + fedcl(cap=0.5, once=True) + alt(threshold='fixed') + pa3fed(beta=1.5)",
+        "fedmut(alpha=2.0, bound=7)",
+        "fedams(option=2)",
+        "fedprox(mu=inf)",
+    ],
+)
+def test_options_survive_the_round_trip(text: str) -> None:
+    assert str(parse(text)) == text
+    assert parse(str(parse(text))) == parse(text)
+
+
+def test_what_is_written_differently_is_the_same() -> None:
+    assert parse("fedprox(mu=0.01)") == parse("fedprox") == parse(" fedavg + fedprox ") == Algorithm((FedProx(),))
+    assert parse("fedavg") == parse("fedavg()") == FedAvg() == Algorithm()
+    assert str(FedAvg()) == "fedavg"
+    assert parse("fedavgm(nesterov=true)") == parse("fedavgm(nesterov=True)")
+    assert parse("fedprox(mu=1)") == parse("fedprox(mu=1.0)") == parse("fedprox(mu=1e+0)")
+    assert parse("fedcl.released()") == parse("fedcl.released") == Algorithm((FedCL.released(),))
+    assert parse("fedcl.released(cap=0.5)") == Algorithm((replace(FedCL.released(), cap=0.5),))
+    assert parse(str(parse("fedcl.released()"))) == parse("fedcl.released()")
+    assert parse("fedprox + fedavgm") != parse("fedavgm + fedprox")
+    assert parse("fedprox(mu=0.1)") != parse("fedprox(mu=0.2)")
+    assert FedProx() + FedAvgM() == Algorithm((FedProx(),)) + FedAvgM() == parse("fedprox + fedavgm")
+    assert FedAvg() + FedProx() == FedProx() + FedAvg() == parse("fedprox")
+
+
+def test_a_toml_list() -> None:
+    document = """
+    algorithm = [
+        "fedprox(mu=0.3)",
+        {rule = "fedcl.released", cap = 0.5},
+        {rule = "pa3fed", beta = 1, always = true},
+        "fedavg",
+        {rule = "fedavg"},
+    ]
+    """
+    made = parse(tomllib.loads(document)["algorithm"])
+    assert made == parse("fedprox(mu=0.3) + fedcl.released(cap=0.5) + pa3fed(beta=1.0, always=True)")
+    assert parse([]) == parse([{"rule": "fedavg"}]) == FedAvg()
+
+
+def test_a_rule_of_ones_own_by_its_dotted_name() -> None:
+    made = parse("test_round.Choose(size=3, ids=(1, 2))")
+    assert made == Algorithm((Choose(size=3, ids=(1, 2)),))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("fedprxo", "There is no rule 'fedprxo'; did you mean 'fedprox'?"),
+        ("FedProx", "There is no rule 'FedProx'; did you mean 'fedprox'?"),
+        ("fedprox(nu=1)", "fedprox has no option 'nu'; did you mean 'mu'?"),
+        ("fedprox(0.1)", "rule = 'fedprox(0.1)': name every option, as in 'fedprox(mu=0.01)'."),
+        ("fedprox(mu=0.1", "rule = 'fedprox(mu=0.1' cannot be read; write it like 'fedprox(mu=0.01) + fedavgm'."),
+        ("fedprox(mu='a')", "fedprox: mu = 'a' is not a number; its default is 0.01."),
+        ("fedprox(mu=true)", "fedprox: mu = True is not a number; its default is 0.01."),
+        ("fedavgm(nesterov=1)", "fedavgm: nesterov = 1 is not true or false; its default is False."),
+        ("fedmut(bound=2.5)", "fedmut: bound = 2.5 is not a whole number; its default is 50."),
+        ("alt(threshold=up)", "rule = 'alt(threshold=up)': 'up' is no value; use a number, a 'word' or true/false."),
+        ("fedprox(mu=-0.5)", "fedprox: mu = -0.5 is not allowed; use 0 or more."),
+        ("fedprox(mu=1, mu=2)", "rule = 'fedprox(mu=1, mu=2)': mu stands twice; name it once."),
+        ("fedprox + fedprox(mu=1)", "fedprox stands twice in the algorithm; name it once."),
+        ("fedcl.relaesed()", "fedcl has no preset 'relaesed'; did you mean 'released'?"),
+        ("fedcl.released(cup=1)", "fedcl.released has no option 'cup'; did you mean 'cap'?"),
+        ("fedcl.released(cap='x')", "fedcl.released: cap = 'x' is not a number; its default is 1.0."),
+        ("nowhere.Rule", "The rule 'nowhere.Rule' cannot be imported (No module named 'nowhere'); is it on the Python"),
+        ("os.path", "'os.path' is not a rule; give the dotted name of a class derived from it."),
+        ("kairosfl.signals.FGN", "fgn is no rule; give the name of one."),
+        ([{"mu": 1}], "algorithm: the table {'mu': 1} names no rule; write {rule = 'fedprox', ...}."),
+        ([{"rule": "fedavg", "mu": 1}], "fedavg has no option 'mu'; it has none."),
+        ([{"rule": "kairosfl.signals.FGN"}], "kairosfl.signals.FGN is no rule; give the name of one."),
+        (
+            "scaffold + vrlsgd",
+            "scaffold + vrlsgd make no algorithm: both correct the same drift, and together they correct it twice.",
+        ),
+    ],
+)
+def test_mistakes_are_answered_with_a_sentence(text: Any, sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(text)
+    assert str(caught.value).startswith(sentence)
