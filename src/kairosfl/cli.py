@@ -271,7 +271,7 @@ def _sweep(tables: dict[str, Any], folder: Path, quiet: bool) -> dict[str, dict[
 
     members = expand(tables)
     with ShowSweep({member.name: member.config.train.rounds for member in members}, quiet=quiet) as show:
-        return sweep(members, folder, command=shlex.join(["kairosfl", *sys.argv[1:]]), begin=show.begin)
+        return sweep(members, folder, command=shlex.join(["kairosfl", *sys.argv[1:]]), watch=show.begin)
 
 
 def _print_table(folders: list[Path], target: float | None = None) -> None:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs.config import Config, change, dump, read, resolve, tables
-from kairosfl.runs.experiment import Folder, Notify, build_data, conduct, describe, record, settle
+from kairosfl.runs.engines import settle
+from kairosfl.runs.experiment import Folder, Notify, build_data, conduct, describe, record
 from kairosfl.runs.files import read_lines, write, write_json
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
@@ -60,8 +61,8 @@ class Deploy:
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Deploy:
         """From a table of a TOML file."""
-        known = {entry.name: type(entry.default) for entry in fields(cls)}
-        values = {}
+        known: dict[str, type] = {entry.name: type(entry.default) for entry in fields(cls)}
+        values: dict[str, Any] = {}
         for key, value in table.items():
             if key not in known:
                 raise UserError(f"Unknown key deploy.{key}; {nearest(key, known)}")
@@ -91,12 +92,12 @@ class Remote(Population):
 
 def server_app(make: MakeTask) -> ServerApp:
     """A ServerApp for the model and the test set of `make(None)`; the run config names `run` (TOML) and `out`."""
-    app = ServerApp()
 
-    @app.main()
     def main(grid: Grid, context: Context) -> None:
         serve(grid, make, Path(str(context.run_config["run"])), Path(str(context.run_config["out"])))
 
+    app = ServerApp()
+    app.main()(main)
     return app
 
 
@@ -111,13 +112,18 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
         config = folder.config()
     task = make(None)
     if deploy.clients:
+        if config.run.client_accuracy:
+            raise UserError(
+                "run.client_accuracy = true needs the clients' data, which stays with them; set it to false."
+            )
         task = replace(task, clients=Remote.of(deploy.clients))
     out.mkdir(parents=True, exist_ok=True)
     settings = deploy.settings()
     start = model_of(Path(deploy.start)) if deploy.start and not begun else None
     engine = Flower(grid, task, settings, folder.log, folder=out, start=start)
     task = engine.task
-    config = settle(replace(config, run=replace(config.run, device="cpu")), task)
+    here = replace(config.run, device="cpu", engine="loop", precision="float32")
+    config = settle(replace(config, run=here), task)
     if not begun:
         write(out / "config.toml", dump(tables(config)))
         folder.describe(config, task, " ".join(sys.argv))

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 PLAIN_LINES = 50
 
@@ -59,7 +59,7 @@ class Show:
 
 
 class ShowSweep:
-    """Shows a sweep: all its rounds in one bar, and the run that is going on."""
+    """Shows a sweep: all its rounds in one bar, and one for each run that is going on."""
 
     def __init__(self, rounds: dict[str, int], *, quiet: bool = False, console: Console | None = None) -> None:
         self.rounds, self.quiet = rounds, quiet
@@ -79,7 +79,7 @@ class ShowSweep:
         if self.live:
             self.progress.start()
             self.whole = self.progress.add_task("rounds", total=sum(self.rounds.values()), name="all runs")
-            self.one = self.progress.add_task("", total=1, name="")
+            self.bars: dict[str, TaskID] = {}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -91,15 +91,18 @@ class ShowSweep:
         rounds = self.rounds[name]
         title = f"run {self.number[name]}/{len(self.rounds)} {name}"
         if self.live:
-            self.progress.reset(self.one, total=rounds, completed=done, name=title, description="")
             self.progress.advance(self.whole, done)
 
         def listen(row: dict[str, Any]) -> None:
             if self.live:
+                if name not in self.bars:
+                    self.bars[name] = self.progress.add_task("", total=rounds, name=title)
                 self.progress.advance(self.whole)
-                self.progress.update(self.one, completed=row["round"], description=describe(row, row["accuracy"]))
-            elif not self.quiet and row["round"] == rounds:
-                print(f"{title}: {describe(row, row['accuracy'])}", file=sys.stderr)
+                words = describe(row, row["accuracy"])
+                over = row["round"] == rounds
+                self.progress.update(self.bars[name], completed=row["round"], description=words, visible=not over)
+            if row["round"] == rounds and not self.quiet:
+                self.console.print(f"{title}: {describe(row, row['accuracy'])}", highlight=False, soft_wrap=True)
 
         return listen
 

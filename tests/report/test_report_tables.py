@@ -4,6 +4,7 @@ import math
 
 import fake
 import pytest
+from scipy import stats
 
 from kairosfl.errors import UserError
 from kairosfl.report.read import read_groups
@@ -87,7 +88,6 @@ def test_runs_that_were_never_evaluated_have_dashes(tmp_path):
 
 
 def test_the_paired_test_is_students_on_the_shared_seeds(folder):
-    stats = pytest.importorskip("scipy.stats")
     fake.write_run(folder / "alone", algorithm="alt", seed=9, rounds=10)
     (pair,) = paired_tests(read_groups([folder]))
     assert (pair.first, pair.second, pair.seeds) == ("fedavg", "fedavgm", (0, 1, 2))
@@ -98,7 +98,6 @@ def test_the_paired_test_is_students_on_the_shared_seeds(folder):
 
 @pytest.mark.parametrize("freedom", range(1, 13))
 def test_the_tail_of_students_distribution(freedom):
-    stats = pytest.importorskip("scipy.stats")
     for t in (0.0, 0.3, -1.7, 4.5, 30.0):
         assert student_tail(t, freedom) == pytest.approx(2 * stats.t.sf(abs(t), freedom), abs=1e-12)
 

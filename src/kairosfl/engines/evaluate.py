@@ -28,9 +28,16 @@ class Scores:
 class Evaluator:
     """Evaluates on a device on which the test set stays."""
 
-    def __init__(self, task: Task, device: torch.device, predict: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self.task, self.device, self._predict = task, device, predict
-        self._test = Samples(task.dataset.test.inputs.to(device), task.dataset.test.targets.to(device))
+    def __init__(
+        self,
+        task: Task,
+        device: torch.device,
+        predict: Callable[[Tensor, Tensor], Tensor],
+        test: Samples | None = None,
+    ) -> None:
+        self.task, self.device, self.predict = task, device, predict
+        own = task.dataset.test
+        self.test = test or Samples(own.inputs.to(device), own.targets.to(device))
 
     @torch.no_grad()
     def _outcomes(self, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
@@ -40,20 +47,20 @@ class Evaluator:
         for inputs, targets in zip(samples.inputs.split(BATCH), samples.targets.split(BATCH), strict=True):
             targets = targets.to(self.device)
             prepared = prepare(inputs.to(self.device), self.task.dataset)
-            outputs = self._predict(x, prepared.to(x.dtype) if prepared.is_floating_point() else prepared)
+            outputs = self.predict(x, prepared.to(x.dtype) if prepared.is_floating_point() else prepared)
             right.append(outputs.argmax(1) == targets)
             losses.append(self.task.loss(outputs, targets).double())
         return torch.cat(right), torch.cat(losses)
 
     def evaluate(self, x: Tensor) -> Scores:
         """On the whole test set."""
-        right, losses = self._outcomes(x, self._test)
+        right, losses = self._outcomes(x, self.test)
         return Scores(float(right.double().mean()), float(losses.mean()))
 
     def evaluate_clients(self, x: Tensor) -> np.ndarray:
         """Every client's accuracy `[N]`: on its own test samples where it has some, else on its training samples."""
         own = own_tests(self.task.dataset, self.task.clients)
-        samples, clients = (self._test, own) if own is not None else (self.task.dataset.train, self.task.clients)
+        samples, clients = (self.test, own) if own is not None else (self.task.dataset.train, self.task.clients)
         right = self._outcomes(x, samples)[0].cpu().numpy().astype(np.float64)
         sums = np.concatenate([[0.0], np.cumsum(right[clients.order])])[clients.offsets]
         with np.errstate(invalid="ignore"):

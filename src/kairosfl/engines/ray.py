@@ -124,7 +124,7 @@ class Ray:
             _connect(address)
         try:
             cpus = _share(actors, gpus, threads)
-            self._class = ray.remote(_Actor).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
+            self._class: Any = ray.remote(_Actor).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
             self._arguments = (ray.put(_pack(task)), make, device, threads)
             for _ in range(actors):
                 self._spawn()
@@ -142,7 +142,8 @@ class Ray:
         """One report per client, in client order; the clients of a shard that was lost twice stand in `failed`."""
         shared = {name: getattr(briefs, name) for name in briefs.vectors}
         shared = {name: value.cpu().numpy() for name, value in shared.items() if value is not None and value.ndim == 1}
-        bare, reference = replace(briefs, **{name: torch.empty(0) for name in shared}), ray.put(shared)
+        empty: dict[str, Any] = {name: torch.empty(0) for name in shared}
+        bare, reference = replace(briefs, **empty), ray.put(shared)
         waiting = [_Shard(rows) for rows in shards(expected_steps(briefs, self.task.clients.sizes), self.actors)]
         flying: dict[Any, tuple[_Shard, Any]] = {}
         idle = list(self._live)
@@ -259,7 +260,7 @@ def _connect(address: str | None) -> None:
 
 def _share(actors: int, gpus: float, threads: int) -> float:
     """Cores of one actor: its threads, or its share of the cores there are, since actors may outnumber them."""
-    have = ray.cluster_resources()
+    have: dict[str, float] = ray.cluster_resources()
     if gpus * actors > have.get("GPU", 0.0):
         raise UserError(
             f"ray.actors = {actors} with ray.gpus = {gpus} need {gpus * actors:g} GPUs and the cluster has "

@@ -159,7 +159,7 @@ def _command(run: RunData) -> str:
 def _surroundings(run: RunData) -> dict[str, str]:
     names = ("version", "git", "python", "torch", "numpy", "platform", "device", "engine", "precision", "parameters")
     more = ("clients", "population_hash", "data_hashes", "started")
-    facts = {name.replace("_", " "): run.about[name] for name in (*names, *more) if run.about.get(name) is not None}
+    facts = {name.replace("_", " "): run.about[name] for name in (*names, *more) if run.about.get(name)}
     return {name: _plain(value) for name, value in facts.items()}
 
 

@@ -15,9 +15,8 @@ from kairosfl.report.read import Array, Group, RunData
 from kairosfl.report.tables import scored
 
 DIGITS = 5  # significant ones: more than a screen shows
-MANY = (
-    150  # evaluated rounds from which noise hides the curves; they start out smoothed, the raw ones faint behind them
-)
+# Evaluated rounds from which noise hides the curves: they start out smoothed, with the raw ones faint behind them.
+MANY = 150
 
 
 def payload(groups: Sequence[Group], pictures: Sequence[Picture], target: float) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from kairosfl.runs.files import read_lines
 Array = NDArray[np.float64]
 
 # What two runs of one curve may differ in: it changes neither the algorithm nor the problem.
-_INCIDENTAL = {"seed", "run.checkpoint_every"}
+_INCIDENTAL = {"seed", "run.checkpoint_every", "run.threads"}
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ for many: the engine measures.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from kairosfl.engines.batched.fast import kernels
 
 Pair = tuple[int, int]
 
@@ -52,8 +54,8 @@ class Grouped:
         m = len(w)
         y = F.conv2d(
             _beside(x, m),
-            _merged(w),
-            None if b is None else b.reshape(-1),
+            _merged(w.to(x.dtype)),
+            None if b is None else b.to(x.dtype).reshape(-1),
             shape.stride,
             shape.padding,
             shape.dilation,
@@ -61,12 +63,14 @@ class Grouped:
         )
         return _below(y, m)
 
-    def backward(self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, inward: bool) -> tuple[Tensor | None, Tensor]:
+    def backward(
+        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
+    ) -> Tensor | None:
         m = len(w)
-        dx, dw, _ = torch.ops.aten.convolution_backward(
+        dx, slope, _ = torch.ops.aten.convolution_backward(
             _beside(dy, m),
             _beside(x, m),
-            _merged(w),
+            _merged(w.to(x.dtype)),
             None,
             shape.stride,
             shape.padding,
@@ -76,8 +80,9 @@ class Grouped:
             m * shape.groups,
             [inward, True, False],
         )
-        dw = dw.view(m, shape.outputs, -1, *shape.kernel).permute(0, 1, 3, 4, 2)
-        return (_below(dx, m) if inward else None), dw
+        dw.copy_(slope.view(m, shape.outputs, -1, *shape.kernel).permute(0, 1, 3, 4, 2))
+        _total(dy, db)
+        return _below(dx, m) if inward else None
 
 
 def _beside(x: Tensor, m: int) -> Tensor:
@@ -99,15 +104,18 @@ class Columns:
 
     def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         m = len(w)
-        columns, weights = _patches(shape, x, m), w.flatten(2).mT
-        y = torch.bmm(columns, weights) if b is None else torch.baddbmm(b.unsqueeze(1), columns, weights)
+        columns, weights = _patches(shape, x, m), w.to(x.dtype).flatten(2).mT
+        y = torch.bmm(columns, weights) if b is None else torch.baddbmm(b.to(x.dtype).unsqueeze(1), columns, weights)
         return _images(y, len(x), *shape.size(*x.shape[2:]))
 
-    def backward(self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, inward: bool) -> tuple[Tensor | None, Tensor]:
+    def backward(
+        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
+    ) -> Tensor | None:
         m = len(w)
         rows = dy.permute(0, 2, 3, 1).reshape(m, -1, shape.outputs)
-        dw = torch.bmm(rows.mT, _patches(shape, x, m)).view(w.shape)
-        return (_spread(shape, torch.bmm(rows, w.flatten(2)), x.shape) if inward else None), dw
+        dw.copy_(torch.bmm(rows.mT, _patches(shape, x, m)).view(dw.shape))
+        _total(dy, db)
+        return _spread(shape, torch.bmm(rows, w.to(dy.dtype).flatten(2)), x.shape) if inward else None
 
 
 def _patches(shape: Shape, x: Tensor, m: int) -> Tensor:
@@ -144,14 +152,76 @@ def _images(rows: Tensor, n: int, height: int, width: int) -> Tensor:
     return rows.view(n, height, width, rows.shape[-1]).permute(0, 3, 1, 2)
 
 
-GROUPED, COLUMNS = Grouped(), Columns()
+def _total(dy: Tensor, db: Tensor | None) -> None:
+    """The gradient of the bias: the sum over samples and pixels."""
+    if db is not None:
+        db.copy_(dy.unflatten(0, (len(db), -1)).sum((1, 3, 4), dtype=db.dtype))
 
 
-def methods(shape: Shape, device: torch.device) -> dict[str, Method]:
-    """The ways open to this convolution, by name."""
-    return {"grouped": GROUPED} | ({"columns": COLUMNS} if shape.groups == 1 else {})
+@dataclass(frozen=True)
+class Gathered:
+    """Products of patches that Triton gathers while it multiplies."""
+
+    kernels: Any
+    dot: str
+
+    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        y: Tensor = self.kernels.forward(shape, _last(x), w, b, self.dot)
+        return y
+
+    def backward(
+        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
+    ) -> Tensor | None:
+        dy = _last(dy)
+        self.kernels.weights(shape, _last(x), dy, dw, db, self.dot)
+        if not inward:
+            return None
+        dx: Tensor = self.kernels.inward(shape, dy, w, *x.shape[2:], self.dot)
+        return dx
 
 
-def first(shape: Shape) -> Method:
-    """The way taken where nothing was measured."""
-    return COLUMNS if shape.groups == 1 else GROUPED
+def _last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def pair(sides: tuple[int, ...] | str) -> Pair:
+    """Two numbers, as a convolution of images has them."""
+    height, width = (int(side) for side in sides)
+    return height, width
+
+
+def methods(shape: Shape, x: Tensor, dot: str) -> dict[str, Method]:
+    """The ways open to this convolution of such images, by name; the first is taken where nothing is measured."""
+    found: dict[str, Method] = {}
+    module = kernels("conv", x)
+    if shape.groups == 1 and module is not None and shape.dilation == (1, 1):
+        found["gathered"] = Gathered(module, dot)
+    if shape.groups == 1:
+        found["columns"] = Columns()
+    return found | {"grouped": Grouped()}
+
+
+def quickest(shape: Shape, x: Tensor, w: Tensor, dot: str) -> Method:
+    """The way that took the least time, there and back, on these images."""
+    ways = methods(shape, x, dot)
+    times: dict[str, float] = {}
+    for name, way in ways.items():
+        try:
+            times[name] = _seconds(way, shape, x, w)
+        except torch.OutOfMemoryError:
+            continue
+    return ways[min(times, key=times.__getitem__)]
+
+
+def _seconds(way: Method, shape: Shape, x: Tensor, w: Tensor) -> float:
+    dw = torch.empty(w.shape, dtype=w.dtype, device=w.device)
+    times = []
+    for _ in range(4):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        y = way.forward(shape, x, w, None)
+        way.backward(shape, y, x, w, dw, None, True)
+        ended.record()
+        ended.synchronize()
+        times.append(began.elapsed_time(ended))
+    return min(times)

@@ -68,7 +68,9 @@ class Batched(Evaluator):
             self.why = f"one client after another: {reason}"
         else:
             compute = self.precision.compute(self.trainer.w.dtype)
-            self._work = Work(stacked, task, self.trainer.inputs, self.trainer.targets, compute)
+            stacked.frame.compute, stacked.frame.dot = compute, self.precision.dot
+            stacked.frame.measures = not deterministic
+            self._work = Work(stacked, task, self.trainer.inputs, self.trainer.targets, compute, self.precision.dot)
             self.why = stacked.why
 
     def start(self) -> Tensor:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
 from kairosfl.engines.batched.rows import RowLayout
+from kairosfl.engines.batched.update import Optimiser
 
 
 class Frame:
@@ -19,16 +23,27 @@ class Frame:
     def __init__(self, layout: RowLayout, uses: dict[int, int]) -> None:
         self.layout = layout
         self.shared = frozenset(index for index, count in uses.items() if count > 1)
+        self.compute = torch.float32  # type of activations
+        self.dot = "ieee"  # how Triton multiplies float32
+        self.measures = True  # whether layers may time their methods
         self.rows = torch.empty(0)
         self.gradients: Tensor | None = None
         self.keys: Tensor | None = None  # [m, 1] int64; None: dropout is off
+        self.optimiser: Optimiser | None = None
         self.features: Tensor | None = None
         self.tape = torch.empty(0)
         self._leaves: list[tuple[int, Tensor]] = []
 
-    def open(self, rows: Tensor, gradients: Tensor | None = None, keys: Tensor | None = None) -> None:
+    def open(
+        self,
+        rows: Tensor,
+        gradients: Tensor | None = None,
+        keys: Tensor | None = None,
+        optimiser: Optimiser | None = None,
+    ) -> None:
         """Begin a pass with these weights; with `gradients` it can be differentiated."""
         self.rows, self.gradients, self.keys, self.features = rows, gradients, keys, None
+        self.optimiser = optimiser
         self._leaves = []
         if gradients is None:
             return
@@ -45,9 +60,24 @@ class Frame:
         """A tensor of the model for every client, as it lies in the rows."""
         return self.layout.view(self.rows, index)
 
-    def slope(self, index: int) -> Tensor | None:
+    def slope(self, index: int) -> Tensor:
         """Where its gradient goes."""
-        return None if self.gradients is None else self.layout.view(self.gradients, index)
+        assert self.gradients is not None
+        return self.layout.view(self.gradients, index)
+
+    @contextmanager
+    def writing(self, *indices: int | None) -> Iterator[list[Tensor | None]]:
+        """Places to write whole gradients to; those of tensors used more than once are added up."""
+        places = [None if index is None else self.slope(index) for index in indices]
+        shared = [index in self.shared for index in indices]
+        written = [
+            torch.empty_like(place) if place is not None and many else place
+            for place, many in zip(places, shared, strict=True)
+        ]
+        yield written
+        for place, value, many in zip(places, written, shared, strict=True):
+            if many and place is not None and value is not None:
+                place.add_(value)
 
     def leaf(self, index: int) -> Tensor:
         """The tensor in the model's own axes, for autograd to differentiate."""

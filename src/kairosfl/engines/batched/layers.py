@@ -10,7 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kairosfl.engines.batched import conv
+from kairosfl.engines.batched.fast import kernels
 from kairosfl.engines.batched.frame import Frame
+
+Find = Callable[[Tensor | None], int | None]
+"""The number of a parameter in the rows."""
+
+
+MEASURE = 8  # clients
 
 
 class Unstackable(Exception):
@@ -20,99 +27,117 @@ class Unstackable(Exception):
 class StackedLinear(nn.Module):
     """Every client's linear layer as one batched matrix product."""
 
-    def __init__(self, layer: nn.Linear, find: Callable[[Tensor | None], int | None], frame: Frame) -> None:
+    def __init__(self, layer: nn.Linear, find: Find, frame: Frame) -> None:
         super().__init__()
-        self.weight, self.bias = _found(find(layer.weight)), find(layer.bias)
-        self.frame = frame
+        self.weight, self.bias, self.frame = _found(find(layer.weight)), find(layer.bias), frame
         self.speaks = False  # its input is the model's features
 
     def forward(self, x: Tensor) -> Tensor:
-        frame = self.frame
         if self.speaks:
-            frame.features = x
-        rows = x.reshape(frame.clients, -1, x.shape[-1])
-        y = _Linear.apply(rows, frame.tape, frame, self.weight, self.bias)
+            self.frame.features = x
+        rows = x.reshape(self.frame.clients, -1, x.shape[-1])
+        y: Tensor = _Linear.apply(rows, self.frame.tape, self.frame, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, tape: Tensor, frame: Frame, weight: int, bias: int | None) -> Tensor:
-        w = frame.weight(weight).to(x.dtype)
         ctx.save_for_backward(x)
-        ctx.w, ctx.frame, ctx.weight, ctx.bias = w, frame, weight, bias
+        ctx.frame, ctx.rows, ctx.weight, ctx.bias = frame, frame.rows, weight, bias
+        w = frame.weight(weight).to(x.dtype).mT
         if bias is None:
-            return torch.bmm(x, w.mT)
-        return torch.baddbmm(frame.weight(bias).to(x.dtype).unsqueeze(1), x, w.mT)
+            return torch.bmm(x, w)
+        return torch.baddbmm(frame.weight(bias).to(x.dtype).unsqueeze(1), x, w)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        dx = torch.bmm(dy, ctx.w) if ctx.needs_input_grad[0] else None
-        product(dy.mT, x, ctx.frame, ctx.weight)
-        if ctx.bias is not None:
-            total(dy, ctx.frame, ctx.bias)
-        return dx, None, None, None, None
+        frame, inward, none = ctx.frame, ctx.needs_input_grad[0], (None,) * 4
+        dy = dy.contiguous()
+        if frame.optimiser is not None and not {ctx.weight, ctx.bias} & frame.shared:
+            stepped, dx = frame.optimiser.linear(x, dy, ctx.weight, ctx.bias, inward)
+            if stepped:
+                return dx, *none
+        w = frame.layout.view(ctx.rows, ctx.weight).to(x.dtype)
+        dx = torch.bmm(dy, w) if inward else None
+        with frame.writing(ctx.weight, ctx.bias) as (dw, db):
+            if dw.dtype == dy.dtype:
+                torch.bmm(dy.mT, x, out=dw)
+            else:
+                dw.copy_(torch.bmm(dy.mT, x))
+            if db is not None:
+                torch.sum(dy, 1, dtype=db.dtype, out=db)
+        return dx, *none
 
 
 class StackedConv2d(nn.Module):
-    """Every client's convolution, by the method that was quickest for its shape."""
+    """Every client's convolution, by one of the methods in `conv`."""
 
-    def __init__(self, layer: nn.Conv2d, find: Callable[[Tensor | None], int | None], frame: Frame) -> None:
+    def __init__(self, layer: nn.Conv2d, find: Find, frame: Frame) -> None:
         super().__init__()
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-            raise Unstackable(f"a convolution pads with {layer.padding_mode!r}, {layer.padding!r}")
-        self.weight, self.bias = _found(find(layer.weight)), find(layer.bias)
+            raise Unstackable(f"a convolution pads by {layer.padding_mode!r}, {layer.padding!r}")
+        self.weight, self.bias, self.frame = _found(find(layer.weight)), find(layer.bias), frame
         self.shape = conv.Shape(
             layer.in_channels,
             layer.out_channels,
-            *(tuple(getattr(layer, name)) for name in ("kernel_size", "stride", "padding", "dilation")),
+            conv.pair(layer.kernel_size),
+            conv.pair(layer.stride),
+            conv.pair(layer.padding),
+            conv.pair(layer.dilation),
             layer.groups,
         )
-        self.method = conv.first(self.shape)
-        self.frame = frame
-        self.seen: tuple[int, ...] = ()
+        self.measured: conv.Method | None = None
+
+    def method(self, x: Tensor) -> conv.Method:
+        """The quickest on a GPU with enough clients for a fair measurement, else the first there is."""
+        frame = self.frame
+        if self.measured is not None and x.is_cuda:
+            return self.measured
+        if not x.is_cuda or not frame.measures or frame.clients < MEASURE:
+            return next(iter(conv.methods(self.shape, x, frame.dot).values()))
+        with torch.no_grad():
+            self.measured = conv.quickest(self.shape, x, frame.weight(self.weight), frame.dot)
+        return self.measured
 
     def forward(self, x: Tensor) -> Tensor:
-        self.seen = tuple(x.shape[1:])
-        y: Tensor = _Conv.apply(x, self.frame.tape, self)
+        y: Tensor = _Conv.apply(x, self.frame.tape, self)  # type: ignore[no-untyped-call]
         return y
 
 
 class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, tape: Tensor, layer: StackedConv2d) -> Tensor:
-        frame, method = layer.frame, layer.method
-        w = frame.weight(layer.weight).to(x.dtype)
-        b = None if layer.bias is None else frame.weight(layer.bias).to(x.dtype)
+        frame, method = layer.frame, layer.method(x)
         ctx.save_for_backward(x)
-        ctx.w, ctx.layer, ctx.frame = w, layer, frame
-        return method.forward(layer.shape, x, w, b)
+        ctx.layer, ctx.rows, ctx.method = layer, frame.rows, method
+        bias = None if layer.bias is None else frame.weight(layer.bias)
+        return method.forward(layer.shape, x, frame.weight(layer.weight), bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        layer, frame = ctx.layer, ctx.frame
-        dx, dw = layer.method.backward(layer.shape, dy, x, ctx.w, ctx.needs_input_grad[0])
-        put(dw, frame, layer.weight)
-        if layer.bias is not None:
-            total(dy.permute(0, 2, 3, 1).reshape(frame.clients, -1, dy.shape[1]), frame, layer.bias)
+        layer = ctx.layer
+        w = layer.frame.layout.view(ctx.rows, layer.weight)
+        with layer.frame.writing(layer.weight, layer.bias) as (dw, db):
+            dx = ctx.method.backward(layer.shape, dy, x, w, dw, db, ctx.needs_input_grad[0])
         return dx, None, None
 
 
 class StackedEmbedding(nn.Module):
     """Every client's own table."""
 
-    def __init__(self, layer: nn.Embedding, find: Callable[[Tensor | None], int | None], frame: Frame) -> None:
+    def __init__(self, layer: nn.Embedding, find: Find, frame: Frame) -> None:
         super().__init__()
         if layer.padding_idx is not None or layer.max_norm is not None or layer.scale_grad_by_freq:
             raise Unstackable("an embedding uses padding_idx, max_norm or scale_grad_by_freq")
         self.weight, self.frame = _found(find(layer.weight)), frame
 
     def forward(self, tokens: Tensor) -> Tensor:
-        m = self.frame.clients
-        y = _Embedding.apply(tokens.reshape(m, -1), self.frame.tape, self.frame, self.weight)
-        return y.view(*tokens.shape, y.shape[-1])
+        rows = tokens.reshape(self.frame.clients, -1)
+        y: Tensor = _Embedding.apply(rows, self.frame.tape, self.frame, self.weight)  # type: ignore[no-untyped-call]
+        return y.view(*tokens.shape, y.shape[-1]).to(self.frame.compute)
 
 
 class _Embedding(torch.autograd.Function):
@@ -138,23 +163,50 @@ def _numbers(tokens: Tensor) -> Tensor:
 
 
 class StackedGroupNorm(nn.Module):
-    """One normalisation of all samples, then every client's own scale and shift."""
+    """One normalisation of all samples, every client's own scale and shift, and a ReLU where one follows."""
 
-    def __init__(self, layer: nn.GroupNorm, find: Callable[[Tensor | None], int | None], frame: Frame) -> None:
+    def __init__(self, layer: nn.GroupNorm, find: Find, frame: Frame) -> None:
         super().__init__()
         self.weight, self.bias, self.frame = find(layer.weight), find(layer.bias), frame
-        self.groups, self.eps = layer.num_groups, layer.eps
+        self.groups, self.eps, self.relu = layer.num_groups, layer.eps, False
 
     def forward(self, x: Tensor) -> Tensor:
+        module: Any = kernels("norm", x)
+        if module is not None and x.ndim == 4 and self.weight is not None and module.fits(x.shape[1], self.groups):
+            fused: Tensor = _GroupNorm.apply(x, self.frame.tape, self, module)  # type: ignore[no-untyped-call]
+            return fused
         # In channels-last order PyTorch's variance is E[x²] − E[x]², which loses digits.
         y = F.group_norm(x.contiguous(), self.groups, eps=self.eps)
-        return _affine(y, self.frame, self.weight, self.bias, (1, x.shape[1]) + (1,) * (x.ndim - 2))
+        y = _affine(y, self.frame, self.weight, self.bias, (1, x.shape[1]) + (1,) * (x.ndim - 2))
+        return y.relu() if self.relu else y
+
+
+class _GroupNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tape: Tensor, layer: StackedGroupNorm, module: Any) -> Tensor:
+        x = x.contiguous(memory_format=torch.channels_last)
+        ctx.w, ctx.b = (layer.frame.weight(_found(index)) for index in (layer.weight, layer.bias))
+        y, stats = module.forward(x, ctx.w, ctx.b, layer.groups, layer.eps, layer.relu)
+        ctx.save_for_backward(x, stats)
+        ctx.layer, ctx.module = layer, module
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, stats = ctx.saved_tensors
+        layer = ctx.layer
+        dy = dy.contiguous(memory_format=torch.channels_last)
+        dx, slopes = ctx.module.backward(x, dy, stats, ctx.w, ctx.b, layer.groups, layer.relu)
+        with layer.frame.writing(layer.weight, layer.bias) as (dw, db):
+            dw.copy_(slopes[:, 0])
+            db.copy_(slopes[:, 1])
+        return dx, None, None, None
 
 
 class StackedLayerNorm(nn.Module):
-    """The same over the last axes."""
+    """One normalisation over the last axes, then every client's own scale and shift."""
 
-    def __init__(self, layer: nn.LayerNorm, find: Callable[[Tensor | None], int | None], frame: Frame) -> None:
+    def __init__(self, layer: nn.LayerNorm, find: Find, frame: Frame) -> None:
         super().__init__()
         self.weight, self.bias, self.frame = find(layer.weight), find(layer.bias), frame
         self.over, self.eps = list(layer.normalized_shape), layer.eps
@@ -167,11 +219,37 @@ class StackedLayerNorm(nn.Module):
 def _affine(x: Tensor, frame: Frame, weight: int | None, bias: int | None, shape: tuple[int, ...]) -> Tensor:
     if weight is None:
         return x
-    y = x.unflatten(0, (frame.clients, -1))
+    y = x.unflatten(0, (frame.clients, -1))  # type: ignore[no-untyped-call]
     y = y * frame.leaf(weight).view(frame.clients, *shape).to(x.dtype)
     if bias is not None:
         y = y + frame.leaf(bias).view(frame.clients, *shape).to(x.dtype)
-    return y.flatten(0, 1)
+    merged: Tensor = y.flatten(0, 1)
+    return merged
+
+
+class ReluPool(nn.Module):
+    """ReLU and 2×2 max-pooling."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        module: Any = kernels("pool", x)
+        if module is None:
+            return F.max_pool2d(x.relu(), 2)
+        y: Tensor = _ReluPool.apply(x, module)  # type: ignore[no-untyped-call]
+        return y
+
+
+class _ReluPool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: Any) -> Tensor:
+        y, wins = module.forward(x.contiguous(memory_format=torch.channels_last))
+        ctx.save_for_backward(wins)
+        ctx.module, ctx.size = module, x.shape
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (wins,) = ctx.saved_tensors
+        return ctx.module.backward(dy.contiguous(memory_format=torch.channels_last), wins, ctx.size), None
 
 
 class StackedDropout(nn.Module):
@@ -191,46 +269,18 @@ class StackedDropout(nn.Module):
 
 def keep(keys: Tensor, layer: int, p: float, count: int) -> Tensor:
     """Which of `count` numbers of each client stay: `[m, count]` bool from keys `[m, 1]`."""
-    low = 0xFFFFFFFF
-    bits = (keys + layer * 0x9E3779B9) & low
-    bits = _scramble(torch.arange(count, device=keys.device) ^ _scramble(bits))
-    return bits >= int(p * 2**32)
+    bits = _scramble((keys + layer * 0x9E3779B9) & _LOW)
+    return _scramble(torch.arange(count, device=keys.device) ^ bits) >= int(p * 2**32)
 
 
 def _scramble(bits: Tensor) -> Tensor:
     """The finaliser of MurmurHash3 on 32-bit numbers held in int64."""
-    low = 0xFFFFFFFF
-    bits = ((bits ^ (bits >> 16)) * 0x85EBCA6B) & low
-    bits = ((bits ^ (bits >> 13)) * 0xC2B2AE35) & low
+    bits = ((bits ^ (bits >> 16)) * 0x85EBCA6B) & _LOW
+    bits = ((bits ^ (bits >> 13)) * 0xC2B2AE35) & _LOW
     return bits ^ (bits >> 16)
 
 
-def product(a: Tensor, b: Tensor, frame: Frame, index: int) -> None:
-    """Write or add a batched product into the gradients."""
-    slope = frame.slope(index)
-    assert slope is not None
-    slope = slope.view(a.shape[0], a.shape[1], b.shape[2])
-    if index in frame.shared:
-        slope.baddbmm_(a, b) if slope.dtype == a.dtype else slope.add_(torch.bmm(a, b))
-    elif slope.dtype == a.dtype:
-        torch.bmm(a, b, out=slope)
-    else:
-        slope.copy_(torch.bmm(a, b))
-
-
-def total(dy: Tensor, frame: Frame, index: int) -> None:
-    """Write or add the sum over samples into the gradients of a bias."""
-    put(dy.sum(1, dtype=frame.rows.dtype), frame, index)
-
-
-def put(value: Tensor, frame: Frame, index: int) -> None:
-    """Write or add a tensor into the gradients."""
-    slope = frame.slope(index)
-    assert slope is not None
-    if index in frame.shared:
-        slope.add_(value)
-    else:
-        slope.copy_(value)
+_LOW = 0xFFFFFFFF
 
 
 def _found(index: int | None) -> int:
@@ -238,7 +288,7 @@ def _found(index: int | None) -> int:
     return index
 
 
-LAYERS: dict[type[nn.Module], Callable[[Any, Callable[[Tensor | None], int | None], Frame], nn.Module]] = {
+LAYERS: dict[type[nn.Module], Callable[[Any, Find, Frame], nn.Module]] = {
     nn.Linear: StackedLinear,
     nn.Conv2d: StackedConv2d,
     nn.Embedding: StackedEmbedding,

@@ -58,6 +58,24 @@ class RowLayout:
         view = self.view(rows, index)
         return view.permute(0, 1, 4, 2, 3) if self.places[index].swapped else view
 
+    def ranges(self, without: frozenset[int]) -> list[tuple[int, int]]:
+        """Columns (begin, end) of all tensors but these, neighbours joined."""
+        found: list[tuple[int, int]] = []
+        ends = [place.offset for place in self.places[1:]] + [self.width]
+        for index, (place, end) in enumerate(zip(self.places, ends, strict=True)):
+            if index in without:
+                continue
+            if found and found[-1][1] == place.offset:
+                found[-1] = (found[-1][0], end)
+            else:
+                found.append((place.offset, end))
+        return found
+
+    def strips(self, wide: int = 64) -> list[int]:
+        """For every tensor where its columns begin in a list of `wide`-column strips of all matrices, and the end."""
+        counts = [-(-place.shape[1] // wide) if len(place.shape) == 2 else 0 for place in self.places]
+        return [sum(counts[:index]) for index in range(len(counts) + 1)]
+
     def pack(self, vectors: Tensor) -> Tensor:
         """Vectors `[m, d]` as new rows; the gaps are zeros."""
         pieces = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 
 from kairosfl.engines.batched.frame import Frame
-from kairosfl.engines.batched.layers import LAYERS, StackedConv2d, StackedDropout, Unstackable
+from kairosfl.engines.batched.layers import LAYERS, ReluPool, StackedDropout, StackedGroupNorm, StackedLinear, Unstackable
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.tasks.task import last_linear
 from kairosfl.tasks.vector import Layout
@@ -49,35 +48,27 @@ class Traced:
 
         linear = [module for module in traced.modules() if isinstance(module, nn.Linear)]
         new: dict[int, nn.Module] = {}
-        dropouts = 0
-        for node in traced.graph.nodes:
+        for number, node in enumerate(traced.graph.nodes):
             if node.op == "get_attr":
                 raise Unstackable(f"it uses {node.target!r} outside a layer")
             if node.op == "call_function" and node.target in (F.dropout, torch.dropout):
-                raise Unstackable("it calls a dropout function; use nn.Dropout")
+                raise Unstackable("it calls a dropout function instead of an nn.Dropout")
             if node.op != "call_module":
                 continue
             layer = traced.get_submodule(node.target)
             if isinstance(layer, nn.Dropout):
-                stacked: nn.Module = StackedDropout(layer.p, dropouts, self.frame)
-                name = node.target.replace(".", "_") + f"_drop{dropouts}"
-                dropouts += 1
-                traced.add_submodule(name, stacked)
-                node.target = name
-                continue
-            if isinstance(layer, nn.modules.dropout._DropoutNd):
+                node.target = _add(traced, f"dropout_{number}", StackedDropout(layer.p, number, self.frame))
+            elif isinstance(layer, nn.modules.dropout._DropoutNd):
                 raise Unstackable(f"it has a {type(layer).__name__}")
-            if next(layer.parameters(), None) is None:
-                continue
-            if type(layer) not in LAYERS:
-                raise Unstackable(f"it has a {type(layer).__name__}")
-            if id(layer) not in new:
-                new[id(layer)] = LAYERS[type(layer)](layer, find, self.frame)
-                if linear and layer is linear[-1]:
-                    new[id(layer)].speaks = True  # type: ignore[assignment]
-            name = "stacked_" + node.target.replace(".", "_")
-            traced.add_submodule(name, new[id(layer)])
-            node.target = name
+            elif next(layer.parameters(), None) is not None:
+                if type(layer) not in LAYERS:
+                    raise Unstackable(f"it has a {type(layer).__name__}")
+                if id(layer) not in new:
+                    new[id(layer)] = stacked = LAYERS[type(layer)](layer, find, self.frame)
+                    if isinstance(stacked, StackedLinear):
+                        stacked.speaks = layer is linear[-1]
+                node.target = _add(traced, "stacked_" + node.target.replace(".", "_"), new[id(layer)])
+        _fuse(traced)
         traced.delete_all_unused_submodules()
         traced.recompile()
 
@@ -85,9 +76,44 @@ class Traced:
         outputs: Tensor = self._run(inputs)
         return outputs
 
-    def convolutions(self) -> Iterator[StackedConv2d]:
-        """Its convolutions, whose method may be chosen."""
-        return (layer for layer in self._run.modules() if isinstance(layer, StackedConv2d))
+
+def _add(traced: fx.GraphModule, name: str, module: nn.Module) -> str:
+    traced.add_submodule(name, module)
+    return name
+
+
+def _fuse(traced: fx.GraphModule) -> None:
+    """Let a 2×2 max-pooling, or else a GroupNorm, do the ReLU that stands between them and nobody else sees."""
+    for node in list(traced.graph.nodes):
+        if not _is(traced, node, nn.ReLU) or len(node.users) != 1:
+            continue
+        (user,), (source,) = node.users, node.all_input_nodes
+        if _is(traced, user, nn.MaxPool2d) and _halves(traced.get_submodule(user.target)):
+            user.target = _add(traced, f"{user.name}_relu", ReluPool())
+            user.replace_input_with(node, source)
+        elif _is(traced, source, StackedGroupNorm) and _once(traced, source):
+            traced.get_submodule(source.target).relu = True
+            node.replace_all_uses_with(source)
+        else:
+            continue
+        traced.graph.erase_node(node)
+
+
+def _is(traced: fx.GraphModule, node: fx.Node, kind: type[nn.Module]) -> bool:
+    return node.op == "call_module" and type(traced.get_submodule(str(node.target))) is kind
+
+
+def _once(traced: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether the layer runs once and its output has one reader."""
+    return len(node.users) == 1 and sum(other.target == node.target for other in traced.graph.nodes) == 1
+
+
+def _halves(pool: nn.Module) -> bool:
+    pairs = [(value, value) if isinstance(value, int) else tuple(value) for value in (getattr(pool, name) for name in _SIDES)]
+    return pairs == [(2, 2), (2, 2), (0, 0), (1, 1)] and not pool.ceil_mode and not pool.return_indices
+
+
+_SIDES = ("kernel_size", "stride", "padding", "dilation")
 
 
 class Mapped:
@@ -106,7 +132,7 @@ class Mapped:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         frame = self.frame
-        weights = {name: frame.leaf(index) for index, name in enumerate(self.names)}
+        weights = {name: frame.leaf(index).to(frame.compute) for index, name in enumerate(self.names)}
         outputs, features = vmap(self._one)(weights, inputs.unflatten(0, (frame.clients, -1)))
         frame.features = features.flatten(0, 1) if features is not None else None
         return outputs.flatten(0, 1)
@@ -143,6 +169,7 @@ def stack(model: nn.Module, samples: Tensor) -> Stack:
 @torch.no_grad()
 def _try(stacked: Stack, vectors: Tensor, samples: Tensor, wanted: Tensor) -> None:
     """Two clients with weights of their own must get what they get alone."""
+    stacked.frame.compute = vectors.dtype
     stacked.frame.open(stacked.frame.layout.pack(vectors))
     try:
         found = stacked(samples)

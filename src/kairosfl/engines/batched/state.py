@@ -101,6 +101,8 @@ class State:
         self.wholes = torch.zeros(len(Whole), slots, dtype=torch.int64, device=device)
         self.sums = torch.zeros(len(Sum), slots, dtype=torch.float64, device=device)
         self.order = torch.zeros(slots, length, dtype=torch.int64, device=device)
+        self.strips = layout.strips()
+        self._blocks: dict[frozenset[int], Tensor] = {}
         self.on = torch.ones((), dtype=torch.bool, device=device)  # off: steps change nothing
         self.wholes[Whole.SIZE :].fill_(1)
 
@@ -112,6 +114,12 @@ class State:
         if name not in self.extra:
             self.extra[name] = self._rows()
         return self.extra[name]
+
+    def blocks(self, done: frozenset[int], kernels: Any) -> Tensor:
+        """The pieces of the rows that a kernel has to step when these tensors have stepped already."""
+        if done not in self._blocks:
+            self._blocks[done] = kernels.blocks(self.layout.ranges(done), self.device)
+        return self._blocks[done]
 
     def move(self, to: Sequence[int], source: Sequence[int]) -> None:
         """Put clients into other slots."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kairosfl.engines.batched.stack import Stack
 from kairosfl.engines.batched.state import Kind, Real, State, Sum, Whole
-from kairosfl.engines.batched.update import update
+from kairosfl.engines.batched.update import Optimiser
 from kairosfl.tasks.prepare import augment, prepare, sample_keys
 from kairosfl.tasks.task import Task
 
@@ -24,6 +24,7 @@ class Work:
     inputs: Tensor
     targets: Tensor
     compute: torch.dtype  # of activations; the weights keep theirs
+    dot: str  # how Triton multiplies float32
 
     def prepared(self, samples: Tensor) -> Tensor:
         """What the model sees of these samples."""
@@ -67,8 +68,8 @@ def step(work: Work, state: State, kind: Kind) -> None:
         if kind.dropout:
             keys = sample_keys(torch.zeros_like(numbers["step"]), seed=_DROPOUT, **numbers)
     still = {name: work.features(rows, inputs) for name, rows in _references(state, kind).items()}
-    frame = work.stack.frame
-    frame.open(state.w[: kind.width], state.g[: kind.width], keys)
+    frame, optimiser = work.stack.frame, Optimiser(state, kind, batch.live, work.dot)
+    frame.open(state.w[: kind.width], state.g[: kind.width], keys, optimiser)
     outputs = work.stack(inputs).to(state.dtype)
     shape = batch.samples.shape
     loss = (work.task.loss(outputs, targets).view(shape) * batch.share).sum(1)
@@ -80,7 +81,7 @@ def step(work: Work, state: State, kind: Kind) -> None:
             loss = loss + _contrast(state, kind, batch, features, still)
     frame.backward(loss.sum())
     with torch.no_grad():
-        squares = update(state, kind, batch.live)
+        squares = optimiser.finish()
         state.sums[Sum.LOSS, : kind.width].addcmul_(loss.detach().double(), batch.length.double())
         state.sums[Sum.GRAD_SQ, : kind.width].addcmul_(squares.double(), batch.live.double())
         if kind.stop and features is not None:

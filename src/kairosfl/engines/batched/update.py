@@ -7,30 +7,93 @@ for the clients that are live; the others keep what they have.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from kairosfl.engines.batched.fast import kernels
 from kairosfl.engines.batched.state import Kind, Real, State
 
 
-def update(state: State, kind: Kind, live: Tensor) -> Tensor:
-    """One step; returns ‖∇L‖² of every client, clipped as trained."""
-    a = kind.width
-    w, v, g = state.w[:a], state.v[:a], state.g[:a]
-    reals = state.reals[:, :a]
-    on = live.to(w.dtype)
-    squares = torch.linalg.vector_norm(g, dim=1).square()
-    factor = reals[Real.SCALE]
-    if kind.clip:
-        shrink = (reals[Real.CLIP] / (squares.sqrt() + 1e-6)).clamp(max=1.0)
-        squares, factor = squares * shrink * shrink, factor * shrink
-    g.mul_((factor * on)[:, None])
-    g.addcmul_(w, (reals[Real.DECAY] * on)[:, None])
-    if kind.pull:
-        g.addcmul_(w - state.extra["anchor"][:a], (reals[Real.PULL] * on)[:, None])
-    if kind.push:
-        g.addcmul_(state.extra["push"][:a], on[:, None])
-    if kind.momentum:
-        g = v.mul_(torch.where(live, reals[Real.MOMENTUM], 1.0)[:, None]).add_(g)
-    w.addcmul_(g, (reals[Real.LR] * -on)[:, None])
-    return squares
+class Optimiser:
+    """One step of all clients. Linear layers may step in their backward pass, by `linear`; `finish` does the rest."""
+
+    def __init__(self, state: State, kind: Kind, live: Tensor, dot: str) -> None:
+        a = kind.width
+        self.state, self.kind, self.live, self.dot = state, kind, live, dot
+        self.w, self.v, self.g, self.reals = state.w[:a], state.v[:a], state.g[:a], state.reals[:, :a]
+        self.anchor = state.extra["anchor"][:a] if kind.pull else None
+        self.push = state.extra["push"][:a] if kind.push else None
+        self._done: set[int] = set()
+        self._kernels = kernels("update", state.w)
+        if self._kernels is not None:
+            self._alive = live.to(torch.int32)
+            columns = state.blocks(frozenset(), self._kernels).shape[0] + state.strips[-1]
+            self._partials = torch.zeros(a, columns, dtype=torch.float32, device=state.device)
+
+    def linear(self, x: Tensor, dy: Tensor, weight: int, bias: int | None, inward: bool) -> tuple[bool, Tensor | None]:
+        """Whether the layer's weights have stepped, and if so the gradient of its input."""
+        module: Any = kernels("linear", self.w)
+        # A clipped gradient has to be known as a whole before anything steps.
+        if module is None or self.kind.clip or x.shape[1] > module.MOST:
+            return False, None
+        places = self.state.layout.places
+        dx = module.backward(
+            x,
+            dy,
+            self.w,
+            self.v,
+            self.anchor,
+            self.push,
+            self.state.reals,
+            self._alive,
+            self._partials,
+            self._partials.shape[1] - self.state.strips[-1] + self.state.strips[weight],
+            places[weight].offset,
+            None if bias is None else places[bias].offset,
+            inward,
+            self.kind.momentum,
+            self.dot,
+        )
+        self._done |= {weight} if bias is None else {weight, bias}
+        return True, dx
+
+    def finish(self) -> Tensor:
+        """Step whatever has not stepped; returns ‖∇L‖² of every client, clipped as trained."""
+        factor, shrink = self.reals[Real.SCALE], None
+        if self._kernels is None or self.kind.clip:
+            squares = torch.linalg.vector_norm(self.g, dim=1).square()
+            if self.kind.clip:
+                shrink = (self.reals[Real.CLIP] / (squares.sqrt() + 1e-6)).clamp(max=1.0)
+                squares, factor = squares * shrink.square(), factor * shrink
+        if self._kernels is None:
+            self._plain(factor)
+            return squares
+        pieces = self.state.blocks(frozenset(self._done), self._kernels)
+        self._kernels.update(
+            self.w,
+            self.v,
+            self.g,
+            self.anchor,
+            self.push,
+            self.state.reals,
+            factor,
+            self._alive,
+            pieces,
+            self._partials,
+            self.kind.momentum,
+        )
+        return squares if self.kind.clip else self._partials.sum(1)
+
+    def _plain(self, factor: Tensor) -> None:
+        w, v, g, reals, on = self.w, self.v, self.g, self.reals, self.live.to(self.w.dtype)
+        g.mul_((factor * on)[:, None])
+        g.addcmul_(w, (reals[Real.DECAY] * on)[:, None])
+        if self.anchor is not None:
+            g.addcmul_(w - self.anchor, (reals[Real.PULL] * on)[:, None])
+        if self.push is not None:
+            g.addcmul_(self.push, on[:, None])
+        if self.kind.momentum:
+            g = v.mul_(torch.where(self.live, reals[Real.MOMENTUM], 1.0)[:, None]).add_(g)
+        w.addcmul_(g, (reals[Real.LR] * -on)[:, None])

@@ -48,7 +48,8 @@ def node_key(path: Path) -> bytes:
     _write(path, _private(key, serialization.PrivateFormat.OpenSSH), secret=True)
     line = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     _write(path.with_name(path.name + ".pub"), line + b"\n")
-    return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    seen: bytes = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return seen
 
 
 def _certificate(subject: x509.Name, key: ec.EllipticCurvePrivateKey, issuer: x509.Name) -> x509.CertificateBuilder:
@@ -72,7 +73,8 @@ def _alternative(host: str) -> x509.GeneralName:
 
 
 def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    content: bytes = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    return content
 
 
 def _write(path: Path, content: bytes, *, secret: bool = False) -> None:

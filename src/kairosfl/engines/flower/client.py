@@ -45,14 +45,11 @@ def client_app(make: MakeTask, *, device: str = "cpu", threads: int = 1, mods: S
 
     The ids of the clients that a node serves stand in its node config: `clients="0-3"`.
     """
-    app = ClientApp(mods=list(mods))
 
-    @app.query()
     def introduce(message: Message, context: Context) -> Message:
         numbers = ConfigRecord({"version": VERSION, "clients": _served(context)})
         return Message(RecordDict({NUMBERS: numbers}), reply_to=message)
 
-    @app.train()
     def follow(message: Message, context: Context) -> Message:
         with _within(message.metadata.ttl):
             brief, packing = read_brief(message.content)
@@ -65,6 +62,9 @@ def client_app(make: MakeTask, *, device: str = "cpu", threads: int = 1, mods: S
             report = Trainer(task, torch.device(device)).follow(brief)
             return Message(report_record(report, brief.round, packing), reply_to=message)
 
+    app = ClientApp(mods=list(mods))
+    app.query()(introduce)
+    app.train()(follow)
     return app
 
 

@@ -73,14 +73,15 @@ def brief_record(brief: Brief, packing: Packing, packed: dict[int, list[Array]])
 
 def read_brief(record: RecordDict) -> tuple[Brief, Packing]:
     """The brief in a record, and how the update is to be packed."""
-    numbers, vectors = _parts(record)
+    parts, vectors = _parts(record)
+    numbers: dict[str, Any] = dict(parts)
     if numbers.get("version") != VERSION:
         raise Malformed(f"the server speaks version {numbers.get('version')!r} of the records, this client {VERSION}")
     plain = [entry.name for entry in fields(Brief) if entry.name not in BRIEF_VECTORS]
     values: dict[str, Any] = {name: numbers[name] for name in plain if name in numbers}
     values["measure"] = frozenset(filter(None, values["measure"].split(",")))
     values |= {name: _vector(vectors, name) for name in BRIEF_VECTORS if f"{name}.0" in vectors}
-    return Brief(**values), Packing(str(numbers["pack_dtype"]), float(numbers["pack_keep"]))  # type: ignore[arg-type]
+    return Brief(**values), Packing(numbers["pack_dtype"], numbers["pack_keep"])
 
 
 def report_record(report: Report, round: int, packing: Packing) -> RecordDict:

@@ -26,10 +26,10 @@ FILL = 512  # programs that keep a large GPU busy
 def _forward(
     x_rows,
     w_rows,
+    b_rows,
     y_rows,
     row,
-    weight,
-    bias,
+    side,
     pixels,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -59,7 +59,7 @@ def _forward(
     left = p % OW * SW - PW
     known = p < pixels
     x_rows += client * (pixels // (OH * OW)) * (H * W * C)
-    w_rows += client * row + weight
+    w_rows += client * row
     K: tl.constexpr = KH * KW * C
     acc = tl.zeros([BM, BN], dtype=tl.float32)
     for begin in range(0, K, BK):
@@ -80,7 +80,7 @@ def _forward(
         w = tl.load(w_rows + o[:, None] * K + k[None, :], (o < O)[:, None] & (k < K)[None, :], 0.0)
         acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision=DOT)
     if BIAS:
-        acc += tl.load(w_rows - weight + bias + o, o < O, 0.0)[None, :]
+        acc += tl.load(b_rows + client * side + o, o < O, 0.0)[None, :]
     y_rows += client * pixels * O
     tl.store(
         y_rows + p[:, None] * O + o[None, :], acc.to(y_rows.dtype.element_ty), known[:, None] & (o < O)[None, :]
@@ -93,7 +93,6 @@ def _inward(
     w_rows,
     dx_rows,
     row,
-    weight,
     pixels,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -122,7 +121,7 @@ def _inward(
     right = p % W + PW
     known = p < pixels
     dy_rows += client * (pixels // (H * W)) * (OH * OW * O)
-    w_rows += client * row + weight
+    w_rows += client * row
     acc = tl.zeros([BM, BN], dtype=tl.float32)
     PARTS: tl.constexpr = (O + BK - 1) // BK
     for step in range(KH * KW * PARTS):
@@ -155,9 +154,9 @@ def _weights(
     x_rows,
     dy_rows,
     dw_rows,
+    db_rows,
     row,
-    weight,
-    bias,
+    side,
     part,
     pixels,
     share,
@@ -193,7 +192,7 @@ def _weights(
     x_rows += client * (pixels // (OH * OW)) * (H * W * C)
     dy_rows += client * pixels * O
     acc = tl.zeros([BM, BN], dtype=tl.float32)
-    side = tl.zeros([BM], dtype=tl.float32)
+    total = tl.zeros([BM], dtype=tl.float32)
     for begin in range(piece * share, min(piece * share + share, pixels), BK):
         p = begin + tl.arange(0, BK)
         known = p < pixels
@@ -204,12 +203,12 @@ def _weights(
         dy = tl.load(dy_rows + p[:, None] * O + o[None, :], known[:, None] & (o < O)[None, :], 0.0)
         acc = tl.dot(tl.trans(dy), x, acc, input_precision=DOT)
         if BIAS:
-            side += tl.sum(dy.to(tl.float32), 0)
+            total += tl.sum(dy.to(tl.float32), 0)
     dw_rows += client * row + piece.to(tl.int64) * part
-    tl.store(dw_rows + weight + o[:, None] * K + k[None, :], acc, (o < O)[:, None] & (k < K)[None, :])
+    tl.store(dw_rows + o[:, None] * K + k[None, :], acc, (o < O)[:, None] & (k < K)[None, :])
     if BIAS:
         if number % tiles == 0:
-            tl.store(dw_rows + bias + o, side, o < O)
+            tl.store(db_rows + client * side + piece.to(tl.int64) * part + o, total, o < O)
 
 
 def _fixed(shape: Shape, height: int, width: int) -> dict[str, int]:
@@ -234,24 +233,24 @@ def _tile(count: int, most: int) -> int:
     return max(16, min(most, triton.next_power_of_2(count)))
 
 
-def forward(shape: Shape, x: Tensor, rows: Tensor, weight: int, bias: int | None, dot: str) -> Tensor:
+def forward(shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, dot: str) -> Tensor:
     """x `[m·b, C, H, W]` channels last to `[m·b, O, ...]` channels last."""
     n, _, height, width = x.shape
     fixed = _fixed(shape, height, width)
     y = _empty(x, n, shape.outputs, fixed["OH"], fixed["OW"])
-    m = len(rows)
+    m = len(w)
     pixels = n // m * fixed["OH"] * fixed["OW"]
     bm, bn = 128, _tile(shape.outputs, 128)
     _forward[(triton.cdiv(pixels, bm) * triton.cdiv(shape.outputs, bn), m)](
         x,
-        rows,
+        w,
+        w if b is None else b,
         y,
-        rows.stride(0),
-        weight,
-        bias or 0,
+        w.stride(0),
+        0 if b is None else b.stride(0),
         pixels,
         **fixed,
-        BIAS=bias is not None,
+        BIAS=b is not None,
         DOT=dot,
         BM=bm,
         BN=bn,
@@ -262,19 +261,17 @@ def forward(shape: Shape, x: Tensor, rows: Tensor, weight: int, bias: int | None
     return y
 
 
-def inward(shape: Shape, dy: Tensor, rows: Tensor, weight: int, height: int, width: int, dot: str) -> Tensor:
+def inward(shape: Shape, dy: Tensor, w: Tensor, height: int, width: int, dot: str) -> Tensor:
     """The gradient of x."""
-    n = len(dy)
+    n, m = len(dy), len(w)
     dx = _empty(dy, n, shape.inputs, height, width)
-    m = len(rows)
     pixels = n // m * height * width
     bm, bn = 128, _tile(shape.inputs, 128)
     _inward[(triton.cdiv(pixels, bm) * triton.cdiv(shape.inputs, bn), m)](
         dy,
-        rows,
+        w,
         dx,
-        rows.stride(0),
-        weight,
+        w.stride(0),
         pixels,
         **_fixed(shape, height, width),
         DOT=dot,
@@ -287,39 +284,37 @@ def inward(shape: Shape, dy: Tensor, rows: Tensor, weight: int, height: int, wid
     return dx
 
 
-def weights(shape: Shape, x: Tensor, dy: Tensor, rows: Tensor, weight: int, bias: int | None, dot: str) -> None:
-    """The gradients of the weights and the bias, into their places in rows `[m, width]` of gradients."""
+def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor | None, dot: str) -> None:
+    """The gradients of the weights `[m, O, h, w, C]` and the bias `[m, O]`, into their places."""
     n, _, height, width = x.shape
     fixed = _fixed(shape, height, width)
-    m = len(rows)
+    m = len(dw)
     pixels = n // m * fixed["OH"] * fixed["OW"]
     taps = shape.kernel[0] * shape.kernel[1] * shape.inputs
-    bm, bn = _tile(shape.outputs, 64), _tile(taps, 128)
+    bm, bn, depth = _tile(shape.outputs, 64), _tile(taps, 128), 32
     tiles = triton.cdiv(shape.outputs, bm) * triton.cdiv(taps, bn)
-    depth = 32
+    # The sum over pixels is cut into parts where there are too few tiles to keep the GPU busy.
     parts = max(1, min(triton.cdiv(FILL, tiles * m), triton.cdiv(pixels, 4 * depth)))
     share = triton.cdiv(triton.cdiv(pixels, parts), depth) * depth
     parts = triton.cdiv(pixels, share)
     size = shape.outputs * taps
     if parts == 1:
-        target, place, row, part = rows, weight, rows.stride(0), 0
-        spot = bias or 0
+        slopes, sides, part = dw, dw if db is None else db, 0
     else:
-        width_all = size + shape.outputs
-        target = torch.empty(parts, m, width_all, dtype=rows.dtype, device=rows.device)
-        place, row, part, spot = 0, width_all, m * width_all, size
+        sums = torch.empty(parts, m, size + shape.outputs, dtype=dw.dtype, device=dw.device)
+        slopes, sides, part = sums[0, :, :size], sums[0, :, size:], sums.stride(0)
     _weights[(tiles, m, parts)](
         x,
         dy,
-        target,
-        row,
-        place,
-        spot,
+        slopes,
+        sides,
+        slopes.stride(0),
+        sides.stride(0),
         part,
         pixels,
         share,
         **fixed,
-        BIAS=bias is not None,
+        BIAS=db is not None,
         DOT=dot,
         BM=bm,
         BN=bn,
@@ -328,10 +323,10 @@ def weights(shape: Shape, x: Tensor, dy: Tensor, rows: Tensor, weight: int, bias
         num_stages=3,
     )
     if parts > 1:
-        total = target.sum(0)
-        rows[:, weight : weight + size] = total[:, :size]
-        if bias is not None:
-            rows[:, bias : bias + shape.outputs] = total[:, size:]
+        total = sums.sum(0)
+        dw.copy_(total[:, :size].view(dw.shape))
+        if db is not None:
+            db.copy_(total[:, size:])
 
 
 def _depth(channels: int) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kairosfl.engines.batched.kernels.update import stepped
 
-MOST = 128  # samples a client that fit into one tile
+MOST = 64  # samples a client that fit into one tile
 
 
 @triton.jit

@@ -30,9 +30,8 @@ def _forward(
     y_rows,
     stats,
     w_rows,
+    b_rows,
     row,
-    weight,
-    bias,
     each,
     eps,
     HW: tl.constexpr,
@@ -62,8 +61,8 @@ def _forward(
     rstd = tl.rsqrt(_spread(total / HW, G, CG) + eps)
     tl.store(stats + sample * (2 * C) + c, mean)
     tl.store(stats + sample * (2 * C) + C + c, rstd)
-    scale = tl.load(w_rows + client * row + weight + c) * rstd
-    shift = tl.load(w_rows + client * row + bias + c) - mean * scale
+    scale = tl.load(w_rows + client * row + c) * rstd
+    shift = tl.load(b_rows + client * row + c) - mean * scale
     for begin in range(0, HW, BP):
         p = begin + tl.arange(0, BP)
         spots = p[:, None] * C + c[None, :]
@@ -81,10 +80,9 @@ def _backward(
     dx_rows,
     stats,
     w_rows,
+    b_rows,
     slopes,
     row,
-    weight,
-    bias,
     each,
     HW: tl.constexpr,
     G: tl.constexpr,
@@ -101,8 +99,8 @@ def _backward(
     dx_rows += sample * (HW * C)
     mean = tl.load(stats + sample * (2 * C) + c)
     rstd = tl.load(stats + sample * (2 * C) + C + c)
-    w = tl.load(w_rows + client * row + weight + c)
-    b = tl.load(w_rows + client * row + bias + c)
+    w = tl.load(w_rows + client * row + c)
+    b = tl.load(b_rows + client * row + c)
     dw = tl.zeros([C], dtype=tl.float32)
     db = tl.zeros([C], dtype=tl.float32)
     for begin in range(0, HW, BP):
@@ -142,25 +140,21 @@ def _options(x: Tensor, groups: int, relu: bool) -> dict[str, int | bool]:
     return {"HW": pixels, "G": groups, "CG": channels // groups, "RELU": relu, "BP": rows, "num_warps": 4}
 
 
-def forward(
-    x: Tensor, rows: Tensor, weight: int, bias: int, groups: int, eps: float, relu: bool
-) -> tuple[Tensor, Tensor]:
+def forward(x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float, relu: bool) -> tuple[Tensor, Tensor]:
     """x `[m·b, C, H, W]` channels last; the result and the means and deviations for the backward pass."""
     n, channels = x.shape[:2]
     y = torch.empty_like(x)
     stats = torch.empty(n, 2, channels, dtype=torch.float32, device=x.device)
-    options = _options(x, groups, relu)
-    _forward[(n,)](x, y, stats, rows, rows.stride(0), weight, bias, n // len(rows), eps, **options)
+    _forward[(n,)](x, y, stats, w, b, w.stride(0), n // len(w), eps, **_options(x, groups, relu))
     return y, stats
 
 
 def backward(
-    x: Tensor, dy: Tensor, stats: Tensor, rows: Tensor, weight: int, bias: int, groups: int, relu: bool
+    x: Tensor, dy: Tensor, stats: Tensor, w: Tensor, b: Tensor, groups: int, relu: bool
 ) -> tuple[Tensor, Tensor]:
     """The gradient of x, and those of scale and shift, `[m, 2, C]`."""
     n, channels = x.shape[:2]
     dx = torch.empty_like(x)
     slopes = torch.empty(n, 2, channels, dtype=torch.float32, device=x.device)
-    options = _options(x, groups, relu)
-    _backward[(n,)](x, dy, dx, stats, rows, slopes, rows.stride(0), weight, bias, n // len(rows), **options)
-    return dx, slopes.view(len(rows), -1, 2, channels).sum(1)
+    _backward[(n,)](x, dy, dx, stats, w, b, slopes, w.stride(0), n // len(w), **_options(x, groups, relu))
+    return dx, slopes.view(len(w), -1, 2, channels).sum(1)

@@ -27,7 +27,7 @@ def _forward(
     OW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    spot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    spot = tl.program_id(0).to(count.dtype) * BLOCK + tl.arange(0, BLOCK)
     inside = spot < count
     c = spot % C
     column = spot // C % OW
@@ -58,7 +58,7 @@ def _backward(
     OW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    spot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    spot = tl.program_id(0).to(count.dtype) * BLOCK + tl.arange(0, BLOCK)
     inside = spot < count
     c = spot % C
     column = spot // C % W

@@ -1,0 +1,32 @@
+"""Whether the Triton kernels can run, and their modules; without them the plain operations serve."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+
+def kernels(name: str, tensor: Tensor) -> ModuleType | None:
+    """The module of kernels with this name, where they can act on such a tensor."""
+    if tensor.device.type != "cuda" or tensor.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    return _module(name) if _able(tensor.device.index or 0) else None
+
+
+@cache
+def _able(index: int) -> bool:
+    """Triton is there and the GPU is new enough for it."""
+    try:
+        import_module("triton")
+    except ImportError:
+        return False
+    return torch.cuda.get_device_capability(index) >= (8, 0)
+
+
+@cache
+def _module(name: str) -> ModuleType:
+    return import_module(f"kairosfl.engines.batched.kernels.{name}")

@@ -1,0 +1,131 @@
+"""What the tests with real processes share: an app whose clients misbehave on order, and the same run in-process."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kairosfl import deploy
+from kairosfl.engines.loop import Loop
+from kairosfl.runs.experiment import Folder, conduct, record
+from kairosfl.tasks.dataset import Samples
+from kairosfl.tasks.population import Population
+from kairosfl.tasks.task import Task
+
+CLIENTS = 4
+
+MISCHIEF = '''\
+"""Clients that misbehave on order: {faults} holds {{client: {{round: fault}}}}, rounds from 1."""
+
+import json
+import os
+import time
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message
+
+from kairosfl.engines.flower.client import client_app
+from kairosfl.engines.flower.wire import NUMBERS, RAW, VECTORS
+
+from federation.task import task
+
+
+def update(content, array):
+    piece = Array(dtype=array.dtype.name, shape=array.shape, stype=RAW, data=array.tobytes())
+    content[VECTORS] = ArrayRecord({{"delta.0": piece}})
+
+
+def mischief(message, context, follow):
+    with open({faults!r}) as file:
+        orders = json.load(file)
+    fault = orders.get(str(context.node_config["clients"]), {{}}).get(message.metadata.group_id)
+    if fault == "raise":
+        raise OSError("no battery")
+    if fault == "exit":
+        os._exit(1)
+    if fault == "hang":
+        time.sleep(10_000)
+    reply = follow(message, context)
+    content = reply.content
+    if fault == "nan":
+        update(content, np.full(82, np.nan, np.float32))
+    if fault == "shape":
+        update(content, np.zeros(81, np.float32))
+    if fault == "broadcast":
+        update(content, np.ones(1, np.float32))
+    if fault == "norm":
+        update(content, np.full(82, 1e6 / 82**0.5, np.float32))
+    if fault == "round":
+        content[NUMBERS]["round"] = int(message.metadata.group_id) - 2
+    if fault == "id":
+        content[NUMBERS]["client"] = 0
+    return reply
+
+
+app = client_app(task, mods=[mischief])
+'''
+
+
+def make_app(folder: Path, faults: Mapping[int, Mapping[int, str]] | None = None) -> Path:
+    """The app that `kairosfl deploy new` writes; with `faults`, its clients can be told to misbehave."""
+    deploy.new(folder)
+    if faults is not None:
+        order(folder, faults)
+        path = str(folder.absolute() / "faults.json")
+        (folder / "app" / "federation" / "client.py").write_text(MISCHIEF.format(faults=path))
+    return folder / "app"
+
+
+def order(folder: Path, faults: Mapping[int, Mapping[int, str]]) -> None:
+    """Tell the clients what to do in which round."""
+    (folder / "faults.json").write_text(json.dumps(faults))
+
+
+def configure(folder: Path, name: str, **changes: object) -> Path:
+    """The app's configuration with changes (`train__rounds=3`), in a file of this name."""
+    text = (folder / "run.toml").read_text()
+    for key, value in changes.items():
+        key, written = key.rpartition("__")[2], json.dumps(value)
+        text, found = re.subn(rf"(?m)^{key} = [^#\n]*", f"{key} = {written} ", text)
+        assert found == 1, key
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def reference(folder: Path, run: Path, out: Path) -> Folder:
+    """The same run on engine `loop`, in this process, with the data of all clients."""
+    sys.path.insert(0, str(folder / "app"))
+    try:
+        task = import_module("federation.task").task
+    finally:
+        sys.path.pop(0)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "federation"]:
+            del sys.modules[name]
+    server, parts = task(None), [task(client).dataset.train for client in range(CLIENTS)]
+    train = Samples(torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts]))
+    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
+    whole = Task(server.model, replace(server.dataset, train=train), Population(np.arange(len(train)), offsets))
+    config, _ = deploy.load(run)
+    result = Folder(out)
+    out.mkdir()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    conduct(record(config, whole, engine := Loop(whole), result), engine)
+    torch.set_num_threads(threads)
+    return result
+
+
+def lines(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The lines of a run folder's file, without what depends on the clock."""
+    rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
