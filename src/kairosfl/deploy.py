@@ -202,6 +202,9 @@ def rehearsal_app(path: Path, config: Config) -> Path:
 def perform(stage: Stage, app: Path, run: Path, out: Path, notify: Notify | None = None) -> dict[str, Any]:
     """Hold one run on a stage to its end; the nodes stay up for the next one."""
     folder, told, failures = Folder(out), 0, 0
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / "roster.json").exists():
+        save(out / "roster.json", stage.roster())
     while not folder.finished():
         process, before = stage.submit(app, run, out), told
         while process.poll() is None and not folder.finished():

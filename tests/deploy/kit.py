@@ -91,11 +91,10 @@ def order(folder: Path, faults: Mapping[int, Mapping[int, str]]) -> None:
 
 
 def configure(folder: Path, name: str, **changes: object) -> Path:
-    """The app's configuration with changes (`train__rounds=3`), in a file of this name."""
+    """The app's configuration with changes, in a file of this name."""
     text = (folder / "run.toml").read_text()
     for key, value in changes.items():
-        key, written = key.rpartition("__")[2], json.dumps(value)
-        text, found = re.subn(rf"(?m)^{key} = [^#\n]*", f"{key} = {written} ", text)
+        text, found = re.subn(rf"(?m)^{key} = [^#\n]*", f"{key} = {json.dumps(value)} ", text)
         assert found == 1, key
     path = folder / name
     path.write_text(text)

@@ -17,7 +17,7 @@ def test_the_bits_of_the_loop_engine_with_two_algorithms_on_the_same_nodes(tmp_p
     with Stage(tmp_path / "stage", [str(client) for client in range(CLIENTS)]) as stage:
         nodes = {name: process.pid for name, process in stage.processes.items() if name.startswith("node")}
         for i, algorithm in enumerate(["scaffold + fedcl + alt + pa3fed", "fedyogi + fedaware"]):
-            run = configure(folder, f"run{i}.toml", algorithm=algorithm, train__rounds=2, train__cohort=2)
+            run = configure(folder, f"run{i}.toml", algorithm=algorithm, rounds=2, cohort=2, quorum=1.0)
             perform(stage, app, run, tmp_path / f"out{i}")
             wanted = reference(folder, run, tmp_path / f"loop{i}")
             assert torch.equal(model_of(tmp_path / f"out{i}"), model_of(wanted.path))

@@ -341,6 +341,23 @@ def fedcm(
     return course
 
 
+def mutants(
+    problem: Quadratic, setting: Setting, t: int, m: int, x: Vector, last: Vector, alpha: float, rate: float, bound: int
+) -> Vector:
+    """Where m clients start in round t, `[m, d]`."""
+    starts = np.tile(x, (m, 1))
+    if t == 0:
+        return starts
+    rho = rate * (1 - min((t - 1) / bound, 1))
+    signs = [1.0] * (m // 2) + [-(1 - rho)] * (m // 2) + [0.0] * (m % 2)
+    rng, at = stream(setting.seed, "fedmut", t), 0
+    for size in problem.tensors:
+        for j, sign in enumerate(rng.permutation(signs)):
+            starts[j, at : at + size] += alpha * sign * (x - last)[at : at + size]
+        at += size
+    return starts
+
+
 def fedmut(
     problem: Quadratic,
     setting: Setting,
@@ -354,16 +371,7 @@ def fedmut(
     x, course = problem.x, []
     last = x
     for t, cohort in enumerate(cohorts):
-        m = len(cohort.asked)
-        starts = np.tile(x, (m, 1))
-        if t > 0:
-            rho = rate * (1 - min((t - 1) / bound, 1))
-            signs = [1.0] * (m // 2) + [-(1 - rho)] * (m // 2) + [0.0] * (m % 2)
-            rng, at = stream(setting.seed, "fedmut", t), 0
-            for size in problem.tensors:
-                for j, sign in enumerate(rng.permutation(signs)):
-                    starts[j, at : at + size] += alpha * sign * (x - last)[at : at + size]
-                at += size
+        starts = mutants(problem, setting, t, len(cohort.asked), x, last, alpha, rate, bound)
         if ids := cohort.reported:
             ends = [train(problem, setting, t, i, starts[cohort.asked.index(i)]).w for i in ids]
             last, x = x, shares(problem, ids, weights) @ np.array(ends)

@@ -8,8 +8,6 @@ import reference
 from problems import course, follow
 from reference import COHORTS, Cohort, Network, Quadratic, Setting
 
-from kairosfl.streams import stream
-
 
 @pytest.mark.parametrize("problem", [Quadratic(), Network()], ids=["quadratic", "network"])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
@@ -47,15 +45,6 @@ def test_nor_does_it_enter_from_mutants() -> None:
     problem, setting = Quadratic(), Setting(batch=100, epochs=1, decay=0.3, gamma=1.0)
     runs = follow(problem, setting, (Cohort((0, 1)),) * 2, "fedmut(alpha=3) + fedcm(alpha=0.5)")
     first = runs[0].slots[2]["momentum"].numpy()
-    starts = _starts(problem, setting, runs[0].x.numpy())
+    starts = reference.mutants(problem, setting, 1, 2, runs[0].x.numpy(), problem.x, alpha=3, rate=0.3, bound=50)
     want = np.mean([0.5 * problem.gradient(i, np.arange(problem.n[i]), starts[i]) + 0.5 * first for i in (0, 1)], 0)
     np.testing.assert_allclose(runs[1].slots[2]["momentum"].numpy(), want, rtol=0, atol=1e-12)
-
-
-def _starts(problem: Quadratic, setting: Setting, x: np.ndarray) -> np.ndarray:
-    starts, at, rng = np.tile(x, (2, 1)), 0, stream(setting.seed, "fedmut", 1)
-    for size in problem.tensors:
-        for j, sign in enumerate(rng.permutation([1.0, -0.7])):
-            starts[j, at : at + size] += 3 * sign * (x - problem.x)[at : at + size]
-        at += size
-    return starts

@@ -7,14 +7,21 @@ from torch import Tensor
 
 from kairosfl.briefs import Briefs, Reports
 from kairosfl.engines.evaluate import Evaluator
+from kairosfl.engines.precision import Precision
+from kairosfl.errors import UserError
 from kairosfl.local import Trainer
 from kairosfl.tasks.task import Task
 
 
 class Loop(Evaluator):
-    """Follows every brief with `local.py`."""
+    """Follows every brief with `local.py`, in float32 or, on a GPU if asked for, tf32."""
 
-    def __init__(self, task: Task, device: torch.device | str = "cpu") -> None:
+    def __init__(self, task: Task, device: torch.device | str = "cpu", *, precision: str = "float32") -> None:
+        self.precision = Precision.of(precision, torch.device(device))
+        if precision == "bfloat16":
+            raise UserError(
+                "run.precision = 'bfloat16' needs run.engine = 'batched'; the loop has 'float32' and 'tf32'."
+            )
         self.trainer = Trainer(task, torch.device(device))
         super().__init__(task, self.trainer.device, self.trainer.predict)
 
@@ -22,7 +29,8 @@ class Loop(Evaluator):
         """One report per client."""
         start = briefs.start
         delta = torch.empty(len(briefs), start.shape[-1], dtype=start.dtype, device=self.device)
-        reports = [self.trainer.follow(brief, delta[row]) for row, brief in enumerate(briefs.each())]
+        with self.precision():
+            reports = [self.trainer.follow(brief, delta[row]) for row, brief in enumerate(briefs.each())]
         return Reports.stack(reports, delta.to(start.device))
 
     def start(self) -> Tensor:

@@ -15,8 +15,8 @@ from kairosfl.papers.item import Item, members
 from kairosfl.papers.results import Results, collect
 from kairosfl.runs import experiment
 from kairosfl.runs.config import Config
+from kairosfl.runs.engines import build_engine, settle
 from kairosfl.runs.experiment import Folder
-from kairosfl.runs.files import read_lines
 from kairosfl.runs.sweep import Member, sweep
 from kairosfl.tasks import data
 
@@ -57,12 +57,12 @@ def reproduce(
     left = sum(rounds_left(member, out) for member in runs)
     say(f"{item.key}: {len(runs)} runs in {out}, {left} rounds to go.")
     if left:
-        say(f"About {duration(estimate(runs, out))} on this machine, by the time of a round measured now.")
+        say(f"About {duration(estimate(runs, out))}, by the time of a round measured now; less where runs share a GPU.")
     if watch is None:
         sweep(runs, out, command=command)
     else:
         with watch({member.name: member.config.train.rounds for member in runs}) as show:
-            sweep(runs, out, command=command, begin=show.begin)
+            sweep(runs, out, command=command, watch=show.begin)
     return collect([out / member.name for member in runs], item)
 
 
@@ -89,7 +89,7 @@ def estimate(runs: Sequence[Member], out: Path) -> float:
         if left:
             task = _source(member.config) + repr((member.config.model.name, dict(member.config.model.options)))
             if task not in speeds:
-                speeds[task] = (_past(member, out) or rehearse(member.config)) / _effort(member.config)
+                speeds[task] = rehearse(member.config) / _effort(member.config)
             total += left * speeds[task] * _effort(member.config)
     return total
 
@@ -98,8 +98,8 @@ def rehearse(config: Config) -> float:
     """Seconds of a round, from the second round of a run that is thrown away, or from the first if that is slow."""
     config = replace(config, train=replace(config.train, rounds=3))
     task = experiment.build_task(config)
-    config = experiment.settle(config, task)
-    engine = experiment.build_engine(config, task)
+    config = settle(config, task)
+    engine = build_engine(config, task)
     took = 0.0
     with tempfile.TemporaryDirectory() as folder:
         course = experiment.record(config, task, engine, Folder(Path(folder)))
@@ -128,12 +128,6 @@ def duration(seconds: float) -> str:
         if seconds >= size:
             return f"1 {one}"
     return f"{max(1, round(seconds))} seconds"
-
-
-def _past(member: Member, out: Path) -> float | None:
-    """Seconds of a round in what this run has done already."""
-    past = [row["seconds"] for row in read_lines(out / member.name / "metrics.jsonl")][1:]
-    return sum(past) / len(past) if past else None
 
 
 def _effort(config: Config) -> float:

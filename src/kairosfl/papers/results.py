@@ -21,7 +21,6 @@ from kairosfl.runs.files import plain, write
 Results = dict[str, Any]
 POINTS = 100  # at most, of a curve
 DIGITS = 4
-INCIDENTAL = ("engine", "device", "precision", "threads", "eval_every", "checkpoint_every", "client_accuracy")
 ABOUT = ("version", "git", "torch", "python", "device", "engine", "precision")
 
 
@@ -29,7 +28,7 @@ def identity(config: Config) -> dict[str, Any]:
     """What makes a run a cell: its configuration without the seed, the rounds, and how it was carried out."""
     whole = tables(config)
     del whole["seed"], whole["train"]["rounds"]
-    whole["run"] = {key: value for key, value in whole["run"].items() if key not in INCIDENTAL}
+    whole["run"] = {"detector": config.run.detector}
     return whole
 
 

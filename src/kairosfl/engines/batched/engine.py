@@ -15,16 +15,17 @@ from torch import Tensor
 from kairosfl.briefs import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
 from kairosfl.engines.batched.graphs import Steps
 from kairosfl.engines.batched.jobs import Job, Ticket
+from kairosfl.engines.batched.judge import Judge
 from kairosfl.engines.batched.layers import Unstackable
 from kairosfl.engines.batched.memory import affordable
-from kairosfl.engines.batched.precision import Precision
 from kairosfl.engines.batched.scoring import scores
 from kairosfl.engines.batched.slots import Slots, widths
 from kairosfl.engines.batched.stack import stack
 from kairosfl.engines.batched.state import State, upload
 from kairosfl.engines.batched.step import Work
-from kairosfl.engines.evaluate import Evaluator
+from kairosfl.engines.evaluate import Evaluator, Scores
 from kairosfl.engines.loop import Loop
+from kairosfl.engines.precision import Precision
 from kairosfl.errors import UserError
 from kairosfl.local import Trainer
 from kairosfl.tasks.prepare import prepare
@@ -62,6 +63,7 @@ class Batched(Evaluator):
         self._waiting: deque[Job] = deque()
         self._done: deque[Ticket] = deque()
         self._work: Work | None = None
+        self._judge = Judge(task, self._test, self._predict, self.precision) if self._stream is not None else None
         try:
             stacked = stack(task.model, self._trial(task))
         except Unstackable as reason:
@@ -76,6 +78,10 @@ class Batched(Evaluator):
     def start(self) -> Tensor:
         """The model before training, on this engine's device."""
         return self.task.start().to(self.device)
+
+    def evaluate(self, x: Tensor) -> Scores:
+        """On the whole test set."""
+        return super().evaluate(x) if self._judge is None else self._judge(x)
 
     def train(self, briefs: Briefs) -> Reports:
         """One report per client."""

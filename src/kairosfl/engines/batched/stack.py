@@ -12,7 +12,14 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 
 from kairosfl.engines.batched.frame import Frame
-from kairosfl.engines.batched.layers import LAYERS, ReluPool, StackedDropout, StackedGroupNorm, StackedLinear, Unstackable
+from kairosfl.engines.batched.layers import (
+    LAYERS,
+    ReluPool,
+    StackedDropout,
+    StackedGroupNorm,
+    StackedLinear,
+    Unstackable,
+)
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.tasks.task import last_linear
 from kairosfl.tasks.vector import Layout
@@ -23,6 +30,7 @@ class Stack(Protocol):
 
     frame: Frame
     why: str
+    drops: bool  # has dropout
 
     def __call__(self, inputs: Tensor) -> Tensor: ...
 
@@ -40,6 +48,7 @@ class Traced:
         self.frame = Frame(RowLayout.of(Layout.of(model)), _uses(traced, places))
         self._replace(traced, places)
         self.why = "stacked layer by layer"
+        self.drops = any(isinstance(module, StackedDropout) and module.p > 0 for module in traced.modules())
         self._run = traced
 
     def _replace(self, traced: fx.GraphModule, places: dict[int, int]) -> None:
@@ -109,7 +118,9 @@ def _once(traced: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _halves(pool: nn.Module) -> bool:
-    pairs = [(value, value) if isinstance(value, int) else tuple(value) for value in (getattr(pool, name) for name in _SIDES)]
+    pairs = [
+        (value, value) if isinstance(value, int) else tuple(value) for value in (getattr(pool, name) for name in _SIDES)
+    ]
     return pairs == [(2, 2), (2, 2), (0, 0), (1, 1)] and not pool.ceil_mode and not pool.return_indices
 
 
@@ -125,7 +136,7 @@ class Mapped:
         self.model = copy.deepcopy(model).train()
         self.names = [name for name, _ in model.named_parameters()]
         self.frame = Frame(RowLayout.of(Layout.of(model)), {})
-        self.why = f"stacked by vmap: {reason}"
+        self.why, self.drops = f"stacked by vmap: {reason}", False
         self._heard: list[Tensor] = []
         if any(isinstance(module, nn.Linear) for module in self.model.modules()):
             last_linear(self.model).register_forward_pre_hook(lambda _, arguments: self._heard.append(arguments[0]))

@@ -65,7 +65,6 @@ class Kind:
     stop: bool = False
     reference: bool = False  # a stop rule compares with another model than the start
     contrast: bool = False
-    dropout: bool = True
 
     def __or__(self, other: Kind) -> Kind:
         """What serves the clients of both."""
@@ -87,7 +86,7 @@ class Kind:
         return frozenset(name for name, asked in wanted.items() if asked)
 
 
-_FLAGS = ("clip", "pull", "push", "momentum", "stop", "reference", "contrast", "dropout")
+_FLAGS = ("clip", "pull", "push", "momentum", "stop", "reference", "contrast")
 
 
 class State:

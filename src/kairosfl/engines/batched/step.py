@@ -59,13 +59,13 @@ def step(work: Work, state: State, kind: Kind) -> None:
     inputs, targets = work.prepared(flat), work.targets[flat]
     whole = state.wholes[:, : kind.width]
     keys = None
-    if work.task.augment or kind.dropout:
+    if work.task.augment or work.stack.drops:
         numbers = {"round": whole[Whole.SEED, :, None], "client": whole[Whole.CLIENT, :, None]}
         numbers["step"] = whole[Whole.POSITION, :, None]
         if work.task.augment:
             # The seed is already in the round's number: x ^ 0 = x.
             inputs = augment(inputs, sample_keys(batch.samples, seed=0, **numbers).flatten())
-        if kind.dropout:
+        if work.stack.drops:
             keys = sample_keys(torch.zeros_like(numbers["step"]), seed=_DROPOUT, **numbers)
     still = {name: work.features(rows, inputs) for name, rows in _references(state, kind).items()}
     frame, optimiser = work.stack.frame, Optimiser(state, kind, batch.live, work.dot)

@@ -54,7 +54,7 @@ def client_app(make: MakeTask, *, device: str = "cpu", threads: int = 1, mods: S
         with _within(message.metadata.ttl):
             brief, packing = read_brief(message.content)
             if brief.client not in _served(context):
-                raise UserError(f"this node serves {context.node_config.get('clients')!r}, not client {brief.client}.")
+                return introduce(message, context)
             torch.set_num_threads(threads)
             task = own(make(brief.client))
             if len(brief.start) != task.layout.size:

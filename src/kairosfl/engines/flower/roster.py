@@ -1,7 +1,7 @@
 """The roster: which node serves which client, bound to the node's key.
 
-Node ids are Flower's and may change; a client's id is forever. A node says which clients it serves, and an id belongs
-to the key that first claimed it, or to the one that the operator wrote into `roster.json` beforehand.
+Node ids are Flower's and may change; a client's id is forever. An id belongs to the key that the operator wrote into
+`roster.json`, or else to the one that first claimed it: a node with an unknown key is asked whom it serves.
 """
 
 from __future__ import annotations
@@ -92,6 +92,11 @@ class Roster:
             save(self.path, self.keys)
         return lines
 
+    def recognise(self, node: int, key: bytes) -> list[str]:
+        """A node with a known key serves the clients of that key."""
+        mark = fingerprint(key)
+        return self.claim(node, key, [client for client, owner in self.keys.items() if owner == mark])
+
     def forget(self, nodes: Iterable[int]) -> list[str]:
         """These nodes are gone; their clients stay bound to their keys."""
         gone = set(nodes)
@@ -109,14 +114,19 @@ def save(path: Path, keys: dict[int, str]) -> None:
 
 
 class Reception:
-    """Keeps the roster: asks nodes that come whom they serve, and strikes those that leave."""
+    """Keeps the roster: recognises nodes that come, or asks them whom they serve, and strikes those that leave."""
 
     def __init__(self, grid: Grid, roster: Roster, log: Callable[[str], None], ttl: float) -> None:
         self.grid, self.roster, self._log, self._ttl = grid, roster, log, ttl
         self._online: dict[int, bytes] = {}  # node → its key
         self._asked: dict[str, int] = {}  # question on its way → node
-        self._again: dict[int, float] = {}  # node → when it is to be asked; never, if it has answered
+        self._again: dict[int, float] = {}  # node → when it is to be asked next
         self._next = 0.0
+
+    @property
+    def expecting(self) -> bool:
+        """Whether a node that is online has not said yet whom it serves."""
+        return bool(self._asked)
 
     def meet(self) -> None:
         """Look who is there; at most every two seconds."""
@@ -125,28 +135,35 @@ class Reception:
             return
         self._next = now + PAUSE
         online = {info.node_id: info.public_key for info in self.grid.get_nodes()}
-        self._tell(self.roster.forget(self._online.keys() - online.keys()))
-        self._again = {node: self._again.get(node, 0.0) for node in online}
+        gone = self._online.keys() - online.keys()
+        self._tell(self.roster.forget(gone))
+        self._asked = {question: node for question, node in self._asked.items() if node not in gone}
+        for node in online.keys() - self._online.keys():
+            known = self.roster.recognise(node, online[node])
+            self._tell(known)
+            self._again[node] = float("inf") if known else 0.0
         self._online = online
-        for node, when in self._again.items():
-            if when <= now:
-                self._again[node] = now + PATIENCE
-                question = Message(RecordDict(), node, MessageType.QUERY, ttl=self._ttl)
-                self._asked |= {sent: node for sent in self.grid.push_messages([question]) if sent}
-        for question_id, node in list(self._asked.items()):
-            reply = pull(self.grid, question_id)
-            if reply is not None:
-                del self._asked[question_id]
-                self._hear(node, reply)
+        for node in [node for node in online if self._again[node] <= now]:
+            self._again[node] = now + PATIENCE
+            question = Message(RecordDict(), node, MessageType.QUERY, ttl=self._ttl)
+            self._asked |= {sent: node for sent in self.grid.push_messages([question]) if sent}
+        for sent, node in list(self._asked.items()):
+            reply = pull(self.grid, sent)
+            if reply is None:
+                continue
+            del self._asked[sent]
+            ids = introduced(reply.content) if isinstance(reply, Message) else None
+            if ids is not None:
+                self.hear(node, ids)
+            else:
+                reason = reply if isinstance(reply, str) else "its answer is no list of clients"
+                self._tell([f"node {node} did not introduce itself: {reason}"])
 
-    def _hear(self, node: int, reply: Message | str) -> None:
-        ids = introduced(reply.content) if isinstance(reply, Message) else reply
-        if node not in self._online:
-            return
-        if isinstance(ids, str):
-            self._tell([f"node {node} did not introduce itself: {ids}"])
-        else:
+    def hear(self, node: int, ids: list[int]) -> None:
+        """A node says whom it serves; whom it served before does not count."""
+        if node in self._online:
             self._again[node] = float("inf")
+            self.roster.forget([node])
             self._tell(self.roster.claim(node, self._online[node], ids))
 
     def _tell(self, lines: list[str]) -> None:
@@ -165,10 +182,10 @@ def pull(grid: Grid, sent: str) -> Message | str | None:
     return explain(reply.error) if reply is not None and reply.has_error() else reply
 
 
-def introduced(content: RecordDict) -> list[int] | str:
-    """The clients that a node says it serves."""
+def introduced(content: RecordDict) -> list[int] | None:
+    """The clients that a node says it serves; None: it says nothing of the kind."""
     numbers = content.get(NUMBERS)
     ids = numbers.get("clients") if isinstance(numbers, ConfigRecord) else None
     if not isinstance(ids, list) or len(ids) > MOST_IDS:
-        return "its answer is no list of clients"
+        return None
     return [client for client in ids if isinstance(client, int)]

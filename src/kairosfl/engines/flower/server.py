@@ -22,7 +22,7 @@ from torch.func import functional_call
 from kairosfl.briefs import Brief, Briefs, Report, Reports
 from kairosfl.engines.evaluate import Evaluator
 from kairosfl.engines.flower.checks import Trust, check
-from kairosfl.engines.flower.roster import Reception, Roster, clean, pull
+from kairosfl.engines.flower.roster import Reception, Roster, clean, introduced, pull
 from kairosfl.engines.flower.updates import Updates
 from kairosfl.engines.flower.wire import Malformed, Packing, brief_record, read_report
 from kairosfl.errors import UserError
@@ -105,8 +105,8 @@ class Flower(Evaluator):
         pause = POLL[0]
         while flying and len(good) < needed and time.monotonic() < until:
             before = len(flying)
-            for sent, client in list(flying.items()):
-                outcome = self._outcome(sent, orders[client])
+            for sent, (client, node) in list(flying.items()):
+                outcome = self._outcome(sent, node, orders[client])
                 if outcome is None:
                     continue
                 del flying[sent]
@@ -121,7 +121,7 @@ class Flower(Evaluator):
             pause = POLL[0] if len(flying) < before else min(1.5 * pause, POLL[1])
             self._reception.meet()
         why = "the round went on without it" if len(good) == needed else f"no answer in {self.settings.deadline:g} s"
-        failed |= dict.fromkeys(flying.values(), why)
+        failed |= {client: why for client, _ in flying.values()}
         if len(good) < quorum:
             failed |= dict.fromkeys(good, f"{len(good)} good reports are no quorum of {quorum}")
             good = {}
@@ -134,16 +134,19 @@ class Flower(Evaluator):
         return outputs
 
     def _gather(self, clients: list[int], wanted: int) -> None:
-        """Wait until so many of these clients are there, as long as the settings say."""
+        """Wait until so many of these clients are there, or all who are about to come, as long as the settings say."""
         until = time.monotonic() + self.settings.wait
         self._reception.meet()
-        while sum(client in self.roster.nodes for client in clients) < wanted and time.monotonic() < until:
+        while time.monotonic() < until:
+            there = sum(client in self.roster.nodes for client in clients)
+            if there == len(clients) or (there >= wanted and not self._reception.expecting):
+                return
             time.sleep(POLL[1])
             self._reception.meet()
 
-    def _push(self, orders: dict[int, Brief]) -> tuple[dict[str, int], dict[int, str]]:
-        """The messages on their way (id → client), and why there is none for the other clients."""
-        flying: dict[str, int] = {}
+    def _push(self, orders: dict[int, Brief]) -> tuple[dict[str, tuple[int, int]], dict[int, str]]:
+        """The messages on their way (id → client and node), and why there is none for the other clients."""
+        flying: dict[str, tuple[int, int]] = {}
         failed: dict[int, str] = {}
         packed: dict[int, list[Array]] = {}
         for client, brief in orders.items():
@@ -157,16 +160,20 @@ class Flower(Evaluator):
             )
             sent = next(iter(self.grid.push_messages([message])), None)
             if sent:
-                flying[sent] = client
+                flying[sent] = client, node
             else:
                 failed[client] = "its brief could not be sent"
         return flying, failed
 
-    def _outcome(self, sent: str, brief: Brief) -> Report | str | None:
+    def _outcome(self, sent: str, node: int, brief: Brief) -> Report | str | None:
         """The answer to a message as a report that may be used, or why not; None as long as there is none."""
         reply = pull(self.grid, sent)
         if not isinstance(reply, Message):
             return reply
+        served = introduced(reply.content)
+        if served is not None:
+            self._reception.hear(node, served)
+            return "its node does not serve it any more"
         try:
             report, round = read_report(reply.content, brief.start, self.settings.packing)
         except Malformed as reason:

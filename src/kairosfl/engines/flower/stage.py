@@ -9,15 +9,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from kairosfl.engines.flower.certs import authority, node_key
+from kairosfl.engines.flower.roster import fingerprint, parse_ids
 from kairosfl.errors import UserError
 
 HOST, NAME = "127.0.0.1", "rehearsal"
-UP = 60.0  # seconds that the SuperLink may take to come up
+UP = 120.0  # seconds that a process may take to come up
 DOWN = 5.0  # seconds that processes may take to end when asked
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -58,6 +59,8 @@ class Stage:
                 self.keys[f"node-{number}"] = node_key(self.certs / f"node-{number}")
                 self.register(f"node-{number}")
                 self.start_node(f"node-{number}", clients)
+            for name in self.keys:
+                self.wait_for(name, lambda name=name: b"SuperNode ID" in self.log(name).read_bytes())
         except BaseException:
             self.close()
             raise
@@ -71,11 +74,15 @@ class Stage:
         arguments = ["--host", HOST, "--port", str(self.port), "--database", str(self.folder / "state.db")]
         arguments += ["--ssl-ca-certfile", str(self.certs / "ca.crt"), "--ssl-certfile", str(self.certs / "server.pem")]
         arguments += ["--ssl-keyfile", str(self.certs / "server.key"), "--enable-supernode-auth"]
-        process = self.start("superlink", "flower-superlink", *arguments)
+        self.start("superlink", "flower-superlink", *arguments)
+        self.wait_for("superlink", lambda: _open(self.port))
+
+    def wait_for(self, name: str, up: Callable[[], bool]) -> None:
+        """Wait until a process is up."""
         until = time.monotonic() + UP
-        while not _open(self.port):
-            if process.poll() is not None or time.monotonic() > until:
-                raise UserError(f"The SuperLink did not come up; see {self.log('superlink')}.")
+        while not up():
+            if self.processes[name].poll() is not None or time.monotonic() > until:
+                raise UserError(f"The process {name} did not come up; see {self.log(name)}.")
             time.sleep(0.1)
 
     def register(self, node: str) -> None:
@@ -97,6 +104,14 @@ class Stage:
         """Start a run of an app with a configuration in a run folder; the process lasts as long as the run."""
         config = f'run="{run.absolute()}" out="{out.absolute()}"'
         return self.start("run", "flwr", "run", str(app), NAME, "--stream", "--run-config", config)
+
+    def roster(self) -> dict[int, str]:
+        """Which client belongs to which key."""
+        return {
+            client: fingerprint(self.keys[f"node-{number}"])
+            for number, clients in enumerate(self.nodes)
+            for client in parse_ids(clients)
+        }
 
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         """A process with a session of its own, so that its children end with it, and a log."""

@@ -8,7 +8,6 @@ Images are `[m, b, H, W, C]` and weights `[O, h, w, C]` in every client's row. T
 """
 
 # mypy: ignore-errors
-# ruff: noqa: N803
 
 from __future__ import annotations
 
@@ -82,9 +81,7 @@ def _forward(
     if BIAS:
         acc += tl.load(b_rows + client * side + o, o < O, 0.0)[None, :]
     y_rows += client * pixels * O
-    tl.store(
-        y_rows + p[:, None] * O + o[None, :], acc.to(y_rows.dtype.element_ty), known[:, None] & (o < O)[None, :]
-    )
+    tl.store(y_rows + p[:, None] * O + o[None, :], acc.to(y_rows.dtype.element_ty), known[:, None] & (o < O)[None, :])
 
 
 @triton.jit
@@ -139,14 +136,10 @@ def _inward(
         good = good & (h < OH) & (wide < OW)
         spot = ((image * OH + h) * OW + wide) * O
         dy = tl.load(dy_rows + spot[:, None] + o[None, :], good[:, None] & (o < O)[None, :], 0.0)
-        w = tl.load(
-            w_rows + (o * (KH * KW) + tap)[:, None] * C + c[None, :], (o < O)[:, None] & (c < C)[None, :], 0.0
-        )
+        w = tl.load(w_rows + (o * (KH * KW) + tap)[:, None] * C + c[None, :], (o < O)[:, None] & (c < C)[None, :], 0.0)
         acc = tl.dot(dy, w.to(dy.dtype), acc, input_precision=DOT)
     dx_rows += client * pixels * C
-    tl.store(
-        dx_rows + p[:, None] * C + c[None, :], acc.to(dx_rows.dtype.element_ty), known[:, None] & (c < C)[None, :]
-    )
+    tl.store(dx_rows + p[:, None] * C + c[None, :], acc.to(dx_rows.dtype.element_ty), known[:, None] & (c < C)[None, :])
 
 
 @triton.jit

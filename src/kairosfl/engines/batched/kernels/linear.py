@@ -5,7 +5,6 @@ gradient of its input and for the step alike, and never writes their gradients.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: N803
 
 from __future__ import annotations
 
@@ -103,9 +102,7 @@ def _backward(
                         tl.store(v_rows + spots, v1, known)
     tl.store(partials + client * columns + column + strip, tl.sum(total) + side)
     if INWARD:
-        tl.store(
-            dx_rows + (first + samples)[:, None] * IN + inputs[None, :], acc.to(dx_rows.dtype.element_ty), here
-        )
+        tl.store(dx_rows + (first + samples)[:, None] * IN + inputs[None, :], acc.to(dx_rows.dtype.element_ty), here)
 
 
 @triton.jit

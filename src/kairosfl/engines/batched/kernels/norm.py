@@ -5,7 +5,6 @@ normalised values out again instead of storing them.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: N803
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """ReLU and 2×2 max-pooling in one pass, channels last; which pixel won is kept in a byte."""
 
 # mypy: ignore-errors
-# ruff: noqa: N803
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The optimiser in one pass over the rows: every weight, momentum and gradient crosses memory once."""
 
 # mypy: ignore-errors
-# ruff: noqa: N803
 
 from __future__ import annotations
 
@@ -77,9 +76,7 @@ def _update(
 
 def blocks(ranges: list[tuple[int, int]], device: torch.device) -> Tensor:
     """Pieces (begin, length) of ranges of columns, for one program each."""
-    pieces = [
-        (begin, min(BLOCK, end - begin)) for first, end in ranges for begin in range(first, end, BLOCK)
-    ]
+    pieces = [(begin, min(BLOCK, end - begin)) for first, end in ranges for begin in range(first, end, BLOCK)]
     return torch.tensor(pieces, dtype=torch.int32).to(device)
 
 

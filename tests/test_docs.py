@@ -1,0 +1,280 @@
+"""The documentation is true: its Python runs, its TOML resolves, its commands exist, its tables name every key.
+
+Blocks of one page share a namespace and a temporary folder, as if the page were typed in from top to bottom. A fenced
+block with a title is written into that folder under its title. Python that is not to be run has the comment
+`<!-- not run: reason -->` before it.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.util
+import pickle
+import re
+import shlex
+import sys
+import tomllib
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer.main
+from torch.utils.data import TensorDataset
+from typer.testing import CliRunner
+
+from kairosfl.cli import app
+from kairosfl.recipe import SCHEDULES
+from kairosfl.runs.config import ENGINES, PRECISIONS, SECTIONS, Config, resolve
+from kairosfl.runs.sweep import expand
+from kairosfl.tasks.data import DATASETS
+from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.models import MODELS
+from kairosfl.tasks.partitions import PARTITIONS, iid
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+PERFORMED = {"index.md", "own-rule.md", "own-data.md", "sweeps.md"}  # their commands are run, for two rounds each
+# Beyond what the tests are installed with: where one is missing, its block is compiled and not run.
+OPTIONAL = {"datasets", "flwr", "flwr_datasets", "ray"}
+KEYS = {"algorithm", "seed", "sweep", *SECTIONS}
+
+FENCE = re.compile(
+    r"^(?P<comment><!--[^\n]*-->\n+)?(?P<indent> *)```(?P<language>\w*)(?P<rest>[^\n]*)\n(?P<text>.*?)^(?P=indent)``` *$",
+    re.MULTILINE | re.DOTALL,
+)
+INDENTED = re.compile(r"(?:\A|\n)\n(?P<text>(?: {4}[^\n]*\n+)+)")
+NOT_RUN = re.compile(r"<!-- not run: (?P<reason>[^\n]*\S) -->")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of code on a page; those that are indented instead of fenced have no language."""
+
+    at: int
+    language: str
+    text: str
+    title: str = ""
+    left_out: bool = False
+
+
+def blocks(text: str) -> list[Block]:
+    """The blocks of code on a page, from top to bottom."""
+    found = []
+    for match in FENCE.finditer(text):
+        title = re.search(r'title="([^"]+)"', match["rest"])
+        indent = len(match["indent"])
+        code = "".join(line[indent:] or "\n" for line in match["text"].splitlines(keepends=True))
+        left_out = bool(NOT_RUN.search(match["comment"] or ""))
+        found.append(Block(match.start(), match["language"], code, title[1] if title else "", left_out))
+    rest = FENCE.sub(lambda match: re.sub(r"[^\n]", "#", match[0]), text)
+    for match in INDENTED.finditer(rest):
+        found.append(Block(match.start("text"), "", re.sub(r"^ {4}", "", match["text"], flags=re.MULTILINE)))
+    return sorted(found, key=lambda block: block.at)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The arguments of every `kairosfl ...` on a page, in blocks and in running text."""
+    lines = []
+    for block in blocks(text):
+        if block.language != "python":
+            lines += re.findall(r"^(?:\$ )?(?:python -m )?kairosfl (.*)$", block.text.replace("\\\n", " "), re.MULTILINE)
+    prose = FENCE.sub("", text)
+    lines += re.findall(r"`(?:python -m )?kairosfl ([^`]+)`", INDENTED.sub("\n", prose))
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(DOCS if page.is_relative_to(DOCS) else ROOT))
+
+
+pages = pytest.mark.parametrize("page", PAGES, ids=name)
+
+
+@pages
+def test_the_page_can_be_typed_in_from_top_to_bottom(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("__main__")
+    module.__dict__.update(taken_for_granted(name(page)))
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page.read_text(encoding="utf-8")):
+        if block.title:
+            Path(block.title).write_text(block.text, encoding="utf-8")
+        if block.language == "python" and not block.left_out and not block.title:
+            perform(block, module, page)
+        elif block.language == "sh" and name(page) in PERFORMED:
+            for arguments in commands(f"```sh\n{block.text}```\n"):
+                command_line(arguments)
+        elif (tables := configuration(block)) is not None:
+            expand(tables)
+
+
+def perform(block: Block, module: types.ModuleType, page: Path) -> None:
+    tree = ast.parse(block.text)
+    wanted = {
+        module.partition(".")[0]
+        for node in ast.walk(tree)
+        for module in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    if any(importlib.util.find_spec(package) is None for package in wanted & OPTIONAL):
+        return
+    ast.increment_lineno(tree, page.read_text(encoding="utf-8")[: block.at].count("\n") + 1)
+    exec(compile(tree, str(page), "exec"), module.__dict__)
+
+
+def command_line(arguments: list[str]) -> None:
+    short = ["--set", "train.rounds=2"] if arguments[0] in ("run", "sweep") else []
+    result = CliRunner().invoke(app, [*arguments, *short])
+    assert result.exit_code == 0, f"kairosfl {shlex.join(arguments)}: {result.output}"
+
+
+def configuration(block: Block) -> dict[str, Any] | None:
+    """The tables of a block that is a configuration, or a part of one."""
+    if block.language == "toml":
+        tables = tomllib.loads(block.text)
+        return {key: value for key, value in tables.items() if key != "deploy"} if tables.keys() & KEYS else None
+    if not block.language and re.match(rf"\[({'|'.join(KEYS)})\]|(algorithm|seed) =", block.text):
+        return tomllib.loads(block.text)
+    return None
+
+
+@pages
+def test_what_is_not_run_says_why(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    said = NOT_RUN.findall(text)
+    assert len(said) == len(re.findall(r"<!-- *not run", text)) == sum(block.left_out for block in blocks(text))
+
+
+@pages
+def test_commands_and_their_options_exist(page: Path) -> None:
+    for arguments in commands(page.read_text(encoding="utf-8")):
+        command: Any = typer.main.get_command(app)
+        rest = list(arguments)
+        while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
+            known = command.commands
+            assert rest[0] in known, f"kairosfl {shlex.join(arguments)}: there is no command {rest[0]!r}"
+            command = known[rest.pop(0)]
+        if rest in (["--version"], ["--help"], ["-h"]):
+            continue
+        context = command.make_context(command.name, rest)  # raises for an unknown option or a wrong value
+        changes = [change for change in context.params.get("changes") or () if "sweep." not in change]
+        resolve({"data": {"clients": 0}}, changes)
+
+
+@pages
+def test_links_lead_somewhere(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    targets = re.findall(r"\]\((?!https?:)([^)#\s]+)", text) + re.findall(r'(?:src|srcset|href)="(?!https?:)([^"#]+)"', text)
+    for target in targets:
+        assert (page.parent / target).exists(), f"{name(page)} links to {target}"
+
+
+@pytest.mark.parametrize("section", ["", *SECTIONS])
+def test_the_configuration_page_has_every_key_with_its_default(section: str) -> None:
+    text = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    part = next(p for p in text.split("\n## ")[1:] if p.startswith(f"`[{section}]`" if section else "At the top"))
+    rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", part, re.MULTILINE))
+    cls = SECTIONS[section] if section else Config
+    fields = {
+        field.name: field.default for field in dataclasses.fields(cls) if field.name not in {"options", *SECTIONS}
+    }
+    if not section:
+        fields["algorithm"] = "fedavg"  # what the empty sum prints as
+    assert list(rows) == list(fields)
+    assert {key: tomllib.loads(f"value = {text}")["value"] for key, text in rows.items()} == {
+        key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()
+    }
+
+
+def test_the_configuration_page_has_every_choice() -> None:
+    text = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    for choice in (*ENGINES, *PRECISIONS, *SCHEDULES, *PARTITIONS, *DATASETS, *MODELS):
+        assert f'`"{choice}"`' in text, choice
+
+
+def test_the_picture_has_the_seven_stages_in_order() -> None:
+    for picture in ("round.svg", "round-narrow.svg"):
+        words = re.findall(r'class="stage"[^>]*>([a-z]+)<', (DOCS / "assets" / picture).read_text(encoding="utf-8"))
+        assert words == ["select", "brief", "train", "weigh", "combine", "observe", "step"]
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A small data folder and a quiet matplotlib; afterwards the registries and torch as they were."""
+    models, datasets = dict(MODELS), dict(DATASETS)
+    folder = tmp_path_factory.mktemp("data")
+    put_cifar10(folder / "cifar-10-batches-py")
+    monkeypatch.setenv("KAIROSFL_DATA", str(folder))
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    yield
+    torch.set_num_threads(1)  # a run chooses its own
+    for registry, before in ((MODELS, models), (DATASETS, datasets)):
+        registry.clear()
+        registry.update(before)  # type: ignore[arg-type]
+
+
+def put_cifar10(folder: Path) -> None:
+    """Two thousand pictures of noise in the form of CIFAR-10: the examples run without a download."""
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    for batch in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
+        pictures = draw.integers(0, 256, (400, 3072), dtype=np.uint8)
+        content = {b"data": pictures, b"labels": draw.integers(0, 10, 400).tolist()}
+        (folder / batch).write_bytes(pickle.dumps(content, 2))
+    names = {b"label_names": [f"class {label}".encode() for label in range(10)]}
+    (folder / "batches.meta").write_bytes(pickle.dumps(names, 2))
+
+
+def taken_for_granted(page: str) -> dict[str, Any]:
+    """What the reader of a page is taken to have: data of one's own."""
+    draw = torch.Generator().manual_seed(0)
+    inputs, targets = torch.rand(60, 3, 8, 8, generator=draw), torch.arange(60) % 10
+    if page == "models.md":
+        dataset = DataSet("mine", Samples(inputs[:, 0], targets), Samples(inputs[:, 0], targets), classes=10)
+        return {"dataset": dataset, "clients": iid(targets.numpy(), 4, 0)}
+    if page == "data.md":
+        rows = [
+            {"image": image.numpy(), "label": int(label), "writer_id": int(label) % 3, "text": "a text"}
+            for image, label in zip(inputs, targets, strict=True)
+        ]
+        return {
+            "train": TensorDataset(inputs, targets),
+            "test": TensorDataset(inputs, targets),
+            "sets": {"train": Table(rows), "test": Table(rows)},
+            "my_tokens": lambda text: [ord(letter) for letter in text],
+            **{"x_train": inputs, "y_train": targets, "x_test": inputs, "y_test": targets},
+            **{"mine": np.arange(20), "yours": np.arange(20, 40), "theirs": np.arange(40, 60)},
+        }
+    return {}
+
+
+class Table:
+    """As much of a Hugging Face data set as is used."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows, self.column_names = rows, list(rows[0])
+        self.features = dict.fromkeys(rows[0])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+    def __getitem__(self, column: str) -> list[Any]:
+        return [row[column] for row in self.rows]
