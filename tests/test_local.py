@@ -257,6 +257,32 @@ def test_two_steps_by_hand() -> None:
     assert report.loss == pytest.approx((2 * 0.5 + 1 * 0.405) / 3, rel=1e-14)  # the last batch holds one sample
 
 
+@pytest.mark.parametrize(
+    ("changes", "want"),
+    [({}, -0.1), ({"weight_decay": 0.1}, -0.11), ({"scale": 0.5}, -0.05), ({"clip": 6**0.5 / 4}, -0.025)],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["twice", "expanded"])
+def test_gradients_that_share_memory(kind: str, changes: dict[str, float], want: float) -> None:
+    """Autograd hands the two terms of a + b the same tensor, and a sum one number expanded; ∇L is 1 in both."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = (nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            both = inputs @ (self.a + self.b) if kind == "twice" else (self.a.sum() + self.b.sum()).expand(len(inputs))
+            return both[:, None]
+
+    samples = Samples(torch.ones(2, 3, dtype=torch.float64), torch.zeros(2, dtype=torch.int64))
+    population = Population.from_lists([np.arange(2)])
+    task = Task(Shared(), DataSet("ones", samples, samples, classes=1), population, loss=lambda out, _: out[:, 0])
+    brief = Brief(seed=0, round=0, client=0, start=task.start(), lr=0.1, **changes)  # type: ignore[arg-type]
+    report = Trainer(task, torch.device("cpu")).follow(brief)
+    np.testing.assert_allclose(report.delta.numpy(), want, rtol=1e-6)
+
+
 def test_a_client_does_not_depend_on_who_trained_before() -> None:
     task = make_task(network(dropout=0.4))
     trainer = Trainer(task, torch.device("cpu"))

@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,13 @@ def server_app(make: MakeTask) -> ServerApp:
     """A ServerApp for the model and the test set of `make(None)`; the run config names `run` (TOML) and `out`."""
 
     def main(grid: Grid, context: Context) -> None:
-        serve(grid, make, Path(str(context.run_config["run"])), Path(str(context.run_config["out"])))
+        run, out = Path(str(context.run_config["run"])), Path(str(context.run_config["out"]))
+        try:
+            serve(grid, make, run, out)
+        except UserError as error:
+            with suppress(UserError, OSError):  # the disk may be what is wrong
+                Folder(out).log(f"stopped: {error}")
+            raise
 
     app = ServerApp()
     app.main()(main)
@@ -206,6 +213,7 @@ def perform(stage: Stage, app: Path, run: Path, out: Path, notify: Notify | None
     if not (out / "roster.json").exists():
         save(out / "roster.json", stage.roster())
     while not folder.finished():
+        stage.mend()
         process, before = stage.submit(app, run, out), told
         while process.poll() is None and not folder.finished():
             told = _tell(out, told, notify)

@@ -136,7 +136,7 @@ class Trainer:
                 inputs, targets = self._batch(rows, brief, steps), self.targets[rows]
                 loss, similar = self._loss(inputs, targets, brief, references)
                 gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-                grad_sq += step(list(gradients))
+                grad_sq += step(_owned(gradients))
                 total += loss.detach() * len(batch)
                 samples += len(batch)
                 steps += 1
@@ -258,3 +258,15 @@ class Trainer:
         draws = stream(brief.seed, "fisher", brief.round, brief.client) if FISHER_SAMPLED in brief.measure else None
         trace = fisher_trace(self.predict, vector, self._inputs, rows, draws)
         return trace, time.perf_counter() - began
+
+
+def _owned(gradients: tuple[Tensor, ...]) -> list[Tensor]:
+    """Gradients that may be written to: autograd gives a + b the same tensor twice, and a sum one number expanded."""
+    owned: list[Tensor] = []
+    places: set[int] = set()
+    for gradient in gradients:
+        place = gradient.untyped_storage().data_ptr()
+        shared = place in places or 0 in gradient.stride()
+        owned.append(gradient.clone(memory_format=torch.contiguous_format) if shared else gradient)
+        places.add(place)
+    return owned

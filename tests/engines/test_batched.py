@@ -31,7 +31,7 @@ MODELS = {
     "alexnet": ((3, 32, 32), {"width": 6, "dropout": 0.0}),
     "vgg11": ((1, 32, 32), {"width": 6, "dropout": 0.0}),
     "resnet18": ((3, 16, 16), {"width": 4, "projection": 6}),
-    "resnet50": ((3, 32, 32), {"width": 4}),
+    "resnet50": ((3, 32, 32), {"width": 4, "groups": 1}),
     "char_lstm": ((5,), {"vocabulary": 9, "embedding": 4, "hidden": 6, "dropout": 0.0}),
     "gpt_neox": ((5,), {"vocabulary": 9, "hidden": 16, "layers": 2, "heads": 2, "rotary_pct": 0.5}),
 }
@@ -104,7 +104,7 @@ def test_every_model_trains_as_alone(name: str) -> None:
 def test_every_model_in_float32(name: str) -> None:
     task = named(name, torch.float32)
     m = len(task.clients)
-    one = make_briefs(task, epochs=column(1, m, torch.int64), batch_size=column(64, m, torch.int64))
+    one = make_briefs(task, epochs=column(1, m, torch.int64), batch_size=column(64, m, torch.int64), lr=column(0.5, m))
     engine, loop = Batched(task), Loop(task)
     assert_equal(engine.train(one), loop.train(one), 1e-5)
     many = make_briefs(task)

@@ -20,7 +20,7 @@ class Loop(Evaluator):
         self.precision = Precision.of(precision, torch.device(device))
         if precision == "bfloat16":
             raise UserError(
-                "run.precision = 'bfloat16' needs run.engine = 'batched'; the loop has 'float32' and 'tf32'."
+                "run.precision = 'bfloat16' needs run.engine = 'batched'; loop has 'float32' and 'tf32'."
             )
         self.trainer = Trainer(task, torch.device(device))
         super().__init__(task, self.trainer.device, self.trainer.predict)

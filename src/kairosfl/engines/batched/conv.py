@@ -38,13 +38,15 @@ class Shape:
 
 
 class Method(Protocol):
-    """One way to convolve; the weights' gradient is `[m, O, h, w, C / groups]`."""
+    """One way to convolve."""
 
     def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor: ...
 
     def backward(
-        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, inward: bool
-    ) -> tuple[Tensor | None, Tensor]: ...
+        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
+    ) -> Tensor | None:
+        """The gradient of the images, if `inward`; those of weights and bias are written into `dw` and `db`."""
+        ...
 
 
 class Grouped:
@@ -87,11 +89,13 @@ class Grouped:
 
 def _beside(x: Tensor, m: int) -> Tensor:
     """[m·b, C, H, W] to [b, m·C, H, W]."""
-    return x.unflatten(0, (m, -1)).transpose(0, 1).flatten(1, 2)
+    n, channels, height, width = x.shape
+    return x.reshape(m, n // m, channels, height, width).transpose(0, 1).flatten(1, 2)
 
 
 def _below(y: Tensor, m: int) -> Tensor:
-    return y.unflatten(1, (m, -1)).transpose(0, 1).flatten(0, 1)
+    batch, channels, height, width = y.shape
+    return y.view(batch, m, channels // m, height, width).transpose(0, 1).flatten(0, 1)
 
 
 def _merged(w: Tensor) -> Tensor:
@@ -198,7 +202,8 @@ def methods(shape: Shape, x: Tensor, dot: str) -> dict[str, Method]:
         found["gathered"] = Gathered(module, dot)
     if shape.groups == 1:
         found["columns"] = Columns()
-    return found | {"grouped": Grouped()}
+    found["grouped"] = Grouped()
+    return found
 
 
 def quickest(shape: Shape, x: Tensor, w: Tensor, dot: str) -> Method:
@@ -223,5 +228,5 @@ def _seconds(way: Method, shape: Shape, x: Tensor, w: Tensor) -> float:
         way.backward(shape, y, x, w, dw, None, True)
         ended.record()
         ended.synchronize()
-        times.append(began.elapsed_time(ended))
+        times.append(float(began.elapsed_time(ended)))
     return min(times)

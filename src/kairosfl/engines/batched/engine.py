@@ -33,6 +33,7 @@ from kairosfl.tasks.task import Task
 
 FIXED_SLOTS = 16  # where the result must not depend on who else trains
 PASS = 1 << 28  # numbers moved out of the slots at once
+AHEAD = 0.02  # seconds of work that the device is left with while the caller is busy
 
 
 class Batched(Evaluator):
@@ -63,7 +64,7 @@ class Batched(Evaluator):
         self._waiting: deque[Job] = deque()
         self._done: deque[Ticket] = deque()
         self._work: Work | None = None
-        self._judge = Judge(task, self._test, self._predict, self.precision) if self._stream is not None else None
+        self._judge = Judge(task, self.test, self.predict, self.precision) if self._stream is not None else None
         try:
             stacked = stack(task.model, self._trial(task))
         except Unstackable as reason:
@@ -114,9 +115,12 @@ class Batched(Evaluator):
         return ticket
 
     def collect(self) -> Ticket:
-        """Train until a cohort is complete; cohorts submitted between two calls share the slots."""
-        while not self._done:
-            if not self._waiting and (self._slots is None or not any(self._slots.jobs)):
+        """Train until a cohort is complete; cohorts submitted between two calls share the slots.
+
+        The device is left with work for the time that the caller takes until it comes back.
+        """
+        while not self._done or self._idles():
+            if not self._training():
                 raise UserError("no cohort is in training: submit one before collecting.")
             with self._working():
                 self._advance()
@@ -124,6 +128,15 @@ class Batched(Evaluator):
         if ticket.ready is not None:
             torch.cuda.current_stream(self.device).wait_event(ticket.ready)
         return ticket
+
+    def _training(self) -> bool:
+        return bool(self._waiting) or (self._slots is not None and any(self._slots.jobs))
+
+    def _idles(self) -> bool:
+        """Whether the device will be done with what it has before the caller is back, though there is more to do."""
+        return (
+            self._stream is not None and self._slots is not None and self._training() and self._steps.queued() < AHEAD
+        )
 
     def check(self, task: Task) -> None:
         """Refuse a task whose clients cannot train beside those of the engine's own."""
@@ -199,7 +212,8 @@ class Batched(Evaluator):
         count = min(self._limit, next(size for size in widths(1 << 16) if size >= len(self._waiting)))
         layout = self._work.stack.frame.layout
         state = State(layout, self._limit if self._fixed else count, length, dtype, self.device)
-        self._slots = Slots(state, self._waiting, Steps(self._work, state), fixed=self._fixed)
+        self._steps = Steps(self._work, state)
+        self._slots = Slots(state, self._waiting, self._steps, fixed=self._fixed)
         return self._slots
 
     def _close(self) -> None:

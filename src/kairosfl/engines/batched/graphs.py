@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 
 from kairosfl.engines.batched.state import Kind, State
@@ -16,6 +18,8 @@ class Steps:
     def __init__(self, work: Work, state: State) -> None:
         self.work, self.state = work, state
         self._graphs: dict[Kind, torch.cuda.CUDAGraph] = {}
+        self._seconds: dict[Kind, float] = {}
+        self._queue: deque[tuple[torch.cuda.Event, float]] = deque()
         self._pool = torch.cuda.graph_pool_handle() if state.device.type == "cuda" else None
 
     def __call__(self, kind: Kind, count: int) -> None:
@@ -27,6 +31,15 @@ class Steps:
         graph = self._graphs.get(kind) or self._capture(kind)
         for _ in range(count):
             graph.replay()
+        ended = torch.cuda.Event()
+        ended.record()
+        self._queue.append((ended, count * self._seconds[kind]))
+
+    def queued(self) -> float:
+        """Seconds of work that the device still has to do, about; nothing waits on a CPU."""
+        while self._queue and self._queue[0][0].query():
+            self._queue.popleft()
+        return sum(seconds for _, seconds in self._queue)
 
     def _capture(self, kind: Kind) -> torch.cuda.CUDAGraph:
         self.state.on.fill_(False)
@@ -35,6 +48,15 @@ class Steps:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
             step(self.work, self.state, kind)
+        self._graphs[kind], self._seconds[kind] = graph, _time(graph)
         self.state.on.fill_(True)
-        self._graphs[kind] = graph
         return graph
+
+
+def _time(graph: torch.cuda.CUDAGraph) -> float:
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began.record()
+    graph.replay()
+    ended.record()
+    ended.synchronize()
+    return float(began.elapsed_time(ended)) / 1000

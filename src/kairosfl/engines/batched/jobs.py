@@ -13,6 +13,7 @@ from torch import Tensor
 from kairosfl.briefs import SCORE_AFTER, SCORE_BEFORE, Brief, Briefs, Report, Reports
 from kairosfl.engines.batched.state import Kind, Real, Sum, Whole
 from kairosfl.local import batches
+from kairosfl.streams import key
 from kairosfl.tasks.task import Task
 
 
@@ -136,8 +137,9 @@ class Job:
             Whole.STOPS: int(stops),
             Whole.LEAST: int(brief.stop_statistic == "min"),
             Whole.AT_ONCE: int(brief.stop_per == "batch"),
-            Whole.SEED: _signed(brief.seed) ^ brief.round,
             Whole.CLIENT: brief.client,
+            Whole.CROPS: key(brief.seed, "augment", brief.round) % 2**63,
+            Whole.DROPS: key(brief.seed, "dropout", brief.round, brief.client) % 2**63,
         }
         return cls(
             ticket=ticket,
@@ -170,8 +172,3 @@ class Job:
             reference=briefs.stop is not None and briefs.stop.reference is not None,
             contrast=self.contrasts,
         )
-
-
-def _signed(number: int) -> int:
-    """The signed 64-bit number with the same bits, as in `prepare.sample_keys`."""
-    return (number + 2**63) % 2**64 - 2**63

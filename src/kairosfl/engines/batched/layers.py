@@ -219,7 +219,7 @@ class StackedLayerNorm(nn.Module):
 def _affine(x: Tensor, frame: Frame, weight: int | None, bias: int | None, shape: tuple[int, ...]) -> Tensor:
     if weight is None:
         return x
-    y = x.unflatten(0, (frame.clients, -1))  # type: ignore[no-untyped-call]
+    y = x.unflatten(0, (frame.clients, -1))
     y = y * frame.leaf(weight).view(frame.clients, *shape).to(x.dtype)
     if bias is not None:
         y = y + frame.leaf(bias).view(frame.clients, *shape).to(x.dtype)
@@ -269,7 +269,7 @@ class StackedDropout(nn.Module):
 
 def keep(keys: Tensor, layer: int, p: float, count: int) -> Tensor:
     """Which of `count` numbers of each client stay: `[m, count]` bool from keys `[m, 1]`."""
-    bits = _scramble((keys + layer * 0x9E3779B9) & _LOW)
+    bits = _scramble((keys ^ (keys >> 32) ^ layer * 0x9E3779B9) & _LOW)
     return _scramble(torch.arange(count, device=keys.device) ^ bits) >= int(p * 2**32)
 
 

@@ -101,7 +101,7 @@ def _fuse(traced: fx.GraphModule) -> None:
             user.target = _add(traced, f"{user.name}_relu", ReluPool())
             user.replace_input_with(node, source)
         elif _is(traced, source, StackedGroupNorm) and _once(traced, source):
-            traced.get_submodule(source.target).relu = True
+            traced.get_submodule(source.target).relu = True  # type: ignore[assignment]
             node.replace_all_uses_with(source)
         else:
             continue
@@ -118,13 +118,10 @@ def _once(traced: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _halves(pool: nn.Module) -> bool:
-    pairs = [
-        (value, value) if isinstance(value, int) else tuple(value) for value in (getattr(pool, name) for name in _SIDES)
-    ]
-    return pairs == [(2, 2), (2, 2), (0, 0), (1, 1)] and not pool.ceil_mode and not pool.return_indices
-
-
-_SIDES = ("kernel_size", "stride", "padding", "dilation")
+    assert isinstance(pool, nn.MaxPool2d)
+    sides = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+    plain = not pool.ceil_mode and not pool.return_indices
+    return plain and all(side in (want, (want, want)) for side, want in zip(sides, (2, 2, 0, 1), strict=True))
 
 
 class Mapped:

@@ -40,8 +40,9 @@ class Whole(IntEnum):
     LEAST = auto()  # which looks at the least cosine, not the mean
     AT_ONCE = auto()  # and stops at once, not at the epoch's end
     FLAG = auto()  # a cosine of this epoch was below the threshold
-    SEED = auto()  # seed ^ round, for keys
     CLIENT = auto()
+    CROPS = auto()  # the key of the crops in this run and round
+    DROPS = auto()  # the key of the client's dropout in this round
 
 
 class Sum(IntEnum):

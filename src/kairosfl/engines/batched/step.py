@@ -26,9 +26,10 @@ class Work:
     compute: torch.dtype  # of activations; the weights keep theirs
     dot: str  # how Triton multiplies float32
 
-    def prepared(self, samples: Tensor) -> Tensor:
-        """What the model sees of these samples."""
-        inputs = prepare(self.inputs[samples], self.task.dataset)
+    def prepared(self, samples: Tensor, crops: Tensor | None = None) -> Tensor:
+        """What the model sees of these samples, with the keys of their crops if they are augmented."""
+        inputs = self.inputs[samples]
+        inputs = prepare(inputs if crops is None else augment(inputs, crops), self.task.dataset)
         return inputs.to(self.compute) if inputs.is_floating_point() else inputs
 
     def features(self, rows: Tensor, inputs: Tensor) -> Tensor:
@@ -55,18 +56,9 @@ class Batch:
 def step(work: Work, state: State, kind: Kind) -> None:
     """Every live client takes its next batch and steps."""
     batch = _batch(state, kind)
-    flat = batch.samples.flatten()
-    inputs, targets = work.prepared(flat), work.targets[flat]
-    whole = state.wholes[:, : kind.width]
-    keys = None
-    if work.task.augment or work.stack.drops:
-        numbers = {"round": whole[Whole.SEED, :, None], "client": whole[Whole.CLIENT, :, None]}
-        numbers["step"] = whole[Whole.POSITION, :, None]
-        if work.task.augment:
-            # The seed is already in the round's number: x ^ 0 = x.
-            inputs = augment(inputs, sample_keys(batch.samples, seed=0, **numbers).flatten())
-        if work.stack.drops:
-            keys = sample_keys(torch.zeros_like(numbers["step"]), seed=_DROPOUT, **numbers)
+    whole, flat = state.wholes[:, : kind.width], batch.samples.flatten()
+    inputs, targets = work.prepared(flat, _crops(work, batch, whole)), work.targets[flat]
+    keys = (whole[Whole.DROPS] + whole[Whole.POSITION] * _ODD)[:, None] if work.stack.drops else None
     still = {name: work.features(rows, inputs) for name, rows in _references(state, kind).items()}
     frame, optimiser = work.stack.frame, Optimiser(state, kind, batch.live, work.dot)
     frame.open(state.w[: kind.width], state.g[: kind.width], keys, optimiser)
@@ -90,7 +82,15 @@ def step(work: Work, state: State, kind: Kind) -> None:
         whole[Whole.POSITION] += batch.live
 
 
-_DROPOUT = 0x64726F70  # keeps dropout's keys apart from those of the crops
+_ODD = 0x1E3779B97F4A7C15  # sets the keys of the steps far apart
+
+
+def _crops(work: Work, batch: Batch, whole: Tensor) -> Tensor | None:
+    if not work.task.augment:
+        return None
+    run, client, step = (whole[each, :, None] for each in (Whole.CROPS, Whole.CLIENT, Whole.POSITION))
+    # The seed differs between runs, so it enters where a tensor may: 0 ^ seed is seed ^ 0.
+    return sample_keys(batch.samples, seed=0, round=run, client=client, step=step).flatten()
 
 
 def _batch(state: State, kind: Kind) -> Batch:

@@ -26,7 +26,7 @@ class Optimiser:
         self.anchor = state.extra["anchor"][:a] if kind.pull else None
         self.push = state.extra["push"][:a] if kind.push else None
         self._done: set[int] = set()
-        self._kernels = kernels("update", state.w)
+        self._kernels: Any = kernels("update", state.w)
         if self._kernels is not None:
             self._alive = live.to(torch.int32)
             columns = state.blocks(frozenset(), self._kernels).shape[0] + state.strips[-1]
@@ -63,7 +63,7 @@ class Optimiser:
         """Step whatever has not stepped; returns ‖∇L‖² of every client, clipped as trained."""
         factor, shrink = self.reals[Real.SCALE], None
         if self._kernels is None or self.kind.clip:
-            squares = torch.linalg.vector_norm(self.g, dim=1).square()
+            squares: Tensor = torch.linalg.vector_norm(self.g, dim=1, dtype=torch.float64).square().to(self.g.dtype)
             if self.kind.clip:
                 shrink = (self.reals[Real.CLIP] / (squares.sqrt() + 1e-6)).clamp(max=1.0)
                 squares, factor = squares * shrink.square(), factor * shrink

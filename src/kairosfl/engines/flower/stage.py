@@ -77,6 +77,11 @@ class Stage:
         self.start("superlink", "flower-superlink", *arguments)
         self.wait_for("superlink", lambda: _open(self.port))
 
+    def mend(self) -> None:
+        """Start the SuperLink again if it has ended."""
+        if self.processes["superlink"].poll() is not None:
+            self.start_superlink()
+
     def wait_for(self, name: str, up: Callable[[], bool]) -> None:
         """Wait until a process is up."""
         until = time.monotonic() + UP

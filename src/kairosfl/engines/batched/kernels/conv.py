@@ -8,6 +8,7 @@ Images are `[m, b, H, W, C]` and weights `[O, h, w, C]` in every client's row. T
 """
 
 # mypy: ignore-errors
+# ruff: noqa: E741, SIM102
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ gradient of its input and for the step alike, and never writes their gradients.
 """
 
 # mypy: ignore-errors
+# ruff: noqa: SIM102
 
 from __future__ import annotations
 

@@ -1,0 +1,52 @@
+"""FedAvg on Kairos, engine `loop` or `batched`; a rule of three lines says who trains."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kairosfl import Algorithm, DataSet, Loop, Population, Recipe, Round, Rule, Run, Samples, Task, drive, rounds
+from kairosfl.briefs import Plan
+from kairosfl.rule import State
+from peers.common import CLASSES, Job, measure
+
+
+@dataclass(frozen=True)
+class Given(Rule):
+    """The cohorts of the comparison."""
+
+    cohorts: np.ndarray = field(repr=False)
+
+    def select(self, plan: Plan, state: State, round: Round) -> Plan:
+        return replace(plan, ids=self.cohorts[round.number])
+
+
+def train(job: Job, tick: Callable[[], None]) -> Iterable[Tensor]:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--engine", choices=("loop", "batched"), default="loop")
+    name = parser.parse_known_args()[0].engine
+    work = job.work
+    test = Samples(torch.from_numpy(job.test_inputs), torch.from_numpy(job.test_targets))
+    dataset = DataSet("peers", Samples(*job.train_tensors), test, CLASSES)
+    task = Task(job.model(), dataset, Population.from_lists(list(job.parts)))
+    if name == "batched":
+        from kairosfl.engines.batched import Batched
+
+        engine: Loop | Batched = Batched(task)
+    else:
+        engine = Loop(task)
+    algorithm = Algorithm((Given(job.cohorts),))
+    recipe = Recipe(rounds=job.rounds, cohort=work.cohort, batch_size=work.batch, lr=work.lr)
+    run = Run.start(engine.start(), algorithm, clients=work.clients, seed=0)
+    for run in drive(rounds(run, algorithm, recipe, clients=work.clients, layout=task.layout), engine):  # noqa: B007
+        tick()
+    return [view for _, view in task.layout.views(run.x)]
+
+
+if __name__ == "__main__":
+    measure(train)
