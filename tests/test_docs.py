@@ -2,18 +2,21 @@
 
 Blocks of one page share a namespace and a temporary folder, as if the page were typed in from top to bottom. A fenced
 block with a title is written into that folder under its title. Python that is not to be run has the comment
-`<!-- not run: reason -->` before it.
+`<!-- not run: reason -->` before it; what stands below `<!-- prints -->` is what the block before it prints.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import importlib.util
+import io
 import pickle
 import re
 import shlex
 import sys
+import textwrap
 import tomllib
 import types
 from collections.abc import Iterator
@@ -51,6 +54,7 @@ FENCE = re.compile(
 )
 INDENTED = re.compile(r"(?:\A|\n)\n(?P<text>(?: {4}[^\n]*\n+)+)")
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>[^\n]*\S) -->")
+PRINTS = re.compile(r"\n*<!-- prints -->\n\n(?P<text>(?: {4}[^\n]*\n+)+)")
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Block:
     text: str
     title: str = ""
     left_out: bool = False
+    prints: str | None = None
 
 
 def blocks(text: str) -> list[Block]:
@@ -72,7 +77,9 @@ def blocks(text: str) -> list[Block]:
         indent = len(match["indent"])
         code = "".join(line[indent:] or "\n" for line in match["text"].splitlines(keepends=True))
         left_out = bool(NOT_RUN.search(match["comment"] or ""))
-        found.append(Block(match.start(), match["language"], code, title[1] if title else "", left_out))
+        shown = PRINTS.match(text, match.end())
+        prints = textwrap.dedent(shown["text"]).strip() if shown else None
+        found.append(Block(match.start(), match["language"], code, title[1] if title else "", left_out, prints))
     rest = FENCE.sub(lambda match: re.sub(r"[^\n]", "#", match[0]), text)
     for match in INDENTED.finditer(rest):
         found.append(Block(match.start("text"), "", re.sub(r"^ {4}", "", match["text"], flags=re.MULTILINE)))
@@ -97,6 +104,7 @@ def name(page: Path) -> str:
 pages = pytest.mark.parametrize("page", PAGES, ids=name)
 
 
+@pytest.mark.filterwarnings("ignore:.* is not the official file")
 @pages
 def test_the_page_can_be_typed_in_from_top_to_bottom(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -134,7 +142,10 @@ def perform(block: Block, module: types.ModuleType, page: Path) -> None:
     if any(importlib.util.find_spec(package) is None for package in wanted & OPTIONAL):
         return
     ast.increment_lineno(tree, page.read_text(encoding="utf-8")[: block.at].count("\n") + 1)
-    exec(compile(tree, str(page), "exec"), module.__dict__)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(tree, str(page), "exec"), module.__dict__)
+    if block.prints is not None:
+        assert printed.getvalue().strip() == block.prints
 
 
 def command_line(arguments: list[str]) -> None:

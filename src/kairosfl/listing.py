@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from kairosfl import presets
 from kairosfl.rules import RULES
 from kairosfl.signals import DETECTORS
 from kairosfl.tasks.data import DATASETS
@@ -15,12 +16,14 @@ from kairosfl.tasks.partitions import PARTITIONS
 
 
 def listing(what: str) -> list[tuple[str, str]]:
-    """All rules, data, models, partitions or detectors."""
+    """All rules, data, models, partitions, detectors or presets."""
     if what == "models":
         return [(name, str(describe(name)).partition(": ")[2]) for name in MODELS]
     if what == "rules":
         fedavg = ("fedavg", "No rule at all: the mean of the clients' models, weighted by their samples.")
         return [fedavg, *_specs(RULES)]
+    if what == "presets":
+        return presets.lines()
     if what == "detectors":
         return _specs(DETECTORS)
     functions: Mapping[str, Any] = DATASETS if what == "data" else PARTITIONS

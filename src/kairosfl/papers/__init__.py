@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from kairosfl.errors import UserError, nearest
 from kairosfl.papers import alt, fedaware, fedcl, pa3fed
-from kairosfl.papers.item import Cell, Item, choose, members
-from kairosfl.papers.page import write_results_page
-from kairosfl.papers.reproduce import reproduce
-from kairosfl.papers.results import collect, save, table
+from kairosfl.papers.item import Cell, Item
 
 ITEMS: dict[str, Item] = {item.key: item for paper in (fedaware, pa3fed, fedcl, alt) for item in paper.ITEMS}
 
@@ -32,17 +29,4 @@ def _size(item: Item) -> str:
     return f"{len(item.cells)} cells, " + (f"{printed} with printed values" if printed else "no numbers in print")
 
 
-__all__ = [
-    "ITEMS",
-    "Cell",
-    "Item",
-    "choose",
-    "collect",
-    "find",
-    "list_items",
-    "members",
-    "reproduce",
-    "save",
-    "table",
-    "write_results_page",
-]
+__all__ = ["ITEMS", "Cell", "Item", "find", "list_items"]

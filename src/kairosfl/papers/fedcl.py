@@ -117,18 +117,30 @@ def _delta() -> dict[str, Cell]:
 
 
 def _detection() -> dict[str, Cell]:
-    """Two detectors side by side; the first decides, so the cohort stays fixed without FedCL."""
+    """The first of two detectors decides, so with FedFIM both are written down; FGN costs nothing more."""
+    sampled, exact = "fedfim(exact=False) + fgn", "fedfim + fgn"
     cells = {}
     for dataset in DATA:
         for alpha in ALPHAS:
-            for decides, detector in (("fgn", "fgn + fedfim"), ("fedfim", "fedfim + fgn")):
-                for name, algorithm in (("fedavg", "fedavg"), ("fedavg-cl", "fedcl")):
-                    cells[f"{dataset}-a{alpha}-{name}-{decides}"] = Cell(
-                        preset=f"fedcl-{dataset}-alexnet",
-                        settings={"data.alpha": alpha, "algorithm": algorithm, "run.detector": detector},
-                        reading=f"{'FGN' if decides == 'fgn' else 'FedFIM'} decides",
-                        baseline=f"{dataset}-a{alpha}-fedavg-{decides}" if name == "fedavg-cl" else "",
-                    )
+            plain = f"{dataset}-a{alpha}-fedavg"
+            for name, reading, detector in (
+                ("fgn", "FGN", "fgn"),
+                ("fedfim", "FedFIM, one label drawn a sample", sampled),
+                ("fedfim-exact", "FedFIM, summed over all classes", exact),
+            ):
+                if detector == exact and alpha != ALPHAS[0]:
+                    continue  # ten backward passes a sample: once is enough
+                settings = {"data.alpha": alpha, "run.detector": detector}
+                preset = f"fedcl-{dataset}-alexnet"
+                cells[f"{plain}-{name}"] = Cell(
+                    preset=preset, settings={**settings, "algorithm": "fedavg"}, reading=reading
+                )
+                cells[f"{plain}-cl-{name}"] = Cell(
+                    preset=preset,
+                    settings={**settings, "algorithm": "fedcl"},
+                    reading=reading,
+                    baseline=f"{plain}-{name}",
+                )
     return cells
 
 
@@ -147,7 +159,6 @@ def _random() -> dict[str, Cell]:
     return cells
 
 
-GAIN = "With FedCL the final accuracy is higher in every case, by up to"
 ROUNDS = "Rounds, batch size, momentum and the decay of the learning rate are only in the released code."
 ACCURACY = grid(models=MODELS, alphas=ALPHAS, readings=BOTH)
 RESNET18 = grid(models=("resnet18",), alphas=ALPHAS, bases=BASES | FEDOPT)
@@ -166,8 +177,8 @@ ITEMS = (
         "accuracy",
         "Figures 2, 3, 6, 7: accuracy with and without FedCL",
         ACCURACY,
-        claim=f"{GAIN} 11 (FedAvg), 11 (FedProx), 13 (VRL-SGD) and 10 (FedNova) points, most at alpha = 0.1, with 0.95 "
-        "to 1.1 times the clients a round.",
+        claim="With FedCL the final accuracy is higher in every case, by up to 11 (FedAvg), 11 (FedProx), 13 (VRL-SGD) "
+        "and 10 (FedNova) points, most at alpha = 0.1, with 0.95 to 1.1 times the clients a round.",
     ),
     _item(
         "communication",
@@ -191,7 +202,7 @@ ITEMS = (
         "alpha",
         "Figure 11: the non-IID degree",
         grid(alphas=(0.1, 0.2, 0.3, 0.4, 0.5)),
-        claim=f"{GAIN} 13 points, the more the lower alpha is.",
+        claim="With FedCL accuracy is higher at every alpha, most at a low one.",
         note=f"Above 0.3 the values of alpha are ours. {ROUNDS}",
     ),
     _item(
@@ -261,14 +272,14 @@ ITEMS = (
         "resnet18",
         "Figures 50 to 59: ResNet-18",
         RESNET18,
-        claim=f"{GAIN} an amount that is not in the text.",
+        claim="With FedCL the final accuracy is higher in every case.",
         note=f"GroupNorm for BatchNorm. The settings of FedAdagrad, FedYogi and FedAdam are ours. {ROUNDS}",
     ),
     _item(
         "fedopt",
         "Figures 39 to 46: FedAdagrad, FedYogi, FedAdam",
         FEDOPT_CELLS,
-        claim=f"{GAIN} an amount that is not in the text.",
+        claim="With FedCL the final accuracy is higher in every case.",
         note="The text does not give the server's settings, these are ours; the released optimisers act in the first "
         f"ten rounds only and rescale each tensor, which is not Reddi et al.'s FedOpt. {ROUNDS}",
     ),
@@ -276,7 +287,7 @@ ITEMS = (
         "cifar100",
         "Figures 29, 30, 33 to 36: CIFAR-100",
         _cifar100(),
-        claim=f"{GAIN} an amount that is not in the text.",
+        claim="With FedCL the final accuracy is higher in every case.",
     ),
     _item(
         "shakespeare",
@@ -288,7 +299,7 @@ ITEMS = (
                 "shakespeare-lstm", "fedcl-shakespeare-lstm", base, algorithm.format(mu=MU["lstm"]), {}, BOTH
             ).items()
         },
-        claim=f"{GAIN} an amount that is not in the text.",
+        claim="With FedCL the final accuracy is higher in every case.",
         note="Roles are chosen by us; batch size, momentum and decay are those of the image tasks.",
     ),
 )

@@ -34,7 +34,8 @@ class Cell:
         tables = presets.read(self.preset)
         for name, value in self.settings.items():
             section, dot, key = name.rpartition(".")
-            (tables.setdefault(section, {}) if dot else tables)[key] = value
+            whole = dict(value) if isinstance(value, Mapping) else value  # a section of ours, not the cell's
+            (tables.setdefault(section, {}) if dot else tables)[key] = whole
         tables["seed"] = seed
         if rounds is not None:
             tables["train"]["rounds"] = rounds

@@ -9,15 +9,15 @@ from typing import Any
 
 from kairosfl.errors import UserError
 from kairosfl.papers.measures import MEASURES
-from kairosfl.papers.results import Results, complete, done, gain, read, signed, spread, table, values
+from kairosfl.papers.results import Results, complete, done, gain, longest, read, signed, spread, table, values
 from kairosfl.runs.files import write
 
 INTRODUCTION = """# Reproduction results
 
 This page is written by `kairosfl results` from the files in `results/`; each holds the configuration, seeds, version,
-device and accuracy curve of every run. *Ours* is the mean ± sample deviation over the seeds that were run. *Rounds* and
-*seeds* say how much stands behind a row: `40 of 500` has run 40 of the paper's 500 rounds and is not judged against the
-print. A reading other than *text* follows another sentence of the paper or its released code.
+device and accuracy curve of every run. *Ours* is the mean ± sample deviation over the seeds that got furthest. *Rounds*
+and *seeds* say how much stands behind a row: `40 of 500` has run 40 of the paper's 500 rounds and is not judged against
+the print. A reading other than *text* follows another sentence of the paper or its released code.
 
 A printed value counts as reproduced when ours lies within 2 points of accuracy (0.2 of e-LUDD) or two deviations of it.
 A printed gain of one method over another holds when ours is at least half of it, and holds in part when ours has at
@@ -75,7 +75,7 @@ def _overview(everything: Sequence[Results]) -> str:
                 "item": f"[{results['item']}](#{results['item'].replace('/', '')})",
                 "cells run": str(len(verdicts)),
                 "to the end": str(sum(map(complete, cells))),
-                "seeds": _range([len(cell["runs"]) for cell in cells]),
+                "seeds": _range([len(longest(cell)) for cell in cells]),
                 "reproduced": str(verdicts.count(True)),
                 "not reproduced": str(verdicts.count(False)),
             }

@@ -127,7 +127,7 @@ def duration(seconds: float) -> str:
             return f"{seconds / size:.1f} {many}" if seconds < 10 * size else f"{seconds / size:.0f} {many}"
         if seconds >= size:
             return f"1 {one}"
-    return f"{max(1, round(seconds))} seconds"
+    return f"{max(2, round(seconds))} seconds"
 
 
 def _effort(config: Config) -> float:

@@ -96,9 +96,15 @@ def read(path: Path) -> Results:
     return results
 
 
+def longest(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The runs of a cell that got furthest: those that count. A mean over unequal rounds would mean nothing."""
+    most = max(run["rounds"] for run in cell["runs"])
+    return [run for run in cell["runs"] if run["rounds"] == most]
+
+
 def values(cell: Mapping[str, Any], measure: str) -> list[float]:
-    """A measure of every run of a cell for which it is known."""
-    return [run["values"][measure] for run in cell["runs"] if run["values"].get(measure) is not None]
+    """A measure of every run that counts, where it is known."""
+    return [run["values"][measure] for run in longest(cell) if run["values"].get(measure) is not None]
 
 
 def spread(numbers: Sequence[float], digits: int) -> str:
@@ -115,14 +121,14 @@ def signed(number: float, digits: int) -> str:
 
 
 def complete(cell: Mapping[str, Any]) -> bool:
-    """Whether all its runs have the paper's rounds."""
-    return all(run["rounds"] >= cell["rounds"] for run in cell["runs"])
+    """Whether its longest runs have the paper's rounds."""
+    return bool(longest(cell)[0]["rounds"] >= cell["rounds"])
 
 
 def done(cell: Mapping[str, Any]) -> str:
-    """Rounds done, of how many where it is not all; the shortest run counts."""
-    shortest = min(run["rounds"] for run in cell["runs"])
-    return str(shortest) if complete(cell) else f"{shortest} of {cell['rounds']}"
+    """Rounds done, of how many where it is not all."""
+    rounds = str(longest(cell)[0]["rounds"])
+    return rounds if complete(cell) else f"{rounds} of {cell['rounds']}"
 
 
 def table(results: Results) -> list[dict[str, str]]:
@@ -140,7 +146,7 @@ def table(results: Results) -> list[dict[str, str]]:
                 row[f"{title}: printed"] = "–" if value is None else f"{value:.{digits}f}"
                 known = ours and value is not None
                 row[f"{title}: difference"] = signed(statistics.fmean(ours) - value, digits) if known else "–"
-        rows.append(row | {"rounds": done(cell), "seeds": str(len(cell["runs"]))})
+        rows.append(row | {"rounds": done(cell), "seeds": str(len(longest(cell)))})
     return rows
 
 
@@ -152,7 +158,7 @@ def gain(results: Results, name: str, measure: str) -> tuple[list[float], float 
         return None
     before = {(run["seed"], run["rounds"]): run["values"].get(measure) for run in base["runs"]}
     ours = []
-    for run in cell["runs"]:
+    for run in longest(cell):
         first, second = before.get((run["seed"], run["rounds"])), run["values"].get(measure)
         if first is not None and second is not None:
             ours.append(second - first)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 
 MakeTask = Callable[[int | None], Task]
+GRACE = 30.0  # seconds between the exception and the end of the process
 GIVEN_UP = 70  # exit status of a process that outlived its order
 
 
@@ -51,18 +52,17 @@ def client_app(make: MakeTask, *, device: str = "cpu", threads: int = 1, mods: S
         return Message(RecordDict({NUMBERS: numbers}), reply_to=message)
 
     def follow(message: Message, context: Context) -> Message:
-        with _within(message.metadata.ttl):
-            brief, packing = read_brief(message.content)
-            if brief.client not in _served(context):
-                return introduce(message, context)
-            torch.set_num_threads(threads)
-            task = own(make(brief.client))
-            if len(brief.start) != task.layout.size:
-                raise UserError(f"the server's model has {len(brief.start)} numbers, this client's {task.layout.size}.")
-            report = Trainer(task, torch.device(device)).follow(brief)
-            return Message(report_record(report, brief.round, packing), reply_to=message)
+        brief, packing = read_brief(message.content)
+        if brief.client not in _served(context):
+            return introduce(message, context)
+        torch.set_num_threads(threads)
+        task = own(make(brief.client))
+        if len(brief.start) != task.layout.size:
+            raise UserError(f"the server's model has {len(brief.start)} numbers, this client's {task.layout.size}.")
+        report = Trainer(task, torch.device(device)).follow(brief)
+        return Message(report_record(report, brief.round, packing), reply_to=message)
 
-    app = ClientApp(mods=list(mods))
+    app = ClientApp(mods=[in_time, *mods])
     app.query()(introduce)
     app.train()(follow)
     return app
@@ -75,13 +75,27 @@ def _served(context: Context) -> list[int]:
     return parse_ids(str(clients))
 
 
-@contextmanager
-def _within(seconds: float) -> Iterator[None]:
-    """End this process if it takes longer: nobody waits any more, and one that hangs would keep its memory for ever."""
-    timer = threading.Timer(seconds, os._exit, (GIVEN_UP,))
-    timer.daemon = True
-    timer.start()
+def in_time(message: Message, context: Context, follow: Callable[[Message, Context], Message]) -> Message:
+    """Give up when nobody waits for the answer any more: a client that hangs would block its node for ever.
+
+    First by an exception, which frees the node at once; a process that does not even hear that is ended.
+    """
+    seconds = message.metadata.ttl
+    end = threading.Timer(seconds + GRACE, os._exit, (GIVEN_UP,))
+    end.daemon = True
+    end.start()
+    alarmed = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGALRM")
+    if alarmed:
+        before = signal.signal(signal.SIGALRM, _too_late)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield
+        return follow(message, context)
     finally:
-        timer.cancel()
+        end.cancel()
+        if alarmed:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def _too_late(*_: object) -> None:
+    raise TimeoutError("not done in time")

@@ -1,0 +1,48 @@
+"""The command `kairosfl`. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kairosfl import __version__
+from kairosfl.cli import deploy, look, papers, runs
+
+app = typer.Typer(
+    help="Federated learning in which every round adapts: who trains, for how long, how much each counts, "
+    "and which way the model moves.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"kairosfl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+for function in (runs.run, runs.resume, runs.sweep, runs.demo, look.compare, look.report, look.watch):
+    app.command()(function)
+app.command("list")(look.list_)
+app.command()(papers.reproduce)
+app.command("results")(papers.results_page)
+
+data = typer.Typer(help="Look at data sets and at how they are dealt to clients.", no_args_is_help=True)
+data.command()(look.show)
+app.add_typer(data, name="data")
+
+deployment = typer.Typer(help="Train on real devices with Flower.", no_args_is_help=True)
+for each in (deploy.new, deploy.certs, deploy.rehearse):
+    deployment.command()(each)
+app.add_typer(deployment, name="deploy")

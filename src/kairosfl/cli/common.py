@@ -1,0 +1,84 @@
+"""What the commands share: options, sentences for mistakes, printed tables. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kairosfl.errors import UserError
+
+Set = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one key; repeatable.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder of the run; by default a new one under runs/.")]
+Device = Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda.")]
+Engine = Annotated[str | None, typer.Option("--engine", help="auto, loop, batched or ray.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+
+
+@contextmanager
+def friendly(resume: Callable[[], str] | None = None) -> Iterator[None]:
+    """A user's mistake is one sentence and exit code 2; Ctrl-C says how to go on and exits with 130."""
+    try:
+        yield
+    except UserError as error:
+        typer.echo(f"kairosfl: {error}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo(f"\nStopped. {resume() if resume else ''}".rstrip(), err=True)
+        raise typer.Exit(130) from None
+
+
+def asked(**options: str | None) -> list[str]:
+    """Options of the command line as changes of [run]."""
+    return [f"run.{key}={value}" for key, value in options.items() if value is not None]
+
+
+def command() -> str:
+    """The command line as it was typed, for the record."""
+    return shlex.join(["kairosfl", *sys.argv[1:]])
+
+
+def run_sweep(tables: dict[str, Any], folder: Path, quiet: bool) -> dict[str, dict[str, Any]]:
+    from kairosfl.progress import ShowSweep
+    from kairosfl.runs.sweep import expand, sweep
+
+    members = expand(tables)
+    with ShowSweep({member.name: member.config.train.rounds for member in members}, quiet=quiet) as show:
+        return sweep(members, folder, command=command(), watch=show.begin)
+
+
+def print_pairs(rows: list[tuple[str, str]], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(dict(rows), indent=1))
+        return
+    width = max(len(name) for name, _ in rows)
+    for name, line in rows:
+        typer.echo(f"{name:<{width}}  {line}")
+
+
+def print_table(folders: list[Path], target: float | None = None) -> None:
+    from kairosfl.report.tables import compare_table
+
+    print_rows(compare_table(folders, target))
+
+
+def print_rows(rows: list[dict[str, str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name in ("algorithm", "cell", "reading") else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    console.print(table)

@@ -1,0 +1,131 @@
+"""Commands that train: run, resume, sweep, demo."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kairosfl.cli.common import Device, Engine, Json, Out, Quiet, Set, asked, command, friendly, print_table, run_sweep
+from kairosfl.errors import UserError
+
+
+def run(
+    file: Annotated[Path | None, typer.Argument(help="TOML configuration; without one the defaults run.")] = None,
+    preset: Annotated[str | None, typer.Option("--preset", help="A paper's task: see `kairosfl list presets`.")] = None,
+    changes: Set = [],  # noqa: B006
+    out: Out = None,
+    engine: Engine = None,
+    device: Device = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run one experiment."""
+    from kairosfl.progress import Show
+    from kairosfl.runs.config import read, resolve
+    from kairosfl.runs.experiment import start
+
+    folder = out or fresh(preset or file)
+    with friendly(lambda: how_to_resume(folder)):
+        if preset and file:
+            raise UserError("Give a file or --preset, not both; change single keys with --set.")
+        if preset:
+            from kairosfl import presets
+
+            tables = presets.read(preset)
+        else:
+            tables = read(file) if file else {}
+        config = resolve(tables, [*changes, *asked(engine=engine, device=device)])
+        with Show(config.train.rounds, quiet=quiet or as_json) as show:
+            summary = start(config, folder, command=command(), notify=show)
+    conclude(folder, summary, quiet, as_json)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")], quiet: Quiet = False, as_json: Json = False
+) -> None:
+    """Go on with a run that was stopped, from its last checkpoint."""
+    from kairosfl.progress import Show
+    from kairosfl.runs import experiment
+    from kairosfl.runs.checkpoint import about
+
+    with friendly(lambda: how_to_resume(folder)):
+        rounds = experiment.Folder(folder).config().train.rounds
+        done = about(folder / "checkpoint").get("round", 0)
+        with Show(rounds, quiet=quiet or as_json, done=done) as show:
+            summary = experiment.resume(folder, notify=show)
+    conclude(folder, summary, quiet, as_json)
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(help="TOML configuration with a [sweep] section of lists.")],
+    changes: Set = [],  # noqa: B006
+    out: Out = None,
+    engine: Engine = None,
+    device: Device = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Batched: every run to the bit as if it ran alone.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run every combination of the lists under [sweep]; started again, it goes on where it was."""
+    from kairosfl.runs.config import change, read
+
+    folder = out or Path("runs") / file.stem
+    with friendly(lambda: f"Go on with the same command, or: kairosfl sweep {file} --out {folder}"):
+        options = asked(engine=engine, device=device, deterministic="true" if deterministic else None)
+        summaries = run_sweep(change(read(file), [*changes, *options]), folder, quiet or as_json)
+        if as_json:
+            typer.echo(json.dumps({"folder": str(folder), "runs": summaries}))
+        elif not quiet:
+            print_table([folder])
+            typer.echo(f"runs in {folder}")
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder of the demonstration.")] = Path("runs/demo"),
+    quiet: Quiet = False,
+) -> None:
+    """Compare FedAvg with two compositions on non-IID handwritten digits, in about a minute."""
+    import shutil
+
+    from kairosfl.runs.config import read
+
+    with friendly(lambda: "Start it again with: kairosfl demo"):
+        from kairosfl.report.page import write_report
+        from kairosfl.report.static import draw_comparison
+
+        if (out / "sweep.json").is_file():
+            shutil.rmtree(out)  # a demonstration is shown from the beginning
+        run_sweep(read(Path(__file__).parents[1] / "demo.toml"), out, quiet)
+        print_table([out])
+        typer.echo(f"picture: {draw_comparison([out], out / 'comparison.png')}")
+        typer.echo(f"report:  {write_report([out], out / 'report.html')}  (open it in a browser)")
+
+
+def fresh(source: Path | str | None) -> Path:
+    """A folder under runs/ that does not exist yet, named after the file or preset."""
+    if isinstance(source, Path):
+        stem = source.parent.name if source.stem == "config" and source.parent.name else source.stem
+    else:
+        stem = source or "default"
+    names = (f"{stem}{f'-{n}' if n > 1 else ''}" for n in range(1, 10**6))
+    return next(path for name in names if not (path := Path("runs") / name).exists())
+
+
+def how_to_resume(folder: Path) -> str:
+    if any((folder / "checkpoint").glob("checkpoint-*.json")):
+        return f"Go on with: kairosfl resume {shlex.quote(str(folder))}"
+    return "Nothing was trained yet."
+
+
+def conclude(folder: Path, summary: dict[str, Any], quiet: bool, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"folder": str(folder)} | summary))
+    elif not quiet:
+        accuracy = summary["accuracy"]
+        typer.echo(f"accuracy {accuracy:.4f} after {summary['rounds']} rounds, in {folder}")

@@ -1,0 +1,150 @@
+"""An item from end to end: what is missing is said, the rest runs, resumes where it was cut, and becomes a table."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tiny import ITEM
+
+from kairosfl.errors import UserError
+from kairosfl.papers.item import members
+from kairosfl.papers.reproduce import duration, estimate, reproduce, rounds_left
+from kairosfl.papers.results import collect, table
+from kairosfl.runs import experiment
+from kairosfl.runs.files import read_lines
+
+
+class Watched:
+    """What shows a sweep, for a test: keeps what it was told, and may stop the run."""
+
+    def __init__(self, rounds, stop_after=None):
+        self.rounds, self.stop_after, self.seen = rounds, stop_after, []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return None
+
+    def begin(self, name, done):
+        def listen(row):
+            self.seen.append((name, row["round"]))
+            if len(self.seen) == self.stop_after:
+                raise KeyboardInterrupt
+
+        self.seen.append((name, f"from {done}"))
+        return listen
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    said = []
+    results = reproduce(ITEM, seeds=2, out=out, say=said.append)
+    return out, said, results
+
+
+def accuracies(out, name):
+    return [row["accuracy"] for row in read_lines(out / name / "metrics.jsonl")]
+
+
+def test_what_has_no_data_is_said_and_the_rest_runs(whole):
+    out, said, results = whole
+    assert said[0].startswith("Left out, 2 runs: ")
+    assert "there/is/no/such/folder" in said[0]
+    assert said[1] == f"tiny/table1: 4 runs in {out}, 24 rounds to go."
+    assert said[2].startswith("About ")
+    assert list(results["cells"]) == ["digits-fedavg", "digits-fedavgm"]
+
+
+def test_the_table_has_ours_beside_the_printed_value(whole):
+    out, _, results = whole
+    first, second = table(results)
+    means = [100 * accuracies(out, f"digits-fedavg-seed{seed}")[-1] for seed in (0, 1)]  # a tenth of six rounds is one
+    mean = sum(means) / 2
+    deviation = (((means[0] - mean) ** 2 + (means[1] - mean) ** 2) / 1) ** 0.5
+    assert first["accuracy, last 10 %"] == f"{mean:.2f} ± {deviation:.2f}"
+    assert first["accuracy, last 10 %: printed"] == "40.00"
+    assert first["accuracy, last 10 %: difference"] == f"{mean - 40:+.2f}".replace("-", "−")
+    assert (first["cell"], first["reading"], first["rounds"], first["seeds"]) == ("digits-fedavg", "text", "6", "2")
+    assert second["reading"] == "half the momentum"
+    assert first["clients a round"] == "3.0 ± 0.0"
+
+
+def test_rounds_to_the_final_accuracy_of_the_baseline(whole):
+    out, _, results = whole
+    for seed, run in enumerate(results["cells"]["digits-fedavgm"]["runs"]):
+        target = accuracies(out, f"digits-fedavg-seed{seed}")[-1]
+        there = [i for i, value in enumerate(accuracies(out, f"digits-fedavgm-seed{seed}"), 1) if value >= target]
+        assert run["values"]["rounds_to"] == (there[0] if there else None)
+
+
+def test_cut_and_started_again_it_goes_on_and_ends_with_the_same_numbers(whole, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(ITEM, cells=["digits"], out=tmp_path, say=lambda line: None, watch=lambda rounds: Watched(rounds, 11))
+    # Told of the first run and its six rounds, of the second and three of its own: three done, the last one not saved.
+    runs = members(ITEM, ["digits"])
+    assert [rounds_left(run, tmp_path) for run in runs] == [0, 4, 6, 6]
+    said, watched = [], []
+
+    def watch(rounds):
+        watched.append(Watched(rounds))
+        return watched[0]
+
+    results = reproduce(ITEM, cells=["digits"], out=tmp_path, say=said.append, watch=watch)
+    assert said[0] == f"tiny/table1: 4 runs in {tmp_path}, 16 rounds to go."
+    assert watched[0].seen[:3] == [
+        ("digits-fedavg-seed0", "from 6"),
+        ("digits-fedavgm-seed0", "from 2"),
+        ("digits-fedavgm-seed0", 3),
+    ]
+    timeless = [json.loads(json.dumps(each)) for each in (results, whole[2])]
+    for each in timeless:
+        for run in (run for cell in each["cells"].values() for run in cell["runs"]):
+            del run["seconds"]
+    assert timeless[0] == timeless[1]
+
+
+def test_fewer_rounds_are_other_runs_and_the_table_says_so(whole):
+    out, _, _ = whole
+    results = reproduce(ITEM, cells=["digits-fedavg"], seeds=1, rounds=2, out=out, say=lambda line: None)
+    assert [row["rounds"] for row in table(results)] == ["2 of 6"]
+    assert [row["seeds"] for row in table(results)] == ["1"]
+    everything = collect([out], ITEM)
+    assert [run["rounds"] for run in everything["cells"]["digits-fedavg"]["runs"]] == [6, 6]
+
+
+def test_nothing_is_measured_when_everything_is_done(whole, monkeypatch):
+    out, _, before = whole
+    monkeypatch.setattr(experiment, "build_task", None)
+    said = []
+    assert reproduce(ITEM, cells=["digits"], out=out, say=said.append) == before
+    assert said == [f"tiny/table1: 4 runs in {out}, 0 rounds to go."]
+
+
+def test_an_item_whose_data_is_missing_altogether_is_refused(tmp_path):
+    with pytest.raises(UserError, match="Nothing of tiny/table1 can be run: the data of all 2 runs is missing"):
+        reproduce(ITEM, cells=["folder"], out=tmp_path, say=lambda line: None)
+
+
+def test_the_estimate_is_the_rounds_left_times_a_measured_round(tmp_path, monkeypatch):
+    monkeypatch.setattr("kairosfl.papers.reproduce.rehearse", lambda config: 2.0)
+    runs = members(ITEM, ["digits"], seeds=1, rounds=50)
+    assert estimate(runs, tmp_path) == pytest.approx(2 * 50 * 2.0)
+    longer = members(ITEM, ["digits"], seeds=1, rounds=50, changes=["train.epochs=4"])
+    assert estimate([runs[0], longer[1]], tmp_path) == pytest.approx(50 * 2.0 + 50 * 8.0)
+
+
+def test_durations_as_one_says_them():
+    assert [duration(s) for s in (0.2, 42, 75, 150, 1800, 5000, 20000, 200000, 1e7)] == [
+        "2 seconds",
+        "42 seconds",
+        "1 minute",
+        "2.5 minutes",
+        "30 minutes",
+        "1 hour",
+        "5.6 hours",
+        "2.3 days",
+        "116 days",
+    ]

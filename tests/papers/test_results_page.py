@@ -1,0 +1,147 @@
+"""Results files and the page made of them: worked by hand, merged, and the same when made twice."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tiny import ITEM
+
+from kairosfl.errors import UserError
+from kairosfl.papers.measures import MEASURES, Course
+from kairosfl.papers.page import judge, section, write_results_page
+from kairosfl.papers.results import collect, gain, read, save, table
+from kairosfl.runs.config import dump, tables
+
+
+def write_run(folder, name, seed, accuracies, *, rounds=None):
+    """A run folder with these accuracies, as a run of the cell would leave it."""
+    path = folder / f"{name}-{seed}"
+    path.mkdir(parents=True)
+    config = ITEM.cells[name].config(seed=seed, rounds=rounds)
+    (path / "config.toml").write_text(dump(tables(config)))
+    (path / "run.json").write_text(
+        json.dumps({"version": "0.1.0", "device": "x86_64", "engine": "loop", "precision": "float32"})
+    )
+    with (path / "metrics.jsonl").open("w") as lines:
+        for number, accuracy in enumerate(accuracies, 1):
+            row = {"round": number, "accuracy": accuracy, "cohort": 3, "seconds": 0.5, "critical": number < 3}
+            lines.write(json.dumps(row) + "\n")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for seed, last in ((0, 0.38), (1, 0.44)):
+        write_run(tmp_path / "runs", "digits-fedavg", seed, [0.1, 0.2, 0.3, 0.3, 0.3, last])
+    for seed, last in ((0, 0.40), (1, 0.43)):
+        write_run(tmp_path / "runs", "digits-fedavgm", seed, [0.1, 0.2, 0.39, 0.3, 0.3, last])
+    return tmp_path
+
+
+def test_runs_are_found_by_their_configuration(folder):
+    results = collect([folder / "runs"], ITEM)
+    first = results["cells"]["digits-fedavg"]
+    assert [run["values"] for run in first["runs"]] == [
+        {"last_tenth": 38.0, "rounds_to": 6, "cohort": 3.0},
+        {"last_tenth": 44.0, "rounds_to": 6, "cohort": 3.0},
+    ]
+    assert [run["values"]["rounds_to"] for run in results["cells"]["digits-fedavgm"]["runs"]] == [3, None]
+    assert first["runs"][0]["curve"] == {"round": [1, 2, 3, 4, 5, 6], "accuracy": [0.1, 0.2, 0.3, 0.3, 0.3, 0.38]}
+    assert first["runs"][0]["seconds"] == 3.0
+    assert first["config"]["algorithm"] == "fedavg"
+    assert "seed" not in first["config"]
+
+
+def test_the_table_and_the_gain_by_hand(folder):
+    results = collect([folder / "runs"], ITEM)
+    row = table(results)[0]
+    assert row["accuracy, last 10 %"] == "41.00 ± 4.24"
+    assert row["accuracy, last 10 %: difference"] == "+1.00"
+    assert gain(results, "digits-fedavg", "last_tenth") is None
+    ours, printed = gain(results, "digits-fedavgm", "last_tenth")
+    assert ours == pytest.approx([2.0, -1.0])
+    assert printed == pytest.approx(5.0)
+
+
+def test_judgement_needs_all_rounds_and_allows_two_points_or_two_deviations(folder):
+    cells = collect([folder / "runs"], ITEM)["cells"]
+    assert judge(cells["digits-fedavg"], "last_tenth") is True  # 1 off
+    assert judge(cells["digits-fedavgm"], "last_tenth") is True  # 3.5 off, the deviation is 2.12
+    cells["digits-fedavgm"]["runs"][1]["rounds"] = 5  # the shorter run no longer counts
+    assert judge(cells["digits-fedavgm"], "last_tenth") is False  # 5 off, one seed
+    cells["digits-fedavgm"]["runs"][0]["rounds"] = 5
+    assert judge(cells["digits-fedavgm"], "last_tenth") is None
+
+
+def test_the_page_is_the_same_when_made_twice_and_says_what_did_not_reproduce(folder):
+    results = collect([folder / "runs"], ITEM)
+    results["cells"]["digits-fedavgm"]["runs"].pop()
+    save(results, folder / "results")
+    (folder / "results" / "tiny-table1.md").write_text("Likely reason: it is tiny.\n")
+    page = write_results_page(folder / "results", folder / "results.md")
+    first = page.read_bytes()
+    save(read(folder / "results" / "tiny-table1.json"), folder / "results")
+    assert write_results_page(folder / "results", page).read_bytes() == first
+    text = first.decode()
+    assert "| [tiny/table1](#tinytable1) | 2 | 2 | 1 to 2 | 1 | 1 |" in text
+    assert "- `digits-fedavgm` (half the momentum): ours 40.00, printed 45.00, −5.00" in text
+    assert "| digits-fedavgm | digits-fedavg | +2.00 | +5.00 | 6 | 1 | in part |" in text
+    assert "The paper says: Momentum helps." in text
+    assert "Likely reason: it is tiny." in text
+    assert "Made with version 0.1.0, loop engine, float32, x86_64." in text
+
+
+def test_a_run_that_was_cut_counts_as_far_as_it_got(tmp_path):
+    write_run(tmp_path, "digits-fedavg", 0, [0.1, 0.2])
+    results = collect([tmp_path], ITEM)
+    assert table(results)[0]["rounds"] == "2 of 6"
+    assert "reproduced" not in section(results)
+
+
+def test_results_are_filled_in_several_goes_and_the_longer_run_stays(folder, tmp_path):
+    kept = save(collect([folder / "runs"], ITEM), tmp_path / "results")
+    write_run(tmp_path / "more", "digits-fedavg", 1, [0.1, 0.2, 0.9])
+    write_run(tmp_path / "more", "digits-fedavg", 2, [0.1, 0.2, 0.3, 0.3, 0.3, 0.5])
+    save(collect([tmp_path / "more"], ITEM), tmp_path / "results")
+    cells = read(kept)["cells"]
+    assert [run["values"]["last_tenth"] for run in cells["digits-fedavg"]["runs"]] == [38.0, 44.0, 50.0]
+    assert len(cells["digits-fedavgm"]["runs"]) == 2
+
+
+def test_curves_are_thinned_to_a_hundred_points_with_both_ends(tmp_path):
+    write_run(tmp_path, "digits-fedavg", 0, [i / 1234 for i in range(1000)], rounds=1000)
+    path = save(collect([tmp_path], ITEM), tmp_path)
+    curve = read(path)["cells"]["digits-fedavg"]["runs"][0]["curve"]
+    assert len(curve["round"]) == len(curve["accuracy"]) == 100
+    assert (curve["round"][0], curve["round"][-1], curve["accuracy"][-1]) == (1, 1000, 0.8096)
+    assert max(map(len, path.read_text().splitlines())) > 500  # a curve is one line
+    assert path.stat().st_size < 5000
+
+
+def test_stability_measures_by_hand(tmp_path):
+    losses = [1.0, 3.0, 1.0, 3.0, 1.0, 3.0]
+    with (tmp_path / "clients.jsonl").open("w") as lines:
+        for number, loss in enumerate(losses, 1):
+            lines.write(json.dumps({"round": number, "ids": [7], "loss": [9.9], "score": [loss]}) + "\n")
+    with (tmp_path / "metrics.jsonl").open("w") as lines:
+        for number in range(1, 7):
+            lines.write(json.dumps({"round": number, "accuracy": None, "critical": number <= 2}) + "\n")
+    value = {name: MEASURES[name].of(Course(tmp_path)) for name in MEASURES if name.startswith("loss")}
+    assert value["loss_std"] == pytest.approx(1.0)
+    assert value["loss_moving"] == pytest.approx(0.2)  # 1.8 and 2.2
+    assert value["loss_mad"] == pytest.approx(1.0)
+    assert value["loss_range"] == pytest.approx(2.0)
+    assert value["loss_change"] == pytest.approx(2.0)
+    assert value["loss_critical"] == pytest.approx(1.0)
+    assert value["loss_rest"] == pytest.approx(1.0)
+
+
+def test_wrong_input_is_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="holds no results"):
+        write_results_page(tmp_path, tmp_path / "page.md")
+    (tmp_path / "broken.json").write_text("{}")
+    with pytest.raises(UserError, match=r"broken\.json holds no results; delete it"):
+        write_results_page(tmp_path, tmp_path / "page.md")
+    with pytest.raises(UserError, match="There is no folder"):
+        collect([tmp_path / "nowhere"], ITEM)
