@@ -264,9 +264,7 @@ def sweep(
     elapsed = time.perf_counter() - began
     peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
     shares = ", ".join(f"{name} {value / elapsed:.0%}" for name, value in spent.items())
-    print(
-        f"  {trained / elapsed:,.0f} images/s, {done} rounds, accuracy {accuracy:.3f}, peak {peak:.1f} GiB, {engine.why}"
-    )
+    print(f"  {trained / elapsed:,.0f} images/s, {done} rounds, accuracy {accuracy:.3f}, {peak:.1f} GiB, {engine.why}")
     print(f"  host time: {shares}", flush=True)
     return {f"batched {precision}": trained / elapsed, f"memory {precision}": peak}
 
@@ -325,7 +323,8 @@ def profile(tasks: list[Task], recipe: Recipe, device: torch.device, precision: 
             if width > slots.state.slots:
                 break
             wide = kind.wide(width)
-            steps(wide, 3)
+            steps(wide, 2)
+            slots.state.wholes[0] = 0
             torch.cuda.synchronize()
             began = time.perf_counter()
             steps(wide, 20)
@@ -333,6 +332,12 @@ def profile(tasks: list[Task], recipe: Recipe, device: torch.device, precision: 
             seconds = (time.perf_counter() - began) / 20
             found[f"step {precision} {width}"] = width * recipe.batch_size / seconds
             print(f"  {width} clients: {seconds * 1e3:.2f} ms, {width * recipe.batch_size / seconds:,.0f} images/s")
+        engine.evaluate(tasks[0].start().to(device))
+        began = time.perf_counter()
+        for _ in range(5):
+            engine.evaluate(tasks[0].start().to(device))
+        print(f"  evaluation: {(time.perf_counter() - began) / 5 * 1e3:.2f} ms")
+        slots.state.wholes[0] = 0
         wide = kind.wide(min(32, slots.state.slots))
         _events(lambda: steps(wide, 5), 5)
         for layer in engine._work.stack._run.modules():  # type: ignore[union-attr]

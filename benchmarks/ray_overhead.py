@@ -62,11 +62,9 @@ def main() -> None:
     with Ray(work, actors=given.actors) as engine:
         up = time.perf_counter() - began
         taken = sorted(seconds(engine, work, engine.start(), given.cohort, given.rounds)[3:])
-    print(
-        f"{given.actors} actors up in {up:.1f} s; {given.cohort} clients, {work.layout.size} parameters: "
-        f"a round takes {1e3 * statistics.median(taken):.1f} ms (nine in ten below {1e3 * taken[len(taken) * 9 // 10]:.1f} ms), "
-        f"{1e3 * alone:.1f} ms on engine loop"
-    )
+    median, tenth = 1e3 * statistics.median(taken), 1e3 * taken[len(taken) * 9 // 10]
+    print(f"{given.actors} actors up in {up:.1f} s; {given.cohort} clients, {work.layout.size} parameters")
+    print(f"a round takes {median:.1f} ms (nine in ten below {tenth:.1f} ms), {1e3 * alone:.1f} ms on engine loop")
 
 
 if __name__ == "__main__":

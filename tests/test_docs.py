@@ -49,7 +49,8 @@ OPTIONAL = {"datasets", "flwr", "flwr_datasets", "ray"}
 KEYS = {"algorithm", "seed", "sweep", *SECTIONS}
 
 FENCE = re.compile(
-    r"^(?P<comment><!--[^\n]*-->\n+)?(?P<indent> *)```(?P<language>\w*)(?P<rest>[^\n]*)\n(?P<text>.*?)^(?P=indent)``` *$",
+    r"^(?P<comment><!--[^\n]*-->\n+)?"
+    r"(?P<indent> *)```(?P<language>\w*)(?P<rest>[^\n]*)\n(?P<text>.*?)^(?P=indent)``` *$",
     re.MULTILINE | re.DOTALL,
 )
 INDENTED = re.compile(r"(?:\A|\n)\n(?P<text>(?: {4}[^\n]*\n+)+)")
@@ -91,7 +92,9 @@ def commands(text: str) -> list[list[str]]:
     lines = []
     for block in blocks(text):
         if block.language != "python":
-            lines += re.findall(r"^(?:\$ )?(?:python -m )?kairosfl (.*)$", block.text.replace("\\\n", " "), re.MULTILINE)
+            lines += re.findall(
+                r"^(?:\$ )?(?:python -m )?kairosfl (.*)$", block.text.replace("\\\n", " "), re.MULTILINE
+            )
     prose = FENCE.sub("", text)
     lines += re.findall(r"`(?:python -m )?kairosfl ([^`]+)`", INDENTED.sub("\n", prose))
     return [shlex.split(line, comments=True) for line in lines]
@@ -106,19 +109,13 @@ pages = pytest.mark.parametrize("page", PAGES, ids=name)
 
 @pytest.mark.filterwarnings("ignore:.* is not the official file")
 @pages
-def test_the_page_can_be_typed_in_from_top_to_bottom(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = types.ModuleType("__main__")
-    module.__dict__.update(taken_for_granted(name(page)))
-    monkeypatch.setitem(sys.modules, "__main__", module)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
+def test_the_page_can_be_typed_in_from_top_to_bottom(page: Path, desk: types.ModuleType) -> None:
+    desk.__dict__.update(taken_for_granted(name(page)))
     for block in blocks(page.read_text(encoding="utf-8")):
         if block.title:
             Path(block.title).write_text(block.text, encoding="utf-8")
         if block.language == "python" and not block.left_out and not block.title:
-            perform(block, module, page)
+            perform(block, desk, page)
         elif block.language == "sh" and name(page) in PERFORMED:
             for arguments in commands(f"```sh\n{block.text}```\n"):
                 command_line(arguments)
@@ -128,17 +125,7 @@ def test_the_page_can_be_typed_in_from_top_to_bottom(
 
 def perform(block: Block, module: types.ModuleType, page: Path) -> None:
     tree = ast.parse(block.text)
-    wanted = {
-        module.partition(".")[0]
-        for node in ast.walk(tree)
-        for module in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    }
+    wanted = set(re.findall(r"^(?:from|import) (\w+)", block.text, re.MULTILINE))
     if any(importlib.util.find_spec(package) is None for package in wanted & OPTIONAL):
         return
     ast.increment_lineno(tree, page.read_text(encoding="utf-8")[: block.at].count("\n") + 1)
@@ -149,8 +136,8 @@ def perform(block: Block, module: types.ModuleType, page: Path) -> None:
 
 
 def command_line(arguments: list[str]) -> None:
-    short = ["--set", "train.rounds=2"] if arguments[0] in ("run", "sweep") else []
-    result = CliRunner().invoke(app, [*arguments, *short])
+    short = {"run": ["--set", "train.rounds=2"], "sweep": ["--set", "train.rounds=2", "--set", "sweep.seed=[0]"]}
+    result = CliRunner().invoke(app, [*arguments, *short.get(arguments[0], [])])
     assert result.exit_code == 0, f"kairosfl {shlex.join(arguments)}: {result.output}"
 
 
@@ -180,17 +167,19 @@ def test_commands_and_their_options_exist(page: Path) -> None:
             known = command.commands
             assert rest[0] in known, f"kairosfl {shlex.join(arguments)}: there is no command {rest[0]!r}"
             command = known[rest.pop(0)]
-        if rest in (["--version"], ["--help"], ["-h"]):
+        if rest in ([], ["--version"], ["--help"]):  # running text may name a command alone
             continue
-        context = command.make_context(command.name, rest)  # raises for an unknown option or a wrong value
-        changes = [change for change in context.params.get("changes") or () if "sweep." not in change]
-        resolve({"data": {"clients": 0}}, changes)
+        given = command.make_context(command.name, rest).params  # raises for an unknown option or a wrong value
+        data = {"name": given["name"]} if "partition" in given else {}
+        resolve({"data": data | {"clients": 0}}, given.get("changes") or ())
 
 
 @pages
 def test_links_lead_somewhere(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    targets = re.findall(r"\]\((?!https?:)([^)#\s]+)", text) + re.findall(r'(?:src|srcset|href)="(?!https?:)([^"#]+)"', text)
+    targets = re.findall(r"\]\((?!https?:)([^)#\s]+)", text) + re.findall(
+        r'(?:src|srcset|href)="(?!https?:)([^"#]+)"', text
+    )
     for target in targets:
         assert (page.parent / target).exists(), f"{name(page)} links to {target}"
 
@@ -224,31 +213,36 @@ def test_the_picture_has_the_seven_stages_in_order() -> None:
         assert words == ["select", "brief", "train", "weigh", "combine", "observe", "step"]
 
 
-@pytest.fixture(autouse=True)
-def as_it_was(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A small data folder and a quiet matplotlib; afterwards the registries and torch as they were."""
-    models, datasets = dict(MODELS), dict(DATASETS)
-    folder = tmp_path_factory.mktemp("data")
-    put_cifar10(folder / "cifar-10-batches-py")
-    monkeypatch.setenv("KAIROSFL_DATA", str(folder))
-    monkeypatch.setenv("MPLBACKEND", "Agg")
-    yield
-    torch.set_num_threads(1)  # a run chooses its own
-    for registry, before in ((MODELS, models), (DATASETS, datasets)):
-        registry.clear()
-        registry.update(before)  # type: ignore[arg-type]
-
-
-def put_cifar10(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two thousand pictures of noise in the form of CIFAR-10: the examples run without a download."""
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "cifar-10-batches-py").mkdir()
     draw = np.random.default_rng(0)
     for batch in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
         pictures = draw.integers(0, 256, (400, 3072), dtype=np.uint8)
         content = {b"data": pictures, b"labels": draw.integers(0, 10, 400).tolist()}
-        (folder / batch).write_bytes(pickle.dumps(content, 2))
+        (folder / "cifar-10-batches-py" / batch).write_bytes(pickle.dumps(content, 2))
     names = {b"label_names": [f"class {label}".encode() for label in range(10)]}
-    (folder / "batches.meta").write_bytes(pickle.dumps(names, 2))
+    (folder / "cifar-10-batches-py" / "batches.meta").write_bytes(pickle.dumps(names, 2))
+    return folder
+
+
+@pytest.fixture
+def desk(data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """Where a page is typed in: an empty folder and an empty module; afterwards all is as it was."""
+    models, datasets = dict(MODELS), dict(DATASETS)
+    module = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    monkeypatch.setenv("KAIROSFL_DATA", str(data_folder))
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield module
+    torch.set_num_threads(1)  # a run chooses its own
+    for registry, before in ((MODELS, models), (DATASETS, datasets)):
+        registry.clear()
+        registry.update(before)  # type: ignore[arg-type]
 
 
 def taken_for_granted(page: str) -> dict[str, Any]:

@@ -151,10 +151,10 @@ def load(path: Path, changes: Sequence[str] = ()) -> tuple[Config, Deploy]:
 
 def model_of(folder: Path) -> Tensor:
     """The model in the newest checkpoint of a run folder: for going on with another algorithm."""
-    states = sorted((folder / "checkpoint").glob("state-*.safetensors"))
-    if not states:
+    done = Folder(folder).rounds_done()
+    if done is None:
         raise UserError(f"deploy.start = '{folder}' is no run folder with a checkpoint.")
-    with safe_open(states[-1], framework="pt") as file:
+    with safe_open(folder / "checkpoint" / f"state-{done:06d}.safetensors", framework="pt") as file:
         x: Tensor = file.get_tensor("x")
         return x
 

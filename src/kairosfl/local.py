@@ -256,7 +256,7 @@ class Trainer:
             return None, 0.0
         began = time.perf_counter()
         draws = stream(brief.seed, "fisher", brief.round, brief.client) if FISHER_SAMPLED in brief.measure else None
-        trace = fisher_trace(self.predict, vector, self._inputs, rows, draws)
+        trace = fisher_trace(self.still, dict(self.layout.views(vector)), self._inputs, rows, draws)
         return trace, time.perf_counter() - began
 
 

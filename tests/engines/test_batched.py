@@ -125,6 +125,7 @@ def _variants(task: Task) -> dict[str, dict[str, object]]:
     def stop(threshold: float, statistic: str, per: str, reference: torch.Tensor | None = None) -> Stop:
         return Stop(column([threshold, threshold, -1.0, threshold], m), statistic, per, reference)
 
+    long = {"epochs": column(5, m, torch.int64), "lr": column(0.05, m)}
     return {
         "plain": {"momentum": column(0.0, m), "weight_decay": column(0.0, m)},
         "starts": {"start": near},
@@ -138,10 +139,10 @@ def _variants(task: Task) -> dict[str, dict[str, object]]:
             "epochs": column([1, 3, 2, 4], m, torch.int64),
         },
         "drop last": {"drop_last": True},
-        "mean": {"stop": stop(0.9999, "mean", "epoch"), "epochs": column(5, m, torch.int64)},
-        "min": {"stop": stop(0.999, "min", "epoch"), "epochs": column(5, m, torch.int64)},
-        "at once": {"stop": stop(0.9999, "mean", "batch"), "epochs": column(5, m, torch.int64)},
-        "own reference": {"stop": stop(0.9, "mean", "epoch", near), "epochs": column(5, m, torch.int64)},
+        "mean": {"stop": stop(0.9999, "mean", "epoch"), **long},
+        "min": {"stop": stop(0.999, "min", "epoch"), **long},
+        "at once": {"stop": stop(0.9999, "mean", "batch"), **long},
+        "own reference": {"stop": stop(0.9, "mean", "epoch", near), **long},
         "contrast": {"contrast": Contrast(mu, 0.5, near)},
         "contrast and stop": {"contrast": Contrast(mu, 0.5, near), "stop": stop(0.999, "min", "batch", near + push)},
         "scores": {"measure": frozenset({"score_before", "score_after", "fisher"})},

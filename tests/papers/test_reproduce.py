@@ -115,6 +115,13 @@ def test_fewer_rounds_are_other_runs_and_the_table_says_so(whole):
     assert [run["rounds"] for run in everything["cells"]["digits-fedavg"]["runs"]] == [6, 6]
 
 
+def test_changes_hold_for_every_run_and_the_table_has_them(tmp_path):
+    changes = ["train.epochs=2", "run.threads=1"]
+    results = reproduce(ITEM, cells=["digits-fedavg"], seeds=1, rounds=1, changes=changes, out=tmp_path, say=str)
+    assert results["cells"]["digits-fedavg"]["config"]["train"]["epochs"] == 2
+    assert table(results)[0]["rounds"] == "1 of 6"
+
+
 def test_nothing_is_measured_when_everything_is_done(whole, monkeypatch):
     out, _, before = whole
     monkeypatch.setattr(experiment, "build_task", None)

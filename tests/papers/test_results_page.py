@@ -109,6 +109,17 @@ def test_results_are_filled_in_several_goes_and_the_longer_run_stays(folder, tmp
     assert len(cells["digits-fedavgm"]["runs"]) == 2
 
 
+def test_runs_of_another_configuration_replace_those_of_a_cell(folder, tmp_path):
+    kept = save(collect([folder / "runs"], ITEM), tmp_path / "results")
+    path = write_run(tmp_path / "other", "digits-fedavg", 5, [0.6])
+    (path / "config.toml").write_text((path / "config.toml").read_text().replace("lr = 0.1", "lr = 0.2"))
+    assert collect([tmp_path / "other"], ITEM)["cells"] == {}
+    save(collect([tmp_path / "other"], ITEM, ["train.lr=0.2"]), tmp_path / "results")
+    cells = read(kept)["cells"]
+    assert [run["seed"] for run in cells["digits-fedavg"]["runs"]] == [5]
+    assert len(cells["digits-fedavgm"]["runs"]) == 2
+
+
 def test_curves_are_thinned_to_a_hundred_points_with_both_ends(tmp_path):
     write_run(tmp_path, "digits-fedavg", 0, [i / 1234 for i in range(1000)], rounds=1000)
     path = save(collect([tmp_path], ITEM), tmp_path)
@@ -143,5 +154,7 @@ def test_wrong_input_is_one_sentence(tmp_path):
     (tmp_path / "broken.json").write_text("{}")
     with pytest.raises(UserError, match=r"broken\.json holds no results; delete it"):
         write_results_page(tmp_path, tmp_path / "page.md")
+    with pytest.raises(UserError, match="None of these runs is a cell of tiny/table1"):
+        save(collect([tmp_path], ITEM), tmp_path)
     with pytest.raises(UserError, match="There is no folder"):
         collect([tmp_path / "nowhere"], ITEM)

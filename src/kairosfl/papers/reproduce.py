@@ -63,7 +63,7 @@ def reproduce(
     else:
         with watch({member.name: member.config.train.rounds for member in runs}) as show:
             sweep(runs, out, command=command, watch=show.begin)
-    return collect([out / member.name for member in runs], item)
+    return collect([out / member.name for member in runs], item, changes)
 
 
 def available(asked: Sequence[Member], say: Callable[[str], None]) -> list[Member]:

@@ -32,12 +32,13 @@ def identity(config: Config) -> dict[str, Any]:
     return whole
 
 
-def collect(folders: Sequence[Path], item: Item) -> Results:
-    """What the runs in these folders say about an item: every run whose configuration is one of its cells.
+def collect(folders: Sequence[Path], item: Item, changes: Sequence[str] = ()) -> Results:
+    """What the runs in these folders say about an item: every run whose configuration, `changes` made, is a cell's.
 
     Of two runs of one cell and seed the longer one counts, and a run that was cut counts as far as it got.
     """
-    cells = {_key(identity(cell.config())): name for name, cell in item.cells.items()}
+    configs = {name: cell.config(changes=changes) for name, cell in item.cells.items()}
+    cells = {_key(identity(config)): name for name, config in configs.items()}
     found: dict[tuple[str, int], tuple[Course, int]] = {}
     for path in _runs(folders):
         config = load(path / "config.toml")
@@ -62,7 +63,7 @@ def collect(folders: Sequence[Path], item: Item) -> Results:
                 "baseline": cell.baseline,
                 "printed": dict(cell.printed),
                 "rounds": cell.config().train.rounds,
-                "config": identity(cell.config()),
+                "config": json.loads(_key(identity(configs[name]))),
                 "runs": [
                     _run(course, seed, item.measures)
                     for (own, seed), (course, _) in sorted(found.items(), key=lambda pair: pair[0][1])
@@ -76,7 +77,12 @@ def collect(folders: Sequence[Path], item: Item) -> Results:
 
 
 def save(results: Results, folder: Path) -> Path:
-    """Put results into their file, beside those that it has: of two runs of one cell and seed the longer one stays."""
+    """Put results into their file, beside those that it has.
+
+    Of two runs of one cell and seed the longer one stays; runs of another configuration of the cell do not.
+    """
+    if not results["cells"]:
+        raise UserError(f"None of these runs is a cell of {results['item']}; its cells are in `kairosfl.papers`.")
     path = folder / f"{results['item'].replace('/', '-')}.json"
     merged = _merge(read(path), results) if path.is_file() else results
     text = json.dumps(plain(merged), indent=1, ensure_ascii=False)
@@ -191,6 +197,8 @@ def _merge(old: Results, new: Results) -> Results:
     """The new item with the runs of both."""
     cells = {**old["cells"], **new["cells"]}
     for name in old["cells"].keys() & new["cells"].keys():
+        if old["cells"][name]["config"] != new["cells"][name]["config"]:
+            continue
         runs: dict[int, dict[str, Any]] = {}
         for run in (*old["cells"][name]["runs"], *new["cells"][name]["runs"]):
             if run["seed"] not in runs or run["rounds"] >= runs[run["seed"]]["rounds"]:

@@ -6,39 +6,42 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.func import grad, vmap
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 # Numbers in the gradients that are held at once: what a processor's cache likes, and what keeps a GPU busy.
 CPU_NUMBERS, GPU_NUMBERS = 1 << 23, 1 << 29
 
 
 def fisher_trace(
-    predict: Callable[[Tensor, Tensor], Tensor],
-    vector: Tensor,
+    model: nn.Module,
+    weights: dict[str, Tensor],
     inputs: Callable[[Tensor], Tensor],
     rows: Tensor,
     draws: np.random.Generator | None = None,
 ) -> float:
-    """Mean over the samples `rows`. Without `draws` the sum over classes is exact; with it one label is drawn a sample.
+    """Mean over the samples `rows` of a model that runs with these weights.
 
-    The classes are taken one after another, so that a sample costs one gradient of memory and not one per class.
+    Without `draws` the sum over the classes is exact; with it one label is drawn for each sample from the model's own
+    distribution. The classes are taken one after another, so that a sample costs one gradient of memory and not one
+    per class, and the gradients by tensor: those of one long vector would each be padded to its whole length.
     """
 
-    def log_likelihood(w: Tensor, sample: Tensor, label: Tensor) -> Tensor:
-        return predict(w, sample[None]).log_softmax(1).gather(1, label[None, None])[0, 0]
+    def log_likelihood(w: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(model, w, (sample[None],))
+        return outputs.log_softmax(1).gather(1, label[None, None])[0, 0]
 
     def square(sample: Tensor, label: Tensor) -> Tensor:
-        slope: Tensor = grad(log_likelihood)(vector, sample, label)
-        return slope @ slope
+        slopes = grad(log_likelihood)(weights, sample, label)
+        return torch.stack([slope.square().sum() for slope in slopes.values()]).sum()
 
     squares = vmap(square)
-    held = CPU_NUMBERS if vector.device.type == "cpu" else GPU_NUMBERS
+    held = CPU_NUMBERS if rows.device.type == "cpu" else GPU_NUMBERS
     total = 0.0
-    for chunk in rows.split(max(1, held // len(vector))):
+    for chunk in rows.split(max(1, held // sum(w.numel() for w in weights.values()))):
         samples = inputs(chunk)
         with torch.no_grad():
-            p = predict(vector, samples).softmax(1)
+            p = functional_call(model, weights, (samples,)).softmax(1)
         if draws is None:
             labels = torch.arange(p.shape[1], device=p.device)
             traces = torch.stack([p[:, label] * squares(samples, label.expand(len(p))) for label in labels])

@@ -60,6 +60,7 @@ class Batched(Evaluator):
         self._fixed = deterministic
         self._limit = slots or (FIXED_SLOTS if deterministic else None)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._alike = {task}
         self._slots: Slots | None = None
         self._waiting: deque[Job] = deque()
         self._done: deque[Ticket] = deque()
@@ -79,6 +80,11 @@ class Batched(Evaluator):
     def start(self) -> Tensor:
         """The model before training, on this engine's device."""
         return self.task.start().to(self.device)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether clients really train side by side; `why` says why not."""
+        return self._work is not None
 
     def evaluate(self, x: Tensor) -> Scores:
         """On the whole test set."""
@@ -140,7 +146,7 @@ class Batched(Evaluator):
 
     def check(self, task: Task) -> None:
         """Refuse a task whose clients cannot train beside those of the engine's own."""
-        if task is self.task:
+        if task in self._alike:
             return
         alike = {
             "model": repr(task.model) == repr(self.task.model) and task.layout == self.task.layout,
@@ -151,6 +157,7 @@ class Batched(Evaluator):
         for what, same in alike.items():
             if not same:
                 raise UserError(f"A task with another {what} cannot share this engine: give it an engine of its own.")
+        self._alike.add(task)
 
     @staticmethod
     def _trial(task: Task) -> Tensor:
@@ -229,23 +236,24 @@ class Batched(Evaluator):
         assert self._slots is not None
         assert self._work is not None
         state, layout = self._slots.state, self._work.stack.frame.layout
-        cohorts: dict[Ticket, list[int]] = {}
-        for slot in slots:
-            job = self._slots.jobs[slot]
-            assert job is not None
-            cohorts.setdefault(job.ticket, []).append(slot)
         at_once = max(1, PASS // layout.width)
-        for ticket, mine in cohorts.items():
-            for begin in range(0, len(mine), at_once):
-                part = mine[begin : begin + at_once]
-                jobs = [job for job in (self._slots.jobs[slot] for slot in part) if job is not None]
-                here, rows = upload(part, self.device), upload([job.row for job in jobs], self.device)
-                w = state.w[here]
-                ticket.take(rows, layout.unpack(w), state.sums[:, here].mT, state.wholes[:, here].mT)
+        for begin in range(0, len(slots), at_once):
+            part = slots[begin : begin + at_once]
+            here = upload(part, self.device)
+            w, sums, wholes = state.w[here], state.sums[:, here].mT, state.wholes[:, here].mT
+            vectors = layout.unpack(w)
+            cohorts: dict[Ticket, list[tuple[int, Job]]] = {}
+            for number, slot in enumerate(part):
+                job = self._slots.jobs[slot]
+                assert job is not None
+                cohorts.setdefault(job.ticket, []).append((number, job))
+            for ticket, mine in cohorts.items():
+                picked = upload([number for number, _ in mine], self.device)
+                rows = upload([job.row for _, job in mine], self.device)
+                ticket.take(rows, vectors[picked], sums[picked], wholes[picked])
                 if SCORE_AFTER in ticket.scores:
-                    ticket.scores[SCORE_AFTER][rows] = scores(self._work, w, [job.mine for job in jobs])
-            ticket.left -= len(mine)
-            if not ticket.left:
-                if self._stream is not None:
-                    ticket.ready = self._stream.record_event()
-                self._done.append(ticket)
+                    ticket.scores[SCORE_AFTER][rows] = scores(self._work, w[picked], [job.mine for _, job in mine])
+                ticket.left -= len(mine)
+                if not ticket.left:
+                    ticket.ready = self._stream.record_event() if self._stream is not None else None
+                    self._done.append(ticket)

@@ -54,7 +54,7 @@ class Slots:
             return
         jobs = [job for job in (self.jobs[slot] for slot in active) if job is not None]
         count = min(self._ahead(job) for job in jobs)
-        kind = reduce(or_, (job.kind for job in jobs))
+        kind = reduce(or_, {job.kind for job in jobs})
         self._run(kind.wide(self._width(active[-1] + 1)), count)
         for job in jobs:
             job.done += count
@@ -95,7 +95,8 @@ class Slots:
         """Let finished clients out and waiting ones in, and close the gaps."""
         finished = [slot for slot, job in enumerate(self.jobs) if job is not None and job.done >= job.limit]
         active = self.active()
-        if finished and (self.waiting or self._shrinks(active, finished) or self._completes(finished)):
+        free = sum(job is None for job in self.jobs)
+        if finished and (free < len(self.waiting) or self._shrinks(active, finished) or self._completes(finished)):
             retire(finished)
             for slot in finished:
                 self.jobs[slot] = None
@@ -133,11 +134,11 @@ class Slots:
     def _load(self, coming: Sequence[tuple[int, Job]]) -> None:
         state = self.state
         jobs = [job for _, job in coming]
-        order = np.zeros((len(jobs), state.length), dtype=np.int64)
+        order = np.zeros((len(jobs), max(len(job.order) for job in jobs)), dtype=np.int64)
         for row, job in enumerate(jobs):
             order[row, : len(job.order)] = job.order
         here = upload([slot for slot, _ in coming], state.device)
-        state.order[here] = upload(order, state.device)
+        state.order[:, : order.shape[1]][here] = upload(order, state.device)
         reals = torch.tensor([job.reals for job in jobs], dtype=state.dtype)
         state.reals[:, here] = upload(reals, state.device).mT
         state.wholes[:, here] = upload(torch.tensor([job.wholes for job in jobs]), state.device).mT
@@ -156,7 +157,7 @@ class Slots:
         """The model-sized rows of some clients of one cohort."""
         state, briefs = self.state, jobs[0].ticket.briefs
         here, rows = upload(slots, state.device), [job.row for job in jobs]
-        needs = reduce(or_, (job.kind for job in jobs)).needs()
+        needs = reduce(or_, {job.kind for job in jobs}).needs()
 
         def chosen(vectors: Tensor) -> Tensor:
             picked = vectors[None] if vectors.ndim == 1 else vectors[upload(rows, vectors.device)]

@@ -1,0 +1,250 @@
+"""The configuration of one experiment: a TOML file, every key with a default, every mistake named."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from kairosfl.errors import UserError, nearest
+from kairosfl.recipe import Recipe
+from kairosfl.rule import Algorithm
+from kairosfl.rules import parse
+from kairosfl.runs import trackers
+from kairosfl.signals import parse_detectors
+from kairosfl.tasks.data import DATASETS
+from kairosfl.tasks.models import MODELS, options
+from kairosfl.tasks.partitions import PARTITIONS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """[data]: the data set and how it is dealt to the clients; options of the loader stand beside these."""
+
+    name: str = "digits"
+    clients: int = 40  # 0 with the natural partition: all there are
+    partition: str = "dirichlet"
+    alpha: float = 0.3
+    minimum: int = 2
+    shards: int = 2
+    balance: bool = False
+    augment: bool = False
+    partition_seed: int = -1  # -1: the seed of the run
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """[model]: the model; its own options stand beside its name."""
+
+    name: str = "mlp"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conduct:
+    """[run]: how the run is carried out and what is written down."""
+
+    engine: str = "auto"
+    device: str = "auto"
+    precision: str = "auto"
+    threads: int = 0  # of torch on the CPU; 0: one for small models, else one per core
+    slots: int = 0  # of the batched engine: clients at once; 0: as many as memory allows
+    deterministic: bool = False  # batched: fixed slots, so that a result does not depend on who trains beside it
+    actors: int = 2  # of the ray engine
+    ray_address: str = ""  # of a Ray cluster; empty: start one here
+    detector: str = "fgn"
+    eval_every: int = 1
+    checkpoint_every: int = 10
+    client_accuracy: bool = False
+    track: tuple[str, ...] = ()  # further places for the metrics: "tensorboard", "mlflow"
+
+
+ENGINES = ("auto", "loop", "batched", "ray")
+PRECISIONS = ("auto", "float32", "tf32", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All of it, resolved."""
+
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    seed: int = 0
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    train: Recipe = field(default_factory=Recipe)
+    run: Conduct = field(default_factory=Conduct)
+
+    def __post_init__(self) -> None:
+        _one_of("data.name", self.data.name, DATASETS)
+        _one_of("data.partition", self.data.partition, PARTITIONS)
+        _one_of("model.name", self.model.name, MODELS)
+        _one_of("run.engine", self.run.engine, ENGINES)
+        _one_of("run.precision", self.run.precision, PRECISIONS)
+        parse_detectors(self.run.detector)
+        trackers.check(self.run.track)
+        for name in ("eval_every", "checkpoint_every"):
+            if getattr(self.run, name) < 1:
+                raise UserError(f"run.{name} = {getattr(self.run, name)} must be 1 or more.")
+        if self.run.threads < 0:
+            raise UserError(f"run.threads = {self.run.threads} must be 1 or more, or 0 to leave the choice.")
+        if self.seed < 0:
+            raise UserError(f"seed = {self.seed} must be 0 or more.")
+        if self.data.clients and self.train.cohort > self.data.clients:
+            raise UserError(
+                f"train.cohort = {self.train.cohort} is more than data.clients = {self.data.clients}; lower it."
+            )
+
+
+SECTIONS = {"data": Data, "model": Model, "train": Recipe, "run": Conduct}
+
+
+def load(path: Path, changes: Sequence[str] = ()) -> Config:
+    """The configuration in a TOML file, with `section.key=value` changes on top."""
+    return resolve(read(path), changes)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"There is no file {path}; give the path of a TOML configuration.") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder; give a TOML file, such as {path}/config.toml.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}.") from None
+
+
+def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> Config:
+    """A configuration from nested tables."""
+    tables = change(tables, changes)
+    known = [each.name for each in dataclasses.fields(Config)]
+    for key in tables:
+        if key not in known:
+            raise UserError(f"Unknown key {key!r}; {nearest(key, known)}")
+    parts: dict[str, Any] = {name: _section(name, cls, tables.get(name, {})) for name, cls in SECTIONS.items()}
+    algorithm = tables.get("algorithm", "fedavg")
+    if not isinstance(algorithm, str | list):
+        raise UserError(f"algorithm = {algorithm!r} must be text like 'fedprox(mu=0.01)', or a list of tables.")
+    seed = _typed("seed", tables.get("seed", 0), int)
+    return Config(algorithm=parse(algorithm), seed=seed, **parts)
+
+
+def change(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """The tables with `section.key=value` changes; a value that is no TOML is text."""
+    changed = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tables.items()}
+    for text in changes:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise UserError(f"--set {text!r} is not of the form section.key=value.")
+        section, dot, key = name.strip().rpartition(".")
+        target = changed.setdefault(section, {}) if dot else changed
+        if not isinstance(target, dict):
+            raise UserError(f"--set {text!r}: {section!r} is no section; sections are {', '.join(SECTIONS)}.")
+        target[key] = _value(value.strip())
+    return changed
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _section(name: str, cls: type, table: Any) -> Any:
+    if not isinstance(table, Mapping):
+        raise UserError(f"{name} = {table!r} must be a section: [{name}] and its keys below.")
+    hints = get_type_hints(cls)
+    fields = {key: hint for key, hint in hints.items() if key != "options"}
+    chosen: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    more = _options(name, table)
+    for key, value in table.items():
+        if key in fields:
+            chosen[key] = _typed(f"{name}.{key}", value, fields[key])
+        elif key in more:
+            extra[key] = value
+        else:
+            raise UserError(f"Unknown key {name}.{key}; {nearest(key, [*fields, *more])}")
+    if "options" in hints:
+        chosen["options"] = extra
+    return cls(**chosen)
+
+
+def _options(section: str, table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Further keys that the chosen data set or model brings along."""
+    if section == "data":
+        name = table.get("name", Data.name)
+        return inspect.signature(DATASETS[name]).parameters if name in DATASETS else {}
+    if section == "model":
+        name = table.get("name", Model.name)
+        return options(name) if name in MODELS else {}
+    return {}
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise UserError(f"{name} = {value!r} must be a list.")
+        return tuple(_typed(name, each, get_args(hint)[0]) for each in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+        raise UserError(f"{name} = {value!r} must be {words.get(hint, hint.__name__)}.")
+    return value
+
+
+def _one_of(name: str, value: str, known: Mapping[str, Any] | Sequence[str]) -> None:
+    if value not in known:
+        raise UserError(f"{name} = {value!r} does not exist; {nearest(value, known)}")
+
+
+def tables(config: Config) -> dict[str, Any]:
+    """The configuration as nested tables, every key written out."""
+    out: dict[str, Any] = {"algorithm": str(config.algorithm), "seed": config.seed}
+    for name in SECTIONS:
+        section = dataclasses.asdict(getattr(config, name))
+        extra = section.pop("options", {})
+        out[name] = section | dict(extra)
+    return out
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def dump(nested: Mapping[str, Any]) -> str:
+    """Tables as TOML: plain values first, then the sections."""
+    lines = [f"{key} = {_toml(value)}" for key, value in nested.items() if not isinstance(value, Mapping)]
+    for name, section in nested.items():
+        if isinstance(section, Mapping):
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in section.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(each) for each in value) + "]"
+    return str(value)

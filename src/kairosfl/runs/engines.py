@@ -1,0 +1,104 @@
+"""Which engine a run uses, and how it is made."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kairosfl.briefs import Briefs, Reports
+from kairosfl.engines.evaluate import Evaluator, Scores
+from kairosfl.engines.loop import Loop
+from kairosfl.errors import UserError
+from kairosfl.runs.config import Config
+from kairosfl.tasks.task import Task
+
+SMALL = 1 << 22  # parameters times samples in a batch below which a second thread costs more than it gains
+
+
+class Engine(Protocol):
+    """What a run needs of an engine."""
+
+    def start(self) -> Tensor:
+        """The model before training, where this engine wants it."""
+        ...
+
+    def train(self, briefs: Briefs) -> Reports:
+        """One report per client that could train."""
+        ...
+
+    def evaluate(self, x: Tensor) -> Scores:
+        """Accuracy and loss on the test set."""
+        ...
+
+    def evaluate_clients(self, x: Tensor) -> np.ndarray:
+        """Every client's accuracy."""
+        ...
+
+
+def settle(config: Config, task: Task) -> Config:
+    """The configuration with `auto` replaced by what this machine has; torch set to its threads."""
+    device = config.run.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise UserError(f"run.device = {device!r} is not on this machine; use 'cpu' or 'auto'.") from None
+    small = task.layout.size * config.train.batch_size < SMALL
+    threads = config.run.threads or (1 if small else os.cpu_count() or 1)
+    torch.set_num_threads(threads)
+    engine, precision = config.run.engine, config.run.precision
+    if engine == "auto":
+        from kairosfl.engines.auto import pick
+
+        engine = pick(task, config.train, torch.device(device))
+    if precision == "auto":
+        precision = "tf32" if device.startswith("cuda") and engine == "batched" else "float32"
+    settled = replace(config.run, device=device, engine=engine, precision=precision, threads=threads)
+    return replace(config, run=settled)
+
+
+def build_engine(config: Config, task: Task) -> Engine:
+    """The engine that a settled configuration names."""
+    if config.run.engine == "batched":
+        from kairosfl.engines.batched import Batched
+
+        return Batched(
+            task,
+            config.run.device,
+            precision=config.run.precision,
+            slots=config.run.slots or None,
+            deterministic=config.run.deterministic,
+        )
+    if config.run.engine == "ray":
+        from kairosfl.engines.ray import Ray
+
+        return Ray(
+            task,
+            actors=config.run.actors,
+            address=config.run.ray_address or None,
+            device=config.run.device,
+            gpus=1.0 if config.run.device.startswith("cuda") else 0.0,
+            threads=config.run.threads,
+        )
+    return Loop(task, config.run.device, precision=config.run.precision)
+
+
+class Seat(Evaluator):
+    """One run's place on an engine that it shares: its own clients and start, the engine's model and test set."""
+
+    def __init__(self, engine: Evaluator, task: Task) -> None:
+        super().__init__(task, engine.device, engine.predict, engine.test)
+
+    def start(self) -> Tensor:
+        """The run's own model before training."""
+        return self.task.start().to(self.device)
+
+    def train(self, briefs: Briefs) -> Reports:
+        """Never called: the sweep submits the briefs of all runs together."""
+        raise UserError("A run of a shared engine trains with the others; use Batched.submit.")

@@ -1,0 +1,76 @@
+"""Files that are either whole or not there: written to a temporary name, flushed, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from kairosfl.errors import UserError
+
+
+def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
+    """Put a whole file at `path`: text, bytes, or what a function writes at the temporary path it is given."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if callable(make):
+            make(temporary)
+        else:
+            temporary.write_bytes(make.encode() if isinstance(make, str) else make)
+        with temporary.open("rb+") as handle:
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise UserError(
+            f"Cannot write {path}: {error.strerror or error}; free the disk or choose another --out."
+        ) from None
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: NaN and infinity become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A whole JSON file."""
+    write(path, json.dumps(plain(value), indent=1) + "\n")
+
+
+def append_json(path: Path, value: Any) -> None:
+    """One more line of a JSON-lines file, on disk when this returns."""
+    try:
+        with path.open("a", encoding="utf-8") as handle:
+            handle.write(json.dumps(plain(value)) + "\n")
+    except OSError as error:
+        raise UserError(f"Cannot write {path}: {error.strerror or error}; free the disk, then resume.") from None
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON-lines file up to the first line that is not whole."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as handle:
+        for line in handle:
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                return
+
+
+def cut_lines(path: Path, rounds: int) -> None:
+    """Drop the lines of rounds after `rounds`, and a broken one."""
+    kept = [row for row in read_lines(path) if row["round"] <= rounds]
+    write(path, "".join(json.dumps(row) + "\n" for row in kept))

@@ -1,0 +1,136 @@
+"""What is written down about a round and about a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kairosfl.engines.evaluate import Scores
+from kairosfl.round import Run
+from kairosfl.tasks.task import Task
+
+NUMBERS_UP = 6  # n, steps, epochs, loss, grad_sq, seconds: what a report holds beside the update
+NUMBERS_DOWN = 10
+NUMBER_BYTES = 8
+PICTURED_CLIENTS = 2000
+
+
+def row(run: Run, task: Task, scores: Scores | None, own: np.ndarray | None, seconds: float) -> dict[str, Any]:
+    """One line of metrics.jsonl."""
+    record, signals = run.record, run.signals
+    assert record is not None
+    reports = record.reports
+    vector = task.layout.size * run.x.element_size()
+    measured = (
+        0
+        if reports is None
+        else sum(getattr(reports, name) is not None for name in ("similarity", "score_before", "score_after", "fisher"))
+    )
+    return {
+        "round": run.round,
+        "accuracy": scores.accuracy if scores else None,
+        "loss": scores.loss if scores else None,
+        "train_loss": float(record.weights @ reports.loss) if reports else None,
+        "cohort": record.asked,
+        "reported": len(record.ids),
+        "rejected": len(record.rejected),
+        "critical": signals.critical,
+        "fgn": signals.fgn,
+        "fisher": signals.fisher,
+        "elud": signals.elud,
+        "coherence": signals.coherence,
+        "consensus": record.consensus,
+        "epochs": float(reports.epochs.mean()) if reports else 0.0,
+        "epochs_total": float(reports.epochs.sum()) if reports else 0.0,
+        "steps": int(reports.steps.sum()) if reports else 0,
+        "bytes_down": record.asked * (record.vectors_down * vector + NUMBERS_DOWN * NUMBER_BYTES),
+        "bytes_up": len(record.ids) * (vector + (NUMBERS_UP + measured) * NUMBER_BYTES),
+        "lr": record.lr,
+        "fisher_seconds": reports.fisher_seconds if reports and signals.fisher == signals.fisher else None,
+        "client_accuracy_mean": float(np.nanmean(own)) if own is not None else None,
+        "client_accuracy_worst": worst_tenth(own) if own is not None else None,
+        "seconds": seconds,
+    }
+
+
+def worst_tenth(accuracy: np.ndarray) -> float:
+    """Mean accuracy of the tenth of the clients for which the model works worst."""
+    known = np.sort(accuracy[~np.isnan(accuracy)])
+    return float(known[: max(1, len(known) // 10)].mean())
+
+
+def clients_row(run: Run) -> dict[str, Any]:
+    """One line of clients.jsonl."""
+    record = run.record
+    assert record is not None
+    reports = record.reports
+    line: dict[str, Any] = {"round": run.round, "ids": record.ids.tolist(), "rejected": list(record.rejected)}
+    if reports is None:
+        return line
+    score = reports.score_after if reports.score_after is not None else reports.score_before
+    return line | {
+        "n": reports.n.tolist(),
+        "weights": record.weights.tolist(),
+        "epochs": reports.epochs.tolist(),
+        "steps": reports.steps.tolist(),
+        "loss": reports.loss.tolist(),
+        "similarity": None if reports.similarity is None else reports.similarity.tolist(),
+        "score": None if score is None else score.tolist(),
+        "lambda": _lambda(run),
+    }
+
+
+def _lambda(run: Run) -> dict[str, float] | None:
+    """The weights of a rule that combines every stored row, by client."""
+    for slot, table in zip(run.slots, run.tables, strict=True):
+        if "lambda" in slot and len(slot["lambda"]) == len(table):
+            values = slot["lambda"].tolist()
+            return {str(client): value for client, value in zip(table.ids, values, strict=True) if value > 1e-6}
+    return None
+
+
+def partition_note(task: Task) -> dict[str, Any]:
+    """Sizes and, for a population that can be drawn, the label counts of every client."""
+    clients, dataset = task.clients, task.dataset
+    counts = None
+    if len(clients) <= PICTURED_CLIENTS and dataset.classes <= 1000:
+        owner = np.repeat(np.arange(len(clients)), clients.sizes)
+        pairs = owner * dataset.classes + dataset.train.targets.numpy()[clients.order]
+        counts = np.bincount(pairs, minlength=len(clients) * dataset.classes).reshape(len(clients), -1).tolist()
+    return {
+        "clients": len(clients),
+        "classes": dataset.classes,
+        "labels": list(dataset.labels),
+        "sizes": clients.sizes.tolist() if len(clients) <= 100_000 else None,
+        "counts": counts,
+    }
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run in one object, from its lines of metrics."""
+    scored = [row for row in rows if row["accuracy"] is not None]
+    best = max(scored, key=lambda row: row["accuracy"], default=None)
+    tenth = scored[-max(1, len(scored) // 10) :]
+    return {
+        "rounds": rows[-1]["round"] if rows else 0,
+        "accuracy": scored[-1]["accuracy"] if scored else None,
+        "loss": scored[-1]["loss"] if scored else None,
+        "best_accuracy": best["accuracy"] if best else None,
+        "best_round": best["round"] if best else None,
+        "last_tenth_accuracy": float(np.mean([row["accuracy"] for row in tenth])) if tenth else None,
+        "bytes_down": sum(row["bytes_down"] for row in rows),
+        "bytes_up": sum(row["bytes_up"] for row in rows),
+        "average_cohort": float(np.mean([row["cohort"] for row in rows])) if rows else None,
+        "epochs_total": sum(row["epochs_total"] for row in rows),
+        "steps": sum(row["steps"] for row in rows),
+        "elud_mean": _mean([row["elud"] for row in rows]),
+        "critical_rounds": sum(row["critical"] for row in rows),
+        "rejected": sum(row["rejected"] for row in rows),
+        "seconds": sum(row["seconds"] for row in rows),
+    }
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None

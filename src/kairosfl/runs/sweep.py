@@ -1,0 +1,144 @@
+"""Sweeps: one configuration with lists for some keys, every combination a run of its own folder.
+
+    [sweep]
+    seed = [0, 1, 2]
+    algorithm = ["fedavg", "scaffold"]
+    data.alpha = [0.1, 0.5]
+
+A sweep that is started again in the same folder goes on where it was: finished runs are left alone, begun ones resume.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kairosfl.errors import UserError, nearest
+from kairosfl.runs import experiment
+from kairosfl.runs.config import SECTIONS, Config, flatten, resolve
+from kairosfl.runs.engines import Engine, Seat, build_engine, settle
+from kairosfl.runs.experiment import Folder
+from kairosfl.runs.files import write_json
+from kairosfl.tasks.task import Task
+
+Watch = Callable[[str, int], experiment.Notify]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a sweep."""
+
+    name: str
+    settings: Mapping[str, Any]
+    config: Config
+
+
+def expand(tables: Mapping[str, Any]) -> list[Member]:
+    """Every combination of the lists under [sweep], in the order in which they are written."""
+    rest = {key: value for key, value in tables.items() if key != "sweep"}
+    lists = flatten(tables.get("sweep", {}))
+    for key, values in lists.items():
+        if not isinstance(values, list) or not values:
+            raise UserError(f"sweep.{key} = {values!r} must be a list of values to try.")
+        section = key.partition(".")[0]
+        if section not in {"algorithm", "seed", *SECTIONS}:
+            raise UserError(f"Unknown key sweep.{key}; {nearest(section, ['algorithm', 'seed', *SECTIONS])}")
+    members: list[Member] = []
+    for values in itertools.product(*lists.values()):
+        settings = dict(zip(lists, values, strict=True))
+        name = "-".join(_short(key, value) for key, value in settings.items()) or "run"
+        taken = sum(member.name == name or member.name.startswith(f"{name}~") for member in members)
+        members.append(Member(f"{name}~{taken + 1}" if taken else name, settings, resolve(_with(rest, settings))))
+    return members
+
+
+def sweep(members: list[Member], out: Path, *, command: str = "", watch: Watch | None = None) -> dict[str, Any]:
+    """Run all members under `out`, those with the batched engine together; their summaries by name.
+
+    `watch` is told of each run with the rounds it has done, and gives a listener for its metrics.
+    """
+    listed = [{"name": m.name, "path": m.name, "settings": dict(m.settings)} for m in members]
+    write_json(out / "sweep.json", {"runs": listed})
+    summaries: dict[str, Any] = {}
+    together: dict[str, list[_Open]] = {}
+    for member in members:
+        folder = Folder(out / member.name)
+        notify = watch(member.name, folder.rounds_done() or 0) if watch else None
+        if folder.finished():
+            summaries[member.name] = folder.summary()
+            continue
+        begun = (folder.path / "config.toml").is_file()
+        config = folder.config() if begun else member.config
+        task = experiment.build_task(config)
+        kind = repr((config.data.name, config.data.options, config.data.augment, config.model, config.run))
+        same = together.get(kind)
+        config = replace(config, run=same[0].config.run) if same else settle(config, task)
+        opened = _Open(member.name, config, task, folder, begun, notify)
+        if config.run.engine == "batched":
+            together.setdefault(kind, []).append(opened)
+        else:
+            engine = build_engine(config, task)
+            summaries[member.name] = experiment.conduct(opened.course(engine, command), engine)
+    for group in together.values():
+        summaries |= _share(group, command)
+    return {member.name: summaries[member.name] for member in members}
+
+
+@dataclass
+class _Open:
+    """A run that is to be carried out."""
+
+    name: str
+    config: Config
+    task: Task
+    folder: Folder
+    begun: bool
+    notify: experiment.Notify | None
+
+    def course(self, engine: Engine, command: str) -> experiment.Course:
+        if self.begun:
+            return experiment.reopen(self.config, self.task, engine, self.folder, notify=self.notify)
+        return experiment.begin(self.config, self.task, engine, self.folder, command=command, notify=self.notify)
+
+
+def _share(group: list[_Open], command: str) -> dict[str, Any]:
+    """Runs on one batched engine: the clients of all of them wait in one queue for its slots."""
+    from kairosfl.engines.batched import Batched
+
+    first = group[0]
+    engine = build_engine(first.config, first.task)
+    assert isinstance(engine, Batched)
+    courses = {run.name: run.course(Seat(engine, run.task), command) for run in group}
+    tasks = {run.name: run.task for run in group}
+    summaries: dict[str, Any] = {}
+    try:
+        training = {engine.submit(tasks[name], next(course)): name for name, course in courses.items()}
+        while training:
+            ticket = engine.collect()
+            name = training.pop(ticket)
+            try:
+                training[engine.submit(tasks[name], courses[name].send(ticket.reports()))] = name
+            except StopIteration as end:
+                summaries[name] = end.value
+    finally:
+        for course in courses.values():
+            course.close()
+    return summaries
+
+
+def _with(tables: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    changed = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tables.items()}
+    for name, value in settings.items():
+        section, dot, key = name.rpartition(".")
+        (changed.setdefault(section, {}) if dot else changed)[key] = value
+    return changed
+
+
+def _short(key: str, value: Any) -> str:
+    """A piece of a folder name: `scaffold`, `seed0`, `alpha0.1`."""
+    text = re.sub(r"[^A-Za-z0-9.+_]+", "_", str(value).replace(" ", "")).strip("_")[:60]
+    return text if key == "algorithm" else key.rpartition(".")[2] + text

@@ -1,0 +1,192 @@
+"""What the batched engine does with models that it cannot stack, and with memory that runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from test_batched import assert_equal, make_briefs, make_task, named
+from torch import Tensor, nn
+
+from kairosfl.engines import auto
+from kairosfl.engines.batched import Batched
+from kairosfl.engines.batched.rows import ALIGN, RowLayout
+from kairosfl.engines.batched.slots import widths
+from kairosfl.engines.loop import Loop
+from kairosfl.recipe import Recipe
+from kairosfl.tasks.task import Task
+from kairosfl.tasks.vector import Layout
+
+SHAPE = (2, 6, 6)
+
+
+class OwnParameter(nn.Module):
+    """Uses a parameter outside any layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.linspace(-1, 1, 72))
+        self.out = nn.Linear(72, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x.flatten(1) + self.shift)
+
+
+class Branches(nn.Module):
+    """Decides in Python by the values of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(72, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.out(x.flatten(1))
+        return y * 2 if float(y.detach().abs().max()) > 1e9 else y
+
+
+class BatchStatistics(nn.Module):
+    """Normalises with the mean of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(72, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.out(x - x.mean(0))
+
+
+class Twice(nn.Module):
+    """Uses one layer twice, and ties the weights of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3, padding=1)
+        self.norm = nn.GroupNorm(1, 2)
+        self.first, self.second = nn.Linear(72, 72), nn.Linear(72, 72)
+        self.second.weight = self.first.weight
+        self.out = nn.Linear(72, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(F.relu(self.conv(self.norm(self.conv(x))))).flatten(1)
+        return self.out(torch.tanh(self.second(F.gelu(self.first(self.first(x))))))
+
+
+class Grouped(nn.Module):
+    """Grouped, dilated and strided convolutions, poolings and norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=2, dilation=2, groups=2, bias=False),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(4, 6, (1, 2), stride=(1, 2)),
+            nn.GELU(),
+            nn.AvgPool2d((3, 1)),
+            nn.Flatten(),
+            nn.LayerNorm(6),
+            nn.Linear(6, 3),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+def _task(model: nn.Module) -> Task:
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(0)
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return make_task(model.double(), SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (Twice, "stacked layer by layer"),
+        (Grouped, "stacked layer by layer"),
+        (OwnParameter, "stacked by vmap: it uses 'shift' outside a layer"),
+        (BatchStatistics, "one client after another: the samples of a batch change each other's outputs"),
+        (Branches, "one client after another: vmap fails on it"),
+    ],
+)
+def test_every_model_runs_somehow_and_the_engine_says_how(make: Callable[[], nn.Module], why: str) -> None:
+    task = _task(make())
+    engine = Batched(task)
+    assert engine.why.startswith(why)
+    assert engine.stacks == engine.why.startswith("stacked")
+    assert_equal(engine.train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-10)
+
+
+def test_a_dropout_that_cannot_be_stacked_runs_one_client_after_another() -> None:
+    task = _task(nn.Sequential(nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(72, 3)))
+    engine = Batched(task)
+    assert engine.why.startswith("one client after another: it has a Dropout2d")
+    assert_equal(engine.train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-10)
+
+
+def test_memory_that_runs_out_halves_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kairosfl.engines.batched import graphs
+
+    task = named("mlp")
+    engine, step, seen = Batched(task), graphs.step, []
+
+    def greedy(work: object, state: object, kind: object) -> None:
+        seen.append(kind.width)  # type: ignore[attr-defined]
+        if kind.width > 1:  # type: ignore[attr-defined]
+            raise torch.OutOfMemoryError("too much")
+        step(work, state, kind)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(graphs, "step", greedy)
+    assert_equal(engine.train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-10)
+    assert seen[:3] == [4, 2, 1]
+
+
+def test_slots_grow_with_the_cohort() -> None:
+    task = named("mlp")
+    engine = Batched(task)
+    few = make_briefs(task).take(torch.tensor([1]))
+    engine.train(few)
+    assert_equal(engine.train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-10)
+
+
+def test_widths_waste_little() -> None:
+    assert widths(1) == [1]
+    assert widths(10) == [1, 2, 3, 4, 5, 6, 7, 8, 10]
+    assert widths(80) == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80]
+
+
+def test_rows_are_aligned_and_come_back_as_they_were() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 5, (2, 4)), nn.Flatten(), nn.Linear(7, 2))
+    rows = RowLayout.of(Layout.of(model))
+    vectors = torch.arange(2 * Layout.of(model).size, dtype=torch.float32).view(2, -1)
+    packed = rows.pack(vectors)
+    assert all(place.offset % ALIGN == 0 for place in rows.places)
+    assert packed.shape == (2, rows.width)
+    assert torch.equal(rows.unpack(packed), vectors)
+    assert torch.equal(rows.natural(packed, 0)[1], vectors[1, :120].view(5, 3, 2, 4))
+    assert rows.ranges(frozenset({1})) == [(0, 128), (160, 224)]
+
+
+def test_auto_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = named("mlp")
+    recipe = Recipe(cohort=4, batch_size=8)
+    asked, times = [], {}
+
+    def seconds(engine: object, briefs: object) -> float:
+        asked.append(type(engine))
+        return times[type(engine)]
+
+    monkeypatch.setattr(auto, "_seconds", seconds)
+    for batched, loop, wanted in ((1.0, 2.0, "batched"), (1.0, 1.0, "loop"), (2.0, 1.0, "loop")):
+        times |= {Batched: batched, Loop: loop}
+        assert auto.pick(task, recipe, torch.device("cpu")) == wanted
+    assert asked == [Batched, Loop] * 3
+    assert auto.pick(_task(BatchStatistics()), recipe, torch.device("cpu")) == "loop"
+    monkeypatch.undo()
+    assert auto.pick(task, recipe, torch.device("cpu")) in ("batched", "loop")
+    assert np.array_equal(auto._trial(task, Recipe(cohort=2, batch_size=1)).clients.sizes, [2, 2])

@@ -1,0 +1,192 @@
+"""Deployment without processes: the app that is written, certificates, settings, and a server that survives."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flower_grid import FakeGrid, Node
+from flwr.app import Message
+
+from kairosfl import deploy
+from kairosfl.engines.flower import roster, server
+from kairosfl.engines.flower.client import client_app
+from kairosfl.engines.flower.wire import Packing
+from kairosfl.errors import UserError
+from kairosfl.runs.experiment import build_task, start
+from kairosfl.tasks.task import Task
+
+CONFIG = """\
+algorithm = "scaffold + pa3fed"
+seed = 1
+[data]
+name = "digits"
+clients = 6
+[model]
+name = "mlp"
+hidden = [8]
+[train]
+rounds = 4
+cohort = 3
+epochs = 1
+[run]
+checkpoint_every = 1
+threads = 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(server, "POLL", (0.001, 0.002))
+    monkeypatch.setattr(roster, "PAUSE", 0.0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "run.toml").write_text(CONFIG)
+    return tmp_path / "run.toml"
+
+
+@pytest.fixture
+def task(config: Path) -> Task:
+    return build_task(deploy.load(config)[0])
+
+
+def grid_of(task: Task) -> FakeGrid:
+    return FakeGrid({9 + i: Node(bytes([i]), client_app(lambda _: task), str(i)) for i in range(6)})
+
+
+def test_served_like_the_loop_engine(config: Path, task: Task, tmp_path: Path) -> None:
+    summary = deploy.serve(grid_of(task), lambda _: task, config, tmp_path / "served")
+    start(deploy.load(config, ["run.engine=loop"])[0], tmp_path / "loop")
+    assert summary["rounds"] == 4
+    assert torch.equal(deploy.model_of(tmp_path / "served"), deploy.model_of(tmp_path / "loop"))
+    about = json.loads((tmp_path / "served" / "run.json").read_text())
+    assert about["engine"] == "flower"
+    assert about["clients"] == 6
+    assert deploy.serve(FakeGrid({}), lambda _: task, config, tmp_path / "served") == summary  # it is over
+
+
+class Stopped(BaseException):
+    """As if the process had been killed."""
+
+
+def test_a_server_that_is_stopped_goes_on(config: Path, task: Task, tmp_path: Path) -> None:
+    class Failing(FakeGrid):
+        def push_messages(self, messages: list[Message]) -> list[str]:
+            if messages[0].metadata.group_id == "3":
+                raise Stopped
+            return super().push_messages(messages)
+
+    with pytest.raises(Stopped):
+        deploy.serve(Failing(grid_of(task).nodes), lambda _: task, config, tmp_path / "run")
+    deploy.serve(grid_of(task), lambda _: task, config, tmp_path / "run")
+    deploy.serve(grid_of(task), lambda _: task, config, tmp_path / "whole")
+    assert torch.equal(deploy.model_of(tmp_path / "run"), deploy.model_of(tmp_path / "whole"))
+    log = (tmp_path / "run" / "log.txt").read_text().splitlines()
+    assert "resumed after round 2" in log
+
+
+def test_another_algorithm_goes_on_from_a_model(config: Path, task: Task, tmp_path: Path) -> None:
+    deploy.serve(grid_of(task), lambda _: task, config, tmp_path / "first")
+    text = CONFIG.replace("scaffold + pa3fed", "fedyogi") + f'[deploy]\nstart = "{tmp_path / "first"}"\nover = 0.5\n'
+    config.write_text(text.replace("rounds = 4", "rounds = 1"))
+    deploy.serve(grid_of(task), lambda _: task, config, tmp_path / "second")
+    row = json.loads((tmp_path / "second" / "metrics.jsonl").read_text())
+    assert (row["cohort"], row["reported"]) == (5, 4)  # 3 and a half on top asked; ceil(5 / 1.5) needed
+    first, second = deploy.model_of(tmp_path / "first"), deploy.model_of(tmp_path / "second")
+    begun = torch.linalg.vector_norm(second - first)
+    assert begun < torch.linalg.vector_norm(second - task.start())
+    with pytest.raises(UserError, match=r"deploy\.start = .* is no run folder with a checkpoint\."):
+        deploy.model_of(tmp_path)
+
+
+def test_a_server_without_the_clients_data(config: Path, task: Task, tmp_path: Path) -> None:
+    config.write_text(CONFIG.partition("[data]")[0] + "[train]\nrounds = 1\ncohort = 50\n[deploy]\nclients = 60\n")
+    grid = grid_of(task)
+    grid.nodes = {1: Node(b"k", client_app(lambda _: task), "0-59")}
+    deploy.serve(grid, lambda _: task, config, tmp_path / "run")
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert about["clients"] == 60
+    config.write_text(config.read_text() + "[run]\nclient_accuracy = true\n")
+    with pytest.raises(UserError, match=r"run\.client_accuracy = true needs the clients' data"):
+        deploy.serve(grid, lambda _: task, config, tmp_path / "other")
+
+
+def test_the_deploy_section() -> None:
+    given = deploy.Deploy.of({"clients": 5, "deadline": 30, "update": "float16", "keep": 0.5, "max_norm": 7.0})
+    settings = given.settings()
+    assert (given.clients, settings.deadline, settings.quorum) == (5, 30.0, 0.5)
+    assert settings.packing == Packing("float16", 0.5)
+    assert settings.trust.max_norm == 7.0
+    with pytest.raises(UserError, match=r"Unknown key deploy\.dedline; did you mean 'deadline'\?"):
+        deploy.Deploy.of({"dedline": 3})
+    for table in ({"clients": 1.5}, {"clients": True}, {"deadline": "soon"}, {"deadline": True}, {"start": 3}):
+        with pytest.raises(UserError, match=r"deploy\.\w+ = .* must be of type"):
+            deploy.Deploy.of(table)
+
+
+def test_a_new_app(tmp_path: Path) -> None:
+    written = deploy.new(tmp_path / "My Project")
+    assert sorted(str(path.relative_to(tmp_path / "My Project")) for path in written) == [
+        "README.md",
+        "app/federation/__init__.py",
+        "app/federation/client.py",
+        "app/federation/server.py",
+        "app/federation/task.py",
+        "app/pyproject.toml",
+        "run.toml",
+    ]
+    config, section = deploy.load(tmp_path / "My Project" / "run.toml")
+    assert (config.train.rounds, config.data.clients, section.clients) == (20, 4, 4)
+    check = "import federation.client, federation.server; print(federation.server.task(2).layout.size)"
+    done = subprocess.run(
+        [sys.executable, "-c", check], cwd=tmp_path / "My Project" / "app", capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "82", done.stderr
+    with pytest.raises(UserError, match=r"is not empty; name a new one\."):
+        deploy.new(tmp_path / "My Project")
+
+
+def test_certificates(tmp_path: Path) -> None:
+    written = deploy.certs(tmp_path / "certs", nodes=2, hosts=("fl.example.org", "10.0.0.1"))
+    assert [path.name for path in written] == [
+        "ca.crt",
+        "node-0",
+        "node-0.pub",
+        "node-1",
+        "node-1.pub",
+        "roster.json",
+        "server.key",
+        "server.pem",
+    ]
+    for path in written:
+        secret = path.name in ("node-0", "node-1", "server.key")
+        assert stat.S_IMODE(path.stat().st_mode) == (0o600 if secret else 0o644), path
+    ca = x509.load_pem_x509_certificate((tmp_path / "certs" / "ca.crt").read_bytes())
+    server_certificate = x509.load_pem_x509_certificate((tmp_path / "certs" / "server.pem").read_bytes())
+    server_certificate.verify_directly_issued_by(ca)
+    names = server_certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1"]
+    private = load_ssh_private_key((tmp_path / "certs" / "node-1").read_bytes(), password=None)
+    public = load_ssh_public_key((tmp_path / "certs" / "node-1.pub").read_bytes())
+    assert private.public_key() == public
+    bound = json.loads((tmp_path / "certs" / "roster.json").read_text())
+    assert len(set(bound.values())) == len(bound) == 2
+    with pytest.raises(UserError, match="keys are never overwritten"):
+        deploy.certs(tmp_path / "certs", nodes=2)
+    with pytest.raises(UserError, match="--nodes 0 must be 1 or more"):
+        deploy.certs(tmp_path / "more", nodes=0)

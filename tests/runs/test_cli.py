@@ -1,0 +1,142 @@
+"""The command as a stranger uses it: wrong input is one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kairosfl.cli import app
+
+SMALL = ["--set", "data.clients=10", "--set", "train.cohort=3", "--set", "train.rounds=2", "--quiet"]
+
+
+def call(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def refused(result, *parts):
+    assert result.exit_code == 2, result.output
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    assert len(lines) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    for part in parts:
+        assert part in lines[0], lines[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ("data.nmae=3", ["data.nmae", "'name'"]),
+        ("trian.lr=0.1", ["trian", "'train'"]),
+        ("train.learning_rate=0.1", ["train.learning_rate"]),
+        ("train.lr=fast", ["train.lr", "'fast'", "number"]),
+        ("train.lr=0", ["train.lr", "above 0"]),
+        ("train.rounds=2.5", ["train.rounds", "2.5", "whole number"]),
+        ("train.rounds=0", ["train.rounds", "1 or more"]),
+        ("train.cohort=41", ["train.cohort = 41", "data.clients = 40"]),
+        ("train.schedule=linear", ["train.schedule", "cosine"]),
+        ("train.momentum=1", ["train.momentum", "below 1"]),
+        ("data.alpha=-1", ["data.alpha", "-1"]),
+        ("data.clients=100000", ["data.clients", "100000"]),
+        ("data.name=digit", ["data.name", "'digits'"]),
+        ("data.partition=dirichelt", ["data.partition", "'dirichlet'"]),
+        ("data.partition=natural", ["natural", "digits"]),
+        ("model.name=mpl", ["model.name", "'mlp'"]),
+        ("model.hiden=[3]", ["model.hiden", "'hidden'"]),
+        ("model.hidden=[true]", ["model.hidden"]),
+        ("algorithm=fedporx", ["fedporx", "'fedprox'"]),
+        ("algorithm=fedprox(nu=1)", ["nu", "'mu'"]),
+        ("algorithm=fedprox(mu=-1)", ["mu", "-1"]),
+        ("algorithm=fedprox(mu='a')", ["mu", "number"]),
+        ("algorithm=fedprox+", ["cannot be read"]),
+        ("algorithm=fedprox+fedprox", ["twice"]),
+        ("algorithm=fedcl.relased()", ["relased", "'released'"]),
+        ("algorithm=no.such.Rule()", ["no.such.Rule", "imported"]),
+        ("algorithm=3", ["algorithm = 3"]),
+        ("run.detector=fng", ["fng", "'fgn'"]),
+        ("run.engine=lop", ["run.engine", "'loop'"]),
+        ("run.device=tpu", ["run.device", "'tpu'"]),
+        ("run.eval_every=0", ["run.eval_every", "1 or more"]),
+        ("seed=-1", ["seed", "-1"]),
+        ("seed=true", ["seed", "whole number"]),
+        ("lr", ["section.key=value"]),
+        ("data=3", ["data"]),
+    ],
+)
+def test_a_wrong_key_or_value(change, parts, tmp_path):
+    refused(call("run", "--set", change, "--out", tmp_path / "run"), *parts)
+
+
+def test_wrong_files(tmp_path):
+    refused(call("run", tmp_path / "none.toml", "--out", tmp_path / "run"), "none.toml", "no file")
+    refused(call("run", tmp_path, "--out", tmp_path / "run"), "folder")
+    (tmp_path / "bad.toml").write_text("algorithm = ")
+    refused(call("run", tmp_path / "bad.toml", "--out", tmp_path / "run"), "not valid TOML")
+    (tmp_path / "latin.toml").write_bytes(b'algorithm = "\xe9"')
+    refused(call("run", tmp_path / "latin.toml", "--out", tmp_path / "run"), "not valid TOML")
+    refused(call("resume", tmp_path), "no run folder")
+    refused(call("resume", tmp_path / "nowhere"), "no run folder")
+    refused(call("run", *SMALL, "--out", tmp_path), "not empty")
+    (tmp_path / "file").write_text("")
+    refused(call("run", *SMALL, "--out", tmp_path / "file" / "run"), "Cannot write")
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    from kairosfl.runs import files
+
+    whole = Path.replace
+
+    def full(self, target):
+        if "state-000002" in str(target):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole(self, target)
+
+    monkeypatch.setattr(files.Path, "replace", full)
+    refused(call("run", *SMALL, "--out", tmp_path / "run"), "state-000002", "No space left on device")
+    monkeypatch.undo()
+    assert not list((tmp_path / "run").rglob("*.part"))
+    assert call("resume", tmp_path / "run", "--quiet").exit_code == 0
+
+
+def test_a_run_and_its_json(tmp_path):
+    result = call("run", *SMALL, "--json", "--out", tmp_path / "run")
+    assert result.exit_code == 0
+    summary = json.loads(result.stdout)
+    assert summary["rounds"] == 2
+    assert 0 <= summary["accuracy"] <= 1
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    named = "round accuracy loss cohort reported rejected critical fgn elud epochs steps bytes_down bytes_up seconds"
+    assert set(named.split()) <= rows[0].keys()
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert about["seed"] == 0
+    assert about["algorithm"] == "fedavg"
+
+
+def test_per_client_accuracy_on_request(tmp_path):
+    call("run", *SMALL, "--set", "run.client_accuracy=true", "--out", tmp_path / "run")
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert 0 <= row["client_accuracy_worst"] <= row["client_accuracy_mean"] <= 1
+
+
+@pytest.mark.parametrize("what", ["rules", "data", "models", "partitions", "detectors"])
+def test_lists(what):
+    plain, structured = call("list", what), call("list", what, "--json")
+    assert plain.exit_code == structured.exit_code == 0
+    assert all(name in plain.stdout for name in json.loads(structured.stdout))
+
+
+def test_help_imports_no_torch_and_a_wrong_option_is_exit_2():
+    code = "import sys; from kairosfl.cli import app\n"
+    code += "app(['--help'], standalone_mode=False)\n"
+    code += "assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "resume" in done.stdout
+    assert call("run", "--nonsense").exit_code == 2
+    assert "kairosfl 0." in call("--version").stdout

@@ -1,0 +1,131 @@
+"""Runs are functions of their configuration: twice the same bits, whatever was killed or in which order it ran."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kairosfl.runs import engines, experiment
+from kairosfl.runs.config import load, resolve
+from kairosfl.runs.files import read_lines
+
+TABLES = {
+    "algorithm": "scaffold + fedcl + pa3fed + fedavgm",
+    "data": {"clients": 24, "alpha": 0.3},
+    "model": {"hidden": [16]},
+    "train": {"rounds": 24, "cohort": 4, "batch_size": 16, "momentum": 0.5},
+    "run": {"checkpoint_every": 2, "engine": "loop"},
+}
+
+
+def final(folder):
+    """Bytes of the last model, slots and rows, and the metrics without the clock."""
+    saved = load_file(max((folder / "checkpoint").glob("state-*.safetensors")))
+    state = {name: value.numpy().tobytes() for name, value in saved.items() if not name.startswith("table.")}
+    for i, table in enumerate(tables(folder)):
+        state |= {f"{i}.{name}": value.numpy().tobytes() for name, value in table.items()}
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_lines(folder / "metrics.jsonl")]
+    return state, rows
+
+
+def tables(folder):
+    run = experiment.Run.start(torch.zeros(1210), resolve(TABLES).algorithm, clients=24, seed=0)
+    loaded = experiment.Checkpoints(folder / "checkpoint").load(run)[0]
+    return [{key: table.rows(torch.arange(24))[key] for key in table.default} for table in loaded.tables]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    began = time.perf_counter()
+    experiment.start(resolve(TABLES), folder)
+    return folder, time.perf_counter() - began
+
+
+def test_the_same_run_twice_gives_the_same_bits(whole, tmp_path):
+    experiment.start(resolve(TABLES), tmp_path / "again")
+    assert final(tmp_path / "again") == final(whole[0])
+
+
+def test_the_written_configuration_repeats_the_run(whole, tmp_path):
+    experiment.start(load(whole[0] / "config.toml"), tmp_path / "again")
+    assert final(tmp_path / "again") == final(whole[0])
+
+
+def test_the_order_in_which_a_cohort_trains_does_not_matter(whole, tmp_path, monkeypatch):
+    class Backwards(engines.Loop):
+        def train(self, briefs):
+            turned = super().train(briefs.take(torch.arange(len(briefs) - 1, -1, -1)))
+            assert turned.ids.tolist() == sorted(turned.ids.tolist(), reverse=True)
+            return turned
+
+    monkeypatch.setattr(engines, "Loop", Backwards)
+    experiment.start(resolve(TABLES), tmp_path / "turned")
+    assert final(tmp_path / "turned") == final(whole[0])
+
+
+def test_killed_at_twenty_random_moments_and_resumed(whole, tmp_path):
+    reference, seconds = whole
+    chance = random.Random(5)
+    for attempt in range(20):
+        folder = tmp_path / f"killed{attempt}"
+        child = os.fork()
+        if child == 0:
+            try:
+                experiment.start(resolve(TABLES), folder)
+            finally:
+                os._exit(0)
+        time.sleep(chance.uniform(0.02, 1.1 * seconds))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        if not (folder / "config.toml").exists():
+            experiment.start(resolve(TABLES), folder)
+        else:
+            experiment.resume(folder)
+        assert final(folder) == final(reference), f"attempt {attempt}"
+
+
+def test_an_interrupt_keeps_the_last_round_and_resumes(whole, tmp_path):
+    class Interrupted(engines.Loop):
+        def train(self, briefs):
+            if briefs.round == 7:
+                raise KeyboardInterrupt
+            return super().train(briefs)
+
+    config = resolve(TABLES | {"run": {"checkpoint_every": 100, "engine": "loop"}})
+    task = experiment.build_task(config)
+    config = experiment.settle(config, task)
+    engine, folder = Interrupted(task), experiment.Folder(tmp_path / "run")
+    folder.create(config, task, "")
+    with pytest.raises(KeyboardInterrupt):
+        experiment.conduct(experiment.record(config, task, engine, folder), engine)
+    assert folder.rounds_done() == 7
+    experiment.resume(folder.path)
+    assert final(folder.path) == final(whole[0])
+
+
+def test_resuming_cuts_the_metrics_back(whole, tmp_path):
+    folder = tmp_path / "run"
+    experiment.start(resolve(TABLES, ["train.rounds=6"]), folder)
+    (folder / "config.toml").write_text((folder / "config.toml").read_text().replace("rounds = 6", "rounds = 24"))
+    with (folder / "metrics.jsonl").open("a") as handle:
+        handle.write(json.dumps({"round": 7, "accuracy": 1.0}) + '\n{"round": 8, "accu')
+    experiment.resume(folder)
+    assert final(folder) == final(whole[0])
+
+
+def test_ten_rounds_without_a_good_report_stop_the_run(tmp_path):
+    config = resolve(TABLES, ["train.lr=1e30", "algorithm=fedavg"])
+    with pytest.raises(experiment.UserError, match=r"10 rounds in a row had no good report.*not finite"):
+        experiment.start(config, tmp_path / "run")
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "rejected: its update is not finite" in log
+    assert "the model stays as it was" in log
+    assert experiment.Folder(tmp_path / "run").rounds_done() == 10 + int(log.split("round ")[1].split(":")[0]) - 1
