@@ -122,14 +122,14 @@ class FedAWARE(Rule):
     def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
         state = dict(state)
         ids, updates = state.pop("changed"), state.pop("updates", None)
-        slots = table.slots(ids)
+        slots = table.slots(ids).numpy()
         if self.clusters:
             blocks, groups = [state["averages"]], torch.cat(list(table.column("cluster"))).numpy()
             changed = np.unique(groups[slots])
             rows = state["averages"][changed]
         else:
             blocks, groups = list(table.column("average")), np.arange(len(table))
-            changed, rows = slots.numpy(), table.rows(ids)["average"]
+            changed, rows = slots, table.rows(ids)["average"]
         gram = refreshed(state["gram"].cpu().numpy(), products(rows, blocks), changed)
         state["gram"] = torch.from_numpy(gram)
         if self.explore and not state["seen"].all():

@@ -59,11 +59,13 @@ def expand(tables: Mapping[str, Any]) -> list[Member]:
 def sweep(members: list[Member], out: Path, *, command: str = "", watch: Watch | None = None) -> dict[str, Any]:
     """Run all members under `out`, those with the batched engine together; their summaries by name.
 
-    `watch` is told of each run with the rounds it has done, and gives a listener for its metrics.
+    `watch` is told of each run with the rounds it has done, and gives a listener for its metrics. A run that comes to
+    nothing does not keep the others from their end; afterwards it is named.
     """
     listed = [{"name": m.name, "path": m.name, "settings": dict(m.settings)} for m in members]
     write_json(out / "sweep.json", {"runs": listed})
     summaries: dict[str, Any] = {}
+    failed: dict[str, str] = {}
     together: dict[str, list[_Open]] = {}
     for member in members:
         folder = Folder(out / member.name)
@@ -82,9 +84,15 @@ def sweep(members: list[Member], out: Path, *, command: str = "", watch: Watch |
             together.setdefault(kind, []).append(opened)
         else:
             engine = build_engine(config, task)
-            summaries[member.name] = experiment.conduct(opened.course(engine, command), engine)
+            try:
+                summaries[member.name] = experiment.conduct(opened.course(engine, command), engine)
+            except UserError as error:
+                failed[member.name] = str(error)
     for group in together.values():
-        summaries |= _share(group, command)
+        summaries |= _share(group, command, failed)
+    if failed:
+        name, reason = next(iter(failed.items()))
+        raise UserError(f"{len(failed)} of {len(members)} runs came to nothing; the first, {name}: {reason}")
     return {member.name: summaries[member.name] for member in members}
 
 
@@ -105,7 +113,7 @@ class _Open:
         return experiment.begin(self.config, self.task, engine, self.folder, command=command, notify=self.notify)
 
 
-def _share(group: list[_Open], command: str) -> dict[str, Any]:
+def _share(group: list[_Open], command: str, failed: dict[str, str]) -> dict[str, Any]:
     """Runs on one batched engine: the clients of all of them wait in one queue for its slots."""
     from kairosfl.engines.batched import Batched
 
@@ -124,6 +132,8 @@ def _share(group: list[_Open], command: str) -> dict[str, Any]:
                 training[engine.submit(tasks[name], courses[name].send(ticket.reports()))] = name
             except StopIteration as end:
                 summaries[name] = end.value
+            except UserError as error:
+                failed[name] = str(error)
     finally:
         for course in courses.values():
             course.close()

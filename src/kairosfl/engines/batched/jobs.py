@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache
 
 import numpy as np
 import torch
@@ -102,7 +102,7 @@ class Job:
     wholes: list[int]
     stops: bool
     at_once: bool
-    contrasts: bool
+    kind: Kind  # what its step needs
     done: int = 0  # steps launched
     limit: int = 0  # steps to launch, as far as the host knows
 
@@ -114,33 +114,19 @@ class Job:
         end = n - n % size if brief.drop_last else n
         epochs = list(batches(brief, n))
         order = mine[np.concatenate([batch for epoch in epochs for batch in epoch])].astype(np.int64)
-        stops = brief.stop_below is not None
-        count = len(epochs[0])
-        reals = dict.fromkeys(Real, 0.0)
-        reals |= {
-            Real.LR: brief.lr,
-            Real.MOMENTUM: brief.momentum,
-            Real.DECAY: brief.weight_decay,
-            Real.CLIP: brief.clip,
-            Real.SCALE: brief.scale,
-            Real.PULL: brief.pull,
-            Real.MU: brief.contrast,
-            Real.TEMPERATURE: brief.temperature,
-            Real.THRESHOLD: brief.stop_below if stops and brief.stop_below is not None else -2.0,
-        }
-        wholes = dict.fromkeys(Whole, 0)
-        wholes |= {
-            Whole.TOTAL: count * brief.epochs,
-            Whole.SIZE: size,
-            Whole.END: end,
-            Whole.BATCHES: count,
-            Whole.STOPS: int(stops),
-            Whole.LEAST: int(brief.stop_statistic == "min"),
-            Whole.AT_ONCE: int(brief.stop_per == "batch"),
-            Whole.CLIENT: brief.client,
-            Whole.CROPS: key(brief.seed, "augment", brief.round) % 2**63,
-            Whole.DROPS: key(brief.seed, "dropout", brief.round, brief.client) % 2**63,
-        }
+        stops, count = brief.stop_below is not None, len(epochs[0])
+        augmented = key(brief.seed, "augment", brief.round) % 2**63 if ticket.task.augment else 0
+        reals = [0.0] * len(Real)
+        reals[Real.LR], reals[Real.MOMENTUM], reals[Real.DECAY] = brief.lr, brief.momentum, brief.weight_decay
+        reals[Real.CLIP], reals[Real.SCALE], reals[Real.PULL] = brief.clip, brief.scale, brief.pull
+        reals[Real.MU], reals[Real.TEMPERATURE] = brief.contrast, brief.temperature
+        reals[Real.THRESHOLD] = -2.0 if brief.stop_below is None else brief.stop_below
+        wholes = [0] * len(Whole)
+        wholes[Whole.TOTAL], wholes[Whole.SIZE], wholes[Whole.END] = count * brief.epochs, size, end
+        wholes[Whole.BATCHES], wholes[Whole.CLIENT], wholes[Whole.CROPS] = count, brief.client, augmented
+        wholes[Whole.DROPS] = key(brief.seed, "dropout", brief.round, brief.client) % 2**63
+        wholes[Whole.STOPS], wholes[Whole.LEAST] = int(stops), int(brief.stop_statistic == "min")
+        wholes[Whole.AT_ONCE] = int(brief.stop_per == "batch")
         return cls(
             ticket=ticket,
             row=row,
@@ -150,25 +136,23 @@ class Job:
             batches=count,
             total=count * brief.epochs,
             order=order,
-            reals=[reals[each] for each in Real],
-            wholes=[wholes[each] for each in Whole],
+            reals=reals,
+            wholes=wholes,
             stops=stops,
             at_once=brief.stop_per == "batch",
-            contrasts=brief.contrast != 0,
+            kind=_kind(
+                brief.batch_size,
+                brief.clip < float("inf"),
+                brief.pull != 0,
+                brief.push is not None,
+                brief.momentum != 0,
+                stops,
+                brief.stop_reference is not None,
+                brief.contrast != 0,
+            ),
         )
 
-    @cached_property
-    def kind(self) -> Kind:
-        """What its step needs."""
-        briefs = self.ticket.briefs
-        return Kind(
-            width=1,
-            batch=self.batch,
-            clip=self.reals[Real.CLIP] < float("inf"),
-            pull=self.reals[Real.PULL] != 0,
-            push=briefs.push is not None,
-            momentum=self.reals[Real.MOMENTUM] != 0,
-            stop=self.stops,
-            reference=briefs.stop is not None and briefs.stop.reference is not None,
-            contrast=self.contrasts,
-        )
+
+@cache
+def _kind(batch: int, *flags: bool) -> Kind:
+    return Kind(1, batch, *flags)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.engines.batched.fast import kernels
+from kairosfl.engines.batched.rows import ALIGN
 from kairosfl.engines.batched.state import Kind, Real, State
 
 
@@ -63,7 +64,8 @@ class Optimiser:
         """Step whatever has not stepped; returns ‖∇L‖² of every client, clipped as trained."""
         factor, shrink = self.reals[Real.SCALE], None
         if self._kernels is None or self.kind.clip:
-            squares: Tensor = torch.linalg.vector_norm(self.g, dim=1, dtype=torch.float64).square().to(self.g.dtype)
+            # In pieces: one long sum in float32 loses digits.
+            squares: Tensor = torch.linalg.vector_norm(self.g.view(len(self.g), ALIGN, -1), dim=2).square().sum(1)
             if self.kind.clip:
                 shrink = (self.reals[Real.CLIP] / (squares.sqrt() + 1e-6)).clamp(max=1.0)
                 squares, factor = squares * shrink.square(), factor * shrink

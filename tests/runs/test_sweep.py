@@ -1,0 +1,104 @@
+"""Sweeps: every combination once, on one engine or on many, and on again where it was stopped."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kairosfl import UserError
+from kairosfl.runs import experiment
+from kairosfl.runs.files import read_lines
+from kairosfl.runs.sweep import expand, sweep
+
+TABLES = {
+    "data": {"clients": 12},
+    "model": {"hidden": [8]},
+    "train": {"rounds": 4, "cohort": 3},
+    "run": {"engine": "loop", "checkpoint_every": 2},
+    "sweep": {"algorithm": ["fedavg", "scaffold + fedcl"], "seed": [0, 1], "data": {"alpha": [0.5]}},
+}
+
+
+def rows(folder):
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_lines(folder / "metrics.jsonl")]
+
+
+def test_every_combination_once_and_in_order():
+    members = expand(TABLES)
+    assert [member.name for member in members] == [
+        "fedavg-seed0-alpha0.5",
+        "fedavg-seed1-alpha0.5",
+        "scaffold+fedcl-seed0-alpha0.5",
+        "scaffold+fedcl-seed1-alpha0.5",
+    ]
+    assert members[3].settings == {"algorithm": "scaffold + fedcl", "seed": 1, "data.alpha": 0.5}
+    assert members[3].config.seed == 1
+    assert members[3].config.data.alpha == 0.5
+
+
+@pytest.mark.parametrize(
+    ("lists", "sentence"),
+    [
+        ({"seed": 3}, "sweep.seed = 3 must be a list"),
+        ({"seed": []}, "must be a list"),
+        ({"trian": {"lr": [1]}}, "did you mean 'train'"),
+        ({"train": {"lr": [0.1, "a"]}}, "train.lr = 'a' must be a number"),
+    ],
+)
+def test_wrong_lists(lists, sentence):
+    with pytest.raises(UserError, match=sentence):
+        expand(TABLES | {"sweep": lists})
+
+
+def test_each_run_is_what_it_is_alone(tmp_path):
+    members = expand(TABLES)
+    summaries = sweep(members, tmp_path / "sweep")
+    assert list(summaries) == [member.name for member in members]
+    experiment.start(members[2].config, tmp_path / "alone")
+    assert rows(tmp_path / "sweep" / members[2].name) == rows(tmp_path / "alone")
+    listed = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["runs"]
+    assert [run["settings"]["seed"] for run in listed] == [0, 1, 0, 1]
+
+
+def test_runs_that_share_a_batched_engine_are_to_the_bit_what_they_are_alone(tmp_path):
+    tables = TABLES | {"run": {"engine": "batched", "deterministic": True, "checkpoint_every": 2}}
+    members = expand(tables)
+    sweep(members, tmp_path / "sweep")
+    for member in members[1:3]:
+        experiment.start(member.config, tmp_path / member.name)
+        assert rows(tmp_path / "sweep" / member.name) == rows(tmp_path / member.name)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_stopped_sweep_goes_on_and_finished_runs_are_left_alone(tmp_path, engine):
+    tables = TABLES | {"run": {"engine": engine, "deterministic": True, "checkpoint_every": 1}}
+    members = expand(tables)
+    sweep(members, tmp_path / "whole")
+    seen = []
+
+    def watch(name, done):
+        seen.append((name, done))
+
+        def listen(row):
+            if name == members[1].name and row["round"] == 3:
+                raise KeyboardInterrupt
+
+        return listen
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(members, tmp_path / "cut", watch=watch)
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "cut").glob("*/summary.json")}
+    sweep(members, tmp_path / "cut")
+    assert all(path.stat().st_mtime_ns == when for path, when in times.items())
+    for member in members:
+        assert rows(tmp_path / "cut" / member.name) == rows(tmp_path / "whole" / member.name)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_run_that_comes_to_nothing_is_named_and_the_others_end(tmp_path, engine):
+    tables = TABLES | {"train": {"rounds": 12, "cohort": 3}, "run": {"engine": engine}}
+    members = expand(tables | {"sweep": {"train": {"lr": [1e30, 0.1]}}})
+    with pytest.raises(UserError, match=r"1 of 2 runs came to nothing; the first, lr1e\+30: 10 rounds in a row"):
+        sweep(members, tmp_path / "sweep")
+    assert len(rows(tmp_path / "sweep" / "lr0.1")) == 12
