@@ -27,7 +27,7 @@ from kairosfl.tasks.partitions import dirichlet
 from kairosfl.tasks.task import Task
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
-from flower_grid import FakeGrid, Node  # noqa: E402
+from flower_grid import FakeGrid, Node
 
 pytestmark = pytest.mark.slow
 KINDS = ["raise", "die", "hang", "nan", "shape", "broadcast", "norm", "round", "id", "garbage"]

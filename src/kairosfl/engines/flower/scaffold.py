@@ -87,7 +87,7 @@ checkpoint_every = 1
 
 [deploy]
 clients = 4        # ids 0 to 3
-deadline = 600.0   # seconds that a round may take
+deadline = 600.0   # seconds that clients have in a round
 quorum = 0.5       # part of the cohort that must report for a round to count
 over = 0.0         # part of the cohort that is asked on top, for those who will not answer
 max_norm = 1e4     # a larger update is refused

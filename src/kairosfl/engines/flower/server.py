@@ -35,7 +35,7 @@ POLL = (0.05, 1.0)  # seconds between two looks for answers: at first, and at mo
 class Settings:
     """How rounds are held over real devices."""
 
-    deadline: float = 600.0  # seconds that a round may take
+    deadline: float = 600.0  # seconds that clients have, once all briefs are sent
     quorum: float = 0.5  # part of the needed reports without which a round counts for nothing
     over: float = 0.0  # part of the cohort that is asked on top, for those who will not answer
     wait: float = 300.0  # seconds to wait for a quorum of the cohort to be online
@@ -96,11 +96,11 @@ class Flower(Evaluator):
         needed = self.settings.needed(len(briefs))
         quorum = math.ceil(self.settings.quorum * needed)
         self._gather(briefs.ids.tolist(), max(1, quorum))
-        until = time.monotonic() + self.settings.deadline
         orders = {brief.client: brief for brief in briefs.each()}
         row = {client: i for i, client in enumerate(orders)}
         updates = Updates(briefs, self.folder, self.settings.on_disk)
         flying, failed = self._push(orders)
+        until = time.monotonic() + self.settings.deadline
         good: dict[int, Report] = {}
         pause = POLL[0]
         while flying and len(good) < needed and time.monotonic() < until:
