@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint docs clean
+.PHONY: demo test test-slow test-deploy lint docs bench bench-peers clean
 
 demo: .venv/ready
 	$(BIN)/kairosfl demo
@@ -13,6 +13,20 @@ test: .venv/ready
 
 test-slow: .venv/ready
 	$(BIN)/python -m pytest -m slow
+
+test-deploy: .venv/full
+	$(BIN)/python -m pytest tests/deploy -m "slow or not slow"
+
+docs: .venv/full
+	$(BIN)/mkdocs build --strict --quiet
+
+bench: .venv/ready
+	$(BIN)/python benchmarks/loop.py
+	$(BIN)/python benchmarks/adapting.py
+	$(BIN)/python benchmarks/aware.py
+
+bench-peers: .venv/ready
+	$(BIN)/python benchmarks/peers/run.py
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """The documentation is true: its Python runs, its TOML resolves, its commands exist, its tables name every key.
 
 Blocks of one page share a namespace and a temporary folder, as if the page were typed in from top to bottom. A fenced
-block with a title is written into that folder under its title. Python that is not to be run has the comment
+block titled like a file is written into that folder under its title. Python that is not to be run has the comment
 `<!-- not run: reason -->` before it; what stands below `<!-- prints -->` is what the block before it prints.
 """
 
@@ -14,6 +14,7 @@ import importlib.util
 import io
 import pickle
 import re
+import runpy
 import shlex
 import sys
 import textwrap
@@ -74,7 +75,7 @@ def blocks(text: str) -> list[Block]:
     """The blocks of code on a page, from top to bottom."""
     found = []
     for match in FENCE.finditer(text):
-        title = re.search(r'title="([^"]+)"', match["rest"])
+        title = re.search(r'title="([^"]+\.\w+)"', match["rest"])
         indent = len(match["indent"])
         code = "".join(line[indent:] or "\n" for line in match["text"].splitlines(keepends=True))
         left_out = bool(NOT_RUN.search(match["comment"] or ""))
@@ -117,8 +118,7 @@ def test_the_page_can_be_typed_in_from_top_to_bottom(page: Path, desk: types.Mod
         if block.language == "python" and not block.left_out and not block.title:
             perform(block, desk, page)
         elif block.language == "sh" and name(page) in PERFORMED:
-            for arguments in commands(f"```sh\n{block.text}```\n"):
-                command_line(arguments)
+            type_in(block.text)
         elif (tables := configuration(block)) is not None:
             expand(tables)
 
@@ -135,10 +135,14 @@ def perform(block: Block, module: types.ModuleType, page: Path) -> None:
         assert printed.getvalue().strip() == block.prints
 
 
-def command_line(arguments: list[str]) -> None:
+def type_in(lines: str) -> None:
+    """Run the commands `kairosfl ...` and `python file.py`, the runs shortened."""
+    for file in re.findall(r"^python (\w+\.py)$", lines, re.MULTILINE):
+        runpy.run_path(file, run_name="__main__")
     short = {"run": ["--set", "train.rounds=2"], "sweep": ["--set", "train.rounds=2", "--set", "sweep.seed=[0]"]}
-    result = CliRunner().invoke(app, [*arguments, *short.get(arguments[0], [])])
-    assert result.exit_code == 0, f"kairosfl {shlex.join(arguments)}: {result.output}"
+    for arguments in commands(f"```sh\n{lines}```\n"):
+        result = CliRunner().invoke(app, [*arguments, *short.get(arguments[0], [])])
+        assert result.exit_code == 0, f"kairosfl {shlex.join(arguments)}: {result.output}"
 
 
 def configuration(block: Block) -> dict[str, Any] | None:
@@ -205,6 +209,13 @@ def test_the_configuration_page_has_every_choice() -> None:
     text = (DOCS / "configuration.md").read_text(encoding="utf-8")
     for choice in (*ENGINES, *PRECISIONS, *SCHEDULES, *PARTITIONS, *DATASETS, *MODELS):
         assert f'`"{choice}"`' in text, choice
+
+
+def test_configurations_beside_the_pages_resolve() -> None:
+    files = sorted((DOCS / "assets").glob("*.toml"))
+    assert files
+    for file in files:
+        assert expand(tomllib.loads(file.read_text(encoding="utf-8")))
 
 
 def test_the_picture_has_the_seven_stages_in_order() -> None:

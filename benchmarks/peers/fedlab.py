@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
-from fedlab.contrib.algorithm.fedavg import FedAvgSerialClientTrainer, FedAvgServerHandler
-from fedlab.contrib.dataset.basic_dataset import BaseDataset, FedDataset
-from fedlab.core.standalone import StandalonePipeline
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from peers.common import Job, measure
+from peers.common import Job, measure, without_torchvision
+
+without_torchvision()
+
+from fedlab.contrib.algorithm.fedavg import FedAvgSerialClientTrainer, FedAvgServerHandler
+from fedlab.contrib.dataset.basic_dataset import BaseDataset, FedDataset
+from fedlab.core.standalone import StandalonePipeline
 
 
 class Clients(FedDataset):

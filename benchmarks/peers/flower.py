@@ -7,6 +7,7 @@ import os
 os.environ.update(FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", RAY_USAGE_STATS_ENABLED="0")
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 
@@ -58,7 +59,8 @@ def train(job: Job, tick: Callable[[], None]) -> Iterable[Tensor]:
         def configure_train(
             self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
         ) -> Iterable[Message]:
-            nodes = sorted(grid.get_node_ids())
+            while len(nodes := sorted(grid.get_node_ids())) < job.work.clients:
+                time.sleep(0.1)  # they register while the server starts
             for who in job.cohorts[server_round - 1].tolist():
                 told = ConfigRecord({"workload": name, "rounds": job.rounds, "client": who})
                 content = RecordDict({"arrays": arrays, "config": told})
@@ -92,4 +94,6 @@ def train(job: Job, tick: Callable[[], None]) -> Iterable[Tensor]:
 
 
 if __name__ == "__main__":
-    measure(train)
+    from peers import flower  # by its name, so that the actors find `client` there and keep the data
+
+    measure(flower.train)

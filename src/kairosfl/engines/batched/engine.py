@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -61,6 +62,7 @@ class Batched(Evaluator):
         self._limit = slots or (FIXED_SLOTS if deterministic else None)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._alike = {task}
+        self._steps: Steps | None = None
         self._slots: Slots | None = None
         self._waiting: deque[Job] = deque()
         self._done: deque[Ticket] = deque()
@@ -74,7 +76,7 @@ class Batched(Evaluator):
             compute = self.precision.compute(self.trainer.w.dtype)
             stacked.frame.compute, stacked.frame.dot = compute, self.precision.dot
             stacked.frame.measures = not deterministic
-            self._work = Work(stacked, task, self.trainer.inputs, self.trainer.targets, compute, self.precision.dot)
+            self._work = Work(stacked, task, self.trainer.inputs, self.trainer.targets, compute)
             self.why = stacked.why
 
     def start(self) -> Tensor:
@@ -140,9 +142,8 @@ class Batched(Evaluator):
 
     def _idles(self) -> bool:
         """Whether the device will be done with what it has before the caller is back, though there is more to do."""
-        return (
-            self._stream is not None and self._slots is not None and self._training() and self._steps.queued() < AHEAD
-        )
+        waits = self._stream is not None and self._training()
+        return waits and self._steps is not None and self._steps.queued() < AHEAD
 
     def check(self, task: Task) -> None:
         """Refuse a task whose clients cannot train beside those of the engine's own."""
@@ -193,10 +194,9 @@ class Batched(Evaluator):
         try:
             self._ready().advance(self._retire)
         except torch.OutOfMemoryError:
-            count = 1 if self._slots is None else self._slots.state.slots
-            if count == 1:
+            if self._asked == 1:
                 raise
-            self._limit = count // 2
+            self._limit = self._asked // 2
             self._close()
 
     def _ready(self) -> Slots:
@@ -217,8 +217,8 @@ class Batched(Evaluator):
             kind = reduce(or_, (job.kind for job in self._waiting))
             self._limit = affordable(self._work, kind, length, dtype, self.device)
         count = min(self._limit, next(size for size in widths(1 << 16) if size >= len(self._waiting)))
-        layout = self._work.stack.frame.layout
-        state = State(layout, self._limit if self._fixed else count, length, dtype, self.device)
+        self._asked = self._limit if self._fixed else count
+        state = State(self._work.stack.frame.layout, self._asked, length, dtype, self.device)
         self._steps = Steps(self._work, state)
         self._slots = Slots(state, self._waiting, self._steps, fixed=self._fixed)
         return self._slots
@@ -228,7 +228,11 @@ class Batched(Evaluator):
         if self._slots is not None:
             self._waiting.extendleft(reversed([job for job in self._slots.jobs if job is not None]))
             self._slots = None
+        if self._work is not None:
+            self._work.stack.frame.close()
         if self.device.type == "cuda":
+            self._steps = None
+            gc.collect()
             torch.cuda.empty_cache()
 
     def _retire(self, slots: list[int]) -> None:
@@ -237,23 +241,23 @@ class Batched(Evaluator):
         assert self._work is not None
         state, layout = self._slots.state, self._work.stack.frame.layout
         at_once = max(1, PASS // layout.width)
-        for begin in range(0, len(slots), at_once):
-            part = slots[begin : begin + at_once]
-            here = upload(part, self.device)
-            w, sums, wholes = state.w[here], state.sums[:, here].mT, state.wholes[:, here].mT
-            vectors = layout.unpack(w)
-            cohorts: dict[Ticket, list[tuple[int, Job]]] = {}
-            for number, slot in enumerate(part):
-                job = self._slots.jobs[slot]
-                assert job is not None
-                cohorts.setdefault(job.ticket, []).append((number, job))
-            for ticket, mine in cohorts.items():
-                picked = upload([number for number, _ in mine], self.device)
-                rows = upload([job.row for _, job in mine], self.device)
-                ticket.take(rows, vectors[picked], sums[picked], wholes[picked])
+        cohorts: dict[Ticket, list[tuple[Job, int]]] = {}
+        for slot in slots:
+            job = self._slots.jobs[slot]
+            assert job is not None
+            cohorts.setdefault(job.ticket, []).append((job, slot))
+        for ticket, mine in cohorts.items():
+            mine.sort(key=lambda each: each[0].row)
+            for begin in range(0, len(mine), at_once):
+                part = mine[begin : begin + at_once]
+                here = upload([slot for _, slot in part], self.device)
+                w = state.w[here]
+                whole = len(part) == len(ticket.jobs)
+                rows = slice(None) if whole else upload([job.row for job, _ in part], self.device)
+                ticket.take(rows, layout.unpack(w), state.sums[:, here].mT, state.wholes[:, here].mT)
                 if SCORE_AFTER in ticket.scores:
-                    ticket.scores[SCORE_AFTER][rows] = scores(self._work, w[picked], [job.mine for _, job in mine])
-                ticket.left -= len(mine)
-                if not ticket.left:
-                    ticket.ready = self._stream.record_event() if self._stream is not None else None
-                    self._done.append(ticket)
+                    ticket.scores[SCORE_AFTER][rows] = scores(self._work, w, [job.mine for job, _ in part])
+            ticket.left -= len(mine)
+            if not ticket.left:
+                ticket.ready = self._stream.record_event() if self._stream is not None else None
+                self._done.append(ticket)

@@ -52,6 +52,10 @@ class Frame:
         for index in self.shared:
             self.layout.view(gradients, index).zero_()
 
+    def close(self) -> None:
+        """Let go of everything that belongs to the last pass."""
+        self.open(torch.empty(0))
+
     @property
     def clients(self) -> int:
         return len(self.rows)

@@ -36,7 +36,7 @@ class Steps:
         self._queue.append((ended, count * self._seconds[kind]))
 
     def queued(self) -> float:
-        """Seconds of work that the device still has to do, about; nothing waits on a CPU."""
+        """Seconds of work that the device still has to do, about; on a CPU there is none."""
         while self._queue and self._queue[0][0].query():
             self._queue.popleft()
         return sum(seconds for _, seconds in self._queue)

@@ -49,11 +49,11 @@ class Ticket:
             left=m,
         )
 
-    def take(self, rows: Tensor, weights: Tensor, sums: Tensor, wholes: Tensor) -> None:
-        """The results of some of its clients."""
+    def take(self, rows: Tensor | slice, weights: Tensor, sums: Tensor, wholes: Tensor) -> None:
+        """The results of some of its clients, or of all in their order."""
         start = self.briefs.start
-        begun = start if start.ndim == 1 else start[rows.to(start.device)]
-        self.delta[rows.to(self.delta.device)] = weights.to(start) - begun
+        there = rows if isinstance(rows, slice) else rows.to(start.device)
+        self.delta[there] = weights.to(start) - (start if start.ndim == 1 else start[there])
         self.sums[rows], self.wholes[rows] = sums, wholes
 
     def reports(self) -> Reports:

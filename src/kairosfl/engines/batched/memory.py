@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 
 from kairosfl.engines.batched.state import Kind, State
@@ -18,6 +20,7 @@ def affordable(work: Work, kind: Kind, length: int, dtype: torch.dtype, device: 
     if device.type != "cuda":
         row = layout.width * dtype.itemsize
         return max(1, min(MOST, CPU_BYTES // (row * (4 + len(kind.needs())))))
+    gc.collect()  # traced models of earlier engines are cycles, and hold on to their slots
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     before = torch.cuda.memory_allocated(device)
@@ -32,5 +35,6 @@ def affordable(work: Work, kind: Kind, length: int, dtype: torch.dtype, device: 
         return 1
     finally:
         peak = torch.cuda.max_memory_allocated(device) - before
+        work.stack.frame.close()
         torch.cuda.empty_cache()
     return max(1, min(MOST, int(SHARE * free / (peak / 2))))

@@ -1,7 +1,7 @@
 """Slots: waiting clients move in, the clients that train are kept a prefix, finished ones move out.
 
-A step acts on the first `width` slots. Widths come in a few sizes, so that few steps have to be captured; a finished
-client stays until its slot is wanted or a smaller width would do.
+A step acts on the first `width` slots. Widths come in a few sizes, so that few steps have to be captured. A finished
+client stays until its cohort is complete or its slot is wanted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.engines.batched.jobs import Job
+from kairosfl.engines.batched.jobs import Job, Ticket
 from kairosfl.engines.batched.state import Kind, State, Whole, upload
 
 LOOK = 8  # steps between two looks at clients that may stop at any batch
@@ -87,16 +87,16 @@ class Slots:
             answer, event, asked = self._looks.popleft()
             if event is not None:
                 event.synchronize()
-            for slot, (job, total) in enumerate(zip(asked, answer.tolist(), strict=True)):
-                if job is not None and job.stops and self.jobs[slot] is job:
+            for job, total in zip(asked, answer.tolist(), strict=True):
+                if job is not None and job.stops:
                     job.limit = min(job.limit, total)
 
     def _settle(self, retire: Callable[[list[int]], None]) -> None:
-        """Let finished clients out and waiting ones in, and close the gaps."""
+        """Let complete cohorts out, and waiting clients in; keep those that train a prefix."""
         finished = [slot for slot, job in enumerate(self.jobs) if job is not None and job.done >= job.limit]
-        active = self.active()
-        free = sum(job is None for job in self.jobs)
-        if finished and (free < len(self.waiting) or self._shrinks(active, finished) or self._completes(finished)):
+        if sum(job is None for job in self.jobs) >= len(self.waiting):
+            finished = self._complete(finished)
+        if finished:
             retire(finished)
             for slot in finished:
                 self.jobs[slot] = None
@@ -104,19 +104,14 @@ class Slots:
             self._fill()
         self._close()
 
-    def _shrinks(self, active: list[int], finished: list[int]) -> bool:
-        return not active or self._width(len(active)) < self._width(max(*active, *finished) + 1)
-
-    def _completes(self, finished: list[int]) -> bool:
-        """Whether some cohort has nobody left who trains or waits."""
-        done: dict[int, int] = {}
+    def _complete(self, finished: list[int]) -> list[int]:
+        """The slots of cohorts that have nobody left who trains or waits."""
+        cohorts: dict[Ticket, list[int]] = {}
         for slot in finished:
             job = self.jobs[slot]
             assert job is not None
-            done[id(job.ticket)] = done.get(id(job.ticket), 0) + 1
-            if done[id(job.ticket)] == job.ticket.left:
-                return True
-        return False
+            cohorts.setdefault(job.ticket, []).append(slot)
+        return [slot for ticket, slots in cohorts.items() if len(slots) == ticket.left for slot in slots]
 
     def _fill(self) -> None:
         free = [slot for slot, job in enumerate(self.jobs) if job is None]
@@ -183,15 +178,13 @@ class Slots:
             state.extra["reference"][here] = start
 
     def _close(self) -> None:
-        """Move the last clients into gaps, so that those that train are a prefix."""
-        taken = [slot for slot, job in enumerate(self.jobs) if job is not None]
-        gaps = [slot for slot in range(len(taken)) if self.jobs[slot] is None]
-        last = [slot for slot in taken if slot >= len(taken)]
-        if not gaps:
+        """Bring the clients that train to the front where a smaller width then does."""
+        active = self.active()
+        count = len(active)
+        if not active or self._width(count) == self._width(active[-1] + 1):
             return
-        if self._width(len(taken)) == self._width(taken[-1] + 1):
-            return  # nothing would be gained
-        self.state.move(gaps, last)
-        self.state.clear(last)
+        last = [slot for slot in active if slot >= count]
+        gaps = sorted(set(range(count)) - set(active))
+        self.state.swap(gaps, last)
         for gap, slot in zip(gaps, last, strict=True):
-            self.jobs[gap], self.jobs[slot] = self.jobs[slot], None
+            self.jobs[gap], self.jobs[slot] = self.jobs[slot], self.jobs[gap]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, auto
 from typing import Any
@@ -121,17 +120,13 @@ class State:
             self._blocks[done] = kernels.blocks(self.layout.ranges(done), self.device)
         return self._blocks[done]
 
-    def move(self, to: Sequence[int], source: Sequence[int]) -> None:
-        """Put clients into other slots."""
-        here, there = upload(to, self.device), upload(source, self.device)
+    def swap(self, some: list[int], others: list[int]) -> None:
+        """Exchange the clients of two sets of slots."""
+        here, there = upload(some + others, self.device), upload(others + some, self.device)
         for rows in (self.w, self.v, self.order, *self.extra.values()):
             rows[here] = rows[there]
         for columns in (self.reals, self.wholes, self.sums):
             columns[:, here] = columns[:, there]
-
-    def clear(self, slots: Sequence[int]) -> None:
-        """No client there."""
-        self.wholes[Whole.TOTAL].index_fill_(0, upload(slots, self.device), 0)
 
 
 def upload(numbers: Any, device: torch.device) -> Tensor:

@@ -24,7 +24,6 @@ class Work:
     inputs: Tensor
     targets: Tensor
     compute: torch.dtype  # of activations; the weights keep theirs
-    dot: str  # how Triton multiplies float32
 
     def prepared(self, samples: Tensor, crops: Tensor | None = None) -> Tensor:
         """What the model sees of these samples, with the keys of their crops if they are augmented."""
@@ -60,7 +59,8 @@ def step(work: Work, state: State, kind: Kind) -> None:
     inputs, targets = work.prepared(flat, _crops(work, batch, whole)), work.targets[flat]
     keys = (whole[Whole.DROPS] + whole[Whole.POSITION] * _ODD)[:, None] if work.stack.drops else None
     still = {name: work.features(rows, inputs) for name, rows in _references(state, kind).items()}
-    frame, optimiser = work.stack.frame, Optimiser(state, kind, batch.live, work.dot)
+    frame = work.stack.frame
+    optimiser = Optimiser(state, kind, batch.live, frame.dot, frame.measures)
     frame.open(state.w[: kind.width], state.g[: kind.width], keys, optimiser)
     outputs = work.stack(inputs).to(state.dtype)
     shape = batch.samples.shape

@@ -20,9 +20,9 @@ from kairosfl.engines.batched.state import Kind, Real, State
 class Optimiser:
     """One step of all clients. Linear layers may step in their backward pass, by `linear`; `finish` does the rest."""
 
-    def __init__(self, state: State, kind: Kind, live: Tensor, dot: str) -> None:
+    def __init__(self, state: State, kind: Kind, live: Tensor, dot: str, measures: bool) -> None:
         a = kind.width
-        self.state, self.kind, self.live, self.dot = state, kind, live, dot
+        self.state, self.kind, self.live, self.dot, self.measures = state, kind, live, dot, measures
         self.w, self.v, self.g, self.reals = state.w[:a], state.v[:a], state.g[:a], state.reals[:, :a]
         self.anchor = state.extra["anchor"][:a] if kind.pull else None
         self.push = state.extra["push"][:a] if kind.push else None
@@ -56,6 +56,7 @@ class Optimiser:
             inward,
             self.kind.momentum,
             self.dot,
+            self.measures,
         )
         self._done |= {weight} if bias is None else {weight, bias}
         return True, dx

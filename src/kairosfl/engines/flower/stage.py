@@ -79,7 +79,8 @@ class Stage:
 
     def mend(self) -> None:
         """Start the SuperLink again if it has ended."""
-        if self.processes["superlink"].poll() is not None:
+        process = self.processes.get("superlink")
+        if process is None or process.poll() is not None:
             self.start_superlink()
 
     def wait_for(self, name: str, up: Callable[[], bool]) -> None:

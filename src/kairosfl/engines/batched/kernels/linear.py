@@ -9,6 +9,9 @@ gradient of its input and for the step alike, and never writes their gradients.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -167,7 +170,10 @@ def forward(x: Tensor, rows: Tensor, weight: int, bias: int | None, outputs: int
     return y
 
 
-STRIP = 64  # inputs that one program of the backward pass takes
+STRIP = 64  # least number of inputs that one program of the backward pass takes
+TILES = ((64, 32, 4, 2), (64, 16, 4, 3), (128, 16, 8, 2), (64, 32, 8, 3))  # inputs, outputs, warps, stages
+LARGE = 1 << 20  # weights of a layer worth a measurement
+_best: dict[tuple[object, ...], tuple[int, int, int, int]] = {}
 
 
 def backward(
@@ -186,6 +192,7 @@ def backward(
     inward: bool,
     momentum: bool,
     dot: str,
+    measures: bool,
 ) -> Tensor | None:
     """The gradient of the input, if `inward`; the weights and the bias have stepped.
 
@@ -193,36 +200,60 @@ def backward(
     """
     m, samples, inputs = x.shape
     dx = x.new_empty(x.shape) if inward else None
-    _backward[(triton.cdiv(inputs, STRIP), m)](
-        x,
-        dy,
-        x if dx is None else dx,
-        w,
-        v,
-        w if anchor is None else anchor,
-        w if push is None else push,
-        reals,
-        live,
-        partials,
-        w.stride(0),
-        reals.stride(0),
-        partials.stride(0),
-        column,
-        weight,
-        bias or 0,
-        samples,
-        IN=inputs,
-        OUT=dy.shape[2],
-        BIAS=bias is not None,
-        INWARD=inward,
-        PULL=anchor is not None,
-        PUSH=push is not None,
-        MOMENTUM=momentum,
-        DOT=dot,
-        BR=max(16, triton.next_power_of_2(samples)),
-        BI=STRIP,
-        BO=32,
-        num_warps=4,
-        num_stages=2,
-    )
+
+    def launch(w: Tensor, v: Tensor, live: Tensor, clients: int, tile: tuple[int, int, int, int]) -> None:
+        wide, deep, warps, stages = tile
+        _backward[(triton.cdiv(inputs, wide), clients)](
+            x,
+            dy,
+            x if dx is None else dx,
+            w,
+            v,
+            w if anchor is None else anchor,
+            w if push is None else push,
+            reals,
+            live,
+            partials,
+            w.stride(0),
+            reals.stride(0),
+            partials.stride(0),
+            column,
+            weight,
+            bias or 0,
+            samples,
+            IN=inputs,
+            OUT=dy.shape[2],
+            BIAS=bias is not None,
+            INWARD=inward,
+            PULL=anchor is not None,
+            PUSH=push is not None,
+            MOMENTUM=momentum,
+            DOT=dot,
+            BR=max(16, triton.next_power_of_2(samples)),
+            BI=wide,
+            BO=deep,
+            num_warps=warps,
+            num_stages=stages,
+        )
+
+    kind = (samples, inputs, dy.shape[2], x.dtype, dot)
+    large = inputs * dy.shape[2] >= LARGE
+    if measures and large and kind not in _best and not torch.cuda.is_current_stream_capturing():
+        clients = min(m, 8)
+        spare, on = (w[:clients].clone(), v[:clients].clone()), torch.ones_like(live)
+        times = {tile: _seconds(lambda tile=tile: launch(*spare, on, clients, tile)) for tile in TILES}
+        _best[kind] = min(times, key=times.__getitem__)
+    launch(w, v, live, m, _best.get(kind, TILES[0]) if measures else TILES[0])
     return dx
+
+
+def _seconds(action: Callable[[], None]) -> float:
+    times = []
+    for _ in range(3):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        action()
+        ended.record()
+        ended.synchronize()
+        times.append(began.elapsed_time(ended))
+    return min(times)

@@ -1,0 +1,117 @@
+"""Memory of the server with a large random model over real Flower nodes, updates on disk.
+
+    python benchmarks/flower_memory.py [--parameters 25000000] [--nodes 4] [--algorithm fedavg] [--on-disk 0]
+
+SuperLink and SuperNodes are real processes on loopback with TLS and authentication. Weights and updates are random:
+Flower sends equal chunks only once. Printed is the server process's memory beyond what it holds before the first
+round without the model, in models: anonymous memory, which it really needs, and mapped pages of the updates, which the
+system takes back when it wants them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event, Thread
+
+from flower_overhead import write_app
+
+from kairosfl.deploy import perform
+from kairosfl.engines.flower.scaffold import SERVER
+from kairosfl.engines.flower.stage import Stage
+
+TASK = """
+import numpy as np, torch
+from torch import nn
+from kairosfl import DataSet, Population, Samples, Task
+
+def task(client):
+    torch.manual_seed(0)
+    samples = Samples(torch.zeros(1, {width}), torch.zeros(1, dtype=torch.int64))
+    return Task(nn.Linear({width}, 2), DataSet("zeros", samples, samples, 2), Population(np.arange(1), np.arange(2)))
+"""
+
+CLIENT = """
+import numpy as np
+from dataclasses import replace
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+from kairosfl.engines.flower import client
+from kairosfl.briefs import Report
+import torch
+
+class Random(client.Trainer):
+    def follow(self, brief):
+        random = torch.Generator().manual_seed(1000 * brief.round + brief.client)
+        delta = 1e-3 * torch.randn(len(brief.start), generator=random)
+        return Report(client=brief.client, n=1, steps=1, epochs=1.0, delta=delta, loss=1.0, grad_sq=1.0, seconds=0.0)
+
+client.Trainer = Random
+from federation.task import task
+app = client.client_app(task)
+"""
+
+RUN = """
+algorithm = "{algorithm}"
+[train]
+rounds = {rounds}
+cohort = {nodes}
+[run]
+checkpoint_every = 1000000
+eval_every = 1000000
+[deploy]
+clients = {nodes}
+quorum = 1.0
+on_disk = {on_disk}
+"""
+
+
+def watch(stage: Stage, stop: Event, peaks: dict[str, int]) -> None:
+    """The largest memory that the server's process is seen to hold."""
+    home = stage.environment["FLWR_HOME"].encode()
+    while not stop.wait(0.02):
+        for entry in Path("/proc").iterdir():
+            try:
+                if b"flwr-serverapp" in (entry / "cmdline").read_bytes() and home in (entry / "environ").read_bytes():
+                    for line in (entry / "status").read_text().splitlines():
+                        name, _, value = line.partition(":")
+                        if name in ("RssAnon", "RssFile"):
+                            peaks[name] = max(peaks.get(name, 0), int(value.split()[0]) * 1024)
+            except OSError:
+                continue
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parameters", type=int, default=25_000_000)
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--algorithm", default="fedavg")
+    parser.add_argument("--on-disk", type=int, default=0)
+    given = parser.parse_args()
+    found: dict[int, dict[str, int]] = {}
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        (folder / "run.toml").write_text(RUN.format(**vars(given)))
+        with Stage(folder / "stage", [str(i) for i in range(given.nodes)]) as stage:
+            for parameters in (100, given.parameters):
+                task = TASK.format(width=parameters // 2 - 1)
+                app = write_app(folder / f"app{parameters}", f"app{parameters}", task, SERVER, CLIENT)
+                stop, found[parameters] = Event(), {}
+                thread = Thread(target=watch, args=(stage, stop, found[parameters]))
+                thread.start()
+                began = time.monotonic()
+                perform(stage, app, folder / "run.toml", folder / f"out{parameters}")
+                took = time.monotonic() - began
+                stop.set()
+                thread.join()
+                print(f"{parameters} parameters: {took:.0f} s for {given.rounds} rounds, {found[parameters]}")
+    model = 4 * given.parameters
+    for name in ("RssAnon", "RssFile"):
+        print(f"{name}: {(found[given.parameters][name] - found[100][name]) / model:.2f} models")
+
+
+if __name__ == "__main__":
+    main()
