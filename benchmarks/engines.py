@@ -338,9 +338,8 @@ def profile(tasks: list[Task], recipe: Recipe, device: torch.device, precision: 
         slots.state.wholes[0] = 0
         wide = kind.wide(min(32, slots.state.slots))
         _events(lambda: steps(wide, 5), 5)
-        for layer in engine._work.stack._run.modules():  # type: ignore[union-attr]
-            if hasattr(layer, "measured"):
-                print(f"  {layer.shape}: {type(layer.measured).__name__}")
+        for layer, method in engine._work.stack.frame.chosen.items():
+            print(f"  {layer}: {type(method).__name__}")
     return found
 
 

@@ -1,4 +1,6 @@
-"""The loop engine against a tight hand-written loop, and what a large population costs. Ratios of CPU seconds, measured in one run.
+"""The loop engine against a tight hand-written loop, and what a large population costs.
+
+Ratios of CPU seconds, measured in one run.
 
     python benchmarks/loop.py
 """
@@ -87,7 +89,10 @@ def main() -> None:
     cnn = task_of("cnn", 100, 128, (3, 32, 32))
     recipe = Recipe(rounds=10**6, cohort=10, batch_size=64, lr=0.01, momentum=0.9)
     hand, ours = side_by_side(cnn, recipe, 1, options.repeats)
-    print(f"2-conv CNN, 10 of 100 clients, batch 64: by hand {hand:.3f} s a round, loop {ours:.3f} s, ratio {ours / hand:.3f}")
+    print(
+        f"2-conv CNN, 10 of 100 clients, batch 64: by hand {hand:.3f} s a round, loop {ours:.3f} s, "
+        f"ratio {ours / hand:.3f}"
+    )
 
     torch.set_num_threads(1)
     tiny = task_of("mlp", 1000, 10, (64,), hidden=(32,))

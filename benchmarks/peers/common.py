@@ -16,7 +16,6 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -44,7 +43,7 @@ class Workload:
 
 WORKLOADS = {
     "tiny": Workload(shape=(64,), clients=1000, samples=10, cohort=100, rounds=50, batch=10, lr=0.1, separation=3.0),
-    "cnn": Workload(shape=(3, 32, 32), clients=100, samples=128, cohort=10, rounds=6, batch=64, lr=0.05, separation=8.0),
+    "cnn": Workload(shape=(3, 32, 32), clients=100, samples=128, cohort=10, rounds=6, batch=64, lr=0.05, separation=35.0),
 }
 
 
@@ -64,13 +63,11 @@ class Job:
     @classmethod
     def make(cls, work: Workload, rounds: int) -> Job:
         rng = np.random.Generator(np.random.Philox(key=5))
-        centres = rng.standard_normal((CLASSES, prod(work.shape)), dtype=np.float32)
-        centres *= work.separation / np.linalg.norm(centres, axis=1, keepdims=True)
+        centres = _centres(rng, work.shape) * work.separation
         total = work.clients * work.samples
         targets = rng.integers(0, CLASSES, total + TEST_SAMPLES)
-        inputs = rng.standard_normal((len(targets), prod(work.shape)), dtype=np.float32)
+        inputs = rng.standard_normal((len(targets), *work.shape), dtype=np.float32)
         inputs += centres[targets]
-        inputs = inputs.reshape(-1, *work.shape)
         parts = rng.permutation(total).reshape(work.clients, work.samples)
         cohorts = [np.sort(rng.choice(work.clients, work.cohort, replace=False)) for _ in range(rounds)]
         return cls(
@@ -105,6 +102,17 @@ class Job:
         for array in (*arrays, *(p.detach().numpy() for p in self.model().parameters())):
             value = zlib.crc32(np.ascontiguousarray(array).data, value)
         return value
+
+
+def _centres(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Directions in which the classes lie; of images as squares of 8 by 8 pixels, which a convolution can see."""
+    side = 8 if len(shape) == 3 else 1
+    coarse = shape if side == 1 else (shape[0], shape[1] // side, shape[2] // side)
+    centres = rng.standard_normal((CLASSES, *coarse), dtype=np.float32)
+    centres /= np.sqrt((centres**2).sum(tuple(range(1, centres.ndim)), keepdims=True)) * side
+    for axis in range(2, centres.ndim):
+        centres = centres.repeat(side, axis)
+    return centres
 
 
 def without_torchvision() -> None:

@@ -21,6 +21,7 @@ REPORT = Report(
 
 
 def outcome(brief: dict[str, Any], report: dict[str, Any], round: int = 4, **trust: float) -> Report | str:
+    report = {"delta": REPORT.delta.clone()} | report
     return check(replace(REPORT, **report), round, replace(BRIEF, **brief), Trust(**trust))  # type: ignore[arg-type]
 
 

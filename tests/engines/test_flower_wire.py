@@ -95,7 +95,7 @@ def answer(report: Report = REPORT, packing: Packing = Packing()) -> RecordDict:
 
 
 def test_a_report_arrives_as_it_was() -> None:
-    report, round = read_report(answer(), START, Packing())
+    report, round = read_report(answer(), Packing(), torch.empty(5))
     same(REPORT, report)
     assert round == 3
 
@@ -103,13 +103,13 @@ def test_a_report_arrives_as_it_was() -> None:
 def test_packed_updates() -> None:
     half = Packing("float16")
     delta = torch.tensor([1.0, -4.0, 0.1, 3.0, 1e-9])
-    report, _ = read_report(answer(replace(REPORT, delta=delta), half), START, half)
+    report, _ = read_report(answer(replace(REPORT, delta=delta), half), half, torch.empty(5))
     assert report.delta.tolist() == [1.0, -4.0, float(np.float16(0.1)), 3.0, 0.0]
     top = Packing(keep=0.5)  # 3 of 5: the entries -4, 3 and -2
-    report, _ = read_report(answer(REPORT, top), START, top)
+    report, _ = read_report(answer(REPORT, top), top, torch.empty(5))
     assert report.delta.tolist() == [0.0, -4.0, 0.0, 3.0, -2.0]
     both = Packing("float16", 0.2)
-    report, _ = read_report(answer(REPORT, both), START, both)
+    report, _ = read_report(answer(REPORT, both), both, torch.empty(5))
     assert report.delta.tolist() == [0.0, -4.0, 0.0, 0.0, 0.0]
 
 
@@ -127,7 +127,7 @@ def array(values: object, dtype: str = "float32") -> Array:
 def test_what_is_no_report() -> None:
     def refused(record: RecordDict, packing: Packing = Packing()) -> str:  # noqa: B008
         with pytest.raises(Malformed) as caught:
-            read_report(over_the_wire(record), START, packing)
+            read_report(over_the_wire(record), packing, torch.empty(5))
         return str(caught.value)
 
     def changed(**numbers: object) -> RecordDict:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from kairosfl.engines.batched.conv import Method
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.update import Optimiser
 
@@ -26,6 +27,7 @@ class Frame:
         self.compute = torch.float32  # type of activations
         self.dot = "ieee"  # how Triton multiplies float32
         self.measures = True  # whether layers may time their methods
+        self.chosen: dict[Hashable, Method] = {}  # what they found
         self.rows = torch.empty(0)
         self.gradients: Tensor | None = None
         self.keys: Tensor | None = None  # [m, 1] int64; None: dropout is off

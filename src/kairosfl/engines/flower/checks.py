@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
 from kairosfl.briefs import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Brief, Report
 from kairosfl.errors import UserError
 
+PART = 1 << 20
 SLACK = 1e-6  # of fractions of an epoch and of cosines, which are rounded on the way
 
 
@@ -29,7 +30,7 @@ class Trust:
 
 
 def check(report: Report, round: int, brief: Brief, trust: Trust) -> Report | str:
-    """The report as it may be used, or why it may not."""
+    """The report as it may be used, or why it may not. Its update is scaled in place."""
     reason = (
         _addressed(report, round, brief)
         or _numbers(report, trust)
@@ -38,14 +39,19 @@ def check(report: Report, round: int, brief: Brief, trust: Trust) -> Report | st
     )
     if reason:
         return reason
-    norm = float(torch.linalg.vector_norm(report.delta, dtype=torch.float64))
+    norm = _norm(report.delta)
     if not math.isfinite(norm):
         return "its update is not finite"
     if norm > trust.max_norm:
         return f"its update has the norm {norm:.3g}, above deploy.max_norm = {trust.max_norm:g}"
     if norm > trust.clip_norm:
-        return replace(report, delta=report.delta * (trust.clip_norm / norm))
+        report.delta.mul_(trust.clip_norm / norm)
     return report
+
+
+def _norm(delta: Tensor) -> float:
+    """In double precision, which does not overflow, a part at a time, which takes no memory."""
+    return math.sqrt(sum(float(part.double().square().sum()) for part in delta.split(PART)))
 
 
 def _addressed(report: Report, round: int, brief: Brief) -> str | None:

@@ -79,7 +79,7 @@ class Flower(Evaluator):
         `task` is kept without the numbers of its model, which live in the run.
         """
         self.grid, self.settings, self.folder = grid, settings, folder
-        self._start = task.start() if start is None else start
+        self._start: Tensor | None = task.start() if start is None else start
         if len(self._start) != task.layout.size:
             raise UserError(f"deploy.start holds {len(self._start)} numbers, the model {task.layout.size}.")
         hollow = copy.deepcopy(task.model).to_empty(device="meta").eval()
@@ -88,8 +88,10 @@ class Flower(Evaluator):
         self._reception = Reception(grid, self.roster, log, settings.deadline)
 
     def start(self) -> Tensor:
-        """The model before training."""
-        return self._start
+        """The model before training; handed over, not kept."""
+        x, self._start = self._start, None
+        assert x is not None, "it was handed over before"
+        return x
 
     def train(self, briefs: Briefs) -> Reports:
         """Reports in client order; why there is none of a client stands in `failed`."""
@@ -106,14 +108,14 @@ class Flower(Evaluator):
         while flying and len(good) < needed and time.monotonic() < until:
             before = len(flying)
             for sent, (client, node) in list(flying.items()):
-                outcome = self._outcome(sent, node, orders[client])
+                outcome = self._outcome(sent, node, orders[client], updates[row[client]])
                 if outcome is None:
                     continue
                 del flying[sent]
                 if isinstance(outcome, str):
                     failed[client] = outcome
                 else:
-                    good[client] = updates.put(row[client], outcome)
+                    good[client] = outcome
                 if len(good) == needed:
                     break
             if len(flying) == before:
@@ -165,8 +167,8 @@ class Flower(Evaluator):
                 failed[client] = "its brief could not be sent"
         return flying, failed
 
-    def _outcome(self, sent: str, node: int, brief: Brief) -> Report | str | None:
-        """The answer to a message as a report that may be used, or why not; None as long as there is none."""
+    def _outcome(self, sent: str, node: int, brief: Brief, out: Tensor) -> Report | str | None:
+        """The answer to a message as a report that may be used, its update in `out`, or why not; None: none yet."""
         reply = pull(self.grid, sent)
         if not isinstance(reply, Message):
             return reply
@@ -175,7 +177,7 @@ class Flower(Evaluator):
             self._reception.hear(node, served)
             return "its node does not serve it any more"
         try:
-            report, round = read_report(reply.content, brief.start, self.settings.packing)
+            report, round = read_report(reply.content, self.settings.packing, out)
         except Malformed as reason:
             return clean(str(reason))
         except Exception as error:  # as in `pull`: the form of what it sent is the client's doing

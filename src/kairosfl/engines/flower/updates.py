@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Report
+from kairosfl.briefs import Briefs
 
 
 class Updates:
@@ -30,10 +29,9 @@ class Updates:
             kind = torch.empty(0, dtype=dtype).numpy().dtype
             self._rows = torch.from_numpy(np.memmap(file, dtype=kind, mode="r+", shape=shape))
 
-    def put(self, row: int, report: Report) -> Report:
-        """Keeps the report's update; the report that comes back holds it no longer."""
-        self._rows[row] = report.delta
-        return replace(report, delta=torch.empty(0))
+    def __getitem__(self, row: int) -> Tensor:
+        """The place of one update."""
+        return self._rows[row]
 
     def rows(self, filled: Sequence[int]) -> Tensor:
         """`[m, d]` of these rows, which are ascending; they move up in place, so that nothing is held twice."""

@@ -21,7 +21,7 @@ from kairosfl.errors import UserError
 VERSION = 1
 NUMBERS, VECTORS = "numbers", "vectors"
 RAW = "kairosfl.raw"  # how the bytes of an array are to be read: as they are, little-endian
-PIECE = 1 << 23  # bytes; vectors travel in pieces, since Flower holds every array three times while it reads it
+PIECE = 1 << 20  # bytes; vectors travel in pieces, since Flower copies what it works on, eight pieces at a time
 BRIEF_VECTORS = ("start", "push", "stop_reference", "previous")
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64, "int32": torch.int32}
 
@@ -101,8 +101,8 @@ def report_record(report: Report, round: int, packing: Packing) -> RecordDict:
     return _record(numbers, arrays)
 
 
-def read_report(record: RecordDict, start: Tensor, packing: Packing) -> tuple[Report, int]:
-    """The report in a record, with an update like `start`, and the round that it names."""
+def read_report(record: RecordDict, packing: Packing, out: Tensor) -> tuple[Report, int]:
+    """The report in a record, its update written into `out`, and the round that it names."""
     numbers, vectors = _parts(record)
     values: dict[str, Any] = {}
     for name, kind in (*MUST.items(), *MAY.items()):
@@ -114,16 +114,19 @@ def read_report(record: RecordDict, start: Tensor, packing: Packing) -> tuple[Re
         if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
             raise Malformed(f"its {name} is of type {type(value).__name__}")
         values[name] = kind(value)
-    count = packing.count(len(start))
-    dtype = torch.float16 if packing.dtype == "float16" else start.dtype
-    delta = _update(vectors, "delta", count, dtype).to(start.dtype)
-    if packing.keep < 1:
-        where = _update(vectors, "where", count, torch.int32).long()
-        if not bool((where[1:] > where[:-1]).all()) or int(where[0]) < 0 or int(where[-1]) >= len(start):
+    count = packing.count(len(out))
+    dtype = "float16" if packing.dtype == "float16" else _word(out.dtype)
+    if packing.keep == 1:
+        _update(vectors, "delta", dtype, out)
+    else:
+        where, kept = torch.empty(count, dtype=torch.int32), torch.empty(count, dtype=out.dtype)
+        _update(vectors, "where", "int32", where)
+        _update(vectors, "delta", dtype, kept)
+        if not bool((where[1:] > where[:-1]).all()) or int(where[0]) < 0 or int(where[-1]) >= len(out):
             raise Malformed("the places of its update are out of order")
-        delta = torch.zeros_like(start, device="cpu").index_copy_(0, where, delta)
+        out.zero_().index_copy_(0, where.long(), kept)
     round: int = values.pop("round")
-    return Report(delta=delta, **values), round
+    return Report(delta=out, **values), round
 
 
 def _record(numbers: dict[str, Any], vectors: dict[str, Array]) -> RecordDict:
@@ -140,18 +143,18 @@ def _parts(record: RecordDict) -> tuple[ConfigRecord, ArrayRecord]:
     return numbers, vectors
 
 
-def _update(vectors: ArrayRecord, name: str, count: int, dtype: torch.dtype) -> Tensor:
-    """A vector of a report; its shape is compared before anything of that size is made."""
+def _update(vectors: ArrayRecord, name: str, dtype: str, out: Tensor) -> None:
+    """A vector of a report; its shape is looked at before its numbers."""
     shapes = [tuple(array.shape) for key, array in vectors.items() if key.partition(".")[0] == name]
     if not shapes:
         raise Malformed("its report holds no update")
-    if any(len(shape) != 1 for shape in shapes) or sum(shape[0] for shape in shapes) != count:
+    if any(len(shape) != 1 for shape in shapes) or sum(shape[0] for shape in shapes) != len(out):
         seen = shapes[0] if len(shapes) == 1 else (sum(map(math.prod, shapes)),)
-        raise Malformed(f"its update has the shape {seen}, not ({count},)")
-    vector = _vector(vectors, name)
-    if vector.dtype != dtype:
-        raise Malformed(f"its update is {_word(vector.dtype)}, not {_word(dtype)}")
-    return vector
+        raise Malformed(f"its update has the shape {seen}, not ({len(out)},)")
+    pieces = _found(vectors, name)
+    if pieces[0].dtype != dtype:
+        raise Malformed(f"its update is {pieces[0].dtype}, not {dtype}")
+    _fill(pieces, name, out)
 
 
 def _word(dtype: torch.dtype) -> str:
@@ -169,20 +172,34 @@ def _pieces(vector: Tensor) -> list[Array]:
 
 
 def _vector(vectors: ArrayRecord, name: str) -> Tensor:
-    """The vector of this name from its pieces, as long as the bytes that are really there say."""
+    """The vector of this name, as long as the bytes that are really there say."""
+    pieces = _found(vectors, name)
+    size = sum(len(piece.data) for piece in pieces) // np.dtype(pieces[0].dtype).itemsize
+    whole = torch.empty(size, dtype=DTYPES[pieces[0].dtype])
+    _fill(pieces, name, whole)
+    return whole
+
+
+def _found(vectors: ArrayRecord, name: str) -> list[Array]:
+    """The pieces of a vector in their order, all of one dtype."""
     pieces: list[Array] = []
     while f"{name}.{len(pieces)}" in vectors:
         pieces.append(vectors[f"{name}.{len(pieces)}"])
     dtype = pieces[0].dtype if pieces else "nothing"
     if dtype not in DTYPES or any(piece.dtype != dtype or piece.stype != RAW for piece in pieces):
         raise Malformed(f"its {name} is {dtype!r} in a form that is not understood")
-    kind = np.dtype(dtype).newbyteorder("<")
+    return pieces
+
+
+def _fill(pieces: list[Array], name: str, out: Tensor) -> None:
+    """Write the pieces into `out`, which may be of another dtype."""
+    kind = np.dtype(pieces[0].dtype).newbyteorder("<")
     if any(len(piece.data) != math.prod(piece.shape) * kind.itemsize for piece in pieces):
         raise Malformed(f"the bytes of its {name} do not fill its shape")
-    whole = np.empty(sum(len(piece.data) for piece in pieces) // kind.itemsize, np.dtype(dtype))
-    begin = 0
+    to, begin = out.numpy(), 0
     for piece in pieces:
         part = np.frombuffer(piece.data, kind)
-        whole[begin : begin + len(part)] = part
+        to[begin : begin + len(part)] = part
         begin += len(part)
-    return torch.from_numpy(whole)
+    if begin != len(to):
+        raise Malformed(f"the bytes of its {name} do not fill its shape")
