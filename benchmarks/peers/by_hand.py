@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
 from peers.common import Job, measure
+from torch import Tensor
 
 
 def train(job: Job, tick: Callable[[], None]) -> Iterable[Tensor]:

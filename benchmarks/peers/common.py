@@ -43,7 +43,9 @@ class Workload:
 
 WORKLOADS = {
     "tiny": Workload(shape=(64,), clients=1000, samples=10, cohort=100, rounds=50, batch=10, lr=0.1, separation=3.0),
-    "cnn": Workload(shape=(3, 32, 32), clients=100, samples=128, cohort=10, rounds=6, batch=64, lr=0.05, separation=35.0),
+    "cnn": Workload(
+        shape=(3, 32, 32), clients=100, samples=128, cohort=10, rounds=6, batch=64, lr=0.05, separation=45.0
+    ),
 }
 
 

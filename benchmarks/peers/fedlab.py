@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
+from peers.common import Job, measure, without_torchvision
 from torch import Tensor
 from torch.utils.data import DataLoader
-
-from peers.common import Job, measure, without_torchvision
 
 without_torchvision()
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 
 import torch
+from peers.common import Job, measure, without_torchvision
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
-
-from peers.common import Job, measure, without_torchvision
 
 without_torchvision()
 
@@ -90,9 +89,7 @@ def train(job: Job, tick: Callable[[], None]) -> Iterable[Tensor]:
             "no_log_console": True,
             "torch_num_threads": torch.get_num_threads(),
         }
-        runner = flgo.init(
-            task, Algorithm, option, model=flgo.convert_model(lambda: job.model()), Logger=Quiet
-        )
+        runner = flgo.init(task, Algorithm, option, model=flgo.convert_model(lambda: job.model()), Logger=Quiet)
         runner.run()
     return runner.model.parameters()
 

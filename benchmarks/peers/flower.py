@@ -18,9 +18,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from torch import Tensor
-
 from peers.common import WORKLOADS, Job, measure
+from torch import Tensor
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from peers.common import CLASSES, Job, measure
 from torch import Tensor
 
 from kairosfl import Algorithm, DataSet, Loop, Population, Recipe, Round, Rule, Run, Samples, Task, drive, rounds
 from kairosfl.briefs import Plan
 from kairosfl.rule import State
-from peers.common import CLASSES, Job, measure
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from peers.common import Job, measure
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -16,8 +17,6 @@ from pfl.hyperparam import NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
-
-from peers.common import Job, measure
 
 
 class Model(nn.Module):
@@ -56,9 +55,7 @@ def train(job: Job, tick: Callable[[], None]) -> Iterable[Tensor]:
         train_cohort_size=job.work.cohort,
         val_cohort_size=None,
     )
-    local = NNTrainHyperParams(
-        local_num_epochs=1, local_learning_rate=job.work.lr, local_batch_size=job.work.batch
-    )
+    local = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=job.work.lr, local_batch_size=job.work.batch)
     FederatedAveraging().run(
         algorithm_params=how,
         backend=SimulatedBackend(training_data=data, val_data=data),

@@ -245,10 +245,14 @@ def main() -> None:
     partial = options.out.with_suffix(".partial")
     partial.write_text(json.dumps({"machine": machine, "workloads": entries, "runs": found}, indent=1))
     os.replace(partial, options.out)
-    print(f"\n{machine['cores']} cores, {machine['machine']}, {options.threads} thread(s) a process; written to {options.out}")
+    print(
+        f"\n{machine['cores']} cores, {machine['machine']}, {options.threads} thread(s) a process; written to {options.out}"
+    )
     for workload, rows in entries.items():
         print("\n" + table(TITLES[workload], rows))
-    sys.exit(any("failed" in entry for rows in entries.values() for entry in rows if entry["name"].startswith("Kairos")))
+    sys.exit(
+        any("failed" in entry for rows in entries.values() for entry in rows if entry["name"].startswith("Kairos"))
+    )
 
 
 if __name__ == "__main__":

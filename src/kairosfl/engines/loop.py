@@ -19,9 +19,7 @@ class Loop(Evaluator):
     def __init__(self, task: Task, device: torch.device | str = "cpu", *, precision: str = "float32") -> None:
         self.precision = Precision.of(precision, torch.device(device))
         if precision == "bfloat16":
-            raise UserError(
-                "run.precision = 'bfloat16' needs run.engine = 'batched'; loop has 'float32' and 'tf32'."
-            )
+            raise UserError("run.precision = 'bfloat16' needs run.engine = 'batched'; loop has 'float32' and 'tf32'.")
         self.trainer = Trainer(task, torch.device(device))
         super().__init__(task, self.trainer.device, self.trainer.predict)
 
