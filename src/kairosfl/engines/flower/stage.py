@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -60,7 +61,7 @@ class Stage:
                 self.register(f"node-{number}")
                 self.start_node(f"node-{number}", clients)
             for name in self.keys:
-                self.wait_for(name, lambda name=name: b"SuperNode ID" in self.log(name).read_bytes())
+                self.wait_for(name, partial(self.connected, name))
         except BaseException:
             self.close()
             raise
@@ -82,6 +83,10 @@ class Stage:
         process = self.processes.get("superlink")
         if process is None or process.poll() is not None:
             self.start_superlink()
+
+    def connected(self, name: str) -> bool:
+        """Whether a node says that the SuperLink knows it."""
+        return b"SuperNode ID" in self.log(name).read_bytes()
 
     def wait_for(self, name: str, up: Callable[[], bool]) -> None:
         """Wait until a process is up."""
