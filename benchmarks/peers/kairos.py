@@ -43,7 +43,8 @@ def train(job: Job, tick: Callable[[], None]) -> Iterable[Tensor]:
     algorithm = Algorithm((Given(job.cohorts),))
     recipe = Recipe(rounds=job.rounds, cohort=work.cohort, batch_size=work.batch, lr=work.lr)
     run = Run.start(engine.start(), algorithm, clients=work.clients, seed=0)
-    for run in drive(rounds(run, algorithm, recipe, clients=work.clients, layout=task.layout), engine):  # noqa: B007
+    course = rounds(run, algorithm, recipe, clients=work.clients, layout=task.layout)
+    for run in drive(course, engine):  # noqa: B007
         tick()
     return [view for _, view in task.layout.views(run.x)]
 

@@ -246,7 +246,8 @@ def main() -> None:
     partial.write_text(json.dumps({"machine": machine, "workloads": entries, "runs": found}, indent=1))
     os.replace(partial, options.out)
     print(
-        f"\n{machine['cores']} cores, {machine['machine']}, {options.threads} thread(s) a process; written to {options.out}"
+        f"\n{machine['cores']} cores, {machine['machine']}, {options.threads} thread(s) a process; "
+        f"written to {options.out}"
     )
     for workload, rows in entries.items():
         print("\n" + table(TITLES[workload], rows))
