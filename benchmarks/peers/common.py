@@ -51,7 +51,7 @@ WORKLOADS = {
 
 @dataclass(frozen=True)
 class Job:
-    """A workload's data, made from a fixed seed. Client i owns the samples `parts[i]`; in round r train `cohorts[r]`."""
+    """Data of a workload, from a fixed seed. Client i owns the samples `parts[i]`; in round r train `cohorts[r]`."""
 
     work: Workload
     rounds: int
