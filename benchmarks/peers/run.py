@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-SOURCE = HERE.parents[1] / "src"
 SHARED = ("torch==2.13.0", "numpy==2.4.6")
 SLOW = 10  # times the hand-written loop: run once, no repeat changes such a verdict
 SAME = 0.02  # accuracies this close are the same: the order of the batches differs between frameworks
@@ -62,6 +61,7 @@ class Row:
 
 ROWS = (
     Row("by hand, tight loop", "kairos", "by_hand"),
+    Row("by hand, torch.optim.SGD", "kairos", "by_hand", ("--optimiser",)),
     Row("Kairos, batched", "kairos", "kairos", ("--engine", "batched")),
     Row("Kairos, loop", "kairos", "kairos", ("--engine", "loop")),
     Row("pfl 0.6.0", "pfl", "pfl"),
@@ -110,7 +110,7 @@ def run(row: Row, python: Path, workload: str, options: argparse.Namespace) -> d
     out = options.cache / f"{row.module}-{workload}.json"
     log = out.with_suffix(".log")
     out.unlink(missing_ok=True)
-    places = [str(HERE.parent), *([str(SOURCE)] if row.environment == "kairos" else [])]
+    places = [str(HERE.parent), *([str(options.source)] if row.environment == "kairos" else [])]
     command = [str(python), "-P", "-m", f"peers.{row.module}", workload, str(out), "--threads", str(options.threads)]
     if options.rounds:
         command += ["--rounds", str(options.rounds)]
@@ -219,6 +219,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "kairosfl" / "peers")
     parser.add_argument("--out", type=Path, default=Path("build/peers.json"))
+    parser.add_argument("--source", type=Path, default=HERE.parents[1] / "src", help="of the Kairos to measure")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="fewer or more than the workload has")
     parser.add_argument("--threads", type=int, default=1, help="of every process")
@@ -226,7 +227,8 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=list(TITLES), default=list(TITLES))
     parser.add_argument("--only", nargs="+", choices=list(ENVIRONMENTS), help="beside Kairos and the loop by hand")
     options = parser.parse_args()
-    options.cache, options.out = options.cache.expanduser().resolve(), options.out.resolve()
+    options.cache, options.source = options.cache.expanduser().resolve(), options.source.resolve()
+    options.out = options.out.resolve()
     options.cache.mkdir(parents=True, exist_ok=True)
     options.rows = [row for row in ROWS if not options.only or row.environment in {"kairos", *options.only}]
 

@@ -38,6 +38,7 @@ except ImportError:
     raise UserError("Deployment needs Flower; install it with: pip install 'kairosfl[flower]'.") from None
 
 MakeTask = Callable[[int | None], Task]
+STALLED = 120.0  # seconds beyond deadline and wait without a round, after which something is wrong
 ATTEMPTS = 3  # a rehearsal whose server ends this often without having done a round is given up
 
 
@@ -209,14 +210,22 @@ def rehearsal_app(path: Path, config: Config) -> Path:
 def perform(stage: Stage, app: Path, run: Path, out: Path, notify: Notify | None = None) -> dict[str, Any]:
     """Hold one run on a stage to its end; the nodes stay up for the next one."""
     folder, told, failures = Folder(out), 0, 0
+    settings = load(run)[1].settings()
+    patience = settings.deadline + settings.wait + STALLED
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "roster.json").exists():
         save(out / "roster.json", stage.roster())
     while not folder.finished():
         stage.mend()
-        process, before = stage.submit(app, run, out), told
+        process, before, heard = stage.submit(app, run, out), told, time.monotonic()
         while process.poll() is None and not folder.finished():
-            told = _tell(out, told, notify)
+            news = _tell(out, told, notify)
+            heard = time.monotonic() if news > told else heard
+            told = news
+            if time.monotonic() > heard + patience:
+                folder.log("stalled: Flower's processes on the server are started again")
+                stage.kill("run")
+                stage.kill("superlink")
             time.sleep(0.2)
         told = _tell(out, told, notify)
         failures = 0 if told > before else failures + 1

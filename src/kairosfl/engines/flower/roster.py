@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
@@ -22,6 +23,7 @@ from kairosfl.errors import UserError
 
 PATIENCE = 120.0  # seconds after which a node that did not introduce itself is asked again
 PAUSE = 2.0  # seconds between two looks at who is online
+TROUBLE = 120.0  # seconds that the SuperLink may fail to answer before the server gives up
 MOST_IDS = 10_000  # clients that one node may claim
 
 # Flower's error codes. Only an exception's text (code 2) says more than its kind.
@@ -134,7 +136,7 @@ class Reception:
         if now < self._next:
             return
         self._next = now + PAUSE
-        online = {info.node_id: info.public_key for info in self.grid.get_nodes()}
+        online = {info.node_id: info.public_key for info in patiently(self.grid.get_nodes)}
         gone = self._online.keys() - online.keys()
         self._tell(self.roster.forget(gone))
         self._asked = {question: node for question, node in self._asked.items() if node not in gone}
@@ -146,7 +148,9 @@ class Reception:
         for node in [node for node in online if self._again[node] <= now]:
             self._again[node] = now + PATIENCE
             question = Message(RecordDict(), node, MessageType.QUERY, ttl=self._ttl)
-            self._asked |= {sent: node for sent in self.grid.push_messages([question]) if sent}
+            sent = push(self.grid, question)
+            if sent:
+                self._asked[sent] = node
         for sent, node in list(self._asked.items()):
             reply = pull(self.grid, sent)
             if reply is None:
@@ -171,10 +175,31 @@ class Reception:
             self._log(line)
 
 
+T = TypeVar("T")
+
+
+def patiently(call: Callable[[], T]) -> T:
+    """Ask the SuperLink again if it fails: under load its database is locked now and then."""
+    until = time.monotonic() + TROUBLE
+    while True:
+        try:
+            return call()
+        except httpx.HTTPError as error:
+            refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
+            if refused or time.monotonic() > until:
+                raise
+            time.sleep(PAUSE)
+
+
+def push(grid: Grid, message: Message) -> str | None:
+    """Send a message; its id, or None if it was not taken."""
+    return next(iter(patiently(lambda: grid.push_messages([message]))), None)
+
+
 def pull(grid: Grid, sent: str) -> Message | str | None:
     """The answer to a message, or why it is none; None as long as nothing has come."""
     try:
-        reply = next(iter(grid.pull_messages([sent])), None)
+        reply = next(iter(patiently(lambda: grid.pull_messages([sent]))), None)
     except httpx.HTTPError:
         raise
     except Exception as error:  # whatever bytes a client sends, they must cost nothing but its own report

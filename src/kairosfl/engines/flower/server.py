@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 from flwr.app import Array, Message, MessageType
 from flwr.serverapp import Grid
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from kairosfl.briefs import Brief, Briefs, Report, Reports
 from kairosfl.engines.evaluate import Evaluator
 from kairosfl.engines.flower.checks import Trust, check
-from kairosfl.engines.flower.roster import Reception, Roster, clean, introduced, pull
+from kairosfl.engines.flower.roster import Reception, Roster, clean, introduced, pull, push
 from kairosfl.engines.flower.updates import Updates
 from kairosfl.engines.flower.wire import Malformed, Packing, brief_record, read_report
 from kairosfl.errors import UserError
@@ -82,8 +82,7 @@ class Flower(Evaluator):
         self._start: Tensor | None = task.start() if start is None else start
         if len(self._start) != task.layout.size:
             raise UserError(f"deploy.start holds {len(self._start)} numbers, the model {task.layout.size}.")
-        hollow = copy.deepcopy(task.model).to_empty(device="meta").eval()
-        super().__init__(replace(task, model=hollow), torch.device("cpu"), self._predict_with)
+        super().__init__(replace(task, model=hollow(task.model)), torch.device("cpu"), self._predict_with)
         self.roster = Roster(len(task.clients), folder / "roster.json" if folder else None)
         self._reception = Reception(grid, self.roster, log, settings.deadline)
 
@@ -160,7 +159,7 @@ class Flower(Evaluator):
             message = Message(
                 record, node, MessageType.TRAIN, ttl=self.settings.deadline, group_id=str(brief.round + 1)
             )
-            sent = next(iter(self.grid.push_messages([message])), None)
+            sent = push(self.grid, message)
             if sent:
                 flying[sent] = client, node
             else:
@@ -183,3 +182,9 @@ class Flower(Evaluator):
         except Exception as error:  # as in `pull`: the form of what it sent is the client's doing
             return f"its answer cannot be read ({type(error).__name__})"
         return check(report, round, brief, self.settings.trust)
+
+
+def hollow(model: nn.Module) -> nn.Module:
+    """The model without its numbers, for evaluation, which brings its own."""
+    shapes = {id(each): nn.Parameter(torch.empty_like(each, device="meta")) for each in model.parameters()}
+    return copy.deepcopy(model, shapes).eval()

@@ -21,11 +21,13 @@ from kairosfl.errors import UserError
 HOST, NAME = "127.0.0.1", "rehearsal"
 UP = 120.0  # seconds that a process may take to come up
 DOWN = 5.0  # seconds that processes may take to end when asked
-QUIET = {
+ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    "MALLOC_ARENA_MAX": "2",  # glibc would keep what large messages leave behind, in many places
+    "MALLOC_MMAP_THRESHOLD_": "65536",
 }
 
 
@@ -39,7 +41,7 @@ class Stage:
         here = str(Path(sys.executable).parent)  # Flower starts its parts by name
         path = os.pathsep.join([here, os.environ.get("PATH", "")])
         home = str(self.folder / "home")
-        self.environment = {**os.environ, **QUIET, **(environment or {}), "PATH": path, "FLWR_HOME": home}
+        self.environment = {**os.environ, **ENVIRONMENT, **(environment or {}), "PATH": path, "FLWR_HOME": home}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.keys: dict[str, bytes] = {}  # node → its public key
 
@@ -128,7 +130,11 @@ class Stage:
         """A process with a session of its own, so that its children end with it, and a log."""
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
-                command, env=self.environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         self.processes[name] = process
         return process

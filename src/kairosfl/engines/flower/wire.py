@@ -21,7 +21,7 @@ from kairosfl.errors import UserError
 VERSION = 1
 NUMBERS, VECTORS = "numbers", "vectors"
 RAW = "kairosfl.raw"  # how the bytes of an array are to be read: as they are, little-endian
-PIECE = 1 << 20  # bytes; vectors travel in pieces, since Flower copies what it works on, eight pieces at a time
+PIECE = 10 << 20  # bytes; vectors travel in pieces, since Flower copies each array twice while it reads it
 BRIEF_VECTORS = ("start", "push", "stop_reference", "previous")
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64, "int32": torch.int32}
 
