@@ -59,3 +59,18 @@ def test_reserved_slots_keep_their_order() -> None:
     table.write(torch.tensor([3]), {"a": torch.ones(1, 2)})
     table.write(torch.tensor([6, 9]), {"a": torch.tensor([[2.0, 2.0], [3.0, 3.0]])})
     assert torch.cat(list(table.column("a")))[:, 0].tolist() == [3, 1, 2]
+
+
+def test_blocks_that_find_no_room_are_asked_for_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def empty(*shape: int, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        asked.append((shape, dtype, pin_memory))
+        return torch.zeros(shape, dtype=dtype)
+
+    monkeypatch.setattr(module, "roomy", lambda device, size: False)
+    monkeypatch.setattr(module.torch, "empty", empty)
+    table = Table({"a": torch.full((300,), 2.0)})
+    table.write(torch.tensor([3]), {"a": torch.ones(1, 300)})
+    assert asked == [((module.BLOCK_BYTES // 1200, 300), torch.float32, True)]
+    assert table.rows(torch.tensor([3, 4]))["a"].mean(1).tolist() == [1, 2]

@@ -8,6 +8,7 @@ import pytest
 
 from kairosfl import UserError
 from kairosfl.runs import experiment
+from kairosfl.runs.engines import build_engine
 from kairosfl.runs.files import read_lines
 from kairosfl.runs.sweep import expand, sweep
 
@@ -68,6 +69,17 @@ def test_runs_that_share_a_batched_engine_are_to_the_bit_what_they_are_alone(tmp
     for member in members[1:3]:
         experiment.start(member.config, tmp_path / member.name)
         assert rows(tmp_path / "sweep" / member.name) == rows(tmp_path / member.name)
+
+
+def test_runs_with_different_detectors_share_an_engine_and_keep_them(tmp_path, monkeypatch):
+    built = []
+    monkeypatch.setattr("kairosfl.runs.sweep.build_engine", lambda *a, **k: built.append(k) or build_engine(*a, **k))
+    tables = TABLES | {"run": {"engine": "batched"}, "sweep": {"run": {"detector": ["fgn", "fgn(include_lr=False)"]}}}
+    members = expand(tables)
+    sweep(members, tmp_path)
+    assert built == [{"runs": 2}]
+    values = [[row["fgn"] for row in rows(tmp_path / member.name)] for member in members]
+    assert values[0] == pytest.approx([0.1 * value for value in values[1]])
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])

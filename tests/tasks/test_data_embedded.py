@@ -1,6 +1,7 @@
 """Data sets that need no file: digits and synthetic."""
 
 import builtins
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from kairosfl.errors import UserError
 from kairosfl.tasks.data import load
+from kairosfl.tasks.dataset import held_out
 
 
 def test_digits_are_all_there_and_split_once_and_for_all():
@@ -93,3 +95,18 @@ def test_wrong_names_and_options_are_refused_in_one_sentence(name, options, sent
     with pytest.raises(UserError) as error:
         load(name, **options)
     assert str(error.value) == sentence
+
+
+def test_what_is_held_out_is_in_nobodys_training_data():
+    whole = load("digits")
+    split = held_out(whole, 0.1)
+    assert (len(split.train), len(split.test)) == (1293, 144)
+    parts = torch.cat([split.train.inputs, split.test.inputs]).flatten(1)
+    assert sorted(map(tuple, parts.tolist())) == sorted(map(tuple, whole.train.inputs.flatten(1).tolist()))
+    assert torch.equal(held_out(whole, 0.1).test.inputs, split.test.inputs)
+    keyed = held_out(replace(whole, keys=np.arange(len(whole.train))), 0.1)
+    assert np.array_equal(keyed.train.targets, whole.train.targets[torch.from_numpy(keyed.keys)])
+    assert np.array_equal(keyed.test.targets, whole.train.targets[torch.from_numpy(keyed.test_keys)])
+    for part in (0.0001, 0.9999):
+        with pytest.raises(UserError, match=r"data\.validation = 0\.\d+ leaves"):
+            held_out(whole, part)

@@ -1,4 +1,4 @@
-"""The four papers' tables and figures: what they ran, what they print, and how to run it again.
+"""The four papers' tables and figures, and what a search finds in their settings: what to run, and what they print.
 
 One file per paper, nothing but data. `kairosfl reproduce` lists the items, `kairosfl reproduce PAPER/ITEM` runs one.
 """
@@ -6,10 +6,10 @@ One file per paper, nothing but data. `kairosfl reproduce` lists the items, `kai
 from __future__ import annotations
 
 from kairosfl.errors import UserError, nearest
-from kairosfl.papers import alt, fedaware, fedcl, pa3fed
+from kairosfl.papers import alt, beyond, fedaware, fedcl, pa3fed
 from kairosfl.papers.item import Cell, Item
 
-ITEMS: dict[str, Item] = {item.key: item for paper in (fedaware, pa3fed, fedcl, alt) for item in paper.ITEMS}
+ITEMS: dict[str, Item] = {item.key: item for paper in (fedaware, pa3fed, fedcl, alt, beyond) for item in paper.ITEMS}
 
 
 def find(name: str) -> Item:

@@ -90,6 +90,10 @@ def _average(name: str) -> Callable[[Course], float | None]:
     return lambda course: _mean(course.column(name))
 
 
+def _megabytes(course: Course) -> float | None:
+    return _mean((course.column("bytes_down") + course.column("bytes_up")) / 1e6)
+
+
 def _ending(name: str) -> Callable[[Course], float | None]:
     return lambda course: _mean(_tenth(course.column(name)))
 
@@ -134,6 +138,7 @@ MEASURES: dict[str, Measure] = {
     "rounds_to": Measure("rounds to the baseline's final accuracy", 0, 5.0, _rounds_to),
     "epochs": Measure("epochs in all", 0, 100.0, _sum("epochs_total")),
     "epochs_round": Measure("epochs a round", 1, 5.0, _average("epochs_total")),
+    "megabytes": Measure("megabytes a round", 1, 1.0, _megabytes),
     "seconds": Measure("seconds a round", 3, 0.1, _average("seconds")),
     "fisher_seconds": Measure("seconds a round for FedFIM", 3, 0.1, _average("fisher_seconds")),
     "loss_std": Measure("standard deviation", 3, 0.01, _stability(lambda curve: float(curve.std()))),

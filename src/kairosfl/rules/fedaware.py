@@ -209,14 +209,16 @@ def projected(direction: Tensor, onto: Tensor, least: float) -> Tensor:
     return onto * ((direction @ onto) / square) if float(square) > least**2 else direction
 
 
-def pieces(blocks: Iterable[Tensor], width: int, dtype: torch.dtype) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Blocks of rows in column pieces: which rows, which columns, and the numbers."""
+def pieces(
+    blocks: Iterable[Tensor], width: int, device: torch.device, dtype: torch.dtype
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Blocks of rows in column pieces: which rows, which columns, and the numbers, on this device."""
     first = 0
     for block in blocks:
         rows = slice(first, first + len(block))
         for left in range(0, block.shape[1], width):
             columns = slice(left, left + width)
-            yield rows, columns, block[:, columns].to(dtype)
+            yield rows, columns, block[:, columns].to(device, dtype)
         first = rows.stop
 
 
@@ -225,7 +227,7 @@ def products(rows: Tensor, blocks: list[Tensor]) -> Floats:
     # A GPU multiplies float32 with ten bits when TF32 is on, and wants few large pieces.
     width, dtype = (NARROW, torch.float32) if rows.device.type == "cpu" else (1 << 20, torch.float64)
     found = torch.zeros(len(rows), sum(map(len, blocks)), dtype=torch.float64, device=rows.device)
-    for where, columns, piece in pieces(blocks, width, dtype):
+    for where, columns, piece in pieces(blocks, width, rows.device, dtype):
         found[:, where] += rows[:, columns].to(dtype) @ piece.T
     return found.cpu().numpy()
 
@@ -244,6 +246,6 @@ def weighted_sum(weights: Floats, blocks: list[Tensor]) -> Tensor:
     """Σ weight · row over the blocks."""
     total = torch.zeros(blocks[0].shape[1], device=blocks[0].device)
     factors = torch.from_numpy(weights).to(total)
-    for rows, columns, piece in pieces(blocks, WIDE, torch.float32):
+    for rows, columns, piece in pieces(blocks, WIDE, total.device, torch.float32):
         total[columns] += factors[rows] @ piece
     return total

@@ -34,6 +34,7 @@ class Data:
     shards: int = 2
     balance: bool = False
     augment: bool = False
+    validation: float = 0.0  # part of the training samples held out and scored on instead of the test set
     partition_seed: int = -1  # -1: the seed of the run
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -95,6 +96,8 @@ class Config:
             raise UserError(f"run.threads = {self.run.threads} must be 1 or more, or 0 to leave the choice.")
         if self.seed < 0:
             raise UserError(f"seed = {self.seed} must be 0 or more.")
+        if not 0 <= self.data.validation < 1:
+            raise UserError(f"data.validation = {self.data.validation} must be at least 0 and below 1.")
         if self.data.clients and self.train.cohort > self.data.clients:
             raise UserError(
                 f"train.cohort = {self.train.cohort} is more than data.clients = {self.data.clients}; lower it."

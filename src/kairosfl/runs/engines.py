@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.runs.config import Config
 from kairosfl.tasks.task import Task
+
+if TYPE_CHECKING:
+    from kairosfl.engines.batched import Batched
 
 SMALL = 1 << 22  # parameters times samples in a batch below which a second thread costs more than it gains
 
@@ -63,8 +66,8 @@ def settle(config: Config, task: Task) -> Config:
     return replace(config, run=settled)
 
 
-def build_engine(config: Config, task: Task) -> Engine:
-    """The engine that a settled configuration names."""
+def build_engine(config: Config, task: Task, runs: int = 1) -> Engine:
+    """The engine that a settled configuration names, for so many runs like it."""
     if config.run.engine == "batched":
         from kairosfl.engines.batched import Batched
 
@@ -74,6 +77,7 @@ def build_engine(config: Config, task: Task) -> Engine:
             precision=config.run.precision,
             slots=config.run.slots or None,
             deterministic=config.run.deterministic,
+            cohort=runs * config.train.cohort,
         )
     if config.run.engine == "ray":
         from kairosfl.engines.ray import Ray
@@ -92,12 +96,17 @@ def build_engine(config: Config, task: Task) -> Engine:
 class Seat(Evaluator):
     """One run's place on an engine that it shares: its own clients and start, the engine's model and test set."""
 
-    def __init__(self, engine: Evaluator, task: Task) -> None:
+    def __init__(self, engine: Batched, task: Task) -> None:
         super().__init__(task, engine.device, engine.predict, engine.test)
+        self.engine = engine
 
     def start(self) -> Tensor:
         """The run's own model before training."""
-        return self.task.start().to(self.device)
+        return self.task.start().to(self.engine.home)
+
+    def evaluate(self, x: Tensor) -> Scores:
+        """As the engine does it: the runs have the test set in common."""
+        return self.engine.evaluate(x)
 
     def train(self, briefs: Briefs) -> Reports:
         """Never called: the sweep submits the briefs of all runs together."""

@@ -28,7 +28,7 @@ from kairosfl.runs.files import append_json, cut_lines, read_lines, write, write
 from kairosfl.runs.trackers import TRACKERS
 from kairosfl.signals import parse_detectors
 from kairosfl.tasks import data, models
-from kairosfl.tasks.dataset import DataSet
+from kairosfl.tasks.dataset import DataSet, held_out
 from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
@@ -39,14 +39,15 @@ Course = Generator[Briefs, Reports, dict[str, Any]]
 
 
 @lru_cache(maxsize=2)
-def _load(name: str, options: tuple[tuple[str, Any], ...]) -> DataSet:
-    return data.load(name, **dict(options))  # the runs of a sweep share it
+def _load(name: str, validation: float, options: tuple[tuple[str, Any], ...]) -> DataSet:
+    dataset = data.load(name, **dict(options))  # the runs of a sweep share it
+    return held_out(dataset, validation) if validation else dataset
 
 
 def build_data(config: Config) -> tuple[DataSet, Population]:
     """The data set and the clients that a configuration names."""
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in config.data.options.items()}
-    dataset = _load(config.data.name, tuple(sorted(options.items())))
+    dataset = _load(config.data.name, config.data.validation, tuple(sorted(options.items())))
     seed = config.seed if config.data.partition_seed < 0 else config.data.partition_seed
     clients = partition(
         dataset,

@@ -26,6 +26,7 @@ from kairosfl.runs.files import write_json
 from kairosfl.tasks.task import Task
 
 Watch = Callable[[str, int], experiment.Notify]
+ENGINE = ("engine", "device", "precision", "threads", "slots", "deterministic")  # keys of [run] that make an engine
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,9 @@ def sweep(members: list[Member], out: Path, *, command: str = "", watch: Watch |
         begun = (folder.path / "config.toml").is_file()
         config = folder.config() if begun else member.config
         task = experiment.build_task(config)
-        kind = repr((config.data.name, config.data.options, config.data.augment, config.model, config.run))
+        kind = _kind(config)
         same = together.get(kind)
-        config = replace(config, run=same[0].config.run) if same else settle(config, task)
+        config = _seated(config, same[0].config) if same else settle(config, task)
         opened = _Open(member.name, config, task, folder, begun, notify)
         if config.run.engine == "batched":
             together.setdefault(kind, []).append(opened)
@@ -118,7 +119,7 @@ def _share(group: list[_Open], command: str, failed: dict[str, str]) -> dict[str
     from kairosfl.engines.batched import Batched
 
     first = group[0]
-    engine = build_engine(first.config, first.task)
+    engine = build_engine(first.config, first.task, runs=len(group))
     assert isinstance(engine, Batched)
     courses = {run.name: run.course(Seat(engine, run.task), command) for run in group}
     tasks = {run.name: run.task for run in group}
@@ -138,6 +139,18 @@ def _share(group: list[_Open], command: str, failed: dict[str, str]) -> dict[str
         for course in courses.values():
             course.close()
     return summaries
+
+
+def _kind(config: Config) -> str:
+    """What runs must have in common to share an engine."""
+    data = config.data
+    conduct = [getattr(config.run, name) for name in ENGINE]
+    return repr((data.name, data.options, data.augment, data.validation, config.model, conduct))
+
+
+def _seated(config: Config, first: Config) -> Config:
+    """The configuration with the engine that was settled for the first of its kind."""
+    return replace(config, run=replace(config.run, **{name: getattr(first.run, name) for name in ENGINE}))
 
 
 def _with(tables: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

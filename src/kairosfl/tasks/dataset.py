@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from kairosfl.errors import UserError
+from kairosfl.streams import stream
 
 Ints = npt.NDArray[np.integer[Any]]
 
@@ -80,6 +81,31 @@ class DataSet:
     def shape(self) -> tuple[int, ...]:
         """Shape of one input."""
         return tuple(self.train.inputs.shape[1:])
+
+
+def held_out(dataset: DataSet, part: float) -> DataSet:
+    """The data set with this part of its training samples, the same for every run, in the place of its test samples."""
+    order = stream(0, "validation").permutation(len(dataset.train))
+    count = round(part * len(order))
+    if not 0 < count < len(order):
+        raise UserError(
+            f"data.validation = {part} leaves {len(order) - count} of {len(order)} samples for training; "
+            "use a part above 0 and below 1."
+        )
+    scored, kept = np.sort(order[:count]), np.sort(order[count:])
+
+    def samples(rows: Ints) -> Samples:
+        chosen = torch.from_numpy(rows)
+        return Samples(dataset.train.inputs[chosen], dataset.train.targets[chosen])
+
+    keys = dataset.keys
+    return replace(
+        dataset,
+        train=samples(kept),
+        test=samples(scored),
+        keys=None if keys is None else keys[kept],
+        test_keys=None if keys is None else keys[scored],
+    )
 
 
 def _check_targets(name: str, split: str, targets: torch.Tensor, classes: int) -> None:

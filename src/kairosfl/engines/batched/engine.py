@@ -18,7 +18,7 @@ from kairosfl.engines.batched.graphs import Steps
 from kairosfl.engines.batched.jobs import Job, Ticket
 from kairosfl.engines.batched.judge import Judge
 from kairosfl.engines.batched.layers import Unstackable
-from kairosfl.engines.batched.memory import affordable
+from kairosfl.engines.batched.memory import affordable, home
 from kairosfl.engines.batched.scoring import scores
 from kairosfl.engines.batched.slots import Slots, widths
 from kairosfl.engines.batched.stack import stack
@@ -41,7 +41,8 @@ class Batched(Evaluator):
     """Follows briefs as `local.py` does, many clients at a time. `why` says how the model is run.
 
     `slots` clients train at once, by default as many as memory allows. `deterministic` fixes that number and never
-    shrinks it, so that a client's result does not depend, to the bit, on who trains beside it.
+    shrinks it, so that a client's result does not depend, to the bit, on who trains beside it. `cohort` clients report
+    to the servers of all runs at once: where their vectors are too large for the device, `home` is the host.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class Batched(Evaluator):
         precision: str | None = None,
         slots: int | None = None,
         deterministic: bool = False,
+        cohort: int = 1,
     ) -> None:
         if slots is not None and slots < 1:
             raise UserError(f"run.slots = {slots} must be 1 or more.")
         self.trainer = Trainer(task, torch.device(device))
         super().__init__(task, self.trainer.device, self.trainer.predict)
         self.precision = Precision.of(precision, self.device)
+        self.home, self._reserved = home(cohort, task.layout.size * self.trainer.w.element_size(), self.device)
         self._fixed = deterministic
         self._limit = slots or (FIXED_SLOTS if deterministic else None)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -80,8 +83,8 @@ class Batched(Evaluator):
             self.why = stacked.why
 
     def start(self) -> Tensor:
-        """The model before training, on this engine's device."""
-        return self.task.start().to(self.device)
+        """The model before training, where this engine wants it."""
+        return self.task.start().to(self.home)
 
     @property
     def stacks(self) -> bool:
@@ -215,7 +218,7 @@ class Batched(Evaluator):
         dtype = self.trainer.w.dtype
         if self._limit is None:
             kind = reduce(or_, (job.kind for job in self._waiting))
-            self._limit = affordable(self._work, kind, length, dtype, self.device)
+            self._limit = affordable(self._work, kind, length, dtype, self.device, self._reserved)
         count = min(self._limit, next(size for size in widths(1 << 16) if size >= len(self._waiting)))
         self._asked = self._limit if self._fixed else count
         state = State(self._work.stack.frame.layout, self._asked, length, dtype, self.device)

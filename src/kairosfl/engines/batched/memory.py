@@ -1,4 +1,4 @@
-"""How many slots fit into memory."""
+"""How many slots fit into memory, and whether the server's vectors fit beside them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from kairosfl.engines.batched.step import Work, step
 MOST = 256
 SHARE = 0.7  # of the free memory: evaluation, captured steps and the server want some
 CPU_BYTES = 1 << 31
+SERVER_SHARE = 0.4  # of a GPU's memory, for the server's vectors
+SERVER_VECTORS = 4  # for every client of a cohort: its update, its correction, its row, and a copy on the way
 
 
-def affordable(work: Work, kind: Kind, length: int, dtype: torch.dtype, device: torch.device) -> int:
-    """The slots that free memory allows, at least one, by the peak of one step of two clients."""
+def affordable(work: Work, kind: Kind, length: int, dtype: torch.dtype, device: torch.device, reserved: int = 0) -> int:
+    """The slots that free memory allows, at least one, by the peak of one step of two clients.
+
+    On a GPU `reserved` bytes of what is free are left to the servers.
+    """
     layout = work.stack.frame.layout
     if device.type != "cuda":
         row = layout.width * dtype.itemsize
@@ -37,4 +42,14 @@ def affordable(work: Work, kind: Kind, length: int, dtype: torch.dtype, device: 
         peak = torch.cuda.max_memory_allocated(device) - before
         work.stack.frame.close()
         torch.cuda.empty_cache()
-    return max(1, min(MOST, int(SHARE * free / (peak / 2))))
+    return max(1, min(MOST, int(SHARE * (free - reserved) / (peak / 2))))
+
+
+def home(cohort: int, size: int, device: torch.device) -> tuple[torch.device, int]:
+    """Where the servers keep models, updates and tables, on the engine's device or, too large, on the host; and how
+    many bytes of the device they want."""
+    wanted = SERVER_VECTORS * cohort * size
+    if device.type != "cuda":
+        return device, 0
+    _, total = torch.cuda.mem_get_info(device)
+    return (device, wanted) if wanted <= SERVER_SHARE * total else (torch.device("cpu"), 0)

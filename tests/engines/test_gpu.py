@@ -1,0 +1,210 @@
+"""Engine `batched` on a GPU: every model at its own size, every kernel, every precision; nothing here without CUDA."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kairosfl import table
+from kairosfl.briefs import Briefs, Contrast, Stop, column
+from kairosfl.engines.batched import Batched, fast
+from kairosfl.engines.loop import Loop
+from kairosfl.recipe import Recipe
+from kairosfl.round import Run, drive, rounds
+from kairosfl.rules import parse
+from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.models import build
+from kairosfl.tasks.population import Population
+from kairosfl.tasks.task import Task
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+IMAGES, TOKENS = (3, 32, 32), (80,)
+MODELS = {  # shape of a sample, options; vocabulary 80 for texts
+    "logistic": (IMAGES, {}),
+    "mlp": (IMAGES, {}),
+    "cnn": (IMAGES, {}),
+    "alt_cnn": (IMAGES, {}),
+    "aware_cnn": (IMAGES, {}),
+    "alexnet": (IMAGES, {"dropout": 0.0}),
+    "vgg11": (IMAGES, {"dropout": 0.0}),
+    "resnet18": (IMAGES, {}),
+    "resnet50": ((3, 64, 64), {}),
+    "char_lstm": (TOKENS, {"dropout": 0.0}),
+    "gpt_neox": (TOKENS, {}),
+}
+# Of the change that one step makes: how far it may be from float64's.
+BOUNDS = {"float32": 1e-3, "tf32": 0.03, "bfloat16": 0.15}
+
+
+def task_of(name: str, clients: int = 3) -> Task:
+    """Random samples for clients of 5, 10, 15 ... samples."""
+    shape, options = MODELS[name]
+    texts = len(shape) == 1
+    sizes = 5 * np.arange(1, clients + 1)
+    rng = np.random.default_rng(0)
+    inputs = torch.from_numpy(rng.integers(0, 80 if texts else 256, (sizes.sum(), *shape)))
+    held = Samples(inputs if texts else inputs.to(torch.uint8), torch.from_numpy(rng.integers(0, 10, sizes.sum())))
+    scale = () if texts else (0.5,) * shape[0]
+    dataset = DataSet("random", held, held, 10, mean=scale, std=scale, vocabulary=80 if texts else 0)
+    model = build(name, shape=shape, classes=10, seed=1, **options, **({"vocabulary": 80} if texts else {}))
+    return Task(model, dataset, Population(np.arange(sizes.sum()), np.array([0, *np.cumsum(sizes)])))
+
+
+def briefs_of(task: Task, **changes: object) -> Briefs:
+    m = len(task.clients)
+    numbers = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "clip": float("inf"), "scale": 1.0, "pull": 0.0}
+    briefs = Briefs(
+        seed=3,
+        round=2,
+        ids=torch.arange(m),
+        start=task.start().cuda(),
+        batch_size=column(16, m, torch.int64),
+        epochs=column(1, m, torch.int64),
+        **{name: column(value, m) for name, value in numbers.items()},
+    )
+    return replace(briefs, **changes)
+
+
+def double(task: Task) -> Task:
+    """The same task in float64."""
+    return replace(task, model=copy.deepcopy(task.model).double())
+
+
+def noise(rows: int, width: int, scale: float) -> torch.Tensor:
+    return scale * torch.randn(rows, width, generator=torch.Generator().manual_seed(0)).cuda()
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_takes_a_step_as_in_float64(name: str) -> None:
+    task = task_of(name)
+    exact = double(task)
+    wanted = Loop(exact, "cuda").train(briefs_of(exact, start=task.start().double().cuda()))
+    for precision, bound in BOUNDS.items():
+        engine = Batched(task, "cuda", precision=precision)
+        found = engine.train(briefs_of(task))
+        assert engine.why == "stacked layer by layer"
+        off = distance(found.delta, wanted.delta)
+        print(f"{name} {precision}: {off:.2e} of the step")
+        assert off <= bound, (precision, off)
+        assert torch.equal(found.steps, wanted.steps)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("resnet50", "gpt_neox")])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_kernels_do_what_plain_operations_do(name: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_of(name, clients=9)  # enough for the quickest convolution to be measured
+    push = noise(9, task.layout.size, 1e-3)
+    briefs = briefs_of(task, epochs=column(2, 9, torch.int64), pull=column(0.1, 9), push=push)
+    with_kernels = Batched(task, "cuda", precision=precision).train(briefs)
+    monkeypatch.setattr(fast, "_able", lambda index: False)
+    plain = Batched(task, "cuda", precision=precision).train(briefs)
+    off = distance(with_kernels.delta, plain.delta)
+    print(f"{name} {precision}: {off:.2e} of the round")
+    assert off <= (1e-3 if precision == "float32" else 0.1), off
+    torch.testing.assert_close(with_kernels.grad_sq, plain.grad_sq, rtol=BOUNDS[precision], atol=0)
+    torch.testing.assert_close(with_kernels.loss, plain.loss, rtol=BOUNDS[precision], atol=0)
+
+
+def variants(task: Task) -> dict[str, dict[str, object]]:
+    m = len(task.clients)
+    near = task.start().cuda() + noise(m, task.layout.size, 0.01)
+    stop = Stop(column(0.9999, m), "mean", "batch", None)
+    return {
+        "starts": {"start": near},
+        "clip": {"clip": column(0.5, m)},
+        "stop": {"stop": stop, "epochs": column(4, m, torch.int64)},
+        "contrast": {"contrast": Contrast(column(1.0, m), 0.5, near)},
+        "scores": {"measure": frozenset({"score_before", "score_after", "fisher"})},
+    }
+
+
+@pytest.mark.parametrize("variant", ["starts", "clip", "stop", "contrast", "scores"])
+def test_every_brief_is_followed_as_by_the_loop(variant: str) -> None:
+    task = task_of("alt_cnn")
+    briefs = briefs_of(task, **variants(task)[variant])
+    found = Batched(task, "cuda", precision="float32").train(briefs)
+    wanted = Loop(task, "cuda").train(briefs)
+    assert torch.equal(found.steps, wanted.steps)
+    assert distance(found.delta, wanted.delta) <= 1e-3
+    for name in ("score_before", "score_after", "fisher", "similarity"):
+        if getattr(wanted, name) is not None:
+            torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cnn", "alexnet", "resnet18"])
+def test_deterministic_bits_do_not_depend_on_the_neighbours(name: str) -> None:
+    task = task_of(name)
+    briefs, others = briefs_of(task), briefs_of(task, seed=8, epochs=column(3, 3, torch.int64))
+    alone = Batched(task, "cuda", deterministic=True).train(briefs)
+    together = Batched(task, "cuda", deterministic=True).train_many([(task, others), (task, briefs)])[1]
+    assert torch.equal(alone.delta, together.delta)
+    assert torch.equal(alone.loss, together.loss)
+
+
+def test_dropout_masks_are_the_same_every_time() -> None:
+    task = task_of("alexnet")
+    task = replace(task, model=build("alexnet", shape=IMAGES, classes=10, seed=1, dropout=0.5))
+    briefs = briefs_of(task)
+    together = Batched(task, "cuda", precision="float32").train(briefs)
+    alone = Batched(task, "cuda", precision="float32").train(briefs.take(torch.tensor([1])))
+    assert distance(together.delta[1], alone.delta[0]) <= 1e-3
+
+
+def test_too_little_memory_means_fewer_slots() -> None:
+    task = task_of("alexnet", clients=12)
+    briefs = briefs_of(task)
+    wanted = Batched(task, "cuda", precision="float32").train(briefs).delta.cpu()
+    torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info()
+    try:
+        torch.cuda.set_per_process_memory_fraction(5.0e9 / total)  # 12 slots take 4 rows each of 93 MB, and the step
+        engine = Batched(task, "cuda", precision="float32", slots=12)
+        found = engine.train(briefs).delta.cpu()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert engine._limit is not None
+    assert engine._limit < 12
+    assert distance(found, wanted) <= 1e-3
+
+
+def test_servers_too_large_for_the_device_live_on_the_host() -> None:
+    task = task_of("cnn")
+    _, total = torch.cuda.mem_get_info()
+    large = total // (4 * task.layout.size) + 1
+    engine = Batched(task, "cuda", precision="float32", cohort=large)
+    assert engine.start().device.type == "cpu"
+    assert Batched(task, "cuda", cohort=100).start().device.type == "cuda"
+    algorithm = parse("scaffold + fedaware")
+    recipe = Recipe(rounds=3, cohort=2, epochs=2, batch_size=8, lr=0.01, momentum=0.5)
+    ends = []
+    for each in (engine, Batched(task, "cuda", precision="float32")):
+        run = Run.start(each.start(), algorithm, clients=3, seed=5)
+        *_, end = drive(rounds(run, algorithm, recipe, clients=3, layout=task.layout), each)
+        assert end.x.device == each.home
+        each.evaluate(end.x)
+        ends.append(end.x.cpu() - task.start())
+    assert distance(ends[0], ends[1]) <= 1e-3
+
+
+def test_rows_that_find_no_room_lie_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_of("cnn")
+    algorithm = parse("scaffold + fedaware")
+    recipe = Recipe(rounds=4, cohort=2, epochs=1, batch_size=8, lr=0.01)
+    ends = []
+    for room in (True, False):
+        monkeypatch.setattr(table, "roomy", lambda device, size, room=room: room)
+        engine = Batched(task, "cuda", precision="float32")
+        run = Run.start(engine.start(), algorithm, clients=3, seed=5)
+        *_, end = drive(rounds(run, algorithm, recipe, clients=3, layout=task.layout), engine)
+        assert {tensor.is_cuda for t in end.tables for block in t.blocks for tensor in block.values()} == {room}
+        ends.append(end.x - task.start().cuda())
+    assert distance(ends[0], ends[1]) <= 1e-3
