@@ -130,7 +130,8 @@ def test_a_filter_fits_whole_words():
         "agnews-fedavgm-aware",
         "agnews-fedavgm-aware-raw",
     ]
-    assert len(choose(item, ["cifar10-fedyogi", "cifar10 feddyn"])) == 4
+    assert list(choose(item, ["cifar10-fedyogi", "cifar10 feddyn"])) == ["cifar10-feddyn", "cifar10-fedyogi"]
+    assert len(choose(item, ["cifar10 fedyogi"])) == 3
     assert len(choose(item, ["cifar*"])) == 46
     assert choose(item) == dict(item.cells)
 

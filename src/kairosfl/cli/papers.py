@@ -13,7 +13,9 @@ from kairosfl.cli.common import Device, Engine, Json, Out, Quiet, Set, asked, co
 
 def reproduce(
     item: Annotated[str | None, typer.Argument(help="PAPER/ITEM; without it, all items are listed.")] = None,
-    cells: Annotated[list[str], typer.Option("--cells", help="Only cells whose name holds this; repeatable.")] = [],  # noqa: B006
+    cells: Annotated[
+        list[str], typer.Option("--cells", help="A cell, or words of its name as in 'cifar10 fed*'; repeatable.")
+    ] = [],  # noqa: B006
     seeds: Annotated[int | None, typer.Option("--seeds", help="How many seeds.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", help="Fewer rounds than the paper.")] = None,
     changes: Set = [],  # noqa: B006

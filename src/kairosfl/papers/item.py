@@ -67,12 +67,17 @@ class Item:
 def choose(item: Item, cells: Sequence[str] = ()) -> dict[str, Cell]:
     """The cells that fit any of the filters, or all.
 
-    A filter fits when all its words, separated by spaces, stand in the cell's name between hyphens: `cifar10 fedavg`
-    fits `cifar10-h0.1-fedavg` and neither `cifar100-…` nor `…-fedavgm`. A word may have wildcards: `fed*`.
+    The whole name of a cell fits that cell alone. Another filter fits when all its words, separated by spaces, stand in
+    the cell's name between hyphens: `cifar10 fedavg` fits `cifar10-h0.1-fedavg` and neither `cifar100-…` nor
+    `…-fedavgm`. A word may have wildcards: `fed*`.
     """
-    chosen = {name: cell for name, cell in item.cells.items() if not cells or any(_fits(name, text) for text in cells)}
+
+    def fits(name: str, text: str) -> bool:
+        return name == text if text in item.cells else _fits(name, text)
+
+    chosen = {name: cell for name, cell in item.cells.items() if not cells or any(fits(name, text) for text in cells)}
     for text in cells:
-        if not any(_fits(name, text) for name in item.cells):
+        if not any(fits(name, text) for name in item.cells):
             words = dict.fromkeys(word for name in item.cells for word in name.split("-"))
             raise UserError(f"No cell of {item.key} fits {text!r}; {nearest(text, words)}")
     return chosen
