@@ -144,7 +144,7 @@ def test_a_filter_that_fits_nothing_is_answered_with_a_word_that_does():
 
 
 def test_members_are_one_seed_of_everything_before_the_second_of_anything():
-    runs = members(find("fedaware/table2"), ["cifar10-fedavgm"], seeds=2, rounds=20, changes=["run.device=cpu"])
+    runs = members(find("fedaware/table2"), ["cifar10 fedavgm"], seeds=2, rounds=20, changes=["run.device=cpu"])
     assert [run.name for run in runs][:4] == [
         "cifar10-fedavgm-seed0-rounds20",
         "cifar10-fedavgm-aware-seed0-rounds20",
@@ -153,6 +153,6 @@ def test_members_are_one_seed_of_everything_before_the_second_of_anything():
     ]
     assert [run.config.seed for run in runs] == [0, 0, 0, 1, 1, 1]
     assert all(run.config.train.rounds == 20 and run.config.run.device == "cpu" for run in runs)
-    assert len(members(find("fedaware/table2"), ["cifar10-fedavg"])) == 4 * 3
+    assert len(members(find("fedaware/table2"), ["cifar10 fedavg"])) == 4 * 3
     with pytest.raises(UserError, match="seeds = 0 must be 1 or more"):
         members(find("fedaware/table2"), seeds=0)

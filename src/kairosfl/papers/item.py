@@ -46,7 +46,8 @@ class Cell:
 class Item:
     """A table or figure. The first of its `measures` is the one that counts.
 
-    `claim` is what the paper says in words, `note` what a reader must know about our settings.
+    `claim` is what the paper says in words, `note` what a reader must know about our settings. Printed values are there
+    to be met or, with `beat`, to be passed.
     """
 
     paper: str
@@ -57,6 +58,7 @@ class Item:
     seeds: int = 3
     claim: str = ""
     note: str = ""
+    beat: bool = False
 
     @property
     def key(self) -> str:

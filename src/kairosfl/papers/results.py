@@ -56,6 +56,7 @@ def collect(folders: Sequence[Path], item: Item, changes: Sequence[str] = ()) ->
         "title": item.title,
         "claim": item.claim,
         "note": item.note,
+        "beat": item.beat,
         "measures": list(item.measures),
         "cells": {
             name: {
