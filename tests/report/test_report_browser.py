@@ -111,6 +111,7 @@ def test_the_wheel_zooms_with_control_only_and_keys_do_too(opened):
     opened.execute_script(wheel, True)
     low, high = ask(opened, "page.range")
     assert 1 < low < high < 40
+    settle(opened)  # the zoom draws the chart anew, and with it the element
     svg = find(opened, "#fig-accuracy svg")
     opened.execute_script("arguments[0].focus()", svg)
     svg.send_keys("0")
