@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
-from tiny import ITEM
+from tiny import ITEM, SECTIONS
+from tiny import cell as make
 
 from kairosfl.errors import UserError
 from kairosfl.papers.item import members
@@ -56,6 +58,18 @@ def test_what_has_no_data_is_said_and_the_rest_runs(whole):
     assert said[1] == f"tiny/table1: 4 runs in {out}, 24 rounds to go."
     assert said[2].startswith("About ")
     assert list(results["cells"]) == ["digits-fedavg", "digits-fedavgm"]
+
+
+def test_a_run_that_diverges_is_named_and_the_others_are_in_the_table(tmp_path):
+    wild = make("fedavg", 1.0, train=SECTIONS["train"] | {"lr": 1e30, "rounds": 12})
+    item = replace(ITEM, cells={"wild": wild, "tame": ITEM.cells["digits-fedavg"]})
+    said = []
+    results = reproduce(item, seeds=1, out=tmp_path, say=said.append)
+    assert said[-1].startswith("1 of 2 runs came to nothing; the first, wild-seed0: 10 rounds in a row")
+    assert said[-1].endswith("It counts as far as it got.")
+    assert {name: each["runs"][0]["rounds"] for name, each in results["cells"].items()} == {"wild": 10, "tame": 6}
+    with pytest.raises(UserError, match="cnn needs images of at least 16x16"):
+        reproduce(replace(item, cells={"odd": make("fedavg", 1.0, model={"name": "cnn"})}), seeds=1, out=tmp_path / "b")
 
 
 def test_the_table_has_ours_beside_the_printed_value(whole):

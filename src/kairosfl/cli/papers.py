@@ -44,7 +44,7 @@ def reproduce(
             rounds=rounds,
             changes=[*changes, *asked(engine=engine, device=device)],
             out=out,
-            say=lambda line: None if quiet or as_json else typer.echo(line, err=True),
+            say=lambda line: None if as_json else typer.echo(line, err=True),
             watch=lambda planned: ShowSweep(planned, quiet=quiet or as_json),
             command=command(),
         )

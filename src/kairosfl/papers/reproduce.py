@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -58,11 +58,15 @@ def reproduce(
     say(f"{item.key}: {len(runs)} runs in {out}, {left} rounds to go.")
     if left:
         say(f"About {duration(estimate(runs, out))}, by the time of a round measured now; less where runs share a GPU.")
-    if watch is None:
-        sweep(runs, out, command=command)
-    else:
-        with watch({member.name: member.config.train.rounds for member in runs}) as show:
-            sweep(runs, out, command=command, watch=show.begin)
+    try:
+        with watch({member.name: member.config.train.rounds for member in runs}) if watch else nullcontext() as show:
+            sweep(runs, out, command=command, watch=show.begin if show else None)
+    except UserError as error:  # the others have come to their end
+        found = collect([out / member.name for member in runs], item, changes)
+        if not found["cells"]:
+            raise
+        say(f"{error} It counts as far as it got.")
+        return found
     return collect([out / member.name for member in runs], item, changes)
 
 
