@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
@@ -30,7 +31,8 @@ from kairosfl import DataSet, Population, Samples, Task
 def task(client):
     torch.manual_seed(0)
     samples = Samples(torch.zeros(1, {width}), torch.zeros(1, dtype=torch.int64))
-    return Task(nn.Linear({width}, 2), DataSet("zeros", samples, samples, 2), Population(np.arange(1), np.arange(2)))
+    model = nn.Sequential(nn.Linear({width}, {width}), nn.Linear({width}, 2))
+    return Task(model, DataSet("zeros", samples, samples, 2), Population(np.arange(1), np.arange(2)))
 """
 
 CLIENT = """
@@ -68,19 +70,22 @@ on_disk = {on_disk}
 """
 
 
+KINDS = {  # lines of /proc/PID/status
+    "RssAnon": "needed (anonymous)",
+    "RssFile": "mapped, given back when wanted",
+    "VmRSS": "resident, both together",
+}
+
+
 def watch(stage: Stage, stop: Event, peaks: dict[str, int]) -> None:
     """The largest memory that the server's process is seen to hold."""
-    home = stage.environment["FLWR_HOME"].encode()
     while not stop.wait(0.02):
-        for entry in Path("/proc").iterdir():
-            try:
-                if b"flwr-serverapp" in (entry / "cmdline").read_bytes() and home in (entry / "environ").read_bytes():
-                    for line in (entry / "status").read_text().splitlines():
-                        name, _, value = line.partition(":")
-                        if name in ("RssAnon", "RssFile"):
-                            peaks[name] = max(peaks.get(name, 0), int(value.split()[0]) * 1024)
-            except OSError:
-                continue
+        for process in stage.find("flwr-serverapp"):
+            with suppress(OSError):
+                for line in Path(f"/proc/{process}/status").read_text().splitlines():
+                    name, _, value = line.partition(":")
+                    if name in KINDS:
+                        peaks[name] = max(peaks.get(name, 0), int(value.split()[0]) * 1024)
 
 
 def main() -> None:
@@ -97,7 +102,7 @@ def main() -> None:
         (folder / "run.toml").write_text(RUN.format(**vars(given)))
         with Stage(folder / "stage", [str(i) for i in range(given.nodes)]) as stage:
             for parameters in (100, given.parameters):
-                task = TASK.format(width=parameters // 2 - 1)
+                task = TASK.format(width=round(parameters**0.5))
                 app = write_app(folder / f"app{parameters}", f"app{parameters}", task, SERVER, CLIENT)
                 stop, found[parameters] = Event(), {}
                 thread = Thread(target=watch, args=(stage, stop, found[parameters]))
@@ -109,8 +114,8 @@ def main() -> None:
                 thread.join()
                 print(f"{parameters} parameters: {took:.0f} s for {given.rounds} rounds, {found[parameters]}")
     model = 4 * given.parameters
-    for name in ("RssAnon", "RssFile"):
-        print(f"{name}: {(found[given.parameters][name] - found[100][name]) / model:.2f} models")
+    for name, words in KINDS.items():
+        print(f"{words}: {(found[given.parameters][name] - found[100][name]) / model:.2f} models")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 
 SuperLink and SuperNodes are real processes on loopback with TLS and authentication. Clients of both apps import torch
 and change nothing, so that what is left is transport, process starts and the server's loop. Rounds are taken in turn
-by both, and the median of each is printed. With --parameters above a million the weights are random, since Flower
-sends equal chunks only once, and the server's memory is printed as well.
+by both, and the median of each is printed, with the ratio of each turn, which a busy machine spoils least. With
+--parameters above a million the weights are random, since Flower sends equal chunks only once.
 """
 
 from __future__ import annotations
@@ -130,15 +130,18 @@ def main() -> None:
         their_app = write_app(folder / "theirs", "theirs", "", THEIR_SERVER.format(), THEIR_CLIENT)
         (folder / "ours.toml").write_text(RUN.format(rounds=given.rounds, nodes=given.nodes))
         (folder / "theirs.json").write_text(json.dumps(vars(given)))
-        times: dict[str, list[float]] = {"ours": [], "theirs": []}
+        times: dict[str, list[list[float]]] = {"ours": [], "theirs": []}
         with Stage(folder / "stage", [str(i) for i in range(given.nodes)]) as stage:
             for turn in range(given.turns):
-                times["ours"] += ours(stage, our_app, folder / "ours.toml", folder / f"out-ours-{turn}")
-                times["theirs"] += theirs(stage, their_app, folder / "theirs.json", folder / f"out-theirs-{turn}")
-        for who, taken in times.items():
-            print(
-                f"{who}: median {statistics.median(taken):.1f} s a round, all {[round(t, 1) for t in taken]} ({NAME})"
-            )
+                times["ours"].append(ours(stage, our_app, folder / "ours.toml", folder / f"out-ours-{turn}"))
+                times["theirs"].append(theirs(stage, their_app, folder / "theirs.json", folder / f"out-theirs-{turn}"))
+        for who, turns in times.items():
+            everything = [round(seconds, 1) for taken in turns for seconds in taken]
+            print(f"{who}: median {statistics.median(everything):.1f} s a round, all {everything} ({NAME})")
+        ratios = [
+            statistics.median(a) / statistics.median(b) for a, b in zip(times["ours"], times["theirs"], strict=True)
+        ]
+        print(f"ours / theirs, turn by turn: {[round(ratio, 2) for ratio in ratios]}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kairosfl.briefs import SCORE_AFTER, SCORE_BEFORE, Brief, Briefs, Report, Reports, column, mass, mean_gradients
 from kairosfl.local import Trainer, batches
-from kairosfl.streams import stream
+from kairosfl.streams import Streams, stream
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
@@ -306,6 +306,16 @@ def test_batches_cover_everything_once_an_epoch() -> None:
     assert [[len(rows) for rows in epoch] for epoch in dropped] == [[4, 4]] * 2
     few = list(batches(replace(brief, drop_last=True), 3))  # fewer than a batch: one batch of all of them
     assert [[len(rows) for rows in epoch] for epoch in few] == [[3]] * 2
+
+
+def test_streams_draw_what_fresh_generators_draw() -> None:
+    streams = Streams()
+    for seed, purpose, round, client in ((0, "batches", 0, 0), (3, "batches", 7, 5), (3, "select", 7, 5)):
+        given = streams(seed, purpose, round, client)
+        fresh = stream(seed, purpose, round, client)
+        assert given.permutation(37).tolist() == fresh.permutation(37).tolist()
+        assert given.random(3).tolist() == fresh.random(3).tolist()
+        assert given.integers(9, size=3).tolist() == fresh.integers(9, size=3).tolist()
 
 
 def cohort(steps: list[int], *, lr: float, momentum: float = 0.0, pull: float = 0.0, decay: float = 0.0) -> Tensor:

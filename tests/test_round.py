@@ -334,3 +334,29 @@ def test_the_first_detector_decides_and_all_are_recorded() -> None:
     assert runs[1].signals.fisher == pytest.approx(trace)
     assert runs[1].signals.critical is False  # the trace did not rise
     assert runs[0].signals.critical is True
+
+
+@dataclass(frozen=True)
+class Keeper(Rule):
+    """Keeps the direction itself, or a view of it, and passes it on."""
+
+    view: bool
+
+    def server(self, x: Tensor, clients: int) -> State:
+        return {"kept": torch.zeros_like(x)}
+
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        return direction, {"kept": direction[1:] if self.view else direction}
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_direction_that_a_rule_keeps_is_not_written_over(view: bool) -> None:
+    plain = follow("fedavg", Puppet())
+    kept = follow(Keeper(view) + parse("fedavg"), Puppet())
+    before = torch.zeros(2, dtype=torch.float64)
+    for run, same in zip(kept, plain, strict=True):
+        assert torch.equal(run.x, same.x)
+        if run.round:
+            direction = run.x - before
+            torch.testing.assert_close(run.slots[0]["kept"], direction[1:] if view else direction)
+        before = run.x

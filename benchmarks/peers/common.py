@@ -39,12 +39,13 @@ class Workload:
     batch: int
     lr: float
     separation: float  # how far the classes lie apart
+    noise: float = 0.0  # share of the labels, of the test samples too, that say nothing
 
 
 WORKLOADS = {
     "tiny": Workload(shape=(64,), clients=1000, samples=10, cohort=100, rounds=50, batch=10, lr=0.1, separation=3.0),
     "cnn": Workload(
-        shape=(3, 32, 32), clients=100, samples=128, cohort=10, rounds=6, batch=64, lr=0.05, separation=45.0
+        shape=(3, 32, 32), clients=100, samples=128, cohort=10, rounds=6, batch=64, lr=0.05, separation=45.0, noise=0.2
     ),
 }
 
@@ -72,6 +73,9 @@ class Job:
         inputs += centres[targets]
         parts = rng.permutation(total).reshape(work.clients, work.samples)
         cohorts = [np.sort(rng.choice(work.clients, work.cohort, replace=False)) for _ in range(rounds)]
+        rng = np.random.Generator(np.random.Philox(key=6))  # another: the labels must not depend on the rounds
+        wrong = rng.random(len(targets)) < work.noise
+        targets[wrong] = rng.integers(0, CLASSES, int(wrong.sum()))
         return cls(
             work, rounds, inputs[:total], targets[:total], inputs[total:], targets[total:], parts, np.stack(cohorts)
         )

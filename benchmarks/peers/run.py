@@ -72,7 +72,8 @@ ROWS = (
 HAND = ROWS[0].name
 TITLES = {
     "tiny": "tiny: MLP 64-32-10, 1,000 clients of 10 samples, 100 a round, 50 rounds",
-    "cnn": "cnn: two 5x5 convolutions, 878,538 parameters, 32x32 colour images, 10 of 100 clients, batch 64, 6 rounds",
+    "cnn": "cnn: two 5x5 convolutions, 878,538 parameters, 32x32 colour images, 10 of 100 clients, batch 64, 6 rounds; "
+    "one label in five is random",
 }
 
 

@@ -272,4 +272,6 @@ def _mass(steps: int, lr: float, momentum: float, pull: float) -> float:
 
 def column(values: Sequence[float] | float, m: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """`[m]` on the CPU from one number or from m of them."""
+    if isinstance(values, int | float):
+        return torch.full((m,), values, dtype=dtype)
     return torch.as_tensor(values, dtype=dtype).expand(m).clone()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ except ImportError:
 
 MakeTask = Callable[[int | None], Task]
 STALLED = 120.0  # seconds beyond deadline and wait without a round, after which something is wrong
+HANDOVER = 60.0  # seconds in which a server that was told to end must have let go of its folder
 ATTEMPTS = 3  # a rehearsal whose server ends this often without having done a round is given up
 
 
@@ -98,7 +99,8 @@ def server_app(make: MakeTask) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         run, out = Path(str(context.run_config["run"])), Path(str(context.run_config["out"]))
         try:
-            serve(grid, make, run, out)
+            with alone(out):
+                serve(grid, make, run, out)
         except UserError as error:
             with suppress(UserError, OSError):  # the disk may be what is wrong
                 Folder(out).log(f"stopped: {error}")
@@ -107,6 +109,25 @@ def server_app(make: MakeTask) -> ServerApp:
     app = ServerApp()
     app.main()(main)
     return app
+
+
+@contextmanager
+def alone(out: Path, patience: float = HANDOVER) -> Iterator[None]:
+    """Hold a run folder: the server before may not have ended yet. The lock ends with the process, however it ends."""
+    import fcntl  # Windows has none: apps can be written there, servers run elsewhere
+
+    out.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + patience
+    with (out / ".lock").open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise UserError(f"Another server is at work in {out}; end it, or name another folder.") from None
+                time.sleep(0.2)
+        yield
 
 
 def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:

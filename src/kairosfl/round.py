@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
+from weakref import ref
 
 import numpy as np
 import torch
@@ -172,22 +173,13 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Tensor, t
         rejected += [(int(i), f"its update has the shape {shape}, not ({d},)") for i in reports.ids]
         nobody = torch.empty(0, dtype=torch.int64)
         return briefs.take(nobody), reports.take(nobody), torch.empty(0), tuple(rejected)
-    position = {int(client): row for row, client in enumerate(briefs.ids)}
+    position = {client: row for row, client in enumerate(briefs.ids.tolist())}
     squares = squared_norms(reports.delta) if len(reports) else torch.empty(0)
+    faults = _faults(reports, squares)
     good: dict[int, int] = {}
     for row, client in enumerate(reports.ids.tolist()):
         reason = (
-            "it was not asked"
-            if client not in position
-            else "it reported twice"
-            if client in good
-            else "it has no samples"
-            if reports.n[row] <= 0
-            else "it did no step"
-            if reports.steps[row] <= 0
-            else "it trained no part of an epoch"
-            if reports.epochs[row] <= 0
-            else _not_finite(reports, squares, row)
+            "it was not asked" if client not in position else "it reported twice" if client in good else faults.get(row)
         )
         if reason:
             rejected.append((client, reason))
@@ -203,14 +195,34 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Tensor, t
     return briefs, reports, squares, tuple(sorted(rejected))
 
 
-def _not_finite(reports: Reports, squares: Tensor, row: int) -> str | None:
-    if not torch.isfinite(squares[row]):
-        return "its update is not finite"
+def _faults(reports: Reports, squares: Tensor) -> dict[int, str]:
+    """Rows of reports that cannot be used and why; every column comes to the host once."""
+
+    def host(column: Tensor) -> np.ndarray:
+        return column.cpu().numpy()
+
+    wrong = {
+        "it has no samples": host(reports.n) <= 0,
+        "it did no step": host(reports.steps) <= 0,
+        "it trained no part of an epoch": host(reports.epochs) <= 0,
+        "its update is not finite": ~np.isfinite(host(squares)),
+    }
     for name in ("epochs", "loss", "grad_sq", "score_before", "score_after", "fisher"):
         value = getattr(reports, name)
-        if value is not None and not torch.isfinite(value[row]):
-            return f"its {name} is not finite"
-    return None
+        if value is not None:
+            wrong[f"its {name} is not finite"] = ~np.isfinite(host(value))
+    faults: dict[int, str] = {}
+    for reason, rows in wrong.items():
+        for row in np.flatnonzero(rows).tolist():
+            faults.setdefault(row, reason)
+    return faults
+
+
+def _moved(x: Tensor, direction: Tensor, slots: Sequence[State]) -> Tensor:
+    """x + direction, in the direction's own memory unless a rule keeps it: a model may be most of what there is."""
+    place = direction.untyped_storage().data_ptr()
+    kept = any(value.untyped_storage().data_ptr() == place for slot in slots for value in slot.values())
+    return x + direction if kept or direction.dtype != x.dtype else direction.add_(x)
 
 
 def conclude(
@@ -235,12 +247,13 @@ def conclude(
     values = tuple(detector.value(briefs, reports) for detector in detectors)
     decided = [d.decide(s, v, now.number) for d, s, v in zip(detectors, run.detectors, values, strict=True)]
     named = {detector.name(): value for detector, value in zip(detectors, values, strict=True)}
+    diversity, agreement = torch.stack([elud(reports.delta, squares), coherence(reports.delta, squares)]).tolist()
     signals = Signals(
         critical=decided[0][0],
         fgn=named.get("fgn", float("nan")),
         fisher=named.get("fedfim", float("nan")),
-        elud=elud(reports.delta, squares),
-        coherence=coherence(reports.delta, squares),
+        elud=diversity,
+        coherence=agreement,
     )
     now = replace(now, signals=signals)
 
@@ -251,6 +264,7 @@ def conclude(
         factors = rule.weigh(factors, slots[i], rows[i], briefs, reports, now)
     weights = factors / factors.sum()
     direction = weights.to(reports.delta) @ reports.delta
+    mean = ref(direction)  # to know it again, not to hold it when a rule replaces it
     for i, rule in enumerate(algorithm.rules):
         direction = rule.combine(direction, slots[i], rows[i], weights, briefs, reports, now)
     for i, rule in enumerate(algorithm.rules):
@@ -264,7 +278,7 @@ def conclude(
     return replace(
         run,
         round=run.round + 1,
-        x=run.x + direction,
+        x=_moved(run.x, direction, slots) if direction is mean() else run.x + direction,
         slots=tuple(slots),
         detectors=tuple(state for _, state in decided),
         signals=signals,

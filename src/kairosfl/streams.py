@@ -16,3 +16,20 @@ def key(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
 def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
     """A fresh counter-based generator for this purpose; the same arguments give the same numbers anywhere."""
     return np.random.Generator(np.random.Philox(key=key(seed, purpose, round, client)))
+
+
+class Streams:
+    """`stream`, by one generator that is given key after key: good until the next is asked for.
+
+    To make a generator takes longer than to shuffle a small client's samples, for it asks the system for entropy.
+    """
+
+    def __init__(self) -> None:
+        self._source = np.random.Philox(key=0)
+        self._generator, self._fresh = np.random.Generator(self._source), self._source.state
+
+    def __call__(self, seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
+        bits = key(seed, purpose, round, client)
+        self._fresh["state"]["key"][:] = bits & (2**64 - 1), bits >> 64
+        self._source.state = self._fresh
+        return self._generator

@@ -12,13 +12,17 @@ SMALL_ROWS = 4096  # rows in a block of small rows: no 64 MB for a handful of nu
 SPARE = 0.1  # of a GPU's memory that rows leave free for training
 
 
+def available(device: torch.device) -> int:
+    """Bytes of a GPU that are free or that PyTorch holds and does not use."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
 def roomy(device: torch.device, size: int) -> bool:
     """Whether the device has memory for so many bytes more and enough to spare."""
     if device.type != "cuda":
         return True
-    free, total = torch.cuda.mem_get_info(device)
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free + unused - size > SPARE * total
+    return available(device) - size > SPARE * torch.cuda.get_device_properties(device).total_memory
 
 
 class Table:

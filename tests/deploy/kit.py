@@ -31,17 +31,16 @@ import os
 import time
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import Message
 
 from kairosfl.engines.flower.client import client_app
-from kairosfl.engines.flower.wire import NUMBERS, RAW, VECTORS
+from kairosfl.engines.flower.wire import NUMBERS, Piece, piece_record
 
 from federation.task import task
 
 
 def update(content, array):
-    piece = Array(dtype=array.dtype.name, shape=array.shape, stype=RAW, data=array.tobytes())
-    content[VECTORS] = ArrayRecord({{"delta.0": piece}})
+    content["delta.0"] = piece_record(Piece(array.dtype.name, array.shape, array.tobytes()))
 
 
 def mischief(message, context, follow):
@@ -54,6 +53,8 @@ def mischief(message, context, follow):
         os._exit(1)
     if fault == "hang":
         time.sleep(10_000)
+    while fault == "wait" and not os.path.exists({faults!r} + ".go"):
+        time.sleep(0.2)
     reply = follow(message, context)
     content = reply.content
     if fault == "nan":
@@ -88,6 +89,11 @@ def make_app(folder: Path, faults: Mapping[int, Mapping[int, str]] | None = None
 def order(folder: Path, faults: Mapping[int, Mapping[int, str]]) -> None:
     """Tell the clients what to do in which round."""
     (folder / "faults.json").write_text(json.dumps(faults))
+
+
+def go(folder: Path) -> None:
+    """Let the clients that wait go on."""
+    (folder / "faults.json.go").touch()
 
 
 def configure(folder: Path, name: str, **changes: object) -> Path:
@@ -128,3 +134,8 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
     """The lines of a run folder's file, without what depends on the clock."""
     rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
     return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def seconds(folder: Path) -> list[float]:
+    """What every round of a run took."""
+    return [json.loads(line)["seconds"] for line in (folder / "metrics.jsonl").read_text().splitlines()]

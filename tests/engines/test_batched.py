@@ -11,6 +11,7 @@ from torch import nn
 
 from kairosfl.briefs import Briefs, Contrast, Reports, Stop, column
 from kairosfl.engines.batched import Batched
+from kairosfl.engines.batched import engine as batched_engine
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.recipe import Recipe
@@ -209,6 +210,26 @@ def test_a_waiting_cohort_joins_while_another_trains() -> None:
     assert_equal(third.reports(), Loop(task).train(short), 1e-10)
     with pytest.raises(UserError, match="no cohort is in training"):
         engine.collect()
+
+
+def test_a_server_that_finds_no_memory_gets_some_of_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = named("mlp")
+    engine = Batched(task, slots=4)
+    short, long = (
+        make_briefs(task, epochs=column(1, 4, torch.int64)),
+        make_briefs(task, epochs=column(9, 4, torch.int64)),
+    )
+    asked = []
+    monkeypatch.setattr(batched_engine, "available", lambda device: asked.append(device) or 0)
+    assert_equal(engine.train(short), Loop(task).train(short), 1e-10)
+    assert asked == []  # the host has what it has
+    engine.home = torch.device("cuda")
+    first, second = engine.submit(task, short), engine.submit(task, long)
+    assert engine.collect() is first
+    assert engine._limit == 2
+    assert engine.collect() is second  # its clients began again
+    assert_equal(first.reports(), Loop(task).train(short), 1e-10)
+    assert_equal(second.reports(), Loop(task).train(long), 1e-10)
 
 
 def test_deterministic_results_do_not_depend_on_the_neighbours() -> None:

@@ -119,9 +119,9 @@ def test_packings_that_do_not_exist(dtype: str, keep: float) -> None:
         Packing(dtype, keep)
 
 
-def array(values: object, dtype: str = "float32") -> Array:
+def array(values: object, dtype: str = "float32") -> ConfigRecord:
     raw = np.asarray(values, dtype=dtype)
-    return Array(dtype=dtype, shape=raw.shape, stype=wire.RAW, data=raw.tobytes())
+    return wire.piece_record(wire.Piece(dtype, raw.shape, raw.tobytes()))
 
 
 def test_what_is_no_report() -> None:
@@ -135,9 +135,9 @@ def test_what_is_no_report() -> None:
         record[wire.NUMBERS] = ConfigRecord({**record[wire.NUMBERS], **numbers})
         return record
 
-    def holding(**vectors: Array) -> RecordDict:
-        record = answer()
-        record[wire.VECTORS] = ArrayRecord({name.replace("_", "."): each for name, each in vectors.items()})
+    def holding(**vectors: ConfigRecord) -> RecordDict:
+        record = RecordDict({wire.NUMBERS: answer()[wire.NUMBERS]})
+        record.update({name.replace("_", "."): each for name, each in vectors.items()})
         return record
 
     assert refused(RecordDict()) == "its answer is no report"
@@ -160,9 +160,16 @@ def test_what_is_no_report() -> None:
     )
     assert refused(holding(delta_0=array([1.0] * 5, "float64"))) == "its update is float64, not float32"
     assert refused(holding(delta_0=array([1.0] * 5, "int64"))).startswith("its delta is 'int64' in a form")
-    pickled = Array(dtype="float32", shape=(5,), stype="pickle", data=b"0" * 20)
-    assert refused(holding(delta_0=pickled)).startswith("its delta is 'float32' in a form")
-    short = Array(dtype="float32", shape=(5,), stype=wire.RAW, data=b"0" * 16)
+    good = array([1.0] * 5)
+    for change in ({"dtype": 5}, {"shape": 5}, {"shape": [True]}, {"shape": [5.0]}, {"data": "0" * 20}):
+        other = ConfigRecord({**good, **change})
+        assert refused(holding(delta_0=other)) == "its delta.0 is in a form that is not understood"
+    foreign = RecordDict({wire.NUMBERS: answer()[wire.NUMBERS], "delta.0": ArrayRecord([np.ones(5, np.float32)])})
+    assert refused(foreign) == "its delta.0 is in a form that is not understood"
+    assert refused(holding(delta_0=ConfigRecord({**good, "shape": [-5, -1]}))) == (
+        "its update has the shape (-5, -1), not (5,)"
+    )
+    short = ConfigRecord({**good, "data": b"0" * 16})
     assert refused(holding(delta_0=short)) == "the bytes of its delta do not fill its shape"
     top = Packing(keep=0.4)
     places = [[-1, 2], [2, 2], [3, 1], [0, 5]]

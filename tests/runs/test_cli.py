@@ -140,3 +140,12 @@ def test_help_imports_no_torch_and_a_wrong_option_is_exit_2():
     assert "resume" in done.stdout
     assert call("run", "--nonsense").exit_code == 2
     assert "kairosfl 0." in call("--version").stdout
+
+
+def test_the_engine_flower_is_a_rehearsal(tmp_path, monkeypatch):
+    asked = {}
+    monkeypatch.setattr("kairosfl.cli.deploy.rehearse", lambda file, **options: asked.update(options, file=file))
+    assert "--engine flower needs a TOML file" in call("run", "--engine", "flower").output
+    assert asked == {}
+    assert call("run", "a.toml", "--engine", "flower", "--set", "seed=3", "--out", tmp_path, "-q").exit_code == 0
+    assert asked == {"file": Path("a.toml"), "changes": ["seed=3"], "out": tmp_path, "quiet": True, "as_json": False}

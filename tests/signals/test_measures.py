@@ -30,20 +30,20 @@ def test_squared_norms() -> None:
 def test_elud() -> None:
     delta = torch.from_numpy(DELTA)
     expected = np.sqrt(np.mean(np.linalg.norm(DELTA, axis=1) ** 2)) / np.linalg.norm(DELTA.mean(0))
-    assert elud(delta, squared_norms(delta)) == pytest.approx(expected, rel=1e-12)
+    assert float(elud(delta, squared_norms(delta))) == pytest.approx(expected, rel=1e-12)
 
 
 def test_elud_by_hand() -> None:
     # Two orthogonal updates of length 3 and 4: sqrt((9 + 16) / 2) over the length 2.5 of their mean.
     delta = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
-    assert elud(delta, squared_norms(delta)) == pytest.approx(math.sqrt(12.5) / 2.5)
+    assert float(elud(delta, squared_norms(delta))) == pytest.approx(math.sqrt(12.5) / 2.5)
     same = torch.tensor([[1.0, 2.0]] * 3)
-    assert elud(same, squared_norms(same)) == pytest.approx(1.0)
+    assert float(elud(same, squared_norms(same))) == pytest.approx(1.0)
 
 
 def test_elud_of_updates_that_cancel_is_infinite() -> None:
     delta = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
-    assert elud(delta, squared_norms(delta)) == math.inf
+    assert float(elud(delta, squared_norms(delta))) == math.inf
 
 
 @pytest.mark.parametrize("zero", [False, True])
@@ -53,7 +53,7 @@ def test_coherence_is_the_mean_cosine_of_pairs(zero: bool) -> None:
         given[2] = 0
     off = ~np.eye(6, dtype=bool)
     delta = torch.from_numpy(given)
-    assert coherence(delta, squared_norms(delta)) == pytest.approx(cosines(given)[off].mean(), rel=1e-12)
+    assert float(coherence(delta, squared_norms(delta))) == pytest.approx(cosines(given)[off].mean(), rel=1e-12)
 
 
 def test_coherence_of_one_client_is_unknown() -> None:

@@ -23,7 +23,14 @@ def run(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run one experiment."""
+    """Run one experiment. With --engine flower its clients are real processes on this machine."""
+    if engine == "flower":
+        from kairosfl.cli.deploy import rehearse
+
+        with friendly():
+            if file is None:
+                raise UserError("--engine flower needs a TOML file: its nodes read it, too.")
+        return rehearse(file, changes=changes, out=out, quiet=quiet, as_json=as_json)
     from kairosfl.progress import Show
     from kairosfl.runs.config import read, resolve
     from kairosfl.runs.experiment import start

@@ -25,12 +25,17 @@ class Loop(Evaluator):
 
     def train(self, briefs: Briefs) -> Reports:
         """One report per client."""
-        start = briefs.start
-        delta = torch.empty(len(briefs), start.shape[-1], dtype=start.dtype, device=self.device)
-        with self.precision():
-            reports = [self.trainer.follow(brief, delta[row]) for row, brief in enumerate(briefs.each())]
-        return Reports.stack(reports, delta.to(start.device))
+        return one_by_one(self.trainer, briefs, self.precision)
 
     def start(self) -> Tensor:
         """The model before training, on this engine's device."""
         return self.task.start().to(self.device)
+
+
+def one_by_one(trainer: Trainer, briefs: Briefs, precision: Precision) -> Reports:
+    """The reports of a cohort whose clients train one after another."""
+    start = briefs.start
+    delta = torch.empty(len(briefs), start.shape[-1], dtype=start.dtype, device=trainer.device)
+    with precision():
+        reports = [trainer.follow(brief, delta[row]) for row, brief in enumerate(briefs.each())]
+    return Reports.stack(reports, delta.to(start.device))

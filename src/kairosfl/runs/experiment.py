@@ -186,8 +186,10 @@ def record(
     settings = flatten(tables(config))
     tracked = [TRACKERS[name](folder.path, settings, run.round) for name in config.run.track]
     listeners: list[Notify] = [*([notify] if notify else []), *tracked]
+    course = _write_down(config, task, engine, folder, run, checkpoints, listeners)
+    del run  # or the first model would be held to the end
     try:
-        yield from _write_down(config, task, engine, folder, run, checkpoints, listeners)
+        yield from course
     finally:
         for tracker in tracked:
             tracker.close()

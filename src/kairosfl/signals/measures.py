@@ -1,6 +1,6 @@
 """Measures of one round's updates: how long, how diverse, how coherent.
 
-All take `delta`, `[m, d]`, and read it a constant number of times.
+All take `delta`, `[m, d]`, read it a constant number of times and answer on its device.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ class Signals:
 
 def squared_norms(delta: Tensor) -> Tensor:
     """‖delta_i‖², `[m]`, one row at a time so that no second `[m, d]` is made."""
-    return torch.stack([row @ row for row in delta])
+    return torch.stack([row.dot(row) for row in delta.unbind()])
 
 
-def elud(delta: Tensor, squares: Tensor) -> float:
+def elud(delta: Tensor, squares: Tensor) -> Tensor:
     """Empirical local update diversity, sqrt(mean ‖g_i‖²) / ‖mean g_i‖ (Zeng et al., AISTATS 2025, Section 5)."""
     mean = delta.mean(0)
-    return float((squares.double().mean() / (mean @ mean).double()).sqrt())
+    return (squares.double().mean() / (mean @ mean).double()).sqrt()
 
 
-def coherence(delta: Tensor, squares: Tensor) -> float:
+def coherence(delta: Tensor, squares: Tensor) -> Tensor:
     """Mean cosine over all pairs of clients: (‖Σ u_i‖² − m) / (m (m − 1)) with unit vectors u_i. NaN for one client.
 
     An update of length zero has the cosine 0 with every other.
     """
     m = len(delta)
     if m < 2:
-        return float("nan")
+        return torch.full((), float("nan"), dtype=torch.float64, device=delta.device)
     moved = squares > 0
     total = torch.where(moved, squares.rsqrt(), 0.0) @ delta
-    return float(((total @ total).double() - moved.sum()) / (m * (m - 1)))
+    return ((total @ total).double() - moved.sum()) / (m * (m - 1))
 
 
 def cosine_matrix(delta: Tensor) -> Tensor:

@@ -6,8 +6,6 @@ import gc
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import reduce
-from operator import or_
 
 import numpy as np
 import torch
@@ -15,20 +13,21 @@ from torch import Tensor
 
 from kairosfl.briefs import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
 from kairosfl.engines.batched.graphs import Steps
-from kairosfl.engines.batched.jobs import Job, Ticket
+from kairosfl.engines.batched.jobs import Job, Ticket, joint
 from kairosfl.engines.batched.judge import Judge
 from kairosfl.engines.batched.layers import Unstackable
-from kairosfl.engines.batched.memory import affordable, home
+from kairosfl.engines.batched.memory import SERVER_VECTORS, affordable, home
 from kairosfl.engines.batched.scoring import scores
 from kairosfl.engines.batched.slots import Slots, widths
 from kairosfl.engines.batched.stack import stack
-from kairosfl.engines.batched.state import State, upload
+from kairosfl.engines.batched.state import State, places, upload
 from kairosfl.engines.batched.step import Work
 from kairosfl.engines.evaluate import Evaluator, Scores
-from kairosfl.engines.loop import Loop
+from kairosfl.engines.loop import one_by_one
 from kairosfl.engines.precision import Precision
 from kairosfl.errors import UserError
 from kairosfl.local import Trainer
+from kairosfl.table import available
 from kairosfl.tasks.prepare import prepare
 from kairosfl.tasks.task import Task
 
@@ -110,15 +109,15 @@ class Batched(Evaluator):
     def submit(self, task: Task, briefs: Briefs) -> Ticket:
         """Queue a cohort; its clients take slots as they become free."""
         self.check(task)
-        ticket = Ticket.of(task, briefs, self.device)
+        ticket = Ticket.of(task, briefs)
         if self._work is None:
-            ticket.answer = Loop(task, self.device).train(briefs)
+            self.trainer.task = task  # of the same model and data
+            ticket.answer = one_by_one(self.trainer, briefs, self.precision)
         else:
             if self._stream is not None:
                 self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            each = enumerate(briefs.each())
-            ticket.jobs = [Job.of(ticket, row, brief, task.clients[brief.client]) for row, brief in each]
             with self._working():
+                ticket.prepare(self.trainer.w.dtype, self.device, self._work.stack.drops)
                 self._measure(ticket)
             self._waiting.extend(sorted(ticket.jobs, key=lambda job: -job.total))
         if not ticket.jobs:
@@ -138,7 +137,23 @@ class Batched(Evaluator):
         ticket = self._done.popleft()
         if ticket.ready is not None:
             torch.cuda.current_stream(self.device).wait_event(ticket.ready)
+        self._make_room(len(ticket.briefs))
         return ticket
+
+    def _make_room(self, clients: int) -> None:
+        """Before a server goes on from so many reports: halve the slots if it would find no memory.
+
+        Its next cohort may be twice as large, as FedCL's are.
+        """
+        wanted = 2 * SERVER_VECTORS * clients * self.task.layout.size * self.trainer.w.element_size()
+        may = self._slots is not None and self._asked > 1 and not self._fixed and self.home.type == "cuda"
+        if may and available(self.device) < wanted:
+            with self._working():
+                self._shrink()
+
+    def _shrink(self) -> None:
+        self._limit = self._asked // 2
+        self._close()
 
     def _training(self) -> bool:
         return bool(self._waiting) or (self._slots is not None and any(self._slots.jobs))
@@ -178,9 +193,7 @@ class Batched(Evaluator):
     def _measure(self, ticket: Ticket) -> None:
         """What the briefs ask to know about the model before training."""
         briefs = ticket.briefs
-        for row, brief in enumerate(briefs.each()):
-            if not brief.measure & {FISHER, FISHER_SAMPLED}:
-                break
+        for row, brief in enumerate(briefs.each() if briefs.measure & {FISHER, FISHER_SAMPLED} else ()):
             mine = upload(ticket.jobs[row].mine.astype(np.int64), self.device)
             ticket.fisher[row], seconds = self.trainer.fisher(brief.start.to(self.device), mine, brief)
             ticket.fisher_seconds += seconds
@@ -199,14 +212,13 @@ class Batched(Evaluator):
         except torch.OutOfMemoryError:
             if self._asked == 1:
                 raise
-            self._limit = self._asked // 2
-            self._close()
+            self._shrink()
 
     def _ready(self) -> Slots:
         """Slots for all that train and wait, as far as memory goes; clients in slots that are too few begin again."""
         assert self._work is not None
         held = self._slots
-        length = max((len(job.order) for job in self._waiting), default=0)
+        length = max((job.length for job in self._waiting), default=0)
         if held is not None:
             wanted = len(self._waiting) + sum(job is not None for job in held.jobs)
             grows = wanted > held.state.slots and (self._limit is None or held.state.slots < self._limit)
@@ -217,7 +229,7 @@ class Batched(Evaluator):
         length = 1 << (length - 1).bit_length()
         dtype = self.trainer.w.dtype
         if self._limit is None:
-            kind = reduce(or_, (job.kind for job in self._waiting))
+            kind = joint(self._waiting)
             self._limit = affordable(self._work, kind, length, dtype, self.device, self._reserved)
         count = min(self._limit, next(size for size in widths(1 << 16) if size >= len(self._waiting)))
         self._asked = self._limit if self._fixed else count
@@ -253,14 +265,12 @@ class Batched(Evaluator):
             mine.sort(key=lambda each: each[0].row)
             for begin in range(0, len(mine), at_once):
                 part = mine[begin : begin + at_once]
-                here = upload([slot for _, slot in part], self.device)
+                here = places([slot for _, slot in part], self.device)
+                rows = places([job.row for job, _ in part], self.device)
                 w = state.w[here]
-                whole = len(part) == len(ticket.jobs)
-                rows = slice(None) if whole else upload([job.row for job, _ in part], self.device)
-                ticket.take(rows, layout.unpack(w), state.sums[:, here].mT, state.wholes[:, here].mT)
+                ticket.take(rows, layout, w, state.sums[:, here].mT, state.wholes[:, here].mT)
                 if SCORE_AFTER in ticket.scores:
                     ticket.scores[SCORE_AFTER][rows] = scores(self._work, w, [job.mine for job, _ in part])
-            ticket.left -= len(mine)
             if not ticket.left:
                 ticket.ready = self._stream.record_event() if self._stream is not None else None
                 self._done.append(ticket)

@@ -3,92 +3,148 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache, reduce
+from operator import or_
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import SCORE_AFTER, SCORE_BEFORE, Brief, Briefs, Report, Reports
-from kairosfl.engines.batched.state import Kind, Real, Sum, Whole
-from kairosfl.local import batches
-from kairosfl.streams import key
+from kairosfl.briefs import SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
+from kairosfl.engines.batched.rows import RowLayout
+from kairosfl.engines.batched.state import Kind, Real, Sum, Whole, upload
+from kairosfl.streams import Streams, key
 from kairosfl.tasks.task import Task
 
 
 @dataclass(eq=False)
 class Ticket:
-    """A cohort on its way through the slots."""
+    """A cohort on its way through the slots. `sums` and `wholes` are the slots' columns, at first as clients begin."""
 
     task: Task
     briefs: Briefs
     delta: Tensor  # [m, d], filled as clients finish
-    sums: Tensor  # [m, sums] float64 on the engine's device
-    wholes: Tensor  # [m, wholes] int64
-    fisher: list[float | None]
     left: int  # clients that have not finished
+    jobs: list[Job] = field(default_factory=list)  # until all have finished
+    n: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # [m] samples
+    reals: Tensor = field(default_factory=lambda: torch.empty(0))  # [m, reals], on the engine's device as the next two
+    sums: Tensor = field(default_factory=lambda: torch.empty(0))  # [m, sums] float64
+    wholes: Tensor = field(default_factory=lambda: torch.empty(0))  # [m, wholes] int64
+    order: Tensor = field(default_factory=lambda: torch.empty(0))  # [m, longest]: samples of all epochs, one by one
     scores: dict[str, Tensor] = field(default_factory=dict)  # [m] float64
+    fisher: list[float | None] = field(default_factory=list)
     fisher_seconds: float = 0.0
-    jobs: list[Job] = field(default_factory=list)
     ready: torch.cuda.Event | None = None  # when the device has filled all this
     answer: Reports | None = None  # from the loop, where the model cannot be stacked
     began: float = field(default_factory=time.perf_counter)
 
     @classmethod
-    def of(cls, task: Task, briefs: Briefs, device: torch.device) -> Ticket:
-        """Before training."""
+    def of(cls, task: Task, briefs: Briefs) -> Ticket:
+        """Before anything is done."""
         m, start = len(briefs), briefs.start
-        return cls(
-            task,
-            briefs,
-            delta=torch.empty(m, start.shape[-1], dtype=start.dtype, device=start.device),
-            sums=torch.empty(m, len(Sum), dtype=torch.float64, device=device),
-            wholes=torch.empty(m, len(Whole), dtype=torch.int64, device=device),
-            fisher=[None] * m,
-            left=m,
-        )
+        delta = torch.empty(m, start.shape[-1], dtype=start.dtype, device=start.device)
+        return cls(task, briefs, delta, left=m, fisher=[None] * m)
 
-    def take(self, rows: Tensor | slice, weights: Tensor, sums: Tensor, wholes: Tensor) -> None:
-        """The results of some of its clients, or of all in their order."""
+    def prepare(self, dtype: torch.dtype, device: torch.device, drops: bool) -> None:
+        """Make its clients ready for slots; `drops` says whether the model has dropout."""
+        briefs, clients = self.briefs, self.briefs.ids.tolist()
+        mine = [self.task.clients[client] for client in clients]
+        n, batch, epochs = np.array([len(each) for each in mine]), _host(briefs.batch_size), _host(briefs.epochs)
+        size = np.minimum(batch, n)
+        end = n - n % size if briefs.drop_last else n
+        count = -(-end // size)
+        rows = zip(clients, mine, batch.tolist(), count.tolist(), (count * epochs).tolist(), strict=True)
+        lengths, kinds = (end * epochs).tolist(), _kinds(briefs, batch.tolist())
+        self.jobs = [Job(self, row, *each, lengths[row], kinds[row]) for row, each in enumerate(rows)]
+        self.n = torch.from_numpy(n.astype(np.int64))
+        wholes = np.zeros((len(clients), len(Whole)), dtype=np.int64)
+        wholes[:, Whole.TOTAL], wholes[:, Whole.SIZE], wholes[:, Whole.END] = count * epochs, size, end
+        wholes[:, Whole.BATCHES], wholes[:, Whole.CLIENT] = count, clients
+        if self.task.augment:
+            wholes[:, Whole.CROPS] = key(briefs.seed, "augment", briefs.round) % 2**63
+        if drops:
+            wholes[:, Whole.DROPS] = [key(briefs.seed, "dropout", briefs.round, who) % 2**63 for who in clients]
+        if briefs.stop is not None:
+            wholes[:, Whole.STOPS], wholes[:, Whole.LEAST] = 1, briefs.stop.statistic == "min"
+            wholes[:, Whole.AT_ONCE] = briefs.stop.per == "batch"
+        sums = np.zeros((len(clients), len(Sum)))
+        sums[:, Sum.SIMILARITY] = 1.0  # before the first look
+        self.wholes, self.sums = upload(wholes, device), upload(sums, device)
+        self.reals = upload(torch.from_numpy(_reals(briefs)).to(dtype), device)
+        self.order = upload(_order(briefs, mine, end.tolist(), epochs.tolist()), device)
+
+    def take(self, rows: Tensor | slice, layout: RowLayout, weights: Tensor, sums: Tensor, wholes: Tensor) -> None:
+        """The results of some of its clients."""
         start = self.briefs.start
         there = rows if isinstance(rows, slice) else rows.to(start.device)
-        self.delta[there] = weights.to(start) - (start if start.ndim == 1 else start[there])
+        delta = self.delta[there]
+        layout.unpack(weights, delta)
+        delta -= start if start.ndim == 1 else start[there]
+        if not isinstance(there, slice):
+            self.delta[there] = delta
         self.sums[rows], self.wholes[rows] = sums, wholes
+        self.left -= len(delta)
+        if not self.left:
+            self.jobs = []  # they point back: without them the memory is free as soon as nobody holds the ticket
 
     def reports(self) -> Reports:
         """What the cohort answers; waits for the device."""
         if self.answer is not None:
             return self.answer
-        sums, wholes = self.sums.cpu().numpy(), self.wholes.cpu().numpy()
-        scores = {name: values.cpu().tolist() for name, values in self.scores.items()}
-        seconds = (time.perf_counter() - self.began) / max(1, len(self.jobs))
-        reports = []
-        for row, job in enumerate(self.jobs):
-            steps, samples = int(wholes[row, Whole.POSITION]), int(wholes[row, Whole.SAMPLES])
-            full, part = divmod(steps, job.batches)
-            reports.append(
-                Report(
-                    client=job.client,
-                    n=len(job.mine),
-                    steps=steps,
-                    epochs=full + part / job.batches,
-                    delta=self.delta[row],
-                    loss=float(sums[row, Sum.LOSS]) / samples,
-                    grad_sq=float(sums[row, Sum.GRAD_SQ]),
-                    seconds=seconds,
-                    similarity=float(sums[row, Sum.SIMILARITY]) if job.stops else None,
-                    score_before=scores[SCORE_BEFORE][row] if SCORE_BEFORE in scores else None,
-                    score_after=scores[SCORE_AFTER][row] if SCORE_AFTER in scores else None,
-                    fisher=self.fisher[row],
-                )
-            )
-        return replace(Reports.stack(reports, self.delta), fisher_seconds=self.fisher_seconds)
+        m = len(self.n)
+        sums, wholes = self.sums.cpu().mT.contiguous(), self.wholes.cpu().mT.contiguous()
+        steps, batches = wholes[Whole.POSITION], wholes[Whole.BATCHES]
+        scores = {name: values.cpu() for name, values in self.scores.items()}
+        fisher = torch.tensor(self.fisher, dtype=torch.float64) if None not in self.fisher else None
+        return Reports(
+            ids=self.briefs.ids,
+            n=self.n,
+            steps=steps,
+            epochs=steps // batches + (steps % batches).double() / batches,
+            delta=self.delta,
+            loss=sums[Sum.LOSS] / wholes[Whole.SAMPLES],
+            grad_sq=sums[Sum.GRAD_SQ],
+            seconds=torch.full((m,), (time.perf_counter() - self.began) / max(1, m), dtype=torch.float64),
+            similarity=None if self.briefs.stop is None else sums[Sum.SIMILARITY],
+            score_before=scores.get(SCORE_BEFORE),
+            score_after=scores.get(SCORE_AFTER),
+            fisher=fisher,
+            fisher_seconds=self.fisher_seconds,
+        )
+
+
+def _host(column: Tensor) -> np.ndarray:
+    return column.cpu().numpy()
+
+
+def _reals(briefs: Briefs) -> np.ndarray:
+    reals = np.zeros((len(briefs), len(Real)))
+    reals[:, Real.LR], reals[:, Real.MOMENTUM] = _host(briefs.lr), _host(briefs.momentum)
+    reals[:, Real.DECAY], reals[:, Real.CLIP] = _host(briefs.weight_decay), _host(briefs.clip)
+    reals[:, Real.SCALE], reals[:, Real.PULL] = _host(briefs.scale), _host(briefs.pull)
+    reals[:, Real.MU] = 0.0 if briefs.contrast is None else _host(briefs.contrast.mu)
+    reals[:, Real.TEMPERATURE] = 1.0 if briefs.contrast is None else briefs.contrast.temperature
+    reals[:, Real.THRESHOLD] = -2.0 if briefs.stop is None else _host(briefs.stop.threshold)
+    return reals
+
+
+def _order(briefs: Briefs, mine: list[np.ndarray], ends: list[int], epochs: list[int]) -> np.ndarray:
+    """The samples of every client in the order of `local.batches`, epoch after epoch."""
+    longest = max((end * times for end, times in zip(ends, epochs, strict=True)), default=0)
+    order = np.zeros((len(mine), longest), dtype=np.int64)
+    streams = Streams()
+    for row, client, samples, end, times in zip(order, briefs.ids.tolist(), mine, ends, epochs, strict=True):
+        draw = streams(briefs.seed, "batches", briefs.round, client)
+        for begin in range(0, end * times, end):
+            row[begin : begin + end] = samples[draw.permutation(len(samples))[:end]]
+    return order
 
 
 @dataclass(eq=False)
 class Job:
-    """One client: its numbers, and the order of its samples for all epochs."""
+    """One client in a ticket."""
 
     ticket: Ticket
     row: int  # in the ticket
@@ -97,60 +153,31 @@ class Job:
     batch: int
     batches: int  # in an epoch
     total: int  # steps
-    order: np.ndarray
-    reals: list[float]
-    wholes: list[int]
-    stops: bool
-    at_once: bool
+    length: int  # samples in all epochs
     kind: Kind  # what its step needs
     done: int = 0  # steps launched
     limit: int = 0  # steps to launch, as far as the host knows
 
-    @classmethod
-    def of(cls, ticket: Ticket, row: int, brief: Brief, mine: np.ndarray) -> Job:
-        """From a brief and the client's sample numbers."""
-        n = len(mine)
-        size = min(brief.batch_size, n)
-        end = n - n % size if brief.drop_last else n
-        epochs = list(batches(brief, n))
-        order = mine[np.concatenate([batch for epoch in epochs for batch in epoch])].astype(np.int64)
-        stops, count = brief.stop_below is not None, len(epochs[0])
-        augmented = key(brief.seed, "augment", brief.round) % 2**63 if ticket.task.augment else 0
-        reals = [0.0] * len(Real)
-        reals[Real.LR], reals[Real.MOMENTUM], reals[Real.DECAY] = brief.lr, brief.momentum, brief.weight_decay
-        reals[Real.CLIP], reals[Real.SCALE], reals[Real.PULL] = brief.clip, brief.scale, brief.pull
-        reals[Real.MU], reals[Real.TEMPERATURE] = brief.contrast, brief.temperature
-        reals[Real.THRESHOLD] = -2.0 if brief.stop_below is None else brief.stop_below
-        wholes = [0] * len(Whole)
-        wholes[Whole.TOTAL], wholes[Whole.SIZE], wholes[Whole.END] = count * brief.epochs, size, end
-        wholes[Whole.BATCHES], wholes[Whole.CLIENT], wholes[Whole.CROPS] = count, brief.client, augmented
-        wholes[Whole.DROPS] = key(brief.seed, "dropout", brief.round, brief.client) % 2**63
-        wholes[Whole.STOPS], wholes[Whole.LEAST] = int(stops), int(brief.stop_statistic == "min")
-        wholes[Whole.AT_ONCE] = int(brief.stop_per == "batch")
-        return cls(
-            ticket=ticket,
-            row=row,
-            client=brief.client,
-            mine=mine,
-            batch=brief.batch_size,
-            batches=count,
-            total=count * brief.epochs,
-            order=order,
-            reals=reals,
-            wholes=wholes,
-            stops=stops,
-            at_once=brief.stop_per == "batch",
-            kind=_kind(
-                brief.batch_size,
-                brief.clip < float("inf"),
-                brief.pull != 0,
-                brief.push is not None,
-                brief.momentum != 0,
-                stops,
-                brief.stop_reference is not None,
-                brief.contrast != 0,
-            ),
-        )
+
+def joint(jobs: Iterable[Job]) -> Kind:
+    """What serves all of these clients."""
+    kinds = {id(job.kind): job.kind for job in jobs}  # they come from a cache, and hashing a hundred takes longer
+    return reduce(or_, kinds.values())
+
+
+def _kinds(briefs: Briefs, batch: list[int]) -> list[Kind]:
+    stop, mu = briefs.stop, None if briefs.contrast is None else briefs.contrast.mu
+    flags = zip(
+        (briefs.clip < float("inf")).tolist(),
+        (briefs.pull != 0).tolist(),
+        [briefs.push is not None] * len(batch),
+        (briefs.momentum != 0).tolist(),
+        [stop is not None] * len(batch),
+        [stop is not None and stop.reference is not None] * len(batch),
+        [False] * len(batch) if mu is None else (mu != 0).tolist(),
+        strict=True,
+    )
+    return [_kind(size, *each) for size, each in zip(batch, flags, strict=True)]
 
 
 @cache

@@ -90,6 +90,9 @@ class RowLayout:
                 pieces.append(vectors.new_zeros(()).expand(len(vectors), gap))
         return torch.cat(pieces, 1)
 
-    def unpack(self, rows: Tensor) -> Tensor:
-        """Rows as new vectors `[m, d]`."""
-        return torch.cat([self.natural(rows, index).reshape(len(rows), -1) for index in range(len(self.places))], 1)
+    def unpack(self, rows: Tensor, out: Tensor) -> None:
+        """Rows as vectors, written into `[m, d]`."""
+        parts = [self.natural(rows, index) for index in range(len(self.places))]
+        places = zip(self.places, parts, strict=True)
+        vectors = [out[:, place.dense : place.dense + place.size].view(part.shape) for place, part in places]
+        torch._foreach_copy_(vectors, parts)

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import reduce
-from operator import or_
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.engines.batched.jobs import Job, Ticket
-from kairosfl.engines.batched.state import Kind, State, Whole, upload
+from kairosfl.engines.batched.jobs import Job, Ticket, joint
+from kairosfl.engines.batched.state import Kind, State, Whole, places
 
 LOOK = 8  # steps between two looks at clients that may stop at any batch
 
@@ -39,6 +36,7 @@ class Slots:
         self.jobs: list[Job | None] = [None] * state.slots
         self._run = run  # takes so many steps of a kind
         self._fixed = fixed  # always all slots: the same operations whoever trains beside
+        self._any = state.device.type == "cpu"
         self._widths = widths(state.slots)
         self._looks: deque[tuple[Tensor, torch.cuda.Event | None, list[Job | None]]] = deque()
 
@@ -54,8 +52,7 @@ class Slots:
             return
         jobs = [job for job in (self.jobs[slot] for slot in active) if job is not None]
         count = min(self._ahead(job) for job in jobs)
-        kind = reduce(or_, {job.kind for job in jobs})
-        self._run(kind.wide(self._width(active[-1] + 1)), count)
+        self._run(joint(jobs).wide(self._width(active[-1] + 1)), count)
         for job in jobs:
             job.done += count
         self._look(jobs)
@@ -63,16 +60,20 @@ class Slots:
     def _ahead(self, job: Job) -> int:
         """Steps until the host has to think about this client again."""
         left = job.limit - job.done
-        if not job.stops:
+        stop = job.ticket.briefs.stop
+        if stop is None:
             return left
-        return min(left, LOOK if job.at_once else job.batches - job.done % job.batches)
+        return min(left, LOOK if stop.per == "batch" else job.batches - job.done % job.batches)
 
     def _width(self, used: int) -> int:
-        return self.state.slots if self._fixed else next(size for size in self._widths if size >= used)
+        if self._fixed:
+            return self.state.slots
+        # Nothing is captured on a CPU, so that every width is as good.
+        return used if self._any else next(size for size in self._widths if size >= used)
 
     def _look(self, jobs: list[Job]) -> None:
         """Ask the device which clients have stopped; the answer is read one round of steps later, without waiting."""
-        if any(job.stops for job in jobs):
+        if any(job.kind.stop for job in jobs):
             totals = self.state.wholes[Whole.TOTAL]
             event = None
             if totals.is_cuda:
@@ -88,7 +89,7 @@ class Slots:
             if event is not None:
                 event.synchronize()
             for job, total in zip(asked, answer.tolist(), strict=True):
-                if job is not None and job.stops:
+                if job is not None and job.kind.stop:
                     job.limit = min(job.limit, total)
 
     def _settle(self, retire: Callable[[list[int]], None]) -> None:
@@ -127,35 +128,29 @@ class Slots:
             self._load(coming)
 
     def _load(self, coming: Sequence[tuple[int, Job]]) -> None:
-        state = self.state
-        jobs = [job for _, job in coming]
-        order = np.zeros((len(jobs), max(len(job.order) for job in jobs)), dtype=np.int64)
-        for row, job in enumerate(jobs):
-            order[row, : len(job.order)] = job.order
-        here = upload([slot for slot, _ in coming], state.device)
-        state.order[:, : order.shape[1]][here] = upload(order, state.device)
-        reals = torch.tensor([job.reals for job in jobs], dtype=state.dtype)
-        state.reals[:, here] = upload(reals, state.device).mT
-        state.wholes[:, here] = upload(torch.tensor([job.wholes for job in jobs]), state.device).mT
-        sums = torch.zeros(state.sums.shape[0], dtype=torch.float64, device=state.device)
-        sums[-1] = 1.0  # a similarity before the first look
-        state.sums[:, here] = sums[:, None].expand(-1, len(jobs))
-        state.v[here] = 0
-        for ticket in dict.fromkeys(job.ticket for job in jobs):
-            mine = [(slot, job) for slot, job in coming if job.ticket is ticket]
-            self._load_vectors([slot for slot, _ in mine], [job for _, job in mine])
+        cohorts: dict[Ticket, list[tuple[int, Job]]] = {}
         for slot, job in coming:
+            cohorts.setdefault(job.ticket, []).append((slot, job))
             self.jobs[slot] = job
             job.done, job.limit = 0, job.total
+        state = self.state
+        for ticket, mine in cohorts.items():
+            here = places([slot for slot, _ in mine], state.device)
+            rows = places([job.row for _, job in mine], state.device)
+            state.order[:, : ticket.order.shape[1]][here] = ticket.order[rows]
+            state.reals[:, here] = ticket.reals[rows].mT
+            state.wholes[:, here] = ticket.wholes[rows].mT
+            state.sums[:, here] = ticket.sums[rows].mT
+            state.v[here] = 0
+            self._load_vectors(here, [job for _, job in mine])
 
-    def _load_vectors(self, slots: list[int], jobs: list[Job]) -> None:
+    def _load_vectors(self, here: slice | Tensor, jobs: list[Job]) -> None:
         """The model-sized rows of some clients of one cohort."""
         state, briefs = self.state, jobs[0].ticket.briefs
-        here, rows = upload(slots, state.device), [job.row for job in jobs]
-        needs = reduce(or_, {job.kind for job in jobs}).needs()
+        rows, needs = [job.row for job in jobs], joint(jobs).needs()
 
         def chosen(vectors: Tensor) -> Tensor:
-            picked = vectors[None] if vectors.ndim == 1 else vectors[upload(rows, vectors.device)]
+            picked = vectors[None] if vectors.ndim == 1 else vectors[places(rows, vectors.device)]
             return state.layout.pack(picked.to(state.device, state.dtype)).expand(len(jobs), -1)
 
         start = chosen(briefs.start)

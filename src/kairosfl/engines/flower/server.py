@@ -84,6 +84,7 @@ class Flower(Evaluator):
             raise UserError(f"deploy.start holds {len(self._start)} numbers, the model {task.layout.size}.")
         super().__init__(replace(task, model=hollow(task.model)), torch.device("cpu"), self._predict_with)
         self.roster = Roster(len(task.clients), folder / "roster.json" if folder else None)
+        self._updates: Updates | None = None
         self._reception = Reception(grid, self.roster, log, settings.deadline)
 
     def start(self) -> Tensor:
@@ -99,8 +100,11 @@ class Flower(Evaluator):
         self._gather(briefs.ids.tolist(), max(1, quorum))
         orders = {brief.client: brief for brief in briefs.each()}
         row = {client: i for i, client in enumerate(orders)}
-        updates = Updates(briefs, self.folder, self.settings.on_disk)
+        if self._updates is not None:
+            self._updates.settle()  # of the last round, which its record still holds
+        updates = self._updates = Updates(briefs, self.folder, self.settings.on_disk)
         flying, failed = self._push(orders)
+        updates.settle()
         until = time.monotonic() + self.settings.deadline
         good: dict[int, Report] = {}
         pause = POLL[0]
@@ -111,6 +115,7 @@ class Flower(Evaluator):
                 if outcome is None:
                     continue
                 del flying[sent]
+                updates.settle()
                 if isinstance(outcome, str):
                     failed[client] = outcome
                 else:

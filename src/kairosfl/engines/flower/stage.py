@@ -37,7 +37,7 @@ class Stage:
     def __init__(self, folder: Path, nodes: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
         """One node for each text of client ids that it serves, such as `0-3`."""
         self.folder, self.nodes = folder.absolute(), list(nodes)
-        self.port = _free_port()
+        self.port = free_port()
         here = str(Path(sys.executable).parent)  # Flower starts its parts by name
         path = os.pathsep.join([here, os.environ.get("PATH", "")])
         home = str(self.folder / "home")
@@ -110,7 +110,7 @@ class Stage:
     def start_node(self, node: str, clients: str, *more: str) -> None:
         """Start a node that serves these clients, with its key."""
         arguments = ["--superlink", f"{HOST}:{self.port}", "--root-certificates", str(self.certs / "ca.crt")]
-        arguments += ["--auth-supernode-private-key", str(self.certs / node), "--port", str(_free_port())]
+        arguments += ["--auth-supernode-private-key", str(self.certs / node), "--port", str(free_port())]
         self.start(node, "flower-supernode", *arguments, "--node-config", f'clients="{clients}"', *more)
 
     def submit(self, app: Path, run: Path, out: Path) -> subprocess.Popen[bytes]:
@@ -154,12 +154,25 @@ class Stage:
         process.wait()
 
     def close(self) -> None:
-        """End everything, nodes first."""
+        """End everything, nodes first, and what they leave: a server in the middle of a run outlives its SuperLink."""
         for name in sorted(self.processes, key=lambda name: name == "superlink"):
             self.kill(name, signal.SIGTERM)
+        for process in self.find("flwr-"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def find(self, name: str) -> list[int]:
+        """The running processes of this stage with this in their command, also those that Flower started."""
+        found, home = [], f"FLWR_HOME={self.environment['FLWR_HOME']}\0".encode()
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+                if name.encode() in (entry / "cmdline").read_bytes() and home in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+        return found
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]

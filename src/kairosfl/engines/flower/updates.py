@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
+import mmap
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kairosfl.briefs import Briefs
+
+EAGER = 50  # Flower leaves every response of megabytes in a cycle; Python's own threshold would let 20 of them pile up
 
 
 class Updates:
@@ -20,18 +25,28 @@ class Updates:
         """In a file in the folder, if there is one and the updates take `on_disk` bytes or more."""
         shape, dtype = (len(briefs), briefs.start.shape[-1]), briefs.start.dtype
         self._device = briefs.start.device
+        self._map: mmap.mmap | None = None
         size = shape[0] * shape[1] * briefs.start.element_size()
         if folder is None or size < on_disk:
             self._rows = torch.empty(shape, dtype=dtype)
             return
         with tempfile.TemporaryFile(dir=folder) as file:  # it has no name, so that a crash leaves nothing behind
             file.truncate(size)
-            kind = torch.empty(0, dtype=dtype).numpy().dtype
-            self._rows = torch.from_numpy(np.memmap(file, dtype=kind, mode="r+", shape=shape))
+            self._map = mmap.mmap(file.fileno(), size)
+        gc.set_threshold(EAGER)
+        self._rows = torch.frombuffer(self._map, dtype=dtype).view(shape)
 
     def __getitem__(self, row: int) -> Tensor:
         """The place of one update."""
         return self._rows[row]
+
+    def settle(self) -> None:
+        """Hold no more in memory than has to be: what is mapped is read again from the file when it is wanted."""
+        if self._map is not None:
+            self._map.madvise(mmap.MADV_DONTNEED)
+            gc.collect()
+            with contextlib.suppress(AttributeError, OSError):  # glibc keeps what large messages leave behind
+                ctypes.CDLL(None).malloc_trim(0)
 
     def rows(self, filled: Sequence[int]) -> Tensor:
         """`[m, d]` of these rows, which are ascending; they move up in place, so that nothing is held twice."""

@@ -21,7 +21,7 @@ from kairosfl.errors import UserError
 VERSION = 1
 NUMBERS, VECTORS = "numbers", "vectors"
 RAW = "kairosfl.raw"  # how the bytes of an array are to be read: as they are, little-endian
-PIECE = 10 << 20  # bytes; vectors travel in pieces, since Flower copies each array twice while it reads it
+PIECE = 5 << 20  # bytes; vectors travel in pieces, since Flower copies what it reads and writes
 BRIEF_VECTORS = ("start", "push", "stop_reference", "previous")
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64, "int32": torch.int32}
 
@@ -54,6 +54,15 @@ class Packing:
         return size if self.keep == 1 else max(1, math.ceil(self.keep * size))
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A part of a vector, as raw bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+
 def brief_record(brief: Brief, packing: Packing, packed: dict[int, list[Array]]) -> RecordDict:
     """A brief as a record. `packed` remembers vectors by their address: what briefs share is packed once."""
     numbers: dict[str, Any] = {"version": VERSION, "pack_dtype": packing.dtype, "pack_keep": packing.keep}
@@ -64,17 +73,21 @@ def brief_record(brief: Brief, packing: Packing, packed: dict[int, list[Array]])
             continue
         if name in BRIEF_VECTORS:
             if value.data_ptr() not in packed:
-                packed[value.data_ptr()] = _pieces(value)
+                packed[value.data_ptr()] = [_array(piece) for piece in _pieces(value)]
             vectors |= {f"{name}.{i}": piece for i, piece in enumerate(packed[value.data_ptr()])}
         else:
             numbers[name] = ",".join(sorted(value)) if name == "measure" else value
-    return _record(numbers, vectors)
+    arrays = ArrayRecord()
+    for key, array in vectors.items():  # one by one: the constructor makes new arrays, which are hashed once more
+        arrays[key] = array
+    return RecordDict({NUMBERS: ConfigRecord(numbers), VECTORS: arrays})
 
 
 def read_brief(record: RecordDict) -> tuple[Brief, Packing]:
     """The brief in a record, and how the update is to be packed."""
-    parts, vectors = _parts(record)
-    numbers: dict[str, Any] = dict(parts)
+    numbers: dict[str, Any] = dict(record[NUMBERS])
+    arrays = record[VECTORS].items()
+    vectors = {key: Piece(array.dtype, array.shape, array.data) for key, array in arrays if array.stype == RAW}
     if numbers.get("version") != VERSION:
         raise Malformed(f"the server speaks version {numbers.get('version')!r} of the records, this client {VERSION}")
     plain = [entry.name for entry in fields(Brief) if entry.name not in BRIEF_VECTORS]
@@ -85,7 +98,10 @@ def read_brief(record: RecordDict) -> tuple[Brief, Packing]:
 
 
 def report_record(report: Report, round: int, packing: Packing) -> RecordDict:
-    """A report as a record, packed as the server asked."""
+    """A report as a record, packed as the server asked.
+
+    Its vectors are records of bytes and not arrays, of which Flower's reader would hold two copies at once.
+    """
     numbers: dict[str, Any] = {"version": VERSION, "round": round}
     for name in (entry.name for entry in fields(Report) if entry.name != "delta"):
         if getattr(report, name) is not None:
@@ -97,8 +113,16 @@ def report_record(report: Report, round: int, packing: Packing) -> RecordDict:
         vectors["where"] = where.to(torch.int32)
         delta = delta[where]
     vectors["delta"] = delta.to(torch.float16) if packing.dtype == "float16" else delta
-    arrays = {f"{name}.{i}": piece for name, vector in vectors.items() for i, piece in enumerate(_pieces(vector))}
-    return _record(numbers, arrays)
+    record = RecordDict({NUMBERS: ConfigRecord(numbers)})
+    for name, vector in vectors.items():
+        for i, piece in enumerate(_pieces(vector)):
+            record[f"{name}.{i}"] = piece_record(piece)
+    return record
+
+
+def piece_record(piece: Piece) -> ConfigRecord:
+    """A part of a vector as a report holds it."""
+    return ConfigRecord({"dtype": piece.dtype, "shape": list(piece.shape), "data": bytes(piece.data)})
 
 
 def read_report(record: RecordDict, packing: Packing, out: Tensor) -> tuple[Report, int]:
@@ -129,21 +153,32 @@ def read_report(record: RecordDict, packing: Packing, out: Tensor) -> tuple[Repo
     return Report(delta=out, **values), round
 
 
-def _record(numbers: dict[str, Any], vectors: dict[str, Array]) -> RecordDict:
-    arrays = ArrayRecord()
-    for name, array in vectors.items():  # one by one: the constructor makes new arrays, which are hashed once more
-        arrays[name] = array
-    return RecordDict({NUMBERS: ConfigRecord(numbers), VECTORS: arrays})
-
-
-def _parts(record: RecordDict) -> tuple[ConfigRecord, ArrayRecord]:
-    numbers, vectors = record.get(NUMBERS), record.get(VECTORS)
-    if not isinstance(numbers, ConfigRecord) or not isinstance(vectors, ArrayRecord):
+def _parts(record: RecordDict) -> tuple[ConfigRecord, dict[str, Piece]]:
+    """The numbers of a report, and the pieces of its vectors; nothing is known of their contents yet."""
+    numbers = record.get(NUMBERS)
+    if not isinstance(numbers, ConfigRecord):
         raise Malformed("its answer is no report")
+    vectors: dict[str, Piece] = {}
+    for key, part in record.items():
+        if key == NUMBERS:
+            continue
+        found = [part.get(name) for name in ("dtype", "shape", "data")] if isinstance(part, ConfigRecord) else []
+        match found:
+            case [str(dtype), list(shape), bytes(data)] if all(type(length) is int for length in shape):
+                vectors[key] = Piece(dtype, tuple(shape), data)
+            case _:
+                raise Malformed(f"its {key} is in a form that is not understood")
     return numbers, vectors
 
 
-def _update(vectors: ArrayRecord, name: str, dtype: str, out: Tensor) -> None:
+def _array(piece: Piece) -> Array:
+    """For Flower; the bytes are looked at where they are, which its constructor does not allow."""
+    array = Array(dtype=piece.dtype, shape=piece.shape, stype=RAW, data=b"")
+    array.data = piece.data
+    return array
+
+
+def _update(vectors: Mapping[str, Piece], name: str, dtype: str, out: Tensor) -> None:
     """A vector of a report; its shape is looked at before its numbers."""
     shapes = [tuple(array.shape) for key, array in vectors.items() if key.partition(".")[0] == name]
     if not shapes:
@@ -161,17 +196,18 @@ def _word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _pieces(vector: Tensor) -> list[Array]:
+def _pieces(vector: Tensor) -> list[Piece]:
+    """A vector in parts, without a copy where its bytes are already in order."""
     array = vector.detach().cpu().contiguous().numpy()
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     step = PIECE // array.itemsize
     return [
-        Array(dtype=array.dtype.name, shape=piece.shape, stype=RAW, data=piece.tobytes())
+        Piece(array.dtype.name, piece.shape, piece.data.cast("B"))
         for piece in (array[i : i + step] for i in range(0, len(array), step))
     ]
 
 
-def _vector(vectors: ArrayRecord, name: str) -> Tensor:
+def _vector(vectors: Mapping[str, Piece], name: str) -> Tensor:
     """The vector of this name, as long as the bytes that are really there say."""
     pieces = _found(vectors, name)
     size = sum(len(piece.data) for piece in pieces) // np.dtype(pieces[0].dtype).itemsize
@@ -180,18 +216,18 @@ def _vector(vectors: ArrayRecord, name: str) -> Tensor:
     return whole
 
 
-def _found(vectors: ArrayRecord, name: str) -> list[Array]:
+def _found(vectors: Mapping[str, Piece], name: str) -> list[Piece]:
     """The pieces of a vector in their order, all of one dtype."""
-    pieces: list[Array] = []
+    pieces: list[Piece] = []
     while f"{name}.{len(pieces)}" in vectors:
         pieces.append(vectors[f"{name}.{len(pieces)}"])
     dtype = pieces[0].dtype if pieces else "nothing"
-    if dtype not in DTYPES or any(piece.dtype != dtype or piece.stype != RAW for piece in pieces):
+    if dtype not in DTYPES or any(piece.dtype != dtype for piece in pieces):
         raise Malformed(f"its {name} is {dtype!r} in a form that is not understood")
     return pieces
 
 
-def _fill(pieces: list[Array], name: str, out: Tensor) -> None:
+def _fill(pieces: list[Piece], name: str, out: Tensor) -> None:
     """Write the pieces into `out`, which may be of another dtype."""
     kind = np.dtype(pieces[0].dtype).newbyteorder("<")
     if any(len(piece.data) != math.prod(piece.shape) * kind.itemsize for piece in pieces):
