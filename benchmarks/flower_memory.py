@@ -1,11 +1,13 @@
 """Memory of the server with a large random model over real Flower nodes, updates on disk.
 
     python benchmarks/flower_memory.py [--parameters 25000000] [--nodes 4] [--algorithm fedavg] [--on-disk 0]
+    python benchmarks/flower_memory.py --limit 3     # as root: the kernel lets the server have no more
 
 SuperLink and SuperNodes are real processes on loopback with TLS and authentication. Weights and updates are random:
 Flower sends equal chunks only once. Printed is the server process's memory beyond what it holds before the first
 round without the model, in models: anonymous memory, which it really needs, and mapped pages of the updates, which the
-system takes back when it wants them.
+system takes back when it wants them. With --limit the server runs in a control group (version 1 or 2) whose memory,
+mapped pages and file cache included, is what it held with the small model and so many large ones.
 """
 
 from __future__ import annotations
@@ -77,10 +79,31 @@ KINDS = {  # lines of /proc/PID/status
 }
 
 
-def watch(stage: Stage, stop: Event, peaks: dict[str, int]) -> None:
+class Fence:
+    """A control group with a limit on memory, where the kernel counts mapped pages and file cache, too."""
+
+    def __init__(self, limit: int) -> None:
+        root = Path("/sys/fs/cgroup")
+        old = (root / "memory").is_dir()
+        self.folder = (root / "memory" if old else root) / "kairosfl-benchmark"
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(limit))
+        self.peak = self.folder / ("memory.max_usage_in_bytes" if old else "memory.peak")
+
+    def add(self, process: int) -> None:
+        """Its memory is counted and limited from now on."""
+        with suppress(OSError):  # it has ended
+            (self.folder / "cgroup.procs").write_text(str(process))
+
+
+def watch(stage: Stage, stop: Event, peaks: dict[str, int], fence: Fence | None) -> None:
     """The largest memory that the server's process is seen to hold."""
+    inside: set[int] = set()
     while not stop.wait(0.02):
         for process in stage.find("flwr-serverapp"):
+            if fence and process not in inside:
+                fence.add(process)
+                inside.add(process)
             with suppress(OSError):
                 for line in Path(f"/proc/{process}/status").read_text().splitlines():
                     name, _, value = line.partition(":")
@@ -95,8 +118,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--algorithm", default="fedavg")
     parser.add_argument("--on-disk", type=int, default=0)
+    parser.add_argument("--limit", type=float, help="models that the server may hold beside what it needs anyway")
     given = parser.parse_args()
     found: dict[int, dict[str, int]] = {}
+    fence, model = None, 4 * given.parameters
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "run.toml").write_text(RUN.format(**vars(given)))
@@ -105,7 +130,9 @@ def main() -> None:
                 task = TASK.format(width=round(parameters**0.5))
                 app = write_app(folder / f"app{parameters}", f"app{parameters}", task, SERVER, CLIENT)
                 stop, found[parameters] = Event(), {}
-                thread = Thread(target=watch, args=(stage, stop, found[parameters]))
+                if given.limit and parameters == given.parameters:
+                    fence = Fence(int(found[100]["RssAnon"] + given.limit * model))
+                thread = Thread(target=watch, args=(stage, stop, found[parameters], fence))
                 thread.start()
                 began = time.monotonic()
                 perform(stage, app, folder / "run.toml", folder / f"out{parameters}")
@@ -113,7 +140,11 @@ def main() -> None:
                 stop.set()
                 thread.join()
                 print(f"{parameters} parameters: {took:.0f} s for {given.rounds} rounds, {found[parameters]}")
-    model = 4 * given.parameters
+    if fence:
+        print(
+            f"within {given.limit:g} models and {found[100]['RssAnon'] / 2**20:.0f} MiB: the rounds are done, and the"
+        )
+        print(f"kernel counted at most {int(fence.peak.read_text()) / 2**20:.0f} MiB")
     for name, words in KINDS.items():
         print(f"{words}: {(found[given.parameters][name] - found[100][name]) / model:.2f} models")
 

@@ -9,9 +9,32 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 
 PLAIN_LINES = 50
+
+
+def numbers() -> list[ProgressColumn]:
+    """How far, as a bar and as numbers, and the time left: whole in the narrowest terminal."""
+    return [
+        BarColumn(bar_width=None, table_column=Column(width=12)),
+        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=9)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+    ]
+
+
+def text(what: str) -> ProgressColumn:
+    """Words, of which what finds no room is left out."""
+    return TextColumn(what, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
 
 
 class Show:
@@ -23,20 +46,12 @@ class Show:
         self.live = not quiet and self.console.is_terminal
         self.accuracy: float | None = None
         self.began: float | None = None
-        self.progress = Progress(
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=False,
-        )
+        self.progress = Progress(*numbers(), text("{task.description}"), console=self.console, expand=True)
 
     def __enter__(self) -> Self:
         if self.live:
             self.progress.start()
-            self.task = self.progress.add_task("", total=self.rounds, completed=self.done)
+            self.task = self.progress.add_task("rounds", total=self.rounds, completed=self.done)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -50,12 +65,12 @@ class Show:
         if self.began is None:  # what came before the first round is no part of the speed
             self.began, self.first = time.perf_counter() - row["seconds"], self.done - 1
         speed = (self.done - self.first) / max(time.perf_counter() - self.began, 1e-9)
-        text = describe(row, self.accuracy)
+        words = describe(row, self.accuracy)
         if self.live:
-            self.progress.update(self.task, completed=self.done, description=f"{text}  {speed:.1f} rounds/s")
+            self.progress.update(self.task, completed=self.done, description=f"{words}  {speed:.1f} rounds/s")
         elif not self.quiet and (self.done % -(-self.rounds // PLAIN_LINES) == 0 or self.done == self.rounds):
             left = (self.rounds - self.done) / max(speed, 1e-9)
-            print(f"round {self.done}/{self.rounds}  {text}  {speed:.1f} rounds/s  {left:.0f} s left", file=sys.stderr)
+            print(f"round {self.done}/{self.rounds}  {words}  {speed:.1f} rounds/s  {left:.0f} s left", file=sys.stderr)
 
 
 class ShowSweep:
@@ -67,12 +82,7 @@ class ShowSweep:
         self.live = not quiet and self.console.is_terminal
         self.number = {name: i for i, name in enumerate(rounds, 1)}
         self.progress = Progress(
-            TextColumn("{task.fields[name]}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            console=self.console,
+            *numbers(), text("{task.fields[name]}"), text("{task.description}"), console=self.console, expand=True
         )
 
     def __enter__(self) -> Self:

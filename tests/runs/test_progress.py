@@ -1,0 +1,49 @@
+"""Progress on a terminal of the usual width: the numbers are never what is cut off."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from kairosfl.progress import Show, ShowSweep
+
+ROW = {"round": 7, "accuracy": 0.4567, "loss": 1.2345, "cohort": 10, "reported": 9, "rejected": 1, "critical": True}
+
+
+def terminal(width):
+    return Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None, legacy_windows=False)
+
+
+def shown(console):
+    """The lines that stay, without what moves the cursor."""
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
+    return [line for line in plain.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_one_run(width):
+    console = terminal(width)
+    with Show(500, console=console) as show:
+        show(ROW | {"seconds": 0.1})
+    last = shown(console)[-1]
+    assert "7/500" in last
+    assert "accuracy 0.4567" in last
+    assert len(last) <= width
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_sweep_of_long_names(width):
+    console = terminal(width)
+    names = [f"cifar10-fedavgm-aware-raw-seed{seed}-rounds20" for seed in range(3)]
+    with ShowSweep(dict.fromkeys(names, 20), console=console) as show:
+        show.begin(names[0], 5)
+        show.begin(names[1], 0)(ROW)
+    whole, run = shown(console)[-2:]
+    assert "6/60" in whole
+    assert "all runs" in whole
+    assert "7/20" in run
+    assert "run 2/3" in run
+    assert "accurac" in run
