@@ -169,6 +169,7 @@ def _kinds(briefs: Briefs, batch: list[int]) -> list[Kind]:
     stop, mu = briefs.stop, None if briefs.contrast is None else briefs.contrast.mu
     flags = zip(
         (briefs.clip < float("inf")).tolist(),
+        (briefs.weight_decay != 0).tolist(),
         (briefs.pull != 0).tolist(),
         [briefs.push is not None] * len(batch),
         (briefs.momentum != 0).tolist(),

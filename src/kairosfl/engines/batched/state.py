@@ -59,6 +59,7 @@ class Kind:
     width: int  # slots that take part
     batch: int
     clip: bool = False
+    decay: bool = False
     pull: bool = False
     push: bool = False
     momentum: bool = False
@@ -86,7 +87,7 @@ class Kind:
         return frozenset(name for name, asked in wanted.items() if asked)
 
 
-_FLAGS = ("clip", "pull", "push", "momentum", "stop", "reference", "contrast")
+_FLAGS = ("clip", "decay", "pull", "push", "momentum", "stop", "reference", "contrast")
 
 
 class State:

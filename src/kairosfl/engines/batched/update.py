@@ -91,12 +91,17 @@ class Optimiser:
 
     def _plain(self, factor: Tensor) -> None:
         w, v, g, reals, on = self.w, self.v, self.g, self.reals, self.live.to(self.w.dtype)
+        kind = self.kind
+        if not (kind.decay or kind.pull or kind.push or kind.momentum):  # all of it in one pass
+            w.addcmul_(g, (reals[Real.LR] * factor * -on)[:, None])
+            return
         g.mul_((factor * on)[:, None])
-        g.addcmul_(w, (reals[Real.DECAY] * on)[:, None])
+        if kind.decay:
+            g.addcmul_(w, (reals[Real.DECAY] * on)[:, None])
         if self.anchor is not None:
             g.addcmul_(w - self.anchor, (reals[Real.PULL] * on)[:, None])
         if self.push is not None:
             g.addcmul_(self.push, on[:, None])
-        if self.kind.momentum:
+        if kind.momentum:
             g = v.mul_(torch.where(self.live, reals[Real.MOMENTUM], 1.0)[:, None]).add_(g)
         w.addcmul_(g, (reals[Real.LR] * -on)[:, None])
