@@ -86,7 +86,7 @@ def brief_record(brief: Brief, packing: Packing, packed: dict[int, list[Array]])
 def read_brief(record: RecordDict) -> tuple[Brief, Packing]:
     """The brief in a record, and how the update is to be packed."""
     numbers: dict[str, Any] = dict(record[NUMBERS])
-    arrays = record[VECTORS].items()
+    arrays = record.array_records[VECTORS].items()
     vectors = {key: Piece(array.dtype, array.shape, array.data) for key, array in arrays if array.stype == RAW}
     if numbers.get("version") != VERSION:
         raise Malformed(f"the server speaks version {numbers.get('version')!r} of the records, this client {VERSION}")
@@ -165,7 +165,7 @@ def _parts(record: RecordDict) -> tuple[ConfigRecord, dict[str, Piece]]:
         found = [part.get(name) for name in ("dtype", "shape", "data")] if isinstance(part, ConfigRecord) else []
         match found:
             case [str(dtype), list(shape), bytes(data)] if all(type(length) is int for length in shape):
-                vectors[key] = Piece(dtype, tuple(shape), data)
+                vectors[key] = Piece(dtype, tuple(map(int, shape)), data)
             case _:
                 raise Malformed(f"its {key} is in a form that is not understood")
     return numbers, vectors
@@ -173,9 +173,10 @@ def _parts(record: RecordDict) -> tuple[ConfigRecord, dict[str, Piece]]:
 
 def _array(piece: Piece) -> Array:
     """For Flower; the bytes are looked at where they are, which its constructor does not allow."""
-    array = Array(dtype=piece.dtype, shape=piece.shape, stype=RAW, data=b"")
+    array: Any = Array(dtype=piece.dtype, shape=piece.shape, stype=RAW, data=b"")
     array.data = piece.data
-    return array
+    made: Array = array
+    return made
 
 
 def _update(vectors: Mapping[str, Piece], name: str, dtype: str, out: Tensor) -> None:
