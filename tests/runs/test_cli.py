@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kairosfl.cli import app
+from kairosfl.errors import UserError
 
 SMALL = ["--set", "data.clients=10", "--set", "train.cohort=3", "--set", "train.rounds=2", "--quiet"]
 
@@ -149,3 +150,16 @@ def test_the_engine_flower_is_a_rehearsal(tmp_path, monkeypatch):
     assert asked == {}
     assert call("run", "a.toml", "--engine", "flower", "--set", "seed=3", "--out", tmp_path, "-q").exit_code == 0
     assert asked == {"file": Path("a.toml"), "changes": ["seed=3"], "out": tmp_path, "quiet": True, "as_json": False}
+
+
+def test_a_ray_address_means_the_engine_ray(monkeypatch):
+    asked = []
+
+    def start(config, *rest, **options):
+        asked.append((config.run.engine, config.run.ray_address))
+        raise UserError("enough")
+
+    monkeypatch.setattr("kairosfl.runs.experiment.start", start)
+    call("run", "--ray-address", "auto")
+    call("run")
+    assert asked == [("ray", "auto"), ("auto", "")]

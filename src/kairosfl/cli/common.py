@@ -18,6 +18,7 @@ Set = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", he
 Out = Annotated[Path | None, typer.Option("--out", help="Folder of the run; by default a new one under runs/.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda.")]
 Engine = Annotated[str | None, typer.Option("--engine", help="auto, loop, batched or ray; run: also flower.")]
+RayAddress = Annotated[str | None, typer.Option("--ray-address", help="Of a Ray cluster, or auto; implies engine ray.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 

@@ -9,7 +9,20 @@ from typing import Annotated, Any
 
 import typer
 
-from kairosfl.cli.common import Device, Engine, Json, Out, Quiet, Set, asked, command, friendly, print_table, run_sweep
+from kairosfl.cli.common import (
+    Device,
+    Engine,
+    Json,
+    Out,
+    Quiet,
+    RayAddress,
+    Set,
+    asked,
+    command,
+    friendly,
+    print_table,
+    run_sweep,
+)
 from kairosfl.errors import UserError
 
 
@@ -20,6 +33,7 @@ def run(
     out: Out = None,
     engine: Engine = None,
     device: Device = None,
+    ray_address: RayAddress = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -45,7 +59,8 @@ def run(
             tables = presets.read(preset)
         else:
             tables = read(file) if file else {}
-        config = resolve(tables, [*changes, *asked(engine=engine, device=device)])
+        engine = "ray" if ray_address and engine is None else engine
+        config = resolve(tables, [*changes, *asked(engine=engine, device=device, ray_address=ray_address)])
         with Show(config.train.rounds, quiet=quiet or as_json) as show:
             summary = start(config, folder, command=command(), notify=show)
     conclude(folder, summary, quiet, as_json)

@@ -114,7 +114,7 @@ class Ray:
     ) -> None:
         """`device`, `gpus` (may be a part of one) and `threads` are each actor's; `home` holds the server's vectors."""
         if actors < 1:
-            raise UserError(f"ray.actors = {actors} must be 1 or more.")
+            raise UserError(f"run.actors = {actors} must be 1 or more.")
         self.task, self.home, self.actors = task, torch.device(home), actors
         self._live: list[Any] = []
         self._coming: dict[Any, Any] = {}  # the answer of `ready` → its actor
@@ -255,7 +255,10 @@ def _connect(address: str | None) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
     except (ConnectionError, ValueError) as raised:
-        raise UserError(f"ray.address = {address!r} cannot be reached: {raised}") from None
+        raise UserError(
+            f"run.ray_address = {address!r} cannot be reached: {raised}; "
+            "if the cluster asks for a token, set RAY_AUTH_MODE=token in the environment."
+        ) from None
 
 
 def _share(actors: int, gpus: float, threads: int) -> float:
@@ -263,8 +266,8 @@ def _share(actors: int, gpus: float, threads: int) -> float:
     have: dict[str, float] = ray.cluster_resources()
     if gpus * actors > have.get("GPU", 0.0):
         raise UserError(
-            f"ray.actors = {actors} with ray.gpus = {gpus} need {gpus * actors:g} GPUs and the cluster has "
-            f"{have.get('GPU', 0.0):g}; lower one of them."
+            f"run.actors = {actors} with {gpus:g} GPUs each need {gpus * actors:g} GPUs and the cluster has "
+            f"{have.get('GPU', 0.0):g}; lower run.actors."
         )
     return min(float(threads), math.floor(have.get("CPU", 1.0) / actors * 1e4) / 1e4)
 
