@@ -179,7 +179,7 @@ def test_a_raising_shard_fails_and_the_others_go_on(task: Task) -> None:
 def test_mistakes_reach_the_user(task: Task) -> None:
     with pytest.raises(UserError, match=r"this engine is closed\."):
         Ray(task, actors=1, make=Refuses)
-    with pytest.raises(UserError, match=r"ray\.actors = 0 must"):
+    with pytest.raises(UserError, match=r"run\.actors = 0 must"):
         Ray(task, actors=0)
-    with pytest.raises(UserError, match=r"ray\.gpus = 0\.5 need 1 GPUs and the cluster has 0"):
+    with pytest.raises(UserError, match=r"run\.actors = 2 with 0\.5 GPUs each need 1 GPUs and the cluster has 0"):
         Ray(task, actors=2, gpus=0.5)
