@@ -10,6 +10,8 @@ rounds with the server's arithmetic and an evaluation after every round, by
     loop      engine `loop`, one run
     batched   engine `batched`, a sweep of runs
     ceiling   one model, one batch as large as all clients' together, in a captured graph: no federation
+    traffic   full batches if memory did nothing but move every client's weights, gradients and momenta: the forward
+              pass reads w; the backward pass reads w and writes g; the step reads w, v and g and writes w and v
 
 A part that fails is printed and left out.
 """
@@ -103,7 +105,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=8.0, help="for each measurement")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--algorithm", default="fedavg")
-    parser.add_argument("--parts", nargs="+", default=["check", "eager", "batched", "ceiling"])
+    parser.add_argument("--parts", nargs="+", default=["check", "eager", "batched", "ceiling", "traffic"])
     parser.add_argument("--json", help="write all numbers here")
     return parser.parse_args()
 
@@ -129,6 +131,8 @@ def _parts(
             )
     if "ceiling" in wanted and device.type == "cuda":
         yield "ceiling", lambda: {"ceiling": ceiling(tasks[0], case.batch * case.together, device)}
+    if "traffic" in wanted and device.type == "cuda":
+        yield "traffic", lambda: {"traffic": traffic(tasks[0], case.batch, device)}
     if "profile" in wanted and device.type == "cuda":
         for each in precisions:
             yield f"profile {each}", lambda each=each: profile(tasks, recipe, device, each)
@@ -293,6 +297,21 @@ def ceiling(task: Task, batch: int, device: torch.device) -> float:
     return batch / seconds
 
 
+PASSES = 8  # of a step over a client's vectors of weights, gradients and momenta
+
+
+def traffic(task: Task, batch: int, device: torch.device) -> float:
+    """Images per second at which moving weights, gradients and momenta takes all of the memory's speed."""
+    block = torch.zeros(1 << 29, device=device)
+    into = torch.empty_like(block)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        into.copy_(block)
+    speed = 2 * block.nbytes / _replay(graph, 20)
+    print(f"  memory moves {speed / 1e12:.2f} TB/s", flush=True)
+    return batch * speed / (PASSES * 4 * task.layout.size)
+
+
 def _replay(graph: torch.cuda.CUDAGraph, count: int) -> float:
     """Seconds of one replay."""
     graph.replay()
@@ -362,7 +381,8 @@ def _wait(device: torch.device) -> None:
 
 
 _HEAD = (
-    f"{'images per second':12s} {'eager':>9s} {'loop':>9s} {'batched':>10s} {'x':>6s} {'(asked)':>18s} {'ceiling':>9s}"
+    f"{'images per second':12s} {'eager':>9s} {'loop':>9s} {'batched':>10s} {'x':>6s} {'(asked)':>18s} "
+    f"{'ceiling':>16s} {'traffic':>16s}"
 )
 
 
@@ -374,8 +394,14 @@ def _line(name: str, found: dict[str, float]) -> str:
     return (
         f"{name:17s} {found.get('eager', nan):9,.0f} {found.get('loop', nan):9,.0f} {tf32:10,.0f} "
         f"{tf32 / found.get('eager', nan):5.1f}x {case.required[0]:5.1f}x {case.required[1]:10,d} "
-        f"{found.get('ceiling', nan):9,.0f}   best {best:,.0f} ({best / found.get('eager', nan):.1f}x)"
+        f"{_part(tf32, found.get('ceiling'))} {_part(tf32, found.get('traffic'))}   "
+        f"best {best:,.0f} ({best / found.get('eager', nan):.1f}x)"
     )
+
+
+def _part(speed: float, bound: float | None) -> str:
+    """A bound, and how much of it was reached."""
+    return f"{bound:10,.0f} {speed / bound:5.0%}" if bound else f"{'–':>16s}"
 
 
 if __name__ == "__main__":

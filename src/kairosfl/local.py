@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from operator import add
@@ -40,6 +40,11 @@ def batches(brief: Brief, n: int, streams: Streams | None = None) -> Iterator[li
     for _ in range(brief.epochs):
         shuffled = order.permutation(n)
         yield [shuffled[i : min(i + size, end)] for i in range(0, end, size)]
+
+
+# Of a batch: its loss, the cosine that a stop rule looks at, and the gradients of the loss.
+Derivative = tuple[Tensor, Tensor | None, tuple[Tensor, ...]]
+Differentiate = Callable[[Tensor, Tensor, Brief, dict[str, Tensor]], Derivative]
 
 
 class Step:
@@ -92,6 +97,7 @@ class Trainer:
         self.velocity = [torch.empty_like(view) for view in self.views]
         self.random = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in self.model.modules())
         self.streams = Streams()
+        self.differentiate: Differentiate = self._differentiate  # an engine may put a quicker one in its place
         self.features: dict[nn.Module, Tensor] = {}
         self.listening = False
         self.inputs = task.dataset.train.inputs.to(device)
@@ -147,10 +153,9 @@ class Trainer:
                     name: known[name][picked] if known else self._still_features(vector, inputs)
                     for name, vector in references.items()
                 }
-                loss, similar = self._loss(inputs, targets, brief, still)
-                gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+                loss, similar, gradients = self.differentiate(inputs, targets, brief, still)
                 squares.append(step(_owned(gradients)))
-                losses.append(loss.detach() * len(batch))
+                losses.append(loss * len(batch))
                 samples += len(batch)
                 done += 1
                 if similar is not None:
@@ -167,6 +172,10 @@ class Trainer:
         )
         seen = None if brief.stop_below is None else float(similarity)
         return len(losses), epochs, loss_sum / samples, grad_sq, seen
+
+    def _differentiate(self, inputs: Tensor, targets: Tensor, brief: Brief, still: dict[str, Tensor]) -> Derivative:
+        loss, similar = self._loss(inputs, targets, brief, still)
+        return loss.detach(), similar, torch.autograd.grad(loss, self.parameters, materialize_grads=True)
 
     def _push(self, brief: Brief) -> list[Tensor]:
         return [] if brief.push is None else self._tensors(brief.push)

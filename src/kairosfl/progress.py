@@ -37,13 +37,32 @@ def text(what: str) -> ProgressColumn:
     return TextColumn(what, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
 
 
-class Show:
+class _Screen:
+    """Bars on a terminal, lines elsewhere, nothing if quiet."""
+
+    progress: Progress
+
+    def __init__(self, quiet: bool, console: Console | None) -> None:
+        self.quiet = quiet
+        self.console = console or Console(stderr=True)
+        self.live = not quiet and self.console.is_terminal
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.live:
+            self.progress.stop()
+
+    def say(self, line: str) -> None:
+        """A line above the bars."""
+        if not self.quiet:
+            self.console.print(line, highlight=False, soft_wrap=True)
+
+
+class Show(_Screen):
     """Shows the metrics of a run as they come; called with one row a round."""
 
     def __init__(self, rounds: int, *, quiet: bool = False, done: int = 0, console: Console | None = None) -> None:
-        self.rounds, self.quiet, self.done, self.first = rounds, quiet, done, done
-        self.console = console or Console(stderr=True)
-        self.live = not quiet and self.console.is_terminal
+        super().__init__(quiet, console)
+        self.rounds, self.done, self.first = rounds, done, done
         self.accuracy: float | None = None
         self.began: float | None = None
         self.progress = Progress(*numbers(), text("{task.description}"), console=self.console, expand=True)
@@ -53,10 +72,6 @@ class Show:
             self.progress.start()
             self.task = self.progress.add_task("rounds", total=self.rounds, completed=self.done)
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.live:
-            self.progress.stop()
 
     def __call__(self, row: dict[str, Any]) -> None:
         """One more round."""
@@ -73,13 +88,12 @@ class Show:
             print(f"round {self.done}/{self.rounds}  {words}  {speed:.1f} rounds/s  {left:.0f} s left", file=sys.stderr)
 
 
-class ShowSweep:
+class ShowSweep(_Screen):
     """Shows a sweep: all its rounds in one bar, and one for each run that is going on."""
 
     def __init__(self, rounds: dict[str, int], *, quiet: bool = False, console: Console | None = None) -> None:
-        self.rounds, self.quiet = rounds, quiet
-        self.console = console or Console(stderr=True)
-        self.live = not quiet and self.console.is_terminal
+        super().__init__(quiet, console)
+        self.rounds = rounds
         self.number = {name: i for i, name in enumerate(rounds, 1)}
         self.progress = Progress(
             *numbers(), text("{task.fields[name]}"), text("{task.description}"), console=self.console, expand=True
@@ -91,10 +105,6 @@ class ShowSweep:
             self.whole = self.progress.add_task("rounds", total=sum(self.rounds.values()), name="all runs")
             self.bars: dict[str, TaskID] = {}
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.live:
-            self.progress.stop()
 
     def begin(self, name: str, done: int) -> Callable[[dict[str, Any]], None]:
         """A listener for one of the runs."""

@@ -16,6 +16,7 @@ from kairosfl.engines.batched import Batched
 from kairosfl.engines.batched.rows import ALIGN, RowLayout
 from kairosfl.engines.batched.slots import widths
 from kairosfl.engines.loop import Loop
+from kairosfl.errors import UserError
 from kairosfl.recipe import Recipe
 from kairosfl.tasks.task import Task
 from kairosfl.tasks.vector import Layout
@@ -127,6 +128,11 @@ def test_a_dropout_that_cannot_be_stacked_runs_one_client_after_another() -> Non
     engine = Batched(task)
     assert engine.why.startswith("one client after another: it has a Dropout2d")
     assert_equal(engine.train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-10)
+
+
+def test_bfloat16_is_not_for_models_that_do_not_stack() -> None:
+    with pytest.raises(UserError, match=r"run\.precision = 'bfloat16' needs a model that stacks, and here the samples"):
+        Batched(_task(BatchStatistics()), precision="bfloat16")
 
 
 def test_memory_that_runs_out_halves_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from kairosfl import table
 from kairosfl.briefs import Briefs, Contrast, Stop, column
@@ -139,6 +140,37 @@ def test_every_brief_is_followed_as_by_the_loop(variant: str) -> None:
     for name in ("score_before", "score_after", "fisher", "similarity"):
         if getattr(wanted, name) is not None:
             torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=1e-3, atol=1e-5)
+
+
+class Leans(nn.Module):
+    """Its samples change each other's outputs, so that clients cannot be stacked; `decides` by a value in Python."""
+
+    def __init__(self, decides: bool) -> None:
+        super().__init__()
+        self.conv, self.drop, self.out = nn.Conv2d(3, 8, 3), nn.Dropout(0.5), nn.Linear(8 * 30 * 30, 10)
+        self.decides = decides
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.drop(torch.relu(self.conv(x - x.mean(0)))).flatten(1)
+        return self.out(y * 2 if self.decides and float(y.detach().sum()) < 0 else y)
+
+
+@pytest.mark.parametrize("decides", [False, True])
+@pytest.mark.parametrize("variant", ["plain", "starts", "clip", "stop", "contrast", "scores"])
+def test_a_model_that_does_not_stack_is_replayed_client_by_client(decides: bool, variant: str) -> None:
+    torch.manual_seed(0)
+    task = replace(task_of("cnn"), model=Leans(decides))
+    engine = Batched(task, "cuda", precision="float32")
+    how = "one client after another: " if decides else "one client after another, batches as captured graphs: "
+    assert engine.why.startswith(how + "the samples of a batch change each other's outputs")
+    assert ("; it cannot be captured: called a synchronizing CUDA operation" in engine.why) == decides
+    more = variants(task)[variant] if variant != "plain" else {}
+    briefs = briefs_of(task, **{"batch_size": column(4, 3, torch.int64), **more})
+    found, wanted = engine.train(briefs), Loop(task, "cuda").train(briefs)
+    assert torch.equal(found.steps, wanted.steps)
+    assert distance(found.delta, wanted.delta) <= 1e-5
+    torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-5, atol=0)
+    torch.testing.assert_close(found.grad_sq, wanted.grad_sq, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("name", ["cnn", "alexnet", "resnet18"])

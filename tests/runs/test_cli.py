@@ -119,6 +119,12 @@ def test_a_run_and_its_json(tmp_path):
     assert about["algorithm"] == "fedavg"
 
 
+def test_a_run_says_how_it_is_run(tmp_path):
+    result = call("run", *SMALL[:-1], "--engine", "batched", "--out", tmp_path / "run")
+    assert "engine batched on cpu, float32: stacked layer by layer\n" in result.stderr
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["why"] == "stacked layer by layer"
+
+
 def test_per_client_accuracy_on_request(tmp_path):
     call("run", *SMALL, "--set", "run.client_accuracy=true", "--out", tmp_path / "run")
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])

@@ -52,7 +52,7 @@ def run_sweep(tables: dict[str, Any], folder: Path, quiet: bool) -> dict[str, di
 
     members = expand(tables)
     with ShowSweep({member.name: member.config.train.rounds for member in members}, quiet=quiet) as show:
-        return sweep(members, folder, command=command(), watch=show.begin)
+        return sweep(members, folder, command=command(), watch=show.begin, say=show.say)
 
 
 def print_pairs(rows: list[tuple[str, str]], as_json: bool) -> None:

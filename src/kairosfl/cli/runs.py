@@ -62,7 +62,7 @@ def run(
         engine = "ray" if ray_address and engine is None else engine
         config = resolve(tables, [*changes, *asked(engine=engine, device=device, ray_address=ray_address)])
         with Show(config.train.rounds, quiet=quiet or as_json) as show:
-            summary = start(config, folder, command=command(), notify=show)
+            summary = start(config, folder, command=command(), notify=show, say=show.say)
     conclude(folder, summary, quiet, as_json)
 
 
@@ -78,7 +78,7 @@ def resume(
         rounds = experiment.Folder(folder).config().train.rounds
         done = about(folder / "checkpoint").get("round", 0)
         with Show(rounds, quiet=quiet or as_json, done=done) as show:
-            summary = experiment.resume(folder, notify=show)
+            summary = experiment.resume(folder, notify=show, say=show.say)
     conclude(folder, summary, quiet, as_json)
 
 

@@ -28,6 +28,8 @@ class Scores:
 class Evaluator:
     """Evaluates on a device on which the test set stays."""
 
+    why = ""  # how this engine runs the model, where there is a choice
+
     def __init__(
         self,
         task: Task,

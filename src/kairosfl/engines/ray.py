@@ -100,6 +100,8 @@ class _Shard:
 class Ray:
     """Follows briefs on many processes, GPUs and machines; the results are those of `make`'s engine in one process."""
 
+    why = ""
+
     def __init__(
         self,
         task: Task,

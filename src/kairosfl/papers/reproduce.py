@@ -60,7 +60,7 @@ def reproduce(
         say(f"About {duration(estimate(runs, out))}, by the time of a round measured now; less where runs share a GPU.")
     try:
         with watch({member.name: member.config.train.rounds for member in runs}) if watch else nullcontext() as show:
-            sweep(runs, out, command=command, watch=show.begin if show else None)
+            sweep(runs, out, command=command, watch=show.begin if show else None, say=say)
     except UserError as error:  # the others have come to their end
         found = collect([out / member.name for member in runs], item, changes)
         if not found["cells"]:

@@ -26,6 +26,8 @@ SMALL = 1 << 22  # parameters times samples in a batch below which a second thre
 class Engine(Protocol):
     """What a run needs of an engine."""
 
+    why: str  # how it runs the model, where there is a choice
+
     def start(self) -> Tensor:
         """The model before training, where this engine wants it."""
         ...
@@ -93,12 +95,18 @@ def build_engine(config: Config, task: Task, runs: int = 1) -> Engine:
     return Loop(task, config.run.device, precision=config.run.precision)
 
 
+def method(config: Config, engine: Engine) -> str:
+    """How a settled configuration is run, in a line."""
+    run = config.run
+    return f"engine {run.engine} on {run.device}, {run.precision}" + (f": {engine.why}" if engine.why else "")
+
+
 class Seat(Evaluator):
     """One run's place on an engine that it shares: its own clients and start, the engine's model and test set."""
 
     def __init__(self, engine: Batched, task: Task) -> None:
         super().__init__(task, engine.device, engine.predict, engine.test)
-        self.engine = engine
+        self.engine, self.why = engine, engine.why
 
     def start(self) -> Tensor:
         """The run's own model before training."""

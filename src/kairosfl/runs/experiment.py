@@ -23,7 +23,7 @@ from kairosfl.round import Run, rounds
 from kairosfl.runs import metrics
 from kairosfl.runs.checkpoint import Checkpoints, about
 from kairosfl.runs.config import Config, dump, flatten, load, tables
-from kairosfl.runs.engines import Engine, build_engine, settle
+from kairosfl.runs.engines import Engine, build_engine, method, settle
 from kairosfl.runs.files import append_json, cut_lines, read_lines, write, write_json
 from kairosfl.runs.trackers import TRACKERS
 from kairosfl.signals import parse_detectors
@@ -36,6 +36,11 @@ from kairosfl.tasks.task import Task
 IDLE_LIMIT = 10
 Notify = Callable[[dict[str, Any]], None]
 Course = Generator[Briefs, Reports, dict[str, Any]]
+Say = Callable[[str], None]
+
+
+def silent(_: str) -> None:
+    """Says nothing."""
 
 
 @lru_cache(maxsize=2)
@@ -90,18 +95,18 @@ class Folder:
         except OSError as error:
             raise UserError(f"Cannot write {self.path / 'log.txt'}: {error.strerror}; free the disk.") from None
 
-    def create(self, config: Config, task: Task, command: str) -> None:
+    def create(self, config: Config, task: Task, command: str, why: str = "") -> None:
         """Write down what is about to run."""
         if self.path.exists() and any(self.path.iterdir()):
             raise UserError(
                 f"The folder {self.path} is not empty; give another --out, or `kairosfl resume {self.path}`."
             )
         write(self.path / "config.toml", dump(tables(config)))
-        self.describe(config, task, command)
+        self.describe(config, task, command, why)
 
-    def describe(self, config: Config, task: Task, command: str) -> None:
-        """Write down on what and with what the run is made."""
-        write_json(self.path / "run.json", describe(config, task, command))
+    def describe(self, config: Config, task: Task, command: str, why: str = "") -> None:
+        """Write down on what and with what the run is made, and why so."""
+        write_json(self.path / "run.json", describe(config, task, command) | {"why": why})
         write_json(self.path / "partition.json", metrics.partition_note(task))
 
     def finished(self) -> bool:
@@ -272,11 +277,14 @@ def conduct(course: Course, engine: Engine) -> dict[str, Any]:
         course.close()
 
 
-def start(config: Config, path: Path, *, command: str = "", notify: Notify | None = None) -> dict[str, Any]:
-    """Run a configuration in a new folder; returns the summary."""
+def start(
+    config: Config, path: Path, *, command: str = "", notify: Notify | None = None, say: Say = silent
+) -> dict[str, Any]:
+    """Run a configuration in a new folder; returns the summary. `say` is told in a line how it is run."""
     task = build_task(config)
     config = settle(config, task)
     engine = build_engine(config, task)
+    say(method(config, engine))
     return conduct(begin(config, task, engine, Folder(path), command=command, notify=notify), engine)
 
 
@@ -288,7 +296,7 @@ def begin(
         raise UserError(
             f"train.cohort = {config.train.cohort} is more than the {len(task.clients)} clients there are; lower it."
         )
-    folder.create(config, task, command or " ".join(sys.argv))
+    folder.create(config, task, command or " ".join(sys.argv), engine.why)
     return record(config, task, engine, folder, notify=notify)
 
 
@@ -296,15 +304,16 @@ def reopen(config: Config, task: Task, engine: Engine, folder: Folder, *, notify
     """A recorded run that was stopped, from its last whole checkpoint, or from the start if it never got that far."""
     begun = any(folder.checkpoints.glob("checkpoint-*.json"))
     if not begun:
-        folder.describe(config, task, " ".join(sys.argv))
+        folder.describe(config, task, " ".join(sys.argv), engine.why)
     return record(config, task, engine, folder, resume=begun, notify=notify)
 
 
-def resume(path: Path, *, notify: Notify | None = None) -> dict[str, Any]:
+def resume(path: Path, *, notify: Notify | None = None, say: Say = silent) -> dict[str, Any]:
     """Go on with the run in a folder."""
     folder = Folder(path)
     config = folder.config()
     task = build_task(config)
     config = settle(config, task)
     engine = build_engine(config, task)
+    say(method(config, engine))
     return conduct(reopen(config, task, engine, folder, notify=notify), engine)

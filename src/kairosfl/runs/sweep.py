@@ -14,13 +14,14 @@ import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs import experiment
 from kairosfl.runs.config import SECTIONS, Config, flatten, resolve
-from kairosfl.runs.engines import Engine, Seat, build_engine, settle
+from kairosfl.runs.engines import Engine, Seat, build_engine, method, settle
 from kairosfl.runs.experiment import Folder
 from kairosfl.runs.files import write_json
 from kairosfl.tasks.task import Task
@@ -57,14 +58,23 @@ def expand(tables: Mapping[str, Any]) -> list[Member]:
     return members
 
 
-def sweep(members: list[Member], out: Path, *, command: str = "", watch: Watch | None = None) -> dict[str, Any]:
+def sweep(
+    members: list[Member],
+    out: Path,
+    *,
+    command: str = "",
+    watch: Watch | None = None,
+    say: experiment.Say = experiment.silent,
+) -> dict[str, Any]:
     """Run all members under `out`, those with the batched engine together; their summaries by name.
 
-    `watch` is told of each run with the rounds it has done, and gives a listener for its metrics. A run that comes to
+    `watch` is told of each run with the rounds it has done, and gives a listener for its metrics; `say` is told in a
+    line how the runs of an engine are run. A run that comes to
     nothing does not keep the others from their end; afterwards it is named.
     """
     listed = [{"name": m.name, "path": m.name, "settings": dict(m.settings)} for m in members]
     write_json(out / "sweep.json", {"runs": listed})
+    say = cache(say)  # the same line once
     summaries: dict[str, Any] = {}
     failed: dict[str, str] = {}
     together: dict[str, list[_Open]] = {}
@@ -85,12 +95,13 @@ def sweep(members: list[Member], out: Path, *, command: str = "", watch: Watch |
             together.setdefault(kind, []).append(opened)
         else:
             engine = build_engine(config, task)
+            say(method(config, engine))
             try:
                 summaries[member.name] = experiment.conduct(opened.course(engine, command), engine)
             except UserError as error:
                 failed[member.name] = str(error)
     for group in together.values():
-        summaries |= _share(group, command, failed)
+        summaries |= _share(group, command, failed, say)
     if failed:
         name, reason = next(iter(failed.items()))
         raise UserError(f"{len(failed)} of {len(members)} runs came to nothing; the first, {name}: {reason}")
@@ -114,13 +125,14 @@ class _Open:
         return experiment.begin(self.config, self.task, engine, self.folder, command=command, notify=self.notify)
 
 
-def _share(group: list[_Open], command: str, failed: dict[str, str]) -> dict[str, Any]:
+def _share(group: list[_Open], command: str, failed: dict[str, str], say: experiment.Say) -> dict[str, Any]:
     """Runs on one batched engine: the clients of all of them wait in one queue for its slots."""
     from kairosfl.engines.batched import Batched
 
     first = group[0]
     engine = build_engine(first.config, first.task, runs=len(group))
     assert isinstance(engine, Batched)
+    say(method(first.config, engine))
     courses = {run.name: run.course(Seat(engine, run.task), command) for run in group}
     tasks = {run.name: run.task for run in group}
     summaries: dict[str, Any] = {}

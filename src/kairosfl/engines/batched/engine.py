@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.briefs import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
+from kairosfl.engines.batched.captured import capture
 from kairosfl.engines.batched.graphs import Steps
 from kairosfl.engines.batched.jobs import Job, Ticket, joint
 from kairosfl.engines.batched.judge import Judge
@@ -73,13 +74,27 @@ class Batched(Evaluator):
         try:
             stacked = stack(task.model, self._trial(task))
         except Unstackable as reason:
-            self.why = f"one client after another: {reason}"
+            self.why = self._alone(str(reason))
         else:
             compute = self.precision.compute(self.trainer.w.dtype)
             stacked.frame.compute, stacked.frame.dot = compute, self.precision.dot
             stacked.frame.measures = not deterministic
             self._work = Work(stacked, task, self.trainer.inputs, self.trainer.targets, compute)
             self.why = stacked.why
+
+    def _alone(self, reason: str) -> str:
+        """Train one client after another, on a GPU by captured graphs if that can be; says how and why."""
+        if self.precision.name == "bfloat16":
+            raise UserError(f"run.precision = 'bfloat16' needs a model that stacks, and here {reason}; use 'float32'.")
+        how = "one client after another"
+        if self.device.type == "cuda":
+            try:
+                with self.precision():
+                    capture(self.trainer)
+                how += ", batches as captured graphs"
+            except Unstackable as further:
+                reason += f"; it cannot be captured: {further}"
+        return f"{how}: {reason}"
 
     def start(self) -> Tensor:
         """The model before training, where this engine wants it."""

@@ -44,7 +44,7 @@ class Traced:
         try:
             traced = fx.symbolic_trace(model)
         except Exception as error:  # tracing runs the user's forward: anything may come out of it
-            raise Unstackable(f"torch.fx cannot trace it ({_line(error)})") from error
+            raise Unstackable(f"torch.fx cannot trace it ({line(error)})") from error
         self.frame = Frame(RowLayout.of(Layout.of(model)), _uses(traced, places))
         self._replace(traced, places)
         self.why = "stacked layer by layer"
@@ -162,7 +162,7 @@ def stack(model: nn.Module, samples: Tensor) -> Stack:
         weights = [dict(layout.views(vector)) for vector in vectors]
         wanted = torch.cat([functional_call(still, w, (half,)) for w, half in zip(weights, halves, strict=True)])
         single = torch.cat([functional_call(still, weights[0], (one,)) for one in halves[0].split(1)])
-    if not _alike(single, wanted[: len(single)]):
+    if not alike(single, wanted[: len(single)]):
         raise Unstackable("the samples of a batch change each other's outputs, so that batches cannot be filled up")
     try:
         traced = Traced(model)
@@ -182,8 +182,8 @@ def _try(stacked: Stack, vectors: Tensor, samples: Tensor, wanted: Tensor) -> No
     try:
         found = stacked(samples)
     except Exception as error:  # the user's forward again
-        raise Unstackable(f"{_name(stacked)} fails on it ({_line(error)})") from error
-    if not _alike(found, wanted):
+        raise Unstackable(f"{_name(stacked)} fails on it ({line(error)})") from error
+    if not alike(found, wanted):
         raise Unstackable(f"{_name(stacked)} gives it other outputs than one client after another")
 
 
@@ -191,7 +191,8 @@ def _name(stacked: Stack) -> str:
     return "vmap" if isinstance(stacked, Mapped) else "stacking layer by layer"
 
 
-def _alike(found: Tensor, wanted: Tensor) -> bool:
+def alike(found: Tensor, wanted: Tensor) -> bool:
+    """Whether two ways to compute something agree, but for the order of sums."""
     if found.shape != wanted.shape:
         return False
     return torch.allclose(found, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
@@ -206,5 +207,6 @@ def _uses(traced: fx.GraphModule, places: dict[int, int]) -> dict[int, int]:
     return dict(uses)
 
 
-def _line(error: Exception) -> str:
+def line(error: Exception) -> str:
+    """What went wrong, in one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:120]

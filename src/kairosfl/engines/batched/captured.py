@@ -1,0 +1,90 @@
+"""For models that cannot be stacked, on a GPU: one client after another, but forward and backward pass as one graph."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kairosfl.briefs import Brief
+from kairosfl.engines.batched.layers import Unstackable
+from kairosfl.engines.batched.stack import alike, line
+from kairosfl.local import Derivative, Differentiate, Trainer
+
+LARGEST = 32  # samples in a trial batch
+
+
+def capture(trainer: Trainer) -> None:
+    """Let this trainer replay its batches, which must give what it gives without; `Unstackable` says why it cannot."""
+    plain = trainer.differentiate
+    sizes = trainer.task.clients.sizes
+    client = int(np.argmin(sizes))
+    size = min(max(1, int(sizes[client]) // 4), LARGEST)
+    brief = Brief(0, 0, client, trainer.task.start(), lr=1e-3, batch_size=size, epochs=2, drop_last=True)
+    try:
+        trainer.differentiate = _unwaiting(plain)
+        wanted = trainer.follow(brief)
+        trainer.differentiate = Captured(plain)
+        found = trainer.follow(brief)
+        if not alike(found.delta, wanted.delta):
+            raise Unstackable("a replayed step is not the step itself")
+    except Exception as error:  # the user's forward: anything may come out of it
+        trainer.differentiate = plain
+        raise error if isinstance(error, Unstackable) else Unstackable(line(error)) from error
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A captured graph, the buffers that it reads, and what it leaves."""
+
+    graph: torch.cuda.CUDAGraph
+    given: tuple[Tensor, ...]
+    left: Derivative
+
+
+class Captured:
+    """The derivative of a batch: one graph for every form of batch that comes back, as odd last ones hardly do."""
+
+    def __init__(self, plain: Differentiate) -> None:
+        self.plain = plain
+        self._passes: dict[tuple[object, ...], Pass | None] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, inputs: Tensor, targets: Tensor, brief: Brief, still: dict[str, Tensor]) -> Derivative:
+        stops = brief.stop_statistic if brief.stop_below is not None else None
+        form = (inputs.shape, tuple(still), stops, brief.contrast, brief.temperature)
+        if form not in self._passes:
+            self._passes[form] = None
+            return self.plain(inputs, targets, brief, still)
+        known = self._passes[form]
+        if known is None:
+            known = self._passes[form] = self._capture(inputs, targets, brief, still)
+        for held, given in zip(known.given, (inputs, targets, *still.values()), strict=True):
+            held.copy_(given)
+        known.graph.replay()
+        return known.left
+
+    def _capture(self, inputs: Tensor, targets: Tensor, brief: Brief, still: dict[str, Tensor]) -> Pass:
+        given = tuple(each.clone() for each in (inputs, targets, *still.values()))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            left = self.plain(given[0], given[1], brief, dict(zip(still, given[2:], strict=True)))
+        return Pass(graph, given, left)
+
+
+def _unwaiting(plain: Differentiate) -> Differentiate:
+    """A derivative that may not wait for the device: what does would spoil a capture."""
+
+    def derive(inputs: Tensor, targets: Tensor, brief: Brief, still: dict[str, Tensor]) -> Derivative:
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(action="ignore"):  # it calls itself a prototype
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            return plain(inputs, targets, brief, still)
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    return derive
