@@ -183,6 +183,7 @@ class Report:
     score_after: float | None = None
     fisher: float | None = None
     fisher_seconds: float = 0.0
+    fisher_bytes: int = 0  # most memory that it took, counted on a GPU
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,7 @@ class Reports(Cohort):
     score_after: Tensor | None = None  # [m]: the same after training
     fisher: Tensor | None = None  # [m]: trace of the Fisher information at the start
     fisher_seconds: float = 0.0
+    fisher_bytes: int = 0
     failed: tuple[tuple[int, str], ...] = ()  # (client, reason)
     mass: Tensor = field(default_factory=lambda: torch.empty(0))  # [m] float64, by the server: see `mass`
 
@@ -232,6 +234,7 @@ class Reports(Cohort):
             score_after=measured("score_after"),
             fisher=measured("fisher"),
             fisher_seconds=sum(report.fisher_seconds for report in reports),
+            fisher_bytes=max((report.fisher_bytes for report in reports), default=0),
             failed=failed,
         )
 

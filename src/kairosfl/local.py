@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from operator import add
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -80,6 +81,14 @@ class Step:
         return square
 
 
+class Fisher(NamedTuple):
+    """A trace of the Fisher information, if it was asked for; the seconds and, on a GPU, the bytes that it took."""
+
+    trace: float | None = None
+    seconds: float = 0.0
+    bytes: int = 0
+
+
 class Trainer:
     """A model on a device that follows briefs, one after another, and keeps nothing between them."""
 
@@ -112,7 +121,7 @@ class Trainer:
         mine = torch.from_numpy(self.task.clients[brief.client].astype(np.int64)).to(self.device)
         start = brief.start.to(self.device)
         score_before = self.score(start, mine) if SCORE_BEFORE in brief.measure else None
-        fisher, fisher_seconds = self.fisher(start, mine, brief)
+        fisher = self.fisher(start, mine, brief)
         with self._dropout(brief):
             steps, epochs, loss, grad_sq, similarity = self._train(brief, start, mine)
         return Report(
@@ -127,8 +136,9 @@ class Trainer:
             similarity=similarity,
             score_before=score_before,
             score_after=self.score(self.w, mine) if SCORE_AFTER in brief.measure else None,
-            fisher=fisher,
-            fisher_seconds=fisher_seconds,
+            fisher=fisher.trace,
+            fisher_seconds=fisher.seconds,
+            fisher_bytes=fisher.bytes,
         )
 
     def _train(self, brief: Brief, start: Tensor, mine: Tensor) -> tuple[int, float, float, float, float | None]:
@@ -274,14 +284,18 @@ class Trainer:
             total += self.task.loss(outputs, self.targets[chunk]).double().sum()
         return float(total) / len(rows)
 
-    def fisher(self, vector: Tensor, rows: Tensor, brief: Brief) -> tuple[float | None, float]:
-        """Trace of the Fisher information on these samples if the brief asks for it, and the seconds it took."""
+    def fisher(self, vector: Tensor, rows: Tensor, brief: Brief) -> Fisher:
+        """Trace of the Fisher information on these samples if the brief asks for it, and what it cost."""
         if not brief.measure & {FISHER, FISHER_SAMPLED}:
-            return None, 0.0
-        began = time.perf_counter()
+            return Fisher()
+        began, counts = time.perf_counter(), self.device.type == "cuda"
+        if counts:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        held = torch.cuda.memory_allocated(self.device) if counts else 0
         draws = stream(brief.seed, "fisher", brief.round, brief.client) if FISHER_SAMPLED in brief.measure else None
         trace = fisher_trace(self.still, dict(self.layout.views(vector)), self._inputs, rows, draws)
-        return trace, time.perf_counter() - began
+        most = torch.cuda.max_memory_allocated(self.device) if counts else 0
+        return Fisher(trace, time.perf_counter() - began, most - held)
 
 
 def _owned(gradients: tuple[Tensor, ...]) -> list[Tensor]:

@@ -137,6 +137,7 @@ def test_every_brief_is_followed_as_by_the_loop(variant: str) -> None:
     wanted = Loop(task, "cuda").train(briefs)
     assert torch.equal(found.steps, wanted.steps)
     assert distance(found.delta, wanted.delta) <= 1e-3
+    assert (found.fisher_bytes > 0) == (wanted.fisher_bytes > 0) == (variant == "scores")
     for name in ("score_before", "score_after", "fisher", "similarity"):
         if getattr(wanted, name) is not None:
             torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=1e-3, atol=1e-5)

@@ -310,7 +310,8 @@ def _join(briefs: Briefs, parts: list[Reports], failed: list[tuple[int, str]]) -
         for name, values in columns.items()
         if isinstance(values[0], np.ndarray) and name not in ("delta", "mass")
     }
-    return Reports(**joined, delta=delta, fisher_seconds=sum(columns["fisher_seconds"]), failed=tuple(failed))
+    joined["fisher_seconds"], joined["fisher_bytes"] = sum(columns["fisher_seconds"]), max(columns["fisher_bytes"])
+    return Reports(**joined, delta=delta, failed=tuple(failed))
 
 
 C = TypeVar("C", bound=Cohort)

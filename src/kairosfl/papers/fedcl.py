@@ -238,11 +238,12 @@ ITEMS = (
     ),
     _item(
         "detection",
-        "Figures 1, 16, 17, 49: FGN against FedFIM, their critical periods, accuracy and time",
+        "Figures 1, 16, 17, 49: FGN against FedFIM, their critical periods, accuracy, time and memory",
         _detection(),
         "critical",
         "final",
         "fisher_seconds",
+        "fisher_megabytes",
         "seconds",
         "cohort",
         claim="Both find almost the same periods, so accuracy is the same; FedFIM takes up to 9 times the computation "

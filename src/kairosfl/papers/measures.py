@@ -94,6 +94,11 @@ def _megabytes(course: Course) -> float | None:
     return _mean((course.column("bytes_down") + course.column("bytes_up")) / 1e6)
 
 
+def _fisher_megabytes(course: Course) -> float | None:
+    values = course.column("fisher_bytes")
+    return float(values.max()) / 1e6 if len(values) else None
+
+
 def _ending(name: str) -> Callable[[Course], float | None]:
     return lambda course: _mean(_tenth(course.column(name)))
 
@@ -140,6 +145,7 @@ MEASURES: dict[str, Measure] = {
     "epochs_round": Measure("epochs a round", 1, 5.0, _average("epochs_total")),
     "megabytes": Measure("megabytes a round", 1, 1.0, _megabytes),
     "seconds": Measure("seconds a round", 3, 0.1, _average("seconds")),
+    "fisher_megabytes": Measure("megabytes of memory for FedFIM", 0, 10.0, _fisher_megabytes),
     "fisher_seconds": Measure("seconds a round for FedFIM", 3, 0.1, _average("fisher_seconds")),
     "loss_std": Measure("standard deviation", 3, 0.01, _stability(lambda curve: float(curve.std()))),
     "loss_moving": Measure("deviation of the moving average", 3, 0.005, _stability(_moving)),

@@ -48,6 +48,7 @@ def row(run: Run, task: Task, scores: Scores | None, own: np.ndarray | None, sec
         "bytes_up": len(record.ids) * (vector + (NUMBERS_UP + measured) * NUMBER_BYTES),
         "lr": record.lr,
         "fisher_seconds": reports.fisher_seconds if reports and signals.fisher == signals.fisher else None,
+        "fisher_bytes": reports.fisher_bytes or None if reports else None,
         "client_accuracy_mean": float(np.nanmean(own)) if own is not None else None,
         "client_accuracy_worst": worst_tenth(own) if own is not None else None,
         "seconds": seconds,

@@ -210,8 +210,7 @@ class Batched(Evaluator):
         briefs = ticket.briefs
         for row, brief in enumerate(briefs.each() if briefs.measure & {FISHER, FISHER_SAMPLED} else ()):
             mine = upload(ticket.jobs[row].mine.astype(np.int64), self.device)
-            ticket.fisher[row], seconds = self.trainer.fisher(brief.start.to(self.device), mine, brief)
-            ticket.fisher_seconds += seconds
+            ticket.fishers.append(self.trainer.fisher(brief.start.to(self.device), mine, brief))
         if SCORE_BEFORE in briefs.measure and ticket.jobs:
             assert self._work is not None
             start = briefs.start.to(self.device).expand(len(briefs), -1)

@@ -15,6 +15,7 @@ from torch import Tensor
 from kairosfl.briefs import SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.state import Kind, Real, Sum, Whole, upload
+from kairosfl.local import Fisher
 from kairosfl.streams import Streams, key
 from kairosfl.tasks.task import Task
 
@@ -34,8 +35,7 @@ class Ticket:
     wholes: Tensor = field(default_factory=lambda: torch.empty(0))  # [m, wholes] int64
     order: Tensor = field(default_factory=lambda: torch.empty(0))  # [m, longest]: samples of all epochs, one by one
     scores: dict[str, Tensor] = field(default_factory=dict)  # [m] float64
-    fisher: list[float | None] = field(default_factory=list)
-    fisher_seconds: float = 0.0
+    fishers: list[Fisher] = field(default_factory=list)  # of each client, where they are asked for
     ready: torch.cuda.Event | None = None  # when the device has filled all this
     answer: Reports | None = None  # from the loop, where the model cannot be stacked
     began: float = field(default_factory=time.perf_counter)
@@ -45,7 +45,7 @@ class Ticket:
         """Before anything is done."""
         m, start = len(briefs), briefs.start
         delta = torch.empty(m, start.shape[-1], dtype=start.dtype, device=start.device)
-        return cls(task, briefs, delta, left=m, fisher=[None] * m)
+        return cls(task, briefs, delta, left=m)
 
     def prepare(self, dtype: torch.dtype, device: torch.device, drops: bool) -> None:
         """Make its clients ready for slots; `drops` says whether the model has dropout."""
@@ -97,7 +97,7 @@ class Ticket:
         sums, wholes = self.sums.cpu().mT.contiguous(), self.wholes.cpu().mT.contiguous()
         steps, batches = wholes[Whole.POSITION], wholes[Whole.BATCHES]
         scores = {name: values.cpu() for name, values in self.scores.items()}
-        fisher = torch.tensor(self.fisher, dtype=torch.float64) if None not in self.fisher else None
+        traces = [each.trace for each in self.fishers]
         return Reports(
             ids=self.briefs.ids,
             n=self.n,
@@ -110,8 +110,9 @@ class Ticket:
             similarity=None if self.briefs.stop is None else sums[Sum.SIMILARITY],
             score_before=scores.get(SCORE_BEFORE),
             score_after=scores.get(SCORE_AFTER),
-            fisher=fisher,
-            fisher_seconds=self.fisher_seconds,
+            fisher=torch.tensor(traces, dtype=torch.float64) if traces else None,
+            fisher_seconds=sum(each.seconds for each in self.fishers),
+            fisher_bytes=max((each.bytes for each in self.fishers), default=0),
         )
 
 
