@@ -185,6 +185,7 @@ class Trainer:
 
     def _differentiate(self, inputs: Tensor, targets: Tensor, brief: Brief, still: dict[str, Tensor]) -> Derivative:
         loss, similar = self._loss(inputs, targets, brief, still)
+        self.features.pop(self.model, None)  # with them the whole forward pass would stay in memory
         return loss.detach(), similar, torch.autograd.grad(loss, self.parameters, materialize_grads=True)
 
     def _push(self, brief: Brief) -> list[Tensor]:

@@ -109,9 +109,16 @@ def test_the_kernels_do_what_plain_operations_do(name: str, precision: str, monk
     with_kernels = Batched(task, "cuda", precision=precision).train(briefs)
     monkeypatch.setattr(fast, "_able", lambda index: False)
     plain = Batched(task, "cuda", precision=precision).train(briefs)
+    exact = double(task)
+    start = exact.start().cuda()
+    wanted = Loop(exact, "cuda").train(replace(briefs, start=start, push=push.double()))
     off = distance(with_kernels.delta, plain.delta)
-    print(f"{name} {precision}: {off:.2e} of the round")
-    assert off <= (1e-3 if precision == "float32" else 0.1), off
+    errors = [distance(each.delta, wanted.delta) for each in (with_kernels, plain)]
+    print(f"{name} {precision}: {off:.2e} of the round apart; from float64 {errors[0]:.2e} and {errors[1]:.2e}")
+    if precision == "float32":
+        assert off <= 1e-3, off
+    else:  # both are rounded at every layer, each in its own order: neither may be much further from the truth
+        assert errors[0] <= 1.5 * errors[1], errors
     torch.testing.assert_close(with_kernels.grad_sq, plain.grad_sq, rtol=BOUNDS[precision], atol=0)
     torch.testing.assert_close(with_kernels.loss, plain.loss, rtol=BOUNDS[precision], atol=0)
 
@@ -144,27 +151,32 @@ def test_every_brief_is_followed_as_by_the_loop(variant: str) -> None:
 
 
 class Leans(nn.Module):
-    """Its samples change each other's outputs, so that clients cannot be stacked; `decides` by a value in Python."""
+    """Its samples change each other's outputs, so that clients cannot be stacked; it may look at a value in Python."""
 
-    def __init__(self, decides: bool) -> None:
+    def __init__(self, looks: str) -> None:
         super().__init__()
         self.conv, self.drop, self.out = nn.Conv2d(3, 8, 3), nn.Dropout(0.5), nn.Linear(8 * 30 * 30, 10)
-        self.decides = decides
+        self.looks = looks
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.drop(torch.relu(self.conv(x - x.mean(0)))).flatten(1)
-        return self.out(y * 2 if self.decides and float(y.detach().sum()) < 0 else y)
+        capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+        looks = self.looks == "always" or (self.looks == "in a capture" and capturing)
+        return self.out(y * 2 if looks and float(y.detach().sum()) < 0 else y)
 
 
-@pytest.mark.parametrize("decides", [False, True])
+@pytest.mark.parametrize(
+    ("looks", "failure"), [("never", ""), ("always", "called a synchronizing CUDA operation"), ("in a capture", "CUDA")]
+)
 @pytest.mark.parametrize("variant", ["plain", "starts", "clip", "stop", "contrast", "scores"])
-def test_a_model_that_does_not_stack_is_replayed_client_by_client(decides: bool, variant: str) -> None:
+def test_a_model_that_does_not_stack_is_replayed_client_by_client(looks: str, failure: str, variant: str) -> None:
     torch.manual_seed(0)
-    task = replace(task_of("cnn"), model=Leans(decides))
+    task = replace(task_of("cnn"), model=Leans(looks))
     engine = Batched(task, "cuda", precision="float32")
-    how = "one client after another: " if decides else "one client after another, batches as captured graphs: "
+    how = "one client after another: " if failure else "one client after another, batches as captured graphs: "
     assert engine.why.startswith(how + "the samples of a batch change each other's outputs")
-    assert ("; it cannot be captured: called a synchronizing CUDA operation" in engine.why) == decides
+    assert failure in engine.why
+    assert ("it cannot be captured" in engine.why) == bool(failure)
     more = variants(task)[variant] if variant != "plain" else {}
     briefs = briefs_of(task, **{"batch_size": column(4, 3, torch.int64), **more})
     found, wanted = engine.train(briefs), Loop(task, "cuda").train(briefs)

@@ -70,9 +70,19 @@ class Captured:
     def _capture(self, inputs: Tensor, targets: Tensor, brief: Brief, still: dict[str, Tensor]) -> Pass:
         given = tuple(each.clone() for each in (inputs, targets, *still.values()))
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            left = self.plain(given[0], given[1], brief, dict(zip(still, given[2:], strict=True)))
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                left = self.plain(given[0], given[1], brief, dict(zip(still, given[2:], strict=True)))
+        except Exception:
+            _end()
+            raise
         return Pass(graph, given, left)
+
+
+def _end() -> None:
+    """After a capture that failed the random generator believes that it goes on; one that ends well tells it better."""
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device="cuda")
 
 
 def _unwaiting(plain: Differentiate) -> Differentiate:
