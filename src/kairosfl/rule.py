@@ -38,6 +38,10 @@ class Rule(Spec):
         """Why this rule makes no sense beside `other`, or None when it does."""
         return None
 
+    def largest(self, cohort: int, clients: int) -> int:
+        """The largest cohort that it may ask for, so that memory can be set aside."""
+        return cohort
+
     def server(self, x: Tensor, clients: int) -> State:
         """Its server slot before the first round."""
         return {}
@@ -118,6 +122,10 @@ class Algorithm:
     def base_weights(self) -> str:
         """ "uniform" when a rule asks for it, "samples" otherwise."""
         return next((rule.base_weights for rule in self.rules if rule.base_weights), "samples")
+
+    def largest(self, cohort: int, clients: int) -> int:
+        """The largest cohort that any of its rules may ask for."""
+        return max((rule.largest(cohort, clients) for rule in self.rules), default=cohort)
 
     def stepping(self) -> list[int]:
         """The order in which the rules step: as written, the `last` ones at the end."""

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from kairosfl import UserError
+from kairosfl.engines.batched import Batched
 from kairosfl.runs import experiment
 from kairosfl.runs.engines import build_engine
 from kairosfl.runs.files import read_lines
@@ -77,9 +78,44 @@ def test_runs_with_different_detectors_share_an_engine_and_keep_them(tmp_path, m
     tables = TABLES | {"run": {"engine": "batched"}, "sweep": {"run": {"detector": ["fgn", "fgn(include_lr=False)"]}}}
     members = expand(tables)
     sweep(members, tmp_path)
-    assert built == [{"runs": 2}]
+    assert built == [{"cohorts": [3, 3]}]
     values = [[row["fgn"] for row in rows(tmp_path / member.name)] for member in members]
     assert values[0] == pytest.approx([0.1 * value for value in values[1]])
+
+
+def test_runs_that_find_no_room_wait_for_others_to_end(tmp_path, monkeypatch):
+    tables = TABLES | {"run": {"engine": "batched", "deterministic": True}, "sweep": {"seed": [0, 1, 2, 3]}}
+    members = expand(tables)
+    sweep(members, tmp_path / "together")
+    begun, ended = [], []
+
+    class Crowded(Batched):
+        def __init__(self, *arguments, cohorts, **options):
+            super().__init__(*arguments, cohorts=cohorts, **options)
+            self.room = 2 * max(cohorts) + 1
+
+    def watch(name, done):
+        def listen(row):
+            if row["round"] == 1:
+                begun.append(name)
+            if row["round"] == 4:
+                ended.append(len(begun))
+
+        return listen
+
+    monkeypatch.setattr("kairosfl.engines.batched.Batched", Crowded)
+    sweep(members, tmp_path / "in turn", watch=watch)
+    assert begun == [member.name for member in members]
+    assert max(count - number for number, count in enumerate(ended)) == 2  # runs at once
+    for member in members:
+        assert rows(tmp_path / "in turn" / member.name) == rows(tmp_path / "together" / member.name)
+
+
+def test_an_engine_is_chosen_once_for_all_runs_that_can_share_it(tmp_path, monkeypatch):
+    picked = []
+    monkeypatch.setattr("kairosfl.engines.auto.pick", lambda *_: picked.append(1) or "loop")
+    sweep(expand(TABLES | {"run": {"engine": "auto"}}), tmp_path)
+    assert picked == [1]
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])

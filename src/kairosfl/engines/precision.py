@@ -38,6 +38,11 @@ class Precision:
         """Triton's word for how float32 numbers are multiplied."""
         return "ieee" if self.name == "float32" else "tf32"
 
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """For models that run as they are: bfloat16 where it is asked for."""
+        wanted = self.name == "bfloat16"
+        return torch.autocast(device.type, torch.bfloat16, enabled=wanted, cache_enabled=False)
+
     @contextmanager
     def __call__(self) -> Iterator[None]:
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn

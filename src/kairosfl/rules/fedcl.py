@@ -52,6 +52,9 @@ class FedCL(Rule):
         self.demand("increase", 0 <= self.increase <= 1, "it is a probability")
         self.demand("decrease", 0 <= self.decrease <= 1 - self.increase, "with increase it must stay at most 1")
 
+    def largest(self, cohort: int, clients: int) -> int:
+        return max(_part(self.cap, clients), cohort)
+
     def server(self, x: Tensor, clients: int) -> State:
         return {"size": torch.tensor(0), "capped": torch.tensor(False)}  # size 0: the starting cohort
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -68,8 +69,13 @@ def settle(config: Config, task: Task) -> Config:
     return replace(config, run=settled)
 
 
-def build_engine(config: Config, task: Task, runs: int = 1) -> Engine:
-    """The engine that a settled configuration names, for so many runs like it."""
+def largest(config: Config) -> int:
+    """The largest cohort that a run may have."""
+    return config.algorithm.largest(config.train.cohort, config.data.clients)
+
+
+def build_engine(config: Config, task: Task, cohorts: Sequence[int] = ()) -> Engine:
+    """The engine that a settled configuration names, for runs with cohorts up to these; by default for that one run."""
     if config.run.engine == "batched":
         from kairosfl.engines.batched import Batched
 
@@ -79,7 +85,7 @@ def build_engine(config: Config, task: Task, runs: int = 1) -> Engine:
             precision=config.run.precision,
             slots=config.run.slots or None,
             deterministic=config.run.deterministic,
-            cohort=runs * config.train.cohort,
+            cohorts=cohorts or (largest(config),),
         )
     if config.run.engine == "ray":
         from kairosfl.engines.ray import Ray

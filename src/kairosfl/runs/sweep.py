@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs import experiment
 from kairosfl.runs.config import SECTIONS, Config, flatten, resolve
-from kairosfl.runs.engines import Engine, Seat, build_engine, method, settle
+from kairosfl.runs.engines import Engine, Seat, build_engine, largest, method, settle
 from kairosfl.runs.experiment import Folder
 from kairosfl.runs.files import write_json
 from kairosfl.tasks.task import Task
+
+if TYPE_CHECKING:
+    from kairosfl.engines.batched.jobs import Ticket
 
 Watch = Callable[[str, int], experiment.Notify]
 ENGINE = ("engine", "device", "precision", "threads", "slots", "deterministic")  # keys of [run] that make an engine
@@ -77,6 +80,7 @@ def sweep(
     say = cache(say)  # the same line once
     summaries: dict[str, Any] = {}
     failed: dict[str, str] = {}
+    settled: dict[str, Config] = {}  # what was measured for the first of a kind holds for all
     together: dict[str, list[_Open]] = {}
     for member in members:
         folder = Folder(out / member.name)
@@ -88,8 +92,8 @@ def sweep(
         config = folder.config() if begun else member.config
         task = experiment.build_task(config)
         kind = _kind(config)
-        same = together.get(kind)
-        config = _seated(config, same[0].config) if same else settle(config, task)
+        config = _seated(config, settled[kind]) if kind in settled else settle(config, task)
+        settled.setdefault(kind, config)
         opened = _Open(member.name, config, task, folder, begun, notify)
         if config.run.engine == "batched":
             together.setdefault(kind, []).append(opened)
@@ -108,7 +112,7 @@ def sweep(
     return {member.name: summaries[member.name] for member in members}
 
 
-@dataclass
+@dataclass(eq=False)
 class _Open:
     """A run that is to be carried out."""
 
@@ -130,27 +134,44 @@ def _share(group: list[_Open], command: str, failed: dict[str, str], say: experi
     from kairosfl.engines.batched import Batched
 
     first = group[0]
-    engine = build_engine(first.config, first.task, runs=len(group))
+    engine = build_engine(first.config, first.task, cohorts=[largest(run.config) for run in group])
     assert isinstance(engine, Batched)
     say(method(first.config, engine))
-    courses = {run.name: run.course(Seat(engine, run.task), command) for run in group}
-    tasks = {run.name: run.task for run in group}
+    waiting = list(group)
+    courses: dict[_Open, experiment.Course] = {}
+    training: dict[Ticket, _Open] = {}
     summaries: dict[str, Any] = {}
     try:
-        training = {engine.submit(tasks[name], next(course)): name for name, course in courses.items()}
-        while training:
+        while waiting or training:
+            for run in _next(waiting, list(courses), engine.room):
+                waiting.remove(run)
+                courses[run] = run.course(Seat(engine, run.task), command)
+                training[engine.submit(run.task, next(courses[run]))] = run
             ticket = engine.collect()
-            name = training.pop(ticket)
+            run = training.pop(ticket)
             try:
-                training[engine.submit(tasks[name], courses[name].send(ticket.reports()))] = name
+                training[engine.submit(run.task, courses[run].send(ticket.reports()))] = run
             except StopIteration as end:
-                summaries[name] = end.value
+                summaries[run.name] = end.value
+                del courses[run]
             except UserError as error:
-                failed[name] = str(error)
+                failed[run.name] = str(error)
+                del courses[run]
     finally:
         for course in courses.values():
             course.close()
     return summaries
+
+
+def _next(waiting: Sequence[_Open], going: Sequence[_Open], room: int) -> list[_Open]:
+    """Which runs to begin beside those going on, so that their largest cohorts find room; one run always does."""
+    chosen: list[_Open] = []
+    taken = sum(largest(run.config) for run in going)
+    for run in waiting:
+        if not (going or chosen) or taken + largest(run.config) <= room:
+            chosen.append(run)
+            taken += largest(run.config)
+    return chosen
 
 
 def _kind(config: Config) -> str:

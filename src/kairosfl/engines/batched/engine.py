@@ -41,8 +41,9 @@ class Batched(Evaluator):
     """Follows briefs as `local.py` does, many clients at a time. `why` says how the model is run.
 
     `slots` clients train at once, by default as many as memory allows. `deterministic` fixes that number and never
-    shrinks it, so that a client's result does not depend, to the bit, on who trains beside it. `cohort` clients report
-    to the servers of all runs at once: where their vectors are too large for the device, `home` is the host.
+    shrinks it, so that a client's result does not depend, to the bit, on who trains beside it. `cohorts` are the
+    largest of each run. The servers have room for the vectors of `room` clients at once; `home` is the host where those
+    of one cohort are more than the device should hold.
     """
 
     def __init__(
@@ -53,14 +54,15 @@ class Batched(Evaluator):
         precision: str | None = None,
         slots: int | None = None,
         deterministic: bool = False,
-        cohort: int = 1,
+        cohorts: Sequence[int] = (1,),
     ) -> None:
         if slots is not None and slots < 1:
             raise UserError(f"run.slots = {slots} must be 1 or more.")
         self.trainer = Trainer(task, torch.device(device))
         super().__init__(task, self.trainer.device, self.trainer.predict)
         self.precision = Precision.of(precision, self.device)
-        self.home, self._reserved = home(cohort, task.layout.size * self.trainer.w.element_size(), self.device)
+        size = task.layout.size * self.trainer.w.element_size()
+        self.home, self.room, self._reserved = home(cohorts, size, self.device)
         self._fixed = deterministic
         self._limit = slots or (FIXED_SLOTS if deterministic else None)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None

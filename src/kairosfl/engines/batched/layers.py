@@ -54,7 +54,6 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         frame, inward, none = ctx.frame, ctx.needs_input_grad[0], (None,) * 4
-        dy = dy.contiguous()
         if frame.optimiser is not None and not {ctx.weight, ctx.bias} & frame.shared:
             stepped, dx = frame.optimiser.linear(x, dy, ctx.weight, ctx.bias, inward)
             if stepped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 
 import torch
 
@@ -45,11 +46,14 @@ def affordable(work: Work, kind: Kind, length: int, dtype: torch.dtype, device: 
     return max(1, min(MOST, int(SHARE * (free - reserved) / (peak / 2))))
 
 
-def home(cohort: int, size: int, device: torch.device) -> tuple[torch.device, int]:
-    """Where the servers keep models, updates and tables, on the engine's device or, too large, on the host; and how
-    many bytes of the device they want."""
-    wanted = SERVER_VECTORS * cohort * size
+def home(cohorts: Sequence[int], size: int, device: torch.device) -> tuple[torch.device, int, int]:
+    """Where the servers of runs with cohorts up to these keep models, updates and tables: on the engine's device or,
+    too large, on the host; how many clients' vectors have room there at once; how many bytes of the device they take.
+    """
     if device.type != "cuda":
-        return device, 0
+        return device, sum(cohorts), 0
     _, total = torch.cuda.mem_get_info(device)
-    return (device, wanted) if wanted <= SERVER_SHARE * total else (torch.device("cpu"), 0)
+    room = int(SERVER_SHARE * total) // (SERVER_VECTORS * size)
+    if max(cohorts) > room:
+        return torch.device("cpu"), sum(cohorts), 0
+    return device, room, SERVER_VECTORS * size * min(room, sum(cohorts))

@@ -109,67 +109,6 @@ def _backward(
         tl.store(dx_rows + (first + samples)[:, None] * IN + inputs[None, :], acc.to(dx_rows.dtype.element_ty), here)
 
 
-@triton.jit
-def _forward(
-    x_rows,
-    y_rows,
-    w_rows,
-    row,
-    weight,
-    bias,
-    R,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    BIAS: tl.constexpr,
-    DOT: tl.constexpr,
-    BR: tl.constexpr,
-    BI: tl.constexpr,
-    BO: tl.constexpr,
-):
-    outputs = tl.program_id(0) * BO + tl.arange(0, BO)
-    client = tl.program_id(1)
-    base = client.to(tl.int64) * row
-    samples = tl.arange(0, BR)
-    first = client.to(tl.int64) * R
-    acc = tl.zeros([BR, BO], dtype=tl.float32)
-    for begin in range(0, IN, BI):
-        inputs = begin + tl.arange(0, BI)
-        here = (samples < R)[:, None] & (inputs < IN)[None, :]
-        x = tl.load(x_rows + (first + samples)[:, None] * IN + inputs[None, :], here, 0.0)
-        inside = (outputs < OUT)[:, None] & (inputs < IN)[None, :]
-        w = tl.load(w_rows + base + weight + outputs[:, None] * IN + inputs[None, :], inside, 0.0)
-        acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision=DOT)
-    if BIAS:
-        acc += tl.load(w_rows + base + bias + outputs, outputs < OUT, 0.0)[None, :]
-    there = (samples < R)[:, None] & (outputs < OUT)[None, :]
-    tl.store(y_rows + (first + samples)[:, None] * OUT + outputs[None, :], acc.to(y_rows.dtype.element_ty), there)
-
-
-def forward(x: Tensor, rows: Tensor, weight: int, bias: int | None, outputs: int, dot: str) -> Tensor:
-    """x `[m, r, in]` times the weights that begin at column `weight` of the rows."""
-    m, samples, inputs = x.shape
-    y = x.new_empty(m, samples, outputs)
-    _forward[(triton.cdiv(outputs, 64), m)](
-        x,
-        y,
-        rows,
-        rows.stride(0),
-        weight,
-        bias or 0,
-        samples,
-        IN=inputs,
-        OUT=outputs,
-        BIAS=bias is not None,
-        DOT=dot,
-        BR=max(16, triton.next_power_of_2(samples)),
-        BI=64,
-        BO=64,
-        num_warps=4,
-        num_stages=4,
-    )
-    return y
-
-
 STRIP = 64  # least number of inputs that one program of the backward pass takes
 TILES = ((64, 32, 4, 2), (64, 16, 4, 3), (128, 16, 8, 2), (64, 32, 8, 3))  # inputs, outputs, warps, stages
 LARGE = 1 << 20  # weights of a layer worth a measurement
@@ -199,7 +138,8 @@ def backward(
     ‖∇L‖² goes to one column of `partials` per strip of inputs, from `column` on.
     """
     m, samples, inputs = x.shape
-    dx = x.new_empty(x.shape) if inward else None
+    x, dy = x.contiguous(), dy.contiguous()  # the last of a sequence's steps, say, lies in strides
+    dx = torch.empty_like(x) if inward else None
 
     def launch(w: Tensor, v: Tensor, live: Tensor, clients: int, tile: tuple[int, int, int, int]) -> None:
         wide, deep, warps, stages = tile
