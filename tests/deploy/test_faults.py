@@ -161,38 +161,35 @@ def test_a_registered_node_cannot_take_another_ones_client(stage: Stage, intrude
     assert [row["reported"] for row in lines(intruded, "metrics.jsonl")] == [CLIENTS] * 3
 
 
-def test_the_server_is_killed(stage: Stage, folder: Path) -> None:
-    out = folder.parent / "server"
+def outlives(stage: Stage, folder: Path, name: str, kill: Callable[[], None]) -> Path:
+    """The folder of a run of three rounds that goes on after something was killed in its second."""
+    out = folder.parent / name
 
     def act() -> None:
         until(lambda: done(out, 1))
-        for process in stage.find("flwr-serverapp"):
-            os.kill(process, signal.SIGKILL)
-        print(f"server: resumed {until(lambda: 'resumed' in text(out)):.0f} s after it was killed")
+        kill()
+        print(f"{name}: resumed {until(lambda: 'resumed' in text(out)):.0f} s after it was killed")
 
     order(folder, {})
     thread = meanwhile(act)
-    held(stage, folder, "server", 3)
+    held(stage, folder, name, 3)
     thread.join(1.0)
     assert not thread.is_alive()
     assert log(out) == ["resumed after round 1"]
+    return out
+
+
+def test_the_server_is_killed(stage: Stage, folder: Path) -> None:
+    def kill() -> None:
+        for process in stage.find("flwr-serverapp"):
+            os.kill(process, signal.SIGKILL)
+
+    out = outlives(stage, folder, "server", kill)
     assert [row["reported"] for row in lines(out, "metrics.jsonl")] == [CLIENTS] * 3
 
 
 def test_the_superlink_is_killed(stage: Stage, folder: Path) -> None:
-    out = folder.parent / "superlink"
-
-    def act() -> None:
-        until(lambda: done(out, 1))
-        stage.kill("superlink")
-        print(f"superlink: resumed {until(lambda: 'resumed' in text(out)):.0f} s after it was killed")
-
-    order(folder, {})
-    thread = meanwhile(act)
-    held(stage, folder, "superlink", 3)
-    thread.join(1.0)
-    assert not thread.is_alive()
-    assert log(out) == ["resumed after round 1"]
+    outlives(stage, folder, "superlink", lambda: stage.kill("superlink"))
 
 
 def test_the_disk_is_full_at_a_checkpoint(stage: Stage, folder: Path) -> None:

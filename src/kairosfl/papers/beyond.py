@@ -45,6 +45,18 @@ class Search:
         }
 
 
+ALEXNET: dict[str, Any] = {  # what is tried in both settings with AlexNet
+    "recipes": {
+        "cosine": ("lr 0.01, cosine", _cosine(0.01)),
+        "cosine-augment": (f"lr 0.01, cosine, {CROPS}", _cosine(0.01) | AUGMENT),
+    },
+    "algorithms": {
+        "fedavg": "fedavg",
+        "fedavgm": "fedavgm(beta=0.7)",
+        "fedavgm-pa3fed": "fedavgm(beta=0.7) + pa3fed",
+    },
+}
+
 SEARCHES = {
     "fedaware": Search(
         preset="fedaware-cifar10-cnn",
@@ -90,29 +102,13 @@ SEARCHES = {
         preset="pa3fed-cifar10-alexnet",
         measure="final",
         rounds=40,
-        recipes={
-            "cosine": ("lr 0.01, cosine", _cosine(0.01)),
-            "cosine-augment": (f"lr 0.01, cosine, {CROPS}", _cosine(0.01) | AUGMENT),
-        },
-        algorithms={
-            "fedavg": "fedavg",
-            "fedavgm": "fedavgm(beta=0.7)",
-            "fedavgm-pa3fed": "fedavgm(beta=0.7) + pa3fed",
-        },
+        **ALEXNET,
     ),
     "fedcl": Search(
         preset="fedcl-cifar10-alexnet",
         measure="final",
         rounds=60,
-        recipes={
-            "cosine": ("lr 0.01, cosine", _cosine(0.01)),
-            "cosine-augment": (f"lr 0.01, cosine, {CROPS}", _cosine(0.01) | AUGMENT),
-        },
-        algorithms={
-            "fedavg": "fedavg",
-            "fedavgm": "fedavgm(beta=0.7)",
-            "fedavgm-pa3fed": "fedavgm(beta=0.7) + pa3fed",
-        },
+        **ALEXNET,
     ),
     "alt": Search(
         preset="alt-cifar10-cnn",
