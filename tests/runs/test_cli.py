@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,22 @@ def test_a_run_and_its_json(tmp_path):
     about = json.loads((tmp_path / "run" / "run.json").read_text())
     assert about["seed"] == 0
     assert about["algorithm"] == "fedavg"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_stopped_keeps_its_last_round(tmp_path, number, code):
+    words = ["run", "--set", "train.rounds=100000", "--set", "run.checkpoint_every=100000", "--engine", "loop"]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "kairosfl", *words, "--out", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while run.poll() is None and not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):
+        time.sleep(0.05)
+    run.send_signal(number)
+    assert run.wait(30) == code
+    assert run.stderr.read().endswith(f"Stopped. Go on with: kairosfl resume {tmp_path / 'run'}\n")
+    done = len(metrics.read_text().splitlines())
+    assert any((tmp_path / "run" / "checkpoint").glob(f"checkpoint-*{done}.json"))
 
 
 def test_a_run_says_how_it_is_run(tmp_path):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,15 +27,28 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 
 @contextmanager
 def friendly(resume: Callable[[], str] | None = None) -> Iterator[None]:
-    """A user's mistake is one sentence and exit code 2; Ctrl-C says how to go on and exits with 130."""
+    """A user's mistake is one sentence and exit code 2; Ctrl-C, or a scheduler's SIGTERM, says how to go on."""
+    first = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _terminate) if first else None
     try:
         yield
     except UserError as error:
         typer.echo(f"kairosfl: {error}", err=True)
         raise typer.Exit(2) from None
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         typer.echo(f"\nStopped. {resume() if resume else ''}".rstrip(), err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(143 if isinstance(stopped, Terminated) else 130) from None
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a run as Ctrl-C does: its last round is saved."""
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Terminated
 
 
 def asked(**options: str | None) -> list[str]:
