@@ -149,6 +149,19 @@ FINALS = {
             reading="plain averaging with its own best recipe",
         ),
     },
+    "fedcl": {
+        "kairos": Cell(
+            preset="fedcl-cifar10-alexnet",
+            settings={**_cosine(0.01), "algorithm": "fedavgm(beta=0.7)"},
+            reading="nothing is printed in numbers",
+            baseline="fedavg",
+        ),
+        "fedavg": Cell(
+            preset="fedcl-cifar10-alexnet",
+            settings={**_cosine(0.01), "algorithm": "fedavg"},
+            reading="plain averaging with its own best recipe",
+        ),
+    },
     "alt": {
         "kairos": Cell(
             preset="alt-cifar10-cnn",

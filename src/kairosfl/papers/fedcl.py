@@ -166,7 +166,7 @@ FEDOPT_CELLS = grid(models=MODELS, alphas=ALPHAS, bases=FEDOPT)
 
 
 def _item(name: str, title: str, cells: Mapping[str, Cell], *measures: str, claim: str, **more: Any) -> Item:
-    shown = measures or ("final", "cohort", "rounds_to")
+    shown = measures or ("final", "last_tenth", "cohort", "rounds_to")
     return Item(
         paper="fedcl", name=name, title=title, cells=cells, measures=shown, claim=claim, **({"note": ROUNDS} | more)
     )

@@ -45,10 +45,20 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, tape: Tensor, frame: Frame, weight: int, bias: int | None) -> Tensor:
         ctx.save_for_backward(x)
         ctx.frame, ctx.rows, ctx.weight, ctx.bias = frame, frame.rows, weight, bias
-        w = frame.weight(weight).to(x.dtype).mT
-        if bias is None:
-            return torch.bmm(x, w)
-        return torch.baddbmm(frame.weight(bias).to(x.dtype).unsqueeze(1), x, w)
+
+        def plain() -> Tensor:
+            w = frame.weight(weight).to(x.dtype).mT
+            if bias is None:
+                return torch.bmm(x, w)
+            return torch.baddbmm(frame.weight(bias).to(x.dtype).unsqueeze(1), x, w)
+
+        module: Any = kernels("linear", x)
+        if module is None or not frame.measures:
+            return plain()
+        places = frame.layout.places
+        at = None if bias is None else places[bias].offset
+        y: Tensor = module.forward(x, frame.rows, places[weight].offset, at, places[weight].shape[0], frame.dot, plain)
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:

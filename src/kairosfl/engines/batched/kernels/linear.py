@@ -19,6 +19,11 @@ from torch import Tensor
 from kairosfl.engines.batched.kernels.update import stepped
 
 MOST = 64  # samples a client that fit into one tile
+LARGE = 1 << 20  # weights of a layer worth a measurement
+MEASURED = 8  # clients
+Tile = tuple[int, int, int, int]
+FORWARD_TILES = ((64, 64, 4, 4), (128, 32, 4, 4))  # inputs, outputs, warps, stages
+_forwards: dict[tuple[object, ...], Tile | None] = {}
 
 
 @triton.jit
@@ -109,10 +114,86 @@ def _backward(
         tl.store(dx_rows + (first + samples)[:, None] * IN + inputs[None, :], acc.to(dx_rows.dtype.element_ty), here)
 
 
+@triton.jit
+def _forward(
+    x_rows,
+    y_rows,
+    w_rows,
+    row,
+    weight,
+    bias,
+    R,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    BIAS: tl.constexpr,
+    DOT: tl.constexpr,
+    BR: tl.constexpr,
+    BI: tl.constexpr,
+    BO: tl.constexpr,
+):
+    outputs = tl.program_id(0) * BO + tl.arange(0, BO)
+    client = tl.program_id(1)
+    base = client.to(tl.int64) * row
+    samples = tl.arange(0, BR)
+    first = client.to(tl.int64) * R
+    acc = tl.zeros([BR, BO], dtype=tl.float32)
+    for begin in range(0, IN, BI):
+        inputs = begin + tl.arange(0, BI)
+        here = (samples < R)[:, None] & (inputs < IN)[None, :]
+        x = tl.load(x_rows + (first + samples)[:, None] * IN + inputs[None, :], here, 0.0)
+        inside = (outputs < OUT)[:, None] & (inputs < IN)[None, :]
+        w = tl.load(w_rows + base + weight + outputs[:, None] * IN + inputs[None, :], inside, 0.0)
+        acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision=DOT)
+    if BIAS:
+        acc += tl.load(w_rows + base + bias + outputs, outputs < OUT, 0.0)[None, :]
+    there = (samples < R)[:, None] & (outputs < OUT)[None, :]
+    tl.store(y_rows + (first + samples)[:, None] * OUT + outputs[None, :], acc.to(y_rows.dtype.element_ty), there)
+
+
+def forward(
+    x: Tensor, rows: Tensor, weight: int, bias: int | None, outputs: int, dot: str, plain: Callable[[], Tensor]
+) -> Tensor:
+    """x `[m, r, in]` times the weights that begin at column `weight` of the rows, read as they lie there; by `plain`
+    where that was measured to be quicker, or nothing was measured."""
+    m, samples, inputs = x.shape
+    x = x.contiguous()
+
+    def launch(tile: Tile | None) -> Tensor:
+        if tile is None:
+            return plain()
+        y = x.new_empty(m, samples, outputs)
+        deep, wide, warps, stages = tile
+        _forward[(triton.cdiv(outputs, wide), m)](
+            x,
+            y,
+            rows,
+            rows.stride(0),
+            weight,
+            bias or 0,
+            samples,
+            IN=inputs,
+            OUT=outputs,
+            BIAS=bias is not None,
+            DOT=dot,
+            BR=max(16, triton.next_power_of_2(samples)),
+            BI=deep,
+            BO=wide,
+            num_warps=warps,
+            num_stages=stages,
+        )
+        return y
+
+    kind = (samples, inputs, outputs, x.dtype, dot)
+    worth = m >= MEASURED and samples <= MOST and inputs * outputs >= LARGE
+    if worth and kind not in _forwards and not torch.cuda.is_current_stream_capturing():
+        times = {tile: _seconds(lambda tile=tile: launch(tile)) for tile in (None, *FORWARD_TILES)}
+        _forwards[kind] = min(times, key=times.__getitem__)
+    return launch(_forwards.get(kind) if worth else None)
+
+
 STRIP = 64  # least number of inputs that one program of the backward pass takes
 TILES = ((64, 32, 4, 2), (64, 16, 4, 3), (128, 16, 8, 2), (64, 32, 8, 3))  # inputs, outputs, warps, stages
-LARGE = 1 << 20  # weights of a layer worth a measurement
-_best: dict[tuple[object, ...], tuple[int, int, int, int]] = {}
+_best: dict[tuple[object, ...], Tile] = {}
 
 
 def backward(
@@ -141,7 +222,7 @@ def backward(
     x, dy = x.contiguous(), dy.contiguous()  # the last of a sequence's steps, say, lies in strides
     dx = torch.empty_like(x) if inward else None
 
-    def launch(w: Tensor, v: Tensor, live: Tensor, clients: int, tile: tuple[int, int, int, int]) -> None:
+    def launch(w: Tensor, v: Tensor, live: Tensor, clients: int, tile: Tile) -> None:
         wide, deep, warps, stages = tile
         _backward[(triton.cdiv(inputs, wide), clients)](
             x,
