@@ -141,6 +141,7 @@ def write_run(
                 "lambda": {str(c): float(v) for c, v in enumerate(lambdas)} if lambdas is not None else None,
                 "rejected": [],
             }
+            | ({"accuracy_quantiles": (value * np.linspace(0.3, 1.2, 21)).tolist()} if seen else {})
         )
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
     (folder / "clients.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))

@@ -59,7 +59,7 @@ def drag(browser, selector, start, end):
 
 def test_every_chart_is_drawn_and_nothing_is_fetched(opened):
     shown = "page.charts.filter(c => !c.figure.hidden)"
-    assert ask(opened, f"{shown}.length") == 11 + 2
+    assert ask(opened, f"{shown}.length") == 12 + 2
     assert ask(opened, f"{shown}.filter(c => !c.svg.querySelector('.line, image')).map(c => c.spec.key)") == []
     marks = (
         "[...document.querySelectorAll('.line')].filter(l => l.getTotalLength() < 20 || /NaN|undef/.test(l.outerHTML))"

@@ -54,7 +54,8 @@ def test_everything_is_drawn_that_is_there(tmp_path):
     fake.write_run(tmp_path / "a", algorithm="fedcl + alt + fedaware", rounds=5)
     fake.edit(tmp_path / "a", fisher=[1, 2, 3, 4, 5], lr=[5, 4, 3, 2, 1], rejected=[0, 1, 0, 0, 0])
     pictures, left = drawn(tmp_path)
-    curves = "accuracy accuracy-bytes accuracy-epochs loss train-loss client-accuracy fgn fisher elud coherence"
+    curves = "accuracy accuracy-bytes accuracy-epochs loss train-loss client-accuracy client-quantiles"
+    curves += " fgn fisher elud coherence"
     heats = "partition-0 weights-0 lambda-0 epochs-0 similarity-0"
     assert set(pictures) == {*curves.split(), "cohort", "epochs", "lr", "rejected", *heats.split()} - {"cohort"}
     assert left == {"PA3Fed's score": "only PA3Fed asks for it", "Cohort size": "20 in every round of every run"}
@@ -69,9 +70,21 @@ def test_what_is_missing_is_left_out_with_the_reason(tmp_path):
     assert set(pictures) == {"train-loss", "elud", "coherence"}
     assert left["Test accuracy"] == "no round was evaluated"
     assert left["Accuracy per client"] == "it was not asked for; set run.client_accuracy = true"
+    assert left["Accuracy of every client in the end"] == left["Accuracy per client"]
     assert left["Federated gradient norm"] == "the FGN detector did not run; add fgn to run.detector"
     assert left["Client × class"] == "partition.json is missing"
     assert left["Aggregation weights"] == "clients.jsonl says nothing of them"
+
+
+def test_the_clients_of_the_last_evaluation_are_drawn_from_the_worst_served_on(tmp_path):
+    for seed, scale in ((0, 1.0), (1, 0.5)):
+        run = fake.write_run(tmp_path / str(seed), seed=seed, rounds=3)
+        rows = [{"round": r, "ids": [], "accuracy_quantiles": [0.1 * r, 0.2 * r * scale]} for r in (1, 2)]
+        (run / "clients.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"round": 3, "ids": []}]))
+    (series,) = drawn(tmp_path)[0]["client-quantiles"].series
+    assert series.x.tolist() == [0, 100]
+    assert series.mean.tolist() == pytest.approx([0.2, 0.3])
+    assert series.seeds.tolist() == [[0.2, 0.4], [0.2, 0.2]]
 
 
 def test_a_heat_map_has_a_cell_for_each_client_and_round(tmp_path):

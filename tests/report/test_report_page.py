@@ -96,7 +96,8 @@ def test_an_empty_folder_is_refused_and_nothing_is_written(tmp_path):
 def test_every_picture_is_exported(tmp_path, kind, start):
     run = fake.write_run(tmp_path / "run", algorithm="fedaware", rounds=4, clients=5)
     written = export_figures([run], tmp_path / "out", kind)
-    curves = "accuracy accuracy-bytes accuracy-epochs loss train-loss client-accuracy fgn elud coherence"
+    curves = "accuracy accuracy-bytes accuracy-epochs loss train-loss client-accuracy client-quantiles"
+    curves += " fgn elud coherence"
     assert [path.stem for path in written] == [*curves.split(), "partition-A", "weights-A", "lambda-A"]
     assert all(path.read_bytes().startswith(start) for path in written)
     if kind == "svg":

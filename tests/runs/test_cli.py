@@ -147,6 +147,9 @@ def test_per_client_accuracy_on_request(tmp_path):
     call("run", *SMALL, "--set", "run.client_accuracy=true", "--out", tmp_path / "run")
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert 0 <= row["client_accuracy_worst"] <= row["client_accuracy_mean"] <= 1
+    line = json.loads((tmp_path / "run" / "clients.jsonl").read_text().splitlines()[-1])
+    assert len(line["accuracy_quantiles"]) == 21
+    assert line["accuracy_quantiles"] == sorted(line["accuracy_quantiles"])
 
 
 @pytest.mark.parametrize("what", ["rules", "data", "models", "partitions", "detectors"])

@@ -30,6 +30,8 @@ class _Curve:
 
 
 _UNSCORED = "no round was evaluated"
+_UNASKED = "it was not asked for; set run.client_accuracy = true"
+_QUANTILES = "accuracy_quantiles"  # of a line in clients.jsonl
 _CURVES = (
     _Curve(
         "accuracy",
@@ -80,7 +82,7 @@ _CURVES = (
         "learning",
         "Accuracy per client",
         "accuracy",
-        "it was not asked for; set run.client_accuracy = true",
+        _UNASKED,
         ("client_accuracy_mean", "client_accuracy_worst"),
         names=("mean", "worst tenth"),
         note="Solid: mean over clients; dashed: the worst-served tenth.",
@@ -139,7 +141,7 @@ _CURVES = (
 
 def figures(groups: Sequence[Group]) -> tuple[list[Picture], list[LeftOut]]:
     """All pictures of these groups in the order of the page, and those that are left out."""
-    made: list[Picture | LeftOut] = [_lines(curve, groups) for curve in _CURVES]
+    made: list[Picture | LeftOut] = [*(_lines(curve, groups) for curve in _CURVES), _served(groups)]
     for number, group in enumerate(groups):
         made += inside(number, group)
     order = list(SECTIONS)
@@ -172,6 +174,22 @@ def _lines(curve: _Curve, groups: Sequence[Group]) -> Lines | LeftOut:
         curve.percent,
         steps=curve.section == "decisions",
     )
+
+
+def _served(groups: Sequence[Group]) -> Lines | LeftOut:
+    """How well the last evaluated model serves the clients, from the worst-served on."""
+    title, series = "Accuracy of every client in the end", []
+    for number, group in enumerate(groups):
+        seeds = [
+            next((row[_QUANTILES] for row in reversed(run.clients) if _QUANTILES in row), None) for run in group.runs
+        ]
+        known = np.array([values for values in seeds if values is not None], dtype=np.float64)
+        if len(known):
+            series.append(_series(number, np.linspace(0, 100, known.shape[1]), known, "", False))
+    if not series:
+        return LeftOut("learning", title, _UNASKED)
+    note = "Clients from the worst-served to the best; the flatter, the fairer."
+    return Lines("client-quantiles", "learning", title, note, "% of the clients", "accuracy", tuple(series), True)
 
 
 def _over_rounds(group: Group, column: str) -> tuple[Array, Array]:

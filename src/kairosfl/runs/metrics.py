@@ -14,6 +14,7 @@ NUMBERS_UP = 6  # n, steps, epochs, loss, grad_sq, seconds: what a report holds 
 NUMBERS_DOWN = 10
 NUMBER_BYTES = 8
 PICTURED_CLIENTS = 2000
+QUANTILES = 21  # of the clients' accuracies
 
 
 def row(run: Run, task: Task, scores: Scores | None, own: np.ndarray | None, seconds: float) -> dict[str, Any]:
@@ -61,12 +62,14 @@ def worst_tenth(accuracy: np.ndarray) -> float:
     return float(known[: max(1, len(known) // 10)].mean())
 
 
-def clients_row(run: Run) -> dict[str, Any]:
-    """One line of clients.jsonl."""
+def clients_row(run: Run, own: np.ndarray | None) -> dict[str, Any]:
+    """One line of clients.jsonl; `own` is every client's accuracy, where it was asked for."""
     record = run.record
     assert record is not None
     reports = record.reports
     line: dict[str, Any] = {"round": run.round, "ids": record.ids.tolist(), "rejected": list(record.rejected)}
+    if own is not None:
+        line["accuracy_quantiles"] = np.nanquantile(own, np.linspace(0, 1, QUANTILES)).round(4).tolist()
     if reports is None:
         return line
     score = reports.score_after if reports.score_after is not None else reports.score_before
