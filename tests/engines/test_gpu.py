@@ -148,6 +148,37 @@ def test_every_brief_is_followed_as_by_the_loop(variant: str) -> None:
             torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=1e-3, atol=1e-5)
 
 
+class Sequence(nn.Module):
+    """A recurrent layer or a Transformer over the rows of an image."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.out = layer, nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x.mean(1))
+        return self.out((y if isinstance(self.layer, nn.TransformerEncoderLayer) else y[0])[:, -1])
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "encoder"])
+def test_sequences_take_a_step_as_in_float64(kind: str) -> None:
+    torch.manual_seed(0)
+    layers = {
+        "lstm": lambda: nn.LSTM(32, 32, num_layers=2, batch_first=True),
+        "gru": lambda: nn.GRU(32, 32, batch_first=True),
+        "encoder": lambda: nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True),
+    }
+    task = replace(task_of("cnn"), model=Sequence(layers[kind]()))
+    exact = double(task)
+    wanted = Loop(exact, "cuda").train(briefs_of(exact, start=exact.start().cuda()))
+    for precision, bound in BOUNDS.items():
+        engine = Batched(task, "cuda", precision=precision)
+        assert engine.why == "stacked layer by layer"
+        off = distance(engine.train(briefs_of(task)).delta, wanted.delta)
+        print(f"{kind} {precision}: {off:.2e} of the step")
+        assert off <= bound, (precision, off)
+
+
 class Leans(nn.Module):
     """Its samples change each other's outputs, so that clients cannot be stacked; it may look at a value in Python."""
 

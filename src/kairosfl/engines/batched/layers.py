@@ -29,7 +29,7 @@ class StackedLinear(nn.Module):
 
     def __init__(self, layer: nn.Linear, find: Find, frame: Frame) -> None:
         super().__init__()
-        self.weight, self.bias, self.frame = _found(find(layer.weight)), find(layer.bias), frame
+        self.weight, self.bias, self.frame = found(find(layer.weight)), find(layer.bias), frame
         self.speaks = False  # its input is the model's features
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class StackedConv2d(nn.Module):
         super().__init__()
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise Unstackable(f"a convolution pads by {layer.padding_mode!r}, {layer.padding!r}")
-        self.weight, self.bias, self.frame = _found(find(layer.weight)), find(layer.bias), frame
+        self.weight, self.bias, self.frame = found(find(layer.weight)), find(layer.bias), frame
         self.shape = conv.Shape(
             layer.in_channels,
             layer.out_channels,
@@ -140,7 +140,7 @@ class StackedEmbedding(nn.Module):
         super().__init__()
         if layer.padding_idx is not None or layer.max_norm is not None or layer.scale_grad_by_freq:
             raise Unstackable("an embedding uses padding_idx, max_norm or scale_grad_by_freq")
-        self.weight, self.frame = _found(find(layer.weight)), frame
+        self.weight, self.frame = found(find(layer.weight)), frame
 
     def forward(self, tokens: Tensor) -> Tensor:
         rows = tokens.reshape(self.frame.clients, -1)
@@ -193,7 +193,7 @@ class _GroupNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, tape: Tensor, layer: StackedGroupNorm, module: Any) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
-        ctx.w, ctx.b = (layer.frame.weight(_found(index)) for index in (layer.weight, layer.bias))
+        ctx.w, ctx.b = (layer.frame.weight(found(index)) for index in (layer.weight, layer.bias))
         y, stats = module.forward(x, ctx.w, ctx.b, layer.groups, layer.eps, layer.relu)
         ctx.save_for_backward(x, stats)
         ctx.layer, ctx.module = layer, module
@@ -291,7 +291,8 @@ def _scramble(bits: Tensor) -> Tensor:
 _LOW = 0xFFFFFFFF
 
 
-def _found(index: int | None) -> int:
+def found(index: int | None) -> int:
+    """The number of a parameter that must be there."""
     assert index is not None
     return index
 

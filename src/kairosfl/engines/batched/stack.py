@@ -13,7 +13,6 @@ from torch.func import functional_call, vmap
 
 from kairosfl.engines.batched.frame import Frame
 from kairosfl.engines.batched.layers import (
-    LAYERS,
     ReluPool,
     StackedDropout,
     StackedGroupNorm,
@@ -21,6 +20,7 @@ from kairosfl.engines.batched.layers import (
     Unstackable,
 )
 from kairosfl.engines.batched.rows import RowLayout
+from kairosfl.engines.batched.sequence import LAYERS
 from kairosfl.tasks.task import last_linear
 from kairosfl.tasks.vector import Layout
 

@@ -1,0 +1,230 @@
+"""Recurrent layers, attention and Transformer encoders over stacked clients, in plain operations.
+
+Samples come first inside, client after client: `[m·b, time, width]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kairosfl.engines.batched import layers
+from kairosfl.engines.batched.frame import Frame
+from kairosfl.engines.batched.layers import (
+    Find,
+    StackedDropout,
+    StackedLayerNorm,
+    StackedLinear,
+    Unstackable,
+    found,
+)
+
+State = tuple[Tensor, ...]
+INNER = 1 << 16  # numbers of the dropouts inside layers: far from those of the model's own
+
+
+def _lstm(into: Tensor, back: Tensor, state: State) -> State:
+    enter, forget, candidate, leave = (into + back).chunk(4, -1)
+    cell = forget.sigmoid() * state[1] + enter.sigmoid() * candidate.tanh()
+    return leave.sigmoid() * cell.tanh(), cell
+
+
+def _gru(into: Tensor, back: Tensor, state: State) -> State:
+    (reset_in, update_in, new_in), (reset, update, new) = into.chunk(3, -1), back.chunk(3, -1)
+    update = (update_in + update).sigmoid()
+    new = (new_in + (reset_in + reset).sigmoid() * new).tanh()
+    return ((1 - update) * new + update * state[0],)
+
+
+def _tanh(into: Tensor, back: Tensor, state: State) -> State:
+    return ((into + back).tanh(),)
+
+
+def _relu(into: Tensor, back: Tensor, state: State) -> State:
+    return ((into + back).relu(),)
+
+
+CELLS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
+    "LSTM": _lstm,
+    "GRU": _gru,
+    "RNN_TANH": _tanh,
+    "RNN_RELU": _relu,
+}
+
+
+class StackedRecurrent(nn.Module):
+    """Every client's LSTM, GRU or plain recurrent layers, step by step."""
+
+    def __init__(self, layer: nn.RNNBase, find: Find, frame: Frame) -> None:
+        super().__init__()
+        if layer.proj_size:
+            raise Unstackable("an LSTM projects its outputs")
+        self.frame, self.first, self.width, self.mode = frame, layer.batch_first, layer.hidden_size, layer.mode
+        self.sides = 2 if layer.bidirectional else 1
+        self.weights = [[find(weight) for weight in group] for group in layer.all_weights]
+        numbers = range(_number(find, layer), _number(find, layer) + layer.num_layers)
+        self.drops = nn.ModuleList(StackedDropout(layer.dropout, number, frame) for number in numbers)
+
+    def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
+        x = x if self.first else x.transpose(0, 1)
+        begins, ends = self._begins(x, hx), []
+        for group in range(0, len(self.weights), self.sides):
+            x = self.drops[group // self.sides](x) if group else x
+            outputs = []
+            for side in range(self.sides):
+                y, end = self._run(x.flip(1) if side else x, group + side, begins[group + side])
+                outputs.append(y.flip(1) if side else y)
+                ends.append(end)
+            x = torch.cat(outputs, -1)
+        states = tuple(torch.stack(each).flatten(1, 2) for each in zip(*ends, strict=True))
+        return (x if self.first else x.transpose(0, 1)), (states if self.mode == "LSTM" else states[0])
+
+    def _begins(self, x: Tensor, hx: Any) -> list[State]:
+        m, groups = self.frame.clients, len(self.weights)
+        if hx is None:
+            zeros = x.new_zeros(m, len(x) // m, self.width)
+            return [(zeros, zeros) if self.mode == "LSTM" else (zeros,)] * groups
+        given = [each.unflatten(1, (m, -1)) for each in (hx if self.mode == "LSTM" else (hx,))]
+        return [tuple(each[group] for each in given) for group in range(groups)]
+
+    def _run(self, x: Tensor, group: int, state: State) -> tuple[Tensor, State]:
+        inward, recurrent, *biases = (self.frame.leaf(found(index)).to(x.dtype) for index in self.weights[group])
+        rows = x.unflatten(0, (self.frame.clients, -1))
+        # The input's part of the gates needs no recurrence: one product for all steps.
+        into = torch.bmm(rows.flatten(1, 2), inward.mT).unflatten(1, rows.shape[1:3])
+        if biases:
+            into = into + biases[0][:, None, None]
+        outputs = []
+        for step in range(rows.shape[2]):
+            back = torch.bmm(state[0], recurrent.mT)
+            state = CELLS[self.mode](into[:, :, step], back + biases[1][:, None] if biases else back, state)
+            outputs.append(state[0])
+        return torch.stack(outputs, 2).flatten(0, 1), state
+
+
+class StackedAttention(nn.Module):
+    """Every client's multi-head attention. It gives no attention weights, and takes a mask of positions only."""
+
+    def __init__(self, layer: nn.MultiheadAttention, find: Find, frame: Frame) -> None:
+        super().__init__()
+        if layer.in_proj_weight is None or layer.bias_k is not None or layer.add_zero_attn:
+            raise Unstackable("an attention has keys of another width, bias_k or add_zero_attn")
+        self.frame, self.first, self.heads = frame, layer.batch_first, layer.num_heads
+        self.weight, self.bias = found(find(layer.in_proj_weight)), find(layer.in_proj_bias)
+        self.out = StackedLinear(layer.out_proj, find, frame)
+        self.drop = StackedDropout(layer.dropout, _number(find, layer), frame)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, None]:
+        if key_padding_mask is not None:
+            raise NotImplementedError("a mask of padding")
+        weights = self.frame.leaf(self.weight).to(query.dtype).chunk(3, 1)
+        biases = self.frame.leaf(self.bias).to(query.dtype).chunk(3, 1) if self.bias is not None else (None,) * 3
+        given = (query, key, value)
+        q, k, v = (self._project(*each) for each in zip(given, weights, biases, strict=True))
+        if attn_mask is not None and attn_mask.dtype == torch.bool:  # true: not to be looked at
+            attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(attn_mask, float("-inf"))
+        y = self._attend(q, k, v, attn_mask).transpose(1, 2).flatten(2)
+        y = self.out(y)
+        return (y if self.first else y.transpose(0, 1)), None
+
+    def _project(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Of every head: `[m·b, heads, time, width]`."""
+        x = x if self.first else x.transpose(0, 1)
+        rows = x.reshape(self.frame.clients, -1, x.shape[-1])
+        y = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+        return y.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if self.frame.keys is None or not self.drop.p:
+            return F.scaled_dot_product_attention(q, k, v, mask)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        shares: Tensor = self.drop((scores if mask is None else scores + mask).softmax(-1))
+        return shares @ v
+
+
+class StackedEncoderLayer(nn.Module):
+    """Every client's Transformer encoder layer."""
+
+    def __init__(self, layer: nn.TransformerEncoderLayer, find: Find, frame: Frame) -> None:
+        super().__init__()
+        self.before, self.activation = layer.norm_first, layer.activation
+        self.attention = StackedAttention(layer.self_attn, find, frame)
+        self.first, self.attention.first = layer.self_attn.batch_first, True
+        self.linear1, self.linear2 = (StackedLinear(each, find, frame) for each in (layer.linear1, layer.linear2))
+        self.norm1, self.norm2 = (StackedLayerNorm(each, find, frame) for each in (layer.norm1, layer.norm2))
+        number = _number(find, layer)
+        self.drops = nn.ModuleList(
+            StackedDropout(each.p, number + i, frame)
+            for i, each in enumerate((layer.dropout, layer.dropout1, layer.dropout2), start=1)
+        )
+
+    def forward(
+        self, src: Tensor, src_mask: Tensor | None = None, src_key_padding_mask: None = None, is_causal: bool = False
+    ) -> Tensor:
+        x = src if self.first else src.transpose(0, 1)
+        if self.before:
+            x = x + self._look(self.norm1(x), src_mask, src_key_padding_mask)
+            x = x + self._think(self.norm2(x))
+        else:
+            x = self.norm1(x + self._look(x, src_mask, src_key_padding_mask))
+            x = self.norm2(x + self._think(x))
+        return x if self.first else x.transpose(0, 1)
+
+    def _look(self, x: Tensor, mask: Tensor | None, padding: None) -> Tensor:
+        y: Tensor = self.drops[1](self.attention(x, x, x, padding, False, mask)[0])
+        return y
+
+    def _think(self, x: Tensor) -> Tensor:
+        y: Tensor = self.drops[2](self.linear2(self.drops[0](self.activation(self.linear1(x)))))
+        return y
+
+
+class StackedEncoder(nn.Module):
+    """Every client's Transformer encoder."""
+
+    def __init__(self, layer: nn.TransformerEncoder, find: Find, frame: Frame) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_stacked(each, find, frame) for each in layer.layers)
+        self.norm = None if layer.norm is None else _stacked(layer.norm, find, frame)
+
+    def forward(
+        self, src: Tensor, mask: Tensor | None = None, src_key_padding_mask: None = None, is_causal: bool | None = None
+    ) -> Tensor:
+        for layer in self.layers:
+            src = layer(src, mask, src_key_padding_mask)
+        return src if self.norm is None else self.norm(src)
+
+
+def _stacked(layer: nn.Module, find: Find, frame: Frame) -> nn.Module:
+    if type(layer) not in LAYERS:
+        raise Unstackable(f"it has a {type(layer).__name__}")
+    return LAYERS[type(layer)](layer, find, frame)
+
+
+def _number(find: Find, layer: nn.Module) -> int:
+    """Of the layer's first dropout."""
+    return INNER + 8 * found(find(next(layer.parameters())))
+
+
+LAYERS: dict[type[nn.Module], Callable[[Any, Find, Frame], nn.Module]] = layers.LAYERS | {
+    nn.LSTM: StackedRecurrent,
+    nn.GRU: StackedRecurrent,
+    nn.RNN: StackedRecurrent,
+    nn.MultiheadAttention: StackedAttention,
+    nn.TransformerEncoderLayer: StackedEncoderLayer,
+    nn.TransformerEncoder: StackedEncoder,
+}
