@@ -69,9 +69,9 @@ def settle(config: Config, task: Task) -> Config:
     return replace(config, run=settled)
 
 
-def largest(config: Config) -> int:
+def largest(config: Config, task: Task) -> int:
     """The largest cohort that a run may have."""
-    return config.algorithm.largest(config.train.cohort, config.data.clients)
+    return config.algorithm.largest(config.train.cohort, len(task.clients))
 
 
 def build_engine(config: Config, task: Task, cohorts: Sequence[int] = ()) -> Engine:
@@ -85,7 +85,7 @@ def build_engine(config: Config, task: Task, cohorts: Sequence[int] = ()) -> Eng
             precision=config.run.precision,
             slots=config.run.slots or None,
             deterministic=config.run.deterministic,
-            cohorts=cohorts or (largest(config),),
+            cohorts=cohorts or (largest(config, task),),
         )
     if config.run.engine == "ray":
         from kairosfl.engines.ray import Ray

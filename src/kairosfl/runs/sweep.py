@@ -123,6 +123,11 @@ class _Open:
     begun: bool
     notify: experiment.Notify | None
 
+    @property
+    def largest(self) -> int:
+        """Its largest cohort."""
+        return largest(self.config, self.task)
+
     def course(self, engine: Engine, command: str) -> experiment.Course:
         if self.begun:
             return experiment.reopen(self.config, self.task, engine, self.folder, notify=self.notify)
@@ -134,7 +139,7 @@ def _share(group: list[_Open], command: str, failed: dict[str, str], say: experi
     from kairosfl.engines.batched import Batched
 
     first = group[0]
-    engine = build_engine(first.config, first.task, cohorts=[largest(run.config) for run in group])
+    engine = build_engine(first.config, first.task, cohorts=[run.largest for run in group])
     assert isinstance(engine, Batched)
     say(method(first.config, engine))
     waiting = list(group)
@@ -166,11 +171,11 @@ def _share(group: list[_Open], command: str, failed: dict[str, str], say: experi
 def _next(waiting: Sequence[_Open], going: Sequence[_Open], room: int) -> list[_Open]:
     """Which runs to begin beside those going on, so that their largest cohorts find room; one run always does."""
     chosen: list[_Open] = []
-    taken = sum(largest(run.config) for run in going)
+    taken = sum(run.largest for run in going)
     for run in waiting:
-        if not (going or chosen) or taken + largest(run.config) <= room:
+        if not (going or chosen) or taken + run.largest <= room:
             chosen.append(run)
-            taken += largest(run.config)
+            taken += run.largest
     return chosen
 
 
