@@ -209,6 +209,11 @@ class SelectsIds(Good):
         return [0, 1]  # type: ignore[return-value]
 
 
+class SelectsEveryone(Good):
+    def select(self, plan: Plan, state: State, round: Round) -> Plan:
+        return replace(plan, size=round.clients)
+
+
 class AsksOthers(Good):
     def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
         return replace(briefs, ids=briefs.ids.flip(0))
@@ -289,6 +294,7 @@ def test_a_users_own_rule_passes() -> None:
         (Widens(), "in combine returns torch.float64 of shape [53] where the direction is torch.float32 of shape [53]"),
         (ReturnsOneThing(), "in step does not return (direction, state)"),
         (SelectsIds(), "in select does not return a Plan"),
+        (SelectsEveryone(), "in select asks for 7 clients, and largest() says 4 at most; override it"),
         (AsksOthers(), "in brief changes who is asked; that is for select"),
         (PushesTheWrongWay(), "in brief gives a push of another shape or type than x has"),
         (CannotBePrinted(schedule=abs), "cannot be written as text and read back, UserError (rule ="),

@@ -126,6 +126,9 @@ class _Watched(Rule):
     def base_weights(self) -> str | None:
         return self.rule.base_weights
 
+    def largest(self, cohort: int, clients: int) -> int:
+        return self.rule.largest(cohort, clients)
+
     def replay(self) -> None:
         """Ask every question again, the last one first: a rule without a memory of its own gives the same answers."""
         for hook, arguments, answer in reversed(self.calls):
@@ -153,6 +156,11 @@ class _Watched(Rule):
     def select(self, plan: Plan, state: State, round: Round) -> Plan:
         chosen: Plan = self._call("select", plan, state, round)
         self._require(isinstance(chosen, Plan), "select", "does not return a Plan")
+        asked = min(chosen.size if chosen.ids is None else len(chosen.ids), round.clients)
+        most = self.rule.largest(round.cohort, round.clients)
+        self._require(
+            asked <= most, "select", f"asks for {asked} clients, and largest() says {most} at most; override it"
+        )
         return chosen
 
     def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:

@@ -15,7 +15,8 @@ from reference import Cohort, Network, Quadratic, Setting, fgn, train
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.round import Run, drive, rounds
-from kairosfl.rules import FedCL, parse
+from kairosfl.rule import Algorithm
+from kairosfl.rules import FedCL, FedProx, parse
 from kairosfl.signals import FGN, Signals
 from kairosfl.streams import stream
 
@@ -51,6 +52,14 @@ def test_the_released_bounds() -> None:
     periods = [True] * 8 + [False] * 8 + [True] * 4
     expected = [16, 32, 32, 64, 64, 96, 96, 96, 96, 48, 48, 24, 24, 16, 16, 16, 16, 16, 16, 16]
     assert sizes(FedCL.released(), periods, clients=128, cohort=16) == expected
+
+
+def test_the_largest_cohort_is_known_beforehand() -> None:
+    assert FedCL().largest(cohort=16, clients=128) == 128
+    assert FedCL.released().largest(cohort=16, clients=128) == 96
+    assert FedCL(cap=0.1).largest(cohort=16, clients=128) == 16
+    assert (FedProx() + FedCL.released()).largest(cohort=16, clients=128) == 96
+    assert Algorithm().largest(cohort=16, clients=128) == 16
 
 
 def test_the_released_schedule_for_a_steady_gradient_norm() -> None:
