@@ -206,6 +206,8 @@ def test_a_model_that_does_not_stack_is_replayed_client_by_client(looks: str, fa
     assert engine.why.startswith(how + "the samples of a batch change each other's outputs")
     assert failure in engine.why
     assert ("it cannot be captured" in engine.why) == bool(failure)
+    x = task.start().cuda()
+    assert engine.evaluate(x).loss == pytest.approx(Loop(task, "cuda").evaluate(x).loss, rel=1e-5)
     more = variants(task)[variant] if variant != "plain" else {}
     if variant == "scores":  # vmap, which the Fisher trace needs, cannot look at values
         more = {"measure": more["measure"] - {"fisher"}}

@@ -95,6 +95,7 @@ class Batched(Evaluator):
                     capture(self.trainer)
                 how += ", batches as captured graphs"
             except Unstackable as further:
+                self._judge = None  # which captures, too
                 reason += f"; it cannot be captured: {further}"
         return f"{how}: {reason}"
 
