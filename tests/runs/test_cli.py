@@ -125,7 +125,10 @@ def test_a_run_and_its_json(tmp_path):
 def test_a_run_that_is_stopped_keeps_its_last_round(tmp_path, number, code):
     words = ["run", "--set", "train.rounds=100000", "--set", "run.checkpoint_every=100000", "--engine", "loop"]
     run = subprocess.Popen(
-        [sys.executable, "-m", "kairosfl", *words, "--out", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "kairosfl", *words, "--out", str(tmp_path / "run")],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whoever started the tests may ignore it
     )
     metrics = tmp_path / "run" / "metrics.jsonl"
     while run.poll() is None and not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):

@@ -129,3 +129,40 @@ def test_ten_rounds_without_a_good_report_stop_the_run(tmp_path):
     assert "rejected: its update is not finite" in log
     assert "the model stays as it was" in log
     assert experiment.Folder(tmp_path / "run").rounds_done() == 10 + int(log.split("round ")[1].split(":")[0]) - 1
+
+
+@pytest.fixture
+def interrupting():
+    """Both signals interrupt, also where whoever started the tests has them ignored."""
+    before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        assert signal.signal(number, handler) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("interrupting")
+def test_a_signal_waits_until_the_round_is_written_down(whole, tmp_path, number):
+    def listen(row):
+        if row["round"] == 5:
+            signal.raise_signal(number)
+
+    config = resolve(TABLES | {"run": {"checkpoint_every": 100, "engine": "loop"}})
+    with pytest.raises(KeyboardInterrupt):
+        experiment.start(config, tmp_path / "run", notify=listen)
+    assert experiment.Folder(tmp_path / "run").rounds_done() == 5
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 5
+    experiment.resume(tmp_path / "run")
+    assert final(tmp_path / "run") == final(whole[0])
+
+
+@pytest.mark.usefixtures("interrupting")
+def test_a_second_signal_does_not_wait(tmp_path):
+    def impatient(row):
+        if row["round"] == 5:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError("the second signal was held back")
+
+    with pytest.raises(KeyboardInterrupt):
+        experiment.start(resolve(TABLES), tmp_path / "run", notify=impatient)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from kairosfl.runs.checkpoint import Checkpoints, about
 from kairosfl.runs.config import Config, dump, flatten, load, tables
 from kairosfl.runs.engines import Engine, build_engine, method, settle
 from kairosfl.runs.files import append_json, cut_lines, read_lines, write, write_json
+from kairosfl.runs.interrupt import undisturbed
 from kairosfl.runs.trackers import TRACKERS
 from kairosfl.signals import parse_detectors
 from kairosfl.tasks import data, models
@@ -232,21 +234,26 @@ def _write_down(
             if run.round > saved:
                 checkpoints.save(run, note)
             raise
-        run, briefs = course.send(reports)
-        last = briefs is None
-        scores = engine.evaluate(run.x) if last or run.round % config.run.eval_every == 0 else None
-        own = engine.evaluate_clients(run.x) if scores and config.run.client_accuracy else None
-        row = metrics.row(run, task, scores, own, time.perf_counter() - began)
-        append_json(folder.path / "clients.jsonl", metrics.clients_row(run, own))
-        append_json(folder.path / "metrics.jsonl", row)
-        _log_rejections(run, folder)
-        for listen in listeners:
-            listen(row)
-        if last or run.round % config.run.checkpoint_every == 0 or run.idle >= IDLE_LIMIT:
-            checkpoints.save(run, note)
-            saved = run.round
-        if run.idle >= IDLE_LIMIT:
-            raise UserError(_idle(run))
+        with undisturbed() as held:
+            run, briefs = course.send(reports)
+            last = briefs is None
+            scores = engine.evaluate(run.x) if last or run.round % config.run.eval_every == 0 else None
+            own = engine.evaluate_clients(run.x) if scores and config.run.client_accuracy else None
+            row = metrics.row(run, task, scores, own, time.perf_counter() - began)
+            append_json(folder.path / "clients.jsonl", metrics.clients_row(run, own))
+            append_json(folder.path / "metrics.jsonl", row)
+            _log_rejections(run, folder)
+            for listen in listeners:
+                listen(row)
+            if last or run.round % config.run.checkpoint_every == 0 or run.idle >= IDLE_LIMIT:
+                checkpoints.save(run, note)
+                saved = run.round
+            if run.idle >= IDLE_LIMIT:
+                raise UserError(_idle(run))
+        if held:
+            if run.round > saved:
+                checkpoints.save(run, note)
+            signal.raise_signal(held[0])
 
 
 def _log_rejections(run: Run, folder: Folder) -> None:
