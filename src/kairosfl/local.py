@@ -26,7 +26,7 @@ from torch.func import functional_call
 from kairosfl.briefs import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Brief, Report
 from kairosfl.signals.fisher import fisher_trace
 from kairosfl.streams import Streams, key, stream
-from kairosfl.tasks.prepare import augment, prepare, sample_keys
+from kairosfl.tasks.prepare import augment, ordered, prepare, sample_keys
 from kairosfl.tasks.task import Task, last_linear
 
 SCORING_BATCH = 512
@@ -254,9 +254,7 @@ class Trainer:
         return self._prepare(self.inputs[rows])
 
     def _prepare(self, inputs: Tensor) -> Tensor:
-        inputs = prepare(inputs, self.task.dataset)
-        if inputs.ndim == 4 and self.device.type == "cpu":  # pooling is twice as fast
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        inputs = ordered(prepare(inputs, self.task.dataset))
         return inputs.to(self.w.dtype) if inputs.is_floating_point() else inputs
 
     @contextmanager

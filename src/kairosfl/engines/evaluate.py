@@ -11,10 +11,10 @@ from torch import Tensor
 
 from kairosfl.tasks.dataset import Samples
 from kairosfl.tasks.population import own_tests
-from kairosfl.tasks.prepare import prepare
+from kairosfl.tasks.prepare import ordered, prepare
 from kairosfl.tasks.task import Task
 
-BATCH = 1024
+CPU_BATCH, GPU_BATCH = 256, 1024  # what a CPU has in use at once should stay with its allocator
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,10 @@ class Evaluator:
         """For every sample: is it right, and its loss."""
         right, losses = [], []
         x = x.to(self.device)
-        for inputs, targets in zip(samples.inputs.split(BATCH), samples.targets.split(BATCH), strict=True):
+        batch = CPU_BATCH if self.device.type == "cpu" else GPU_BATCH
+        for inputs, targets in zip(samples.inputs.split(batch), samples.targets.split(batch), strict=True):
             targets = targets.to(self.device)
-            prepared = prepare(inputs.to(self.device), self.task.dataset)
+            prepared = ordered(prepare(inputs.to(self.device), self.task.dataset))
             outputs = self.predict(x, prepared.to(x.dtype) if prepared.is_floating_point() else prepared)
             right.append(outputs.argmax(1) == targets)
             losses.append(self.task.loss(outputs, targets).double())

@@ -48,6 +48,12 @@ def sample_keys(
     return keys
 
 
+def ordered(inputs: torch.Tensor) -> torch.Tensor:
+    """Images channels-last on a CPU, where convolutions and poolings are twice as fast; anything else as it is."""
+    images = inputs.ndim == 4 and inputs.device.type == "cpu"
+    return inputs.contiguous(memory_format=torch.channels_last) if images else inputs
+
+
 def augment(images: torch.Tensor, keys: torch.Tensor, *, padding: int = 4, flip: bool = True) -> torch.Tensor:
     """A random crop of every image [...,C,H,W] after padding with zeros, and a mirror image of every other one.
 
