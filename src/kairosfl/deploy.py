@@ -18,8 +18,8 @@ from torch import Tensor
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs.config import Config, change, dump, read, resolve, tables
 from kairosfl.runs.engines import settle
-from kairosfl.runs.experiment import Folder, Notify, build_data, conduct, describe, record
-from kairosfl.runs.files import read_lines, write, write_json
+from kairosfl.runs.experiment import Folder, Notify, build_data, conduct, record
+from kairosfl.runs.files import read_lines, write
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 
@@ -155,8 +155,7 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
     config = settle(replace(config, run=here), task)
     if not begun:
         write(out / "config.toml", dump(tables(config)))
-        folder.describe(config, task, " ".join(sys.argv))
-        write_json(out / "run.json", describe(config, task, " ".join(sys.argv)) | {"engine": "flower"})
+        folder.describe(config, task, " ".join(sys.argv), engine="flower")
     cohort = settings.asked(config.train.cohort, len(task.clients))
     config = replace(config, train=replace(config.train, cohort=cohort))
     return conduct(record(config, task, engine, folder, resume=begun), engine)

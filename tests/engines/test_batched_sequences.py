@@ -42,27 +42,37 @@ class Recurrent(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of a sequence to another, with a mask of positions."""
+    """Attention of a sequence to another, with masks of positions and of each sample's padding."""
 
-    def __init__(self, mask: torch.dtype | None, **options: Any) -> None:
+    def __init__(self, mask: torch.dtype | None, pads: bool = False, **options: Any) -> None:
         super().__init__()
-        self.layer, self.mask = nn.MultiheadAttention(6, 2, **options), mask
+        self.layer, self.mask, self.pads = nn.MultiheadAttention(6, 2, **options), mask, pads
         self.first, self.out = options.get("batch_first", False), nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1, 2)
         place = torch.ones_like(x[0, :, 0]).cumsum(0)
         later = place[None] > place[:, None]
+        padding = _padding(x) if self.pads else None
         x = x if self.first else x.transpose(0, 1)
         mask = None if self.mask is None else later if self.mask == torch.bool else later.to(self.mask) * -1e9
-        y, _ = self.layer(x, 2 * x, x.flip(-1), need_weights=False, attn_mask=mask)
+        y, _ = self.layer(x, 2 * x, x.flip(-1), key_padding_mask=padding, need_weights=False, attn_mask=mask)
         y = y if self.first else y.transpose(0, 1)
         return self.out(y[:, 3:].mean(1))
 
 
+def _padding(x: Tensor) -> Tensor:
+    """Of each sample the last positions, from its own brightest on; never the first."""
+    lit = (x[..., 0] >= x[..., 0].amax(1, keepdim=True)).to(x.dtype)
+    return torch.cat([torch.zeros_like(lit[:, :1]), lit.cumsum(1)[:, :-1]], 1) > 0
+
+
 class Encoder(nn.Module):
-    def __init__(self, *, layers: int = 1, norm: bool = False, dropout: float = 0.0, **options: Any) -> None:
+    def __init__(
+        self, *, layers: int = 1, norm: bool = False, dropout: float = 0.0, pads: bool = False, **options: Any
+    ) -> None:
         super().__init__()
+        self.pads = pads
         layer = nn.TransformerEncoderLayer(6, 2, 9, dropout, **options)
         self.first = options.get("batch_first", False)
         many = nn.TransformerEncoder(layer, layers, nn.LayerNorm(6) if norm else None, enable_nested_tensor=False)
@@ -70,7 +80,8 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1, 2)
-        y = self.body(x if self.first else x.transpose(0, 1))
+        padding = _padding(x) if self.pads else None
+        y = self.body(x if self.first else x.transpose(0, 1), src_key_padding_mask=padding)
         return self.out((y if self.first else y.transpose(0, 1))[:, -1])
 
 
@@ -86,6 +97,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "attention": lambda: Attention(None, batch_first=True),
     "attention, mask, time first": lambda: Attention(torch.bool),
     "attention, added mask, no biases": lambda: Attention(torch.float64, bias=False, batch_first=True),
+    "attention, padding": lambda: Attention(None, pads=True, batch_first=True),
+    "attention, mask and padding, time first": lambda: Attention(torch.bool, pads=True),
+    "encoder with padding": lambda: Encoder(layers=2, pads=True, norm=True),
     "encoder layer": lambda: Encoder(batch_first=True),
     "encoder layer, norm first, gelu": lambda: Encoder(norm_first=True, activation="gelu"),
     "encoder": lambda: Encoder(layers=2, norm=True, batch_first=True),

@@ -123,17 +123,19 @@ SEARCHES = {
     ),
 }
 
+
+def _averaging(preset: str, recipe: Mapping[str, Any]) -> Cell:
+    settings = {**recipe, "algorithm": "fedavg"}
+    return Cell(preset=preset, settings=settings, reading="plain averaging with its own best recipe")
+
+
 # What the searches chose, with what is tuned as well for plain averaging, at the paper's rounds and on the test set.
 FINALS = {
     "fedaware": {
         "kairos": Cell(
             preset="kairos", printed={"last_tenth": 59.78}, reading="against the best in print", baseline="fedavg"
         ),
-        "fedavg": Cell(
-            preset="kairos",
-            settings={"algorithm": "fedavg"},  # 0.2 scored higher in the search, and diverged over 500 rounds
-            reading="plain averaging with its own best recipe",
-        ),
+        "fedavg": _averaging("kairos", {}),  # 0.2 scored higher in the search, and diverged over 500 rounds
     },
     "pa3fed": {
         "kairos": Cell(
@@ -143,11 +145,7 @@ FINALS = {
             reading="against the best in print",
             baseline="fedavg",
         ),
-        "fedavg": Cell(
-            preset="pa3fed-cifar10-alexnet",
-            settings={**_cosine(0.01), "algorithm": "fedavg"},
-            reading="plain averaging with its own best recipe",
-        ),
+        "fedavg": _averaging("pa3fed-cifar10-alexnet", _cosine(0.01)),
     },
     "fedcl": {
         "kairos": Cell(
@@ -156,11 +154,7 @@ FINALS = {
             reading="nothing is printed in numbers",
             baseline="fedavg",
         ),
-        "fedavg": Cell(
-            preset="fedcl-cifar10-alexnet",
-            settings={**_cosine(0.01), "algorithm": "fedavg"},
-            reading="plain averaging with its own best recipe",
-        ),
+        "fedavg": _averaging("fedcl-cifar10-alexnet", _cosine(0.01)),
     },
     "alt": {
         "kairos": Cell(

@@ -97,18 +97,18 @@ class Folder:
         except OSError as error:
             raise UserError(f"Cannot write {self.path / 'log.txt'}: {error.strerror}; free the disk.") from None
 
-    def create(self, config: Config, task: Task, command: str, why: str = "") -> None:
+    def create(self, config: Config, task: Task, command: str, **more: str) -> None:
         """Write down what is about to run."""
         if self.path.exists() and any(self.path.iterdir()):
             raise UserError(
                 f"The folder {self.path} is not empty; give another --out, or `kairosfl resume {self.path}`."
             )
         write(self.path / "config.toml", dump(tables(config)))
-        self.describe(config, task, command, why)
+        self.describe(config, task, command, **more)
 
-    def describe(self, config: Config, task: Task, command: str, why: str = "") -> None:
-        """Write down on what and with what the run is made, and why so."""
-        write_json(self.path / "run.json", describe(config, task, command) | {"why": why})
+    def describe(self, config: Config, task: Task, command: str, **more: str) -> None:
+        """Write down on what and with what the run is made; `more` is added, or in place of what stands there."""
+        write_json(self.path / "run.json", describe(config, task, command) | more)
         write_json(self.path / "partition.json", metrics.partition_note(task))
 
     def finished(self) -> bool:
@@ -303,7 +303,7 @@ def begin(
         raise UserError(
             f"train.cohort = {config.train.cohort} is more than the {len(task.clients)} clients there are; lower it."
         )
-    folder.create(config, task, command or " ".join(sys.argv), engine.why)
+    folder.create(config, task, command or " ".join(sys.argv), why=engine.why)
     return record(config, task, engine, folder, notify=notify)
 
 
@@ -311,7 +311,7 @@ def reopen(config: Config, task: Task, engine: Engine, folder: Folder, *, notify
     """A recorded run that was stopped, from its last whole checkpoint, or from the start if it never got that far."""
     begun = any(folder.checkpoints.glob("checkpoint-*.json"))
     if not begun:
-        folder.describe(config, task, " ".join(sys.argv), engine.why)
+        folder.describe(config, task, " ".join(sys.argv), why=engine.why)
     return record(config, task, engine, folder, resume=begun, notify=notify)
 
 

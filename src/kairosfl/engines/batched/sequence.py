@@ -107,7 +107,7 @@ class StackedRecurrent(nn.Module):
 
 
 class StackedAttention(nn.Module):
-    """Every client's multi-head attention. It gives no attention weights, and takes a mask of positions only."""
+    """Every client's multi-head attention; it gives no attention weights."""
 
     def __init__(self, layer: nn.MultiheadAttention, find: Find, frame: Frame) -> None:
         super().__init__()
@@ -123,21 +123,22 @@ class StackedAttention(nn.Module):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        key_padding_mask: None = None,
+        key_padding_mask: Tensor | None = None,
         need_weights: bool = True,
         attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
-        if key_padding_mask is not None:
-            raise NotImplementedError("a mask of padding")
         weights = self.frame.leaf(self.weight).to(query.dtype).chunk(3, 1)
         biases = self.frame.leaf(self.bias).to(query.dtype).chunk(3, 1) if self.bias is not None else (None,) * 3
         given = (query, key, value)
         q, k, v = (self._project(*each) for each in zip(given, weights, biases, strict=True))
-        if attn_mask is not None and attn_mask.dtype == torch.bool:  # true: not to be looked at
-            attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(attn_mask, float("-inf"))
-        y = self._attend(q, k, v, attn_mask).transpose(1, 2).flatten(2)
+        mask = _added(attn_mask, q.dtype)
+        padding = _added(key_padding_mask, q.dtype)
+        if padding is not None:  # [m·b, time] for all heads and positions
+            padding = padding[:, None, None]
+            mask = padding if mask is None else mask + padding
+        y = self._attend(q, k, v, mask).transpose(1, 2).flatten(2)
         y = self.out(y)
         return (y if self.first else y.transpose(0, 1)), None
 
@@ -154,6 +155,13 @@ class StackedAttention(nn.Module):
         scores = q @ k.mT / q.shape[-1] ** 0.5
         shares: Tensor = self.drop((scores if mask is None else scores + mask).softmax(-1))
         return shares @ v
+
+
+def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A mask as numbers to add to the scores; where a boolean one is true is not to be looked at."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, float("-inf"))
 
 
 class StackedEncoderLayer(nn.Module):
@@ -173,7 +181,11 @@ class StackedEncoderLayer(nn.Module):
         )
 
     def forward(
-        self, src: Tensor, src_mask: Tensor | None = None, src_key_padding_mask: None = None, is_causal: bool = False
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Tensor:
         x = src if self.first else src.transpose(0, 1)
         if self.before:
@@ -184,7 +196,7 @@ class StackedEncoderLayer(nn.Module):
             x = self.norm2(x + self._think(x))
         return x if self.first else x.transpose(0, 1)
 
-    def _look(self, x: Tensor, mask: Tensor | None, padding: None) -> Tensor:
+    def _look(self, x: Tensor, mask: Tensor | None, padding: Tensor | None) -> Tensor:
         y: Tensor = self.drops[1](self.attention(x, x, x, padding, False, mask)[0])
         return y
 
@@ -198,15 +210,27 @@ class StackedEncoder(nn.Module):
 
     def __init__(self, layer: nn.TransformerEncoder, find: Find, frame: Frame) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(_stacked(each, find, frame) for each in layer.layers)
+        if any(type(each) is not nn.TransformerEncoderLayer for each in layer.layers):
+            raise Unstackable("an encoder has layers of another kind")
+        stacked = [StackedEncoderLayer(each, find, frame) for each in layer.layers]
+        self.first = stacked[0].first
+        for each in stacked:
+            each.first = True
+        self.layers = nn.ModuleList(stacked)
         self.norm = None if layer.norm is None else _stacked(layer.norm, find, frame)
 
     def forward(
-        self, src: Tensor, mask: Tensor | None = None, src_key_padding_mask: None = None, is_causal: bool | None = None
+        self,
+        src: Tensor,
+        mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool | None = None,
     ) -> Tensor:
+        x = src if self.first else src.transpose(0, 1)
         for layer in self.layers:
-            src = layer(src, mask, src_key_padding_mask)
-        return src if self.norm is None else self.norm(src)
+            x = layer(x, mask, src_key_padding_mask)
+        x = x if self.norm is None else self.norm(x)
+        return x if self.first else x.transpose(0, 1)
 
 
 def _stacked(layer: nn.Module, find: Find, frame: Frame) -> nn.Module:

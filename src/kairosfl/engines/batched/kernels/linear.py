@@ -191,7 +191,6 @@ def forward(
     return launch(_forwards.get(kind) if worth else None)
 
 
-STRIP = 64  # least number of inputs that one program of the backward pass takes
 TILES = ((64, 32, 4, 2), (64, 16, 4, 3), (128, 16, 8, 2), (64, 32, 8, 3))  # inputs, outputs, warps, stages
 _best: dict[tuple[object, ...], Tile] = {}
 
