@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-deploy lint docs bench bench-peers clean
+.PHONY: demo test test-slow test-kernels test-deploy lint docs bench bench-peers clean
 
 demo: .venv/ready
 	$(BIN)/kairosfl demo
@@ -13,6 +13,10 @@ test: .venv/ready
 
 test-slow: .venv/ready
 	$(BIN)/python -m pytest -m slow
+
+test-kernels: .venv/ready  # the GPU's kernels in Triton's interpreter; the GPU itself: pytest tests/engines/test_gpu.py
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check triton
+	$(BIN)/python -m pytest tests/engines/test_kernels.py
 
 test-deploy: .venv/full
 	$(BIN)/python -m pytest tests/deploy -m "slow or not slow"

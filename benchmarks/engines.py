@@ -349,16 +349,17 @@ def profile(tasks: list[Task], recipe: Recipe, device: torch.device, precision: 
             seconds = (time.perf_counter() - began) / 20
             found[f"step {precision} {width}"] = width * recipe.batch_size / seconds
             print(f"  {width} clients: {seconds * 1e3:.2f} ms, {width * recipe.batch_size / seconds:,.0f} images/s")
-        engine.evaluate(tasks[0].start().to(device))
+        model = tasks[0].start().to(device)
+        engine.evaluate(model)
         began = time.perf_counter()
         for _ in range(5):
-            engine.evaluate(tasks[0].start().to(device))
+            engine.evaluate(model)
         print(f"  evaluation: {(time.perf_counter() - began) / 5 * 1e3:.2f} ms")
         slots.state.wholes[0] = 0
         wide = kind.wide(min(32, slots.state.slots))
         _events(lambda: steps(wide, 5), 5)
         for layer, method in engine._work.stack.frame.chosen.items():
-            print(f"  {layer}: {type(method).__name__}")
+            print(f"  {layer}: {method}")
     return found
 
 

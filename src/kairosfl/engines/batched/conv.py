@@ -1,7 +1,6 @@
-"""Ways to convolve stacked clients: one grouped convolution, or columns of patches times weights.
+"""Ways to convolve stacked clients: one grouped convolution, or patches times weights, stored or gathered on the way.
 
-Images are `[m·b, C, H, W]`, weights `[m, O, h, w, C / groups]`, biases `[m, O]`. Grouped wins for few channels, columns
-for many: the engine measures.
+Images are `[m·b, C, H, W]`, weights `[m, O, h, w, C / groups]`, biases `[m, O]`. The engine measures which is quickest.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ def _images(rows: Tensor, n: int, height: int, width: int) -> Tensor:
 def _total(dy: Tensor, db: Tensor | None) -> None:
     """The gradient of the bias: the sum over samples and pixels."""
     if db is not None:
-        db.copy_(dy.unflatten(0, (len(db), -1)).sum((1, 3, 4), dtype=db.dtype))
+        torch.sum(dy.permute(0, 2, 3, 1).reshape(len(db), -1, db.shape[1]), 1, dtype=db.dtype, out=db)
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,8 @@ class Gathered:
         self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
     ) -> Tensor | None:
         dy = _last(dy)
-        self.kernels.weights(shape, _last(x), dy, dw, db, self.dot)
+        self.kernels.weights(shape, _last(x), dy, dw, self.dot)
+        _total(dy, db)
         if not inward:
             return None
         dx: Tensor = self.kernels.inward(shape, dy, w, *x.shape[2:], self.dot)
@@ -198,7 +198,7 @@ def methods(shape: Shape, x: Tensor, dot: str) -> dict[str, Method]:
     """The ways open to this convolution of such images, by name; the first is taken where nothing is measured."""
     found: dict[str, Method] = {}
     module = kernels("conv", x)
-    if shape.groups == 1 and module is not None and shape.dilation == (1, 1):
+    if shape.groups == 1 and module is not None and shape.dilation == (1, 1) and _countable(shape, x):
         found["gathered"] = Gathered(module, dot)
     if shape.groups == 1:
         found["columns"] = Columns()
@@ -206,19 +206,24 @@ def methods(shape: Shape, x: Tensor, dot: str) -> dict[str, Method]:
     return found
 
 
-def quickest(shape: Shape, x: Tensor, w: Tensor, dot: str) -> Method:
-    """The way that took the least time, there and back, on these images."""
-    ways = methods(shape, x, dot)
+def _countable(shape: Shape, x: Tensor) -> bool:
+    """Whether 32 bits number everything that goes in or out."""
+    rows, columns = shape.size(*x.shape[2:])
+    return max(x.numel(), len(x) * rows * columns * shape.outputs) < 1 << 31
+
+
+def quickest(ways: dict[str, Method], shape: Shape, x: Tensor, w: Tensor, inward: bool) -> str:
+    """The way that took the least time, there and back, on these images; with the gradient of them, if `inward`."""
     times: dict[str, float] = {}
     for name, way in ways.items():
         try:
-            times[name] = _seconds(way, shape, x, w, min(times.values(), default=float("inf")))
+            times[name] = _seconds(way, shape, x, w, inward, min(times.values(), default=float("inf")))
         except torch.OutOfMemoryError:
             continue
-    return ways[min(times, key=times.__getitem__)]
+    return min(times, key=times.__getitem__)
 
 
-def _seconds(way: Method, shape: Shape, x: Tensor, w: Tensor, best: float) -> float:
+def _seconds(way: Method, shape: Shape, x: Tensor, w: Tensor, inward: bool, best: float) -> float:
     """The least of a few goes; a way that is far from the best gets no second one."""
     dw = torch.empty(w.shape, dtype=w.dtype, device=w.device)
     times: list[float] = []
@@ -226,7 +231,7 @@ def _seconds(way: Method, shape: Shape, x: Tensor, w: Tensor, best: float) -> fl
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         began.record()
         y = way.forward(shape, x, w, None)
-        way.backward(shape, y, x, w, dw, None, True)
+        way.backward(shape, y, x, w, dw, None, inward)
         ended.record()
         ended.synchronize()
         times.append(float(began.elapsed_time(ended)))

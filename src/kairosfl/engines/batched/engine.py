@@ -15,7 +15,7 @@ from kairosfl.briefs import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, B
 from kairosfl.engines.batched.captured import capture
 from kairosfl.engines.batched.graphs import Steps
 from kairosfl.engines.batched.jobs import Job, Ticket, joint
-from kairosfl.engines.batched.judge import Judge
+from kairosfl.engines.batched.judge import Judge, plain, single
 from kairosfl.engines.batched.layers import Unstackable
 from kairosfl.engines.batched.memory import SERVER_VECTORS, affordable, home
 from kairosfl.engines.batched.scoring import scores
@@ -72,7 +72,8 @@ class Batched(Evaluator):
         self._waiting: deque[Job] = deque()
         self._done: deque[Ticket] = deque()
         self._work: Work | None = None
-        self._judge = Judge(task, self.test, self.predict, self.precision) if self._stream is not None else None
+        way = plain(task, self.predict, self.precision)
+        self._judge = Judge(task, self.test, way, self.precision) if self._stream is not None else None
         try:
             stacked = stack(task.model, self._trial(task))
         except Unstackable as reason:
@@ -83,6 +84,8 @@ class Batched(Evaluator):
             stacked.frame.measures = not deterministic
             self._work = Work(stacked, task, self.trainer.inputs, self.trainer.targets, compute)
             self.why = stacked.why
+            if self._judge is not None and not deterministic:
+                self._judge.other = single(self._work)
 
     def _alone(self, reason: str) -> str:
         """Train one client after another, on a GPU by captured graphs if that can be; says how and why."""

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from kairosfl.engines.batched.conv import Method
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.update import Optimiser
 
@@ -27,7 +26,7 @@ class Frame:
         self.compute = torch.float32  # type of activations
         self.dot = "ieee"  # how Triton multiplies float32
         self.measures = True  # whether layers may time their methods
-        self.chosen: dict[Hashable, Method] = {}  # what they found
+        self.chosen: dict[Hashable, str] = {}  # what they found
         self.rows = torch.empty(0)
         self.gradients: Tensor | None = None
         self.keys: Tensor | None = None  # [m, 1] int64; None: dropout is off

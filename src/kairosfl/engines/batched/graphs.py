@@ -48,12 +48,13 @@ class Steps:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
             step(self.work, self.state, kind)
-        self._graphs[kind], self._seconds[kind] = graph, _time(graph)
+        self._graphs[kind], self._seconds[kind] = graph, seconds(graph)
         self.state.on.fill_(True)
         return graph
 
 
-def _time(graph: torch.cuda.CUDAGraph) -> float:
+def seconds(graph: torch.cuda.CUDAGraph) -> float:
+    """What one replay takes."""
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     began.record()
     graph.replay()

@@ -63,21 +63,20 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        frame, inward, none = ctx.frame, ctx.needs_input_grad[0], (None,) * 4
-        if frame.optimiser is not None and not {ctx.weight, ctx.bias} & frame.shared:
-            stepped, dx = frame.optimiser.linear(x, dy, ctx.weight, ctx.bias, inward)
-            if stepped:
-                return dx, *none
-        w = frame.layout.view(ctx.rows, ctx.weight).to(x.dtype)
-        dx = torch.bmm(dy, w) if inward else None
-        with frame.writing(ctx.weight, ctx.bias) as (dw, db):
-            if dw.dtype == dy.dtype:
-                torch.bmm(dy.mT, x, out=dw)
-            else:
-                dw.copy_(torch.bmm(dy.mT, x))
-            if db is not None:
+        frame, inward, stepped = ctx.frame, ctx.needs_input_grad[0], False
+        if frame.optimiser is not None and ctx.weight not in frame.shared:
+            stepped, dx = frame.optimiser.linear(x, dy, ctx.weight, inward)
+        if not stepped:
+            dx = torch.bmm(dy, frame.layout.view(ctx.rows, ctx.weight).to(x.dtype)) if inward else None
+            with frame.writing(ctx.weight) as (dw,):
+                if dw.dtype == dy.dtype:
+                    torch.bmm(dy.mT, x, out=dw)
+                else:
+                    dw.copy_(torch.bmm(dy.mT, x))
+        if ctx.bias is not None:
+            with frame.writing(ctx.bias) as (db,):
                 torch.sum(dy, 1, dtype=db.dtype, out=db)
-        return dx, *none
+        return dx, None, None, None, None
 
 
 class StackedConv2d(nn.Module):
@@ -98,16 +97,14 @@ class StackedConv2d(nn.Module):
             layer.groups,
         )
 
-    def method(self, x: Tensor) -> conv.Method:
-        """The quickest on a GPU with enough clients for a fair measurement, else the first there is."""
+    def method(self, x: Tensor, inward: bool) -> conv.Method:
+        """The quickest on a GPU, once there were enough clients for a fair measurement; else the first there is."""
         frame, known = self.frame, (self.shape, tuple(x.shape[1:]), x.dtype)
-        if known in frame.chosen and x.is_cuda:
-            return frame.chosen[known]
-        if not x.is_cuda or not frame.measures or frame.clients < MEASURE:
-            return next(iter(conv.methods(self.shape, x, frame.dot).values()))
-        with torch.no_grad():
-            frame.chosen[known] = conv.quickest(self.shape, x, frame.weight(self.weight), frame.dot)
-        return frame.chosen[known]
+        ways = conv.methods(self.shape, x, frame.dot)
+        if x.is_cuda and frame.measures and frame.clients >= MEASURE and known not in frame.chosen:
+            with torch.no_grad():
+                frame.chosen[known] = conv.quickest(ways, self.shape, x, frame.weight(self.weight), inward)
+        return ways.get(frame.chosen.get(known, ""), next(iter(ways.values())))
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = _Conv.apply(x, self.frame.tape, self)  # type: ignore[no-untyped-call]
@@ -117,7 +114,7 @@ class StackedConv2d(nn.Module):
 class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, tape: Tensor, layer: StackedConv2d) -> Tensor:
-        frame, method = layer.frame, layer.method(x)
+        frame, method = layer.frame, layer.method(x, ctx.needs_input_grad[0])
         ctx.save_for_backward(x)
         ctx.layer, ctx.rows, ctx.method = layer, frame.rows, method
         bias = None if layer.bias is None else frame.weight(layer.bias)
@@ -271,14 +268,31 @@ class StackedDropout(nn.Module):
         keys = self.frame.keys
         if keys is None or not self.p:
             return x
-        mask = keep(keys, self.number, self.p, x.numel() // len(keys)).view(x.shape)
+        seeds = _scramble((keys ^ (keys >> 32) ^ self.number * 0x9E3779B9) & _LOW)
+        module: Any = kernels("dropout", x)
+        if module is not None:
+            y: Tensor = _Dropout.apply(x, seeds, self.p, module)  # type: ignore[no-untyped-call]
+            return y
+        mask = keep(seeds, self.p, x.numel() // len(keys)).view(x.shape)
         return x * (mask.to(x.dtype) / (1 - self.p))
 
 
-def keep(keys: Tensor, layer: int, p: float, count: int) -> Tensor:
-    """Which of `count` numbers of each client stay: `[m, count]` bool from keys `[m, 1]`."""
-    bits = _scramble((keys ^ (keys >> 32) ^ layer * 0x9E3779B9) & _LOW)
-    return _scramble(torch.arange(count, device=keys.device) ^ bits) >= int(p * 2**32)
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seeds: Tensor, p: float, module: Any) -> Tensor:
+        ctx.save_for_backward(seeds)
+        ctx.p, ctx.module = p, module
+        return module.drop(x, seeds, p)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (seeds,) = ctx.saved_tensors
+        return ctx.module.drop(dy, seeds, ctx.p), None, None, None
+
+
+def keep(seeds: Tensor, p: float, count: int) -> Tensor:
+    """Which of `count` numbers of each client stay: `[m, count]` bool from seeds `[m, 1]`."""
+    return _scramble(torch.arange(count, device=seeds.device) ^ seeds) >= int(p * 2**32)
 
 
 def _scramble(bits: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from kairosfl.tasks.vector import Layout
 
 ALIGN = 32  # numbers: 128 bytes in float32
+STRIP = 64  # columns of a matrix that one program steps
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ class RowLayout:
                 found.append((place.offset, end))
         return found
 
-    def strips(self, wide: int = 64) -> list[int]:
-        """For every tensor where its columns begin in a list of `wide`-column strips of all matrices, and the end."""
-        counts = [-(-place.shape[1] // wide) if len(place.shape) == 2 else 0 for place in self.places]
+    def strips(self) -> list[int]:
+        """For every tensor where its columns begin in a list of the strips of all matrices, and the end."""
+        counts = [-(-place.shape[1] // STRIP) if len(place.shape) == 2 else 0 for place in self.places]
         return [sum(counts[:index]) for index in range(len(counts) + 1)]
 
     def pack(self, vectors: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def step(work: Work, state: State, kind: Kind) -> None:
     keys = (whole[Whole.DROPS] + whole[Whole.POSITION] * _ODD)[:, None] if work.stack.drops else None
     still = {name: work.features(rows, inputs) for name, rows in _references(state, kind).items()}
     frame = work.stack.frame
-    optimiser = Optimiser(state, kind, batch.live, frame.dot, frame.measures)
+    optimiser = Optimiser(state, kind, batch.live, frame.dot)
     frame.open(state.w[: kind.width], state.g[: kind.width], keys, optimiser)
     outputs = work.stack(inputs).to(state.dtype)
     shape = batch.samples.shape

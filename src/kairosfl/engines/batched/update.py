@@ -20,9 +20,9 @@ from kairosfl.engines.batched.state import Kind, Real, State
 class Optimiser:
     """One step of all clients. Linear layers may step in their backward pass, by `linear`; `finish` does the rest."""
 
-    def __init__(self, state: State, kind: Kind, live: Tensor, dot: str, measures: bool) -> None:
+    def __init__(self, state: State, kind: Kind, live: Tensor, dot: str) -> None:
         a = kind.width
-        self.state, self.kind, self.live, self.dot, self.measures = state, kind, live, dot, measures
+        self.state, self.kind, self.live, self.dot = state, kind, live, dot
         self.w, self.v, self.g, self.reals = state.w[:a], state.v[:a], state.g[:a], state.reals[:, :a]
         self.anchor = state.extra["anchor"][:a] if kind.pull else None
         self.push = state.extra["push"][:a] if kind.push else None
@@ -33,13 +33,12 @@ class Optimiser:
             columns = state.blocks(frozenset(), self._kernels).shape[0] + state.strips[-1]
             self._partials = torch.zeros(a, columns, dtype=torch.float32, device=state.device)
 
-    def linear(self, x: Tensor, dy: Tensor, weight: int, bias: int | None, inward: bool) -> tuple[bool, Tensor | None]:
+    def linear(self, x: Tensor, dy: Tensor, weight: int, inward: bool) -> tuple[bool, Tensor | None]:
         """Whether the layer's weights have stepped, and if so the gradient of its input."""
         module: Any = kernels("linear", self.w)
         # A clipped gradient has to be known as a whole before anything steps.
         if module is None or self.kind.clip or x.shape[1] > module.MOST:
             return False, None
-        places = self.state.layout.places
         dx = module.backward(
             x,
             dy,
@@ -51,14 +50,12 @@ class Optimiser:
             self._alive,
             self._partials,
             self._partials.shape[1] - self.state.strips[-1] + self.state.strips[weight],
-            places[weight].offset,
-            None if bias is None else places[bias].offset,
+            self.state.layout.places[weight].offset,
             inward,
             self.kind.momentum,
             self.dot,
-            self.measures,
         )
-        self._done |= {weight} if bias is None else {weight, bias}
+        self._done.add(weight)
         return True, dx
 
     def finish(self) -> Tensor:

@@ -5,10 +5,15 @@ Images are `[m, b, H, W, C]` and weights `[O, h, w, C]` in every client's row. T
     forward            rows: output pixels    columns: outputs    sum: taps × inputs
     gradient of x      rows: input pixels     columns: inputs     sum: taps × outputs
     gradient of w      rows: outputs          columns: taps × inputs    sum: output pixels, in parts
+
+Operands reach the matrix units 16 bytes at a time where the compiler can see that they are neighbours and aligned: a
+block of channels lies within one tap, its first is a number times the block's size, and what is summed over comes last
+in memory. For the gradient of x the weights are turned first; for that of w nothing can be, so that tf32 takes tiles
+of two warps, whose matrix instructions read either order.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: E741, SIM102
+# ruff: noqa: E741
 
 from __future__ import annotations
 
@@ -18,8 +23,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kairosfl.engines.batched.conv import Shape
+from kairosfl.engines.batched.kernels.device import stages
 
-FILL = 512  # programs that keep a large GPU busy
+FILL = 4096  # warps that keep a large GPU busy
+TURN = 64  # inputs and outputs of a tile of weights that is turned
 
 
 @triton.jit
@@ -60,25 +67,30 @@ def _forward(
     known = p < pixels
     x_rows += client * (pixels // (OH * OW)) * (H * W * C)
     w_rows += client * row
-    K: tl.constexpr = KH * KW * C
     acc = tl.zeros([BM, BN], dtype=tl.float32)
-    for begin in range(0, K, BK):
-        k = begin + tl.arange(0, BK)
-        if C % BK == 0:  # one tap in all of the block
-            tap = begin // C
+    if C % BK == 0:
+        PARTS: tl.constexpr = C // BK
+        for step in range(KH * KW * PARTS):
+            tap = step // PARTS
+            c = step % PARTS * BK + tl.arange(0, BK)
             h = top + tap // KW
             wide = left + tap % KW
-            spot = ((image * H + h) * W + wide) * C + begin % C
             good = known & (h >= 0) & (h < H) & (wide >= 0) & (wide < W)
-            x = tl.load(x_rows + spot[:, None] + tl.arange(0, BK)[None, :], good[:, None], 0.0)
-        else:
+            spot = ((image * H + h) * W + wide) * C
+            x = tl.load(x_rows + spot[:, None] + c[None, :], good[:, None], 0.0)
+            w = tl.load(w_rows + (o * (KH * KW) + tap)[:, None] * C + c[None, :], (o < O)[:, None], 0.0)
+            acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision=DOT)
+    else:
+        K: tl.constexpr = KH * KW * C
+        for begin in range(0, K, BK):
+            k = begin + tl.arange(0, BK)
             tap = k // C
             h = top[:, None] + (tap // KW)[None, :]
             wide = left[:, None] + (tap % KW)[None, :]
             good = known[:, None] & (k < K)[None, :] & (h >= 0) & (h < H) & (wide >= 0) & (wide < W)
             x = tl.load(x_rows + ((image[:, None] * H + h) * W + wide) * C + (k % C)[None, :], good, 0.0)
-        w = tl.load(w_rows + o[:, None] * K + k[None, :], (o < O)[:, None] & (k < K)[None, :], 0.0)
-        acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision=DOT)
+            w = tl.load(w_rows + o[:, None] * K + k[None, :], (o < O)[:, None] & (k < K)[None, :], 0.0)
+            acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision=DOT)
     if BIAS:
         acc += tl.load(b_rows + client * side + o, o < O, 0.0)[None, :]
     y_rows += client * pixels * O
@@ -90,8 +102,7 @@ def _inward(
     dy_rows,
     w_rows,
     dx_rows,
-    row,
-    pixels,
+    images,
     H: tl.constexpr,
     W: tl.constexpr,
     C: tl.constexpr,
@@ -109,38 +120,58 @@ def _inward(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
+    # With a stride, the input pixels of every SH-th line and SW-th column meet the same taps: one kind of program each.
     client = tl.program_id(1).to(tl.int64)
+    across = tl.program_id(2) % SW
+    down = tl.program_id(2) // SW
+    LINES: tl.constexpr = (H + SH - 1) // SH
+    COLUMNS: tl.constexpr = (W + SW - 1) // SW
     tiles: tl.constexpr = (C + BN - 1) // BN
     number = tl.program_id(0)
     p = (number // tiles) * BM + tl.arange(0, BM)
     c = (number % tiles) * BN + tl.arange(0, BN)
-    image = p // (H * W)
-    low = (p // W) % H + PH
-    right = p % W + PW
-    known = p < pixels
-    dy_rows += client * (pixels // (H * W)) * (OH * OW * O)
-    w_rows += client * row
+    image = p // (LINES * COLUMNS)
+    line = (p // COLUMNS) % LINES * SH + down
+    column = p % COLUMNS * SW + across
+    known = (image < images) & (line < H) & (column < W)
+    first_h = (down + PH) % SH
+    first_w = (across + PW) % SW
+    low = (line + PH - first_h) // SH
+    right = (column + PW - first_w) // SW
+    high = (KH - first_h + SH - 1) // SH
+    broad = (KW - first_w + SW - 1) // SW
+    dy_rows += client * images * (OH * OW * O)
+    w_rows += client * (KH * KW * C * O)
     acc = tl.zeros([BM, BN], dtype=tl.float32)
     PARTS: tl.constexpr = (O + BK - 1) // BK
-    for step in range(KH * KW * PARTS):
-        tap = step // PARTS
+    for step in range(high * broad * PARTS):
         o = step % PARTS * BK + tl.arange(0, BK)
-        h = low - tap // KW
-        wide = right - tap % KW
-        good = known & (h >= 0) & (wide >= 0)
-        if SH > 1:
-            good = good & (h % SH == 0)
-            h = h // SH
-        if SW > 1:
-            good = good & (wide % SW == 0)
-            wide = wide // SW
-        good = good & (h < OH) & (wide < OW)
+        i = step // PARTS // broad
+        j = step // PARTS % broad
+        tap = (first_h + i * SH) * KW + first_w + j * SW
+        h = low - i
+        wide = right - j
+        good = known & (h >= 0) & (h < OH) & (wide >= 0) & (wide < OW)
         spot = ((image * OH + h) * OW + wide) * O
         dy = tl.load(dy_rows + spot[:, None] + o[None, :], good[:, None] & (o < O)[None, :], 0.0)
-        w = tl.load(w_rows + (o * (KH * KW) + tap)[:, None] * C + c[None, :], (o < O)[:, None] & (c < C)[None, :], 0.0)
-        acc = tl.dot(dy, w.to(dy.dtype), acc, input_precision=DOT)
-    dx_rows += client * pixels * C
-    tl.store(dx_rows + p[:, None] * C + c[None, :], acc.to(dx_rows.dtype.element_ty), known[:, None] & (c < C)[None, :])
+        w = tl.load(w_rows + (tap * C + c)[:, None] * O + o[None, :], (c < C)[:, None] & (o < O)[None, :], 0.0)
+        acc = tl.dot(dy, tl.trans(w), acc, input_precision=DOT)
+    dx_rows += client * images * (H * W * C)
+    spot = ((image * H + line) * W + column) * C
+    tl.store(dx_rows + spot[:, None] + c[None, :], acc.to(dx_rows.dtype.element_ty), known[:, None] & (c < C)[None, :])
+
+
+@triton.jit
+def _turn(w_rows, t_rows, row, C: tl.constexpr, O: tl.constexpr, TAPS: tl.constexpr, B: tl.constexpr):
+    client = tl.program_id(1).to(tl.int64)
+    tap = tl.program_id(2)
+    tiles: tl.constexpr = (C + B - 1) // B
+    o = tl.program_id(0) // tiles * B + tl.arange(0, B)
+    c = tl.program_id(0) % tiles * B + tl.arange(0, B)
+    inside = (o < O)[:, None] & (c < C)[None, :]
+    w = tl.load(w_rows + client * row + (o * TAPS + tap)[:, None] * C + c[None, :], inside, 0.0)
+    spots = t_rows + client * (TAPS * C * O) + (tap * C + c)[:, None] * O + o[None, :]
+    tl.store(spots, tl.trans(w).to(t_rows.dtype.element_ty), tl.trans(inside))
 
 
 @triton.jit
@@ -148,9 +179,7 @@ def _weights(
     x_rows,
     dy_rows,
     dw_rows,
-    db_rows,
     row,
-    side,
     part,
     pixels,
     share,
@@ -166,7 +195,6 @@ def _weights(
     SW: tl.constexpr,
     PH: tl.constexpr,
     PW: tl.constexpr,
-    BIAS: tl.constexpr,
     DOT: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
@@ -179,30 +207,31 @@ def _weights(
     number = tl.program_id(0)
     o = (number // tiles) * BM + tl.arange(0, BM)
     k = (number % tiles) * BN + tl.arange(0, BN)
-    tap = k // C
-    down = tap // KW - PH
-    over = tap % KW - PW
-    inner = k % C
     x_rows += client * (pixels // (OH * OW)) * (H * W * C)
     dy_rows += client * pixels * O
     acc = tl.zeros([BM, BN], dtype=tl.float32)
-    total = tl.zeros([BM], dtype=tl.float32)
     for begin in range(piece * share, min(piece * share + share, pixels), BK):
         p = begin + tl.arange(0, BK)
         known = p < pixels
-        h = ((p // OW) % OH * SH)[:, None] + down[None, :]
-        wide = (p % OW * SW)[:, None] + over[None, :]
-        good = known[:, None] & (k < K)[None, :] & (h >= 0) & (h < H) & (wide >= 0) & (wide < W)
-        x = tl.load(x_rows + (((p // (OH * OW))[:, None] * H + h) * W + wide) * C + inner[None, :], good, 0.0)
-        dy = tl.load(dy_rows + p[:, None] * O + o[None, :], known[:, None] & (o < O)[None, :], 0.0)
-        acc = tl.dot(tl.trans(dy), x, acc, input_precision=DOT)
-        if BIAS:
-            total += tl.sum(dy.to(tl.float32), 0)
+        image = p // (OH * OW)
+        if C % BN == 0:
+            tap = number % tiles // (C // BN)
+            c = number % (C // BN) * BN + tl.arange(0, BN)
+            h = (p // OW) % OH * SH + (tap // KW - PH)
+            wide = p % OW * SW + (tap % KW - PW)
+            good = known & (h >= 0) & (h < H) & (wide >= 0) & (wide < W)
+            spot = ((image * H + h) * W + wide) * C
+            x = tl.load(x_rows + spot[:, None] + c[None, :], good[:, None], 0.0)
+        else:
+            tap = k // C
+            h = ((p // OW) % OH * SH)[:, None] + (tap // KW - PH)[None, :]
+            wide = (p % OW * SW)[:, None] + (tap % KW - PW)[None, :]
+            good = known[:, None] & (k < K)[None, :] & (h >= 0) & (h < H) & (wide >= 0) & (wide < W)
+            x = tl.load(x_rows + ((image[:, None] * H + h) * W + wide) * C + (k % C)[None, :], good, 0.0)
+        dy = tl.load(dy_rows + o[:, None] + p[None, :] * O, (o < O)[:, None] & known[None, :], 0.0)
+        acc = tl.dot(dy, x, acc, input_precision=DOT)
     dw_rows += client * row + piece.to(tl.int64) * part
     tl.store(dw_rows + o[:, None] * K + k[None, :], acc, (o < O)[:, None] & (k < K)[None, :])
-    if BIAS:
-        if number % tiles == 0:
-            tl.store(db_rows + client * side + piece.to(tl.int64) * part + o, total, o < O)
 
 
 def _fixed(shape: Shape, height: int, width: int) -> dict[str, int]:
@@ -227,15 +256,37 @@ def _tile(count: int, most: int) -> int:
     return max(16, min(most, triton.next_power_of_2(count)))
 
 
+def _product(columns: int, depth: int, x: Tensor) -> dict[str, int]:
+    """The tile of a product with so many columns that sums over taps of so many channels; measured on an H200."""
+    bn = 128 if columns % 128 == 0 else _tile(columns, 64)
+    bm, warps = (128, 8) if bn == 128 else (256, 8) if bn == 32 else (128, 4)
+    deep = x.dtype == torch.bfloat16 and depth % 64 == 0
+    bk = 64 if deep else 16 if depth % 32 and depth % 16 == 0 else 32
+    return {"BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages(x.device)}
+
+
+def _slope(outputs: int, inputs: int, taps: int, x: Tensor, dot: str) -> dict[str, int]:
+    """The tile of a gradient of weights."""
+    bm, bn, bk, warps = _tile(outputs, 64), _tile(taps, 128), 32, 2
+    if outputs % 128 == 0 and inputs % 64 == 0:
+        bm, bn = 128, 64
+    if x.dtype == torch.bfloat16:
+        bn = next((wide for wide in (128, 64, 32) if inputs % wide == 0), bn)
+        bk, warps = 32 if inputs % 32 else 64, 4
+    if bm < 64 or dot == "ieee":
+        warps = 4
+    return {"BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages(x.device)}
+
+
 def forward(shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, dot: str) -> Tensor:
     """x `[m·b, C, H, W]` channels last to `[m·b, O, ...]` channels last."""
     n, _, height, width = x.shape
     fixed = _fixed(shape, height, width)
     y = _empty(x, n, shape.outputs, fixed["OH"], fixed["OW"])
-    m = len(w)
+    m, w = len(w), w.to(x.dtype)  # once, not in every program
     pixels = n // m * fixed["OH"] * fixed["OW"]
-    bm, bn = 128, _tile(shape.outputs, 128)
-    _forward[(triton.cdiv(pixels, bm) * triton.cdiv(shape.outputs, bn), m)](
+    tile = _product(shape.outputs, shape.inputs, x)
+    _forward[(triton.cdiv(pixels, tile["BM"]) * triton.cdiv(shape.outputs, tile["BN"]), m)](
         x,
         w,
         w if b is None else b,
@@ -246,11 +297,7 @@ def forward(shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, dot: str) -> T
         **fixed,
         BIAS=b is not None,
         DOT=dot,
-        BM=bm,
-        BN=bn,
-        BK=_depth(shape.inputs),
-        num_warps=8 if bn == 128 else 4,
-        num_stages=3,
+        **tile,
     )
     return y
 
@@ -258,74 +305,43 @@ def forward(shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, dot: str) -> T
 def inward(shape: Shape, dy: Tensor, w: Tensor, height: int, width: int, dot: str) -> Tensor:
     """The gradient of x."""
     n, m = len(dy), len(w)
+    (down, right), fixed = shape.stride, _fixed(shape, height, width)
+    turned = _turned(shape, w, dy.dtype)
     dx = _empty(dy, n, shape.inputs, height, width)
-    pixels = n // m * height * width
-    bm, bn = 128, _tile(shape.inputs, 128)
-    _inward[(triton.cdiv(pixels, bm) * triton.cdiv(shape.inputs, bn), m)](
-        dy,
-        w,
-        dx,
-        w.stride(0),
-        pixels,
-        **_fixed(shape, height, width),
-        DOT=dot,
-        BM=bm,
-        BN=bn,
-        BK=_depth(shape.outputs),
-        num_warps=8 if bn == 128 else 4,
-        num_stages=3,
-    )
+    pixels = n // m * triton.cdiv(height, down) * triton.cdiv(width, right)
+    tile = _product(shape.inputs, shape.outputs, dy)
+    grid = (triton.cdiv(pixels, tile["BM"]) * triton.cdiv(shape.inputs, tile["BN"]), m, down * right)
+    _inward[grid](dy, turned, dx, n // m, **fixed, DOT=dot, **tile)
     return dx
 
 
-def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor | None, dot: str) -> None:
-    """The gradients of the weights `[m, O, h, w, C]` and the bias `[m, O]`, into their places."""
+def _turned(shape: Shape, w: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weights `[m, O, h, w, C]` as `[m, h, w, C, O]`."""
+    m, outputs, high, wide, inputs = w.shape
+    turned = torch.empty(m, high, wide, inputs, outputs, dtype=dtype, device=w.device)
+    grid = (triton.cdiv(outputs, TURN) * triton.cdiv(inputs, TURN), m, high * wide)
+    _turn[grid](w, turned, w.stride(0), C=inputs, O=outputs, TAPS=high * wide, B=TURN, num_warps=4)
+    return turned
+
+
+def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, dot: str) -> None:
+    """The gradient of the weights `[m, O, h, w, C]`, into its place."""
     n, _, height, width = x.shape
     fixed = _fixed(shape, height, width)
     m = len(dw)
     pixels = n // m * fixed["OH"] * fixed["OW"]
     taps = shape.kernel[0] * shape.kernel[1] * shape.inputs
-    bm, bn, depth = _tile(shape.outputs, 64), _tile(taps, 128), 32
-    tiles = triton.cdiv(shape.outputs, bm) * triton.cdiv(taps, bn)
+    tile = _slope(shape.outputs, shape.inputs, taps, x, dot)
+    depth, tiles = tile["BK"], triton.cdiv(shape.outputs, tile["BM"]) * triton.cdiv(taps, tile["BN"])
     # The sum over pixels is cut into parts where there are too few tiles to keep the GPU busy.
-    parts = max(1, min(triton.cdiv(FILL, tiles * m), triton.cdiv(pixels, 4 * depth)))
+    parts = max(1, min(triton.cdiv(FILL // tile["num_warps"], tiles * m), triton.cdiv(pixels, 4 * depth)))
     share = triton.cdiv(triton.cdiv(pixels, parts), depth) * depth
     parts = triton.cdiv(pixels, share)
-    size = shape.outputs * taps
-    if parts == 1:
-        slopes, sides, part = dw, dw if db is None else db, 0
-    else:
-        sums = torch.empty(parts, m, size + shape.outputs, dtype=dw.dtype, device=dw.device)
-        slopes, sides, part = sums[0, :, :size], sums[0, :, size:], sums.stride(0)
-    _weights[(tiles, m, parts)](
-        x,
-        dy,
-        slopes,
-        sides,
-        slopes.stride(0),
-        sides.stride(0),
-        part,
-        pixels,
-        share,
-        **fixed,
-        BIAS=db is not None,
-        DOT=dot,
-        BM=bm,
-        BN=bn,
-        BK=depth,
-        num_warps=4 if bm * bn <= 4096 else 8,
-        num_stages=3,
-    )
+    sums = dw[None] if parts == 1 else torch.empty(parts, *dw.shape, dtype=dw.dtype, device=dw.device)
+    grid = (tiles, m, parts)
+    _weights[grid](x, dy, sums, sums.stride(1), sums.stride(0), pixels, share, **fixed, DOT=dot, **tile)
     if parts > 1:
-        total = sums.sum(0)
-        dw.copy_(total[:, :size].view(dw.shape))
-        if db is not None:
-            db.copy_(total[:, size:])
-
-
-def _depth(channels: int) -> int:
-    """How much of the sum one iteration takes: part of one tap where channels allow."""
-    return 32 if channels % 32 == 0 else 16 if channels % 16 == 0 else 32
+        torch.sum(sums, 0, out=dw)
 
 
 def _empty(like: Tensor, n: int, channels: int, height: int, width: int) -> Tensor:

@@ -5,7 +5,6 @@ gradient of its input and for the step alike, and never writes their gradients.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: SIM102
 
 from __future__ import annotations
 
@@ -16,7 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kairosfl.engines.batched.kernels.device import stages
 from kairosfl.engines.batched.kernels.update import stepped
+from kairosfl.engines.batched.rows import STRIP
 
 MOST = 64  # samples a client that fit into one tile
 LARGE = 1 << 20  # weights of a layer worth a measurement
@@ -43,11 +44,9 @@ def _backward(
     columns,
     column,
     weight,
-    bias,
     R,
     IN: tl.constexpr,
     OUT: tl.constexpr,
-    BIAS: tl.constexpr,
     INWARD: tl.constexpr,
     PULL: tl.constexpr,
     PUSH: tl.constexpr,
@@ -56,6 +55,7 @@ def _backward(
     BR: tl.constexpr,
     BI: tl.constexpr,
     BO: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     strip = tl.program_id(0)
     client = tl.program_id(1)
@@ -67,49 +67,34 @@ def _backward(
     x = tl.load(x_rows + (first + samples)[:, None] * IN + inputs[None, :], here, 0.0)
     acc = tl.zeros([BR, BI], dtype=tl.float32)
     total = tl.zeros([BO, BI], dtype=tl.float32)
-    on = tl.load(live + client) != 0
     lr = tl.load(reals + client)
     momentum = tl.load(reals + slots + client)
     decay = tl.load(reals + 2 * slots + client)
     scale = tl.load(reals + 4 * slots + client)
     pull = tl.load(reals + 5 * slots + client)
-    side = 0.0
-    if on:
-        for begin in range(0, OUT, BO):
+    if tl.load(live + client) != 0:
+        # The number of stages has to stand here, or only what is multiplied is loaded ahead, and not the momenta.
+        for begin in tl.range(0, OUT, BO, num_stages=STAGES):
             outputs = begin + tl.arange(0, BO)
-            there = (samples < R)[:, None] & (outputs < OUT)[None, :]
-            dy = tl.load(dy_rows + (first + samples)[:, None] * OUT + outputs[None, :], there, 0.0)
             places = base + weight + outputs[:, None] * IN + inputs[None, :]
             inside = (outputs < OUT)[:, None] & (inputs < IN)[None, :]
             w = tl.load(w_rows + places, inside, 0.0)
             v = tl.load(v_rows + places, inside, 0.0) if MOMENTUM else w
             anchor = tl.load(anchor_rows + places, inside, 0.0) if PULL else w
             push = tl.load(push_rows + places, inside, 0.0) if PUSH else w
+            spots = dy_rows + (first + samples)[:, None] * OUT + outputs[None, :]
+            there = (samples < R)[:, None] & (outputs < OUT)[None, :]
             if INWARD:
-                acc = tl.dot(dy, w.to(dy.dtype), acc, input_precision=DOT)
-            g = tl.dot(tl.trans(dy), x, input_precision=DOT)
+                acc = tl.dot(tl.load(spots, there, 0.0), w.to(x.dtype), acc, input_precision=DOT)
+            # Read a second time: a tile that two products want in different orders is not loaded ahead.
+            turned = tl.load(tl.trans(spots), tl.trans(there), 0.0)
+            g = tl.dot(turned, x, input_precision=DOT)
             total += g * g
             w, v = stepped(g * scale, w, v, anchor, push, lr, momentum, decay, pull, PULL, PUSH, MOMENTUM)
             tl.store(w_rows + places, w, inside)
             if MOMENTUM:
                 tl.store(v_rows + places, v, inside)
-            if BIAS:
-                if strip == 0:
-                    db = tl.sum(dy.to(tl.float32), 0)
-                    side += tl.sum(db * db)
-                    spots = base + bias + outputs
-                    known = outputs < OUT
-                    w1 = tl.load(w_rows + spots, known, 0.0)
-                    v1 = tl.load(v_rows + spots, known, 0.0) if MOMENTUM else w1
-                    anchor1 = tl.load(anchor_rows + spots, known, 0.0) if PULL else w1
-                    push1 = tl.load(push_rows + spots, known, 0.0) if PUSH else w1
-                    w1, v1 = stepped(
-                        db * scale, w1, v1, anchor1, push1, lr, momentum, decay, pull, PULL, PUSH, MOMENTUM
-                    )
-                    tl.store(w_rows + spots, w1, known)
-                    if MOMENTUM:
-                        tl.store(v_rows + spots, v1, known)
-    tl.store(partials + client * columns + column + strip, tl.sum(total) + side)
+    tl.store(partials + client * columns + column + strip, tl.sum(total))
     if INWARD:
         tl.store(dx_rows + (first + samples)[:, None] * IN + inputs[None, :], acc.to(dx_rows.dtype.element_ty), here)
 
@@ -191,10 +176,6 @@ def forward(
     return launch(_forwards.get(kind) if worth else None)
 
 
-TILES = ((64, 32, 4, 2), (64, 16, 4, 3), (128, 16, 8, 2), (64, 32, 8, 3))  # inputs, outputs, warps, stages
-_best: dict[tuple[object, ...], Tile] = {}
-
-
 def backward(
     x: Tensor,
     dy: Tensor,
@@ -207,63 +188,49 @@ def backward(
     partials: Tensor,
     column: int,
     weight: int,
-    bias: int | None,
     inward: bool,
     momentum: bool,
     dot: str,
-    measures: bool,
 ) -> Tensor | None:
-    """The gradient of the input, if `inward`; the weights and the bias have stepped.
+    """The gradient of the input, if `inward`; the weights have stepped.
 
     ‖∇L‖² goes to one column of `partials` per strip of inputs, from `column` on.
     """
     m, samples, inputs = x.shape
     x, dy = x.contiguous(), dy.contiguous()  # the last of a sequence's steps, say, lies in strides
     dx = torch.empty_like(x) if inward else None
-
-    def launch(w: Tensor, v: Tensor, live: Tensor, clients: int, tile: Tile) -> None:
-        wide, deep, warps, stages = tile
-        _backward[(triton.cdiv(inputs, wide), clients)](
-            x,
-            dy,
-            x if dx is None else dx,
-            w,
-            v,
-            w if anchor is None else anchor,
-            w if push is None else push,
-            reals,
-            live,
-            partials,
-            w.stride(0),
-            reals.stride(0),
-            partials.stride(0),
-            column,
-            weight,
-            bias or 0,
-            samples,
-            IN=inputs,
-            OUT=dy.shape[2],
-            BIAS=bias is not None,
-            INWARD=inward,
-            PULL=anchor is not None,
-            PUSH=push is not None,
-            MOMENTUM=momentum,
-            DOT=dot,
-            BR=max(16, triton.next_power_of_2(samples)),
-            BI=wide,
-            BO=deep,
-            num_warps=warps,
-            num_stages=stages,
-        )
-
-    kind = (samples, inputs, dy.shape[2], x.dtype, dot)
-    large = inputs * dy.shape[2] >= LARGE
-    if measures and large and kind not in _best and not torch.cuda.is_current_stream_capturing():
-        clients = min(m, 8)
-        spare, on = (w[:clients].clone(), v[:clients].clone()), torch.ones_like(live)
-        times = {tile: _seconds(lambda tile=tile: launch(*spare, on, clients, tile)) for tile in TILES}
-        _best[kind] = min(times, key=times.__getitem__)
-    launch(w, v, live, m, _best.get(kind, TILES[0]) if measures else TILES[0])
+    ahead = stages(x.device) - (anchor is not None or push is not None)
+    _backward[(triton.cdiv(inputs, STRIP), m)](
+        x,
+        dy,
+        x if dx is None else dx,
+        w,
+        v,
+        w if anchor is None else anchor,
+        w if push is None else push,
+        reals,
+        live,
+        partials,
+        w.stride(0),
+        reals.stride(0),
+        partials.stride(0),
+        column,
+        weight,
+        samples,
+        IN=inputs,
+        OUT=dy.shape[2],
+        INWARD=inward,
+        PULL=anchor is not None,
+        PUSH=push is not None,
+        MOMENTUM=momentum,
+        DOT=dot,
+        BR=max(16, triton.next_power_of_2(samples)),
+        BI=STRIP,
+        BO=16,
+        STAGES=ahead,
+        num_warps=2,
+        num_stages=ahead,
+    )
     return dx
 
 

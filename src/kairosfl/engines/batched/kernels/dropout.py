@@ -1,0 +1,38 @@
+"""Dropout in one pass: the mask is worked out where it is used, in both directions, and never stored."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 2048
+
+
+@triton.jit
+def _scramble(bits):
+    bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
+    bits = (bits ^ (bits >> 13)) * 0xC2B2AE35
+    return bits ^ (bits >> 16)
+
+
+@triton.jit
+def _drop(x_rows, y_rows, seeds, count, least, scale, BLOCK: tl.constexpr):
+    client = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    seed = tl.load(seeds + client).to(tl.uint32)
+    stays = _scramble(place.to(tl.uint32) ^ seed).to(tl.int64) >= least
+    x = tl.load(x_rows + client * count + place, inside, 0.0).to(tl.float32)
+    tl.store(y_rows + client * count + place, tl.where(stays, x * scale, 0.0).to(y_rows.dtype.element_ty), inside)
+
+
+def drop(x: Tensor, seeds: Tensor, p: float) -> Tensor:
+    """x `[m·b, ...]` with the numbers of each client that do not stay set to zero; `seeds` `[m, 1]`, 32 bits."""
+    x, m = x.contiguous(), len(seeds)
+    y, count = torch.empty_like(x), x.numel() // m
+    _drop[(triton.cdiv(count, BLOCK), m)](x, y, seeds, count, int(p * 2**32), 1 / (1 - p), BLOCK=BLOCK, num_warps=4)
+    return y
