@@ -72,6 +72,23 @@ def test_convolutions_there_and_back(shape: tuple[int, ...]) -> None:
     close(dw, slope.permute(0, 1, 3, 4, 2))
 
 
+@pytest.mark.parametrize("quicker", [True, False])
+def test_linear_layers_forward_by_the_quicker_way(quicker: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "LARGE", 1)
+    monkeypatch.setattr(linear, "_quicker", {})
+    monkeypatch.setattr(linear, "timed", lambda way: float(way() is marked) if quicker else float(way() is not marked))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    clients, samples, inputs, outputs, begin = 8, 20, 100, 70, 32
+    torch.manual_seed(0)
+    marked = torch.zeros(())
+    rows, bias = torch.randn(clients, begin + inputs * outputs + outputs), begin + inputs * outputs
+    x = torch.randn(clients, samples, 2, inputs)[:, :, 0]  # lies in strides
+    found = linear.forward(x, rows, begin, bias, outputs, "ieee", lambda: marked)
+    assert (found is marked) != quicker
+    if quicker:
+        close(found, x.double() @ _matrix(rows, begin, outputs, inputs).mT + rows[:, None, bias:].double())
+
+
 @pytest.mark.parametrize("corrected", [False, True])
 def test_linear_layers_step_in_their_backward_pass(corrected: bool) -> None:
     samples, inputs, outputs, begin = 20, 100, 70, 32

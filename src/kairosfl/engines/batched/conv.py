@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kairosfl.engines.batched.fast import kernels
+from kairosfl.engines.batched.fast import kernels, timed
 
 Pair = tuple[int, int]
 
@@ -226,13 +226,11 @@ def quickest(ways: dict[str, Method], shape: Shape, x: Tensor, w: Tensor, inward
 def _seconds(way: Method, shape: Shape, x: Tensor, w: Tensor, inward: bool, best: float) -> float:
     """The least of a few goes; a way that is far from the best gets no second one."""
     dw = torch.empty(w.shape, dtype=w.dtype, device=w.device)
+
+    def there_and_back() -> None:
+        way.backward(shape, way.forward(shape, x, w, None), x, w, dw, None, inward)
+
     times: list[float] = []
     while len(times) < 4 and (len(times) < 2 or min(times) < 2 * best):
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        began.record()
-        y = way.forward(shape, x, w, None)
-        way.backward(shape, y, x, w, dw, None, inward)
-        ended.record()
-        ended.synchronize()
-        times.append(float(began.elapsed_time(ended)))
+        times.append(timed(there_and_back))
     return min(times)

@@ -1,7 +1,8 @@
-"""Whether the Triton kernels can run, and their modules; without them the plain operations serve."""
+"""Whether the Triton kernels can run, and their modules; without them the plain operations serve. Time on a GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -30,3 +31,13 @@ def _able(index: int) -> bool:
 @cache
 def _module(name: str) -> ModuleType:
     return import_module(f"kairosfl.engines.batched.kernels.{name}")
+
+
+def timed(action: Callable[[], object]) -> float:
+    """The seconds that the device takes for it."""
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began.record()
+    action()
+    ended.record()
+    ended.synchronize()
+    return float(began.elapsed_time(ended)) / 1000

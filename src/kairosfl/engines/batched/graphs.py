@@ -6,6 +6,7 @@ from collections import deque
 
 import torch
 
+from kairosfl.engines.batched.fast import timed
 from kairosfl.engines.batched.state import Kind, State
 from kairosfl.engines.batched.step import Work, step
 
@@ -48,16 +49,6 @@ class Steps:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
             step(self.work, self.state, kind)
-        self._graphs[kind], self._seconds[kind] = graph, seconds(graph)
+        self._graphs[kind], self._seconds[kind] = graph, timed(graph.replay)
         self.state.on.fill_(True)
         return graph
-
-
-def seconds(graph: torch.cuda.CUDAGraph) -> float:
-    """What one replay takes."""
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began.record()
-    graph.replay()
-    ended.record()
-    ended.synchronize()
-    return float(began.elapsed_time(ended)) / 1000

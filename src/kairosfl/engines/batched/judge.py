@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from kairosfl.engines.batched.graphs import seconds
+from kairosfl.engines.batched.fast import timed
 from kairosfl.engines.batched.step import Work
 from kairosfl.engines.evaluate import Scores
 from kairosfl.engines.precision import Precision
@@ -46,7 +46,7 @@ class Judge:
             other = self._captured(self.other)
         except torch.OutOfMemoryError:
             return graph
-        return min(graph, other, key=seconds)
+        return min(graph, other, key=lambda each: timed(each.replay))
 
     def _captured(self, predict: Predict) -> torch.cuda.CUDAGraph:
         graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._x.device)

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kairosfl.engines.batched.fast import timed
 from kairosfl.engines.batched.kernels.device import stages
 from kairosfl.engines.batched.kernels.update import stepped
 from kairosfl.engines.batched.rows import STRIP
@@ -22,9 +23,8 @@ from kairosfl.engines.batched.rows import STRIP
 MOST = 64  # samples a client that fit into one tile
 LARGE = 1 << 20  # weights of a layer worth a measurement
 MEASURED = 8  # clients
-Tile = tuple[int, int, int, int]
-FORWARD_TILES = ((64, 64, 4, 4), (128, 32, 4, 4))  # inputs, outputs, warps, stages
-_forwards: dict[tuple[object, ...], Tile | None] = {}
+WIDE = 64  # inputs and outputs of a tile in the forward pass
+_quicker: dict[tuple[object, ...], bool] = {}  # whether our forward pass is, for layers that were measured
 
 
 @triton.jit
@@ -139,17 +139,13 @@ def forward(
     x: Tensor, rows: Tensor, weight: int, bias: int | None, outputs: int, dot: str, plain: Callable[[], Tensor]
 ) -> Tensor:
     """x `[m, r, in]` times the weights that begin at column `weight` of the rows, read as they lie there; by `plain`
-    where that was measured to be quicker, or nothing was measured."""
+    unless that was measured to be slower."""
     m, samples, inputs = x.shape
-    x = x.contiguous()
 
-    def launch(tile: Tile | None) -> Tensor:
-        if tile is None:
-            return plain()
-        y = x.new_empty(m, samples, outputs)
-        deep, wide, warps, stages = tile
-        _forward[(triton.cdiv(outputs, wide), m)](
-            x,
+    def ours() -> Tensor:
+        held, y = x.contiguous(), x.new_empty(m, samples, outputs)
+        _forward[(triton.cdiv(outputs, WIDE), m)](
+            held,
             y,
             rows,
             rows.stride(0),
@@ -161,19 +157,19 @@ def forward(
             BIAS=bias is not None,
             DOT=dot,
             BR=max(16, triton.next_power_of_2(samples)),
-            BI=deep,
-            BO=wide,
-            num_warps=warps,
-            num_stages=stages,
+            BI=WIDE,
+            BO=WIDE,
+            num_warps=4,
+            num_stages=stages(x.device) + 1,
         )
         return y
 
     kind = (samples, inputs, outputs, x.dtype, dot)
     worth = m >= MEASURED and samples <= MOST and inputs * outputs >= LARGE
-    if worth and kind not in _forwards and not torch.cuda.is_current_stream_capturing():
-        times = {tile: _seconds(lambda tile=tile: launch(tile)) for tile in (None, *FORWARD_TILES)}
-        _forwards[kind] = min(times, key=times.__getitem__)
-    return launch(_forwards.get(kind) if worth else None)
+    if worth and kind not in _quicker and not torch.cuda.is_current_stream_capturing():
+        first, second = (min(timed(way) for _ in range(3)) for way in (ours, plain))
+        _quicker[kind] = first < second
+    return ours() if worth and _quicker.get(kind) else plain()
 
 
 def backward(
@@ -232,15 +228,3 @@ def backward(
         num_stages=ahead,
     )
     return dx
-
-
-def _seconds(action: Callable[[], None]) -> float:
-    times = []
-    for _ in range(3):
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        began.record()
-        action()
-        ended.record()
-        ended.synchronize()
-        times.append(began.elapsed_time(ended))
-    return min(times)
