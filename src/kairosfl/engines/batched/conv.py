@@ -194,11 +194,11 @@ def pair(sides: tuple[int, ...] | str) -> Pair:
     return height, width
 
 
-def methods(shape: Shape, x: Tensor, dot: str) -> dict[str, Method]:
+def methods(shape: Shape, x: Tensor, clients: int, dot: str) -> dict[str, Method]:
     """The ways open to this convolution of such images, by name; the first is taken where nothing is measured."""
     found: dict[str, Method] = {}
     module = kernels("conv", x)
-    if shape.groups == 1 and module is not None and shape.dilation == (1, 1) and _countable(shape, x):
+    if shape.groups == 1 and module is not None and shape.dilation == (1, 1) and _countable(shape, x, clients):
         found["gathered"] = Gathered(module, dot)
     if shape.groups == 1:
         found["columns"] = Columns()
@@ -206,10 +206,10 @@ def methods(shape: Shape, x: Tensor, dot: str) -> dict[str, Method]:
     return found
 
 
-def _countable(shape: Shape, x: Tensor) -> bool:
-    """Whether 32 bits number everything that goes in or out."""
+def _countable(shape: Shape, x: Tensor, clients: int) -> bool:
+    """Whether 32 bits number everything that goes in and out of one client's layer."""
     rows, columns = shape.size(*x.shape[2:])
-    return max(x.numel(), len(x) * rows * columns * shape.outputs) < 1 << 31
+    return max(x.numel(), len(x) * rows * columns * shape.outputs) // clients < 1 << 31
 
 
 def quickest(ways: dict[str, Method], shape: Shape, x: Tensor, w: Tensor, inward: bool) -> str:

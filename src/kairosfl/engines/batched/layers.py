@@ -100,7 +100,7 @@ class StackedConv2d(nn.Module):
     def method(self, x: Tensor, inward: bool) -> conv.Method:
         """The quickest on a GPU, once there were enough clients for a fair measurement; else the first there is."""
         frame, known = self.frame, (self.shape, tuple(x.shape[1:]), x.dtype)
-        ways = conv.methods(self.shape, x, frame.dot)
+        ways = conv.methods(self.shape, x, frame.clients, frame.dot)
         if x.is_cuda and frame.measures and frame.clients >= MEASURE and known not in frame.chosen:
             with torch.no_grad():
                 frame.chosen[known] = conv.quickest(ways, self.shape, x, frame.weight(self.weight), inward)
