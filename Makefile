@@ -16,7 +16,7 @@ test-slow: .venv/ready
 
 test-kernels: .venv/ready  # the GPU's kernels in Triton's interpreter; the GPU itself: pytest tests/engines/test_gpu.py
 	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check triton==3.9.0
-	$(BIN)/python -m pytest tests/engines/test_kernels.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/engines/test_kernels.py
 
 test-deploy: .venv/full
 	$(BIN)/python -m pytest tests/deploy -m "slow or not slow"

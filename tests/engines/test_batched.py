@@ -232,13 +232,25 @@ def test_a_server_that_finds_no_memory_gets_some_of_the_slots(monkeypatch: pytes
     assert_equal(second.reports(), Loop(task).train(long), 1e-10)
 
 
-def test_deterministic_results_do_not_depend_on_the_neighbours() -> None:
+@pytest.mark.parametrize("other", [{}, {"clip": column(0.5, 4)}, {"pull": column(0.3, 4)}])
+@pytest.mark.parametrize("mine", [{}, {"momentum": column(0.0, 4), "weight_decay": column(0.0, 4)}])
+def test_deterministic_results_do_not_depend_on_the_neighbours(
+    mine: dict[str, torch.Tensor], other: dict[str, torch.Tensor]
+) -> None:
     task = named("alt_cnn", torch.float32)
-    briefs, others = make_briefs(task), make_briefs(task, seed=8, epochs=column(3, 4, torch.int64))
+    briefs = make_briefs(task, scale=column(0.7, 4), **mine)
+    others = make_briefs(task, seed=8, epochs=column(3, 4, torch.int64), **other)
     alone = Batched(task, deterministic=True).train(briefs)
     together = Batched(task, deterministic=True).train_many([(task, others), (task, briefs)])[1]
     assert torch.equal(alone.delta, together.delta)
     assert torch.equal(alone.loss, together.loss)
+
+
+def test_deterministic_cohorts_may_be_of_several_kinds() -> None:
+    task = named("alt_cnn")
+    several = {"batch_size": torch.tensor([8, 5, 8, 5]), "momentum": torch.tensor([0.0, 0.9, 0.9, 0.0])}
+    briefs = make_briefs(task, **several)
+    assert_equal(Batched(task, deterministic=True).train(briefs), Loop(task).train(briefs), 1e-10)
 
 
 def test_augmentation_is_that_of_the_loop() -> None:

@@ -152,6 +152,18 @@ def test_memory_that_runs_out_halves_the_slots(monkeypatch: pytest.MonkeyPatch) 
     assert seen[:3] == [4, 2, 1]
 
 
+def test_a_deterministic_run_never_has_fewer_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kairosfl.engines.batched import graphs
+
+    def greedy(work: object, state: object, kind: object) -> None:
+        raise torch.OutOfMemoryError("too much")
+
+    monkeypatch.setattr(graphs, "step", greedy)
+    task = named("mlp")
+    with pytest.raises(UserError, match=r"run.slots = 16 do not fit into memory"):
+        Batched(task, deterministic=True).train(make_briefs(task))
+
+
 def test_slots_grow_with_the_cohort() -> None:
     task = named("mlp")
     engine = Batched(task)

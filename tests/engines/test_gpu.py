@@ -14,6 +14,7 @@ from torch import nn
 from kairosfl import table
 from kairosfl.briefs import Briefs, Contrast, Stop, column
 from kairosfl.engines.batched import Batched, fast
+from kairosfl.engines.batched.judge import Judge, plain, single
 from kairosfl.engines.loop import Loop
 from kairosfl.recipe import Recipe
 from kairosfl.round import Run, drive, rounds
@@ -108,17 +109,17 @@ def test_the_kernels_do_what_plain_operations_do(name: str, precision: str, monk
     briefs = briefs_of(task, epochs=column(2, 9, torch.int64), pull=column(0.1, 9), push=push)
     with_kernels = Batched(task, "cuda", precision=precision).train(briefs)
     monkeypatch.setattr(fast, "_able", lambda index: False)
-    plain = Batched(task, "cuda", precision=precision).train(briefs)
+    without = Batched(task, "cuda", precision=precision).train(briefs)
     exact = double(task)
     start = exact.start().cuda()
     wanted = Loop(exact, "cuda").train(replace(briefs, start=start, push=push.double()))
-    off = distance(with_kernels.delta, plain.delta)
-    errors = [distance(each.delta, wanted.delta) for each in (with_kernels, plain)]
+    off = distance(with_kernels.delta, without.delta)
+    errors = [distance(each.delta, wanted.delta) for each in (with_kernels, without)]
     print(f"{name} {precision}: {off:.2e} of the round apart; from float64 {errors[0]:.2e} and {errors[1]:.2e}")
     # Where a model multiplies the rounding of its layers, neither way may be much further from the truth.
     assert (precision == "float32" and off <= 1e-3) or errors[0] <= 1.5 * errors[1], (off, errors)
-    torch.testing.assert_close(with_kernels.grad_sq, plain.grad_sq, rtol=BOUNDS[precision], atol=0)
-    torch.testing.assert_close(with_kernels.loss, plain.loss, rtol=BOUNDS[precision], atol=0)
+    torch.testing.assert_close(with_kernels.grad_sq, without.grad_sq, rtol=BOUNDS[precision], atol=0)
+    torch.testing.assert_close(with_kernels.loss, without.loss, rtol=BOUNDS[precision], atol=0)
 
 
 def variants(task: Task) -> dict[str, dict[str, object]]:
@@ -222,7 +223,8 @@ def test_a_model_that_does_not_stack_is_replayed_client_by_client(looks: str, fa
 @pytest.mark.parametrize("name", ["cnn", "alexnet", "resnet18"])
 def test_deterministic_bits_do_not_depend_on_the_neighbours(name: str) -> None:
     task = task_of(name)
-    briefs, others = briefs_of(task), briefs_of(task, seed=8, epochs=column(3, 3, torch.int64))
+    briefs = briefs_of(task)
+    others = briefs_of(task, seed=8, epochs=column(3, 3, torch.int64), clip=column(0.5, 3))
     alone = Batched(task, "cuda", deterministic=True).train(briefs)
     together = Batched(task, "cuda", deterministic=True).train_many([(task, others), (task, briefs)])[1]
     assert torch.equal(alone.delta, together.delta)
@@ -298,6 +300,9 @@ def test_evaluation_is_that_of_the_loop(name: str) -> None:
     x = task.start().cuda() + noise(1, task.layout.size, 0.01)[0]
     wanted = Loop(task, "cuda", precision="float32").evaluate(x)
     for precision, bound in (("float32", 1e-4), ("tf32", 0.01), ("bfloat16", 0.05)):
-        found = Batched(task, "cuda", precision=precision).evaluate(x)
-        assert found.loss == pytest.approx(wanted.loss, rel=bound)
-        assert found.accuracy == pytest.approx(wanted.accuracy, abs=0.05 if precision != "float32" else 0.005)
+        engine = Batched(task, "cuda", precision=precision)
+        ways = [plain(task, engine.predict, engine.precision), single(engine._work)]
+        judges = [Judge(task, engine.test, way, engine.precision) for way in ways]
+        for found in (engine.evaluate(x), *(judge(x) for judge in judges)):
+            assert found.loss == pytest.approx(wanted.loss, rel=bound)
+            assert found.accuracy == pytest.approx(wanted.accuracy, abs=0.05 if precision != "float32" else 0.005)

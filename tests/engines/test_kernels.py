@@ -1,4 +1,4 @@
-"""The Triton kernels in Triton's own interpreter, on a CPU, against PyTorch in float64; without Triton skipped.
+"""The Triton kernels in Triton's own interpreter, on a CPU: `make test-kernels`.
 
 The interpreter cannot multiply bfloat16, and knows nothing of tiles that are too large: that is for test_gpu.py.
 """
@@ -7,31 +7,41 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
-if torch.cuda.is_available():
-    pytest.skip("test_gpu.py runs the kernels themselves", allow_module_level=True)
+if os.environ.get("TRITON_INTERPRET") != "1":  # it would change the kernels of all other tests
+    pytest.skip("runs with TRITON_INTERPRET=1", allow_module_level=True)
 
-from kairosfl.engines.batched.conv import Shape
-from kairosfl.engines.batched.kernels import conv, dropout, linear
+from kairosfl.briefs import Briefs, column
+from kairosfl.engines.batched import Batched, layers, update
+from kairosfl.engines.batched import conv as ways
+from kairosfl.engines.batched.conv import Pair, Shape
+from kairosfl.engines.batched.kernels import conv, dropout, linear, norm, pool
+from kairosfl.engines.batched.kernels import update as optimiser
 from kairosfl.engines.batched.layers import keep
+from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.population import Population
+from kairosfl.tasks.task import Task
 
 CLIENTS, BATCH = 2, 3
 # inputs, outputs, kernel, stride, padding, height and width
 CONVOLUTIONS = [
-    (3, 8, 3, 1, 1, 9),
-    (16, 24, 3, 2, 1, 9),
-    (32, 16, 5, 2, 2, 8),
-    (64, 64, 3, 1, 1, 6),
-    (16, 32, 1, 2, 0, 7),
-    (128, 128, 3, 1, 1, 4),
-    (3, 64, 3, 2, 1, 8),
-    (16, 16, 3, 3, 0, 10),
+    (3, 8, (3, 3), (1, 1), (1, 1), (9, 9)),
+    (16, 24, (3, 3), (2, 2), (1, 1), (9, 9)),
+    (32, 16, (5, 5), (2, 2), (2, 2), (8, 8)),
+    (64, 64, (3, 3), (1, 1), (1, 1), (6, 6)),
+    (16, 32, (1, 1), (2, 2), (0, 0), (7, 7)),
+    (128, 128, (3, 3), (1, 1), (1, 1), (4, 4)),
+    (3, 64, (3, 3), (2, 2), (1, 1), (8, 8)),
+    (3, 5, (3, 2), (2, 3), (1, 0), (9, 7)),
+    (5, 7, (1, 3), (4, 1), (0, 4), (6, 5)),
+    (32, 17, (2, 3), (1, 2), (0, 1), (5, 8)),
+    (64, 33, (3, 1), (3, 1), (2, 0), (7, 4)),
 ]
 
 
@@ -46,80 +56,139 @@ def close(found: Tensor, wanted: Tensor) -> None:
 
 
 @pytest.mark.parametrize("shape", CONVOLUTIONS)
-def test_convolutions_there_and_back(shape: tuple[int, ...]) -> None:
-    inputs, outputs, kernel, stride, padding, side = shape
-    pairs = [(each, each) for each in (kernel, stride, padding)]
-    form = Shape(inputs, outputs, *pairs, (1, 1), 1)
+@pytest.mark.parametrize("biased", [True, False])
+def test_convolutions_there_and_back(shape: tuple[int, int, Pair, Pair, Pair, Pair], biased: bool) -> None:
+    inputs, outputs, kernel, stride, padding, sides = shape
+    form = Shape(inputs, outputs, kernel, stride, padding, (1, 1), 1)
     torch.manual_seed(0)
-    x = torch.randn(CLIENTS * BATCH, inputs, side, side).contiguous(memory_format=torch.channels_last)
-    size = outputs * kernel * kernel * inputs
+    x = torch.randn(CLIENTS * BATCH, inputs, *sides).contiguous(memory_format=torch.channels_last)
+    size = outputs * kernel[0] * kernel[1] * inputs
     rows = torch.randn(CLIENTS, 32 + size + 8)
-    w = rows[:, 32 : 32 + size].view(CLIENTS, outputs, kernel, kernel, inputs)
+    w = rows[:, 32 : 32 + size].view(CLIENTS, outputs, *kernel, inputs)
     b = torch.randn(CLIENTS, outputs)
     exact = [each.double().requires_grad_() for each in (x, w.permute(0, 1, 4, 2, 3))]
     y = torch.cat(
         [
-            F.conv2d(images, weights, bias, stride, padding)
+            F.conv2d(images, weights, bias if biased else None, stride, padding)
             for images, weights, bias in zip(exact[0].chunk(CLIENTS), exact[1], b.double(), strict=True)
         ]
     )
-    close(conv.forward(form, x, w, b, "ieee"), y.detach())
+    close(conv.forward(form, x, w, b if biased else None, "ieee"), y.detach())
     dy = torch.randn(y.shape).contiguous(memory_format=torch.channels_last)
     dx, slope = torch.autograd.grad(y, exact, dy.double())
-    close(conv.inward(form, dy, w, side, side, "ieee"), dx)
+    close(conv.inward(form, dy, w, *sides, "ieee"), dx)
     dw = torch.full(w.shape, float("nan"))
     conv.weights(form, x, dy, dw, "ieee")
     close(dw, slope.permute(0, 1, 3, 4, 2))
 
 
 @pytest.mark.parametrize("quicker", [True, False])
-def test_linear_layers_forward_by_the_quicker_way(quicker: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("biased", [True, False])
+def test_linear_layers_forward_by_the_quicker_way(quicker: bool, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "LARGE", 1)
-    monkeypatch.setattr(linear, "_quicker", {})
-    monkeypatch.setattr(linear, "timed", lambda way: float(way() is marked) if quicker else float(way() is not marked))
+    monkeypatch.setattr(linear, "timed", lambda way: float((way() is marked) == quicker))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     clients, samples, inputs, outputs, begin = 8, 20, 100, 70, 32
     torch.manual_seed(0)
-    marked = torch.zeros(())
+    marked, chosen = torch.zeros(()), {}
     rows, bias = torch.randn(clients, begin + inputs * outputs + outputs), begin + inputs * outputs
     x = torch.randn(clients, samples, 2, inputs)[:, :, 0]  # lies in strides
-    found = linear.forward(x, rows, begin, bias, outputs, "ieee", lambda: marked)
+    found = linear.forward(x, rows, begin, bias if biased else None, outputs, "ieee", lambda: marked, chosen)
     assert (found is marked) != quicker
+    assert list(chosen.values()) == ["ours" if quicker else "plain"]
     if quicker:
-        close(found, x.double() @ _matrix(rows, begin, outputs, inputs).mT + rows[:, None, bias:].double())
+        wanted = x.double() @ _matrix(rows, begin, outputs, inputs).mT
+        close(found, wanted + rows[:, None, bias:].double() if biased else wanted)
 
 
 @pytest.mark.parametrize("corrected", [False, True])
-def test_linear_layers_step_in_their_backward_pass(corrected: bool) -> None:
-    samples, inputs, outputs, begin = 20, 100, 70, 32
+@pytest.mark.parametrize("velocities", [False, True])
+def test_linear_layers_step_in_their_backward_pass(corrected: bool, velocities: bool) -> None:
+    samples, inputs, outputs, begin, column = 20, 100, 70, 32, 1
     torch.manual_seed(0)
     w, v, anchor, push = (torch.randn(CLIENTS, begin + inputs * outputs + 8) for _ in range(4))
     x, dy = torch.randn(CLIENTS, samples, inputs), torch.randn(CLIENTS, samples, outputs)
     reals, live, partials = torch.rand(9, CLIENTS), torch.tensor([1, 0], dtype=torch.int32), torch.zeros(CLIENTS, 4)
     old = {name: _matrix(rows, begin, outputs, inputs).clone() for name, rows in (("w", w), ("v", v))}
     more = (anchor, push) if corrected else (None, None)
-    dx = linear.backward(x, dy, w, v, *more, reals, live, partials, 1, begin, True, True, "ieee")
+    dx = linear.backward(x, dy, w, v, *more, reals, live, partials, column, begin, True, velocities, "ieee")
     lr, momentum, decay, _, scale, pull = reals[:6, 0].double()
     g = dy[0].double().mT @ x[0].double()
     step = scale * g + decay * old["w"][0]
     if corrected:
         toward, by = (_matrix(rows, begin, outputs, inputs)[0] for rows in (anchor, push))
         step = step + pull * (old["w"][0] - toward) + by
-    velocity = momentum * old["v"][0] + step
-    close(_matrix(v, begin, outputs, inputs)[0], velocity)
-    close(_matrix(w, begin, outputs, inputs)[0], old["w"][0] - lr * velocity)
+    if velocities:
+        step = step + momentum * old["v"][0]
+    close(_matrix(v, begin, outputs, inputs)[0], step if velocities else old["v"][0])
+    close(_matrix(w, begin, outputs, inputs)[0], old["w"][0] - lr * step)
     close(dx[0], dy[0].double() @ old["w"][0])
-    close(partials[0].sum(), g.square().sum())
+    close(partials[0, column:3], torch.stack([part.square().sum() for part in g.split(linear.STRIP, 1)]))
     for name, rows in (("w", w), ("v", v)):  # the second client has finished
         assert torch.equal(_matrix(rows, begin, outputs, inputs)[1], old[name][1])
-    assert float(partials[1].sum()) == 0
+    assert partials[0, 0] == partials[0, 3] == partials[1].abs().sum() == 0
 
 
 def _matrix(rows: Tensor, begin: int, outputs: int, inputs: int) -> Tensor:
     return rows[:, begin : begin + outputs * inputs].view(len(rows), outputs, inputs).double()
 
 
-def test_dropout_keeps_what_plain_operations_keep() -> None:
-    x, seeds, p = torch.randn(CLIENTS * BATCH, 1000), torch.tensor([[5], [0xFFFFFFF0]]), 0.3
+@pytest.mark.parametrize("p", [0.3, 1.0])
+def test_dropout_keeps_what_plain_operations_keep(p: float) -> None:
+    x, seeds = torch.randn(CLIENTS * BATCH, 1000), torch.tensor([[5], [0xFFFFFFF0]])
     stays = keep(seeds, p, BATCH * 1000).view(x.shape)
-    torch.testing.assert_close(dropout.drop(x, seeds, p), torch.where(stays, x / (1 - p), 0.0))
+    torch.testing.assert_close(dropout.drop(x, seeds, p), torch.where(stays, x / max(1 - p, 1e-9), 0.0))
+
+
+MODELS = {
+    "tiny": lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 4)),
+    "small": lambda: nn.Sequential(nn.Flatten(), *(nn.Linear(48, 48) for _ in range(3)), nn.Linear(48, 4, bias=False)),
+    "images": lambda: nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.GroupNorm(4, 16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False),
+        nn.GroupNorm(2, 32),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(32, 4),
+    ),
+    "pooled": lambda: nn.Sequential(
+        nn.Conv2d(3, 16, (3, 2)), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 4)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("corrected", [False, True])
+def test_the_engine_with_kernels_is_the_engine_without(
+    name: str, corrected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    sizes, rng = np.array([5, 10, 15]), np.random.default_rng(0)
+    inputs = torch.from_numpy(rng.standard_normal((30, 3, 4, 4)).astype(np.float32))
+    held = Samples(inputs, torch.from_numpy(rng.integers(0, 4, 30)))
+    clients = Population(np.arange(30), np.array([0, *np.cumsum(sizes)]))
+    task = Task(MODELS[name](), DataSet("random", held, held, 4), clients)
+    numbers = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "clip": float("inf"), "scale": 0.9}
+    briefs = Briefs(
+        seed=3,
+        round=2,
+        ids=torch.arange(3),
+        start=task.start(),
+        batch_size=column(8, 3, torch.int64),
+        epochs=column(2, 3, torch.int64),
+        pull=column(0.1 if corrected else 0.0, 3),
+        push=0.01 * torch.randn(3, task.layout.size) if corrected else None,
+        **{name: column(value, 3) for name, value in numbers.items()},
+    )
+    plain = Batched(task).train(briefs)
+    modules = {"conv": conv, "dropout": dropout, "linear": linear, "norm": norm, "pool": pool, "update": optimiser}
+    for user in (ways, layers, update):
+        monkeypatch.setattr(user, "kernels", lambda name, tensor: modules[name])
+    found = Batched(task, deterministic=True, slots=3).train(briefs)  # which measures nothing
+    close(found.delta, plain.delta.double())
+    torch.testing.assert_close(found.grad_sq, plain.grad_sq, rtol=1e-5, atol=0)
+    torch.testing.assert_close(found.loss, plain.loss, rtol=1e-5, atol=0)

@@ -157,8 +157,12 @@ def _images(rows: Tensor, n: int, height: int, width: int) -> Tensor:
 
 def _total(dy: Tensor, db: Tensor | None) -> None:
     """The gradient of the bias: the sum over samples and pixels."""
-    if db is not None:
+    if db is None:
+        return
+    if dy.is_contiguous(memory_format=torch.channels_last):
         torch.sum(dy.permute(0, 2, 3, 1).reshape(len(db), -1, db.shape[1]), 1, dtype=db.dtype, out=db)
+    else:
+        db.copy_(dy.unflatten(0, (len(db), -1)).sum((1, 3, 4), dtype=db.dtype))
 
 
 @dataclass(frozen=True)
@@ -219,7 +223,8 @@ def quickest(ways: dict[str, Method], shape: Shape, x: Tensor, w: Tensor, inward
         try:
             times[name] = _seconds(way, shape, x, w, inward, min(times.values(), default=float("inf")))
         except torch.OutOfMemoryError:
-            continue
+            if not times and name == list(ways)[-1]:
+                raise
     return min(times, key=times.__getitem__)
 
 

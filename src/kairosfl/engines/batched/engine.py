@@ -229,7 +229,11 @@ class Batched(Evaluator):
         """Train on until something changes; where memory runs out, begin again with half as many slots."""
         try:
             self._ready().advance(self._retire)
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
+            if self._fixed:
+                raise UserError(
+                    f"run.slots = {self._asked} do not fit into memory, and a deterministic run needs all: set fewer."
+                ) from error
             if self._asked == 1:
                 raise
             self._shrink()

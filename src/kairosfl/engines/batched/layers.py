@@ -57,7 +57,9 @@ class _Linear(torch.autograd.Function):
             return plain()
         places = frame.layout.places
         at = None if bias is None else places[bias].offset
-        y: Tensor = module.forward(x, frame.rows, places[weight].offset, at, places[weight].shape[0], frame.dot, plain)
+        y: Tensor = module.forward(
+            x, frame.rows, places[weight].offset, at, places[weight].shape[0], frame.dot, plain, frame.chosen
+        )
         return y
 
     @staticmethod
@@ -101,7 +103,8 @@ class StackedConv2d(nn.Module):
         """The quickest on a GPU, once there were enough clients for a fair measurement; else the first there is."""
         frame, known = self.frame, (self.shape, tuple(x.shape[1:]), x.dtype)
         ways = conv.methods(self.shape, x, frame.clients, frame.dot)
-        if x.is_cuda and frame.measures and frame.clients >= MEASURE and known not in frame.chosen:
+        trains = frame.gradients is not None
+        if x.is_cuda and frame.measures and trains and frame.clients >= MEASURE and known not in frame.chosen:
             with torch.no_grad():
                 frame.chosen[known] = conv.quickest(ways, self.shape, x, frame.weight(self.weight), inward)
         return ways.get(frame.chosen.get(known, ""), next(iter(ways.values())))
@@ -274,7 +277,7 @@ class StackedDropout(nn.Module):
             y: Tensor = _Dropout.apply(x, seeds, self.p, module)  # type: ignore[no-untyped-call]
             return y
         mask = keep(seeds, self.p, x.numel() // len(keys)).view(x.shape)
-        return x * (mask.to(x.dtype) / (1 - self.p))
+        return x * mask if self.p == 1 else x * (mask.to(x.dtype) / (1 - self.p))
 
 
 class _Dropout(torch.autograd.Function):

@@ -117,12 +117,13 @@ class Slots:
     def _fill(self) -> None:
         free = [slot for slot, job in enumerate(self.jobs) if job is None]
         coming: list[tuple[int, Job]] = []
-        batch = {job.batch for job in self.jobs if job is not None} if self._fixed else set()
+        training = (self.jobs[slot] for slot in self.active())
+        kinds = {job.kind for job in training if job is not None} if self._fixed else set()
         while free and self.waiting:
-            if self._fixed and batch and self.waiting[0].batch not in batch:
-                break  # another batch size would change the shapes, and with them the last bits
+            if self._fixed and kinds and self.waiting[0].kind not in kinds:
+                break  # a step of another kind has other operations, and with them other last bits
             job = self.waiting.popleft()
-            batch.add(job.batch)
+            kinds.add(job.kind)
             coming.append((free.pop(0), job))
         if coming:
             self._load(coming)

@@ -30,8 +30,9 @@ class Optimiser:
         self._kernels: Any = kernels("update", state.w)
         if self._kernels is not None:
             self._alive = live.to(torch.int32)
-            columns = state.blocks(frozenset(), self._kernels).shape[0] + state.strips[-1]
-            self._partials = torch.zeros(a, columns, dtype=torch.float32, device=state.device)
+            # The strips of linear layers, then the pieces of the rest: a layer that steps itself may cut one in two.
+            pieces = len(state.blocks(frozenset(), self._kernels)) + len(state.layout.places)
+            self._partials = torch.zeros(a, state.strips[-1] + pieces, dtype=torch.float32, device=state.device)
 
     def linear(self, x: Tensor, dy: Tensor, weight: int, inward: bool) -> tuple[bool, Tensor | None]:
         """Whether the layer's weights have stepped, and if so the gradient of its input."""
@@ -49,7 +50,7 @@ class Optimiser:
             self.state.reals,
             self._alive,
             self._partials,
-            self._partials.shape[1] - self.state.strips[-1] + self.state.strips[weight],
+            self.state.strips[weight],
             self.state.layout.places[weight].offset,
             inward,
             self.kind.momentum,
@@ -81,7 +82,7 @@ class Optimiser:
             factor,
             self._alive,
             pieces,
-            self._partials,
+            self._partials[:, self.state.strips[-1] :],
             self.kind.momentum,
         )
         return squares if self.kind.clip else self._partials.sum(1)

@@ -146,8 +146,8 @@ def _inward(
     PARTS: tl.constexpr = (O + BK - 1) // BK
     for step in range(high * broad * PARTS):
         o = step % PARTS * BK + tl.arange(0, BK)
-        i = step // PARTS // broad
-        j = step // PARTS % broad
+        i = step // PARTS // tl.maximum(broad, 1)
+        j = step // PARTS % tl.maximum(broad, 1)
         tap = (first_h + i * SH) * KW + first_w + j * SW
         h = low - i
         wide = right - j
@@ -306,7 +306,7 @@ def inward(shape: Shape, dy: Tensor, w: Tensor, height: int, width: int, dot: st
     """The gradient of x."""
     n, m = len(dy), len(w)
     (down, right), fixed = shape.stride, _fixed(shape, height, width)
-    turned = _turned(shape, w, dy.dtype)
+    turned = _turned(w, dy.dtype)
     dx = _empty(dy, n, shape.inputs, height, width)
     pixels = n // m * triton.cdiv(height, down) * triton.cdiv(width, right)
     tile = _product(shape.inputs, shape.outputs, dy)
@@ -315,7 +315,7 @@ def inward(shape: Shape, dy: Tensor, w: Tensor, height: int, width: int, dot: st
     return dx
 
 
-def _turned(shape: Shape, w: Tensor, dtype: torch.dtype) -> Tensor:
+def _turned(w: Tensor, dtype: torch.dtype) -> Tensor:
     """The weights `[m, O, h, w, C]` as `[m, h, w, C, O]`."""
     m, outputs, high, wide, inputs = w.shape
     turned = torch.empty(m, high, wide, inputs, outputs, dtype=dtype, device=w.device)

@@ -34,5 +34,6 @@ def drop(x: Tensor, seeds: Tensor, p: float) -> Tensor:
     """x `[m·b, ...]` with the numbers of each client that do not stay set to zero; `seeds` `[m, 1]`, 32 bits."""
     x, m = x.contiguous(), len(seeds)
     y, count = torch.empty_like(x), x.numel() // m
-    _drop[(triton.cdiv(count, BLOCK), m)](x, y, seeds, count, int(p * 2**32), 1 / (1 - p), BLOCK=BLOCK, num_warps=4)
+    scale = 1 / (1 - p) if p < 1 else 1.0
+    _drop[(triton.cdiv(count, BLOCK), m)](x, y, seeds, count, int(p * 2**32), scale, BLOCK=BLOCK, num_warps=4)
     return y

@@ -24,7 +24,6 @@ MOST = 64  # samples a client that fit into one tile
 LARGE = 1 << 20  # weights of a layer worth a measurement
 MEASURED = 8  # clients
 WIDE = 64  # inputs and outputs of a tile in the forward pass
-_quicker: dict[tuple[object, ...], bool] = {}  # whether our forward pass is, for layers that were measured
 
 
 @triton.jit
@@ -136,10 +135,17 @@ def _forward(
 
 
 def forward(
-    x: Tensor, rows: Tensor, weight: int, bias: int | None, outputs: int, dot: str, plain: Callable[[], Tensor]
+    x: Tensor,
+    rows: Tensor,
+    weight: int,
+    bias: int | None,
+    outputs: int,
+    dot: str,
+    plain: Callable[[], Tensor],
+    chosen: dict[object, str],
 ) -> Tensor:
     """x `[m, r, in]` times the weights that begin at column `weight` of the rows, read as they lie there; by `plain`
-    unless that was measured to be slower."""
+    unless that was measured to be slower, which is noted in `chosen`."""
     m, samples, inputs = x.shape
 
     def ours() -> Tensor:
@@ -164,12 +170,12 @@ def forward(
         )
         return y
 
-    kind = (samples, inputs, outputs, x.dtype, dot)
+    layer = ("linear", samples, inputs, outputs, x.dtype)
     worth = m >= MEASURED and samples <= MOST and inputs * outputs >= LARGE
-    if worth and kind not in _quicker and not torch.cuda.is_current_stream_capturing():
+    if worth and layer not in chosen and not torch.cuda.is_current_stream_capturing():
         first, second = (min(timed(way) for _ in range(3)) for way in (ours, plain))
-        _quicker[kind] = first < second
-    return ours() if worth and _quicker.get(kind) else plain()
+        chosen[layer] = "ours" if first < second else "plain"
+    return ours() if worth and chosen.get(layer) == "ours" else plain()
 
 
 def backward(
