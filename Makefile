@@ -14,8 +14,7 @@ test: .venv/ready
 test-slow: .venv/ready
 	$(BIN)/python -m pytest -m slow
 
-test-kernels: .venv/ready  # the GPU's kernels in Triton's interpreter; the GPU itself: pytest tests/engines/test_gpu.py
-	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check triton==3.9.0
+test-kernels: .venv/kernels  # in Triton's interpreter; on a GPU: pytest tests/engines/test_gpu.py
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/engines/test_kernels.py
 
 test-deploy: .venv/full
@@ -39,6 +38,11 @@ lint: .venv/ready
 
 .venv/full: .venv/ready
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[all]"
+	@touch $@
+
+.venv/kernels: .venv/ready
+	$(BIN)/python -c "import triton" 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check triton==3.9.0
 	@touch $@
 
 .venv/ready: pyproject.toml constraints.txt
