@@ -12,7 +12,7 @@ from test_batched import assert_equal, make_briefs, make_task, named
 from torch import Tensor, nn
 
 from kairosfl.engines import auto
-from kairosfl.engines.batched import Batched
+from kairosfl.engines.batched import Batched, conv
 from kairosfl.engines.batched.rows import ALIGN, RowLayout
 from kairosfl.engines.batched.slots import widths
 from kairosfl.engines.loop import Loop
@@ -150,6 +150,20 @@ def test_memory_that_runs_out_halves_the_slots(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(graphs, "step", greedy)
     assert_equal(engine.train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-10)
     assert seen[:3] == [4, 2, 1]
+
+
+def test_a_way_to_convolve_that_does_not_run_is_not_the_quickest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds(way: object, *rest: object) -> float:
+        if isinstance(way, Exception):
+            raise way
+        return 1.0
+
+    monkeypatch.setattr(conv, "_seconds", seconds)
+    short = torch.OutOfMemoryError("too much")
+    nothing: list[None] = [None] * 3
+    assert conv.quickest({"a": short, "b": object(), "c": short}, *nothing, True) == "b"  # type: ignore[dict-item, arg-type]
+    with pytest.raises(torch.OutOfMemoryError):  # on which the engine takes fewer slots
+        conv.quickest({"a": short, "b": short}, *nothing, True)  # type: ignore[dict-item, arg-type]
 
 
 def test_a_deterministic_run_never_has_fewer_slots(monkeypatch: pytest.MonkeyPatch) -> None:
