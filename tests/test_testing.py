@@ -240,6 +240,12 @@ class PrintsHalf(Good):
         return self.name()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Misspelt(Good):
+    def wiegh(self, factors: Tensor) -> Tensor:
+        return factors
+
+
 @dataclass(kw_only=True)
 class NotFrozen(Rule):
     beta: float = 0.5
@@ -299,6 +305,7 @@ def test_a_users_own_rule_passes() -> None:
         (PushesTheWrongWay(), "in brief gives a push of another shape or type than x has"),
         (CannotBePrinted(schedule=abs), "cannot be written as text and read back, UserError (rule ="),
         (PrintsHalf(gamma=0.5), "prints as 'test_testing.PrintsHalf' and reads back as another rule"),
+        (Misspelt(), "has a method 'wiegh', which nobody calls; did you mean 'weigh'?"),
         (NotFrozen(), "is not a frozen dataclass; write @dataclass(frozen=True, kw_only=True) above its class"),
         (ForgetsOnResume(), "when the run is resumed from a checkpoint; it remembers something outside its state"),
     ],

@@ -13,6 +13,15 @@ from kairosfl.rule import Algorithm, Rule
 from kairosfl.rules import RULES, FedAvg, FedAvgM, FedCL, FedProx, parse
 
 
+class Plain(Rule):
+    """Has forgotten to be a dataclass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asks(Rule):
+    size: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mine(Rule):
     size: int = 5
@@ -100,6 +109,11 @@ def test_a_rule_of_ones_own_by_its_dotted_name() -> None:
         ("fedcl.released(cup=1)", "fedcl.released has no option 'cup'; did you mean 'cap'?"),
         ("fedcl.released(cap='x')", "fedcl.released: cap = 'x' is not a number; its default is 1.0."),
         ("nowhere.Rule", "The rule 'nowhere.Rule' cannot be imported (No module named 'nowhere'); is it on the Python"),
+        (
+            "test_text.Plain",
+            "test_text.Plain is no dataclass; write @dataclass(frozen=True, kw_only=True) above its class.",
+        ),
+        ("test_text.Asks", "test_text.Asks needs size: write test_text.Asks(size=...), or give it a default."),
         ("os.path", "'os.path' is not a rule; give the dotted name of a class derived from it."),
         ("kairosfl.signals.FGN", "fgn is no rule; give the name of one."),
         ([{"mu": 1}], "algorithm: the table {'mu': 1} names no rule; write {rule = 'fedprox', ...}."),

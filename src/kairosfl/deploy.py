@@ -182,16 +182,16 @@ def model_of(folder: Path) -> Tensor:
 
 def new(path: Path) -> list[Path]:
     """Write a Flower app with an example task, a configuration and the commands into a new folder."""
-    if path.exists() and any(path.iterdir()):
-        raise UserError(f"The folder {path} is not empty; name a new one.")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path} is there already, and no empty folder; name a new one.")
     name = re.sub(r"[^a-z0-9]+", "-", path.absolute().name.lower()).strip("-") or "federation"
     return _write_all(path, files(name, str(path.absolute())))
 
 
 def certs(path: Path, *, nodes: int, hosts: Sequence[str] = ("localhost", "127.0.0.1")) -> list[Path]:
     """Make TLS certificates for a server at these hosts and keys for nodes, and bind client i to the key of node i."""
-    if path.exists() and any(path.iterdir()):
-        raise UserError(f"The folder {path} is not empty; keys are never overwritten, name a new one.")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path} is there already, and no empty folder; keys are never overwritten, name a new one.")
     if nodes < 1 or not hosts:
         raise UserError(f"--nodes {nodes} must be 1 or more, and the server needs a host name or address.")
     path.mkdir(parents=True, exist_ok=True)

@@ -32,8 +32,8 @@ class Recipe:
         for field in ("rounds", "cohort", "epochs", "batch_size"):
             if getattr(self, field) < 1:
                 raise UserError(f"train.{field} = {getattr(self, field)} must be 1 or more.")
-        if not self.lr > 0:
-            raise UserError(f"train.lr = {self.lr} must be above 0.")
+        if not 0 < self.lr < math.inf:
+            raise UserError(f"train.lr = {self.lr} must be above 0, and finite.")
         if not 0 <= self.momentum < 1:
             raise UserError(f"train.momentum = {self.momentum} must be at least 0 and below 1.")
         for field in ("weight_decay", "clip", "lr_min"):

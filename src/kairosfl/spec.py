@@ -54,6 +54,9 @@ def build(kind: str, name: str, options: Mapping[str, Any], known: Mapping[str, 
         if option not in fields:
             raise UserError(f"{name} has no option {option!r}; {nearest(option, fields)}")
         _check_type(name, option, value, fields[option].default)
+    for field in fields.values():
+        if field.default is field.default_factory is dataclasses.MISSING and field.name not in options:
+            raise UserError(f"{name} needs {field.name}: write {name}({field.name}=...), or give it a default.")
     return cls(**options)
 
 
@@ -113,6 +116,8 @@ def _import(kind: str, name: str) -> type[Spec]:
         raise UserError(f"The {kind} {name!r} cannot be imported ({error}); is it on the Python path?") from None
     if not (isinstance(cls, type) and issubclass(cls, Spec)):
         raise UserError(f"{name!r} is not a {kind}; give the dotted name of a class derived from it.")
+    if not dataclasses.is_dataclass(cls):
+        raise UserError(f"{name} is no dataclass; write @dataclass(frozen=True, kw_only=True) above its class.")
     return cls
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import difflib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -96,10 +97,17 @@ def _check_engine(
     )
 
 
+HOOKS = ("server", "client", "select", "brief", "weigh", "combine", "observe", "step", "largest", "beside")
+
+
 def _check_form(rule: Rule) -> None:
     _require(isinstance(rule, Rule), rule, "is not derived from kairosfl.Rule")
     frozen = dataclasses.is_dataclass(rule) and type(rule).__dataclass_params__.frozen
     _require(frozen, rule, "is not a frozen dataclass; write @dataclass(frozen=True, kw_only=True) above its class")
+    for name in vars(type(rule)):
+        near = difflib.get_close_matches(name, HOOKS, 1, 0.75)
+        lost = bool(near) and name not in HOOKS and not name.startswith("_") and callable(getattr(type(rule), name))
+        _require(not lost, rule, f"has a method {name!r}, which nobody calls; did you mean {''.join(near)!r}?")
     try:
         text = str(rule)
         if RULES.get(rule.name()) is type(rule) or _importable(type(rule)):

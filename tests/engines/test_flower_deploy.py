@@ -156,7 +156,7 @@ def test_a_new_app(tmp_path: Path) -> None:
         [sys.executable, "-c", check], cwd=tmp_path / "My Project" / "app", capture_output=True, text=True
     )
     assert done.stdout.strip() == "82", done.stderr
-    with pytest.raises(UserError, match=r"is not empty; name a new one\."):
+    with pytest.raises(UserError, match=r"is there already, and no empty folder; name a new one\."):
         deploy.new(tmp_path / "My Project")
 
 

@@ -69,6 +69,9 @@ def refused(result, *parts):
         ("seed=-1", ["seed", "-1"]),
         ("seed=true", ["seed", "whole number"]),
         ("lr", ["section.key=value"]),
+        ("lr=3", ["did you mean train.lr?"]),
+        ("train.lr=inf", ["train.lr = inf", "finite"]),
+        ("data.clients=-3", ["data.clients = -3", "1 or more"]),
         ("data=3", ["data"]),
     ],
 )
@@ -87,7 +90,38 @@ def test_wrong_files(tmp_path):
     refused(call("resume", tmp_path / "nowhere"), "no run folder")
     refused(call("run", *SMALL, "--out", tmp_path), "not empty")
     (tmp_path / "file").write_text("")
+    refused(call("run", *SMALL, "--out", tmp_path / "file"), "no folder")
+    (tmp_path / "sweep.toml").write_bytes(b"\xef\xbb\xbf[sweep]\nseed = [0]\n")  # as some editors write it
+    refused(call("run", tmp_path / "sweep.toml", "--out", tmp_path / "run"), "kairosfl sweep")
+    (tmp_path / "many").mkdir()
+    (tmp_path / "many" / "sweep.json").write_text("{}")
+    refused(call("resume", tmp_path / "many"), "is a sweep")
     refused(call("run", *SMALL, "--out", tmp_path / "file" / "run"), "Cannot write")
+
+
+def test_a_sweep_after_a_run_of_the_same_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("study.toml").write_text("[data]\nclients = 10\n[train]\ncohort = 3\nrounds = 2\n")
+    assert call("run", "study.toml", "--quiet").exit_code == 0
+    with Path("study.toml").open("a") as file:
+        file.write("[sweep]\nseed = [0, 1]\n")
+    assert call("sweep", "study.toml", "--quiet").exit_code == 0
+    rows = json.loads(call("compare", "runs/study-sweep", "--json").stdout)
+    assert [row["seeds"] for row in rows] == ["2"]
+    rows = json.loads(call("compare", "runs/study", "runs/study-sweep", "--json").stdout)
+    assert [row["seeds"] for row in rows] == ["2"]  # one of them twice
+
+
+def test_a_picture_needs_a_name_that_says_its_kind(tmp_path):
+    call("run", *SMALL, "--out", tmp_path / "run")
+    refused(call("compare", tmp_path / "run", "--json", "--picture", tmp_path / "a.xyz"), "a.xyz is no .png")
+    refused(call("data", "show", "digits", "--picture", tmp_path / "a.xyz"), "a.xyz is no .png")
+
+
+def test_what_was_turned_away_is_said(tmp_path):
+    result = call("run", *SMALL[:-1], "--set", "train.lr=1e38", "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    assert f"6 reports were turned away; {tmp_path / 'run' / 'log.txt'} says why." in result.stderr
 
 
 def test_a_full_disk(tmp_path, monkeypatch):

@@ -46,11 +46,19 @@ def test_every_combination_once_and_in_order():
         ({"seed": []}, "must be a list"),
         ({"trian": {"lr": [1]}}, "did you mean 'train'"),
         ({"train": {"lr": [0.1, "a"]}}, "train.lr = 'a' must be a number"),
+        ({}, r"no section \[sweep\] with lists"),
+        ({"algorithm": ["fedprox", "fedprox(mu=0.01)"]}, "asks twice for the same run"),
     ],
 )
 def test_wrong_lists(lists, sentence):
     with pytest.raises(UserError, match=sentence):
         expand(TABLES | {"sweep": lists})
+
+
+def test_a_sweep_does_not_go_into_the_folder_of_a_run(tmp_path):
+    experiment.start(expand(TABLES | {"sweep": {"seed": [0]}})[0].config, tmp_path / "run")
+    with pytest.raises(UserError, match="holds a run, and a sweep needs a folder of its own"):
+        sweep(expand(TABLES | {"sweep": {"seed": [0, 1]}}), tmp_path / "run")
 
 
 def test_each_run_is_what_it_is_alone(tmp_path):

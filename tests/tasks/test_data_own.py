@@ -226,3 +226,26 @@ def test_labels_out_of_range_and_wrong_options(clients, tmp_path):
     with pytest.raises(UserError) as error:
         load("folder", path=tmp_path / "empty")
     assert str(error.value).endswith("which is empty; put one .npz or .csv file per client there.")
+
+
+def test_clients_with_their_columns_in_another_order_are_refused(clients):
+    first = next(iter(sorted(clients.glob("*.csv")))).read_text().splitlines()
+    columns = [line.split(",") for line in first]
+    (clients / "zoe.csv").write_text("\n".join(",".join(reversed(line)) for line in columns))
+    with pytest.raises(UserError, match=r"zoe\.csv has the columns .*, but .*; give all files the same, in one order"):
+        load("folder", path=clients)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf"])
+def test_inputs_that_are_not_finite_are_refused(clients, text):
+    first = next(iter(sorted(clients.glob("*.csv")))).read_text().splitlines()
+    header, row = first[0].split(","), first[1].split(",")
+    row[next(i for i, name in enumerate(header) if name != "label")] = text
+    (clients / "zoe.csv").write_text(f"{first[0]}\n{','.join(row)}\n")
+    with pytest.raises(UserError, match="which is no number"):
+        load("folder", path=clients)
+    (clients / "zoe.csv").unlink()
+    inputs = np.full((2, len(header) - 1), float(text), dtype=np.float32)
+    np.savez(clients / "zoe.npz", inputs=inputs, targets=np.array([0, 1]))
+    with pytest.raises(UserError, match="no finite numbers"):
+        load("folder", path=clients)

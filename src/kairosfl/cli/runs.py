@@ -98,6 +98,8 @@ def sweep(
     from kairosfl.runs.config import change, read
 
     folder = out or Path("runs") / file.stem
+    if out is None and (folder / "config.toml").exists():  # of a single run of the same file
+        folder = folder.with_name(f"{file.stem}-sweep")
     with friendly(lambda: f"Go on with the same command, or: kairosfl sweep {file} --out {folder}"):
         options = asked(engine=engine, device=device, deterministic="true" if deterministic else None)
         summaries = run_sweep(change(read(file), [*changes, *options]), folder, quiet or as_json)
@@ -151,3 +153,5 @@ def conclude(folder: Path, summary: dict[str, Any], quiet: bool, as_json: bool) 
     elif not quiet:
         accuracy = summary["accuracy"]
         typer.echo(f"accuracy {accuracy:.4f} after {summary['rounds']} rounds, in {folder}")
+        if summary.get("rejected"):
+            typer.echo(f"{summary['rejected']} reports were turned away; {folder / 'log.txt'} says why.", err=True)

@@ -64,7 +64,9 @@ def draw(picture: Picture, groups: Sequence[Group]) -> Figure:
     axes = figure.subplots()
     if isinstance(picture, Lines):
         draw_lines(axes, picture, groups)
-        if len(picture.series) > 1:
+        if len(picture.series) > 4:  # so many lines would lie on the curves
+            figure.legend(fontsize=7, loc="outside lower center", ncols=2)
+        elif len(picture.series) > 1:
             axes.legend(fontsize=7)
     else:
         _heat(figure, axes, picture)

@@ -202,13 +202,14 @@ def _over_rounds(group: Group, column: str) -> tuple[Array, Array]:
 
 
 def _over_cost(group: Group, column: str, cost: Callable[[RunData], Array]) -> tuple[Array, Array]:
-    """The seeds at equal cost: each interpolated between its rounds at the costs of the one that spent most."""
+    """The seeds at equal cost, where all of them have been: interpolated at the costs of the one that spent least."""
     curves = []
     for run in group.runs:
         x, y = cost(run), run.column(column)
         known = np.isfinite(x) & np.isfinite(y)
         curves.append((x[known], y[known]))
-    at = max((x for x, _ in curves), key=lambda x: x[-1] if len(x) else -1.0)
+    at = min((x for x, _ in curves if len(x)), key=lambda x: x[-1], default=np.empty(0))
+    at = at[at >= max((x[0] for x, _ in curves if len(x)), default=0.0)]
     values = [np.interp(at, x, y, left=np.nan, right=np.nan) if len(x) else np.full(len(at), np.nan) for x, y in curves]
     return at, np.array(values)
 

@@ -83,12 +83,15 @@ def results(groups: Sequence[Group], target: float) -> list[Row]:
 
 
 def _row(group: Group, target: float) -> Row:
+    seeds = tuple(dict.fromkeys(run.seed for run in group.runs))
+
     def over(value: Callable[[RunData], float]) -> Spread:
-        return Spread.of(value(run) for run in group.runs)
+        """Over the seeds: runs that repeat one count as one."""
+        return Spread.of(_mean(np.array([value(run) for run in group.runs if run.seed == seed])) for seed in seeds)
 
     return Row(
         label=group.label,
-        seeds=tuple(run.seed for run in group.runs),
+        seeds=seeds,
         rounds=over(lambda run: run.rounds),
         planned=max(run.planned for run in group.runs),
         final=over(lambda run: _last(scored(run)[1])),

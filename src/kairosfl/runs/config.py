@@ -98,6 +98,10 @@ class Config:
             raise UserError(f"seed = {self.seed} must be 0 or more.")
         if not 0 <= self.data.validation < 1:
             raise UserError(f"data.validation = {self.data.validation} must be at least 0 and below 1.")
+        if self.data.clients < 0:
+            raise UserError(
+                f"data.clients = {self.data.clients} must be 1 or more, or 0 where the data set has its own."
+            )
         if self.data.clients and self.train.cohort > self.data.clients:
             raise UserError(
                 f"train.cohort = {self.train.cohort} is more than data.clients = {self.data.clients}; lower it."
@@ -115,7 +119,7 @@ def load(path: Path, changes: Sequence[str] = ()) -> Config:
 def read(path: Path) -> dict[str, Any]:
     """The tables of a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"There is no file {path}; give the path of a TOML configuration.") from None
     except IsADirectoryError:
@@ -131,8 +135,12 @@ def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> Config:
     tables = change(tables, changes)
     known = [each.name for each in dataclasses.fields(Config)]
     for key in tables:
+        if key == "sweep":
+            raise UserError("[sweep] lists values for many runs: use `kairosfl sweep`, or take the section out.")
         if key not in known:
-            raise UserError(f"Unknown key {key!r}; {nearest(key, known)}")
+            homes = [f"{name}.{key}" for name, cls in SECTIONS.items() if key in get_type_hints(cls)]
+            mend = f"did you mean {' or '.join(homes)}?" if homes else nearest(key, known)
+            raise UserError(f"Unknown key {key!r}; {mend}")
     parts: dict[str, Any] = {name: _section(name, cls, tables.get(name, {})) for name, cls in SECTIONS.items()}
     algorithm = tables.get("algorithm", "fedavg")
     if not isinstance(algorithm, str | list):

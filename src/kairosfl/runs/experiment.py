@@ -99,6 +99,8 @@ class Folder:
 
     def create(self, config: Config, task: Task, command: str, **more: str) -> None:
         """Write down what is about to run."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is no folder; give another --out.")
         if self.path.exists() and any(self.path.iterdir()):
             raise UserError(
                 f"The folder {self.path} is not empty; give another --out, or `kairosfl resume {self.path}`."
@@ -128,6 +130,8 @@ class Folder:
     def config(self) -> Config:
         """The configuration that was written down."""
         if not (self.path / "config.toml").is_file():
+            if (self.path / "sweep.json").exists():
+                raise UserError(f"{self.path} is a sweep; it goes on with the `kairosfl sweep` that began it.")
             raise UserError(f"{self.path} is no run folder: it has no config.toml.")
         return load(self.path / "config.toml")
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from kairosfl.errors import UserError
 
 
@@ -25,12 +27,11 @@ def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
         with temporary.open("rb+") as handle:
             os.fsync(handle.fileno())
         temporary.replace(path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise UserError(
-            f"Cannot write {path}: {error.strerror or error}; free the disk or choose another --out."
-        ) from None
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"Cannot write {path}: {reason}; free the disk or choose another place.") from None
 
 
 def plain(value: Any) -> Any:

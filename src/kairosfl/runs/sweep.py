@@ -46,6 +46,8 @@ def expand(tables: Mapping[str, Any]) -> list[Member]:
     """Every combination of the lists under [sweep], in the order in which they are written."""
     rest = {key: value for key, value in tables.items() if key != "sweep"}
     lists = flatten(tables.get("sweep", {}))
+    if not lists:
+        raise UserError("There is no section [sweep] with lists of values to try; add one, or use `kairosfl run`.")
     for key, values in lists.items():
         if not isinstance(values, list) or not values:
             raise UserError(f"sweep.{key} = {values!r} must be a list of values to try.")
@@ -57,7 +59,11 @@ def expand(tables: Mapping[str, Any]) -> list[Member]:
         settings = dict(zip(lists, values, strict=True))
         name = "-".join(_short(key, value) for key, value in settings.items()) or "run"
         taken = sum(member.name == name or member.name.startswith(f"{name}~") for member in members)
-        members.append(Member(f"{name}~{taken + 1}" if taken else name, settings, resolve(_with(rest, settings))))
+        config = resolve(_with(rest, settings))
+        twin = next((member for member in members if member.config == config), None)
+        if twin is not None:
+            raise UserError(f"[sweep] asks twice for the same run, as {twin.name!r} and as {name!r}; leave one out.")
+        members.append(Member(f"{name}~{taken + 1}" if taken else name, settings, config))
     return members
 
 
@@ -75,6 +81,8 @@ def sweep(
     line how the runs of an engine are run. A run that comes to
     nothing does not keep the others from their end; afterwards it is named.
     """
+    if (out / "config.toml").exists():
+        raise UserError(f"{out} holds a run, and a sweep needs a folder of its own; give another --out.")
     listed = [{"name": m.name, "path": m.name, "settings": dict(m.settings)} for m in members]
     write_json(out / "sweep.json", {"runs": listed})
     say = cache(say)  # the same line once

@@ -27,6 +27,7 @@ def draw_partition(path: str | os.PathLike[str], dataset: DataSet, population: P
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.colors import PowerNorm
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError:
         raise UserError('the picture needs matplotlib, which is not installed; pip install "kairosfl[cli]"') from None
     counts = label_counts(dataset.train.targets.numpy(), population, dataset.classes)
@@ -47,6 +48,7 @@ def draw_partition(path: str | os.PathLike[str], dataset: DataSet, population: P
         figure.colorbar(mesh, ax=main, label="share of the client's samples", pad=0.01)
         top.stairs(sizes, edges, fill=True, color="tab:gray")
     main.set_xlabel(_clients(len(population)))
+    main.xaxis.set_major_locator(MaxNLocator(integer=True))
     main.set_ylabel("class")
     main.set_ylim(dataset.classes - 0.5, -0.5)
     if dataset.classes <= NAMED:
@@ -55,6 +57,8 @@ def draw_partition(path: str | os.PathLike[str], dataset: DataSet, population: P
     top.set_ylabel("samples")
     top.set_title(_title(describe(dataset, population)), fontsize="medium")
     target = Path(path)
+    if target.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"{target} is no .png, .svg or .pdf; name the picture so.")
     part = target.with_name(f".{os.getpid()}.{target.name}")
     figure.savefig(part, dpi=150)
     os.replace(part, target)

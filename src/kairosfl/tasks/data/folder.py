@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import math
 import os
 import zipfile
 from pathlib import Path
@@ -42,6 +43,14 @@ def folder(*, path: str | os.PathLike[str], label: str = "label", test: float = 
             raise UserError(
                 f"{file} has inputs of shape {shape}, but {files[0].name} of shape {shapes[0]}; give all one shape."
             )
+    headers = {file: _header(file) for file in files if file.suffix == ".csv"}
+    for file, header in headers.items():
+        first, wanted = next(iter(headers.items()))
+        if header != wanted:
+            raise UserError(
+                f"{file} has the columns {', '.join(header)}, but {first.name} {', '.join(wanted)}; "
+                "give all files the same, in one order."
+            )
     train, tests = _join([part[0] for part in parts]), _join([part[1] for part in parts])
     keys, test_keys = (np.repeat(np.arange(len(parts)), [len(part[which][1]) for part in parts]) for which in (0, 1))
     return DataSet(
@@ -72,6 +81,8 @@ def _client(file: Path, label: str, test: float, classes: int) -> tuple[Part, Pa
         train, tests = (inputs[:cut], targets[:cut]), (inputs[cut:], targets[cut:])
     if not len(train[1]):
         raise UserError(f"client {file.stem!r} has no data: {file} holds no samples; add some or remove the file.")
+    if np.issubdtype(inputs.dtype, np.floating) and not np.isfinite(inputs).all():
+        raise UserError(f"{file} holds inputs that are no finite numbers; remove those samples or fill them in.")
     low, high = int(targets.min()), int(targets.max())
     if low < 0 or (classes and high >= classes):
         limit = f"0 to {classes - 1}" if classes else "whole numbers from 0"
@@ -95,6 +106,11 @@ def read_npz(file: Path) -> dict[str, npt.NDArray[Any]]:
             raise UserError(f"{file} must have one whole number in {targets} for each row of {inputs}.")
         own[targets] = own[targets].astype(np.int64)
     return own
+
+
+def _header(file: Path) -> list[str]:
+    with file.open(newline="", encoding="utf-8-sig", errors="replace") as stream:
+        return next(csv.reader(stream), [])
 
 
 def read_csv(file: Path, label: str) -> dict[str, npt.NDArray[Any]]:
@@ -124,9 +140,12 @@ def read_csv(file: Path, label: str) -> dict[str, npt.NDArray[Any]]:
 
 def _number(text: str, file: Path, line: int) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise damaged(file, f"line {line} holds {text!r}, which is no number") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise damaged(file, f"line {line} holds {text!r}, which is no number")
+    return number
 
 
 def _join(parts: list[Part]) -> Samples:
