@@ -93,6 +93,8 @@ def test_wrong_files(tmp_path):
     refused(call("run", *SMALL, "--out", tmp_path / "file"), "no folder")
     (tmp_path / "sweep.toml").write_bytes(b"\xef\xbb\xbf[sweep]\nseed = [0]\n")  # as some editors write it
     refused(call("run", tmp_path / "sweep.toml", "--out", tmp_path / "run"), "kairosfl sweep")
+    (tmp_path / "run.toml").write_text("seed = 1\n")
+    refused(call("sweep", tmp_path / "run.toml", "--out", tmp_path / "run"), "no section [sweep]", "kairosfl run")
     (tmp_path / "many").mkdir()
     (tmp_path / "many" / "sweep.json").write_text("{}")
     refused(call("resume", tmp_path / "many"), "is a sweep")
@@ -107,9 +109,15 @@ def test_a_sweep_after_a_run_of_the_same_file(tmp_path, monkeypatch):
         file.write("[sweep]\nseed = [0, 1]\n")
     assert call("sweep", "study.toml", "--quiet").exit_code == 0
     rows = json.loads(call("compare", "runs/study-sweep", "--json").stdout)
-    assert [row["seeds"] for row in rows] == ["2"]
+    assert [row["seeds"] for row in rows] == [[0, 1]]
+    assert rows[0]["final"].keys() == {"mean", "deviation", "count", "asked"}
+    assert rows[0]["final"]["count"] == 2
     rows = json.loads(call("compare", "runs/study", "runs/study-sweep", "--json").stdout)
-    assert [row["seeds"] for row in rows] == ["2"]  # one of them twice
+    assert [row["seeds"] for row in rows] == [[0, 1]]  # one of them twice
+    assert rows[0]["final"]["count"] == 2
+    Path("runs/empty").mkdir()
+    Path("runs/file").write_text("")
+    assert call("compare", *Path("runs").iterdir(), "--json").exit_code == 0
 
 
 def test_a_picture_needs_a_name_that_says_its_kind(tmp_path):

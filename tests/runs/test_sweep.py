@@ -46,7 +46,6 @@ def test_every_combination_once_and_in_order():
         ({"seed": []}, "must be a list"),
         ({"trian": {"lr": [1]}}, "did you mean 'train'"),
         ({"train": {"lr": [0.1, "a"]}}, "train.lr = 'a' must be a number"),
-        ({}, r"no section \[sweep\] with lists"),
         ({"algorithm": ["fedprox", "fedprox(mu=0.01)"]}, "asks twice for the same run"),
     ],
 )

@@ -30,11 +30,12 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare runs in a table: mean and deviation over seeds."""
-    from kairosfl.report.tables import compare_table
+    from kairosfl.report.tables import compare_numbers
+    from kairosfl.runs.files import plain
 
     with friendly():
         if as_json:
-            typer.echo(json.dumps(compare_table(folders, target), indent=1))
+            typer.echo(json.dumps(plain(compare_numbers(folders, target)), indent=1))
         else:
             print_table(folders, target)
         if picture:

@@ -102,7 +102,12 @@ def sweep(
         folder = folder.with_name(f"{file.stem}-sweep")
     with friendly(lambda: f"Go on with the same command, or: kairosfl sweep {file} --out {folder}"):
         options = asked(engine=engine, device=device, deterministic="true" if deterministic else None)
-        summaries = run_sweep(change(read(file), [*changes, *options]), folder, quiet or as_json)
+        tables = change(read(file), [*changes, *options])
+        if not tables.get("sweep"):
+            raise UserError(
+                f"{file} has no section [sweep] with lists of values to try; add one, or use `kairosfl run`."
+            )
+        summaries = run_sweep(tables, folder, quiet or as_json)
         if as_json:
             typer.echo(json.dumps({"folder": str(folder), "runs": summaries}))
         elif not quiet:

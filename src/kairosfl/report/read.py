@@ -21,7 +21,15 @@ from kairosfl.runs.files import read_lines
 Array = NDArray[np.float64]
 
 # What two runs of one curve may differ in: it changes neither the algorithm nor the problem.
-_INCIDENTAL = {"seed", "run.checkpoint_every", "run.threads"}
+_INCIDENTAL = {
+    "seed",
+    "run.checkpoint_every",
+    "run.threads",
+    "run.engine",
+    "run.device",
+    "run.slots",
+    "run.deterministic",
+}
 
 
 @dataclass(frozen=True)
@@ -85,10 +93,11 @@ def find_runs(dirs: Sequence[Path]) -> list[Path]:
     """The run folders among these folders and those inside them, in the order of a sweep where there is one."""
     found: dict[Path, None] = {}
     for given in map(Path, dirs):
-        if not given.is_dir():
+        if not given.exists():
             raise UserError(f"There is no folder {given}; give a run folder or a folder of run folders.")
-        inside = [given] if _is_run(given) else _inside(given)
-        if not inside:
+        inside = [given] if _is_run(given) else _inside(given) if given.is_dir() else []
+        # Among others, as runs/* may have them, files and empty folders are passed over.
+        if not inside and (len(dirs) == 1 or (given.is_dir() and any(given.iterdir()))):
             raise UserError(
                 f"{given} holds no run (no metrics.jsonl in it or in a folder below); give a folder that "
                 "`kairosfl run` or `kairosfl sweep` wrote."

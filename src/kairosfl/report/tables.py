@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -250,6 +251,13 @@ def results_table(groups: Sequence[Group], target: float | None = None) -> list[
     if math.isnan(target):
         return list(rows)
     return [{key.replace("target", f"{100 * target:g} %"): value for key, value in row.items()} for row in rows]
+
+
+def compare_numbers(dirs: Sequence[Path], target: float | None = None) -> list[dict[str, Any]]:
+    """The whole table as numbers: each value with mean, deviation, and over how many seeds of how many it is."""
+    groups = read_groups(dirs)
+    target = chosen_target(groups, target)
+    return [{"target": target} | asdict(row) for row in results(groups, target)]
 
 
 def compare_table(dirs: Sequence[Path], target: float | None = None) -> list[dict[str, str]]:

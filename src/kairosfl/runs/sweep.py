@@ -46,8 +46,6 @@ def expand(tables: Mapping[str, Any]) -> list[Member]:
     """Every combination of the lists under [sweep], in the order in which they are written."""
     rest = {key: value for key, value in tables.items() if key != "sweep"}
     lists = flatten(tables.get("sweep", {}))
-    if not lists:
-        raise UserError("There is no section [sweep] with lists of values to try; add one, or use `kairosfl run`.")
     for key, values in lists.items():
         if not isinstance(values, list) or not values:
             raise UserError(f"sweep.{key} = {values!r} must be a list of values to try.")
