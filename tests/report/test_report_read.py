@@ -2,6 +2,7 @@
 
 import json
 import math
+import tomllib
 
 import fake
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from kairosfl.errors import UserError
 from kairosfl.report.read import differing, find_runs, group_runs, read_groups, read_run
+from kairosfl.runs.config import dump
 
 
 def test_columns_hold_a_value_a_round_with_nan_for_null(tmp_path):
@@ -93,3 +95,20 @@ def test_a_broken_file_is_named(tmp_path, name, text):
     (folder / name).write_text(text)
     with pytest.raises(UserError, match=name):
         read_run(folder)
+
+
+def test_engines_are_one_curve_unless_they_are_compared(tmp_path):
+    def write(name, seed, engine):
+        config = fake.write_run(tmp_path / name, seed=seed) / "config.toml"
+        tables = tomllib.loads(config.read_text())
+        tables.setdefault("run", {})["engine"] = engine
+        config.write_text(dump(tables))
+
+    def seeds():
+        return [[run.seed for run in group.runs] for group in read_groups([tmp_path])]
+
+    write("a", 0, "loop")
+    write("b", 1, "batched")
+    assert seeds() == [[0, 1]]
+    write("c", 0, "batched")
+    assert seeds() == [[0], [0, 1]]

@@ -103,7 +103,7 @@ def test_wrong_files(tmp_path):
 
 def test_a_sweep_after_a_run_of_the_same_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("study.toml").write_text("[data]\nclients = 10\n[train]\ncohort = 3\nrounds = 2\n")
+    Path("study.toml").write_text("[data]\nclients = 10\n[train]\ncohort = 3\nrounds = 2\n[run]\nengine = 'loop'\n")
     assert call("run", "study.toml", "--quiet").exit_code == 0
     with Path("study.toml").open("a") as file:
         file.write("[sweep]\nseed = [0, 1]\n")

@@ -21,15 +21,9 @@ from kairosfl.runs.files import read_lines
 Array = NDArray[np.float64]
 
 # What two runs of one curve may differ in: it changes neither the algorithm nor the problem.
-_INCIDENTAL = {
-    "seed",
-    "run.checkpoint_every",
-    "run.threads",
-    "run.engine",
-    "run.device",
-    "run.slots",
-    "run.deterministic",
-}
+_INCIDENTAL = {"seed", "run.checkpoint_every", "run.threads"}
+# Nor does it matter who trained, unless that is what is compared: one seed by several.
+_TRAINERS = {"run.engine", "run.device", "run.slots", "run.deterministic"}
 
 
 @dataclass(frozen=True)
@@ -137,12 +131,21 @@ def read_groups(dirs: Sequence[Path]) -> list[Group]:
 
 def group_runs(runs: Iterable[RunData]) -> list[Group]:
     """Runs that differ only in their seed together, each group labelled by what sets it apart."""
+    members = []
+    for group in _alike(runs, _INCIDENTAL | _TRAINERS):
+        parts = _alike(group, _INCIDENTAL)
+        compared = sum(len({run.seed for run in part}) for part in parts) > len({run.seed for run in group})
+        members += [tuple(sorted(each, key=lambda run: run.seed)) for each in (parts if compared else [group])]
+    return [Group(label, each) for label, each in zip(_labels([each[0] for each in members]), members, strict=True)]
+
+
+def _alike(runs: Iterable[RunData], but: set[str]) -> list[list[RunData]]:
+    """Runs with the same settings together, but for these."""
     groups: dict[str, list[RunData]] = {}
     for run in runs:
-        own = {key: value for key, value in run.settings.items() if key not in _INCIDENTAL} or {"path": str(run.path)}
+        own = {key: value for key, value in run.settings.items() if key not in but} or {"path": str(run.path)}
         groups.setdefault(json.dumps(own, sort_keys=True, default=str), []).append(run)
-    members = [tuple(sorted(group, key=lambda run: run.seed)) for group in groups.values()]
-    return [Group(label, each) for label, each in zip(_labels([each[0] for each in members]), members, strict=True)]
+    return list(groups.values())
 
 
 def differing(runs: Sequence[RunData]) -> list[str]:
