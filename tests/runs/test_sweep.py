@@ -79,6 +79,16 @@ def test_runs_that_share_a_batched_engine_are_to_the_bit_what_they_are_alone(tmp
         assert rows(tmp_path / "sweep" / member.name) == rows(tmp_path / member.name)
 
 
+def test_runs_that_share_a_batched_engine_otherwise_are_what_they_are_alone_but_for_rounding(tmp_path):
+    members = expand(TABLES | {"run": {"engine": "batched"}})
+    sweep(members, tmp_path / "sweep")
+    for number, member in enumerate(members):
+        experiment.start(member.config, tmp_path / str(number))
+        for found, wanted in zip(rows(tmp_path / "sweep" / member.name), rows(tmp_path / str(number)), strict=True):
+            for name in ("loss", "train_loss", "accuracy", "fgn"):
+                assert found[name] == pytest.approx(wanted[name], rel=1e-4), (member.name, name)
+
+
 def test_runs_with_different_detectors_share_an_engine_and_keep_them(tmp_path, monkeypatch):
     built = []
     monkeypatch.setattr("kairosfl.runs.sweep.build_engine", lambda *a, **k: built.append(k) or build_engine(*a, **k))
