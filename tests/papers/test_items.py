@@ -107,7 +107,9 @@ def test_text_and_released_code_are_cells_of_the_same_item():
     cells = find("fedaware/table2").cells
     assert str(cells["cifar10-fedaware-raw"].config().algorithm) == "fedaware(normalise=False)"
     assert str(cells["cifar10-fedavg-aware"].config().algorithm) == "fedaware(project=True)"
-    assert cells["cifar10-fedaware-released"].config().data.balance
+    released = cells["cifar10-fedavgm-aware-released"].config()
+    assert str(released.algorithm) == "fedavgm(beta=0.7) + fedaware(explore=True, project=True, solver='frank_wolfe')"
+    assert cells["cifar10-fedaware-released"].config().data == released.data and released.data.balance
     released = find("fedcl/accuracy").cells["cifar10-alexnet-a0.1-fedavg-cl-released"].config()
     assert released.run.detector == "fgn.released()"
     assert str(released.algorithm) == "fedcl(cap=0.75, floor=1.0, once=True, every=2)"
@@ -124,15 +126,17 @@ def test_text_and_released_code_are_cells_of_the_same_item():
 def test_a_filter_fits_whole_words():
     item = find("fedaware/table2")
     assert all(name.startswith("cifar10-") for name in choose(item, ["cifar10"]))
-    assert len(choose(item, ["cifar10"])) == 23
+    assert len(choose(item, ["cifar10"])) == 30
     assert list(choose(item, ["agnews fedavgm"])) == [
         "agnews-fedavgm",
         "agnews-fedavgm-aware",
         "agnews-fedavgm-aware-raw",
+        "agnews-fedavgm-released",
+        "agnews-fedavgm-aware-released",
     ]
     assert list(choose(item, ["cifar10-fedyogi", "cifar10 feddyn"])) == ["cifar10-feddyn", "cifar10-fedyogi"]
-    assert len(choose(item, ["cifar10 fedyogi"])) == 3
-    assert len(choose(item, ["cifar*"])) == 46
+    assert len(choose(item, ["cifar10 fedyogi"])) == 5
+    assert len(choose(item, ["cifar*"])) == 60
     assert choose(item) == dict(item.cells)
 
 
@@ -144,15 +148,15 @@ def test_a_filter_that_fits_nothing_is_answered_with_a_word_that_does():
 
 
 def test_members_are_one_seed_of_everything_before_the_second_of_anything():
-    runs = members(find("fedaware/table2"), ["cifar10 fedavgm"], seeds=2, rounds=20, changes=["run.device=cpu"])
+    runs = members(find("fedaware/table2"), ["cifar10 fedcm"], seeds=2, rounds=20, changes=["run.device=cpu"])
     assert [run.name for run in runs][:4] == [
-        "cifar10-fedavgm-seed0-rounds20",
-        "cifar10-fedavgm-aware-seed0-rounds20",
-        "cifar10-fedavgm-aware-raw-seed0-rounds20",
-        "cifar10-fedavgm-seed1-rounds20",
+        "cifar10-fedcm-seed0-rounds20",
+        "cifar10-fedcm-aware-seed0-rounds20",
+        "cifar10-fedcm-aware-raw-seed0-rounds20",
+        "cifar10-fedcm-seed1-rounds20",
     ]
     assert [run.config.seed for run in runs] == [0, 0, 0, 1, 1, 1]
     assert all(run.config.train.rounds == 20 and run.config.run.device == "cpu" for run in runs)
-    assert len(members(find("fedaware/table2"), ["cifar10 fedavg"])) == 4 * 3
+    assert len(members(find("fedaware/table2"), ["cifar10 fedavg"])) == 5 * 3
     with pytest.raises(UserError, match="seeds = 0 must be 1 or more"):
         members(find("fedaware/table2"), seeds=0)

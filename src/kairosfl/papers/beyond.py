@@ -98,6 +98,26 @@ SEARCHES = {
             "fedams": "fedams(lr=0.01, eps=1e-8)",
         },
     ),
+    "fedaware-3": Search(  # what the first two left out, at FedAvg's bytes: gentler servers, ALT, more epochs
+        preset="fedaware-cifar10-cnn",
+        measure="last_tenth",
+        rounds=200,
+        recipes={
+            "lr0.05-augment": (f"lr 0.05, cosine, {CROPS}", _cosine(0.05) | AUGMENT),
+            "lr0.1-augment": (f"lr 0.1, cosine, {CROPS}", _cosine(0.1) | AUGMENT),
+            "lr0.1-augment-epochs6": (f"lr 0.1, cosine, {CROPS}, 6 epochs", _cosine(0.1, epochs=6) | AUGMENT),
+        },
+        algorithms={
+            "fedavg": "fedavg",
+            "fedavgm": "fedavgm(beta=0.5)",
+            "fedyogi": "fedyogi(lr=0.01, tau=1e-4)",
+            "fedyogi-calm": "fedyogi(lr=0.01, tau=1e-3)",
+            "fedyogi-aware": "fedyogi(lr=0.01, tau=1e-4) + fedaware(project=True)",
+            "fedyogi-alt": "fedyogi(lr=0.01, tau=1e-4) + alt",
+            "fedadagrad": "fedadagrad(lr=0.03, tau=1e-3)",
+            "fedprox": "fedprox(mu=0.1)",
+        },
+    ),
     "pa3fed": Search(
         preset="pa3fed-cifar10-alexnet",
         measure="final",
