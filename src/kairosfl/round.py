@@ -259,7 +259,7 @@ def conclude(
 
     rows = [table.rows(reports.ids) for table in run.tables]
     slots = list(run.slots)
-    factors = reports.n.double() if algorithm.base_weights == "samples" else torch.ones(len(reports)).double()
+    factors = algorithm.counts(reports)
     for i, rule in enumerate(algorithm.rules):
         factors = rule.weigh(factors, slots[i], rows[i], briefs, reports, now)
     weights = factors / factors.sum()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
+import torch
 from torch import Tensor
 
 from kairosfl.errors import UserError
@@ -122,6 +123,10 @@ class Algorithm:
     def base_weights(self) -> str:
         """ "uniform" when a rule asks for it, "samples" otherwise."""
         return next((rule.base_weights for rule in self.rules if rule.base_weights), "samples")
+
+    def counts(self, reports: Reports) -> Tensor:
+        """How much each report counts before any rule weighs it, `[m]`: its samples, or one."""
+        return reports.n.double() if self.base_weights == "samples" else torch.ones(len(reports)).double()
 
     def largest(self, cohort: int, clients: int) -> int:
         """The largest cohort that any of its rules may ask for."""

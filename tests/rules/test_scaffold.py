@@ -56,11 +56,14 @@ def test_the_server_variate_is_the_mean_of_the_clients(cohorts: tuple[Cohort, ..
 
 @pytest.mark.parametrize("cohort", [3, 6])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_it_reaches_the_weighted_optimum_with_momentum_decay_and_unequal_steps(weights: str, cohort: int) -> None:
+@pytest.mark.parametrize("more", ["", " + pa3fed(always=True)"])
+def test_it_reaches_the_weighted_optimum_with_momentum_decay_and_unequal_steps(
+    more: str, weights: str, cohort: int
+) -> None:
     problem, steps = Quadratic(sizes=(2, 5, 9, 3, 12, 7)), (2, 4, 3, 1, 5, 2)
     optimum = problem.optimum(reference.shares(problem, range(6), weights), decay=0.01)
     rounds = 700 if cohort == 3 else 250
-    reached = settle(problem, f"scaffold(weights='{weights}')", steps=steps, cohort=cohort, rounds_=rounds)
+    reached = settle(problem, f"scaffold(weights='{weights}'){more}", steps=steps, cohort=cohort, rounds_=rounds)
     assert np.abs(reached - optimum).max() < 1e-10
 
 

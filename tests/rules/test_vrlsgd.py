@@ -31,19 +31,21 @@ def test_equal_steps_of_everyone_are_the_papers_formula() -> None:
     np.testing.assert_allclose(course(problem, setting, everyone, "vrlsgd"), expected, rtol=0, atol=1e-13)
 
 
-def test_the_corrections_sum_to_zero_by_samples_whoever_took_part() -> None:
+@pytest.mark.parametrize("more", ["", " + pa3fed(always=True)"])
+def test_the_corrections_sum_to_zero_by_samples_whoever_took_part(more: str) -> None:
     problem = Quadratic()
-    table = follow(problem, Setting(), COHORTS, "vrlsgd")[-1].tables[1]
+    table = follow(problem, Setting(), COHORTS, f"vrlsgd{more}")[-1].tables[1]
     own = np.concatenate([block.numpy() for block in table.column("delta")])
     np.testing.assert_allclose(problem.n[table.ids] @ own, 0, atol=1e-12)
     assert np.abs(own).max() > 0.1
 
 
+@pytest.mark.parametrize("text", ["vrlsgd", "vrlsgd + pa3fed(always=True)"])
 @pytest.mark.parametrize("cohort", [3, 6])
-def test_it_reaches_the_weighted_optimum_with_momentum_decay_and_unequal_steps(cohort: int) -> None:
+def test_it_reaches_the_weighted_optimum_with_momentum_decay_and_unequal_steps(text: str, cohort: int) -> None:
     problem, steps = Quadratic(sizes=(2, 5, 9, 3, 12, 7)), (2, 4, 3, 1, 5, 2)
     optimum = problem.optimum(reference.shares(problem, range(6), "samples"), decay=0.01)
-    reached = settle(problem, "vrlsgd", steps=steps, cohort=cohort, rounds_=800 if cohort == 3 else 250)
+    reached = settle(problem, text, steps=steps, cohort=cohort, rounds_=800 if cohort == 3 else 250)
     assert np.abs(reached - optimum).max() < 1e-10
 
 

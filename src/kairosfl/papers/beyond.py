@@ -118,6 +118,40 @@ SEARCHES = {
             "fedprox": "fedprox(mu=0.1)",
         },
     ),
+    "fedaware-4": Search(  # around the best of the third: a little momentum on the server, more epochs
+        preset="fedaware-cifar10-cnn",
+        measure="last_tenth",
+        rounds=200,
+        recipes={
+            "lr0.1-augment-epochs6": (f"lr 0.1, cosine, {CROPS}, 6 epochs", _cosine(0.1, epochs=6) | AUGMENT),
+            "lr0.1-augment-epochs10": (f"lr 0.1, cosine, {CROPS}, 10 epochs", _cosine(0.1, epochs=10) | AUGMENT),
+        },
+        algorithms={
+            "fedavg": "fedavg",
+            "fedavgm": "fedavgm(beta=0.5)",
+            "fedavgm-more": "fedavgm(beta=0.7)",
+            "fedavgm-alt": "fedavgm(beta=0.5) + alt",
+            "fedavgm-pa3fed": "fedavgm(beta=0.5) + pa3fed",
+        },
+    ),
+    "fedaware-5": Search(  # four runs of the fourth diverged: with clipped gradients
+        preset="fedaware-cifar10-cnn",
+        measure="last_tenth",
+        rounds=200,
+        recipes={
+            f"lr0.1-augment-epochs6-clip{clip}": (
+                f"lr 0.1, cosine, {CROPS}, 6 epochs, gradients clipped at {clip}",
+                _cosine(0.1, epochs=6, clip=float(clip)) | AUGMENT,
+            )
+            for clip in (1, 10)
+        },
+        algorithms={
+            "fedavg": "fedavg",
+            "fedavgm": "fedavgm(beta=0.5)",
+            "fedavgm-alt": "fedavgm(beta=0.5) + alt",
+            "fedavgm-pa3fed": "fedavgm(beta=0.5) + pa3fed",
+        },
+    ),
     "pa3fed": Search(
         preset="pa3fed-cifar10-alexnet",
         measure="final",

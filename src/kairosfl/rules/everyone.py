@@ -36,8 +36,7 @@ def mean(state: State, round: Round) -> Tensor:
 
 def changed(state: State, rows: State, vectors: Tensor, reports: Reports, round: Round) -> tuple[State, State]:
     """Both parts after the reporters' vectors became `vectors`, `[m, d]`."""
-    samples = Algorithm(round.rules).base_weights == "samples"
-    n, before = reports.n.double() if samples else torch.ones_like(rows["n"]), rows["n"]
+    n, before = Algorithm(round.rules).counts(reports), rows["n"]
     return {
         "sum": state["sum"] + n.to(vectors) @ vectors - before.to(vectors) @ rows["vector"],
         "n": state["n"] + (n - before).sum(),

@@ -3,8 +3,9 @@
     local     g = ∇f_i(w) − Δ_i
     server    Δ_i ← Δ_i + rate · (G_i − Σ p_j G_j),    G_i = (x − w_i) / mass_i the mean local gradient
 
-The centred form keeps Σ n_i Δ_i = 0 over all clients, whoever takes part. The paper's (x̂ − w_i) / (k · lr) is the
-same for equal steps; with unequal steps, taken literally, it ends where FedAvg does.
+The centred form keeps Σ n_i Δ_i = 0 over all clients, whoever takes part. p_j are the shares before any other rule
+weighs them: with PA3Fed's, which change from round to round, that sum would wander off and the run with it. The paper's
+(x̂ − w_i) / (k · lr) is the same for equal steps; with unequal steps, taken literally, it ends where FedAvg does.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from kairosfl.briefs import Briefs, Reports, mean_gradients
 from kairosfl.round import Round
-from kairosfl.rule import Rule, State
+from kairosfl.rule import Algorithm, Rule, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,5 +42,6 @@ class VRLSGD(Rule):
         self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
     ) -> tuple[State, State]:
         gradient = mean_gradients(briefs, reports, round.x)
-        gradient -= weights.to(gradient) @ gradient
+        counts = Algorithm(round.rules).counts(reports)
+        gradient -= (counts / counts.sum()).to(gradient) @ gradient
         return state, {"delta": rows["delta"] + self.rate * gradient}
