@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kairosfl.report import grids
+from kairosfl.report.draw import band
 from kairosfl.report.figures import critical_periods, figures
 from kairosfl.report.payload import numbers, pack, payload
 from kairosfl.report.pictures import letter
@@ -141,3 +142,13 @@ def test_the_data_of_a_page_is_json_without_nan(tmp_path):
 @pytest.mark.parametrize(("number", "text"), [(0, "A"), (25, "Z"), (26, "AA"), (52, "BA")])
 def test_letters(number, text):
     assert letter(number) == text
+
+
+def test_a_band_ends_at_nothing_and_at_all(tmp_path):
+    for seed, accuracy in enumerate(([0.02, 0.5], [0.3, 1.0])):
+        fake.edit(fake.write_run(tmp_path / str(seed), seed=seed, rounds=2), accuracy=accuracy)
+    picture = drawn(tmp_path)[0]["accuracy"]
+    low, high = band(picture.series[0], percent=True)
+    spread = [0.28 / math.sqrt(2), 0.5 / math.sqrt(2)]
+    np.testing.assert_allclose(low, [0, 0.75 - spread[1]])
+    np.testing.assert_allclose(high, [0.16 + spread[0], 1])

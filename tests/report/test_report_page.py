@@ -1,5 +1,6 @@
 """The page as text, the files of an export, and the live server."""
 
+import csv
 import http.client
 import json
 import re
@@ -113,10 +114,56 @@ def test_an_unknown_kind_of_picture_is_refused(tmp_path):
 def test_tables_are_exported_as_csv_and_latex(sweep, tmp_path):
     written = export_tables([sweep], tmp_path, target=0.5)
     assert [path.name for path in written] == ["results.csv", "results.tex", "tests.csv", "tests.tex"]
-    head, first, *_ = (tmp_path / "results.csv").read_text().splitlines()
-    assert head.startswith("algorithm,seeds,rounds,last 10 %,final,best,rounds to 50 %,MB to 50 %")
-    assert first.startswith("fedavg,3,20,")
-    assert len((tmp_path / "tests.csv").read_text().splitlines()) == 1 + 6
+    first, *_ = rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    assert (first["label"], first["target"], first["seeds"], first["rounds"]) == ("fedavg", "0.5", "3", "20.0")
+    shown = (tmp_path / "results.tex").read_text().splitlines()[4].split(" & ")[3]
+    assert f"{100 * float(first['last_tenth']):.2f} $\\pm$ {100 * float(first['last_tenth_deviation']):.2f}" == shown
+    assert all(re.fullmatch(r"-?[\d.e-]*", value) for row in rows for key, value in row.items() if "_" in key)
+    assert len(list(csv.DictReader((tmp_path / "tests.csv").open()))) == 6
+
+
+def test_runs_that_were_never_evaluated_are_exported_with_gaps(tmp_path):
+    run = fake.write_run(tmp_path / "a", rounds=3)
+    fake.edit(run, accuracy=None)
+    export_tables([run], tmp_path)
+    (row,) = csv.DictReader((tmp_path / "results.csv").open())
+    assert (row["target"], row["last_tenth"], row["last_tenth_count"], row["rounds"]) == ("", "", "0", "3.0")
+
+
+@pytest.fixture
+def problems(tmp_path):
+    """Two algorithms on two deals of the data, two seeds each; the easy deal is ahead whatever the algorithm."""
+    for alpha, tops in ((0.1, (0.4, 0.5)), (1.0, (0.8, 0.7))):
+        for algorithm, top in zip(("fedavg", "scaffold"), tops, strict=True):
+            for seed in (0, 1):
+                folder = tmp_path / f"{algorithm}-{alpha}-{seed}"
+                fake.write_run(folder, algorithm=algorithm, seed=seed, rounds=20, top=top, alpha=alpha)
+    return tmp_path
+
+
+def test_algorithms_on_other_data_are_not_ranked_against_each_other(problems):
+    groups = read_groups([problems])
+    assert [group.problem for group in groups] == ["alpha=0.1", "alpha=1.0"] * 2
+    pairs, rows = paired_tests(groups), results(groups, 0.5)
+    assert [(pair.first, pair.second) for pair in pairs] == [
+        ("fedavg · alpha=0.1", "scaffold · alpha=0.1"),
+        ("fedavg · alpha=1.0", "scaffold · alpha=1.0"),
+    ]
+    said = verdict(rows, pairs)
+    assert said.index("scaffold · alpha=0.1</b> reaches") < said.index("fedavg · alpha=1.0</b> reaches")
+    page = write_report([problems], problems / "report.html").read_text()
+    assert page.count("<h3>Row against column: alpha=") == 2
+    best = re.findall(r'<tr data-group="(\d)">(?:(?!</tr>).)*class="best"', page)
+    assert [groups[int(i)].label for i in best] == ["fedavg · alpha=1.0", "scaffold · alpha=0.1"]
+
+
+def test_augmented_runs_have_the_same_data(tmp_path):
+    for name in ("plain", "crops"):
+        run = fake.write_run(tmp_path / name, rounds=5)
+        if name == "crops":
+            config = run / "config.toml"
+            config.write_text(config.read_text().replace("[data]", "[data]\naugment = true"))
+    assert [group.problem for group in read_groups([tmp_path])] == ["", ""]
 
 
 def test_latex_escapes_what_it_would_take_for_a_command():

@@ -12,7 +12,7 @@ import numpy as np
 from kairosfl.errors import UserError
 from kairosfl.report.figures import critical_periods
 from kairosfl.report.pictures import COLOURS, HeatMap, Lines, Picture, Series, colour, letter
-from kairosfl.report.read import Group
+from kairosfl.report.read import Array, Group
 from kairosfl.runs.files import write
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def draw_lines(axes: Axes, picture: Lines, groups: Sequence[Group]) -> None:
     """Curves with a band of one deviation, and the critical periods shaded where x is the round."""
     scale = 100.0 if picture.percent else 1.0
     for series in picture.series:
-        _curve(axes, series, scale, _name(series, groups), picture.steps)
+        _curve(axes, series, scale, _name(series, groups), picture)
     label = picture.x_label
     if label == "round" and _shade(axes, list(dict.fromkeys(series.group for series in picture.series)), groups):
         label = "round (shaded: critical periods)"
@@ -87,15 +87,23 @@ def draw_lines(axes: Axes, picture: Lines, groups: Sequence[Group]) -> None:
     axes.set_ylabel(f"{picture.y_label} (%)" if picture.percent else picture.y_label)
 
 
-def _curve(axes: Axes, series: Series, scale: float, name: str, steps: bool) -> None:
+def _curve(axes: Axes, series: Series, scale: float, name: str, picture: Lines) -> None:
     turn = series.group // len(COLOURS)
     style = "--" if series.dashed else ("-", "-.", ":")[turn % 3]
     own = colour(series.group)
-    shape = "steps-mid" if steps else "default"
+    shape = "steps-mid" if picture.steps else "default"
     axes.plot(series.x, series.mean * scale, color=own, linestyle=style, linewidth=1.4, label=name, drawstyle=shape)
     if np.isfinite(series.deviation).any():
-        low, high = (series.mean - series.deviation) * scale, (series.mean + series.deviation) * scale
-        axes.fill_between(series.x, low, high, color=own, alpha=0.15, linewidth=0, step="mid" if steps else None)
+        low, high = (edge * scale for edge in band(series, picture.percent))
+        axes.fill_between(
+            series.x, low, high, color=own, alpha=0.15, linewidth=0, step="mid" if picture.steps else None
+        )
+
+
+def band(series: Series, percent: bool) -> tuple[Array, Array]:
+    """One deviation to either side: no lower than nothing where the mean is not, and no share above all."""
+    low, high = series.mean - series.deviation, series.mean + series.deviation
+    return np.where(series.mean >= 0, np.maximum(low, 0), low), np.minimum(high, 1) if percent else high
 
 
 def _shade(axes: Axes, shown: Sequence[int], groups: Sequence[Group]) -> bool:

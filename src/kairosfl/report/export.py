@@ -6,14 +6,15 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from kairosfl.errors import UserError
 from kairosfl.report.draw import draw, save, style
 from kairosfl.report.figures import figures
 from kairosfl.report.pictures import HeatMap, letter
 from kairosfl.report.read import read_groups
-from kairosfl.report.tables import pair_cells, paired_tests, results_table
-from kairosfl.runs.files import write
+from kairosfl.report.tables import chosen_target, columns, pair_cells, paired_tests, results, results_table
+from kairosfl.runs.files import plain, write
 
 KINDS = ("svg", "pdf", "png")
 
@@ -35,27 +36,28 @@ def export_figures(dirs: Sequence[Path], folder: Path, kind: str = "svg") -> lis
 
 
 def export_tables(dirs: Sequence[Path], folder: Path, target: float | None = None) -> list[Path]:
-    """results and tests, each as .csv and .tex."""
+    """results and tests, each as .csv, numbers for programs, and as .tex, text for papers."""
     groups = read_groups(dirs)
+    aim = chosen_target(groups, target)
+    rows, pairs = results(groups, aim), paired_tests(groups)
     tables = {
-        "results": results_table(groups, target),
-        "tests": [pair_cells(pair) for pair in paired_tests(groups)],
+        "results.csv": as_csv([{"target": aim} | columns(row) for row in rows]),
+        "results.tex": as_latex(results_table(groups, target)),
     }
-    written = []
-    for name, rows in tables.items():
-        if rows:
-            for ending, text in (("csv", as_csv(rows)), ("tex", as_latex(rows))):
-                written.append(Path(folder) / f"{name}.{ending}")
-                write(written[-1], text)
-    return written
+    if pairs:
+        tables["tests.csv"] = as_csv([columns(pair) for pair in pairs])
+        tables["tests.tex"] = as_latex([pair_cells(pair) for pair in pairs])
+    for name, text in tables.items():
+        write(Path(folder) / name, text)
+    return [Path(folder) / name for name in tables]
 
 
-def as_csv(rows: Sequence[dict[str, str]]) -> str:
-    """Rows of text as CSV with a header."""
+def as_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows as CSV with a header; what is not known is left empty."""
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(plain(row) for row in rows)
     return out.getvalue()
 
 

@@ -20,6 +20,7 @@ from kairosfl.runs.files import write
 _SCRIPTS = ("chart.js", "lines.js", "heat.js", "page.js")
 LOOKED_INTO = 12
 COMPARED = 12
+JUDGED = 3
 _HINT = "Drag across a chart to zoom, double click to see it whole; charts over rounds move together."
 _TEST = (
     "Difference of the last-tenth accuracy in points; p of a paired t-test over the seeds that both have, "
@@ -133,13 +134,25 @@ def _results(groups: Sequence[Group], rows: Sequence[Row], pairs: Sequence[Pair]
     what = "Mean ± sample deviation over seeds" if several else "One seed each"
     table = parts.results_table(rows)
     out = f'<div class="together"><h3>Table</h3><p class="about">{what}; accuracy in per cent. {field}</p>{table}</div>'
-    if len(groups) > 1 and pairs:
-        ranked = sorted(range(len(rows)), key=lambda i: -rows[i].last_tenth.mean)[:COMPARED]
-        tests = parts.tests_table(groups, pairs, sorted(ranked))
-        if len(groups) > COMPARED:
-            tests += f'<p class="missing">Of the {COMPARED} best; the exported table has all pairs.</p>'
-        out += f'<div class="together"><h3>Row against column</h3><p class="about">{_TEST}</p>{tests}</div>'
+    about = f'<p class="about">{_TEST}</p>'
+    for problem, mine in _by_problem(rows).items():
+        if len(mine) > 1 and pairs:
+            ranked = sorted(mine, key=lambda i: -rows[i].last_tenth.mean)[:COMPARED]
+            tests = parts.tests_table(groups, pairs, sorted(ranked))
+            if len(mine) > COMPARED:
+                tests += f'<p class="missing">Of the {COMPARED} best; the exported table has all pairs.</p>'
+            where = f": {escape(problem)}" if problem else ""
+            out += f'<div class="together"><h3>Row against column{where}</h3>{about}{tests}</div>'
+            about = ""
     return out
+
+
+def _by_problem(rows: Sequence[Row]) -> dict[str, list[int]]:
+    """Which rows are about the same data."""
+    found: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        found.setdefault(row.problem, []).append(i)
+    return found
 
 
 def _picker(groups: Sequence[Group]) -> str:
@@ -166,11 +179,17 @@ def _controls(groups: Sequence[Group]) -> str:
 
 
 def verdict(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
-    """What came out, in one or two sentences, and how far it can be trusted."""
+    """What came out, in one or two sentences on each problem, and how far it can be trusted."""
     scored = [row for row in rows if row.last_tenth.count]
     if not scored:
         return "No round has been evaluated yet."
-    order = sorted(scored, key=lambda row: -row.last_tenth.mean)
+    problems = [[scored[i] for i in mine] for mine in _by_problem(scored).values()]
+    more = f" {len(problems) - JUDGED} more data settings are in the table." if len(problems) > JUDGED else ""
+    return " ".join(_judged(each, pairs) for each in problems[:JUDGED]) + more
+
+
+def _judged(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
+    order = sorted(rows, key=lambda row: -row.last_tenth.mean)
     best = order[0]
     so_far = "So far " if any(row.rounds.mean < row.planned for row in rows) else ""
     reached = escape(best.last_tenth.text(2, 100))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 from kairosfl.report.pictures import COLOURS, HeatMap, LeftOut, Picture, letter
@@ -39,31 +39,35 @@ def chips(groups: Sequence[Group]) -> str:
 
 
 def results_table(rows: Sequence[Row]) -> str:
-    """The table of results; the highest accuracies stand out."""
+    """The table of results; the highest accuracies on the same data stand out."""
     shown = [cells(row) for row in rows]
     heads = "".join(
         f'<th scope="col" title="{escape(_HEADS.get(name, ""))}"><button type="button">{escape(name)}</button></th>'
         for name in shown[0]
     )
     highest = {
-        "last 10 %": _highest([row.last_tenth.mean for row in rows]),
-        "final": _highest([row.final.mean for row in rows]),
-        "best": _highest([row.best.mean for row in rows]),
+        "last 10 %": _highest(rows, lambda row: row.last_tenth.mean),
+        "final": _highest(rows, lambda row: row.final.mean),
+        "best": _highest(rows, lambda row: row.best.mean),
     }
     body = ""
     for i, row in enumerate(shown):
         body += f'<tr data-group="{i}">'
         for name, value in row.items():
-            mark = ' class="best"' if len(rows) > 1 and highest.get(name) == i else ""
+            mark = ' class="best"' if i in highest.get(name, ()) else ""
             head = key(i) if name == "algorithm" else ""
             body += f'<td data-column="{escape(name)}" title="{escape(value)}"{mark}>{head}{escape(value)}</td>'
         body += "</tr>"
     return _table("sortable", heads, body)
 
 
-def _highest(values: Sequence[float]) -> int | None:
-    known = [i for i, value in enumerate(values) if math.isfinite(value)]
-    return max(known, key=lambda i: values[i]) if known else None
+def _highest(rows: Sequence[Row], value: Callable[[Row], float]) -> set[int]:
+    """The best row of each problem that has several."""
+    found: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        if math.isfinite(value(row)):
+            found.setdefault(row.problem, []).append(i)
+    return {max(each, key=lambda i: value(rows[i])) for each in found.values() if len(each) > 1}
 
 
 def tests_table(groups: Sequence[Group], pairs: Sequence[Pair], shown: Sequence[int]) -> str:

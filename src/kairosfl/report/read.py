@@ -22,6 +22,8 @@ Array = NDArray[np.float64]
 
 # What two runs of one curve may differ in: it changes neither the algorithm nor the problem.
 _INCIDENTAL = {"seed", "run.checkpoint_every", "run.threads"}
+# What of [data] is how clients train, not what there is to learn.
+_RECIPE = {"data.augment"}
 # Nor does it matter who trained, unless that is what is compared: one seed by several.
 _TRAINERS = {"run.engine", "run.device", "run.slots", "run.deterministic"}
 
@@ -73,10 +75,14 @@ class RunData:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ only in their seed: one curve with a band."""
+    """Runs that differ only in their seed: one curve with a band.
+
+    `problem` names the data where groups differ in them: accuracies on other data are not better or worse.
+    """
 
     label: str
     runs: tuple[RunData, ...]
+    problem: str = ""
 
     @property
     def algorithm(self) -> str:
@@ -136,7 +142,8 @@ def group_runs(runs: Iterable[RunData]) -> list[Group]:
         parts = _alike(group, _INCIDENTAL)
         compared = sum(len({run.seed for run in part}) for part in parts) > len({run.seed for run in group})
         members += [tuple(sorted(each, key=lambda run: run.seed)) for each in (parts if compared else [group])]
-    return [Group(label, each) for label, each in zip(_labels([each[0] for each in members]), members, strict=True)]
+    firsts = [each[0] for each in members]
+    return [Group(*each) for each in zip(_labels(firsts), members, _problems(firsts), strict=True)]
 
 
 def _alike(runs: Iterable[RunData], but: set[str]) -> list[list[RunData]]:
@@ -165,6 +172,18 @@ def _labels(runs: Sequence[RunData]) -> list[str]:
         whole = own if own and len(alike) == len(runs) else " · ".join(filter(None, [run.algorithm, own]))
         labels.append(whole)
     return labels
+
+
+def _problems(runs: Sequence[RunData]) -> list[str]:
+    """The data of each run, as far as they are not all alike."""
+    keys = [key for key in differing(runs) if key.startswith("data.") and key not in _RECIPE]
+    return [
+        ", ".join(
+            str(run.settings.get(key)) if key == "data.name" else f"{key.partition('.')[2]}={run.settings.get(key)}"
+            for key in keys
+        )
+        for run in runs
+    ]
 
 
 def _is_run(folder: Path) -> bool:

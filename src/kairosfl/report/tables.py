@@ -51,6 +51,7 @@ class Row:
     """One algorithm of the table of results. Accuracies are fractions."""
 
     label: str
+    problem: str
     seeds: tuple[int, ...]
     rounds: Spread
     planned: int
@@ -92,6 +93,7 @@ def _row(group: Group, target: float) -> Row:
 
     return Row(
         label=group.label,
+        problem=group.problem,
         seeds=seeds,
         rounds=over(lambda run: run.rounds),
         planned=max(run.planned for run in group.runs),
@@ -144,9 +146,11 @@ def default_target(groups: Sequence[Group]) -> float:
 
 
 def paired_tests(groups: Sequence[Group]) -> list[Pair]:
-    """Every two algorithms that share a seed."""
+    """Every two algorithms that share the data and a seed."""
     pairs = []
     for first, second in combinations(groups, 2):
+        if first.problem != second.problem:
+            continue
         values = [_by_seed(first), _by_seed(second)]
         seeds = tuple(sorted(values[0].keys() & values[1].keys()))
         if seeds:
@@ -258,6 +262,17 @@ def compare_numbers(dirs: Sequence[Path], target: float | None = None) -> list[d
     groups = read_groups(dirs)
     target = chosen_target(groups, target)
     return [{"target": target} | asdict(row) for row in results(groups, target)]
+
+
+def columns(row: Row | Pair) -> dict[str, Any]:
+    """A row or test as numbers by column: mean, deviation and count of each value, lists as how many they hold."""
+    flat: dict[str, Any] = {}
+    for name, value in vars(row).items():
+        if isinstance(value, Spread):
+            flat |= {name: value.mean, f"{name}_deviation": value.deviation, f"{name}_count": value.count}
+        else:
+            flat[name] = len(value) if isinstance(value, tuple) else value
+    return flat
 
 
 def compare_table(dirs: Sequence[Path], target: float | None = None) -> list[dict[str, str]]:

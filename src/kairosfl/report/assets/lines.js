@@ -54,6 +54,12 @@ class LineChart extends Chart {
     });
   }
 
+  // The band at a point: no lower than nothing where no value is, and no share above all.
+  edges(s, i) {
+    const low = s.mean[i] - s.deviation[i], high = s.mean[i] + s.deviation[i];
+    return [s.mean[i] >= 0 ? Math.max(0, low) : low, this.spec.percent ? Math.min(1, high) : high];
+  }
+
   extent(curves) {
     const [from, to] = this.range;
     let low = Infinity, high = -Infinity;
@@ -66,10 +72,7 @@ class LineChart extends Chart {
       for (let i = 0; i < s.x.length; i++) {
         if (s.x[i] < from || s.x[i] > to || s.mean[i] === null) continue;
         see(s.mean[i]);
-        if (s.deviation && s.deviation[i] !== null) {
-          see(s.mean[i] - s.deviation[i]);
-          see(s.mean[i] + s.deviation[i]);
-        }
+        if (s.deviation && s.deviation[i] !== null) this.edges(s, i).forEach(see);
         for (const each of s.seeds) see(each[i]);
       }
     if (low > high) return this.log ? [0.1, 1] : [0, 1];
@@ -165,9 +168,9 @@ class LineChart extends Chart {
     const g = node("g", { class: `series ${kind}`, "data-group": s.group }, parent);
     if (s.deviation) {
       const i = [...s.x.keys()].filter((k) => s.deviation[k] !== null && s.mean[k] !== null);
-      const upper = this.path(i.map((k) => s.x[k]), i.map((k) => s.mean[k] + s.deviation[k]));
+      const upper = this.path(i.map((k) => s.x[k]), i.map((k) => this.edges(s, k)[1]));
       i.reverse();
-      const lower = this.path(i.map((k) => s.x[k]), i.map((k) => s.mean[k] - s.deviation[k]));
+      const lower = this.path(i.map((k) => s.x[k]), i.map((k) => this.edges(s, k)[0]));
       if (upper) node("path", { class: "band", d: `${upper}${lower.replace("M", "L")}Z` }, g);
     }
     if (s.raw) node("path", { class: "raw", d: this.path(s.x, s.raw) }, g);
