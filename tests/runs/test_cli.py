@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -147,6 +148,17 @@ def test_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert not list((tmp_path / "run").rglob("*.part"))
     assert call("resume", tmp_path / "run", "--quiet").exit_code == 0
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path):
+    ended = call("run", *SMALL, "--out", tmp_path / "run").stdout
+    assert re.fullmatch(r"accuracy 0\.\d{4} after 2 rounds, in .*run\n", ended)  # quiet is about progress
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (tmp_path / "run").rglob("*.*")}
+    assert call("resume", tmp_path / "run", "--quiet").stdout == ended
+    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in before} == before
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 2", "rounds = 3"))
+    assert "after 3 rounds" in call("resume", tmp_path / "run", "--quiet").stdout
 
 
 def test_a_run_and_its_json(tmp_path):

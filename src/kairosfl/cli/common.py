@@ -98,3 +98,13 @@ def print_rows(rows: list[dict[str, str]]) -> None:
     if not console.is_terminal:
         console = Console(width=160)
     console.print(table)
+
+
+def conclude(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
+    """What a run came to, and where it is."""
+    if as_json:
+        typer.echo(json.dumps({"folder": str(folder)} | summary))
+        return
+    typer.echo(f"accuracy {summary['accuracy']:.4f} after {summary['rounds']} rounds, in {folder}")
+    if summary.get("rejected"):
+        typer.echo(f"{summary['rejected']} reports were turned away; {folder / 'log.txt'} says why.", err=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
 
 import typer
 
-from kairosfl.cli.common import Json, Out, Quiet, Set, friendly
+from kairosfl.cli.common import Json, Out, Quiet, Set, conclude, friendly
 from kairosfl.errors import UserError
 
 
@@ -60,7 +59,4 @@ def rehearse(
         config, _ = module.load(file, changes)
         with Show(config.train.rounds, quiet=quiet or as_json) as show:
             summary = module.rehearse(file, folder, nodes=nodes, changes=changes, notify=show)
-        if as_json:
-            typer.echo(json.dumps({"folder": str(folder / "run")} | summary))
-        elif not quiet:
-            typer.echo(f"accuracy {summary['accuracy']:.4f} after {summary['rounds']} rounds, in {folder / 'run'}")
+        conclude(folder / "run", summary, as_json)

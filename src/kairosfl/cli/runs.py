@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,6 +19,7 @@ from kairosfl.cli.common import (
     Set,
     asked,
     command,
+    conclude,
     friendly,
     print_table,
     run_sweep,
@@ -63,7 +64,7 @@ def run(
         config = resolve(tables, [*changes, *asked(engine=engine, device=device, ray_address=ray_address)])
         with Show(config.train.rounds, quiet=quiet or as_json) as show:
             summary = start(config, folder, command=command(), notify=show, say=show.say)
-    conclude(folder, summary, quiet, as_json)
+    conclude(folder, summary, as_json)
 
 
 def resume(
@@ -79,7 +80,7 @@ def resume(
         done = about(folder / "checkpoint").get("round", 0)
         with Show(rounds, quiet=quiet or as_json, done=done) as show:
             summary = experiment.resume(folder, notify=show, say=show.say)
-    conclude(folder, summary, quiet, as_json)
+    conclude(folder, summary, as_json)
 
 
 def sweep(
@@ -110,7 +111,7 @@ def sweep(
         summaries = run_sweep(tables, folder, quiet or as_json)
         if as_json:
             typer.echo(json.dumps({"folder": str(folder), "runs": summaries}))
-        elif not quiet:
+        else:
             print_table([folder])
             typer.echo(f"runs in {folder}")
 
@@ -150,13 +151,3 @@ def how_to_resume(folder: Path) -> str:
     if any((folder / "checkpoint").glob("checkpoint-*.json")):
         return f"Go on with: kairosfl resume {shlex.quote(str(folder))}"
     return "Nothing was trained yet."
-
-
-def conclude(folder: Path, summary: dict[str, Any], quiet: bool, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps({"folder": str(folder)} | summary))
-    elif not quiet:
-        accuracy = summary["accuracy"]
-        typer.echo(f"accuracy {accuracy:.4f} after {summary['rounds']} rounds, in {folder}")
-        if summary.get("rejected"):
-            typer.echo(f"{summary['rejected']} reports were turned away; {folder / 'log.txt'} says why.", err=True)

@@ -320,9 +320,11 @@ def reopen(config: Config, task: Task, engine: Engine, folder: Folder, *, notify
 
 
 def resume(path: Path, *, notify: Notify | None = None, say: Say = silent) -> dict[str, Any]:
-    """Go on with the run in a folder."""
+    """Go on with the run in a folder; one that has come to its end is left as it is."""
     folder = Folder(path)
     config = folder.config()
+    if folder.finished() and (summary := folder.summary())["rounds"] >= config.train.rounds:
+        return summary
     task = build_task(config)
     config = settle(config, task)
     engine = build_engine(config, task)
