@@ -162,7 +162,7 @@ def test_a_finished_run_is_left_as_it_is(tmp_path):
 
 
 def test_a_run_and_its_json(tmp_path):
-    result = call("run", *SMALL, "--json", "--out", tmp_path / "run")
+    result = call("run", *SMALL, "--set", "algorithm=fedavgm(beta=0.7)", "--json", "--out", tmp_path / "run")
     assert result.exit_code == 0
     summary = json.loads(result.stdout)
     assert summary["rounds"] == 2
@@ -172,7 +172,8 @@ def test_a_run_and_its_json(tmp_path):
     assert set(named.split()) <= rows[0].keys()
     about = json.loads((tmp_path / "run" / "run.json").read_text())
     assert about["seed"] == 0
-    assert about["algorithm"] == "fedavg"
+    assert about["algorithm"] == "fedavgm(beta=0.7)"
+    assert about["rules"] == ["FedAvgM(beta=0.7, lr=1.0, nesterov=False)"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

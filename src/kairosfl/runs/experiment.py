@@ -151,6 +151,7 @@ def describe(config: Config, task: Task, command: str) -> dict[str, Any]:
         "git": _git(),
         "seed": config.seed,
         "algorithm": str(config.algorithm),
+        "rules": list(map(repr, config.algorithm.rules)),  # with the options that have their defaults
         "parameters": task.layout.size,
         "clients": len(task.clients),
         "population_hash": task.clients.hash(),
