@@ -21,6 +21,7 @@ from rich.progress import (
 from rich.table import Column
 
 PLAIN_LINES = 50
+SECONDS_A_LINE = 60.0
 
 
 def numbers() -> list[ProgressColumn]:
@@ -94,6 +95,8 @@ class ShowSweep(_Screen):
     def __init__(self, rounds: dict[str, int], *, quiet: bool = False, console: Console | None = None) -> None:
         super().__init__(quiet, console)
         self.rounds = rounds
+        self.done = self.fresh = 0  # rounds of all runs, and those of them that were made now
+        self.began = self.told = time.perf_counter()
         self.number = {name: i for i, name in enumerate(rounds, 1)}
         self.progress = Progress(
             *numbers(), text("{task.fields[name]}"), text("{task.description}"), console=self.console, expand=True
@@ -110,11 +113,15 @@ class ShowSweep(_Screen):
         """A listener for one of the runs."""
         rounds = self.rounds[name]
         title = f"run {self.number[name]}/{len(self.rounds)} {name}"
+        self.done += done
         if self.live:
             self.progress.advance(self.whole, done)
 
         def listen(row: dict[str, Any]) -> None:
-            if self.live:
+            self.done, self.fresh = self.done + 1, self.fresh + 1
+            if not self.live:
+                self._tell()
+            else:
                 if name not in self.bars:
                     self.bars[name] = self.progress.add_task("", total=rounds, name=title)
                 self.progress.advance(self.whole)
@@ -126,6 +133,14 @@ class ShowSweep(_Screen):
 
         return listen
 
+    def _tell(self) -> None:
+        """Where no bar can be seen, how far all runs are, now and then."""
+        now = time.perf_counter()
+        if now - self.told >= SECONDS_A_LINE:
+            self.told, whole = now, sum(self.rounds.values())
+            left = duration((whole - self.done) * (now - self.began) / self.fresh)
+            self.say(f"all runs: {self.done}/{whole} rounds, about {left} left")
+
 
 def describe(row: dict[str, Any], accuracy: float | None) -> str:
     """The round in a few words."""
@@ -136,3 +151,13 @@ def describe(row: dict[str, Any], accuracy: float | None) -> str:
         "critical" if row["critical"] else "",
     ]
     return "  ".join(part for part in parts if part)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as one would say them."""
+    for size, one, many in ((86400, "day", "days"), (3600, "hour", "hours"), (60, "minute", "minutes")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {many}" if seconds < 10 * size else f"{seconds / size:.0f} {many}"
+        if seconds >= size:
+            return f"1 {one}"
+    return f"{max(2, round(seconds))} seconds"

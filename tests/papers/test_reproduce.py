@@ -11,7 +11,7 @@ from tiny import cell as make
 
 from kairosfl.errors import UserError
 from kairosfl.papers.item import members
-from kairosfl.papers.reproduce import duration, estimate, reproduce, rounds_left
+from kairosfl.papers.reproduce import estimate, reproduce, rounds_left
 from kairosfl.papers.results import collect, table
 from kairosfl.runs import experiment
 from kairosfl.runs.files import read_lines
@@ -155,17 +155,3 @@ def test_the_estimate_is_the_rounds_left_times_a_measured_round(tmp_path, monkey
     assert estimate(runs, tmp_path) == pytest.approx(2 * 50 * 2.0)
     longer = members(ITEM, ["digits"], seeds=1, rounds=50, changes=["train.epochs=4"])
     assert estimate([runs[0], longer[1]], tmp_path) == pytest.approx(50 * 2.0 + 50 * 8.0)
-
-
-def test_durations_as_one_says_them():
-    assert [duration(s) for s in (0.2, 42, 75, 150, 1800, 5000, 20000, 200000, 1e7)] == [
-        "2 seconds",
-        "42 seconds",
-        "1 minute",
-        "2.5 minutes",
-        "30 minutes",
-        "1 hour",
-        "5.6 hours",
-        "2.3 days",
-        "116 days",
-    ]

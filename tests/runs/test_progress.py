@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 
 import pytest
 from rich.console import Console
 
-from kairosfl.progress import Show, ShowSweep
+from kairosfl import progress
+from kairosfl.progress import Show, ShowSweep, duration
 
 ROW = {"round": 7, "accuracy": 0.4567, "loss": 1.2345, "cohort": 10, "reported": 9, "rejected": 1, "critical": True}
 
@@ -47,3 +49,31 @@ def test_a_sweep_of_long_names(width):
     assert "7/20" in run
     assert "run 2/3" in run
     assert "accurac" in run
+
+
+def test_a_sweep_without_a_terminal_says_now_and_then_how_far_it_is(monkeypatch):
+    clock = itertools.count(step=25.0)  # a round takes 25 seconds
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
+    console = Console(file=io.StringIO(), force_terminal=False, width=200)
+    with ShowSweep({"a": 8, "b": 8}, console=console) as show:
+        listen = show.begin("a", 3)
+        for number in range(4, 9):
+            listen(ROW | {"round": number})
+    lines = shown(console)
+    assert lines[:1] == ["all runs: 6/16 rounds, about 4.2 minutes left"]
+    assert len(lines) == 2
+    assert lines[1].startswith("run 1/2 a: accuracy 0.4567")
+
+
+def test_durations_as_one_says_them():
+    assert [duration(s) for s in (0.2, 42, 75, 150, 1800, 5000, 20000, 200000, 1e7)] == [
+        "2 seconds",
+        "42 seconds",
+        "1 minute",
+        "2.5 minutes",
+        "30 minutes",
+        "1 hour",
+        "5.6 hours",
+        "2.3 days",
+        "116 days",
+    ]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from kairosfl.errors import UserError
 from kairosfl.papers.item import Item, members
 from kairosfl.papers.results import Results, collect
+from kairosfl.progress import duration
 from kairosfl.runs import experiment
 from kairosfl.runs.config import Config
 from kairosfl.runs.engines import build_engine, settle
@@ -122,16 +123,6 @@ def rounds_left(member: Member, out: Path) -> int:
     """How many rounds a run has before it."""
     folder = Folder(out / member.name)
     return 0 if folder.finished() else max(0, member.config.train.rounds - (folder.rounds_done() or 0))
-
-
-def duration(seconds: float) -> str:
-    """Seconds as one would say them."""
-    for size, one, many in ((86400, "day", "days"), (3600, "hour", "hours"), (60, "minute", "minutes")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.1f} {many}" if seconds < 10 * size else f"{seconds / size:.0f} {many}"
-        if seconds >= size:
-            return f"1 {one}"
-    return f"{max(2, round(seconds))} seconds"
 
 
 def _effort(config: Config) -> float:
