@@ -114,6 +114,13 @@ def test_text_and_released_code_are_cells_of_the_same_item():
     released = find("fedcl/accuracy").cells["cifar10-alexnet-a0.1-fedavg-cl-released"].config()
     assert released.run.detector == "fgn.released()"
     assert str(released.algorithm) == "fedcl(cap=0.75, floor=1.0, once=True, every=2)"
+    cells = find("fedcl/accuracy").cells
+    assert str(cells["cifar10-alexnet-a0.1-fednova-convex-cl"].config().algorithm) == "fednova(convex=True) + fedcl"
+    assert (
+        cells["fashion_mnist-vgg11-a0.3-vrlsgd-rate-cl-released"].reading == "released base; released rule and detector"
+    )
+    lineage = find("pa3fed/table2").cells["cifar10-h0.1-printed-fednova-convex-pa3fed"]
+    assert (lineage.printed, lineage.baseline) == ({"final": 54.74}, "cifar10-h0.1-printed-fednova-convex")
     assert {"cifar10-fedavg-alt", "cifar10-fedavg-alt-min", "cifar10-moon-alt-previous"} <= find(
         "alt/figure2"
     ).cells.keys()

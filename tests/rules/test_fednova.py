@@ -57,6 +57,26 @@ def test_equal_steps_are_fedavg() -> None:
     assert np.abs(unequal).max() > 1e-3
 
 
+@pytest.mark.parametrize("problem", [Quadratic(), Network()], ids=["quadratic", "network"])
+def test_convex_weights_are_the_shares_by_unit_moves_divided_by_their_sum(problem: reference.Problem) -> None:
+    x, expected = problem.x, []
+    for t, cohort in enumerate(COHORTS):
+        if ids := cohort.reported:
+            locals_ = [reference.train(problem, Setting(), t, i, x) for i in ids]
+            a = np.array([reference.unit_move(Setting(), t, local.steps) for local in locals_])
+            weights = reference.shares(problem, ids, "samples") / a
+            x = (weights / weights.sum()) @ np.array([local.w for local in locals_])
+        expected.append(x)
+    reached = course(problem, Setting(), COHORTS, "fednova(convex=True)")
+    np.testing.assert_allclose(reached, expected, rtol=0, atol=1e-13)
+
+
+def test_equal_steps_are_fedavg_with_convex_weights_too() -> None:
+    problem = Quadratic(sizes=(7, 8, 9, 7, 8))
+    plain = course(problem, Setting(), COHORTS, "fedavg")
+    np.testing.assert_allclose(course(problem, Setting(), COHORTS, "fednova(convex=True)"), plain, rtol=0, atol=1e-14)
+
+
 def test_one_client_is_fedavg() -> None:
     alone, problem = (Cohort((0,)),) * 4, Quadratic(sizes=(6,))
     plain = course(problem, Setting(), alone, "fedavg")

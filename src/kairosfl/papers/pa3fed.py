@@ -13,6 +13,8 @@ BASES = {
     "fednova": "fednova",
     "fedmut": "fedmut",
 }
+# As FedCL's released code has them, from which PA3Fed descends: suffix, algorithm.
+LINEAGE = {"fednova": ("convex", "fednova(convex=True)"), "vrlsgd": ("rate", "vrlsgd(rate=0.005)")}
 COLUMNS = ("fedavg", "fedprox", "fednova", "vrlsgd", "fedmut")
 PRESETS = {
     "cifar10": "pa3fed-cifar10-alexnet",
@@ -57,7 +59,8 @@ SCHEDULE_NOTE = (
 )
 
 # What the text leaves open: the suffix of the cell, the reading in words, the rule, and further settings.
-READINGS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+Reading = tuple[str, str, str, dict[str, Any]]
+READINGS: tuple[Reading, ...] = (
     ("pa3fed", "better counts more (prose)", "pa3fed", {}),
     ("pa3fed-letter", "Eq. 8 and 10 to the letter", "pa3fed(score='loss')", {}),
     ("pa3fed-nolr", "prose; FGN without the learning rate", "pa3fed", {"run.detector": "fgn(include_lr=False)"}),
@@ -70,18 +73,24 @@ def _table2(data: str, degree: float, base: str, schedule: str) -> dict[str, Cel
     words, settings = SCHEDULES[schedule]
     settings = {**settings, "data.alpha": degree}
     plain = f"{data}-h{degree}-{schedule}-{base}"
-    algorithm = {"algorithm": BASES[base]}
-    cells = {
-        plain: Cell(preset=PRESETS[data], settings=settings | algorithm, printed={"final": without}, reading=words)
-    }
-    for suffix, reading, rule, more in READINGS:
-        cells[f"{plain}-{suffix}"] = Cell(
-            preset=PRESETS[data],
-            settings={**settings, "algorithm": f"{BASES[base]} + {rule}", **more},
-            printed={"final": with_},
-            reading=f"{reading}; {words}",
-            baseline=plain,
-        )
+
+    def pair(name: str, algorithm: str, where: str, readings: tuple[Reading, ...]) -> dict[str, Cell]:
+        own = {**settings, "algorithm": algorithm}
+        cells = {name: Cell(preset=PRESETS[data], settings=own, printed={"final": without}, reading=where)}
+        for suffix, reading, rule, more in readings:
+            cells[f"{name}-{suffix}"] = Cell(
+                preset=PRESETS[data],
+                settings={**settings, "algorithm": f"{algorithm} + {rule}", **more},
+                printed={"final": with_},
+                reading=f"{reading}; {where}",
+                baseline=name,
+            )
+        return cells
+
+    cells = pair(plain, BASES[base], words, READINGS)
+    if base in LINEAGE:
+        suffix, algorithm = LINEAGE[base]
+        cells |= pair(f"{plain}-{suffix}", algorithm, f"{base} of FedCL's code; {words}", READINGS[:1])
     return cells
 
 
@@ -214,7 +223,7 @@ ITEMS = (
         cells={
             name: cell
             for name, cell in TABLE2_CELLS.items()
-            if name.startswith("cifar10-") and not name.endswith(("-letter", "-nolr"))
+            if name.startswith("cifar10-") and not {"letter", "nolr", "convex", "rate"} & set(name.split("-"))
         },
         measures=("final", "rounds_to"),
         claim="With PA3Fed every method converges faster.",

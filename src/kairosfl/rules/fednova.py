@@ -3,7 +3,8 @@
     d_i = Δ_i / a_i,    x ← x + τ_eff Σ p_i d_i,    τ_eff = Σ p_i a_i
 
 a_i is how far a unit gradient moves the weights: the mass, which knows momentum, proximal pull and weight decay.
-With a proximal pull the paper takes τ_eff = Σ p_i · steps_i · lr_i instead.
+With a proximal pull the paper takes τ_eff = Σ p_i · steps_i · lr_i instead. FedCL's released code divides the weights
+p_i / a_i by their sum, which is τ_eff = 1 / Σ (p_i / a_i): `convex`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from kairosfl.table import Table
 class FedNova(Rule):
     """Counts every client's mean gradient, not its distance, so that more local steps do not mean more say.
 
-    `momentum` is the server's (gmf), on the normalised direction. Equal steps make it FedAvg.
+    `momentum` is the server's (gmf), on the normalised direction. `convex` keeps the new model among the clients',
+    where the way of a client of few steps would otherwise be drawn out. Equal steps make it FedAvg.
     """
 
     momentum: float = 0.0
+    convex: bool = False
 
     def __post_init__(self) -> None:
         self.demand("momentum", 0 <= self.momentum < 1, "use at least 0 and below 1")
@@ -44,8 +47,10 @@ class FedNova(Rule):
         reports: Reports,
         round: Round,
     ) -> Tensor:
-        distance = torch.where(briefs.pull > 0, reports.steps * briefs.lr, reports.mass)
-        effective = weights @ distance
+        if self.convex:
+            effective = 1 / (weights @ (1 / reports.mass))
+        else:
+            effective = weights @ torch.where(briefs.pull > 0, reports.steps * briefs.lr, reports.mass)
         more = (weights * (effective / reports.mass - 1)).to(reports.delta)
         return direction + more @ strides(briefs, reports, round.x)
 
