@@ -206,14 +206,19 @@ def fedmut(
     bound: int,
     weights: str = "uniform",
 ) -> Course:
-    """Hu et al. 2024: mutants x + alpha · s · (x^t − x^{t−1}) with shuffled signs for every tensor."""
+    """Hu et al. 2024: mutants x + alpha · s · (x^t − x^{t−1}) with shuffled signs for every tensor.
+
+    What they trained counts by its weight; where they were put counts alike, as if it had been dealt to the reporters.
+    """
     x, course = problem.x, []
     last = x
     for t, cohort in enumerate(cohorts):
         starts = mutants(problem, setting, t, len(cohort.asked), x, last, alpha, rate, bound)
         if ids := cohort.reported:
-            ends = [train(problem, setting, t, i, starts[cohort.asked.index(i)]).w for i in ids]
-            last, x = x, shares(problem, ids, weights) @ np.array(ends)
+            own = [starts[cohort.asked.index(i)] for i in ids]
+            moved = [train(problem, setting, t, i, start).w - start for i, start in zip(ids, own, strict=True)]
+            put = mutants(problem, setting, t, len(ids), x, last, alpha, rate, bound).mean(0)
+            last, x = x, put + shares(problem, ids, weights) @ np.array(moved)
         course.append(x)
     return course
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from problems import course
+from problems import course, settle
 from reference import COHORTS, Cohort, Network, Quadratic, Setting
 
 from kairosfl.briefs import Briefs, column
@@ -24,6 +24,43 @@ def test_six_rounds_with_cohorts_of_many_sizes(weights: str, alpha: float, bound
     expected = reference.fedmut(problem, Setting(), COHORTS, alpha=alpha, rate=0.3, bound=bound, weights=weights)
     text = f"fedmut(alpha={alpha}, bound={bound}, weights='{weights}')"
     np.testing.assert_allclose(course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-12)
+
+
+def test_the_mean_of_the_trained_mutants_while_nobody_fails() -> None:
+    """The paper's own line, by hand."""
+    problem, setting, everyone = Quadratic(), Setting(), (0, 1, 2, 3, 4)
+    x = last = problem.x
+    expected = []
+    for t in range(4):
+        starts = reference.mutants(problem, setting, t, 5, x, last, alpha=2, rate=0.3, bound=50)
+        last, x = x, np.mean([reference.train(problem, setting, t, i, starts[i]).w for i in everyone], 0)
+        expected.append(x)
+    reached = course(problem, setting, (Cohort(everyone),) * 4, "fedmut(alpha=2)")
+    np.testing.assert_allclose(reached, expected, rtol=0, atol=1e-12)
+
+
+STEPS = (2, 4, 3, 1, 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "alone"),
+    [
+        ("fedmut(weights='samples')", "fedavg"),
+        ("fedmut + pa3fed(always=True)", "fedmut(alpha=0)"),
+    ],
+)
+def test_it_does_not_run_away_where_weights_differ(text: str, alone: str) -> None:
+    problem = Quadratic(sizes=(2, 5, 9, 3, 12, 7))
+    reached, plain = (settle(problem, each, steps=STEPS, cohort=6, rounds_=400) for each in (text, alone))
+    np.testing.assert_allclose(reached, plain, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", ["vrlsgd", "scaffold"])
+def test_beside_rules_that_correct_drift_the_optimum_is_reached_whatever_the_weights(rule: str) -> None:
+    problem = Quadratic(sizes=(2, 5, 9, 3, 12, 7))
+    reached = settle(problem, f"{rule} + fedmut + pa3fed", steps=STEPS, cohort=6, rounds_=400)
+    optimum = problem.optimum(reference.shares(problem, range(6), "uniform"), decay=0.01)
+    assert np.abs(reached - optimum).max() < 1e-10
 
 
 def test_without_mutation_it_is_fedavg_to_the_bit() -> None:

@@ -4,6 +4,11 @@
 
 Half of the cohort has s = +1, half s = −(1 − ρ), dealt anew for every tensor; in an odd cohort one has 0.
 ρ = rate · (1 − min(t / bound, 1)): early mutants lean forward on average, later ones centre on x.
+
+    x^{t+1} = mean of start_j + Σ p_j (w_j − start_j)
+
+For uniform p that is the mean of the trained mutants. The mutations are the server's own and count alike, whatever the
+clients' weights: where they did not cancel, the next step would be alpha times what was left of them, and so on.
 """
 
 from __future__ import annotations
@@ -43,9 +48,7 @@ class FedMut(Rule):
     def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
         if round.number == 0 or not self.alpha:
             return briefs
-        half, odd = divmod(len(briefs), 2)
-        rho = self.rate * (1 - min((round.number - 1) / self.bound, 1))
-        dealt = [1.0] * half + [-(1 - rho)] * half + [0.0] * odd
+        dealt = self._signs(len(briefs), round)
         rng = round.stream("fedmut")
         delta = self.alpha * (round.x - state["previous"])
         start = torch.empty(len(briefs), len(round.x), dtype=round.x.dtype, device=round.x.device)
@@ -55,7 +58,28 @@ class FedMut(Rule):
             start[:, part] = round.x[part] + signs[:, None] * delta[part]
         return replace(briefs, start=start)
 
+    def combine(
+        self,
+        direction: Tensor,
+        state: State,
+        rows: State,
+        weights: Tensor,
+        briefs: Briefs,
+        reports: Reports,
+        round: Round,
+    ) -> Tensor:
+        if round.number == 0 or not self.alpha:
+            return direction
+        signs = self._signs(len(briefs), round)
+        lean = self.alpha * sum(signs) / len(signs) * (round.x - state["previous"])
+        return direction + (lean - weights.to(briefs.start) @ (briefs.start - round.x)).to(direction)
+
     def observe(
         self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
     ) -> tuple[State, State]:
         return {"previous": round.x}, {}
+
+    def _signs(self, clients: int, round: Round) -> list[float]:
+        half, odd = divmod(clients, 2)
+        rho = self.rate * (1 - min((round.number - 1) / self.bound, 1))
+        return [1.0] * half + [-(1 - rho)] * half + [0.0] * odd
