@@ -69,7 +69,7 @@ def write_run(
         "algorithm": algorithm,
         "parameters": 122570,
         "clients": clients,
-        "population_hash": "5e1f" * 16,
+        "population_hash": f"{alpha}-{seed}" * 16,
         "data_hashes": {"train": "ab" * 32},
         "started": "2025-05-01T12:00:00",
         "command": f"kairosfl run cifar10.toml --set algorithm='{algorithm}' --set seed={seed}",

@@ -152,3 +152,7 @@ def test_a_band_ends_at_nothing_and_at_all(tmp_path):
     spread = [0.28 / math.sqrt(2), 0.5 / math.sqrt(2)]
     np.testing.assert_allclose(low, [0, 0.75 - spread[1]])
     np.testing.assert_allclose(high, [0.16 + spread[0], 1])
+    for seed, values in enumerate(([0.1, 0.2], [-0.1, 0.1])):  # a cosine may be negative
+        fake.edit(tmp_path / str(seed), coherence=values)
+    (series,) = drawn(tmp_path)[0]["coherence"].series
+    np.testing.assert_allclose(band(series, percent=False)[0], [-0.2 / math.sqrt(2), 0.15 - 0.1 / math.sqrt(2)])

@@ -157,6 +157,30 @@ def test_algorithms_on_other_data_are_not_ranked_against_each_other(problems):
     assert [groups[int(i)].label for i in best] == ["fedavg · alpha=1.0", "scaffold · alpha=0.1"]
 
 
+def test_each_problem_with_an_algorithm_of_its_own_is_named(tmp_path):
+    fake.write_run(tmp_path / "a", algorithm="fedavg", alpha=0.1, rounds=5)
+    fake.write_run(tmp_path / "b", algorithm="scaffold", alpha=1.0, rounds=5)
+    groups = read_groups([tmp_path])
+    assert [group.label for group in groups] == ["fedavg · alpha=0.1", "scaffold · alpha=1.0"]
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    assert "Row against column" not in page
+
+
+def test_the_same_samples_are_the_same_problem_however_they_were_asked_for(tmp_path):
+    for alpha in (0.3, 0.5):  # of an IID partition, say
+        run = fake.write_run(tmp_path / str(alpha), alpha=alpha, rounds=5)
+        about = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps(about | {"population_hash": "5e1f"}))
+    assert [group.problem for group in read_groups([tmp_path])] == ["", ""]
+    assert len(paired_tests(read_groups([tmp_path]))) == 1
+
+
+def test_p_values_do_not_depend_on_runs_with_other_data(problems):
+    both = paired_tests(read_groups([problems]))
+    alone = paired_tests(read_groups(sorted(problems.glob("*-0.1-*"))))
+    assert [pair.adjusted for pair in alone] == [both[0].adjusted] == [both[0].p]
+
+
 def test_augmented_runs_have_the_same_data(tmp_path):
     for name in ("plain", "crops"):
         run = fake.write_run(tmp_path / name, rounds=5)

@@ -15,7 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from kairosfl.cli import app
+from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
+from kairosfl.runs.experiment import Folder, build_task, reopen
 
 SMALL = ["--set", "data.clients=10", "--set", "train.cohort=3", "--set", "train.rounds=2", "--quiet"]
 
@@ -158,6 +160,13 @@ def test_a_finished_run_is_left_as_it_is(tmp_path):
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in before} == before
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace("rounds = 2", "rounds = 3"))
+    folder = Folder(tmp_path / "run")
+    assert not folder.finished()
+    task = build_task(folder.config())
+    course = reopen(folder.config(), task, Loop(task), folder)
+    next(course)
+    course.close()
+    assert not (tmp_path / "run" / "summary.json").exists()  # or two rounds would pass for the result of three
     assert "after 3 rounds" in call("resume", tmp_path / "run", "--quiet").stdout
 
 

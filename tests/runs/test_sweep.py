@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -58,6 +59,23 @@ def test_a_sweep_does_not_go_into_the_folder_of_a_run(tmp_path):
     experiment.start(expand(TABLES | {"sweep": {"seed": [0]}})[0].config, tmp_path / "run")
     with pytest.raises(UserError, match="holds a run, and a sweep needs a folder of its own"):
         sweep(expand(TABLES | {"sweep": {"seed": [0, 1]}}), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "sentence"),
+    [
+        ("train", "rounds", 5, "train.rounds = 4, and the sweep now says 5; give another --out, or set it back"),
+        ("train", "lr", 0.2, "train.lr = 0.1, and the sweep now says 0.2"),
+        ("run", "detector", "fgn(delta=0.5)", "run.detector = 'fgn', and the sweep now says 'fgn(delta=0.5)'"),
+    ],
+)
+def test_runs_that_were_begun_otherwise_are_not_taken_for_these(tmp_path, section, key, value, sentence):
+    small = TABLES | {"train": {"rounds": 4, "cohort": 3, "lr": 0.1}, "sweep": {"seed": [0]}}
+    sweep(expand(small), tmp_path)
+    other = small | {section: {**small[section], key: value}}
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        sweep(expand(other), tmp_path)
+    sweep(expand(small | {"run": {"engine": "batched", "eval_every": 2}}), tmp_path)
 
 
 def test_each_run_is_what_it_is_alone(tmp_path):

@@ -101,9 +101,10 @@ def _curve(axes: Axes, series: Series, scale: float, name: str, picture: Lines) 
 
 
 def band(series: Series, percent: bool) -> tuple[Array, Array]:
-    """One deviation to either side: no lower than nothing where the mean is not, and no share above all."""
+    """One deviation to either side: not below nothing where no seed is, and no share above all."""
     low, high = series.mean - series.deviation, series.mean + series.deviation
-    return np.where(series.mean >= 0, np.maximum(low, 0), low), np.minimum(high, 1) if percent else high
+    signed = any((seed < 0).any() for seed in series.seeds)
+    return low if signed else np.maximum(low, 0), np.minimum(high, 1) if percent else high
 
 
 def _shade(axes: Axes, shown: Sequence[int], groups: Sequence[Group]) -> bool:

@@ -14,7 +14,7 @@ from kairosfl.report.figures import figures
 from kairosfl.report.payload import payload
 from kairosfl.report.pictures import SECTIONS, HeatMap, LeftOut, Picture, letter
 from kairosfl.report.read import Group, differing, read_groups
-from kairosfl.report.tables import Pair, Row, chosen_target, paired_tests, probability, results
+from kairosfl.report.tables import Pair, Row, by_problem, chosen_target, paired_tests, probability, results
 from kairosfl.runs.files import write
 
 _SCRIPTS = ("chart.js", "lines.js", "heat.js", "page.js")
@@ -135,8 +135,9 @@ def _results(groups: Sequence[Group], rows: Sequence[Row], pairs: Sequence[Pair]
     table = parts.results_table(rows)
     out = f'<div class="together"><h3>Table</h3><p class="about">{what}; accuracy in per cent. {field}</p>{table}</div>'
     about = f'<p class="about">{_TEST}</p>'
-    for problem, mine in _by_problem(rows).items():
-        if len(mine) > 1 and pairs:
+    for problem, mine in by_problem(rows).items():
+        labels = {groups[i].label for i in mine}
+        if any(pair.first in labels for pair in pairs):
             ranked = sorted(mine, key=lambda i: -rows[i].last_tenth.mean)[:COMPARED]
             tests = parts.tests_table(groups, pairs, sorted(ranked))
             if len(mine) > COMPARED:
@@ -145,14 +146,6 @@ def _results(groups: Sequence[Group], rows: Sequence[Row], pairs: Sequence[Pair]
             out += f'<div class="together"><h3>Row against column{where}</h3>{about}{tests}</div>'
             about = ""
     return out
-
-
-def _by_problem(rows: Sequence[Row]) -> dict[str, list[int]]:
-    """Which rows are about the same data."""
-    found: dict[str, list[int]] = {}
-    for i, row in enumerate(rows):
-        found.setdefault(row.problem, []).append(i)
-    return found
 
 
 def _picker(groups: Sequence[Group]) -> str:
@@ -183,8 +176,8 @@ def verdict(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
     scored = [row for row in rows if row.last_tenth.count]
     if not scored:
         return "No round has been evaluated yet."
-    problems = [[scored[i] for i in mine] for mine in _by_problem(scored).values()]
-    more = f" {len(problems) - JUDGED} more data settings are in the table." if len(problems) > JUDGED else ""
+    problems = [[scored[i] for i in mine] for mine in by_problem(scored).values()]
+    more = " The table has what came out on other data." if len(problems) > JUDGED else ""
     return " ".join(_judged(each, pairs) for each in problems[:JUDGED]) + more
 
 

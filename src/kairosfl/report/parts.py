@@ -8,7 +8,7 @@ from html import escape
 
 from kairosfl.report.pictures import COLOURS, HeatMap, LeftOut, Picture, letter
 from kairosfl.report.read import Group, RunData, differing
-from kairosfl.report.tables import Pair, Row, cells, probability
+from kairosfl.report.tables import Pair, Row, by_problem, cells, probability
 
 _HEADS = {
     "last 10 %": "Mean accuracy over the last tenth of the evaluated rounds",
@@ -63,11 +63,9 @@ def results_table(rows: Sequence[Row]) -> str:
 
 def _highest(rows: Sequence[Row], value: Callable[[Row], float]) -> set[int]:
     """The best row of each problem that has several."""
-    found: dict[str, list[int]] = {}
-    for i, row in enumerate(rows):
-        if math.isfinite(value(row)):
-            found.setdefault(row.problem, []).append(i)
-    return {max(each, key=lambda i: value(rows[i])) for each in found.values() if len(each) > 1}
+    several = (mine for mine in by_problem(rows).values() if len(mine) > 1)
+    known = ([i for i in mine if math.isfinite(value(rows[i]))] for mine in several)
+    return {max(mine, key=lambda i: value(rows[i])) for mine in known if mine}
 
 
 def tests_table(groups: Sequence[Group], pairs: Sequence[Pair], shown: Sequence[int]) -> str:

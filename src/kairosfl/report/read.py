@@ -142,8 +142,11 @@ def group_runs(runs: Iterable[RunData]) -> list[Group]:
         parts = _alike(group, _INCIDENTAL)
         compared = sum(len({run.seed for run in part}) for part in parts) > len({run.seed for run in group})
         members += [tuple(sorted(each, key=lambda run: run.seed)) for each in (parts if compared else [group])]
-    firsts = [each[0] for each in members]
-    return [Group(*each) for each in zip(_labels(firsts), members, _problems(firsts), strict=True)]
+    groups = []
+    for label, each, problem in zip(_labels([each[0] for each in members]), members, _problems(members), strict=True):
+        named = label if problem in label else f"{label} · {problem}"
+        groups.append(Group(named, each, problem))
+    return groups
 
 
 def _alike(runs: Iterable[RunData], but: set[str]) -> list[list[RunData]]:
@@ -174,16 +177,29 @@ def _labels(runs: Sequence[RunData]) -> list[str]:
     return labels
 
 
-def _problems(runs: Sequence[RunData]) -> list[str]:
-    """The data of each run, as far as they are not all alike."""
-    keys = [key for key in differing(runs) if key.startswith("data.") and key not in _RECIPE]
-    return [
-        ", ".join(
-            str(run.settings.get(key)) if key == "data.name" else f"{key.partition('.')[2]}={run.settings.get(key)}"
-            for key in keys
-        )
-        for run in runs
-    ]
+def _problems(groups: Sequence[tuple[RunData, ...]]) -> list[str]:
+    """The data of each group, as far as they are not all alike by their settings or by the samples themselves."""
+    firsts = [runs[0] for runs in groups]
+    keys = [key for key in differing(firsts) if key.startswith("data.") and key not in _RECIPE]
+    texts: list[str] = []
+    for i, run in enumerate(firsts):
+        own = [(key.partition(".")[2], run.settings.get(key)) for key in keys]
+        twin = next((j for j in range(i) if _same_samples(groups[i], groups[j])), None)
+        text = ", ".join(str(value) if name == "name" else f"{name}={value}" for name, value in own)
+        texts.append(text if twin is None else texts[twin])
+    return texts if len(set(texts)) > 1 else [""] * len(texts)
+
+
+def _same_samples(one: Sequence[RunData], other: Sequence[RunData]) -> bool:
+    """Whether every seed that both have dealt the same samples to the same clients."""
+    ours, theirs = ({run.seed: _samples(run) for run in runs} for runs in (one, other))
+    shared = ours.keys() & theirs.keys()
+    return bool(shared) and all(ours[seed] is not None and ours[seed] == theirs[seed] for seed in shared)
+
+
+def _samples(run: RunData) -> tuple[str, str] | None:
+    population, data = run.about.get("population_hash"), run.about.get("data_hashes")
+    return (str(population), str(data)) if population and data else None
 
 
 def _is_run(folder: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class Pair:
     seeds: tuple[int, ...]
     difference: Spread
     p: float  # NaN with fewer than two seeds
-    adjusted: float  # Holm's correction over all pairs that could be tested
+    adjusted: float  # Holm's correction over all pairs of the same data that could be tested
 
 
 def results(groups: Sequence[Group], target: float) -> list[Row]:
@@ -146,19 +146,33 @@ def default_target(groups: Sequence[Group]) -> float:
 
 
 def paired_tests(groups: Sequence[Group]) -> list[Pair]:
-    """Every two algorithms that share the data and a seed."""
-    pairs = []
-    for first, second in combinations(groups, 2):
-        if first.problem != second.problem:
-            continue
-        values = [_by_seed(first), _by_seed(second)]
-        seeds = tuple(sorted(values[0].keys() & values[1].keys()))
-        if seeds:
-            differences = [values[1][seed] - values[0][seed] for seed in seeds]
-            p = paired_t(differences)
-            pairs.append(Pair(first.label, second.label, seeds, Spread.of(differences), p, math.nan))
-    adjusted = holm([pair.p for pair in pairs])
-    return [Pair(p.first, p.second, p.seeds, p.difference, p.p, a) for p, a in zip(pairs, adjusted, strict=True)]
+    """Every two algorithms that share the data and a seed, corrected for the number of tests on the same data."""
+    return [
+        pair
+        for mine in by_problem(groups).values()
+        for pair in _corrected([_pair(groups[i], groups[j]) for i, j in combinations(mine, 2)])
+    ]
+
+
+def by_problem(rows: Sequence[Group | Row]) -> dict[str, list[int]]:
+    """Which groups or rows are about the same data."""
+    found: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        found.setdefault(row.problem, []).append(i)
+    return found
+
+
+def _pair(first: Group, second: Group) -> Pair | None:
+    ours, theirs = _by_seed(second), _by_seed(first)
+    seeds = tuple(sorted(ours.keys() & theirs.keys()))
+    differences = [ours[seed] - theirs[seed] for seed in seeds]
+    apart = Spread.of(differences)
+    return Pair(first.label, second.label, seeds, apart, paired_t(differences), math.nan) if seeds else None
+
+
+def _corrected(pairs: Iterable[Pair | None]) -> list[Pair]:
+    made = [pair for pair in pairs if pair is not None]
+    return [replace(pair, adjusted=p) for pair, p in zip(made, holm([pair.p for pair in made]), strict=True)]
 
 
 def _by_seed(group: Group) -> dict[int, float]:

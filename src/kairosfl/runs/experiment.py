@@ -114,8 +114,10 @@ class Folder:
         write_json(self.path / "partition.json", metrics.partition_note(task))
 
     def finished(self) -> bool:
-        """Whether the run came to its end."""
-        return (self.path / "summary.json").is_file()
+        """Whether the run came to its end, and was not given more rounds since."""
+        if not (self.path / "summary.json").is_file():
+            return False
+        return bool(self.summary()["rounds"] >= self.config().train.rounds)
 
     def summary(self) -> dict[str, Any]:
         """What was written down at the end."""
@@ -315,6 +317,7 @@ def begin(
 def reopen(config: Config, task: Task, engine: Engine, folder: Folder, *, notify: Notify | None = None) -> Course:
     """A recorded run that was stopped, from its last whole checkpoint, or from the start if it never got that far."""
     begun = any(folder.checkpoints.glob("checkpoint-*.json"))
+    (folder.path / "summary.json").unlink(missing_ok=True)  # of fewer rounds
     if not begun:
         folder.describe(config, task, " ".join(sys.argv), why=engine.why)
     return record(config, task, engine, folder, resume=begun, notify=notify)
@@ -324,8 +327,8 @@ def resume(path: Path, *, notify: Notify | None = None, say: Say = silent) -> di
     """Go on with the run in a folder; one that has come to its end is left as it is."""
     folder = Folder(path)
     config = folder.config()
-    if folder.finished() and (summary := folder.summary())["rounds"] >= config.train.rounds:
-        return summary
+    if folder.finished():
+        return folder.summary()
     task = build_task(config)
     config = settle(config, task)
     engine = build_engine(config, task)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs import experiment
-from kairosfl.runs.config import SECTIONS, Config, flatten, resolve
+from kairosfl.runs.config import SECTIONS, Config, flatten, resolve, tables
 from kairosfl.runs.engines import Engine, Seat, build_engine, largest, method, settle
 from kairosfl.runs.experiment import Folder
 from kairosfl.runs.files import write_json
@@ -90,11 +90,13 @@ def sweep(
     together: dict[str, list[_Open]] = {}
     for member in members:
         folder = Folder(out / member.name)
+        begun = (folder.path / "config.toml").is_file()
+        if begun:
+            _unchanged(member, folder)
         notify = watch(member.name, folder.rounds_done() or 0) if watch else None
         if folder.finished():
             summaries[member.name] = folder.summary()
             continue
-        begun = (folder.path / "config.toml").is_file()
         config = folder.config() if begun else member.config
         task = experiment.build_task(config)
         kind = _kind(config)
@@ -116,6 +118,17 @@ def sweep(
         name, reason = next(iter(failed.items()))
         raise UserError(f"{len(failed)} of {len(members)} runs came to nothing; the first, {name}: {reason}")
     return {member.name: summaries[member.name] for member in members}
+
+
+def _unchanged(member: Member, folder: Folder) -> None:
+    """A run that was begun otherwise than it is asked for now is not taken for it."""
+    then, now = (flatten(tables(config)) for config in (folder.config(), member.config))
+    for key in now:  # of [run] the detector alone is part of what is asked
+        if (key == "run.detector" or not key.startswith("run.")) and then.get(key) != now[key]:
+            raise UserError(
+                f"{folder.path} was begun with {key} = {then.get(key)!r}, and the sweep now says {now[key]!r}; give "
+                "another --out, or set it back."
+            )
 
 
 @dataclass(eq=False)

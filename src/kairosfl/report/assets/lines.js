@@ -50,14 +50,15 @@ class LineChart extends Chart {
       const mean = smoothed(s.mean, smooth);
       const deviation = s.deviation && spread === "band" ? smoothed(s.deviation, smooth) : null;
       const seeds = s.seeds && spread === "seeds" ? s.seeds.map((each) => smoothed(each, smooth)) : [];
-      return { ...s, mean, deviation, seeds, raw: smooth > 1 ? s.mean : null };
+      const signed = s.seeds && s.seeds.some((each) => each.some((v) => v < 0));
+      return { ...s, mean, deviation, seeds, signed, raw: smooth > 1 ? s.mean : null };
     });
   }
 
-  // The band at a point: no lower than nothing where no value is, and no share above all.
+  // The band at a point: not below nothing where no seed is, and no share above all.
   edges(s, i) {
     const low = s.mean[i] - s.deviation[i], high = s.mean[i] + s.deviation[i];
-    return [s.mean[i] >= 0 ? Math.max(0, low) : low, this.spec.percent ? Math.min(1, high) : high];
+    return [s.signed ? low : Math.max(0, low), this.spec.percent ? Math.min(1, high) : high];
   }
 
   extent(curves) {
