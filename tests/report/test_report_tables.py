@@ -1,12 +1,14 @@
 """Means, targets and paired tests, against numbers worked out by hand or by scipy."""
 
 import math
+from dataclasses import replace
 
 import fake
 import pytest
 from scipy import stats
 
 from kairosfl.errors import UserError
+from kairosfl.report import parts
 from kairosfl.report.read import read_groups
 from kairosfl.report.tables import (
     Spread,
@@ -115,3 +117,10 @@ def test_holm_multiplies_by_what_is_left_and_never_falls():
     assert adjusted[1] == pytest.approx(0.06)
     assert math.isnan(adjusted[2])
     assert holm([0.6, 0.7]) == [1.0, 1.0]
+
+
+def test_a_corrected_p_value_is_written_as_what_it_is(folder):
+    """Before the correction it may be below 0.001 and after it not."""
+    groups = read_groups([folder])
+    pair = replace(paired_tests(groups)[0], p=0.0005, adjusted=0.0015)
+    assert "<small>p = 0.002</small>" in parts.tests_table(groups, [pair], [0, 1])

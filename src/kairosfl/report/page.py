@@ -14,7 +14,7 @@ from kairosfl.report.figures import figures
 from kairosfl.report.payload import payload
 from kairosfl.report.pictures import SECTIONS, HeatMap, LeftOut, Picture, letter
 from kairosfl.report.read import Group, differing, read_groups
-from kairosfl.report.tables import Pair, Row, by_problem, chosen_target, paired_tests, probability, results
+from kairosfl.report.tables import Pair, Row, by_problem, chosen_target, paired_tests, results, said
 from kairosfl.runs.files import write
 
 _SCRIPTS = ("chart.js", "lines.js", "heat.js", "page.js")
@@ -200,7 +200,7 @@ def _judged(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
         return f"{text}. The two share no seed, so no paired test can be made."
     if math.isnan(test.p):
         return f"{text}. They share one seed only: the difference may be chance."
-    p = f"p {'' if test.adjusted < 0.001 else '= '}{probability(test.adjusted)} over {len(test.seeds)} shared seeds"
+    p = f"{said(test.adjusted)} over {len(test.seeds)} shared seeds"
     if test.adjusted < 0.05:
         return f"{text} (paired test, {escape(p)})."
     return f"{text}, which the seeds do not set apart from chance (paired test, {escape(p)})."

@@ -8,7 +8,7 @@ from html import escape
 
 from kairosfl.report.pictures import COLOURS, HeatMap, LeftOut, Picture, letter
 from kairosfl.report.read import Group, RunData, differing
-from kairosfl.report.tables import Pair, Row, by_problem, cells, probability
+from kairosfl.report.tables import Pair, Row, by_problem, cells, said
 
 _HEADS = {
     "last 10 %": "Mean accuracy over the last tenth of the evaluated rounds",
@@ -75,7 +75,7 @@ def tests_table(groups: Sequence[Group], pairs: Sequence[Pair], shown: Sequence[
     for pair in pairs:
         a, b = number[pair.first], number[pair.second]
         mark = ' class="clear"' if pair.adjusted < 0.05 else ""
-        p = f"p {'' if pair.p < 0.001 else '= '}{probability(pair.adjusted)}" if math.isfinite(pair.p) else "one seed"
+        p = escape(said(pair.adjusted)) if math.isfinite(pair.p) else "one seed"
         for at, sign in (((b, a), 1), ((a, b), -1)):
             points = f"{100 * sign * pair.difference.mean:+.2f}".replace("-", "−")
             found[at] = f"<td{mark}>{points}<small>{p}</small></td>"

@@ -225,6 +225,12 @@ def probability(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
+def said(p: float) -> str:
+    """A p-value in a sentence: `p = 0.016` or `p < 0.001`."""
+    shown = probability(p)
+    return f"p {shown}" if shown.startswith("<") else f"p = {shown}"
+
+
 def cells(row: Row) -> dict[str, str]:
     """A row of results as text by column, the same in the page, on the terminal and in files."""
     rounds = f"{row.rounds.mean:.0f}"
