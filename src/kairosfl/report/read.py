@@ -179,15 +179,14 @@ def _labels(runs: Sequence[RunData]) -> list[str]:
 
 def _problems(groups: Sequence[tuple[RunData, ...]]) -> list[str]:
     """The data of each group, as far as they are not all alike by their settings or by the samples themselves."""
-    firsts = [runs[0] for runs in groups]
-    keys = [key for key in differing(firsts) if key.startswith("data.") and key not in _RECIPE]
+    keys = [key for key in differing([runs[0] for runs in groups]) if key.startswith("data.") and key not in _RECIPE]
     texts: list[str] = []
-    for i, run in enumerate(firsts):
-        own = [(key.partition(".")[2], run.settings.get(key)) for key in keys]
-        twin = next((j for j in range(i) if _same_samples(groups[i], groups[j])), None)
+    for i, runs in enumerate(groups if keys else ()):
+        own = [(key.partition(".")[2], runs[0].settings.get(key)) for key in keys]
+        twin = next((j for j in range(i) if _same_samples(runs, groups[j])), None)
         text = ", ".join(str(value) if name == "name" else f"{name}={value}" for name, value in own)
         texts.append(text if twin is None else texts[twin])
-    return texts if len(set(texts)) > 1 else [""] * len(texts)
+    return texts if len(set(texts)) > 1 else [""] * len(groups)
 
 
 def _same_samples(one: Sequence[RunData], other: Sequence[RunData]) -> bool:
