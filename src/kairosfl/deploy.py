@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from kairosfl.errors import UserError, nearest
+from kairosfl.runs.alone import alone
 from kairosfl.runs.config import Config, change, dump, read, resolve, tables
 from kairosfl.runs.engines import settle
 from kairosfl.runs.experiment import Folder, Notify, build_data, conduct, record
@@ -99,7 +100,7 @@ def server_app(make: MakeTask) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         run, out = Path(str(context.run_config["run"])), Path(str(context.run_config["out"]))
         try:
-            with alone(out):
+            with alone(out, patience=HANDOVER):  # the server before may not have ended yet
                 serve(grid, make, run, out)
         except UserError as error:
             with suppress(UserError, OSError):  # the disk may be what is wrong
@@ -109,25 +110,6 @@ def server_app(make: MakeTask) -> ServerApp:
     app = ServerApp()
     app.main()(main)
     return app
-
-
-@contextmanager
-def alone(out: Path, patience: float = HANDOVER) -> Iterator[None]:
-    """Hold a run folder: the server before may not have ended yet. The lock ends with the process, however it ends."""
-    import fcntl  # Windows has none: apps can be written there, servers run elsewhere
-
-    out.mkdir(parents=True, exist_ok=True)
-    until = time.monotonic() + patience
-    with (out / ".lock").open("ab") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise UserError(f"Another server is at work in {out}; end it, or name another folder.") from None
-                time.sleep(0.2)
-        yield
 
 
 def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:

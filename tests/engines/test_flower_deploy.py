@@ -190,11 +190,3 @@ def test_certificates(tmp_path: Path) -> None:
         deploy.certs(tmp_path / "certs", nodes=2)
     with pytest.raises(UserError, match="--nodes 0 must be 1 or more"):
         deploy.certs(tmp_path / "more", nodes=0)
-
-
-def test_one_server_at_a_time_in_a_folder(tmp_path: Path) -> None:
-    busy = pytest.raises(UserError, match="Another server is at work in ")
-    with deploy.alone(tmp_path / "run"), busy, deploy.alone(tmp_path / "run", 0.0):
-        pass
-    with deploy.alone(tmp_path / "run", 0.0):
-        pass

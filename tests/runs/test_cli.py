@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from kairosfl.cli import app
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
+from kairosfl.runs.alone import alone
 from kairosfl.runs.experiment import Folder, build_task, reopen
 
 SMALL = ["--set", "data.clients=10", "--set", "train.cohort=3", "--set", "train.rounds=2", "--quiet"]
@@ -257,3 +258,17 @@ def test_a_ray_address_means_the_engine_ray(monkeypatch):
     call("run", "--ray-address", "auto")
     call("run")
     assert asked == [("ray", "auto"), ("auto", "")]
+
+
+def test_two_processes_do_not_write_into_one_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("study.toml").write_text("[train]\nrounds = 2\ncohort = 3\n[data]\nclients = 10\n[sweep]\nseed = [0]\n")
+    with alone(tmp_path / "runs" / "study"):
+        refused(call("sweep", "study.toml"), "Another process is at work in runs/study; wait for it, end it")
+    assert call("sweep", "study.toml", "-q").exit_code == 0
+    assert call("run", *SMALL, "--out", "run").exit_code == 0
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 2", "rounds = 3"))
+    with alone(tmp_path / "run"):
+        refused(call("resume", "run"), "Another process is at work in run;")
+    assert "after 3 rounds" in call("resume", "run", "-q").stdout

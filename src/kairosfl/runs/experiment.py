@@ -22,6 +22,7 @@ from kairosfl.briefs import Briefs, Reports
 from kairosfl.errors import UserError
 from kairosfl.round import Run, rounds
 from kairosfl.runs import metrics
+from kairosfl.runs.alone import alone
 from kairosfl.runs.checkpoint import Checkpoints, about
 from kairosfl.runs.config import Config, dump, flatten, load, tables
 from kairosfl.runs.engines import Engine, build_engine, method, settle
@@ -299,7 +300,9 @@ def start(
     config = settle(config, task)
     engine = build_engine(config, task)
     say(method(config, engine))
-    return conduct(begin(config, task, engine, Folder(path), command=command, notify=notify), engine)
+    course = begin(config, task, engine, Folder(path), command=command, notify=notify)
+    with alone(path):
+        return conduct(course, engine)
 
 
 def begin(
@@ -329,8 +332,9 @@ def resume(path: Path, *, notify: Notify | None = None, say: Say = silent) -> di
     config = folder.config()
     if folder.finished():
         return folder.summary()
-    task = build_task(config)
-    config = settle(config, task)
-    engine = build_engine(config, task)
-    say(method(config, engine))
-    return conduct(reopen(config, task, engine, folder, notify=notify), engine)
+    with alone(path):
+        task = build_task(config)
+        config = settle(config, task)
+        engine = build_engine(config, task)
+        say(method(config, engine))
+        return conduct(reopen(config, task, engine, folder, notify=notify), engine)

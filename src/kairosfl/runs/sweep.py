@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs import experiment
+from kairosfl.runs.alone import alone
 from kairosfl.runs.config import SECTIONS, Config, flatten, resolve, tables
 from kairosfl.runs.engines import Engine, Seat, build_engine, largest, method, settle
 from kairosfl.runs.experiment import Folder
@@ -81,6 +82,13 @@ def sweep(
     """
     if (out / "config.toml").exists():
         raise UserError(f"{out} holds a run, and a sweep needs a folder of its own; give another --out.")
+    with alone(out):
+        return _carry_out(members, out, command, watch, say)
+
+
+def _carry_out(
+    members: list[Member], out: Path, command: str, watch: Watch | None, say: experiment.Say
+) -> dict[str, Any]:
     listed = [{"name": m.name, "path": m.name, "settings": dict(m.settings)} for m in members]
     write_json(out / "sweep.json", {"runs": listed})
     say = cache(say)  # the same line once
