@@ -45,6 +45,7 @@ class Search:
         }
 
 
+AWARE: dict[str, Any] = {"preset": "fedaware-cifar10-cnn", "measure": "last_tenth", "rounds": 200}
 ALEXNET: dict[str, Any] = {  # what is tried in both settings with AlexNet
     "recipes": {
         "cosine": ("lr 0.01, cosine", _cosine(0.01)),
@@ -59,9 +60,7 @@ ALEXNET: dict[str, Any] = {  # what is tried in both settings with AlexNet
 
 SEARCHES = {
     "fedaware": Search(
-        preset="fedaware-cifar10-cnn",
-        measure="last_tenth",
-        rounds=200,
+        **AWARE,
         recipes={
             "paper": ("lr 0.01", {}),
             "lr0.03": ("lr 0.03, cosine", _cosine(0.03)),
@@ -79,9 +78,7 @@ SEARCHES = {
         },
     ),
     "fedaware-2": Search(  # around the best of the first: an adaptive server, a high learning rate that falls, crops
-        preset="fedaware-cifar10-cnn",
-        measure="last_tenth",
-        rounds=200,
+        **AWARE,
         recipes={
             "lr0.1-augment": (f"lr 0.1, cosine, {CROPS}", _cosine(0.1) | AUGMENT),
             "lr0.2-augment": (f"lr 0.2, cosine, {CROPS}", _cosine(0.2) | AUGMENT),
@@ -99,9 +96,7 @@ SEARCHES = {
         },
     ),
     "fedaware-3": Search(  # what the first two left out, at FedAvg's bytes: gentler servers, ALT, more epochs
-        preset="fedaware-cifar10-cnn",
-        measure="last_tenth",
-        rounds=200,
+        **AWARE,
         recipes={
             "lr0.05-augment": (f"lr 0.05, cosine, {CROPS}", _cosine(0.05) | AUGMENT),
             "lr0.1-augment": (f"lr 0.1, cosine, {CROPS}", _cosine(0.1) | AUGMENT),
@@ -119,9 +114,7 @@ SEARCHES = {
         },
     ),
     "fedaware-4": Search(  # around the best of the third: a little momentum on the server, more epochs
-        preset="fedaware-cifar10-cnn",
-        measure="last_tenth",
-        rounds=200,
+        **AWARE,
         recipes={
             "lr0.1-augment-epochs6": (f"lr 0.1, cosine, {CROPS}, 6 epochs", _cosine(0.1, epochs=6) | AUGMENT),
             "lr0.1-augment-epochs10": (f"lr 0.1, cosine, {CROPS}, 10 epochs", _cosine(0.1, epochs=10) | AUGMENT),
@@ -135,9 +128,7 @@ SEARCHES = {
         },
     ),
     "fedaware-5": Search(  # four runs of the fourth diverged: with clipped gradients
-        preset="fedaware-cifar10-cnn",
-        measure="last_tenth",
-        rounds=200,
+        **AWARE,
         recipes={
             f"lr0.1-augment-epochs6-clip{clip}": (
                 f"lr 0.1, cosine, {CROPS}, 6 epochs, gradients clipped at {clip}",

@@ -38,11 +38,11 @@ def export_figures(dirs: Sequence[Path], folder: Path, kind: str = "svg") -> lis
 def export_tables(dirs: Sequence[Path], folder: Path, target: float | None = None) -> list[Path]:
     """results and tests, each as .csv, numbers for programs, and as .tex, text for papers."""
     groups = read_groups(dirs)
-    aim = chosen_target(groups, target)
-    rows, pairs = results(groups, aim), paired_tests(groups)
+    target = chosen_target(groups, target)
+    rows, pairs = results(groups, target), paired_tests(groups)
     tables = {
-        "results.csv": as_csv([{"target": aim} | columns(row) for row in rows]),
-        "results.tex": as_latex(results_table(groups, target)),
+        "results.csv": as_csv([{"target": target} | columns(row) for row in rows]),
+        "results.tex": as_latex(results_table(rows, target)),
     }
     if pairs:
         tables["tests.csv"] = as_csv([columns(pair) for pair in pairs])

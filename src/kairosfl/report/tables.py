@@ -268,13 +268,12 @@ def _signed(spread: Spread) -> str:
     return text.replace("-", "−", 1) if spread.mean < 0 else f"+{text}"
 
 
-def results_table(groups: Sequence[Group], target: float | None = None) -> list[dict[str, str]]:
+def results_table(rows: Sequence[Row], target: float) -> list[dict[str, str]]:
     """The whole table of results as text, a dictionary a row, with the target named in its columns."""
-    target = chosen_target(groups, target)
-    rows = map(cells, results(groups, target))
+    shown = map(cells, rows)
     if math.isnan(target):
-        return list(rows)
-    return [{key.replace("target", f"{100 * target:g} %"): value for key, value in row.items()} for row in rows]
+        return list(shown)
+    return [{key.replace("target", f"{100 * target:g} %"): value for key, value in row.items()} for row in shown]
 
 
 def compare_numbers(dirs: Sequence[Path], target: float | None = None) -> list[dict[str, Any]]:
@@ -297,7 +296,9 @@ def columns(row: Row | Pair) -> dict[str, Any]:
 
 def compare_table(dirs: Sequence[Path], target: float | None = None) -> list[dict[str, str]]:
     """The columns of the table that fit a terminal: what `kairosfl compare` prints."""
-    rows = results_table(read_groups(dirs), target)
+    groups = read_groups(dirs)
+    target = chosen_target(groups, target)
+    rows = results_table(results(groups, target), target)
     return [{key: value for key, value in row.items() if key not in _WIDE} for row in rows]
 
 

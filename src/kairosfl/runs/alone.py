@@ -6,38 +6,41 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from kairosfl.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
 def alone(folder: Path, patience: float = 0.0) -> Iterator[None]:
     """Hold a folder, after waiting so many seconds for who has it. The hold ends with the process, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows has none
-        yield
-        return
     until = time.monotonic() + patience
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("ab")
     except OSError as error:
-        raise UserError(
-            f"Cannot write into {folder}: {error.strerror}; free the disk or choose another place."
-        ) from None
+        raise UserError(f"Cannot write into {folder}: {error.strerror}; choose another place.") from None
     with file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise UserError(
-                        f"Another process is at work in {folder}; wait for it, end it, or name another folder."
-                    ) from None
-                time.sleep(0.2)
-                continue
-            except OSError:  # a file system without locks
-                pass
-            break
+        while _taken(file):
+            if time.monotonic() > until:
+                raise UserError(f"Another process is at work in {folder}; wait for it, end it, or name another folder.")
+            time.sleep(0.2)
         yield
+
+
+def _taken(file: BinaryIO) -> bool:
+    """Whether another process has it; if not, we do. Where there are no locks nobody has."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without them
+        return False
+    return False
