@@ -129,6 +129,19 @@ def test_fewer_rounds_are_other_runs_and_the_table_says_so(whole):
     assert [run["rounds"] for run in everything["cells"]["digits-fedavg"]["runs"]] == [6, 6]
 
 
+def test_what_was_run_into_the_folder_before_is_a_baseline(whole):
+    out, _, results = whole
+    again = reproduce(ITEM, cells=["digits-fedavgm"], out=out, say=str)
+    assert list(again["cells"]) == ["digits-fedavgm"]
+    assert again["cells"]["digits-fedavgm"] == results["cells"]["digits-fedavgm"]
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"Cannot write into .*file: File exists; choose another place"):
+        reproduce(ITEM, cells=["digits-fedavg"], out=tmp_path / "file", say=str)
+
+
 def test_changes_hold_for_every_run_and_the_table_has_them(tmp_path):
     changes = ["train.epochs=2", "run.threads=1"]
     results = reproduce(ITEM, cells=["digits-fedavg"], seeds=1, rounds=1, changes=changes, out=tmp_path, say=str)

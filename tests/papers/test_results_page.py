@@ -8,6 +8,7 @@ import pytest
 from tiny import ITEM
 
 from kairosfl.errors import UserError
+from kairosfl.papers import ITEMS
 from kairosfl.papers.measures import MEASURES, Course
 from kairosfl.papers.page import judge, section, write_results_page
 from kairosfl.papers.results import collect, gain, read, save, table
@@ -106,7 +107,34 @@ def test_results_are_filled_in_several_goes_and_the_longer_run_stays(folder, tmp
     save(collect([tmp_path / "more"], ITEM), tmp_path / "results")
     cells = read(kept)["cells"]
     assert [run["values"]["last_tenth"] for run in cells["digits-fedavg"]["runs"]] == [38.0, 44.0, 50.0]
+    cells["digits-fedavg"]["runs"][1]["rounds"] = 3  # as if it had diverged
+    assert table(read(kept) | {"cells": cells})[0]["seeds"] == "2 of 3"
     assert len(cells["digits-fedavgm"]["runs"]) == 2
+
+
+def test_cells_added_later_stand_where_the_item_has_them(tmp_path):
+    order = list(ITEMS["fedaware/solver"].cells)
+    for name in reversed(order):
+        path = tmp_path / name
+        path.mkdir()
+        (path / "config.toml").write_text(dump(tables(ITEMS["fedaware/solver"].cells[name].config())))
+        (path / "metrics.jsonl").write_text(json.dumps({"round": 1, "accuracy": 0.1, "elud": 1.0, "seconds": 1}) + "\n")
+        kept = save(collect([path], ITEMS["fedaware/solver"]), tmp_path)
+    assert list(read(kept)["cells"]) == order
+
+
+def test_a_baseline_may_have_been_run_before(folder):
+    runs, one = folder / "runs", [folder / "runs" / "digits-fedavgm-0"]
+    alone = collect(one, ITEM)["cells"]
+    assert alone["digits-fedavgm"]["runs"][0]["values"]["rounds_to"] is None  # not the rounds to its own
+    beside = collect(one, ITEM, beside=[runs])["cells"]
+    assert list(beside) == ["digits-fedavgm"]
+    assert beside["digits-fedavgm"]["runs"][0]["values"]["rounds_to"] == 3
+
+
+def test_a_value_that_some_seeds_lack_says_how_many_have_it(folder):
+    rows = table(collect([folder / "runs"], ITEM))
+    assert [row["rounds to the baseline's final accuracy"] for row in rows] == ["6 ± 0", "3 (1 of 2)"]
 
 
 def test_runs_of_another_configuration_replace_those_of_a_cell(folder, tmp_path):

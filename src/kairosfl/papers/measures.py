@@ -19,7 +19,7 @@ WINDOW = 5  # of Table 1's moving average in PA3Fed, which does not say
 
 @dataclass
 class Course:
-    """A run as it was written down, and the run of the same seed that it is compared with."""
+    """A run as it was written down, and the run of the same seed that it is compared with, if there is one."""
 
     path: Path
     baseline: Course | None = None
@@ -74,9 +74,8 @@ def _last_tenth(course: Course) -> float | None:
 
 
 def _rounds_to(course: Course) -> float | None:
-    """Rounds until the final accuracy of the baseline (its own, for a baseline) was first reached."""
-    scored = (course.baseline or course).column("accuracy")
-    if not len(scored):
+    """Rounds until the final accuracy of the baseline was first reached."""
+    if course.baseline is None or not len(scored := course.baseline.column("accuracy")):
         return None
     there = (row["round"] for row in course.rows if row["accuracy"] is not None and row["accuracy"] >= scored[-1])
     return next(there, None)

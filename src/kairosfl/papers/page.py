@@ -17,7 +17,8 @@ INTRODUCTION = """# Reproduction results
 This page is written by `kairosfl results` from the files in `results/`; each holds the configuration, seeds, version,
 device and accuracy curve of every run. *Ours* is the mean ± sample deviation over the seeds that got furthest. *Rounds*
 and *seeds* say how much stands behind a row: `40 of 500` has run 40 of the paper's 500 rounds and is not judged against
-the print. A reading other than *text* follows another sentence of the paper or its released code.
+the print; with `1 of 2` seeds the other was cut, or diverged on its way. A reading other than *text* follows another
+sentence of the paper or its released code.
 
 A printed value counts as reproduced when ours lies within 2 points of accuracy (0.2 of e-LUDD) or two deviations of it.
 A printed gain of one method over another holds when ours is at least half of it, and holds in part when ours has at

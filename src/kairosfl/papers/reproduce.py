@@ -63,12 +63,12 @@ def reproduce(
         with watch({member.name: member.config.train.rounds for member in runs}) if watch else nullcontext() as show:
             sweep(runs, out, command=command, watch=show.begin if show else None, say=say)
     except UserError as error:  # the others have come to their end
-        found = collect([out / member.name for member in runs], item, changes)
+        found = _found(runs, out, item, changes)
         if not found["cells"]:
             raise
         say(f"{error} It counts as far as it got.")
         return found
-    return collect([out / member.name for member in runs], item, changes)
+    return _found(runs, out, item, changes)
 
 
 def available(asked: Sequence[Member], say: Callable[[str], None]) -> list[Member]:
@@ -123,6 +123,12 @@ def rounds_left(member: Member, out: Path) -> int:
     """How many rounds a run has before it."""
     folder = Folder(out / member.name)
     return 0 if folder.finished() else max(0, member.config.train.rounds - (folder.rounds_done() or 0))
+
+
+def _found(runs: Sequence[Member], out: Path, item: Item, changes: Sequence[str]) -> Results:
+    """Of the runs that were asked for; what was run into the same folder before serves as their baselines."""
+    folders = [folder for member in runs if (folder := out / member.name).is_dir()]
+    return collect(folders, item, changes, beside=[out] if folders else [])
 
 
 def _effort(config: Config) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from kairosfl.errors import UserError
+from kairosfl.papers import ITEMS
 from kairosfl.papers.item import Item
 from kairosfl.papers.measures import MEASURES, Course
 from kairosfl.runs.config import Config, load, tables
@@ -32,25 +33,19 @@ def identity(config: Config) -> dict[str, Any]:
     return whole
 
 
-def collect(folders: Sequence[Path], item: Item, changes: Sequence[str] = ()) -> Results:
+def collect(folders: Sequence[Path], item: Item, changes: Sequence[str] = (), beside: Sequence[Path] = ()) -> Results:
     """What the runs in these folders say about an item: every run whose configuration, `changes` made, is a cell's.
 
-    Of two runs of one cell and seed the longer one counts, and a run that was cut counts as far as it got.
+    Of two runs of one cell and seed the longer one counts, and a run that was cut counts as far as it got. Runs in the
+    folders `beside` are baselines for these, and nothing more.
     """
     configs = {name: cell.config(changes=changes) for name, cell in item.cells.items()}
     cells = {_key(identity(config)): name for name, config in configs.items()}
-    found: dict[tuple[str, int], tuple[Course, int]] = {}
-    for path in _runs(folders):
-        config = load(path / "config.toml")
-        name = cells.get(_key(identity(config)))
-        course = Course(path)
-        if name and course.rows:
-            before = found.get((name, config.seed))
-            if before is None or len(before[0].rows) < len(course.rows):
-                found[name, config.seed] = course, config.train.rounds
+    found = _courses(folders, cells)
+    baselines = _courses(beside, cells) | found
     for (name, seed), (course, rounds) in found.items():
-        other = found.get((item.cells[name].baseline, seed))
-        course.baseline = other[0] if other and other[1] == rounds else None
+        baseline, its_rounds = baselines.get((item.cells[name].baseline or name, seed), (None, rounds))
+        course.baseline = baseline if its_rounds == rounds else None
     return {
         "item": item.key,
         "title": item.title,
@@ -138,6 +133,12 @@ def done(cell: Mapping[str, Any]) -> str:
     return rounds if complete(cell) else f"{rounds} of {cell['rounds']}"
 
 
+def seeds(cell: Mapping[str, Any]) -> str:
+    """How many runs count, of how many where others ended sooner."""
+    count = len(longest(cell))
+    return str(count) if count == len(cell["runs"]) else f"{count} of {len(cell['runs'])}"
+
+
 def table(results: Results) -> list[dict[str, str]]:
     """A row a cell: what was read, ours, printed, the difference, and how many rounds and seeds stand behind it."""
     printed = [m for m in results["measures"] if any(m in cell["printed"] for cell in results["cells"].values())]
@@ -148,12 +149,14 @@ def table(results: Results) -> list[dict[str, str]]:
             title, digits = MEASURES[measure].title, MEASURES[measure].digits
             ours = values(cell, measure)
             row[title] = spread(ours, digits)
+            if 0 < len(ours) < len(longest(cell)):
+                row[title] += f" ({len(ours)} of {len(longest(cell))})"
             if measure in printed:
                 value = cell["printed"].get(measure)
                 row[f"{title}: printed"] = "–" if value is None else f"{value:.{digits}f}"
                 known = ours and value is not None
                 row[f"{title}: difference"] = signed(statistics.fmean(ours) - value, digits) if known else "–"
-        rows.append(row | {"rounds": done(cell), "seeds": str(len(longest(cell)))})
+        rows.append(row | {"rounds": done(cell), "seeds": seeds(cell)})
     return rows
 
 
@@ -195,7 +198,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _merge(old: Results, new: Results) -> Results:
-    """The new item with the runs of both."""
+    """The new item with the runs of both, its cells in their own order."""
     cells = {**old["cells"], **new["cells"]}
     for name in old["cells"].keys() & new["cells"].keys():
         if old["cells"][name]["config"] != new["cells"][name]["config"]:
@@ -205,7 +208,22 @@ def _merge(old: Results, new: Results) -> Results:
             if run["seed"] not in runs or run["rounds"] >= runs[run["seed"]]["rounds"]:
                 runs[run["seed"]] = run
         cells[name] = {**new["cells"][name], "runs": [runs[seed] for seed in sorted(runs)]}
-    return {**new, "cells": cells}
+    known = ITEMS[new["item"]].cells if new["item"] in ITEMS else {}
+    return {**new, "cells": {name: cells[name] for name in (*known, *cells) if name in cells}}
+
+
+def _courses(folders: Sequence[Path], cells: Mapping[str, str]) -> dict[tuple[str, int], tuple[Course, int]]:
+    """The longest run of every cell and seed, and the rounds that it was to have."""
+    found: dict[tuple[str, int], tuple[Course, int]] = {}
+    for path in _runs(folders):
+        config = load(path / "config.toml")
+        name = cells.get(_key(identity(config)))
+        course = Course(path)
+        if name and course.rows:
+            before = found.get((name, config.seed))
+            if before is None or len(before[0].rows) < len(course.rows):
+                found[name, config.seed] = course, config.train.rounds
+    return found
 
 
 def _key(value: Mapping[str, Any]) -> str:
