@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 from tiny import ITEM
 
 from kairosfl.errors import UserError
 from kairosfl.papers import ITEMS
+from kairosfl.papers.curves import curves, draw_curves, panels
 from kairosfl.papers.measures import MEASURES, Course
 from kairosfl.papers.page import judge, section, write_results_page
 from kairosfl.papers.results import collect, gain, read, save, table
 from kairosfl.runs.config import dump, tables
+
+ROOT = Path(__file__).parents[2]
 
 
 def write_run(folder, name, seed, accuracies, *, rounds=None):
@@ -186,3 +192,38 @@ def test_wrong_input_is_one_sentence(tmp_path):
         save(collect([tmp_path], ITEM), tmp_path)
     with pytest.raises(UserError, match="There is no folder"):
         collect([tmp_path / "nowhere"], ITEM)
+
+
+def test_curves_are_means_over_the_seeds_that_all_of_a_panel_have(folder):
+    write_run(folder / "runs", "digits-fedavg", 2, [0.9] * 6)
+    cells = collect([folder / "runs"], ITEM)["cells"]
+    cells["digits-fedavgm"]["runs"][1]["curve"] = {"round": [1, 3, 6], "accuracy": [0.1, 0.3, 0.6]}
+    (shown,) = panels(cells).values()
+    assert list(shown) == ["digits-fedavg", "digits-fedavgm"]
+    found = curves(shown)
+    rounds, mean, deviation = found["digits-fedavg"]
+    assert rounds.tolist() == [1, 2, 3, 4, 5, 6]
+    assert mean.tolist() == pytest.approx([10, 20, 30, 30, 30, 41])  # without the third seed
+    assert deviation.tolist() == pytest.approx([0, 0, 0, 0, 0, 18**0.5])
+    assert found["digits-fedavgm"][1].tolist() == pytest.approx([10, 20, 34.5, 35, 40, 50])
+
+
+def test_the_picture_has_every_curve_and_is_the_same_when_drawn_twice(folder):
+    results = collect([folder / "runs"], ITEM)
+    first, second = (draw_curves(results, folder / name).read_bytes() for name in ("a.svg", "b.svg"))
+    assert first == second
+    for words in (b">digits-fedavg<", b">fedavg<", b">fedavgm<", "round (◂ printed)".encode()):
+        assert words in first
+
+
+def test_the_page_in_the_repository_is_what_its_results_give(tmp_path):
+    page = write_results_page(ROOT / "results", tmp_path / "results.md")
+    assert page.read_text() == (ROOT / "docs" / "results.md").read_text()
+    ours, theirs = (
+        {path.name: path.read_text() for path in (folder / "assets" / "results").iterdir()}
+        for folder in (tmp_path, ROOT / "docs")
+    )
+    assert ours.keys() == theirs.keys()
+    for name, drawn in ours.items():
+        numbers = [np.array(re.findall(r"-?\d+\.\d+", text), dtype=float) for text in (drawn, theirs[name])]
+        np.testing.assert_allclose(*numbers, atol=0.5, err_msg=name)  # where a font differs, by a hair

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kairosfl.errors import UserError
+from kairosfl.papers.curves import draw_curves
 from kairosfl.papers.measures import MEASURES
 from kairosfl.papers.results import Results, complete, done, gain, longest, read, signed, spread, table, values
 from kairosfl.runs.files import write
@@ -24,29 +25,39 @@ A printed value counts as reproduced when ours lies within 2 points of accuracy 
 A printed gain of one method over another holds when ours is at least half of it, and holds in part when ours has at
 least its sign. Test accuracies are in per cent.
 """
+CAPTION = "*Mean and one deviation over the seeds that all curves of a panel have; triangles: the end in print.*"
 
 
 def write_results_page(results: Path, page: Path) -> Path:
-    """Write the page from every JSON file in a folder; `ITEM.md` beside a file, if there, is put under its tables."""
+    """Write the page from every JSON file in a folder; `ITEM.md` beside a file, if there, is put under its tables.
+
+    The pictures go into `assets/results` beside the page; searches have none.
+    """
     files = sorted(results.glob("*.json"), key=lambda path: (path.name.startswith("beyond"), path.name))
     if not files:
         raise UserError(f"{results} holds no results (no .json file); run `kairosfl reproduce` and keep its results.")
     parts = [INTRODUCTION, _overview([read(path) for path in files])]
     for path in files:
-        remarks = path.with_suffix(".md")
-        parts.append(section(read(path), remarks.read_text(encoding="utf-8") if remarks.is_file() else ""))
+        remarks, found = path.with_suffix(".md"), read(path)
+        picture = "" if "/search" in found["item"] else f"assets/results/{path.stem}.svg"
+        if picture:
+            draw_curves(found, page.parent / picture)
+        parts.append(section(found, remarks.read_text(encoding="utf-8") if remarks.is_file() else "", picture))
     write(page, "\n".join(parts))
     return page
 
 
-def section(results: Results, remarks: str = "") -> str:
-    """One item: its table, what reproduced and what did not, and our remarks."""
+def section(results: Results, remarks: str = "", picture: str = "") -> str:
+    """One item: its picture and table, what reproduced and what did not, and our remarks."""
     lines = [f"## {results['item']}", "", f"{results['title']}.", ""]
     if results["claim"]:
         lines += [f"The paper says: {results['claim']}", ""]
     if results["note"]:
         lines += [results["note"], ""]
-    lines += [f"    kairosfl reproduce {results['item']}", "", *_markdown(table(results)), ""]
+    lines += [f"    kairosfl reproduce {results['item']}", ""]
+    if picture:
+        lines += [f"![Test accuracy by round, a panel for each baseline]({picture})", "", CAPTION, ""]
+    lines += [*_markdown(table(results)), ""]
     gains = _gains(results)
     if gains:
         lines += ["With against without, on the seeds and rounds that both have:", "", *_markdown(gains), ""]

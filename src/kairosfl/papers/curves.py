@@ -1,0 +1,97 @@
+"""The accuracy curves of an item in one picture: a panel for every baseline and what is compared with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kairosfl.papers.results import Results, longest
+from kairosfl.report.draw import new_figure, save, style
+from kairosfl.report.pictures import colour
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Cells = Mapping[str, Mapping[str, Any]]
+COLUMNS = 3
+ACCURACIES = ("final", "last_tenth")  # what of the print stands beside the end of a curve
+
+
+def draw_curves(results: Results, path: Path) -> Path:
+    """Write the picture as SVG; the same results give the same file."""
+    shown = panels(results["cells"])
+    columns = min(COLUMNS, len(shown))
+    lines = math.ceil(len(shown) / columns)
+    common = _shared(results["cells"])
+    with style():
+        figure = new_figure(3.4 * columns, 2.5 * lines)
+        figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.08)
+        places = figure.subplots(lines, columns, squeeze=False).flatten()
+        for place, (base, cells) in zip(places, shown.items(), strict=False):
+            _panel(place, base, cells, common)
+        for place in places[len(shown) :]:
+            place.axis("off")
+        figure.supylabel("test accuracy (%)", fontsize=8)
+        save(figure, path, "svg")
+    return path
+
+
+def panels(cells: Cells) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """The baselines, each followed by the cells that are compared with it."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for name, cell in cells.items():
+        base = cell["baseline"] if cell["baseline"] in cells else name
+        found.setdefault(base, {base: cells[base]})[name] = cell
+    return found
+
+
+def curves(cells: Cells) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Rounds, mean and deviation in per cent of every cell, over the seeds that all have; over its own if none is.
+
+    A seed that was evaluated in other rounds counts by straight lines between them.
+    """
+    seeds = set.intersection(*({run["seed"] for run in longest(cell)} for cell in cells.values()))
+    return {
+        name: _curve([run for run in longest(cell) if run["seed"] in seeds or not seeds])
+        for name, cell in cells.items()
+    }
+
+
+def _curve(runs: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rounds = np.array(runs[0]["curve"]["round"], dtype=np.float64)
+    values = np.stack([np.interp(rounds, run["curve"]["round"], run["curve"]["accuracy"]) for run in runs])
+    return rounds, 100 * values.mean(0), 100 * values.std(0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
+
+
+def _panel(axes: Axes, base: str, cells: Cells, common: int) -> None:
+    skip = max(common, min(_shared(cells), base.count("-") - 1))  # words that the labels can do without
+    marked = set()
+    for number, (name, (rounds, mean, deviation)) in enumerate(curves(cells).items()):
+        own = colour(number)
+        axes.plot(rounds, mean, color=own, linewidth=1.1, label=_label(name, skip))
+        if deviation.any():
+            axes.fill_between(rounds, mean - deviation, mean + deviation, color=own, alpha=0.15, linewidth=0)
+        printed = next((value for key in ACCURACIES if (value := cells[name]["printed"].get(key)) is not None), None)
+        if printed is not None and printed not in marked:
+            marked.add(printed)
+            across = axes.get_yaxis_transform()  # x in parts of the panel
+            axes.plot([1.02], [printed], "<", color=own, markersize=5, clip_on=False, transform=across)
+    axes.set_title(base, fontsize=8)
+    axes.set_xlabel("round (◂ printed)" if marked else "round", fontsize=7)
+    axes.tick_params(labelsize=7)
+    axes.legend(fontsize=5.5, handlelength=1.2, labelspacing=0.3, loc="lower right", frameon=True, edgecolor="none")
+
+
+def _label(name: str, skip: int) -> str:
+    return "-".join(name.split("-")[min(skip, name.count("-")) :])
+
+
+def _shared(cells: Cells) -> int:
+    """With how many words in common all names begin."""
+    words = zip(*(name.split("-") for name in cells), strict=False)
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, words))
