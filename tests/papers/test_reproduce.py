@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tiny import ITEM, SECTIONS
 from tiny import cell as make
+from typer.testing import CliRunner
 
+from kairosfl.cli import app
 from kairosfl.errors import UserError
 from kairosfl.papers.item import members
 from kairosfl.papers.reproduce import estimate, reproduce, rounds_left
@@ -168,3 +171,19 @@ def test_the_estimate_is_the_rounds_left_times_a_measured_round(tmp_path, monkey
     assert estimate(runs, tmp_path) == pytest.approx(2 * 50 * 2.0)
     longer = members(ITEM, ["digits"], seeds=1, rounds=50, changes=["train.epochs=4"])
     assert estimate([runs[0], longer[1]], tmp_path) == pytest.approx(50 * 2.0 + 50 * 8.0)
+
+
+def test_the_command_prints_the_table_draws_the_curves_and_keeps_the_results(tmp_path, monkeypatch):
+    monkeypatch.setattr("kairosfl.papers.find", lambda name: ITEM)
+    monkeypatch.chdir(tmp_path)
+    words = ["reproduce", "tiny/table1", "--cells", "digits-fedavg", "--seeds", "1", "--rounds", "2"]
+    first = CliRunner().invoke(app, [*words, "--results", "kept", "--quiet"])
+    assert first.exit_code == 0, first.output
+    assert "2 of 6" in first.stdout
+    folder = Path("runs", "reproduce", "tiny-table1")
+    assert first.stderr.splitlines()[-1] == f"curves: {folder / 'curves.svg'}; more: kairosfl report {folder}"
+    assert (folder / "curves.svg").read_text().startswith("<?xml")
+    assert Path("kept", "tiny-table1.json").is_file()
+    again = CliRunner().invoke(app, [*words, "--json"])
+    assert json.loads(again.stdout)["cells"]["digits-fedavg"]["runs"][0]["rounds"] == 2
+    assert again.stderr == ""

@@ -31,14 +31,17 @@ def reproduce(
 
     with friendly(lambda: "The same command goes on where it was."):
         from kairosfl import papers
+        from kairosfl.papers.curves import draw_curves
         from kairosfl.papers.reproduce import reproduce as reproduce_item
         from kairosfl.papers.results import save, table
 
         if item is None:
             print_pairs(papers.list_items(), as_json)
             return
+        chosen = papers.find(item)
+        out = out or Path("runs") / "reproduce" / item.replace("/", "-")
         found = reproduce_item(
-            papers.find(item),
+            chosen,
             cells=cells,
             seeds=seeds,
             rounds=rounds,
@@ -54,6 +57,7 @@ def reproduce(
             typer.echo(json.dumps(found))
         else:
             print_rows(table(found))
+            typer.echo(f"curves: {draw_curves(found, out / 'curves.svg')}; more: kairosfl report {out}", err=True)
 
 
 def results_page(

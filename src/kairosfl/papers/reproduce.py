@@ -40,7 +40,7 @@ def reproduce(
     seeds: int | None = None,
     rounds: int | None = None,
     changes: Sequence[str] = (),
-    out: Path | None = None,
+    out: Path,
     say: Callable[[str], None] = print,
     watch: Watch | None = None,
     command: str = "",
@@ -50,7 +50,6 @@ def reproduce(
     `changes` are `section.key=value` texts for every run; `say` is told what is left out and how long the rest will
     take; `watch` makes what shows progress, from the rounds of every run.
     """
-    out = out or Path("runs") / "reproduce" / item.key.replace("/", "-")
     asked = members(item, cells, seeds, rounds, changes)
     runs = available(asked, say)
     if not runs:
