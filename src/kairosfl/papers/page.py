@@ -30,10 +30,10 @@ To run an item yourself, or a part of it with fewer rounds and seeds:
     kairosfl reproduce
     kairosfl reproduce fedaware/table2 --cells cifar10 --rounds 20 --seeds 1
 
-The first lists the items. The second says how long it will take before it starts, and started again goes on where it was
-cut; it prints our values beside the print and draws the curves into `runs/reproduce/fedaware-table2`, whose runs
-`kairosfl report` explains. What needs [data](data.md#where-the-files-lie) that is not there is named, and the rest runs.
-`--results DIR` adds the outcome to files like those that this page is made of.
+The first lists the items. The second says how long it will take before it starts, and started again goes on where it
+was cut; it prints our values beside the print and draws the curves into `runs/reproduce/fedaware-table2`, whose runs
+`kairosfl report` explains. What needs [data](data.md#where-the-files-lie) that is not there is named, and the rest
+runs. `--results DIR` adds the outcome to files like those that this page is made of.
 """
 CAPTION = "*Mean and one deviation over the seeds that all curves of a panel have; triangles: the end in print.*"
 
