@@ -283,8 +283,20 @@ def test_gradients_that_share_memory(kind: str, changes: dict[str, float], want:
     np.testing.assert_allclose(report.delta.numpy(), want, rtol=1e-6)
 
 
-def test_a_client_does_not_depend_on_who_trained_before() -> None:
-    task = make_task(network(dropout=0.4))
+class Functional(nn.Module):
+    """A network that draws random numbers of its own accord, in no layer for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layers(nn.functional.dropout(inputs, 0.4, self.training))
+
+
+@pytest.mark.parametrize("model", [network(dropout=0.4), Functional().double()])
+def test_a_client_does_not_depend_on_who_trained_before(model: nn.Module) -> None:
+    task = make_task(model)
     trainer = Trainer(task, torch.device("cpu"))
     first = [trainer.follow(make_brief(task, client=i, momentum=0.9)).delta for i in (0, 1, 2)]
     before = torch.random.get_rng_state()

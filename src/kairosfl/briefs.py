@@ -204,7 +204,7 @@ class Reports(Cohort):
     fisher: Tensor | None = None  # [m]: trace of the Fisher information at the start
     fisher_seconds: float = 0.0
     fisher_bytes: int = 0
-    failed: tuple[tuple[int, str], ...] = ()  # (client, reason)
+    failed: tuple[tuple[int, str], ...] = ()  # (client, reason); for rules also those whose report was rejected
     mass: Tensor = field(default_factory=lambda: torch.empty(0))  # [m] float64, by the server: see `mass`
 
     def __len__(self) -> int:

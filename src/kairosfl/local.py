@@ -104,7 +104,7 @@ class Trainer:
             parameter.data = view.view(parameter.shape)
         self.views = [parameter.detach() for parameter in self.parameters]
         self.velocity = [torch.empty_like(view) for view in self.views]
-        self.random = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in self.model.modules())
+        self.random: bool | None = None  # whether the model draws random numbers: the first client shows it
         self.streams = Streams()
         self.differentiate: Differentiate = self._differentiate  # an engine may put a quicker one in its place
         self.features: dict[nn.Module, Tensor] = {}
@@ -260,13 +260,20 @@ class Trainer:
     @contextmanager
     def _dropout(self, brief: Brief) -> Iterator[None]:
         """Dropout as a function of the brief, whoever trained before."""
-        if not self.random:
+        if self.random is False:
             yield
             return
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(key(brief.seed, "dropout", brief.round, brief.client) % 2**63)
+            before = self._generators() if self.random is None else []
             yield
+            if self.random is None:
+                self.random = not all(map(torch.equal, before, self._generators()))
+
+    def _generators(self) -> list[Tensor]:
+        on_device = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        return [torch.get_rng_state(), *on_device]
 
     def predict(self, vector: Tensor, inputs: Tensor) -> Tensor:
         """The outputs of the model with these weights, dropout off."""

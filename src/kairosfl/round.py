@@ -188,11 +188,14 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Tensor, t
     order = sorted(good)
     rows = torch.tensor([good[client] for client in order], dtype=torch.int64)
     asked = torch.tensor([position[client] for client in order], dtype=torch.int64)
+    rejected.sort()
+    lost = tuple((client, reason) for client, reason in rejected if client in position and client not in good)
+    reports = replace(reports, failed=lost)
     if len(order) < len(reports) or not torch.equal(rows, torch.arange(len(reports))):
         reports, squares = reports.take(rows), squares[rows]
     if len(order) < len(briefs):
         briefs = briefs.take(asked)
-    return briefs, reports, squares, tuple(sorted(rejected))
+    return briefs, reports, squares, tuple(rejected)
 
 
 def _faults(reports: Reports, squares: Tensor) -> dict[int, str]:

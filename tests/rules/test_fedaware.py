@@ -302,10 +302,20 @@ def test_products_and_sums_over_many_blocks_and_pieces(monkeypatch: pytest.Monke
 # Exploration chooses the cohorts itself, so these runs have no rule that picks them.
 
 
-def explored(engine_lost: Sequence[tuple[int, ...]], text: str, rounds_: int, cohort: int = 2) -> list[Run]:
+class Broken(Loop):
+    """Client 3 always reports what cannot be used."""
+
+    def train(self, briefs: Briefs) -> Reports:
+        reports = super().train(briefs)
+        return replace(reports, loss=torch.where(reports.ids == 3, float("nan"), reports.loss))
+
+
+def explored(
+    engine_lost: Sequence[tuple[int, ...]], text: str, rounds_: int, cohort: int = 2, loop: type[Loop] = Loop
+) -> list[Run]:
     problem, made = Network(), parse(text)
     job = task(problem)
-    engine = Flaky(Loop(job), engine_lost)
+    engine = Flaky(loop(job), engine_lost)
     setting = replace(recipe(Setting(), COHORTS), rounds=rounds_, cohort=cohort)
     start = Run.start(job.start(), made, clients=5, seed=7)
     return list(drive(rounds(start, made, setting, clients=5, layout=job.layout), engine))
@@ -326,8 +336,9 @@ def test_exploration_visits_everyone_and_averages_until_then() -> None:
     np.testing.assert_allclose(runs[2].x.numpy() - before, nearest(vectors) @ vectors, atol=3e-6)
 
 
-def test_a_client_that_never_answers_does_not_hold_up_exploration() -> None:
-    runs = explored([(3,)] * 6, "fedaware(explore=true)", 6)
+@pytest.mark.parametrize(("lost", "loop"), [((3,), Loop), ((), Broken)])
+def test_a_client_of_no_use_does_not_hold_up_exploration(lost: tuple[int, ...], loop: type[Loop]) -> None:
+    runs = explored([lost] * 6, "fedaware(explore=true)", 6, loop=loop)
     assert runs[-1].slots[0]["seen"].all()
     assert sorted(runs[-1].tables[0].ids) == [0, 1, 2, 4]
     assert len(runs[-1].slots[0]["lambda"]) == 4

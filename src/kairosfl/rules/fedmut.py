@@ -3,7 +3,7 @@
     Δ = x^t − x^{t−1},    start_j[k] = x^t[k] + alpha · s_{j,k} · Δ[k]    for every tensor k of the model
 
 Half of the cohort has s = +1, half s = −(1 − ρ), dealt anew for every tensor; in an odd cohort one has 0.
-ρ = rate · (1 − min(t / bound, 1)): early mutants lean forward on average, later ones centre on x.
+ρ = rate · (1 − min((t − 1) / bound, 1)): early mutants lean forward on average, later ones centre on x.
 
     x^{t+1} = mean of start_j + Σ p_j (w_j − start_j)
 
