@@ -1,8 +1,8 @@
 """What adapting costs a client: each measurement as a part of plain local training. CPU seconds, taken in turns.
 
-    python benchmarks/adapting.py [--samples 200] [--epochs 5] [--batch 32] [--repeats 7]
+    python benchmarks/adapting.py [--model cnn] [--augment] [--samples 200] [--epochs 5] [--batch 32] [--repeats 7]
 
-A 2-conv CNN on CIFAR-shaped synthetic data. Memory is what the process takes beyond what it held before.
+CIFAR-shaped synthetic data. Memory is what the process takes beyond what it held before.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ def memory(work: Callable[[], object]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="cnn")
+    parser.add_argument("--augment", action="store_true")
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=32)
@@ -73,18 +75,20 @@ def main() -> None:
     torch.set_num_threads(args.threads)
 
     dataset = load("synthetic", samples=args.samples, classes=10, shape=(3, 32, 32), seed=0)
-    model = models.build("cnn", shape=dataset.shape, classes=10, seed=0)
-    task = Task(model, dataset, iid(dataset.train.targets.numpy(), 1, 0))
+    model = models.build(args.model, shape=dataset.shape, classes=10, seed=0)
+    task = Task(model, dataset, iid(dataset.train.targets.numpy(), 1, 0), augment=args.augment)
     trainer = Trainer(task, torch.device("cpu"))
     plain = Brief(0, 0, 0, task.start(), lr=0.01, momentum=0.9, batch_size=args.batch, epochs=args.epochs)
     mine = torch.arange(args.samples)
 
     stopping = replace(plain, stop_below=-2.0)  # a cosine never falls below it: nobody stops
+    contrasting = replace(plain, contrast=1.0, previous=task.start())
     exact, sampled = (replace(plain, measure=frozenset({what})) for what in (FISHER, FISHER_SAMPLED))
     works: dict[str, Callable[[], object]] = {
         "training": lambda: trainer.follow(plain),
         "PA3Fed's score": lambda: trainer.score(trainer.w, mine),
         "training with ALT": lambda: trainer.follow(stopping),
+        "training with MOON": lambda: trainer.follow(contrasting),
         "FedFIM, exact": lambda: trainer.fisher(plain.start, mine, exact),
         "FedFIM, sampled": lambda: trainer.fisher(plain.start, mine, sampled),
     }
@@ -97,12 +101,13 @@ def main() -> None:
                 spent[name] = min(spent.get(name, float("inf")), seconds(work))
     used = {name: memory(work) for name, work in works.items()}
     whole = spent.pop("training")
-    spent["ALT's second pass"] = spent.pop("training with ALT") - whole
-    used["ALT's second pass"] = used.pop("training with ALT")
+    for name, pass_ in (("ALT", "ALT's second pass"), ("MOON", "MOON's passes")):
+        spent[pass_] = spent.pop(f"training with {name}") - whole
+        used[pass_] = used.pop(f"training with {name}")
 
     print(
-        f"2-conv CNN of {task.layout.size:,} parameters, {args.samples} samples, {args.epochs} epochs, "
-        f"batch {args.batch}, {args.threads} thread(s)"
+        f"{args.model}{', augmented' if args.augment else ''}, {task.layout.size:,} parameters, {args.samples} samples, "
+        f"{args.epochs} epochs, batch {args.batch}, {args.threads} thread(s)"
     )
     print(f"{'':20s}{'seconds':>10s}{'of a round':>12s}{'limit':>8s}{'x FGN':>9s}{'MiB':>9s}")
     print(f"{'training, FGN in it':20s}{whole:10.4f}{1:12.1%}{'':17s}{used['training']:9.1f}")

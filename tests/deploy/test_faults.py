@@ -76,7 +76,8 @@ def until(happened: Callable[[], bool], limit: float = 300.0) -> float:
 
 
 def done(out: Path, rounds: int) -> bool:
-    return (out / "metrics.jsonl").exists() and len(lines(out, "metrics.jsonl")) >= rounds
+    """Whether so many rounds are saved: their lines in metrics.jsonl come before their checkpoint."""
+    return (out / "checkpoint" / f"checkpoint-{rounds:06d}.json").exists()
 
 
 MISCHIEF = {
