@@ -106,8 +106,8 @@ def main() -> None:
         used[pass_] = used.pop(f"training with {name}")
 
     print(
-        f"{args.model}{', augmented' if args.augment else ''}, {task.layout.size:,} parameters, {args.samples} samples, "
-        f"{args.epochs} epochs, batch {args.batch}, {args.threads} thread(s)"
+        f"{args.model}{', augmented' if args.augment else ''}, {task.layout.size:,} parameters, "
+        f"{args.samples} samples, {args.epochs} epochs, batch {args.batch}, {args.threads} thread(s)"
     )
     print(f"{'':20s}{'seconds':>10s}{'of a round':>12s}{'limit':>8s}{'x FGN':>9s}{'MiB':>9s}")
     print(f"{'training, FGN in it':20s}{whole:10.4f}{1:12.1%}{'':17s}{used['training']:9.1f}")
