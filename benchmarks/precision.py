@@ -11,6 +11,7 @@ import argparse
 import statistics
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from kairosfl.runs.config import resolve
 from kairosfl.runs.sweep import Member, sweep
@@ -18,16 +19,17 @@ from kairosfl.runs.sweep import Member, sweep
 PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
-def member(precision: str, seed: int, options: argparse.Namespace) -> Member:
+def member(name: str, algorithm: str, seed: int, options: argparse.Namespace, run: dict[str, Any]) -> Member:
+    """A run of the setting above on the batched engine."""
     tables = {
-        "algorithm": "fedavgm",
+        "algorithm": algorithm,
         "seed": seed,
         "data": {"name": options.data, "clients": 100, "alpha": 0.1, "minimum": 10},
         "model": {"name": options.model},
         "train": {"rounds": options.rounds, "cohort": 10, "epochs": 2, "batch_size": 64, "lr": 0.02},
-        "run": {"engine": "batched", "device": options.device, "precision": precision, "checkpoint_every": 10**6},
+        "run": {"engine": "batched", "device": options.device, "checkpoint_every": 10**6, **run},
     }
-    return Member(f"{precision}-seed{seed}", {"precision": precision, "seed": seed}, resolve(tables))
+    return Member(f"{name}-seed{seed}", {"name": name, "seed": seed}, resolve(tables))
 
 
 def main() -> None:
@@ -38,7 +40,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
-    members = [member(precision, seed, options) for precision in PRECISIONS for seed in range(options.seeds)]
+    members = [
+        member(precision, "fedavgm", seed, options, {"precision": precision})
+        for precision in PRECISIONS
+        for seed in range(options.seeds)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         summaries = sweep(members, Path(folder))
     print(

@@ -2,7 +2,7 @@
 
     KAIROSFL_DATA=... python benchmarks/together.py
 
-CIFAR-10, Dir(0.1), 100 clients, 10 a round, the 2-convolution CNN, 10 rounds; three algorithms, two seeds.
+The setting is that of precision.py, for 10 rounds; three algorithms, two seeds.
 """
 
 from __future__ import annotations
@@ -12,28 +12,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kairosfl.runs.config import resolve
+from precision import member
+
 from kairosfl.runs.files import read_lines
-from kairosfl.runs.sweep import Member, sweep
+from kairosfl.runs.sweep import sweep
 
 WAYS: dict[str, dict[str, Any]] = {
     "tf32": {},
     "float32": {"precision": "float32"},
     "deterministic": {"deterministic": True},
 }
+ALGORITHMS = ("fedavg", "scaffold", "fedprox(mu=0.1)")
 COLUMNS = ("accuracy", "loss", "train_loss")
-
-
-def member(algorithm: str, seed: int, options: argparse.Namespace, run: dict[str, Any]) -> Member:
-    tables = {
-        "algorithm": algorithm,
-        "seed": seed,
-        "data": {"name": options.data, "clients": 100, "alpha": 0.1, "minimum": 10},
-        "model": {"name": options.model},
-        "train": {"rounds": options.rounds, "cohort": 10, "epochs": 2, "batch_size": 64, "lr": 0.02},
-        "run": {"engine": "batched", "device": options.device, "checkpoint_every": 10**6, **run},
-    }
-    return Member(f"{algorithm}-seed{seed}", {}, resolve(tables))
 
 
 def largest(first: Path, second: Path, column: str) -> float:
@@ -53,11 +43,7 @@ def main() -> None:
     print("|", " | ".join(("", *COLUMNS)), "|")
     print("|---|---|---|---|")
     for way, run in WAYS.items():
-        members = [
-            member(algorithm, seed, options, run)
-            for algorithm in ("fedavg", "scaffold", "fedprox(mu=0.1)")
-            for seed in (0, 1)
-        ]
+        members = [member(each, each, seed, options, run) for each in ALGORITHMS for seed in (0, 1)]
         with tempfile.TemporaryDirectory() as folder:
             together, alone = Path(folder, "together"), Path(folder, "alone")
             sweep(members, together)
