@@ -212,6 +212,10 @@ def test_the_picture_has_every_curve_and_is_the_same_when_drawn_twice(folder):
     results = collect([folder / "runs"], ITEM)
     first, second = (draw_curves(results, folder / name).read_bytes() for name in ("a.svg", "b.svg"))
     assert first == second
+    results["cells"]["digits-fedavg"]["runs"][1]["curve"] = {"round": [], "accuracy": []}  # cut before an evaluation
+    assert b">digits-fedavgm<" in draw_curves(results, folder / "c.svg").read_bytes()
+    del results["cells"]["digits-fedavgm"]
+    assert draw_curves(results, folder / "d.svg") is None
     for words in (b">digits-fedavg<", b">fedavg<", b">fedavgm<", "round (◂ printed)".encode()):
         assert words in first
 

@@ -57,7 +57,8 @@ def reproduce(
             typer.echo(json.dumps(found))
         else:
             print_rows(table(found))
-            typer.echo(f"curves: {draw_curves(found, out / 'curves.svg')}; more: kairosfl report {out}", err=True)
+            drawn = draw_curves(found, out / "curves.svg")
+            typer.echo(f"curves: {drawn}; more: kairosfl report {out}" if drawn else "no curves yet", err=True)
 
 
 def results_page(

@@ -22,18 +22,23 @@ COLUMNS = 3
 ACCURACIES = ("final", "last_tenth")  # what of the print stands beside the end of a curve
 
 
-def draw_curves(results: Results, path: Path) -> Path:
-    """Write the picture as SVG; the same results give the same file."""
-    shown = panels(results["cells"])
+def draw_curves(results: Results, path: Path) -> Path | None:
+    """Write the picture as SVG; the same results give the same file. None: no run came to its first evaluation."""
+    cells = {
+        name: cell for name, cell in results["cells"].items() if all(run["curve"]["round"] for run in longest(cell))
+    }
+    if not cells:
+        return None
+    shown = panels(cells)
     columns = min(COLUMNS, len(shown))
     lines = math.ceil(len(shown) / columns)
-    common = _shared(results["cells"])
+    common = _shared(cells)
     with style():
         figure = new_figure(3.4 * columns, 2.5 * lines)
         figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.08)
         places = figure.subplots(lines, columns, squeeze=False).flatten()
-        for place, (base, cells) in zip(places, shown.items(), strict=False):
-            _panel(place, base, cells, common)
+        for place, (base, compared) in zip(places, shown.items(), strict=False):
+            _panel(place, base, compared, common)
         for place in places[len(shown) :]:
             place.axis("off")
         figure.supylabel("test accuracy (%)", fontsize=8)

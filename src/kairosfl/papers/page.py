@@ -49,9 +49,9 @@ def write_results_page(results: Path, page: Path) -> Path:
     parts = [INTRODUCTION, _overview([read(path) for path in files])]
     for path in files:
         remarks, found = path.with_suffix(".md"), read(path)
-        picture = "" if "/search" in found["item"] else f"assets/results/{path.stem}.svg"
-        if picture:
-            draw_curves(found, page.parent / picture)
+        picture = f"assets/results/{path.stem}.svg"
+        if "/search" in found["item"] or not draw_curves(found, page.parent / picture):
+            picture = ""
         parts.append(section(found, remarks.read_text(encoding="utf-8") if remarks.is_file() else "", picture))
     write(page, "\n".join(parts))
     return page
