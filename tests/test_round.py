@@ -118,14 +118,15 @@ class Final(Diary):
     last = True
 
 
-def test_seven_stages_in_order_and_the_last_rule_steps_last() -> None:
+def test_seven_stages_in_order_and_the_last_rule_selects_and_steps_last() -> None:
     Diary.pages.clear()
     engine = Puppet(change=lambda reports, round: reports[:2])
     runs = follow(Final(label="z") + Diary(label="a") + Second(label="b"), engine, number=1)
     hooks = [hook for _, hook, _ in Diary.pages]
     stages = ("select", "brief", "weigh", "combine", "observe", "step")
     assert hooks == [stage for stage in stages for _ in range(3)]
-    assert [label for label, _, _ in Diary.pages] == ["z", "a", "b"] * 5 + ["a", "b", "z"]
+    written, last = ["z", "a", "b"], ["a", "b", "z"]
+    assert [label for label, _, _ in Diary.pages] == last + written * 4 + last
     # Two reporters of 1 and 3 samples with updates (0.1, 0.7) and (0.2, 0.7): the mean is (0.175, 0.7).
     seen = {(label, hook): value for label, hook, value in Diary.pages}
     assert seen[("z", "weigh")] == [1.0, 3.0]

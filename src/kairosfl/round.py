@@ -128,8 +128,8 @@ def rounds(
 def select(run: Run, algorithm: Algorithm, now: Round) -> Tensor:
     """Stage 1: the ids of this round's cohort, ascending."""
     plan = Plan(now.cohort)
-    for rule, slot in zip(algorithm.rules, run.slots, strict=True):
-        plan = rule.select(plan, slot, now)
+    for i in algorithm.stepping():
+        plan = algorithm.rules[i].select(plan, run.slots[i], now)
     if plan.ids is not None:
         return torch.from_numpy(np.unique(plan.ids).astype(np.int64))
     pool = now.clients if plan.eligible is None else plan.eligible

@@ -28,7 +28,7 @@ class Rule(Spec):
     """
 
     kind: ClassVar[Literal["base", "adaptive"]] = "base"
-    last: ClassVar[bool] = False  # its step comes after every other rule's
+    last: ClassVar[bool] = False  # it selects and steps after every other rule
 
     @property
     def base_weights(self) -> str | None:
@@ -133,5 +133,6 @@ class Algorithm:
         return max((rule.largest(cohort, clients) for rule in self.rules), default=cohort)
 
     def stepping(self) -> list[int]:
-        """The order in which the rules step: as written, the `last` ones at the end."""
-        return sorted(range(len(self.rules)), key=lambda i: self.rules[i].last)
+        """The order in which rules select and step: as written, the `last` ones at the end, of those the adaptive."""
+        last = [(rule.last, rule.last and rule.kind == "adaptive") for rule in self.rules]
+        return sorted(range(len(last)), key=last.__getitem__)

@@ -197,6 +197,18 @@ def mutants(
     return starts
 
 
+def undone(problem: Quadratic, away: Vector, own: Vector) -> Vector:
+    """The slope of −own against away over the cohort and a tensor, between 0 and 1, for every number of the model."""
+    slopes, at = [], 0
+    for size in problem.tensors:
+        a, b = away[:, at : at + size], own[:, at : at + size]
+        if np.ptp(a, axis=0).max() > 1e-9 * np.abs(a).max():
+            a = a - a.mean(0)
+        slopes += [float(np.clip(-(a * b).sum() / (a**2).sum(), 0, 1)) if a.any() else 0.0] * size
+        at += size
+    return np.array(slopes)
+
+
 def fedmut(
     problem: Quadratic,
     setting: Setting,
@@ -208,7 +220,7 @@ def fedmut(
 ) -> Course:
     """Hu et al. 2024: mutants x + alpha · s · (x^t − x^{t−1}) with shuffled signs for every tensor.
 
-    What they trained counts by its weight; where they were put counts alike, as if it had been dealt to the reporters.
+    Where they were put counts alike, as if it had been dealt to the reporters, as far as training did not undo it.
     """
     x, course = problem.x, []
     last = x
@@ -216,9 +228,10 @@ def fedmut(
         starts = mutants(problem, setting, t, len(cohort.asked), x, last, alpha, rate, bound)
         if ids := cohort.reported:
             own = [starts[cohort.asked.index(i)] for i in ids]
-            moved = [train(problem, setting, t, i, start).w - start for i, start in zip(ids, own, strict=True)]
+            ends = np.array([train(problem, setting, t, i, start).w for i, start in zip(ids, own, strict=True)])
             put = mutants(problem, setting, t, len(ids), x, last, alpha, rate, bound).mean(0)
-            last, x = x, put + shares(problem, ids, weights) @ np.array(moved)
+            p, kept = shares(problem, ids, weights), 1 - undone(problem, np.array(own) - x, ends - own)
+            last, x = x, p @ ends + kept * (put - p @ own)
         course.append(x)
     return course
 

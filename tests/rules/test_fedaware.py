@@ -344,9 +344,17 @@ def test_a_client_of_no_use_does_not_hold_up_exploration(lost: tuple[int, ...], 
     assert len(runs[-1].slots[0]["lambda"]) == 4
 
 
-def test_exploration_beside_a_growing_cohort() -> None:
-    runs = explored([()] * 4, "fedcl + fedaware(explore=true)", 4)
-    assert runs[1].slots[1]["seen"].all()  # 2 clients, then 4, of 5
+@pytest.mark.parametrize(("cohort", "dead"), [(2, (3, 4)), (1, (4,)), (3, (0, 1, 2, 4))])
+def test_as_many_dead_clients_as_a_cohort_do_not_hold_it_up(cohort: int, dead: tuple[int, ...]) -> None:
+    runs = explored([dead] * 12, "fedaware(explore=true)", 12, cohort=cohort)
+    assert runs[-1].slots[0]["seen"].all()
+    assert runs[-1].idle < 5
+
+
+@pytest.mark.parametrize("text", ["fedcl + fedaware(explore=true)", "fedaware(explore=true) + fedcl"])
+def test_exploration_beside_a_growing_cohort(text: str) -> None:
+    runs = explored([()] * 4, text, 4)
+    assert next(slot["seen"] for slot in runs[1].slots if "seen" in slot).all()  # 2 clients, then 4, of 5
     assert [run.record.asked for run in runs] == [2, 4, *(run.record.asked for run in runs[2:])]
 
 

@@ -44,3 +44,14 @@ def test_it_reaches_the_weighted_optimum(weights: str, cohort: int) -> None:
     text = f"feddyn(alpha=1.0, weights='{weights}')"
     reached = settle(problem, text, steps=steps, cohort=cohort, rounds_=500, lr=0.02)
     assert np.abs(reached - optimum).max() < 1e-9
+
+
+@pytest.mark.parametrize("other", ["fedavgm", "fedadam", "fedams"])
+def test_its_offset_is_not_gathered_by_a_server_that_steps_after_it(other: str) -> None:
+    problem, steps = Quadratic(sizes=(5,) * 6), (12,) * 6
+    first, second = (
+        settle(problem, text, steps=steps, cohort=6, rounds_=300)
+        for text in (f"feddyn(alpha=1) + {other}", f"{other} + feddyn(alpha=1)")
+    )
+    assert np.array_equal(first, second)
+    assert np.abs(first - problem.optimum(np.full(6, 1 / 6), decay=0.01)).max() < 1e-4

@@ -12,6 +12,7 @@ from reference import COHORTS, Cohort, Network, Quadratic, Setting
 from kairosfl.briefs import Briefs, column
 from kairosfl.round import Round
 from kairosfl.rules import FedMut
+from kairosfl.rules.fedmut import undone
 from kairosfl.signals import Signals
 from kairosfl.tasks.vector import Entry, Layout
 
@@ -49,10 +50,32 @@ STEPS = (2, 4, 3, 1, 5, 2)
         ("fedmut + pa3fed(always=True)", "fedmut(alpha=0)"),
     ],
 )
-def test_it_does_not_run_away_where_weights_differ(text: str, alone: str) -> None:
+@pytest.mark.parametrize("steps", [STEPS, (40,) * 6])  # clients who hardly move, and who forget where they began
+def test_it_does_not_run_away_where_weights_differ(text: str, alone: str, steps: tuple[int, ...]) -> None:
     problem = Quadratic(sizes=(2, 5, 9, 3, 12, 7))
-    reached, plain = (settle(problem, each, steps=STEPS, cohort=6, rounds_=400) for each in (text, alone))
+    reached, plain = (settle(problem, each, steps=steps, cohort=6, rounds_=400) for each in (text, alone))
     np.testing.assert_allclose(reached, plain, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("momentum", ["fedavgm(beta=0.9)", "fednova(momentum=0.9)"])
+def test_momentum_does_not_gather_what_mutants_lean_forward(momentum: str) -> None:
+    """The lean of 0.6 Δ and a momentum of 0.9 would be more than the last step."""
+    problem = Quadratic(sizes=(5,) * 6)
+    for text in (f"fedmut + {momentum}", f"{momentum} + fedmut"):
+        reached = [settle(problem, text, steps=(2,) * 6, cohort=6, rounds_=r, lr=0.005) for r in (10, 20, 30, 40, 400)]
+        assert max(np.abs(x).max() for x in reached) < 3 * np.abs(problem.x).max()
+        alone = settle(problem, momentum, steps=(2,) * 6, cohort=6, rounds_=400, lr=0.005)
+        np.testing.assert_allclose(reached[-1], alone, rtol=0, atol=1e-3)
+
+
+def test_what_training_undid_is_found_by_least_squares() -> None:
+    away = torch.tensor([[4.0, 4.0], [-2.0, -2.0], [0.0, 0.0]], dtype=torch.float64)
+    for part in (0.0, 0.3, 1.0):
+        assert undone(away, -part * away + 5.0) == pytest.approx(part)
+    assert undone(away, -2.0 * away) == 1.0
+    assert undone(away, away) == 0.0
+    assert undone(away[:1], -0.3 * away[:1]) == pytest.approx(0.3)  # one reporter
+    assert undone(torch.zeros(2, 2).double(), away[:2]) == 0.0
 
 
 @pytest.mark.parametrize("rule", ["vrlsgd", "scaffold"])

@@ -77,6 +77,14 @@ def test_equal_steps_are_fedavg_with_convex_weights_too() -> None:
     np.testing.assert_allclose(course(problem, Setting(), COHORTS, "fednova(convex=True)"), plain, rtol=0, atol=1e-14)
 
 
+def test_equal_steps_change_nothing_beside_feddyn() -> None:
+    """Its pull is no client's own: the way is not drawn out, as the paper does beside FedProx."""
+    problem = Quadratic(sizes=(7, 8, 9, 7, 8))
+    plain = course(problem, Setting(), COHORTS, "feddyn(alpha=1)")
+    reached = course(problem, Setting(), COHORTS, "feddyn(alpha=1) + fednova")
+    np.testing.assert_allclose(reached, plain, rtol=0, atol=1e-13)
+
+
 def test_one_client_is_fedavg() -> None:
     alone, problem = (Cohort((0,)),) * 4, Quadratic(sizes=(6,))
     plain = course(problem, Setting(), alone, "fedavg")
@@ -93,7 +101,7 @@ def test_it_ends_nearer_the_weighted_optimum_than_fedavg() -> None:
 
 
 def test_with_mutants_only_the_clients_own_way_is_normalised() -> None:
-    """x ← mean of start_i + τ_eff Σ p_i (w_i − start_i) / a_i."""
+    """x ← Σ p_i start_i + τ_eff Σ p_i (w_i − start_i) / a_i, and of the mutations what FedMut adds."""
     problem, setting, cohorts = Quadratic(), Setting(), (Cohort((0, 1, 2, 3)),) * 3
     x = last = problem.x
     expected, p = [], reference.shares(problem, (0, 1, 2, 3), "samples")
@@ -102,7 +110,8 @@ def test_with_mutants_only_the_clients_own_way_is_normalised() -> None:
         locals_ = [reference.train(problem, setting, t, i, starts[i]) for i in range(4)]
         a = np.array([reference.unit_move(setting, t, local.steps) for local in locals_])
         own = np.array([local.w for local in locals_]) - starts
-        last, x = x, starts.mean(0) + (p @ a) * (p / a) @ own
+        kept = 1 - reference.undone(problem, starts - x, own)
+        last, x = x, p @ starts + kept * (starts.mean(0) - p @ starts) + (p @ a) * (p / a) @ own
         expected.append(x)
     text = "fedmut(alpha=2, weights='samples') + fednova"
     np.testing.assert_allclose(course(problem, setting, cohorts, text), expected, rtol=0, atol=1e-12)

@@ -87,6 +87,8 @@ def test_consecutive_rounds_are_compared(detector: FGN | FedFIM) -> None:
     assert found == [bool(rise >= detector.delta - 1e-12) for rise in rises]
     assert found[0]
     assert len(set(found)) == 2
+    _, zero = detector.decide(state, 0.0, 8)
+    assert [detector.decide(zero, value, 9)[0] for value in (0.0, 1e-9)] == [False, True]  # nothing after nothing
 
 
 def test_a_window_by_hand() -> None:

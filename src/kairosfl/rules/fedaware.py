@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Plan, Reports
+from kairosfl.briefs import Briefs, Plan, Reports, strides
 from kairosfl.round import Round
 from kairosfl.rule import Rule, State
 from kairosfl.rules.feddyn import FedDyn
@@ -89,9 +89,15 @@ class FedAWARE(Rule):
         unseen = pool[~state["seen"].cpu().numpy()[pool]]
         if len(unseen) == 0:
             return plan
+        others = np.setdiff1d(pool, unseen)
+        if len(others) and state["seen"].sum() < min(round.clients, round.number * round.cohort):
+            # A round brought no report, perhaps from the same clients: with one of the others somebody answers.
+            unseen = round.stream("explore again").choice(
+                unseen, min(len(unseen), max(plan.size - 1, 1)), replace=False
+            )
+            return replace(plan, ids=np.append(unseen, round.stream("explore").choice(others)))
         if len(unseen) >= plan.size:
             return replace(plan, eligible=unseen)
-        others = np.setdiff1d(pool, unseen)
         more = min(plan.size - len(unseen), len(others))
         return replace(plan, ids=np.append(unseen, round.stream("explore").choice(others, more, replace=False)))
 
@@ -99,8 +105,9 @@ class FedAWARE(Rule):
         self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
     ) -> tuple[State, State]:
         state = {**state, "changed": reports.ids}  # until the step, which also takes the updates out again
+        own = strides(briefs, reports, round.x)
         if self.layers:
-            state["updates"] = reports.delta
+            state["updates"] = own
         if self.explore:  # who failed was visited too: one dead client must not keep the others exploring
             state["seen"] = state["seen"].clone()
             state["seen"][reports.ids] = True
@@ -110,12 +117,12 @@ class FedAWARE(Rule):
         offset = tensors[-self.layers].offset if self.layers else 0
         written = {} if self.adaptive else {"n": reports.n.double()}
         if self.clusters:
-            updates = reports.delta[:, offset:].to(state["averages"].device, torch.float32)
+            updates = own[:, offset:].to(state["averages"].device, torch.float32)
             state["averages"], written["cluster"] = self._clustered(
                 state["averages"], rows["cluster"], updates, reports.ids.argsort()
             )
         else:
-            updates = reports.delta[:, offset:].to(rows["average"].device, torch.float32)
+            updates = own[:, offset:].to(rows["average"].device, torch.float32)
             written["average"] = rows["average"].float().reshape(len(reports), -1).lerp(updates, self.alpha)
         return state, written
 

@@ -24,6 +24,8 @@ from kairosfl.table import Table
 class FedDyn(Rule):
     """Bends every client's loss so that its own optimum moves to everyone's. A small `alpha` corrects slowly."""
 
+    last = True  # −h / alpha moves the model; no other rule's momentum is to gather it
+
     alpha: float = 0.01
     weights: str = "uniform"
 

@@ -5,10 +5,11 @@
 Half of the cohort has s = +1, half s = −(1 − ρ), dealt anew for every tensor; in an odd cohort one has 0.
 ρ = rate · (1 − min((t − 1) / bound, 1)): early mutants lean forward on average, later ones centre on x.
 
-    x^{t+1} = mean of start_j + Σ p_j (w_j − start_j)
+    x^{t+1} = Σ p_j w_j + (1 − M) · (mean of start_j − Σ p_j start_j)
 
-For uniform p that is the mean of the trained mutants. The mutations are the server's own and count alike, whatever the
-clients' weights: where they did not cancel, the next step would be alpha times what was left of them, and so on.
+For uniform p that is the mean of the trained mutants. Mutations are the server's own and are to cancel, whatever the
+clients' weights: where they did not, the next step would be alpha times what was left of them, and so on. M, from 0 to
+1, is the part of its mutation that a client's training undid, by least squares over the cohort, for every tensor.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Reports
+from kairosfl.briefs import Briefs, Reports, strides
 from kairosfl.round import Round
 from kairosfl.rule import Rule, State
+from kairosfl.table import Table
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedMut(Rule):
     """Starts the clients around the model instead of at it, which leads to flatter minima. `alpha = 0` is FedAvg."""
+
+    last = True  # what early mutants lean forward is no direction for another rule's momentum
 
     alpha: float = 4.0
     rate: float = 0.3
@@ -70,16 +74,39 @@ class FedMut(Rule):
     ) -> Tensor:
         if round.number == 0 or not self.alpha:
             return direction
-        signs = self._signs(len(briefs), round)
-        lean = self.alpha * sum(signs) / len(signs) * (round.x - state["previous"])
-        return direction + (lean - weights.to(briefs.start) @ (briefs.start - round.x)).to(direction)
+        lean = self._lean(state, len(briefs), round)
+        away, own = briefs.start - round.x, strides(briefs, reports, round.x)
+        missing = lean - weights.to(away) @ away
+        for entry in round.layout.entries:
+            part = slice(entry.offset, entry.offset + entry.size)
+            missing[part] *= 1 - undone(away[:, part], own[:, part])
+        return direction + (missing - lean).to(direction)
 
     def observe(
         self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
     ) -> tuple[State, State]:
-        return {"previous": round.x}, {}
+        lean = {"lean": self._lean(state, len(briefs), round)} if self.alpha else {}  # until the step
+        return {"previous": round.x, **lean}, {}
+
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        lean = state.get("lean")
+        return direction if lean is None else direction + lean.to(direction), {"previous": state["previous"]}
+
+    def _lean(self, state: State, clients: int, round: Round) -> Tensor:
+        """How far the mutants of so many clients lie from x on average."""
+        signs = self._signs(clients, round)
+        return self.alpha * sum(signs) / len(signs) * (round.x - state["previous"])
 
     def _signs(self, clients: int, round: Round) -> list[float]:
         half, odd = divmod(clients, 2)
         rho = self.rate * (1 - min((round.number - 1) / self.bound, 1))
         return [1.0] * half + [-(1 - rho)] * half + [0.0] * odd
+
+
+def undone(away: Tensor, own: Tensor) -> float:
+    """The part of where clients were put, `[m, k]`, that their own ways undid: 0 to 1, by least squares."""
+    apart = away - away.mean(0)
+    if apart.square().sum() <= 1e-12 * away.square().sum():  # all on one side
+        apart = away
+    square = float(apart.square().sum())
+    return min(max(-float((apart * own).sum()) / square, 0.0), 1.0) if square > 0 else 0.0

@@ -3,7 +3,7 @@
     d_i = Δ_i / a_i,    x ← x + τ_eff Σ p_i d_i,    τ_eff = Σ p_i a_i
 
 a_i is how far a unit gradient moves the weights: the mass, which knows momentum, proximal pull and weight decay.
-With a proximal pull the paper takes τ_eff = Σ p_i · steps_i · lr_i instead. FedCL's released code divides the weights
+Beside FedProx the paper takes τ_eff = Σ p_i · steps_i · lr_i instead. FedCL's released code divides the weights
 p_i / a_i by their sum, which is τ_eff = 1 / Σ (p_i / a_i): `convex`.
 """
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from kairosfl.briefs import Briefs, Reports, strides
 from kairosfl.round import Round
 from kairosfl.rule import Rule, State
+from kairosfl.rules.fedprox import FedProx
 from kairosfl.table import Table
 
 
@@ -25,7 +26,7 @@ class FedNova(Rule):
     """Counts every client's mean gradient, not its distance, so that more local steps do not mean more say.
 
     `momentum` is the server's (gmf), on the normalised direction. `convex` keeps the new model among the clients',
-    where the way of a client of few steps would otherwise be drawn out. Equal steps make it FedAvg.
+    where the way of a client of few steps would otherwise be drawn out. Equal steps make it FedAvg, save for FedProx.
     """
 
     momentum: float = 0.0
@@ -50,7 +51,8 @@ class FedNova(Rule):
         if self.convex:
             effective = 1 / (weights @ (1 / reports.mass))
         else:
-            effective = weights @ torch.where(briefs.pull > 0, reports.steps * briefs.lr, reports.mass)
+            proximal = any(isinstance(rule, FedProx) and rule.mu for rule in round.rules)
+            effective = weights @ (reports.steps * briefs.lr if proximal else reports.mass)
         more = (weights * (effective / reports.mass - 1)).to(reports.delta)
         return direction + more @ strides(briefs, reports, round.x)
 

@@ -42,9 +42,9 @@ class Detector(Spec, ABC):
 
 
 def _rising(state: State, value: float, delta: float) -> tuple[bool, State]:
-    """Eq. 2: (v_t − v_{t−1}) / v_{t−1} ≥ delta; the first round is critical."""
+    """Eq. 2: (v_t − v_{t−1}) / v_{t−1} ≥ delta; the first round is critical, and nothing after nothing is not."""
     before = float(state["before"])
-    critical = before != before or value - before >= delta * before
+    critical = before != before or (value - before >= delta * before and max(value, before) > 0)
     return critical, {"before": torch.tensor(value, dtype=torch.float64)}
 
 
