@@ -112,3 +112,18 @@ def test_engines_are_one_curve_unless_they_are_compared(tmp_path):
     assert seeds() == [[0, 1]]
     write("c", 0, "batched")
     assert seeds() == [[0], [0, 1]]
+
+
+def test_a_stopped_run_does_not_count_beside_the_finished_one_of_its_seed(tmp_path):
+    fake.write_run(tmp_path / "stopped", rounds=10, planned=40, done=False)
+    fake.write_run(tmp_path / "whole", rounds=40)
+    fake.write_run(tmp_path / "other", rounds=20, planned=40, seed=1, done=False)
+    (group,) = read_groups([tmp_path])
+    assert [(run.seed, run.rounds) for run in group.runs] == [(0, 40), (1, 20)]
+
+
+def test_what_was_exported_into_a_sweep_is_passed_over(tmp_path):
+    study = fake.write_sweep(tmp_path / "study", seeds=1, rounds=3)
+    (study / "figures").mkdir()
+    (study / "figures" / "accuracy.svg").touch()
+    assert len(find_runs(sorted(study.iterdir()))) == len(fake.ALGORITHMS)

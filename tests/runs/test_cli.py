@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kairosfl.cli import app
+from kairosfl.cli.runs import clear
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.runs.alone import alone
@@ -134,6 +135,15 @@ def test_what_was_turned_away_is_said(tmp_path):
     result = call("run", *SMALL[:-1], "--set", "train.lr=1e38", "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
     assert f"6 reports were turned away; {tmp_path / 'run' / 'log.txt'} says why." in result.stderr
+
+
+def test_a_demonstration_deletes_its_own_runs_only(tmp_path):
+    (tmp_path / "sweep.json").write_text(json.dumps({"runs": [{"name": "mine", "path": "mine"}]}))
+    refused(call("demo", "--out", tmp_path, "--quiet"), "holds another sweep", "--out")
+    for name in ("demo-0", "notes"):
+        (tmp_path / name).mkdir()
+    clear(tmp_path, {"mine"})
+    assert (tmp_path / "notes").is_dir()
 
 
 def test_a_full_disk(tmp_path, monkeypatch):

@@ -131,6 +131,16 @@ def test_ten_rounds_without_a_good_report_stop_the_run(tmp_path):
     assert experiment.Folder(tmp_path / "run").rounds_done() == 10 + int(log.split("round ")[1].split(":")[0]) - 1
 
 
+def test_a_run_without_a_good_report_does_not_come_to_its_end_by_resuming(tmp_path):
+    config = resolve(TABLES, ["train.lr=1e30", "algorithm=fedavg", "train.rounds=12"])
+    with pytest.raises(experiment.UserError, match="10 rounds in a row"):
+        experiment.start(config, tmp_path / "run")
+    for idle in (11, 12, 12):
+        with pytest.raises(experiment.UserError, match=rf"{idle} rounds in a row .* as after round 0\."):
+            experiment.resume(tmp_path / "run")
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
 @pytest.fixture
 def interrupting():
     """Both signals interrupt, also where whoever started the tests has them ignored."""

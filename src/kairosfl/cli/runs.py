@@ -121,20 +121,31 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Compare FedAvg with two compositions on non-IID handwritten digits, in about a minute."""
-    import shutil
-
     from kairosfl.runs.config import read
+    from kairosfl.runs.sweep import expand
 
     with friendly(lambda: "Start it again with: kairosfl demo"):
         from kairosfl.report.page import write_report
         from kairosfl.report.static import draw_comparison
 
-        if (out / "sweep.json").is_file():
-            shutil.rmtree(out)  # a demonstration is shown from the beginning
-        run_sweep(read(Path(__file__).parents[1] / "demo.toml"), out, quiet)
+        text = read(Path(__file__).parents[1] / "demo.toml")
+        if (out / "sweep.json").is_file():  # a demonstration is shown from the beginning
+            clear(out, {member.name for member in expand(text)})
+        run_sweep(text, out, quiet)
         print_table([out])
         typer.echo(f"picture: {draw_comparison([out], out / 'comparison.png')}")
         typer.echo(f"report:  {write_report([out], out / 'report.html')}  (open it in a browser)")
+
+
+def clear(folder: Path, names: set[str]) -> None:
+    """Delete the runs of a sweep that has these and no others; what else lies in the folder stays."""
+    import shutil
+
+    found = {run["name"] for run in json.loads((folder / "sweep.json").read_text())["runs"]}
+    if found != names:
+        raise UserError(f"{folder} holds another sweep; choose another place with --out.")
+    for name in names:
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def fresh(source: Path | str | None) -> Path:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kairosfl.papers.results import Results, longest
-from kairosfl.report.draw import new_figure, save, style
+from kairosfl.report.draw import new_figure, save, style, whole
 from kairosfl.report.pictures import colour
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def _panel(axes: Axes, base: str, cells: Cells, common: int) -> None:
     marked = set()
     for number, (name, (rounds, mean, deviation)) in enumerate(curves(cells).items()):
         own = colour(number)
-        axes.plot(rounds, mean, color=own, linewidth=1.1, label=_label(name, skip))
+        dot = "o" if len(rounds) == 1 else None
+        axes.plot(rounds, mean, color=own, marker=dot, linewidth=1.1, label=_label(name, skip))
         if deviation.any():
             axes.fill_between(rounds, mean - deviation, mean + deviation, color=own, alpha=0.15, linewidth=0)
         printed = next((value for key in ACCURACIES if (value := cells[name]["printed"].get(key)) is not None), None)
@@ -87,6 +88,7 @@ def _panel(axes: Axes, base: str, cells: Cells, common: int) -> None:
             across = axes.get_yaxis_transform()  # x in parts of the panel
             axes.plot([1.02], [printed], "<", color=own, markersize=5, clip_on=False, transform=across)
     axes.set_title(base, fontsize=8)
+    whole(axes.xaxis)
     axes.set_xlabel("round (◂ printed)" if marked else "round", fontsize=7)
     axes.tick_params(labelsize=7)
     axes.legend(fontsize=5.5, handlelength=1.2, labelspacing=0.3, loc="lower right", frameon=True, edgecolor="none")

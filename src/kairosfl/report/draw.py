@@ -17,6 +17,7 @@ from kairosfl.runs.files import write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 _STYLE: dict[Any, Any] = {
@@ -84,7 +85,16 @@ def draw_lines(axes: Axes, picture: Lines, groups: Sequence[Group]) -> None:
         label = "round (shaded: critical periods)"
     axes.set_title(picture.title)
     axes.set_xlabel(label)
+    if picture.x_label == "round":
+        whole(axes.xaxis)
     axes.set_ylabel(f"{picture.y_label} (%)" if picture.percent else picture.y_label)
+
+
+def whole(axis: Axis) -> None:
+    """Whole numbers only: there is no half of a round or client."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
 
 
 def _curve(axes: Axes, series: Series, scale: float, name: str, picture: Lines) -> None:
@@ -92,7 +102,9 @@ def _curve(axes: Axes, series: Series, scale: float, name: str, picture: Lines) 
     style = "--" if series.dashed else ("-", "-.", ":")[turn % 3]
     own = colour(series.group)
     shape = "steps-mid" if picture.steps else "default"
-    axes.plot(series.x, series.mean * scale, color=own, linestyle=style, linewidth=1.4, label=name, drawstyle=shape)
+    dot = "o" if np.isfinite(series.mean).sum() == 1 else None  # one point is no line
+    look: dict[str, Any] = {"color": own, "linestyle": style, "marker": dot, "drawstyle": shape}
+    axes.plot(series.x, series.mean * scale, linewidth=1.4, label=name, **look)
     if np.isfinite(series.deviation).any():
         low, high = (edge * scale for edge in band(series, picture.percent))
         axes.fill_between(
@@ -130,6 +142,8 @@ def _heat(figure: Figure, axes: Axes, picture: HeatMap) -> None:
         picture.grid, extent=extent, origin="lower", aspect="auto", cmap="viridis", norm=norm, interpolation="nearest"
     )
     axes.grid(visible=False)
+    for axis in (axes.xaxis, axes.yaxis):
+        whole(axis)
     if picture.names and len(picture.names) <= 30:
         axes.set_yticks(range(len(picture.names)), picture.names)
     axes.set_xlabel(picture.x_label)

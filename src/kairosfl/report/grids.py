@@ -51,6 +51,8 @@ def _client_by_round(number: int, run: RunData, field: str, whose: str) -> HeatM
     rounds = np.concatenate([np.full(len(ids), row["round"]) for row, (ids, _) in zip(rows, cells, strict=True)])
     ids = np.concatenate([ids for ids, _ in cells])
     values = np.concatenate([values for _, values in cells])
+    if not np.isfinite(values).any():
+        return LeftOut("inside", title, "none of its values is a number", number)
     if field == "epochs" and len(set(values.tolist())) == 1:
         return LeftOut("inside", title, f"every client trained {values[0]:g} epochs whenever it took part", number)
     clients = max(int(run.partition.get("clients") or 0), int(ids.max(initial=0)) + 1)

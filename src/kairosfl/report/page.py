@@ -195,7 +195,8 @@ def _judged(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
     both = {best.label, second.label}
     test = next((pair for pair in pairs if {pair.first, pair.second} == both), None)
     gap = 100 * (best.last_tenth.mean - second.last_tenth.mean)
-    text += f", {gap:.2f} points above <b>{escape(second.label)}</b>"
+    text += f", {gap:.2f} points above " if gap >= 0.005 else ", level with "
+    text += f"<b>{escape(second.label)}</b>"
     if test is None:
         return f"{text}. The two share no seed, so no paired test can be made."
     if math.isnan(test.p):
@@ -231,7 +232,7 @@ def _facts(groups: Sequence[Group]) -> str:
     ):
         dirichlet = name != "data.alpha" or settings.get("data.partition") == "dirichlet"
         if name in settings and name not in apart and dirichlet:
-            facts.append(text.format(settings[name]))
+            facts.append(text.format(settings[name] or runs[0].about.get("clients")))  # 0 clients: all there are
     seeds = sorted({run.seed for run in runs})
     named = ", ".join(map(str, seeds[:8])) + ("…" if len(seeds) > 8 else "")
     facts.append(f"{len(runs)} runs" if len(runs) > 1 else "1 run")

@@ -133,11 +133,13 @@ def repeat(groups: Sequence[Group]) -> str:
 
 def _recipe(number: int, group: Group, open_: bool) -> str:
     run = group.runs[0]
-    commands = "\n".join(_command(each) for each in group.runs)
+    commands = list(dict.fromkeys(_command(each) for each in group.runs))  # a sweep is one
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in _surroundings(run).items())
     return (
         f'<details id="recipe-{number}"{" open" if open_ else ""}><summary>{key(number)}{escape(group.label)}</summary>'
-        + _block(f"command-{number}", "command" if len(group.runs) == 1 else "commands, one per seed", commands)
+        + _block(
+            f"command-{number}", "command" if len(commands) == 1 else "commands, one per seed", "\n".join(commands)
+        )
         + '<div class="rest">'
         + (_block(f"config-{number}", f"config.toml (seed {run.seed})", run.config.strip()) if run.config else "")
         + f'<dl class="dl">{facts}</dl></div></details>'

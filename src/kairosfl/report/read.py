@@ -97,7 +97,8 @@ def find_runs(dirs: Sequence[Path]) -> list[Path]:
             raise UserError(f"There is no folder {given}; give a run folder or a folder of run folders.")
         inside = [given] if _is_run(given) else _inside(given) if given.is_dir() else []
         # Among others, as runs/* may have them, files and empty folders are passed over.
-        if not inside and (len(dirs) == 1 or (given.is_dir() and any(given.iterdir()))):
+        exported = (given.parent / "sweep.json").is_file()  # pictures or tables beside the runs, as study/* has them
+        if not inside and (len(dirs) == 1 or (given.is_dir() and any(given.iterdir()) and not exported)):
             raise UserError(
                 f"{given} holds no run (no metrics.jsonl in it or in a folder below); give a folder that "
                 "`kairosfl run` or `kairosfl sweep` wrote."
@@ -141,12 +142,18 @@ def group_runs(runs: Iterable[RunData]) -> list[Group]:
     for group in _alike(runs, _INCIDENTAL | _TRAINERS):
         parts = _alike(group, _INCIDENTAL)
         compared = sum(len({run.seed for run in part}) for part in parts) > len({run.seed for run in group})
-        members += [tuple(sorted(each, key=lambda run: run.seed)) for each in (parts if compared else [group])]
+        members += [_longest(each) for each in (parts if compared else [group])]
     groups = []
     for label, each, problem in zip(_labels([each[0] for each in members]), members, _problems(members), strict=True):
         named = label if problem in label else f"{label} · {problem}"
         groups.append(Group(named, each, problem))
     return groups
+
+
+def _longest(runs: Sequence[RunData]) -> tuple[RunData, ...]:
+    """By seed; of runs that repeat one, those that got furthest: a stopped one would be averaged into the finished."""
+    most = {seed: max(run.rounds for run in runs if run.seed == seed) for seed in sorted({run.seed for run in runs})}
+    return tuple(run for seed, rounds in most.items() for run in runs if run.seed == seed and run.rounds == rounds)
 
 
 def _alike(runs: Iterable[RunData], but: set[str]) -> list[list[RunData]]:

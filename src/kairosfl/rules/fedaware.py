@@ -92,10 +92,9 @@ class FedAWARE(Rule):
         others = np.setdiff1d(pool, unseen)
         if len(others) and state["seen"].sum() < min(round.clients, round.number * round.cohort):
             # A round brought no report, perhaps from the same clients: with one of the others somebody answers.
-            unseen = round.stream("explore again").choice(
-                unseen, min(len(unseen), max(plan.size - 1, 1)), replace=False
-            )
-            return replace(plan, ids=np.append(unseen, round.stream("explore").choice(others)))
+            draw, most = round.stream("explore"), max(plan.size - 1, 1)
+            again = draw.choice(unseen, min(len(unseen), most), replace=False)
+            return replace(plan, ids=np.append(again, draw.choice(others)))
         if len(unseen) >= plan.size:
             return replace(plan, eligible=unseen)
         more = min(plan.size - len(unseen), len(others))

@@ -234,6 +234,8 @@ def _write_down(
         detectors=parse_detectors(config.run.detector),
     )
     run, briefs = next(course)
+    if briefs is None and run.idle >= IDLE_LIMIT:
+        raise UserError(_idle(run))
     while briefs is not None:
         began = time.perf_counter()
         try:
@@ -274,8 +276,8 @@ def _log_rejections(run: Run, folder: Folder) -> None:
 def _idle(run: Run) -> str:
     why = run.record.rejected[-1][1] if run.record and run.record.rejected else "none reported"
     return (
-        f"{IDLE_LIMIT} rounds in a row had no good report (last reason: {why}); the model is as after round "
-        f"{run.round - IDLE_LIMIT}. Lower train.lr or mend the clients."
+        f"{run.idle} rounds in a row had no good report (last reason: {why}); the model is as after round "
+        f"{run.round - run.idle}. Lower train.lr or mend the clients."
     )
 
 

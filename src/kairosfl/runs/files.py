@@ -16,20 +16,27 @@ from kairosfl.errors import UserError
 
 
 def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
-    """Put a whole file at `path`: text, bytes, or what a function writes at the temporary path it is given."""
-    temporary = path.with_name(f".{path.name}.part")
+    """Put a whole file at `path`: text, bytes, or what a function writes at the temporary path it is given.
+
+    A link stays a link to it. Into a device or pipe, which cannot be replaced, it is written as it is.
+    """
+    device = path.exists() and not path.is_file() and not path.is_dir()
+    path = path if device else Path(os.path.realpath(path))
+    temporary = path if device else path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if callable(make):
             make(temporary)
         else:
             temporary.write_bytes(make.encode() if isinstance(make, str) else make)
-        with temporary.open("rb+") as handle:
-            os.fsync(handle.fileno())
-        temporary.replace(path)
+        if not device:
+            with temporary.open("rb+") as handle:
+                os.fsync(handle.fileno())
+            temporary.replace(path)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            if not device:
+                temporary.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"Cannot write {path}: {reason}; free the disk or choose another place.") from None
 

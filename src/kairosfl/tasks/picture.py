@@ -60,8 +60,12 @@ def draw_partition(path: str | os.PathLike[str], dataset: DataSet, population: P
     if target.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"{target} is no .png, .svg or .pdf; name the picture so.")
     part = target.with_name(f".{os.getpid()}.{target.name}")
-    figure.savefig(part, dpi=150)
-    os.replace(part, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(part, dpi=150)
+        os.replace(part, target)
+    except OSError as error:
+        raise UserError(f"Cannot write {target}: {error.strerror or error}; choose another place.") from None
 
 
 def _discs(axes: Axes, counts: Ints) -> None:

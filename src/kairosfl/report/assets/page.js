@@ -13,7 +13,7 @@ const page = {
 
   load() {
     const data = JSON.parse(document.getElementById("data").textContent);
-    Object.assign(this, { data, groups: data.groups, target: this.target ?? data.target, charts: [] });
+    Object.assign(this, { data, groups: data.groups, target: this.chosen ?? data.target, charts: [] });
     this.smooth ??= data.smooth;
     for (const spec of data.lines) this.add(spec, LineChart);
     for (const spec of data.heats) this.add(spec, HeatChart);
@@ -133,7 +133,7 @@ const page = {
     bind("inside-select", String(this.inside), (value) => this.look(Number(value)));
     bind("target", null, (value) => {
       if (value === "" || Number.isNaN(Number(value))) return;
-      this.target = Number(value) / 100;
+      this.target = this.chosen = Number(value) / 100;
       this.reach();
       this.redraw();
     });
