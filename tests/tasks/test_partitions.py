@@ -57,7 +57,7 @@ def test_iid_sizes_differ_by_at_most_one():
 
 
 def test_shards_give_each_client_at_most_so_many_classes():
-    population = shards(TARGETS, 100, 0, per_client=2)
+    population = shards(TARGETS, 100, 0, shards=2)
     assert set(population.sizes) == {100}
     assert all(len(np.unique(TARGETS[own])) <= 2 for own in population)
 

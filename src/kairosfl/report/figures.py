@@ -158,7 +158,7 @@ def _lines(curve: _Curve, groups: Sequence[Group]) -> Lines | LeftOut:
             if len(made.x):
                 series.append(made)
     if not series:
-        return LeftOut(curve.section, curve.title, curve.why)
+        return LeftOut(curve.section, curve.title, _missing(curve, groups))
     values = np.concatenate([each.seeds.ravel() for each in series])
     values = values[np.isfinite(values)]
     if curve.plain and (values == values[0]).all():
@@ -174,6 +174,15 @@ def _lines(curve: _Curve, groups: Sequence[Group]) -> Lines | LeftOut:
         curve.percent,
         steps=curve.section == "decisions",
     )
+
+
+def _missing(curve: _Curve, groups: Sequence[Group]) -> str:
+    """Why there is nothing to draw: where training failed, not for want of asking."""
+    runs = [run for group in groups for run in group.runs]
+    if curve.section in ("signals", "learning") and not any((run.column("reported") > 0).any() for run in runs):
+        return "no round had a good report"
+    evaluated = any(np.isfinite(run.column("accuracy")).any() for run in runs)
+    return "it was in no round a finite number" if curve.why == _UNSCORED and evaluated else curve.why
 
 
 def _served(groups: Sequence[Group]) -> Lines | LeftOut:

@@ -195,9 +195,13 @@ def _options(section: str, table: Mapping[str, Any]) -> Mapping[str, Any]:
     """Further keys that the chosen data set or model brings along."""
     if section == "data":
         name = table.get("name", Data.name)
+        if isinstance(name, str):  # its keys would be unknown for no fault of theirs
+            _one_of("data.name", name, DATASETS)
         return inspect.signature(DATASETS[name]).parameters if name in DATASETS else {}
     if section == "model":
         name = table.get("name", Model.name)
+        if isinstance(name, str):
+            _one_of("model.name", name, MODELS)
         return options(name) if name in MODELS else {}
     return {}
 

@@ -75,17 +75,17 @@ def quantity(targets: Ints, clients: int, seed: int, *, alpha: float, minimum: i
     return Population.from_owner(_fill(rng, owner, clients, minimum), clients)
 
 
-def shards(targets: Ints, clients: int, seed: int, *, per_client: int = 2) -> Population:
-    """Pathological label skew: samples sorted by class and cut into shards, `per_client` to each client."""
-    if per_client < 1:
-        raise UserError(f"data.shards is {per_client}; give every client at least 1 shard.")
-    _check(len(targets), clients, minimum=per_client, field="data.shards")
+def shards(targets: Ints, clients: int, seed: int, *, shards: int = 2) -> Population:
+    """Pathological label skew: samples sorted by class and cut into shards, `shards` to each client."""
+    if shards < 1:
+        raise UserError(f"data.shards is {shards}; give every client at least 1 shard.")
+    _check(len(targets), clients, minimum=shards, field="data.shards")
     rng = _generator(seed, 4)
     shuffled = rng.permutation(len(targets))
     by_class = shuffled[np.argsort(targets[shuffled], kind="stable")]
-    client_of = rng.permutation(np.repeat(np.arange(clients, dtype=np.int32), per_client))
+    client_of = rng.permutation(np.repeat(np.arange(clients, dtype=np.int32), shards))
     owner = np.empty(len(targets), dtype=np.int32)
-    owner[by_class] = client_of[_runs(len(targets), clients * per_client)]
+    owner[by_class] = client_of[_runs(len(targets), clients * shards)]
     return Population.from_owner(owner, clients)
 
 
@@ -144,7 +144,7 @@ def partition(
         "iid": {},
         "dirichlet": {"alpha": alpha, "minimum": minimum, "balance": balance},
         "quantity": {"alpha": alpha, "minimum": minimum},
-        "shards": {"per_client": shards},
+        "shards": {"shards": shards},
     }
     return PARTITIONS[name](dataset.train.targets.numpy(), clients, seed, **options[name])
 
