@@ -35,6 +35,7 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "kairosfl",  # the same picture gives the same file
     "pdf.fonttype": 42,
 }
+STRIPS = 12  # at most: more would hide the curves
 
 
 def style() -> AbstractContextManager[None]:
@@ -120,8 +121,10 @@ def band(series: Series, percent: bool) -> tuple[Array, Array]:
 
 
 def _shade(axes: Axes, shown: Sequence[int], groups: Sequence[Group]) -> bool:
-    """One group: the whole height, lightly. Several: a strip each at the foot. Whether there was any."""
+    """One group: the whole height, lightly. Several: a strip each at the foot; many: none. Whether there was any."""
     shaded = False
+    if len(shown) > STRIPS:
+        return False
     height = 1.0 if len(shown) == 1 else 0.018
     for row, number in enumerate(shown):
         for left, right, share in critical_periods(groups[number]):
