@@ -72,7 +72,9 @@ def test_a_download_with_the_wrong_checksum_is_refused_and_not_kept(tmp_path, se
     assert str(error.value).startswith(
         f"what {url}/a.txt serves is damaged or has changed (MD5 hash of downloaded file"
     )
-    assert str(error.value).endswith(f"put toy/a.txt into {tmp_path}.")
+    assert str(error.value).endswith(
+        f"put toy/a.txt into {tmp_path}, or name the folder that has them in KAIROSFL_DATA."
+    )
     assert not (tmp_path / "toy/a.txt").exists()
 
 

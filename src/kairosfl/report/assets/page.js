@@ -171,7 +171,7 @@ function sort(head) {
   const value = (row) => {
     const text = row.cells[head.cellIndex].textContent.trim();
     const found = parseFloat(text.replace("−", "-"));
-    return head.cellIndex === 0 ? text : Number.isNaN(found) ? -Infinity : found;
+    return head.cellIndex === 0 ? text : Number.isNaN(found) ? (down ? -Infinity : Infinity) : found; // never reached: last
   };
   const rows = [...body.rows].sort((a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0));
   body.append(...(down ? rows.reverse() : rows));

@@ -41,7 +41,7 @@ def ensure(name: str, folder: Path, files: Sequence[File], downloads: Sequence[D
 
 
 def _fetch(name: str, folder: Path, missing: list[str], download: Download, last: list[str]) -> None:
-    mend = f"put {_listed(missing)} into {folder}"
+    mend = f"put {_listed(missing)} into {folder}, or name the folder that has them in KAIROSFL_DATA"
     try:
         import pooch
         from rich.console import Console
