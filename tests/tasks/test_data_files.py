@@ -24,6 +24,8 @@ from kairosfl.tasks.data.store import arrays, kept
 TEXT = b"what the official file holds"
 MD5 = hashlib.md5(TEXT).hexdigest()
 
+ELSEWHERE = ", or name the folder that has them in KAIROSFL_DATA."
+
 
 @pytest.fixture
 def server(tmp_path):
@@ -85,7 +87,7 @@ def test_without_a_network_the_error_says_which_files_to_put_where(tmp_path):
         ensure("toy", tmp_path, files, downloads)
     assert str(error.value) == (
         "data set 'toy' could not be downloaded from http://127.0.0.1:9/a.txt (ConnectionError); "
-        f"put toy/a.txt, toy/b.txt into {tmp_path}."
+        f"put toy/a.txt, toy/b.txt into {tmp_path}{ELSEWHERE}"
     )
 
 
@@ -95,7 +97,7 @@ def test_without_pooch_the_error_says_so(tmp_path, monkeypatch):
         ensure("toy", tmp_path, [File("toy/a")], [Download("http://127.0.0.1:9/a", "", "toy/a")])
     assert str(error.value) == (
         f"data set 'toy' is not in {tmp_path}, and downloading needs pooch: "
-        f'pip install "kairosfl[cli]", or put toy/a into {tmp_path}.'
+        f'pip install "kairosfl[cli]", or put toy/a into {tmp_path}{ELSEWHERE}'
     )
 
 
