@@ -128,7 +128,7 @@ def rounds(
 def select(run: Run, algorithm: Algorithm, now: Round) -> Tensor:
     """Stage 1: the ids of this round's cohort, ascending."""
     plan = Plan(now.cohort)
-    for i in algorithm.stepping():
+    for i in algorithm.order():
         plan = algorithm.rules[i].select(plan, run.slots[i], now)
     if plan.ids is not None:
         return torch.from_numpy(np.unique(plan.ids).astype(np.int64))
@@ -275,7 +275,7 @@ def conclude(
         if written:
             run.tables[i].write(reports.ids, written)
     consensus = float(direction.norm())
-    for i in algorithm.stepping():
+    for i in algorithm.order():
         direction, slots[i] = algorithm.rules[i].step(direction, slots[i], run.tables[i], now)
     record = Record(reports.ids, weights, reports, rejected, asked, now.lr, vectors, consensus, values)
     return replace(

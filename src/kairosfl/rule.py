@@ -132,7 +132,7 @@ class Algorithm:
         """The largest cohort that any of its rules may ask for."""
         return max((rule.largest(cohort, clients) for rule in self.rules), default=cohort)
 
-    def stepping(self) -> list[int]:
+    def order(self) -> list[int]:
         """The order in which rules select and step: as written, the `last` ones at the end, of those the adaptive."""
         last = [(rule.last, rule.last and rule.kind == "adaptive") for rule in self.rules]
         return sorted(range(len(last)), key=last.__getitem__)

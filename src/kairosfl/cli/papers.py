@@ -38,10 +38,9 @@ def reproduce(
         if item is None:
             print_pairs(papers.list_items(), as_json)
             return
-        chosen = papers.find(item)
         out = out or Path("runs") / "reproduce" / item.replace("/", "-")
         found = reproduce_item(
-            chosen,
+            papers.find(item),
             cells=cells,
             seeds=seeds,
             rounds=rounds,

@@ -128,10 +128,10 @@ def demo(
         from kairosfl.report.page import write_report
         from kairosfl.report.static import draw_comparison
 
-        text = read(Path(__file__).parents[1] / "demo.toml")
+        tables = read(Path(__file__).parents[1] / "demo.toml")
         if (out / "sweep.json").is_file():  # a demonstration is shown from the beginning
-            clear(out, {member.name for member in expand(text)})
-        run_sweep(text, out, quiet)
+            clear(out, {member.name for member in expand(tables)})
+        run_sweep(tables, out, quiet)
         print_table([out])
         typer.echo(f"picture: {draw_comparison([out], out / 'comparison.png')}")
         typer.echo(f"report:  {write_report([out], out / 'report.html')}  (open it in a browser)")
@@ -141,11 +141,17 @@ def clear(folder: Path, names: set[str]) -> None:
     """Delete the runs of a sweep that has these and no others; what else lies in the folder stays."""
     import shutil
 
-    found = {run["name"] for run in json.loads((folder / "sweep.json").read_text())["runs"]}
+    from kairosfl.runs.alone import alone
+
+    try:
+        found = {run["name"] for run in json.loads((folder / "sweep.json").read_text())["runs"]}
+    except (ValueError, KeyError, TypeError):
+        found = set()
     if found != names:
         raise UserError(f"{folder} holds another sweep; choose another place with --out.")
-    for name in names:
-        shutil.rmtree(folder / name, ignore_errors=True)
+    with alone(folder):
+        for name in names:
+            shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def fresh(source: Path | str | None) -> Path:

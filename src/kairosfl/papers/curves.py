@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kairosfl.papers.results import Results, longest
-from kairosfl.report.draw import new_figure, save, style, whole
+from kairosfl.report.draw import new_figure, plot, save, style, whole
 from kairosfl.report.pictures import colour
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def panels(cells: Cells) -> dict[str, dict[str, Mapping[str, Any]]]:
 def curves(cells: Cells) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Rounds, mean and deviation in per cent of every cell, over the seeds that all have; over its own if none is.
 
-    A seed that was evaluated in other rounds counts by straight lines between them.
+    One seed has no deviation (NaN). A seed that was evaluated in other rounds counts by straight lines between them.
     """
     seeds = set.intersection(*({run["seed"] for run in longest(cell)} for cell in cells.values()))
     return {
@@ -70,7 +70,8 @@ def curves(cells: Cells) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
 def _curve(runs: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rounds = np.array(runs[0]["curve"]["round"], dtype=np.float64)
     values = np.stack([np.interp(rounds, run["curve"]["round"], run["curve"]["accuracy"]) for run in runs])
-    return rounds, 100 * values.mean(0), 100 * values.std(0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
+    deviation = values.std(0, ddof=1) if len(values) > 1 else np.full(len(rounds), np.nan)
+    return rounds, 100 * values.mean(0), 100 * deviation
 
 
 def _panel(axes: Axes, base: str, cells: Cells, common: int) -> None:
@@ -78,10 +79,8 @@ def _panel(axes: Axes, base: str, cells: Cells, common: int) -> None:
     marked = set()
     for number, (name, (rounds, mean, deviation)) in enumerate(curves(cells).items()):
         own = colour(number)
-        dot = "o" if len(rounds) == 1 else None
-        axes.plot(rounds, mean, color=own, marker=dot, linewidth=1.1, label=_label(name, skip))
-        if deviation.any():
-            axes.fill_between(rounds, mean - deviation, mean + deviation, color=own, alpha=0.15, linewidth=0)
+        look = {"color": own, "linewidth": 1.1, "label": _label(name, skip)}
+        plot(axes, rounds, mean, mean - deviation, mean + deviation, **look)
         printed = next((value for key in ACCURACIES if (value := cells[name]["printed"].get(key)) is not None), None)
         if printed is not None and printed not in marked:
             marked.add(printed)

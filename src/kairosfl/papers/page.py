@@ -46,9 +46,10 @@ def write_results_page(results: Path, page: Path) -> Path:
     files = sorted(results.glob("*.json"), key=lambda path: (path.name.startswith("beyond"), path.name))
     if not files:
         raise UserError(f"{results} holds no results (no .json file); run `kairosfl reproduce` and keep its results.")
-    parts = [INTRODUCTION, _overview([read(path) for path in files])]
-    for path in files:
-        remarks, found = path.with_suffix(".md"), read(path)
+    everything = {path: read(path) for path in files}
+    parts = [INTRODUCTION, _overview(list(everything.values()))]
+    for path, found in everything.items():
+        remarks = path.with_suffix(".md")
         picture = f"assets/results/{path.stem}.svg"
         if "/search" in found["item"] or not draw_curves(found, page.parent / picture):
             picture = ""

@@ -103,14 +103,18 @@ def _curve(axes: Axes, series: Series, scale: float, name: str, picture: Lines) 
     style = "--" if series.dashed else ("-", "-.", ":")[turn % 3]
     own = colour(series.group)
     shape = "steps-mid" if picture.steps else "default"
-    dot = "o" if np.isfinite(series.mean).sum() == 1 else None  # one point is no line
-    look: dict[str, Any] = {"color": own, "linestyle": style, "marker": dot, "drawstyle": shape}
-    axes.plot(series.x, series.mean * scale, linewidth=1.4, label=name, **look)
-    if np.isfinite(series.deviation).any():
-        low, high = (edge * scale for edge in band(series, picture.percent))
-        axes.fill_between(
-            series.x, low, high, color=own, alpha=0.15, linewidth=0, step="mid" if picture.steps else None
-        )
+    low, high = (edge * scale for edge in band(series, picture.percent))
+    look: dict[str, Any] = {"color": own, "linestyle": style, "drawstyle": shape, "linewidth": 1.4, "label": name}
+    plot(axes, series.x, series.mean * scale, low, high, **look)
+
+
+def plot(axes: Axes, x: Array, mean: Array, low: Array, high: Array, **look: Any) -> None:
+    """A line, a dot where it has one point, with a band around it where one is known."""
+    dot = "o" if np.isfinite(mean).sum() == 1 else None
+    axes.plot(x, mean, marker=dot, **look)
+    if np.isfinite(low).any():
+        fill: dict[str, Any] = {"step": "mid"} if look.get("drawstyle") == "steps-mid" else {}
+        axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0, **fill)
 
 
 def band(series: Series, percent: bool) -> tuple[Array, Array]:

@@ -219,7 +219,9 @@ def _title(groups: Sequence[Group]) -> str:
 
 def _facts(groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
-    settings, apart = runs[0].settings, set(differing(runs))
+    known = runs[0].about.get("clients")  # where the setting is 0: all there are
+    settings = {**runs[0].settings, **({"data.clients": known} if known else {})}
+    apart = set(differing(runs))
     facts = []
     for name, text in (
         ("data.clients", "{} clients"),
@@ -232,7 +234,7 @@ def _facts(groups: Sequence[Group]) -> str:
     ):
         dirichlet = name != "data.alpha" or settings.get("data.partition") == "dirichlet"
         if name in settings and name not in apart and dirichlet:
-            facts.append(text.format(settings[name] or runs[0].about.get("clients")))  # 0 clients: all there are
+            facts.append(text.format(settings[name]))
     seeds = sorted({run.seed for run in runs})
     named = ", ".join(map(str, seeds[:8])) + ("…" if len(seeds) > 8 else "")
     facts.append(f"{len(runs)} runs" if len(runs) > 1 else "1 run")

@@ -20,25 +20,28 @@ def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
 
     A link stays a link to it. Into a device or pipe, which cannot be replaced, it is written as it is.
     """
-    device = path.exists() and not path.is_file() and not path.is_dir()
-    path = path if device else Path(os.path.realpath(path))
-    temporary = path if device else path.with_name(f".{path.name}.part")
+    target = path.resolve() if path.is_symlink() else path
+    temporary = target.with_name(f".{target.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if callable(make):
-            make(temporary)
-        else:
-            temporary.write_bytes(make.encode() if isinstance(make, str) else make)
-        if not device:
-            with temporary.open("rb+") as handle:
-                os.fsync(handle.fileno())
-            temporary.replace(path)
+        if path.exists() and not path.is_file() and not path.is_dir():
+            return _put(make, path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _put(make, temporary)
+        with temporary.open("rb+") as handle:
+            os.fsync(handle.fileno())
+        temporary.replace(target)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
-            if not device:
-                temporary.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"Cannot write {path}: {reason}; free the disk or choose another place.") from None
+
+
+def _put(make: bytes | str | Callable[[Path], None], path: Path) -> None:
+    if callable(make):
+        make(path)
+    else:
+        path.write_bytes(make.encode() if isinstance(make, str) else make)
 
 
 def plain(value: Any) -> Any:
