@@ -246,7 +246,7 @@ def strides(briefs: Briefs, reports: Reports, x: Tensor) -> Tensor:
 
 def mean_gradients(briefs: Briefs, reports: Reports, x: Tensor) -> Tensor:
     """The mean of the gradients that each client followed, `[m, d]`, weight decay at its start included."""
-    return -strides(briefs, reports, x) / reports.mass.to(reports.delta)[:, None]
+    return strides(briefs, reports, x) / -reports.mass.to(reports.delta)[:, None]
 
 
 def mass(briefs: Briefs, reports: Reports) -> Tensor:

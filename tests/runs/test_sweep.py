@@ -6,9 +6,11 @@ import json
 import re
 
 import pytest
+import torch
 
 from kairosfl import UserError
 from kairosfl.engines.batched import Batched
+from kairosfl.rules.scaffold import SCAFFOLD
 from kairosfl.runs import experiment
 from kairosfl.runs.engines import build_engine
 from kairosfl.runs.files import read_lines
@@ -185,3 +187,24 @@ def test_a_run_that_comes_to_nothing_is_named_and_the_others_end(tmp_path, engin
     with pytest.raises(UserError, match=r"1 of 2 runs came to nothing; the first, lr1e\+30: 10 rounds in a row"):
         sweep(members, tmp_path / "sweep")
     assert len(rows(tmp_path / "sweep" / "lr0.1")) == 12
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_run_without_memory_is_told_so_and_goes_on_later(tmp_path, engine, monkeypatch):
+    tables = TABLES | {"run": {"engine": engine, "checkpoint_every": 2}}
+    members = expand(tables | {"sweep": {"algorithm": ["scaffold", "fedavg"]}})
+    sweep(members, tmp_path / "whole")
+    observe, seen = SCAFFOLD.observe, []
+
+    def short(*everything):
+        seen.append(None)
+        if len(seen) == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return observe(*everything)
+
+    monkeypatch.setattr(SCAFFOLD, "observe", short)
+    with pytest.raises(UserError, match=r"1 of 2 runs .* scaffold: The GPU's memory ran out: .* `kairosfl resume`"):
+        sweep(members, tmp_path / "cut")
+    assert len(rows(tmp_path / "cut" / "fedavg")) == 4
+    sweep(members, tmp_path / "cut")
+    assert rows(tmp_path / "cut" / "scaffold") == rows(tmp_path / "whole" / "scaffold")

@@ -54,7 +54,8 @@ class SCAFFOLD(Rule):
     def observe(
         self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
     ) -> tuple[State, State]:
-        c = rows["vector"] - everyone.mean(state, round) + mean_gradients(briefs, reports, round.x)
+        c = mean_gradients(briefs, reports, round.x)
+        c += rows["vector"] - everyone.mean(state, round)
         return everyone.changed(state, rows, c, reports, round)
 
     def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:

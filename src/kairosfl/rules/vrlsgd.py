@@ -44,4 +44,4 @@ class VRLSGD(Rule):
         gradient = mean_gradients(briefs, reports, round.x)
         counts = Algorithm(round.rules).counts(reports)
         gradient -= (counts / counts.sum()).to(gradient) @ gradient
-        return state, {"delta": rows["delta"] + self.rate * gradient}
+        return state, {"delta": gradient.mul_(self.rate).add_(rows["delta"])}  # in place: a cohort of models is large

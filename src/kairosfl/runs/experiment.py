@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -281,12 +282,25 @@ def _idle(run: Run) -> str:
     )
 
 
+@contextmanager
+def within_memory() -> Iterator[None]:
+    """A GPU whose memory runs out is a user's to mend."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            "The GPU's memory ran out: free it of other programs, lower train.cohort, or set run.slots, the clients at "
+            "once; then go on from the last checkpoint with `kairosfl resume`, or with the same sweep again."
+        ) from error
+
+
 def conduct(course: Course, engine: Engine) -> dict[str, Any]:
     """Drive one recorded run to its end on one engine."""
     try:
-        briefs = next(course)
-        while True:
-            briefs = course.send(engine.train(briefs))
+        with within_memory():
+            briefs = next(course)
+            while True:
+                briefs = course.send(engine.train(briefs))
     except StopIteration as end:
         summary: dict[str, Any] = end.value
         return summary

@@ -179,10 +179,12 @@ def _share(group: list[_Open], command: str, failed: dict[str, str], say: experi
                 waiting.remove(run)
                 courses[run] = run.course(Seat(engine, run.task), command)
                 training[engine.submit(run.task, next(courses[run]))] = run
-            ticket = engine.collect()
+            with experiment.within_memory():
+                ticket = engine.collect()
             run = training.pop(ticket)
             try:
-                training[engine.submit(run.task, courses[run].send(ticket.reports()))] = run
+                with experiment.within_memory():
+                    training[engine.submit(run.task, courses[run].send(ticket.reports()))] = run
             except StopIteration as end:
                 summaries[run.name] = end.value
                 del courses[run]
