@@ -159,6 +159,19 @@ def test_fedavg_by_hand() -> None:
     assert [run.record.lr for run in runs] == [0.5, 0.25, 0.125]
 
 
+@dataclass(frozen=True)
+class Bursting(Rule):
+    """Steps out of what numbers can hold in its second round."""
+
+    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+        return direction * (1e400 if round.number else 1), state
+
+
+def test_a_step_of_the_server_that_is_not_finite_is_not_blamed_on_the_clients() -> None:
+    with pytest.raises(UserError, match=r"After round 2 the model is not finite, .* the step of \S*Bursting is too long"):
+        follow(Algorithm((Bursting(),)), Puppet())
+
+
 def test_uniform_weights_when_a_rule_asks_for_them() -> None:
     assert follow("scaffold", Puppet())[0].record.weights.tolist() == [0.2] * 5
     assert follow("fedprox + fedmut(alpha=0)", Puppet())[0].record.weights.tolist() == [0.2] * 5

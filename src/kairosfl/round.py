@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -274,14 +275,21 @@ def conclude(
         slots[i], written = rule.observe(slots[i], rows[i], weights, briefs, reports, now)
         if written:
             run.tables[i].write(reports.ids, written)
-    consensus = float(direction.norm())
+    length = direction.norm()
     for i in algorithm.order():
         direction, slots[i] = algorithm.rules[i].step(direction, slots[i], run.tables[i], now)
+    x = _moved(run.x, direction, slots) if direction is mean() else run.x + direction
+    consensus, finite = torch.stack([length.double(), x.sum().double()]).tolist()
+    if not math.isfinite(finite):
+        raise UserError(
+            f"After round {run.round + 1} the model is not finite, though every update that counts is: the step of "
+            f"{algorithm} is too long; lower its lr, or train.lr."
+        )
     record = Record(reports.ids, weights, reports, rejected, asked, now.lr, vectors, consensus, values)
     return replace(
         run,
         round=run.round + 1,
-        x=_moved(run.x, direction, slots) if direction is mean() else run.x + direction,
+        x=x,
         slots=tuple(slots),
         detectors=tuple(state for _, state in decided),
         signals=signals,

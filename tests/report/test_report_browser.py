@@ -191,6 +191,10 @@ def test_a_saved_picture_stands_by_itself(opened):
     assert ask(opened, check, text)
     assert "var(--" not in text
     assert "stroke:rgb(0, 114, 178)" in text.replace("stroke: ", "stroke:")
+    assert all(f">{letter}  {algorithm}<" in text for letter, algorithm in zip("ABC", fake.ALGORITHMS, strict=False))
+    assert ">Test accuracy<" in text
+    heat = ask(opened, "page.charts.find((chart) => chart.spec.power && !chart.figure.hidden).save()")
+    assert f": {next(iter(fake.ALGORITHMS))}<" in heat
 
 
 def test_it_fits_a_phone(opened):

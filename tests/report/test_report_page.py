@@ -16,7 +16,7 @@ from kairosfl.report.page import verdict, write_report
 from kairosfl.report.read import read_groups
 from kairosfl.report.static import draw_comparison
 from kairosfl.report.tables import paired_tests, results
-from kairosfl.report.watch import serve
+from kairosfl.report.watch import LivePage, serve
 
 
 def data_of(text):
@@ -170,9 +170,11 @@ def test_the_same_samples_are_the_same_problem_however_they_were_asked_for(tmp_p
     for alpha in (0.3, 0.5):  # of an IID partition, say
         run = fake.write_run(tmp_path / str(alpha), alpha=alpha, rounds=5)
         about = json.loads((run / "run.json").read_text())
-        (run / "run.json").write_text(json.dumps(about | {"population_hash": "5e1f"}))
-    assert [group.problem for group in read_groups([tmp_path])] == ["", ""]
-    assert len(paired_tests(read_groups([tmp_path]))) == 1
+    for hashes in (about["data_hashes"], {}):  # data that come with a library have none
+        for run in tmp_path.iterdir():
+            (run / "run.json").write_text(json.dumps(about | {"population_hash": "5e1f", "data_hashes": hashes}))
+        assert [group.problem for group in read_groups([tmp_path])] == ["", ""]
+        assert len(paired_tests(read_groups([tmp_path]))) == 1
 
 
 def test_p_values_do_not_depend_on_runs_with_other_data(problems):
@@ -239,6 +241,13 @@ def test_the_server_listens_here_only_and_answers_to_no_other_name(server):
     assert get(server, host="evil.example")[0] == 403
     assert get(server, host="localhost:1")[0] == 200
     assert get(server, "/etc/passwd")[0] == 404
+
+
+def test_the_live_page_counts_to_the_target_that_is_asked_for(tmp_path):
+    fake.write_run(tmp_path / "a", rounds=2)
+    assert data_of(LivePage(tmp_path, 0.25).newer(""))["target"] == 0.25
+    with pytest.raises(UserError, match="target = 25 is not an accuracy"):
+        serve(tmp_path, port=0, target=25)
 
 
 def test_a_taken_port_and_a_missing_folder_are_named(server, tmp_path):

@@ -15,9 +15,11 @@ from kairosfl.report.tables import (
     compare_table,
     default_target,
     holm,
+    megabytes,
     paired_t,
     paired_tests,
     results,
+    signed,
     student_tail,
 )
 
@@ -73,6 +75,10 @@ def test_text_shows_what_is_known():
     assert Spread.of([0.5, math.nan]).text(1, 100) == "50.0 (1 of 2)"
     assert Spread.of([3.0, 3.0]).text(0) == "3"
     assert Spread.of([math.nan]).text() == "–"
+    assert Spread.of([26.0, 27.0]).text(0) == "27 ± 1"  # halves away from nil, as in a browser
+    assert [signed(value) for value in (0.126, -0.126, -0.004, 0.0)] == ["+0.13", "−0.13", "0.00", "0.00"]
+    assert megabytes(Spread.of([64_250.0])) == "0.064"
+    assert megabytes(Spread.of([64_250_000.0])) == "64.3"
 
 
 def test_the_default_target_is_one_that_half_of_the_algorithms_reach_with_every_seed(folder):

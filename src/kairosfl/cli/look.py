@@ -11,6 +11,8 @@ import typer
 
 from kairosfl.cli.common import Json, Set, friendly, print_pairs, print_table
 
+Target = Annotated[float | None, typer.Option("--target", help="Accuracy to count rounds and bytes to.")]
+
 
 class Listed(StrEnum):
     """What `kairosfl list` knows."""
@@ -26,7 +28,7 @@ class Listed(StrEnum):
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
     picture: Annotated[Path | None, typer.Option("--picture", help="Also draw the curves into this PNG.")] = None,
-    target: Annotated[float | None, typer.Option("--target", help="Accuracy to count rounds and bytes to.")] = None,
+    target: Target = None,
     as_json: Json = False,
 ) -> None:
     """Compare runs in a table: mean and deviation over seeds."""
@@ -50,7 +52,7 @@ def report(
     figures: Annotated[Path | None, typer.Option("--figures", help="Also every picture, into this folder.")] = None,
     kind: Annotated[str, typer.Option("--kind", help="svg, pdf or png, for --figures.")] = "svg",
     tables: Annotated[Path | None, typer.Option("--tables", help="Also every table as CSV and LaTeX.")] = None,
-    target: Annotated[float | None, typer.Option("--target", help="Accuracy to count rounds and bytes to.")] = None,
+    target: Target = None,
 ) -> None:
     """Write one self-contained HTML page that explains runs."""
     with friendly():
@@ -67,12 +69,13 @@ def report(
 def watch(
     folder: Annotated[Path, typer.Argument(help="Run folder, or a folder of run folders.")],
     port: Annotated[int, typer.Option("--port", help="Port on this machine.")] = 8765,
+    target: Target = None,
 ) -> None:
     """Serve the report live while a run or sweep goes on."""
     with friendly():
         from kairosfl.report.watch import watch as serve
 
-        serve(folder, port)
+        serve(folder, port, target=target)
 
 
 def list_(what: Annotated[Listed, typer.Argument(help="What to list.")], as_json: Json = False) -> None:

@@ -164,4 +164,5 @@ def _name(series: Series, groups: Sequence[Group]) -> str:
 
 
 def _short(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+    """Cut in the middle: what sets groups apart often stands at the end."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"

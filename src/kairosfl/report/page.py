@@ -14,7 +14,7 @@ from kairosfl.report.figures import figures
 from kairosfl.report.payload import payload
 from kairosfl.report.pictures import SECTIONS, HeatMap, LeftOut, Picture, letter
 from kairosfl.report.read import Group, differing, read_groups
-from kairosfl.report.tables import Pair, Row, by_problem, chosen_target, paired_tests, results, said
+from kairosfl.report.tables import Pair, Row, by_problem, chosen_target, megabytes, paired_tests, results, said
 from kairosfl.runs.files import write
 
 _SCRIPTS = ("chart.js", "lines.js", "heat.js", "page.js")
@@ -189,7 +189,7 @@ def _judged(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
     text = f"{so_far}<b>{escape(best.label)}</b> reaches <b>{reached} %</b> in the last tenth of its rounds"
     if len(order) == 1:
         peak = f"its best round has {best.best.text(2, 100)} %"
-        spent = f"{best.bytes.text(1, 1e-6)} MB and {best.epochs.text(0)} client epochs"
+        spent = f"{megabytes(best.bytes)} MB and {best.epochs.text(0)} client epochs"
         return f"{text}; {peak}, for {spent}."
     second = order[1]
     both = {best.label, second.label}

@@ -8,7 +8,7 @@ from html import escape
 
 from kairosfl.report.pictures import COLOURS, HeatMap, LeftOut, Picture, letter
 from kairosfl.report.read import Group, RunData, differing
-from kairosfl.report.tables import Pair, Row, by_problem, cells, said
+from kairosfl.report.tables import Pair, Row, by_problem, cells, said, signed
 
 _HEADS = {
     "last 10 %": "Mean accuracy over the last tenth of the evaluated rounds",
@@ -20,6 +20,7 @@ _HEADS = {
     "epochs": "Local epochs of all clients in all rounds",
     "cohort": "Mean number of clients a round",
     "e-LUD": "Mean local update diversity",
+    "seconds": "By the clock, all rounds; runs of a sweep that trained together on one engine waited for each other",
 }
 
 
@@ -62,10 +63,10 @@ def results_table(rows: Sequence[Row]) -> str:
 
 
 def _highest(rows: Sequence[Row], value: Callable[[Row], float]) -> set[int]:
-    """The best row of each problem that has several."""
+    """The best rows of each problem that has several."""
     several = (mine for mine in by_problem(rows).values() if len(mine) > 1)
     known = ([i for i in mine if math.isfinite(value(rows[i]))] for mine in several)
-    return {max(mine, key=lambda i: value(rows[i])) for mine in known if mine}
+    return {i for mine in known for i in mine if value(rows[i]) == max(value(rows[j]) for j in mine)}
 
 
 def tests_table(groups: Sequence[Group], pairs: Sequence[Pair], shown: Sequence[int]) -> str:
@@ -77,8 +78,7 @@ def tests_table(groups: Sequence[Group], pairs: Sequence[Pair], shown: Sequence[
         mark = ' class="clear"' if pair.adjusted < 0.05 else ""
         p = escape(said(pair.adjusted)) if math.isfinite(pair.p) else "one seed"
         for at, sign in (((b, a), 1), ((a, b), -1)):
-            points = f"{100 * sign * pair.difference.mean:+.2f}".replace("-", "−")
-            found[at] = f"<td{mark}>{points}<small>{p}</small></td>"
+            found[at] = f"<td{mark}>{signed(100 * sign * pair.difference.mean)}<small>{p}</small></td>"
     head = "".join(f'<th scope="col">{key(i)}</th>' for i in shown)
     body = ""
     for i in shown:

@@ -94,11 +94,13 @@ def pack(grid: Array, low: float, high: float) -> str:
 def _run(number: int, run: RunData) -> dict[str, Any]:
     """What the page needs to find when a run reached a target."""
     index, accuracy = scored(run)
+    megabytes = run.total("bytes_down", "bytes_up")[index] / 1e6
     return {
         "group": number,
+        "seed": run.seed,
         "round": numbers(run.column("round")[index]),
         "accuracy": [float(f"{value:.7g}") for value in accuracy],
-        "mb": numbers(run.total("bytes_down", "bytes_up")[index] / 1e6),
+        "mb": [float(f"{value:.9g}") if math.isfinite(value) else None for value in megabytes.tolist()],
     }
 
 

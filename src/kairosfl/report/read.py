@@ -24,6 +24,9 @@ Array = NDArray[np.float64]
 _INCIDENTAL = {"seed", "run.checkpoint_every", "run.threads"}
 # What of [data] is how clients train, not what there is to learn.
 _RECIPE = {"data.augment"}
+# How samples are dealt to clients: with the same samples for each, it does not matter which way.
+_DEALS = ("partition", "clients", "alpha", "minimum", "shards", "balance", "partition_seed")
+_DEALING = {f"data.{name}" for name in _DEALS}
 # Nor does it matter who trained, unless that is what is compared: one seed by several.
 _TRAINERS = {"run.engine", "run.device", "run.slots", "run.deterministic"}
 
@@ -205,7 +208,8 @@ def _same_samples(one: Sequence[RunData], other: Sequence[RunData]) -> bool:
 
 def _samples(run: RunData) -> tuple[str, str] | None:
     population, data = run.about.get("population_hash"), run.about.get("data_hashes")
-    return (str(population), str(data)) if population and data else None
+    named = {key: value for key, value in run.settings.items() if key.startswith("data.") and key not in _DEALING}
+    return (str(population), str(data or named)) if population else None
 
 
 def _is_run(folder: Path) -> bool:

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from decimal import ROUND_HALF_UP, Context, Decimal
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,9 @@ class Spread:
         """As a table shows it: a dash for none, a deviation where values differ, how many where it is not all."""
         if not self.count:
             return "–"
-        shown = f"{self.mean * scale:.{digits}f}"
+        shown = fixed(self.mean * scale, digits)
         if self.deviation > 0:
-            shown += f" ± {self.deviation * scale:.{digits}f}"
+            shown += f" ± {fixed(self.deviation * scale, digits)}"
         return shown if self.count == self.asked else f"{shown} ({self.count} of {self.asked})"
 
 
@@ -131,11 +132,14 @@ def reach(run: RunData, cost: Array, target: float) -> float:
 
 def chosen_target(groups: Sequence[Group], target: float | None) -> float:
     """The target that was asked for, checked, or the default one."""
-    if target is None:
-        return default_target(groups)
-    if not 0 < target <= 1:
+    checked_target(target)
+    return default_target(groups) if target is None else target
+
+
+def checked_target(target: float | None) -> None:
+    """Refuse what is no accuracy."""
+    if target is not None and not 0 < target <= 1:
         raise UserError(f"target = {target:g} is not an accuracy; give a share of 1, such as 0.6 for 60 %.")
-    return target
 
 
 def default_target(groups: Sequence[Group]) -> float:
@@ -218,6 +222,18 @@ def holm(values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def fixed(value: float, digits: int) -> str:
+    """A number with so many digits after the point; halves away from nil, as the page's scripts do."""
+    exact = Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, Context(prec=400))
+    return f"{exact:f}"
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """A difference: with its sign, unless it is nil as shown."""
+    shown = fixed(abs(value), digits)
+    return shown if not float(shown) else f"{'−' if value < 0 else '+'}{shown}"
+
+
 def probability(p: float) -> str:
     """A p-value as papers print it."""
     if math.isnan(p):
@@ -233,7 +249,7 @@ def said(p: float) -> str:
 
 def cells(row: Row) -> dict[str, str]:
     """A row of results as text by column, the same in the page, on the terminal and in files."""
-    rounds = f"{row.rounds.mean:.0f}"
+    rounds = fixed(row.rounds.mean, 0)
     return {
         "algorithm": row.label,
         "seeds": str(len(row.seeds)),
@@ -242,13 +258,18 @@ def cells(row: Row) -> dict[str, str]:
         "final": row.final.text(2, 100),
         "best": row.best.text(2, 100),
         "rounds to target": row.rounds_to_target.text(0),
-        "MB to target": row.bytes_to_target.text(1, 1e-6),
-        "MB": row.bytes.text(1, 1e-6),
+        "MB to target": megabytes(row.bytes_to_target),
+        "MB": megabytes(row.bytes),
         "epochs": row.epochs.text(0),
         "cohort": row.cohort.text(1),
         "e-LUD": row.elud.text(2),
         "seconds": row.seconds.text(1),
     }
+
+
+def megabytes(spread: Spread) -> str:
+    """Bytes in millions; models so small that a tenth says nothing get three digits."""
+    return spread.text(1 if spread.mean >= 1e6 else 3, 1e-6)
 
 
 def pair_cells(pair: Pair) -> dict[str, str]:
@@ -257,15 +278,15 @@ def pair_cells(pair: Pair) -> dict[str, str]:
         "second": pair.second,
         "first": pair.first,
         "seeds": str(len(pair.seeds)),
-        "second − first (points)": _signed(pair.difference),
+        "second − first (points)": _points(pair.difference),
         "p": probability(pair.p),
         "p (Holm)": probability(pair.adjusted),
     }
 
 
-def _signed(spread: Spread) -> str:
-    text = spread.text(2, 100)
-    return text.replace("-", "−", 1) if spread.mean < 0 else f"+{text}"
+def _points(spread: Spread) -> str:
+    size = replace(spread, mean=abs(spread.mean))
+    return signed(100 * spread.mean) + size.text(2, 100).removeprefix(fixed(100 * size.mean, 2))
 
 
 def results_table(rows: Sequence[Row], target: float) -> list[dict[str, str]]:

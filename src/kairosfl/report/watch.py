@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 from kairosfl.errors import UserError
 from kairosfl.report.page import page, shell
 from kairosfl.report.read import read_groups
+from kairosfl.report.tables import checked_target
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 REST = 5  # times as long as the last look at the folder took: the training beside us needs the machine more
@@ -27,8 +28,8 @@ _FILES = ("metrics.jsonl", "summary.json", "sweep.json")
 class LivePage:
     """The page about a folder, made anew when a file in it has changed, but never taking much of the machine."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, target: float | None = None) -> None:
+        self.folder, self.target = folder, target
         self._lock = threading.Lock()
         self._mark, self._text = "", ""
         self._due = 0.0
@@ -55,7 +56,7 @@ class LivePage:
 
     def _make(self, mark: str) -> str:
         try:
-            return page(read_groups([self.folder]), mark=mark)
+            return page(read_groups([self.folder]), target=self.target, mark=mark)
         except UserError as error:
             body = '<div id="page"><header><p class="over"><span id="live">Kairos report, live</span></p>'
             body += f'<h1>{escape(self.folder.name)}</h1><p class="verdict">{escape(str(error))}</p></header></div>'
@@ -63,11 +64,12 @@ class LivePage:
             return shell(self.folder.name, body, json.dumps(nothing), mark)
 
 
-def serve(folder: Path, port: int = 8765, host: str = "127.0.0.1") -> ThreadingHTTPServer:
+def serve(folder: Path, port: int = 8765, host: str = "127.0.0.1", target: float | None = None) -> ThreadingHTTPServer:
     """A server that is bound but not yet running; port 0 takes a free one."""
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}; give the folder that a run or a sweep writes to.")
-    live = LivePage(folder)
+    checked_target(target)
+    live = LivePage(folder, target)
     try:
         return ThreadingHTTPServer((host, port), _handler(live, host))
     except OverflowError:
@@ -77,10 +79,15 @@ def serve(folder: Path, port: int = 8765, host: str = "127.0.0.1") -> ThreadingH
 
 
 def watch(
-    folder: Path, port: int = 8765, host: str = "127.0.0.1", *, ready: Callable[[str], None] | None = None
+    folder: Path,
+    port: int = 8765,
+    host: str = "127.0.0.1",
+    *,
+    target: float | None = None,
+    ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve the folder's report until interrupted; the address is printed, or given to `ready`."""
-    with serve(Path(folder), port, host) as server:
+    with serve(Path(folder), port, host, target) as server:
         address = f"http://{host}:{server.server_port}/"
         (ready or _say)(address)
         with contextlib.suppress(KeyboardInterrupt):

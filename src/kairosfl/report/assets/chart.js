@@ -272,6 +272,15 @@ class Chart {
     act();
   }
 
+  title() {
+    return this.figure.dataset.title;
+  }
+
+  // Who is who, below a saved picture; returns the height that it takes.
+  legend() {
+    return 0;
+  }
+
   // A file that looks the same by itself: the style sheet's part is written into it.
   save() {
     const copy = this.svg.cloneNode(true);
@@ -285,11 +294,15 @@ class Chart {
     });
     copy.querySelectorAll(".area, .brush, .cross").forEach((each) => each.remove());
     const { width, height } = this.svg.viewBox.baseVal;
+    const whole = { x: -12, y: -24, width: width + 12, height: height + 24 + this.legend(copy, height) };
     copy.setAttribute("xmlns", SVG);
-    copy.setAttribute("width", width);
-    copy.setAttribute("height", height);
-    const paper = getComputedStyle(document.body).backgroundColor;
-    copy.prepend(node("rect", { width, height, style: `fill:${paper}` }));
+    copy.setAttribute("width", whole.width);
+    copy.setAttribute("height", whole.height);
+    copy.setAttribute("viewBox", Object.values(whole).join(" "));
+    const { backgroundColor: paper, color, fontFamily } = getComputedStyle(document.body);
+    const style = `fill:${color};font:600 13px ${fontFamily}`.replaceAll('"', "'");
+    node("text", { x: 4, y: -8, style }, copy, this.title());
+    copy.prepend(node("rect", { ...whole, style: `fill:${paper}` }));
     const text = new XMLSerializer().serializeToString(copy);
     const link = html("a", { download: `${this.figure.id.slice(4)}.svg` });
     link.href = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));

@@ -23,6 +23,11 @@ class HeatChart extends Chart {
     this.image = this.paint();
   }
 
+  title() {
+    const { groups, inside } = this.page;
+    return groups.length > 1 ? `${super.title()}: ${groups[inside].label}` : super.title();
+  }
+
   share(value) {
     return ((value - this.spec.low) / (this.spec.high - this.spec.low || 1)) ** this.spec.power;
   }

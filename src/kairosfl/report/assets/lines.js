@@ -180,6 +180,22 @@ class LineChart extends Chart {
     if (s.x.length === 1) node("circle", { class: "dot", cx: this.x(s.x[0]), cy: this.y(s.mean[0]), r: 3 }, g);
   }
 
+  legend(copy, top) {
+    const groups = [...new Map(this.drawn.map((s) => [s.group, s])).values()];
+    if (this.page.groups.length < 2) return 0;
+    const words = getComputedStyle(this.svg.querySelector("text"));
+    groups.forEach((s, row) => {
+      const { letter, label } = this.page.groups[s.group];
+      const line = getComputedStyle(this.svg.querySelector(`[data-group="${s.group}"] .line`));
+      const y = top + 8 + 17 * row;
+      const stroke = `stroke:${line.stroke};stroke-width:2;stroke-dasharray:${line.strokeDasharray}`;
+      node("line", { x1: 6, x2: 30, y1: y, y2: y, style: stroke }, copy);
+      const style = `fill:${words.fill};font:12px ${words.fontFamily}`.replaceAll('"', "'");
+      node("text", { x: 38, y: y + 4, style }, copy, `${letter}  ${label}`);
+    });
+    return 17 * groups.length + 8;
+  }
+
   // Letters at the right end, pushed apart where curves end close together.
   badges(curves) {
     const { left, top, width, height } = this.at;

@@ -98,14 +98,16 @@ const page = {
     if (field && document.activeElement !== field) field.value = Number((100 * target).toFixed(2));
     this.groups.forEach((_, group) => {
       const runs = data.runs.filter((run) => run.group === group);
-      const first = runs.map((run) => run.accuracy.findIndex((a) => a >= target));
-      const put = (name, values, digits) => {
+      const seeds = [...new Set(runs.map((run) => run.seed))];
+      const put = (name, cost, digits) => {
+        const spent = (run) => cost(run)[run.accuracy.findIndex((a) => a >= target)] ?? null;
+        const known = seeds.map((seed) => runs.filter((run) => run.seed === seed).map(spent).filter((v) => v !== null));
+        const values = known.filter((each) => each.length).map(mean); // runs that repeat a seed count as one
         const cell = document.querySelector(`tr[data-group="${group}"] [data-column="${name}"]`);
-        if (cell) cell.textContent = spread(values, runs.length, digits);
+        if (cell) cell.textContent = cell.title = spread(values, seeds.length, digits);
       };
-      const there = runs.map((run, k) => [run, first[k]]).filter(([, i]) => i >= 0);
-      put("rounds to target", there.map(([run, i]) => run.round[i]), 0);
-      put("MB to target", there.map(([run, i]) => run.mb[i]).filter((v) => v !== null), 1);
+      put("rounds to target", (run) => run.round, () => 0);
+      put("MB to target", (run) => run.mb, (value) => (value >= 1 ? 1 : 3));
     });
   },
 
@@ -151,13 +153,16 @@ function bind(id, value, act) {
   field.addEventListener(field.tagName === "SELECT" ? "change" : "input", () => act(field.value));
 }
 
+const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
+
 // As the server writes it: mean, deviation where values differ, how many where it is not all.
-function spread(values, asked, digits) {
+function spread(values, asked, digitsOf) {
   if (!values.length) return "–";
-  const mean = values.reduce((a, b) => a + b, 0) / values.length;
-  let text = mean.toFixed(digits);
+  const middle = mean(values);
+  const digits = digitsOf(middle);
+  let text = middle.toFixed(digits);
   if (values.length > 1) {
-    const deviation = Math.sqrt(values.reduce((a, b) => a + (b - mean) ** 2, 0) / (values.length - 1));
+    const deviation = Math.sqrt(values.reduce((a, b) => a + (b - middle) ** 2, 0) / (values.length - 1));
     if (deviation > 0) text += ` ± ${deviation.toFixed(digits)}`;
   }
   return values.length === asked ? text : `${text} (${values.length} of ${asked})`;
