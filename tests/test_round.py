@@ -168,7 +168,7 @@ class Bursting(Rule):
 
 
 def test_a_step_of_the_server_that_is_not_finite_is_not_blamed_on_the_clients() -> None:
-    with pytest.raises(UserError, match=r"After round 2 the model is not finite, .* the step of \S*Bursting is too long"):
+    with pytest.raises(UserError, match=r"After round 2 the model is not finite, .* step of \S*Bursting is too long"):
         follow(Algorithm((Bursting(),)), Puppet())
 
 

@@ -41,6 +41,7 @@ ITEMS = (
         title="Figure 2: accuracy, epochs per round and cumulative epochs, FedAvg and MOON with and without ALT",
         cells=_figure2("cifar10", CIFAR10) | _figure2("tinyimagenet", TINY),
         measures=("last_tenth", "epochs_round", "epochs"),
+        traces=("epochs", "epochs_so_far"),
         claim="ALT trains far fewer epochs and is at least as accurate; FedAvg with ALT is similar to or better than "
         "MOON, and much cheaper.",
         note="ResNet-50 has GroupNorm here, BatchNorm in the released code.",

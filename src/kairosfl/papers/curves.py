@@ -1,4 +1,4 @@
-"""The accuracy curves of an item in one picture: a panel for every baseline and what is compared with it."""
+"""The curves of an item in one picture: panels for every baseline and what is compared with it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from kairosfl.papers.measures import TRACES
 from kairosfl.papers.results import Results, longest
 from kairosfl.report.draw import new_figure, plot, save, style, whole
 from kairosfl.report.pictures import colour
@@ -19,31 +20,47 @@ if TYPE_CHECKING:
 
 Cells = Mapping[str, Mapping[str, Any]]
 COLUMNS = 3
+PERCENT = ("accuracy",)
 ACCURACIES = ("final", "last_tenth")  # what of the print stands beside the end of a curve
 
 
 def draw_curves(results: Results, path: Path) -> Path | None:
     """Write the picture as SVG; the same results give the same file. None: no run came to its first evaluation."""
-    cells = {
-        name: cell for name, cell in results["cells"].items() if all(run["curve"]["round"] for run in longest(cell))
-    }
+    cells = _with(results["cells"], "accuracy")
     if not cells:
         return None
-    shown = panels(cells)
-    columns = min(COLUMNS, len(shown))
+    whats = [what for what in TRACES if _with(cells, what)]
+    shown = [(base, _with(compared, what), what) for base, compared in panels(cells).items() for what in whats]
+    several = len(whats) > 1  # a row of panels for each baseline; else as many as go
+    columns = len(whats) if several else min(COLUMNS, len(shown))
     lines = math.ceil(len(shown) / columns)
     common = _shared(cells)
     with style():
         figure = new_figure(3.4 * columns, 2.5 * lines)
         figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.08)
         places = figure.subplots(lines, columns, squeeze=False).flatten()
-        for place, (base, compared) in zip(places, shown.items(), strict=False):
-            _panel(place, base, compared, common)
+        for place, (base, compared, what) in zip(places, shown, strict=False):
+            _panel(place, base, compared, common, what)
+            place.set_ylabel(_title(what) if several else "", fontsize=7)
         for place in places[len(shown) :]:
             place.axis("off")
-        figure.supylabel("test accuracy (%)", fontsize=8)
+        if not several:
+            figure.supylabel(_title("accuracy"), fontsize=8)
         save(figure, path, "svg")
     return path
+
+
+def _title(what: str) -> str:
+    return f"{TRACES[what].title} (%)" if what in PERCENT else TRACES[what].title
+
+
+def _with(cells: Cells, what: str) -> Cells:
+    """The cells whose runs all have such a curve: FGN has no trace of the Fisher information."""
+    return {
+        name: cell
+        for name, cell in cells.items()
+        if all(run["curves"].get(what, {"round": []})["round"] for run in longest(cell))
+    }
 
 
 def panels(cells: Cells) -> dict[str, dict[str, Mapping[str, Any]]]:
@@ -55,33 +72,38 @@ def panels(cells: Cells) -> dict[str, dict[str, Mapping[str, Any]]]:
     return found
 
 
-def curves(cells: Cells) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Rounds, mean and deviation in per cent of every cell, over the seeds that all have; over its own if none is.
+def curves(cells: Cells, what: str = "accuracy") -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Rounds, mean and deviation of every cell, over the seeds that all have; over its own if none is.
 
     One seed has no deviation (NaN). A seed that was evaluated in other rounds counts by straight lines between them.
     """
     seeds = set.intersection(*({run["seed"] for run in longest(cell)} for cell in cells.values()))
     return {
-        name: _curve([run for run in longest(cell) if run["seed"] in seeds or not seeds])
+        name: _curve([run["curves"][what] for run in longest(cell) if run["seed"] in seeds or not seeds], what)
         for name, cell in cells.items()
     }
 
 
-def _curve(runs: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rounds = np.array(runs[0]["curve"]["round"], dtype=np.float64)
-    values = np.stack([np.interp(rounds, run["curve"]["round"], run["curve"]["accuracy"]) for run in runs])
+def _curve(seeds: Sequence[Mapping[str, Any]], what: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rounds = np.array(seeds[0]["round"], dtype=np.float64)
+    values = np.stack([np.interp(rounds, seed["round"], seed["value"]) for seed in seeds])
+    values *= 100 if what in PERCENT else 1
     deviation = values.std(0, ddof=1) if len(values) > 1 else np.full(len(rounds), np.nan)
-    return rounds, 100 * values.mean(0), 100 * deviation
+    return rounds, values.mean(0), deviation
 
 
-def _panel(axes: Axes, base: str, cells: Cells, common: int) -> None:
+def _panel(axes: Axes, base: str, cells: Cells, common: int, what: str) -> None:
+    if not cells:
+        axes.axis("off")
+        return
     skip = max(common, min(_shared(cells), base.count("-") - 1))  # words that the labels can do without
     marked = set()
-    for number, (name, (rounds, mean, deviation)) in enumerate(curves(cells).items()):
+    for number, (name, (rounds, mean, deviation)) in enumerate(curves(cells, what).items()):
         own = colour(number)
         look = {"color": own, "linewidth": 1.1, "label": _label(name, skip)}
         plot(axes, rounds, mean, mean - deviation, mean + deviation, **look)
-        printed = next((value for key in ACCURACIES if (value := cells[name]["printed"].get(key)) is not None), None)
+        known = [cells[name]["printed"].get(key) for key in ACCURACIES if what == "accuracy"]
+        printed = next((value for value in known if value is not None), None)
         if printed is not None and printed not in marked:
             marked.add(printed)
             across = axes.get_yaxis_transform()  # x in parts of the panel
@@ -90,7 +112,8 @@ def _panel(axes: Axes, base: str, cells: Cells, common: int) -> None:
     whole(axes.xaxis)
     axes.set_xlabel("round (◂ printed)" if marked else "round", fontsize=7)
     axes.tick_params(labelsize=7)
-    axes.legend(fontsize=5.5, handlelength=1.2, labelspacing=0.3, loc="lower right", frameon=True, edgecolor="none")
+    place: Literal["lower right", "best"] = "lower right" if what == "accuracy" else "best"
+    axes.legend(fontsize=5.5, handlelength=1.2, labelspacing=0.3, loc=place, frameon=True, edgecolor="none")
 
 
 def _label(name: str, skip: int) -> str:

@@ -20,7 +20,7 @@ class Cell:
     """One run of an item, for any number of seeds.
 
     `settings` are `algorithm`, dotted keys, or whole sections; `printed` holds the paper's values by measure.
-    `baseline` names the cell that this one is compared with.
+    `baseline` names the cell that this one is compared with. A cell in a setting of our own is not `judged` by them.
     """
 
     preset: str
@@ -28,6 +28,7 @@ class Cell:
     printed: Mapping[str, float] = field(default_factory=dict)
     reading: str = TEXT
     baseline: str = ""
+    judged: bool = True
 
     def config(self, *, seed: int = 0, rounds: int | None = None, changes: Sequence[str] = ()) -> Config:
         """The cell as a configuration; `changes` are `section.key=value` texts on top of it."""
@@ -47,7 +48,7 @@ class Item:
     """A table or figure. The first of its `measures` is the one that counts.
 
     `claim` is what the paper says in words, `note` what a reader must know about our settings. Printed values are there
-    to be met or, with `beat`, to be passed.
+    to be met or, with `beat`, to be passed. `traces` are the curves that the figure has beside accuracy's.
     """
 
     paper: str
@@ -59,6 +60,7 @@ class Item:
     claim: str = ""
     note: str = ""
     beat: bool = False
+    traces: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:

@@ -81,6 +81,11 @@ def _rounds_to(course: Course) -> float | None:
     return next(there, None)
 
 
+def _critical_until(course: Course) -> float | None:
+    """The last round of a critical period; 0 where there was none."""
+    return float(max((row["round"] for row in course.rows if row["critical"]), default=0)) if course.rows else None
+
+
 def _sum(name: str) -> Callable[[Course], float | None]:
     return lambda course: float(course.column(name).sum()) if course.rows else None
 
@@ -131,6 +136,35 @@ def _steps(curve: np.ndarray) -> Iterator[float]:
     return (abs(after - before) for before, after in pairwise(curve.tolist()))
 
 
+@dataclass(frozen=True)
+class Trace:
+    """A column of the metrics as a curve: its heading, and whether it adds up from round to round."""
+
+    title: str
+    column: str
+    total: bool = False
+
+    def of(self, course: Course) -> tuple[np.ndarray, np.ndarray]:
+        """The rounds for which it is known, and its values."""
+        rounds = np.array([row["round"] for row in course.rows])
+        values = np.array([row.get(self.column) for row in course.rows], dtype=np.float64)  # None is NaN
+        known = np.isfinite(values)
+        return rounds[known], values[known].cumsum() if self.total else values[known]
+
+
+TRACES: dict[str, Trace] = {
+    "accuracy": Trace("test accuracy", "accuracy"),
+    "train_loss": Trace("training loss", "train_loss"),
+    "fgn": Trace("FGN", "fgn"),
+    "fisher": Trace("trace of the Fisher information", "fisher"),
+    "critical": Trace("critical (1) or not", "critical"),
+    "cohort": Trace("clients a round", "cohort"),
+    "elud": Trace("e-LUD", "elud"),
+    "coherence": Trace("coherence", "coherence"),
+    "consensus": Trace("‖mean update‖", "consensus"),
+    "epochs": Trace("epochs a round", "epochs_total"),
+    "epochs_so_far": Trace("epochs so far", "epochs_total", total=True),
+}
 MEASURES: dict[str, Measure] = {
     "final": Measure("final accuracy", 2, 2.0, _final),
     "last_tenth": Measure("accuracy, last 10 %", 2, 2.0, _last_tenth),
@@ -139,6 +173,8 @@ MEASURES: dict[str, Measure] = {
     "consensus": Measure("‖mean update‖, last 10 %", 4, 0.01, _ending("consensus")),
     "cohort": Measure("clients a round", 1, 1.0, _average("cohort")),
     "critical": Measure("critical rounds", 0, 2.0, _sum("critical")),
+    "critical_until": Measure("last critical round", 0, 2.0, _critical_until),
+    "train_loss": Measure("training loss, last 10 %", 3, 0.05, _ending("train_loss")),
     "rounds_to": Measure("rounds to the baseline's final accuracy", 0, 5.0, _rounds_to),
     "epochs": Measure("epochs in all", 0, 100.0, _sum("epochs_total")),
     "epochs_round": Measure("epochs a round", 1, 5.0, _average("epochs_total")),

@@ -15,7 +15,7 @@ import numpy as np
 from kairosfl.errors import UserError
 from kairosfl.papers import ITEMS
 from kairosfl.papers.item import Item
-from kairosfl.papers.measures import MEASURES, Course
+from kairosfl.papers.measures import MEASURES, TRACES, Course
 from kairosfl.runs.config import Config, load, tables
 from kairosfl.runs.files import plain, write
 
@@ -58,10 +58,11 @@ def collect(folders: Sequence[Path], item: Item, changes: Sequence[str] = (), be
                 "reading": cell.reading,
                 "baseline": cell.baseline,
                 "printed": dict(cell.printed),
+                "judged": cell.judged,
                 "rounds": cell.config().train.rounds,
                 "config": json.loads(_key(identity(configs[name]))),
                 "runs": [
-                    _run(course, seed, item.measures)
+                    _run(course, seed, item)
                     for (own, seed), (course, _) in sorted(found.items(), key=lambda pair: pair[0][1])
                     if own == name
                 ],
@@ -176,21 +177,24 @@ def gain(results: Results, name: str, measure: str) -> tuple[list[float], float 
     return ours, cell["printed"][measure] - base["printed"][measure] if known else None
 
 
-def _run(course: Course, seed: int, measures: Sequence[str]) -> dict[str, Any]:
+def _run(course: Course, seed: int, item: Item) -> dict[str, Any]:
     about = json.loads((course.path / "run.json").read_text()) if (course.path / "run.json").is_file() else {}
-    scored = [row for row in course.rows if row["accuracy"] is not None]
-    points = np.unique(np.linspace(0, max(len(scored) - 1, 0), min(len(scored), POINTS)).round().astype(int))
     return {
         "seed": seed,
         "rounds": course.rows[-1]["round"],
+        "evaluated": load(course.path / "config.toml").run.eval_every,
         **{key: about.get(key) for key in ABOUT},
         "seconds": round(float(course.column("seconds").sum()), 1),
-        "values": {name: _rounded(MEASURES[name].of(course)) for name in measures},
-        "curve": {
-            "round": [scored[i]["round"] for i in points],
-            "accuracy": [round(scored[i]["accuracy"], DIGITS) for i in points],
-        },
+        "values": {name: _rounded(MEASURES[name].of(course)) for name in item.measures},
+        "curves": {name: _curve(course, name) for name in ("accuracy", *item.traces)},
     }
+
+
+def _curve(course: Course, name: str) -> dict[str, list[float]]:
+    """Some points of a curve, the first and the last among them, in as many digits as a picture needs."""
+    rounds, values = TRACES[name].of(course)
+    points = np.unique(np.linspace(0, max(len(rounds) - 1, 0), min(len(rounds), POINTS)).round().astype(int))
+    return {"round": rounds[points].tolist(), "value": [float(f"{value:.{DIGITS}g}") for value in values[points]]}
 
 
 def _rounded(value: float | None) -> float | None:
