@@ -99,8 +99,8 @@ def test_rounds_to_the_final_accuracy_of_the_baseline(whole):
 
 def test_cut_and_started_again_it_goes_on_and_ends_with_the_same_numbers(whole, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        reproduce(ITEM, cells=["digits"], out=tmp_path, say=lambda line: None, watch=lambda rounds: Watched(rounds, 11))
-    # Told of the first run and its six rounds, of the second and three of its own: three done, the last one not saved.
+        reproduce(ITEM, cells=["digits"], out=tmp_path, say=lambda line: None, watch=lambda rounds: Watched(rounds, 13))
+    # Told of the four runs, of six rounds of the first and three of the second: three done, the last one not saved.
     runs = members(ITEM, ["digits"])
     assert [rounds_left(run, tmp_path) for run in runs] == [0, 4, 6, 6]
     said, watched = [], []
@@ -111,9 +111,11 @@ def test_cut_and_started_again_it_goes_on_and_ends_with_the_same_numbers(whole, 
 
     results = reproduce(ITEM, cells=["digits"], out=tmp_path, say=said.append, watch=watch)
     assert said[0] == f"tiny/table1: 4 runs in {tmp_path}, 16 rounds to go."
-    assert watched[0].seen[:3] == [
+    assert watched[0].seen[:5] == [
         ("digits-fedavg-seed0", "from 6"),
         ("digits-fedavgm-seed0", "from 2"),
+        ("digits-fedavg-seed1", "from 0"),
+        ("digits-fedavgm-seed1", "from 0"),
         ("digits-fedavgm-seed0", 3),
     ]
     timeless = [json.loads(json.dumps(each)) for each in (results, whole[2])]

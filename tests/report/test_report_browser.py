@@ -131,6 +131,35 @@ def test_hovering_shows_the_numbers_and_a_line_in_the_other_charts(opened):
     assert not tip.is_displayed()
 
 
+def test_hovering_says_nothing_of_a_run_that_is_over(browser, tmp_path):
+    for name, rounds, every in (("fedavg", 1, 1), ("fedprox", 20, 1), ("alt", 20, 2)):
+        fake.write_run(tmp_path / name, algorithm=name, rounds=rounds, planned=20, eval_every=every)
+    browser.get(write_report([tmp_path], tmp_path / "report.html").as_uri())
+    shown = """const chart = page.charts[0]; chart.pointAt(arguments[0]);
+        return [document.querySelector('#tip b').textContent,
+                [...document.querySelectorAll('#tip .row')].map(row => row.textContent)]"""
+    heading, rows = browser.execute_script(shown, 17)
+    assert heading == "round 17"
+    assert [row[1:4] for row in sorted(rows, key=lambda row: "fedprox" in row)] == ["alt", "fed"]
+    assert "round 16" in next(row for row in rows if "alt" in row)  # where it was last evaluated
+    heading, rows = browser.execute_script(shown, 1)
+    assert heading == "round 1"
+    assert len(rows) == 2
+
+
+def test_seeds_that_are_alike_but_for_rounding_do_not_stop_the_drawing(browser, tmp_path):
+    for seed in range(3):
+        for lr in (0.1, 0.05):
+            fake.write_run(tmp_path / f"{seed}{lr}", seed=seed, lr=lr, rounds=4)
+    browser.get(write_report([tmp_path], tmp_path / "report.html").as_uri())
+    for chip in browser.find_elements("css selector", ".chip"):
+        chip.click()
+        settle(browser)
+        chip.click()
+    assert ask(browser, "page.charts.find((c) => c.spec.key === 'lr').spec.series[0].deviation[0]") == 0
+    assert browser.get_log("browser") == []
+
+
 def test_the_target_moves_the_table(opened):
     cell = "tr[data-group='0'] [data-column='rounds to target']"
     before = find(opened, cell).text
@@ -247,16 +276,27 @@ def test_a_live_page_takes_in_new_rounds_and_keeps_what_was_chosen(browser, tmp_
     with serve(tmp_path, port=0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         browser.get(f"http://127.0.0.1:{server.server_port}/")
-        assert "holds no run" in find(browser, ".verdict").text
+        assert find(browser, ".verdict").text == "Waiting for the first round."
         fake.write_sweep(tmp_path / "s", seeds=1, rounds=5, planned=9, done=False)
         WebDriverWait(browser, 20).until(lambda b: ask(b, "page.charts.length") > 5)
         find(browser, ".chip[data-group='1']").click()
+        find(browser, "th[title^='Highest'] button").click()
+        find(browser, "th[title^='Highest'] button").click()
+        browser.execute_script("page.charts.find((c) => c.spec.key === 'accuracy-bytes').zoom([10, 20])")
+        browser.execute_script("page.charts.find((c) => c.spec.key === 'loss').logButton.click()")
+        field = find(browser, "#target")
+        field.clear()
+        field.send_keys("3")
         path = tmp_path / "s/0-0/metrics.jsonl"
         path.write_text(path.read_text() + '{"round": 6, "accuracy": 0.5}\n')
         WebDriverWait(browser, 20).until(lambda b: ask(b, "page.data.runs[0].round.length") == 6)
         settle(browser)
         assert find(browser, ".chip[data-group='1']").get_attribute("aria-pressed") == "false"
         assert ask(browser, "document.querySelectorAll('#fig-accuracy .line').length") == GROUPS - 1
+        assert find(browser, "th[title^='Highest']").get_attribute("aria-sort") == "ascending"
+        assert ask(browser, "page.charts.find((c) => c.spec.key === 'accuracy-bytes').own") == [10, 20]
+        assert find(browser, "#fig-loss .tools button[aria-pressed='true']").text == "log"
+        assert ask(browser, "[document.activeElement.id, document.activeElement.value]") == ["target", "3"]
         assert "0 of 4 runs finished, 21 of 36 rounds" in find(browser, "#live").get_attribute("textContent")
         server.shutdown()
     browser.get("about:blank")

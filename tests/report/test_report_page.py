@@ -70,6 +70,35 @@ def test_a_page_about_runs_that_go_on_says_so(tmp_path):
     assert "So far <b>fedavg</b>" in text
 
 
+def test_a_sweep_counts_the_runs_that_have_not_begun(tmp_path):
+    fake.write_sweep(tmp_path / "s", seeds=1, rounds=5)
+    listed = json.loads((tmp_path / "s" / "sweep.json").read_text())["runs"]
+    more = [{"name": f"later{i}", "path": f"later{i}", "settings": {}} for i in range(2)]
+    (tmp_path / "s" / "sweep.json").write_text(json.dumps({"runs": listed + more}))
+    text = write_report([tmp_path / "s"], tmp_path / "report.html").read_text()
+    assert "4 of 6 runs finished, 20 of 30 rounds" in text
+
+
+def test_a_run_that_was_given_up_is_not_taken_for_one_that_goes_on(tmp_path):
+    run = fake.write_run(tmp_path / "a", rounds=12, planned=60, done=False)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    nothing = {
+        "reported": 0,
+        "epochs_total": 0,
+        "fgn": None,
+        "client_accuracy_mean": None,
+        "client_accuracy_worst": None,
+    }
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row | nothing) + "\n" for row in rows))
+    text = write_report([run], tmp_path / "report.html").read_text()
+    assert "1 of 1 runs given up: no good report in 10 rounds" in text
+    assert "So far" not in text
+    assert "Federated gradient norm (no round had a good report)" in text
+    assert "Fisher trace (the FedFIM detector did not run" in text
+    assert "Accuracy per client (it was not asked for" in text
+    assert "Accuracy against local epochs (metrics.jsonl holds no evaluated round with its epochs)" in text
+
+
 def test_a_run_that_has_next_to_nothing_still_makes_a_page(tmp_path):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "metrics.jsonl").write_text('{"round": 1, "accuracy": null}\n')
@@ -223,7 +252,7 @@ def get(server, path="/", host=None):
 def test_the_live_page_is_sent_anew_only_when_something_changed(server, tmp_path):
     status, text = get(server)
     assert status == 200
-    assert "holds no run" in text
+    assert "Waiting for the first round." in text
     mark = re.search(r'data-mark="(\w+)"', text)[1]
     assert get(server, f"/?since={mark}") == (204, "")
     fake.write_run(tmp_path / "a", rounds=2)

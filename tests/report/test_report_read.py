@@ -71,6 +71,20 @@ def test_groups_of_one_algorithm_are_named_by_what_sets_them_apart(tmp_path, set
     assert differing([group.runs[0] for group in groups]) == ["train.lr"]
 
 
+def test_the_data_is_named_once_and_the_engine_only_where_it_is_compared(tmp_path):
+    for i, (alpha, engine) in enumerate(((0.1, "loop"), (0.5, "batched"))):
+        run = fake.write_run(tmp_path / str(i), alpha=alpha, rounds=1)
+        text = (run / "config.toml").read_text()
+        (run / "config.toml").write_text(text.replace('engine = "auto"', f'engine = "{engine}"'))
+    assert [group.label for group in read_groups([tmp_path])] == ["alpha=0.1", "alpha=0.5"]
+    fake.write_run(tmp_path / "2", algorithm="alt", alpha=0.1, rounds=1)
+    assert [group.label for group in read_groups([tmp_path])] == [
+        "fedavg · alpha=0.1",
+        "fedavg · alpha=0.5",
+        "alt · alpha=0.1",
+    ]
+
+
 def test_runs_without_a_configuration_stay_apart(tmp_path):
     for name in ("a", "b"):
         fake.write_run(tmp_path / name, rounds=2)

@@ -63,6 +63,7 @@ def refused(result, *parts):
         ("algorithm=fedprox(mu=-1)", ["mu", "-1"]),
         ("algorithm=fedprox(mu='a')", ["mu", "number"]),
         ("algorithm=fedprox+", ["cannot be read"]),
+        ("algorithm=fedavg+", ["cannot be read"]),
         ("algorithm=fedprox+fedprox", ["twice"]),
         ("algorithm=fedcl.relased()", ["relased", "'released'"]),
         ("algorithm=no.such.Rule()", ["no.such.Rule", "imported"]),

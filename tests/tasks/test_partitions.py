@@ -224,7 +224,7 @@ def _toy(**fields):
         ),
         (
             {"name": "iid", "clients": None},
-            "data.clients is missing; partition 'iid' needs a number of clients.",
+            "data.clients: partition 'iid' needs to know how many; give a number above 0.",
         ),
         ({"name": "iid", "seed": -1}, "seed is -1; give a number from 0 to 2^63 - 1."),
     ],

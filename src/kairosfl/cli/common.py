@@ -105,6 +105,7 @@ def conclude(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"folder": str(folder)} | summary))
         return
-    typer.echo(f"accuracy {summary['accuracy']:.4f} after {summary['rounds']} rounds, in {folder}")
+    rounds = "1 round" if summary["rounds"] == 1 else f"{summary['rounds']} rounds"
+    typer.echo(f"accuracy {summary['accuracy']:.4f} after {rounds}, in {folder}")
     if summary.get("rejected"):
         typer.echo(f"{summary['rejected']} reports were turned away; {folder / 'log.txt'} says why.", err=True)

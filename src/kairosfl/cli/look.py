@@ -32,17 +32,18 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare runs in a table: mean and deviation over seeds."""
+    from kairosfl.report.static import checked_png, draw_comparison
     from kairosfl.report.tables import compare_numbers
     from kairosfl.runs.files import plain
 
     with friendly():
+        if picture:
+            checked_png(picture)
         if as_json:
             typer.echo(json.dumps(plain(compare_numbers(folders, target)), indent=1))
         else:
             print_table(folders, target)
         if picture:
-            from kairosfl.report.static import draw_comparison
-
             typer.echo(f"drawn in {draw_comparison(folders, picture)}", err=True)
 
 
@@ -56,9 +57,10 @@ def report(
 ) -> None:
     """Write one self-contained HTML page that explains runs."""
     with friendly():
-        from kairosfl.report.export import export_figures, export_tables
+        from kairosfl.report.export import checked_kind, export_figures, export_tables
         from kairosfl.report.page import write_report
 
+        checked_kind(kind)
         typer.echo(f"report in {write_report(folders, out, target=target)}")
         if figures:
             typer.echo(f"{len(export_figures(folders, figures, kind))} pictures in {figures}")
@@ -79,7 +81,7 @@ def watch(
 
 
 def list_(what: Annotated[Listed, typer.Argument(help="What to list.")], as_json: Json = False) -> None:
-    """List what there is: rules, data, models, partitions, detectors."""
+    """List what there is: rules, data, models, partitions, detectors, presets."""
     from kairosfl.listing import listing
 
     with friendly():

@@ -17,7 +17,7 @@ def reproduce(
         list[str], typer.Option("--cells", help="A cell, or words of its name as in 'cifar10 fed*'; repeatable.")
     ] = [],  # noqa: B006
     seeds: Annotated[int | None, typer.Option("--seeds", help="How many seeds.")] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="Fewer rounds than the paper.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="Rounds instead of the paper's.")] = None,
     changes: Set = [],  # noqa: B006
     out: Out = None,
     engine: Engine = None,

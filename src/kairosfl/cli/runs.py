@@ -101,7 +101,7 @@ def sweep(
     folder = out or Path("runs") / file.stem
     if out is None and (folder / "config.toml").exists():  # of a single run of the same file
         folder = folder.with_name(f"{file.stem}-sweep")
-    with friendly(lambda: f"Go on with the same command, or: kairosfl sweep {file} --out {folder}"):
+    with friendly(lambda: f"Go on with the same command: {command()}"):
         options = asked(engine=engine, device=device, deterministic="true" if deterministic else None)
         tables = change(read(file), [*changes, *options])
         if not tables.get("sweep"):

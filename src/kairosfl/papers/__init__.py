@@ -15,7 +15,8 @@ ITEMS: dict[str, Item] = {item.key: item for paper in (fedaware, pa3fed, fedcl, 
 def find(name: str) -> Item:
     """The item called PAPER/ITEM."""
     if name not in ITEMS:
-        raise UserError(f"There is no item {name!r}; {nearest(name, ITEMS)}")
+        near = ", ".join(key for key in ITEMS if name in key.split("/"))
+        raise UserError(f"There is no item {name!r}; {f'choose of {near}' if near else nearest(name, ITEMS)}")
     return ITEMS[name]
 
 

@@ -88,6 +88,7 @@ def draw_lines(axes: Axes, picture: Lines, groups: Sequence[Group]) -> None:
     axes.set_xlabel(label)
     if picture.x_label == "round":
         whole(axes.xaxis)
+        axes.margins(x=0.01)
     axes.set_ylabel(f"{picture.y_label} (%)" if picture.percent else picture.y_label)
 
 
@@ -130,6 +131,9 @@ def _shade(axes: Axes, shown: Sequence[int], groups: Sequence[Group]) -> bool:
     if len(shown) > STRIPS:
         return False
     height = 1.0 if len(shown) == 1 else 0.018
+    if len(shown) > 1:  # room for the strips below the curves
+        low, high = axes.get_ylim()
+        axes.set_ylim(low - (high - low) * 0.026 * len(shown), high)
     for row, number in enumerate(shown):
         for left, right, share in critical_periods(groups[number]):
             strength = (0.12 if len(shown) == 1 else 0.7) * share

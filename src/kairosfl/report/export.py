@@ -19,10 +19,15 @@ from kairosfl.runs.files import plain, write
 KINDS = ("svg", "pdf", "png")
 
 
-def export_figures(dirs: Sequence[Path], folder: Path, kind: str = "svg") -> list[Path]:
-    """Every picture of the report in its own file; heat maps carry the letter of their group."""
+def checked_kind(kind: str) -> None:
+    """Refuse what is no format of a picture."""
     if kind not in KINDS:
         raise UserError(f"kind = {kind!r} is not a picture format; use {', '.join(KINDS)}.")
+
+
+def export_figures(dirs: Sequence[Path], folder: Path, kind: str = "svg") -> list[Path]:
+    """Every picture of the report in its own file; heat maps carry the letter of their group."""
+    checked_kind(kind)
     groups = read_groups(dirs)
     written = []
     with style():

@@ -27,6 +27,7 @@ class _Curve:
     plain: bool = False  # one value throughout is a sentence, not a picture
     x_label: str = "round"
     cost: Callable[[RunData], Array] | None = None  # drawn against this instead of the round
+    asked: Callable[[RunData], bool] = lambda run: True  # whether the run was to write it
 
 
 _UNSCORED = "no round was evaluated"
@@ -84,6 +85,7 @@ _CURVES = (
         "accuracy",
         _UNASKED,
         ("client_accuracy_mean", "client_accuracy_worst"),
+        asked=lambda run: bool(run.settings.get("run.client_accuracy")),
         names=("mean", "worst tenth"),
         note="Solid: mean over clients; dashed: the worst-served tenth.",
         percent=True,
@@ -95,6 +97,7 @@ _CURVES = (
         "FGN",
         "the FGN detector did not run; add fgn to run.detector",
         ("fgn",),
+        asked=lambda run: "fgn" in str(run.settings.get("run.detector", "fgn")),
         note="Its rise or fall decides what counts as a critical period.",
     ),
     _Curve(
@@ -104,6 +107,7 @@ _CURVES = (
         "trace",
         "the FedFIM detector did not run; add fedfim to run.detector",
         ("fisher",),
+        asked=lambda run: "fedfim" in str(run.settings.get("run.detector")),
     ),
     _Curve(
         "elud",
@@ -179,6 +183,8 @@ def _lines(curve: _Curve, groups: Sequence[Group]) -> Lines | LeftOut:
 def _missing(curve: _Curve, groups: Sequence[Group]) -> str:
     """Why there is nothing to draw: where training failed, not for want of asking."""
     runs = [run for group in groups for run in group.runs]
+    if not any(map(curve.asked, runs)):
+        return curve.why
     if curve.section in ("signals", "learning") and not any((run.column("reported") > 0).any() for run in runs):
         return "no round had a good report"
     evaluated = any(np.isfinite(run.column("accuracy")).any() for run in runs)
@@ -215,7 +221,7 @@ def _over_cost(group: Group, column: str, cost: Callable[[RunData], Array]) -> t
     curves = []
     for run in group.runs:
         x, y = cost(run), run.column(column)
-        known = np.isfinite(x) & np.isfinite(y)
+        known = np.isfinite(y) & (x > 0)
         curves.append((x[known], y[known]))
     at = min((x for x, _ in curves if len(x)), key=lambda x: x[-1], default=np.empty(0))
     at = at[at >= max((x[0] for x, _ in curves if len(x)), default=0.0)]
@@ -231,7 +237,8 @@ def _series(number: int, x: Array, seeds: Array, name: str, dashed: bool) -> Ser
     count = known.sum(axis=0)
     mean = np.where(known, seeds, 0).sum(axis=0) / count
     squares = np.where(known, (seeds - mean) ** 2, 0).sum(axis=0)
-    deviation = np.where(count > 1, np.sqrt(squares / np.maximum(count - 1, 1)), np.nan)
+    alike = np.nanmax(seeds, axis=0, initial=-np.inf) == np.nanmin(seeds, axis=0, initial=np.inf)  # a mean may not be
+    deviation = np.where(count > 1, np.where(alike, 0.0, np.sqrt(squares / np.maximum(count - 1, 1))), np.nan)
     return Series(number, x, mean, deviation, count, seeds, name, dashed)
 
 

@@ -54,7 +54,8 @@ def _client_by_round(number: int, run: RunData, field: str, whose: str) -> HeatM
     if not np.isfinite(values).any():
         return LeftOut("inside", title, "none of its values is a number", number)
     if field == "epochs" and len(set(values.tolist())) == 1:
-        return LeftOut("inside", title, f"every client trained {values[0]:g} epochs whenever it took part", number)
+        words = "1 epoch" if values[0] == 1 else f"{values[0]:g} epochs"
+        return LeftOut("inside", title, f"every client trained {words} whenever it took part", number)
     clients = max(int(run.partition.get("clients") or 0), int(ids.max(initial=0)) + 1)
     last = int(run.column("round")[-1])
     grid, tall, wide = _binned(ids, rounds - 1, values, clients, last)

@@ -13,8 +13,9 @@ from kairosfl.report import parts
 from kairosfl.report.figures import figures
 from kairosfl.report.payload import payload
 from kairosfl.report.pictures import SECTIONS, HeatMap, LeftOut, Picture, letter
-from kairosfl.report.read import Group, differing, read_groups
+from kairosfl.report.read import Group, differing, read_groups, waiting
 from kairosfl.report.tables import Pair, Row, by_problem, chosen_target, megabytes, paired_tests, results, said
+from kairosfl.runs import IDLE_LIMIT
 from kairosfl.runs.files import write
 
 _SCRIPTS = ("chart.js", "lines.js", "heat.js", "page.js")
@@ -31,12 +32,15 @@ _TEST = (
 def write_report(dirs: Sequence[Path], out: Path, *, target: float | None = None) -> Path:
     """Read run folders, or folders of them, and write one page about all of them."""
     out = Path(out)
-    write(out, page(read_groups(dirs), target=target))
+    write(out, page(read_groups(dirs), target=target, to_come=waiting(dirs)))
     return out
 
 
-def page(groups: Sequence[Group], *, target: float | None = None, mark: str = "") -> str:
-    """The page as text. With a mark it is a live one, which asks its server for a newer page than this mark."""
+def page(groups: Sequence[Group], *, target: float | None = None, to_come: int = 0, mark: str = "") -> str:
+    """The page as text. With a mark it is a live one, which asks its server for a newer page than this mark.
+
+    `to_come` are runs that have not begun.
+    """
     target = chosen_target(groups, target)
     rows, pairs = results(groups, target), paired_tests(groups)
     pictures, left = _within_bounds(*figures(groups), len(groups))
@@ -44,7 +48,7 @@ def page(groups: Sequence[Group], *, target: float | None = None, mark: str = ""
     data = json.dumps(payload(groups, pictures, target), separators=(",", ":"), allow_nan=False)
     body = f"""<div id="page">
 <header>
-<p class="over">Kairos report{_state(groups, live=bool(mark))}</p>
+<p class="over">Kairos report{_state(groups, to_come, live=bool(mark))}</p>
 <h1>{escape(_title(groups))}</h1>
 <p class="facts">{escape(_facts(groups))}</p>
 <p class="verdict">{verdict(rows, pairs)}</p>
@@ -184,7 +188,7 @@ def verdict(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
 def _judged(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
     order = sorted(rows, key=lambda row: -row.last_tenth.mean)
     best = order[0]
-    so_far = "So far " if any(row.rounds.mean < row.planned for row in rows) else ""
+    so_far = "So far " if any(row.rounds.mean < row.planned and not row.failed for row in rows) else ""
     reached = escape(best.last_tenth.text(2, 100))
     text = f"{so_far}<b>{escape(best.label)}</b> reaches <b>{reached} %</b> in the last tenth of its rounds"
     if len(order) == 1:
@@ -242,14 +246,17 @@ def _facts(groups: Sequence[Group]) -> str:
     return " · ".join(facts)
 
 
-def _state(groups: Sequence[Group], live: bool) -> str:
+def _state(groups: Sequence[Group], to_come: int, live: bool) -> str:
     runs = [run for group in groups for run in group.runs]
-    going = [run for run in runs if not run.done]
-    if not going:
-        return ""
-    rounds, planned = sum(run.rounds for run in runs), sum(run.planned for run in runs)
-    text = f"{len(runs) - len(going)} of {len(runs)} runs finished, {rounds:,} of {planned:,} rounds"
-    return f" · <span{' id=live' if live else ''}>{text}</span>"
+    asked = len(runs) + to_come
+    failed, done = sum(run.failed for run in runs), sum(run.done for run in runs)
+    text = f"{failed} of {asked} runs given up: no good report in {IDLE_LIMIT} rounds" if failed else ""
+    going = asked > done + failed
+    if going:
+        rounds = sum(run.rounds for run in runs)
+        planned = sum(run.planned for run in runs) + to_come * max(run.planned for run in runs)
+        text = "; ".join(filter(None, (f"{done} of {asked} runs finished, {rounds:,} of {planned:,} rounds", text)))
+    return f" · <span{' id=live' if live and going else ''}>{text}</span>" if text else ""
 
 
 def _footer(groups: Sequence[Group]) -> str:

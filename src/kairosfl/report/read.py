@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kairosfl.errors import UserError
+from kairosfl.runs import IDLE_LIMIT
 from kairosfl.runs.files import read_lines
 
 Array = NDArray[np.float64]
 
 # What two runs of one curve may differ in: it changes neither the algorithm nor the problem.
-_INCIDENTAL = {"seed", "run.checkpoint_every", "run.threads"}
+_INCIDENTAL = {"seed", "run.checkpoint_every", "run.threads", "run.client_accuracy", "run.track"}
 # What of [data] is how clients train, not what there is to learn.
 _RECIPE = {"data.augment"}
 # How samples are dealt to clients: with the same samples for each, it does not matter which way.
@@ -70,6 +71,12 @@ class RunData:
         """Whether the run has come to its end."""
         return bool(self.summary)
 
+    @property
+    def failed(self) -> bool:
+        """Whether it was given up, since no client had a good report for too many rounds."""
+        last = self.column("reported")[-IDLE_LIMIT:]
+        return not self.done and len(last) == IDLE_LIMIT and not last.any()
+
     @cached_property
     def clients(self) -> list[dict[str, Any]]:
         """What happened to each client, an object a round; read when first asked for, as it may be large."""
@@ -110,6 +117,13 @@ def find_runs(dirs: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
+def waiting(dirs: Sequence[Path]) -> int:
+    """How many runs of the sweeps in these folders have not begun."""
+    sweeps = [path for given in dirs for path in Path(given).rglob("sweep.json")]
+    listed = [path.parent / str(run.get("path")) for path in sweeps for run in _json(path).get("runs", [])]
+    return sum(not _is_run(folder) for folder in listed)
+
+
 def read_run(path: Path) -> RunData:
     """One run folder as it stands; a last line that is still being written is left for the next time."""
     text = _text(path / "config.toml")
@@ -147,9 +161,13 @@ def group_runs(runs: Iterable[RunData]) -> list[Group]:
         compared = sum(len({run.seed for run in part}) for part in parts) > len({run.seed for run in group})
         members += [_longest(each) for each in (parts if compared else [group])]
     groups = []
-    for label, each, problem in zip(_labels([each[0] for each in members]), members, _problems(members), strict=True):
-        named = label if problem in label else f"{label} · {problem}"
-        groups.append(Group(named, each, problem))
+    problems = _problems(members)
+    first = [each[0] for each in members]
+    labels = _labels(first, any(problems), _TRAINERS)
+    if len(set(zip(labels, problems, strict=True))) < len(members):  # who trained is what is compared
+        labels = _labels(first, any(problems), set())
+    for label, each, problem in zip(labels, members, problems, strict=True):
+        groups.append(Group(" · ".join(filter(None, (label, problem))), each, problem))
     return groups
 
 
@@ -175,21 +193,28 @@ def differing(runs: Sequence[RunData]) -> list[str]:
     return [key for key in own if len({json.dumps(run.settings.get(key), default=str) for run in runs}) > 1]
 
 
-def _labels(runs: Sequence[RunData]) -> list[str]:
-    """The algorithm, with the settings that tell apart those of the same text; only those if all have one text."""
+def _labels(runs: Sequence[RunData], problems: bool, but: set[str]) -> list[str]:
+    """The algorithm, with the settings that tell apart those of the same text; only those if all have one text.
+
+    Where `problems` are named beside it, it does without what they say.
+    """
     labels = []
     for run in runs:
         alike = [other for other in runs if other.algorithm == run.algorithm]
-        differences = [f"{key.rpartition('.')[2]}={run.settings.get(key)}" for key in differing(alike)]
-        own = ", ".join(differences)
-        whole = own if own and len(alike) == len(runs) else " · ".join(filter(None, [run.algorithm, own]))
+        keys = [key for key in differing(alike) if key not in but and not (problems and _of_the_problem(key))]
+        own = ", ".join(f"{key.rpartition('.')[2]}={run.settings.get(key)}" for key in keys)
+        whole = own if (own or problems) and len(alike) == len(runs) else " · ".join(filter(None, [run.algorithm, own]))
         labels.append(whole)
     return labels
 
 
+def _of_the_problem(key: str) -> bool:
+    return key.startswith("data.") and key not in _RECIPE
+
+
 def _problems(groups: Sequence[tuple[RunData, ...]]) -> list[str]:
     """The data of each group, as far as they are not all alike by their settings or by the samples themselves."""
-    keys = [key for key in differing([runs[0] for runs in groups]) if key.startswith("data.") and key not in _RECIPE]
+    keys = [key for key in differing([runs[0] for runs in groups]) if _of_the_problem(key)]
     texts: list[str] = []
     for i, runs in enumerate(groups if keys else ()):
         own = [(key.partition(".")[2], runs[0].settings.get(key)) for key in keys]

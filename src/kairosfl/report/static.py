@@ -16,12 +16,15 @@ from kairosfl.report.read import read_groups
 _ORDER = ("accuracy", "accuracy-bytes", "cohort", "epochs", "loss", "fgn")
 
 
+def checked_png(path: Path) -> None:
+    """Refuse a name that promises another format."""
+    if path.suffix != ".png":
+        raise UserError(f"{path} is no .png; name the picture so, or export others with `kairosfl report --figures`.")
+
+
 def draw_comparison(dirs: Sequence[Path], out_png: Path) -> Path:
     """Accuracy with its band and the critical periods, and beside it the two that tell most."""
-    if out_png.suffix != ".png":
-        raise UserError(
-            f"{out_png} is no .png; name the picture so, or export others with `kairosfl report --figures`."
-        )
+    checked_png(out_png)
     groups = read_groups(dirs)
     drawn = {each.key: each for each in figures(groups)[0] if isinstance(each, Lines)}
     order = [key for key in _ORDER if key in drawn]

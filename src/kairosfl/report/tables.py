@@ -54,6 +54,7 @@ class Row:
     label: str
     problem: str
     seeds: tuple[int, ...]
+    failed: int  # runs that were given up
     rounds: Spread
     planned: int
     final: Spread  # the last evaluated round
@@ -96,6 +97,7 @@ def _row(group: Group, target: float) -> Row:
         label=group.label,
         problem=group.problem,
         seeds=seeds,
+        failed=sum(run.failed for run in group.runs),
         rounds=over(lambda run: run.rounds),
         planned=max(run.planned for run in group.runs),
         final=over(lambda run: _last(scored(run)[1])),

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from kairosfl.errors import UserError
 from kairosfl.report.page import page, shell
-from kairosfl.report.read import read_groups
+from kairosfl.report.read import read_groups, waiting
 from kairosfl.report.tables import checked_target
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -56,10 +56,11 @@ class LivePage:
 
     def _make(self, mark: str) -> str:
         try:
-            return page(read_groups([self.folder]), target=self.target, mark=mark)
+            return page(read_groups([self.folder]), target=self.target, to_come=waiting([self.folder]), mark=mark)
         except UserError as error:
+            words = str(error) if any(self.folder.rglob("metrics.jsonl")) else "Waiting for the first round."
             body = '<div id="page"><header><p class="over"><span id="live">Kairos report, live</span></p>'
-            body += f'<h1>{escape(self.folder.name)}</h1><p class="verdict">{escape(str(error))}</p></header></div>'
+            body += f'<h1>{escape(self.folder.name)}</h1><p class="verdict">{escape(words)}</p></header></div>'
             nothing: dict[str, Any] = {"groups": [], "lines": [], "heats": [], "runs": [], "target": None, "smooth": 1}
             return shell(self.folder.name, body, json.dumps(nothing), mark)
 
@@ -67,7 +68,8 @@ class LivePage:
 def serve(folder: Path, port: int = 8765, host: str = "127.0.0.1", target: float | None = None) -> ThreadingHTTPServer:
     """A server that is bound but not yet running; port 0 takes a free one."""
     if not folder.is_dir():
-        raise UserError(f"There is no folder {folder}; give the folder that a run or a sweep writes to.")
+        wrong = f"{folder} is no folder" if folder.exists() else f"There is no folder {folder}"
+        raise UserError(f"{wrong}; give the folder that a run or a sweep writes to.")
     checked_target(target)
     live = LivePage(folder, target)
     try:

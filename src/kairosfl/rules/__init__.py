@@ -85,7 +85,10 @@ def parse(text: str | Sequence[str | Mapping[str, Any]]) -> Algorithm:
 
 
 def _without_fedavg(text: str) -> str:
-    return "+".join(part for part in text.split("+") if part.strip().lower().removesuffix("()") != "fedavg")
+    parts = text.split("+")
+    if len(parts) > 1 and not all(map(str.strip, parts)):
+        raise UserError(f"algorithm = {text!r} cannot be read: beside a + stands nothing; write 'fedprox + fedavgm'.")
+    return "+".join(part for part in parts if part.strip().lower().removesuffix("()") != "fedavg")
 
 
 __all__ = [

@@ -22,7 +22,7 @@ import kairosfl
 from kairosfl.briefs import Briefs, Reports
 from kairosfl.errors import UserError
 from kairosfl.round import Run, rounds
-from kairosfl.runs import metrics
+from kairosfl.runs import IDLE_LIMIT, metrics
 from kairosfl.runs.alone import alone
 from kairosfl.runs.checkpoint import Checkpoints, about
 from kairosfl.runs.config import Config, dump, flatten, load, tables
@@ -37,7 +37,6 @@ from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 
-IDLE_LIMIT = 10
 Notify = Callable[[dict[str, Any]], None]
 Course = Generator[Briefs, Reports, dict[str, Any]]
 Say = Callable[[str], None]
@@ -103,6 +102,8 @@ class Folder:
         """Write down what is about to run."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is no folder; give another --out.")
+        if (self.path / "sweep.json").exists():
+            raise UserError(f"{self.path} holds a sweep; give another --out.")
         if self.path.exists() and any(self.path.iterdir()):
             raise UserError(
                 f"The folder {self.path} is not empty; give another --out, or `kairosfl resume {self.path}`."

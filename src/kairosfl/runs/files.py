@@ -30,11 +30,18 @@ def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
         with temporary.open("rb+") as handle:
             os.fsync(handle.fileno())
         temporary.replace(target)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"Cannot write {path}: {_first_file(path)} is no folder; choose another place.") from None
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"Cannot write {path}: {reason}; free the disk or choose another place.") from None
+
+
+def _first_file(path: Path) -> Path:
+    """What stands where a folder should be."""
+    return next(parent for parent in reversed(path.parents) if parent.exists() and not parent.is_dir())
 
 
 def _put(make: bytes | str | Callable[[Path], None], path: Path) -> None:

@@ -96,12 +96,13 @@ def _carry_out(
     failed: dict[str, str] = {}
     settled: dict[str, Config] = {}  # what was measured for the first of a kind holds for all
     together: dict[str, list[_Open]] = {}
+    done = {member.name: Folder(out / member.name).rounds_done() or 0 for member in members}
+    told = {name: watch(name, rounds) for name, rounds in done.items()} if watch else {}
     for member in members:
         folder = Folder(out / member.name)
         begun = (folder.path / "config.toml").is_file()
         if begun:
             _unchanged(member, folder)
-        notify = watch(member.name, folder.rounds_done() or 0) if watch else None
         if folder.finished():
             summaries[member.name] = folder.summary()
             continue
@@ -110,7 +111,7 @@ def _carry_out(
         kind = _kind(config)
         config = _seated(config, settled[kind]) if kind in settled else settle(config, task)
         settled.setdefault(kind, config)
-        opened = _Open(member.name, config, task, folder, begun, notify)
+        opened = _Open(member.name, config, task, folder, begun, told.get(member.name))
         if config.run.engine == "batched":
             together.setdefault(kind, []).append(opened)
         else:

@@ -139,7 +139,7 @@ def partition(
             )
         return natural(dataset.keys, clients, seed, minimum=minimum)
     if clients is None:
-        raise UserError(f"data.clients is missing; partition {name!r} needs a number of clients.")
+        raise UserError(f"data.clients: partition {name!r} needs to know how many; give a number above 0.")
     options: dict[str, dict[str, float]] = {
         "iid": {},
         "dirichlet": {"alpha": alpha, "minimum": minimum, "balance": balance},

@@ -260,8 +260,8 @@ class Chart {
     const step = this.linked ? Math.max(1, Math.round((high - low) / 100)) : (high - low) / 100;
     const about = this.page.cursor ?? (low + high) / 2;
     const act = {
-      ArrowLeft: () => this.page.point(this, Math.max(low, about - step)),
-      ArrowRight: () => this.page.point(this, Math.min(high, about + step)),
+      ArrowLeft: () => this.pointAt(Math.max(low, about - step)),
+      ArrowRight: () => this.pointAt(Math.min(high, about + step)),
       "+": () => this.scaleBy(0.7, about),
       "-": () => this.scaleBy(1 / 0.7, about),
       0: () => this.zoom(null),
@@ -270,6 +270,19 @@ class Chart {
     if (!act) return;
     event.preventDefault();
     act();
+  }
+
+  // As if the pointer were there: the numbers show beside the crosshair.
+  pointAt(value) {
+    const box = this.svg.getBoundingClientRect();
+    const scale = box.width / this.svg.viewBox.baseVal.width;
+    const place = { clientX: box.left + this.x(value) * scale, clientY: box.top + box.height / 2 };
+    this.page.point(this, value, place);
+  }
+
+  // What the reader set, for the chart that takes this one's place when the page is fresh.
+  kept() {
+    return { own: this.own };
   }
 
   title() {

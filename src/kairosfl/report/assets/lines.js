@@ -22,12 +22,14 @@ class LineChart extends Chart {
     this.log = false;
     this.logButton = this.button("log", "Logarithmic axis", () => {
       this.log = !this.log;
-      this.logButton.setAttribute("aria-pressed", this.log);
       this.draw();
     });
-    this.logButton.setAttribute("aria-pressed", "false");
     this.logButton.hidden = spec.percent || spec.series.some((s) => s.mean.some((v) => v !== null && v <= 0));
     this.button("SVG", "Save this picture", () => this.save());
+  }
+
+  kept() {
+    return { own: this.own, log: this.log };
   }
 
   // What the server decided is shown as it was: a mean of cohort sizes was never a cohort.
@@ -77,6 +79,7 @@ class LineChart extends Chart {
         for (const each of s.seeds) see(each[i]);
       }
     if (low > high) return this.log ? [0.1, 1] : [0, 1];
+    if (high - low < 1e-9 * Math.max(Math.abs(low), Math.abs(high))) low = high; // but for rounding
     if (this.log) return [low / 1.1, high * 1.1];
     const room = (high - low || Math.abs(high) || 1) * 0.06;
     const floor = low >= 0 ? 0 : -Infinity;
@@ -84,6 +87,7 @@ class LineChart extends Chart {
   }
 
   draw() {
+    this.logButton.setAttribute("aria-pressed", this.log);
     const hero = this.figure.classList.contains("hero");
     const curves = this.curves();
     const [low, high] = this.extent(curves);
@@ -91,8 +95,9 @@ class LineChart extends Chart {
     const { values, step } = this.log ? logTicks(low, high) : ticks(low * scale, high * scale, hero ? 7 : 5);
     const shown = values.map((v) => v / scale);
     const text = (v) => number(v * scale, step) + (this.spec.percent ? " %" : "");
-    const left = 14 + 6.6 * Math.max(3, ...shown.map((v) => text(v).length));
     const strips = this.strips(curves);
+    const words = Math.max(hero && strips.length > 1 ? 6 : 3, ...shown.map((v) => text(v).length)); // "critical"
+    const left = 14 + 6.6 * words;
     const rows = strips.length > 1 && strips.length <= (hero ? 12 : 4) ? strips.length : 0;
     const below = rows && rows * 6 + 3;
     const badges = this.page.groups.length > 1;
@@ -137,7 +142,7 @@ class LineChart extends Chart {
       }
     });
     if (this.figure.classList.contains("hero"))
-      node("text", { class: "hint", x: left - 7, y: top + height + 10, "text-anchor": "end" }, this.svg, "critical");
+      node("text", { class: "hint", x: left - 7, y: top + height + 16, "text-anchor": "end" }, this.svg, "critical");
   }
 
   goal(low, high) {
@@ -230,10 +235,11 @@ class LineChart extends Chart {
       return;
     }
     const { top, height } = this.at;
-    const near = this.drawn.map((s) => nearest(s.x, value));
-    const spot = this.linked ? this.drawn[0].x[near[0]] : value;
+    const points = this.drawn.map((s) => s.x[nearest(s.x, value)]).sort((a, b) => Math.abs(a - value) - Math.abs(b - value));
+    const spot = this.linked ? points[0] : value; // the round that is nearest in any curve
     node("line", { x1: this.x(spot), x2: this.x(spot), y1: top, y2: top + height }, this.cross);
-    const rows = this.drawn.map((s, k) => ({ s, i: near[k] })).filter(({ s, i }) => s.mean[i] !== null);
+    const here = this.drawn.filter((s) => s.x[0] <= spot && s.x[s.x.length - 1] >= spot); // begun, and not yet over
+    const rows = here.map((s) => ({ s, i: nearest(s.x, spot) })).filter(({ s, i }) => s.mean[i] !== null);
     for (const { s, i } of rows) {
       const y = this.y(s.mean[i]);
       if (y >= top - 1 && y <= top + height + 1)
@@ -260,7 +266,8 @@ class LineChart extends Chart {
     const value = (v) => (this.spec.percent ? (v * scale).toFixed(2) : number(v));
     const spread = s.deviation && s.deviation[i] !== null ? ` ± ${value(s.deviation[i])}` : "";
     html("span", { class: "value" }, line, value(s.mean[i]) + spread + (this.spec.percent ? " %" : ""));
-    const notes = [critical ? "critical" : "", s.count[i] < group.seeds.length ? `${s.count[i]} of ${group.seeds.length} seeds` : ""];
+    const elsewhere = this.linked && s.x[i] !== spot ? `round ${s.x[i]}` : "";
+    const notes = [elsewhere, critical ? "critical" : "", s.count[i] < group.seeds.length ? `${s.count[i]} of ${group.seeds.length} seeds` : ""];
     html("span", { class: "note" }, line, notes.filter(Boolean).join(", "));
   }
 }

@@ -13,6 +13,7 @@ const page = {
 
   load() {
     const data = JSON.parse(document.getElementById("data").textContent);
+    this.kept = new Map(this.charts.map((chart) => [chart.spec.key, chart.kept()]));
     Object.assign(this, { data, groups: data.groups, target: this.chosen ?? data.target, charts: [] });
     this.smooth ??= data.smooth;
     for (const spec of data.lines) this.add(spec, LineChart);
@@ -22,12 +23,13 @@ const page = {
     this.look(this.inside);
     this.draw();
     this.reach();
+    if (this.sorted) sort(document.querySelectorAll("table.sortable th")[this.sorted.column], this.sorted.down);
     document.documentElement.dataset.ready = "yes";
   },
 
   add(spec, kind) {
     const figure = document.getElementById(`fig-${spec.key}`);
-    if (figure) this.charts.push(new kind(figure, spec, this));
+    if (figure) this.charts.push(Object.assign(new kind(figure, spec, this), this.kept.get(spec.key)));
   },
 
   draw() {
@@ -140,7 +142,9 @@ const page = {
       this.redraw();
     });
     for (const head of document.querySelectorAll("table.sortable th"))
-      head.querySelector("button").addEventListener("click", () => sort(head));
+      head.querySelector("button").addEventListener("click", () => {
+        sort(head, head.getAttribute("aria-sort") !== "descending");
+      });
     for (const button of document.querySelectorAll("button.copy"))
       button.addEventListener("click", () => copy(button));
   },
@@ -163,14 +167,14 @@ function spread(values, asked, digitsOf) {
   let text = middle.toFixed(digits);
   if (values.length > 1) {
     const deviation = Math.sqrt(values.reduce((a, b) => a + (b - middle) ** 2, 0) / (values.length - 1));
-    if (deviation > 0) text += ` ± ${deviation.toFixed(digits)}`;
+    if (values.some((value) => value !== values[0])) text += ` ± ${deviation.toFixed(digits)}`;
   }
   return values.length === asked ? text : `${text} (${values.length} of ${asked})`;
 }
 
-function sort(head) {
+function sort(head, down) {
   const body = head.closest("table").tBodies[0];
-  const down = head.getAttribute("aria-sort") !== "descending";
+  page.sorted = { column: head.cellIndex, down };
   for (const other of head.parentNode.children) other.removeAttribute("aria-sort");
   head.setAttribute("aria-sort", down ? "descending" : "ascending");
   const value = (row) => {
@@ -204,12 +208,18 @@ async function refresh() {
     if (answer.status === 200) {
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
       const open = [...document.querySelectorAll("details[open]")].map((each) => each.id);
+      const active = document.activeElement;
+      const at = active.id ? `#${active.id}` : active.closest("figure") && `#${active.closest("figure").id} svg`;
+      tip.hide();
       document.getElementById("page").replaceWith(fresh.getElementById("page"));
       document.getElementById("data").replaceWith(fresh.getElementById("data"));
       document.title = fresh.title;
       live.mark = fresh.documentElement.dataset.mark;
       for (const id of open) document.getElementById(id)?.setAttribute("open", "");
       page.load();
+      const again = at && document.querySelector(at);
+      if (again) again.focus({ preventScroll: true });
+      if (again?.id === "target") again.value = active.value; // half typed
     }
     document.getElementById("live")?.classList.remove("lost");
   } catch {
