@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 from kairosfl.errors import UserError
 from kairosfl.papers.curves import draw_curves
 from kairosfl.papers.measures import MEASURES
-from kairosfl.papers.results import Results, complete, done, gain, longest, read, signed, spread, table, values
+from kairosfl.papers.results import Results, complete, done, gain, longest, read, spread, table, values
+from kairosfl.report.tables import signed
 from kairosfl.runs.files import write
 
 Verdict = Literal["reproduced", "open", "not reproduced"]

@@ -16,6 +16,7 @@ from kairosfl.errors import UserError
 from kairosfl.papers import ITEMS
 from kairosfl.papers.item import Item
 from kairosfl.papers.measures import MEASURES, TRACES, Course
+from kairosfl.report.tables import signed
 from kairosfl.runs.config import Config, load, tables
 from kairosfl.runs.files import plain, write
 
@@ -116,11 +117,6 @@ def spread(numbers: Sequence[float], digits: int) -> str:
         return "–"
     shown = f"{statistics.fmean(numbers):.{digits}f}"
     return f"{shown} ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else shown
-
-
-def signed(number: float, digits: int) -> str:
-    """A difference, with its sign."""
-    return f"{number:+.{digits}f}".replace("-", "−")
 
 
 def complete(cell: Mapping[str, Any]) -> bool:
