@@ -75,8 +75,9 @@ def test_a_sweep_counts_the_runs_that_have_not_begun(tmp_path):
     listed = json.loads((tmp_path / "s" / "sweep.json").read_text())["runs"]
     more = [{"name": f"later{i}", "path": f"later{i}", "settings": {}} for i in range(2)]
     (tmp_path / "s" / "sweep.json").write_text(json.dumps({"runs": listed + more}))
-    text = write_report([tmp_path / "s"], tmp_path / "report.html").read_text()
-    assert "4 of 6 runs finished, 20 of 30 rounds" in text
+    for folders in ([tmp_path / "s"], [tmp_path, tmp_path / "s"]):
+        text = write_report(folders, tmp_path / "report.html").read_text()
+        assert "4 of 6 runs finished, 20 of 30 rounds" in text
 
 
 def test_a_run_that_was_given_up_is_not_taken_for_one_that_goes_on(tmp_path):
@@ -90,13 +91,25 @@ def test_a_run_that_was_given_up_is_not_taken_for_one_that_goes_on(tmp_path):
         "client_accuracy_worst": None,
     }
     (run / "metrics.jsonl").write_text("".join(json.dumps(row | nothing) + "\n" for row in rows))
+    (run / "log.txt").write_text("round 12: no good report\ngiven up: 10 rounds in a row had no good report.\n")
     text = write_report([run], tmp_path / "report.html").read_text()
-    assert "1 of 1 runs given up: no good report in 10 rounds" in text
+    assert "1 of 1 runs given up: 10 rounds in a row had no good report." in text
     assert "So far" not in text
     assert "Federated gradient norm (no round had a good report)" in text
     assert "Fisher trace (the FedFIM detector did not run" in text
     assert "Accuracy per client (it was not asked for" in text
     assert "Accuracy against local epochs (metrics.jsonl holds no evaluated round with its epochs)" in text
+
+
+def test_beside_a_run_that_was_given_up_another_goes_on(tmp_path):
+    for seed in (0, 1):
+        fake.write_run(tmp_path / str(seed), seed=seed, rounds=12, planned=60, done=False)
+    (tmp_path / "0" / "log.txt").write_text("given up: it was too long.\n")
+    text = write_report([tmp_path], tmp_path / "report.html").read_text()
+    assert "0 of 2 runs finished, 24 of 120 rounds; 1 of 2 runs given up: it was too long." in text
+    assert "So far <b>fedavg</b>" in text
+    (tmp_path / "0" / "log.txt").write_text("given up: it was too long.\nresumed after round 12\n")
+    assert "given up" not in write_report([tmp_path], tmp_path / "report.html").read_text()
 
 
 def test_a_run_that_has_next_to_nothing_still_makes_a_page(tmp_path):
@@ -204,6 +217,27 @@ def test_the_same_samples_are_the_same_problem_however_they_were_asked_for(tmp_p
             (run / "run.json").write_text(json.dumps(about | {"population_hash": "5e1f", "data_hashes": hashes}))
         assert [group.problem for group in read_groups([tmp_path])] == ["", ""]
         assert len(paired_tests(read_groups([tmp_path]))) == 1
+
+
+def test_twins_on_the_same_samples_are_told_apart_beside_other_data(tmp_path):
+    for alpha in (0.3, 0.5, 0.9):
+        run = fake.write_run(tmp_path / str(alpha), alpha=alpha, rounds=5)
+        about = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps(about | {"population_hash": "5e1f" if alpha < 0.9 else "77"}))
+    groups = read_groups([tmp_path])
+    assert [group.problem for group in groups] == ["alpha=0.3", "alpha=0.3", "alpha=0.9"]
+    assert len({group.label for group in groups}) == 3
+    assert [(pair.first, pair.second) for pair in paired_tests(groups)] == [(groups[0].label, groups[1].label)]
+
+
+def test_data_without_checksums_are_told_apart_by_their_name(tmp_path):
+    for name in ("cifar10", "digits"):
+        run = fake.write_run(tmp_path / name, rounds=5)
+        about = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps(about | {"population_hash": "5e1f", "data_hashes": {}}))
+        text = (run / "config.toml").read_text()
+        (run / "config.toml").write_text(text.replace('"cifar10"', f'"{name}"'))
+    assert [group.problem for group in read_groups([tmp_path])] == ["cifar10", "digits"]
 
 
 def test_p_values_do_not_depend_on_runs_with_other_data(problems):

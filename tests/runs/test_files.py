@@ -31,3 +31,12 @@ def test_into_a_pipe_it_is_written_as_it_is(tmp_path):
 def test_a_folder_in_its_place_is_named(tmp_path):
     with pytest.raises(UserError, match=r"Cannot write .*: Is a directory"):
         write(tmp_path, "page")
+
+
+def test_what_stands_where_a_folder_should_be_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    (tmp_path / "link").symlink_to(tmp_path / "file" / "below")
+    for path, wrong in (("file/x", "file"), ("file/deep/x", "file"), ("nowhere/x", "nowhere"), ("link", "file")):
+        with pytest.raises(UserError, match=rf"{tmp_path / wrong} is no folder; choose another place"):
+            write(tmp_path / path, "text")

@@ -190,21 +190,50 @@ def test_a_run_that_comes_to_nothing_is_named_and_the_others_end(tmp_path, engin
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
-def test_a_run_without_memory_is_told_so_and_goes_on_later(tmp_path, engine, monkeypatch):
+@pytest.mark.parametrize(("hook", "when"), [("observe", 4), ("brief", 1)])
+def test_a_run_without_memory_is_told_so_and_goes_on_later(tmp_path, engine, hook, when, monkeypatch):
     tables = TABLES | {"run": {"engine": engine, "checkpoint_every": 2}}
     members = expand(tables | {"sweep": {"algorithm": ["scaffold", "fedavg"]}})
     sweep(members, tmp_path / "whole")
-    observe, seen = SCAFFOLD.observe, []
+    whole, seen = getattr(SCAFFOLD, hook), []
 
     def short(*everything):
         seen.append(None)
-        if len(seen) == 4:
+        if len(seen) == when:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return observe(*everything)
+        return whole(*everything)
 
-    monkeypatch.setattr(SCAFFOLD, "observe", short)
+    monkeypatch.setattr(SCAFFOLD, hook, short)
     with pytest.raises(UserError, match=r"1 of 2 runs .* scaffold: The GPU's memory ran out: .* `kairosfl resume`"):
         sweep(members, tmp_path / "cut")
     assert len(rows(tmp_path / "cut" / "fedavg")) == 4
+    assert (tmp_path / "cut" / "scaffold" / "log.txt").read_text().startswith("given up: The GPU's memory ran out")
     sweep(members, tmp_path / "cut")
     assert rows(tmp_path / "cut" / "scaffold") == rows(tmp_path / "whole" / "scaffold")
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_runs_that_have_nothing_left_to_do_do_not_keep_the_others_from_their_end(tmp_path, engine):
+    tables = TABLES | {"train": {"rounds": 10, "cohort": 3}, "run": {"engine": engine}}
+    members = expand(tables | {"sweep": {"train": {"lr": [1e30, 0.1, 0.2]}}})
+    with pytest.raises(UserError, match="1 of 3 runs came to nothing"):
+        sweep(members, tmp_path / "sweep")
+    (tmp_path / "sweep" / "lr0.1" / "summary.json").unlink()  # killed between the last checkpoint and the summary
+    (tmp_path / "sweep" / "lr0.2").rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="1 of 3 runs came to nothing"):
+        sweep(members, tmp_path / "sweep")
+    assert all((tmp_path / "sweep" / name / "summary.json").is_file() for name in ("lr0.1", "lr0.2"))
+
+
+def test_an_engine_without_memory_ends_its_runs_in_one_sentence(tmp_path, monkeypatch):
+    def none(*everything, **more):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    members = expand(TABLES | {"run": {"engine": "batched"}, "sweep": {"seed": [0, 1]}})
+    with monkeypatch.context() as patch:
+        patch.setattr(Batched, "collect", none)
+        with pytest.raises(UserError, match=r"2 of 2 runs came to nothing; the first, seed0: The GPU's memory ran out"):
+            sweep(members, tmp_path / "a")
+    monkeypatch.setattr("kairosfl.runs.sweep.build_engine", none)
+    with pytest.raises(UserError, match="The GPU's memory ran out"):
+        sweep(members, tmp_path / "b")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 Cells = Mapping[str, Mapping[str, Any]]
 COLUMNS = 3
-PERCENT = ("accuracy",)
 ACCURACIES = ("final", "last_tenth")  # what of the print stands beside the end of a curve
 
 
@@ -30,7 +29,7 @@ def draw_curves(results: Results, path: Path) -> Path | None:
     if not cells:
         return None
     whats = [what for what in TRACES if _with(cells, what)]
-    shown = [(base, _with(compared, what), what) for base, compared in panels(cells).items() for what in whats]
+    shown = [(base, compared, what) for base, compared in panels(cells).items() for what in whats]
     several = len(whats) > 1  # a row of panels for each baseline; else as many as go
     columns = len(whats) if several else min(COLUMNS, len(shown))
     lines = math.ceil(len(shown) / columns)
@@ -51,7 +50,7 @@ def draw_curves(results: Results, path: Path) -> Path | None:
 
 
 def _title(what: str) -> str:
-    return f"{TRACES[what].title} (%)" if what in PERCENT else TRACES[what].title
+    return f"{TRACES[what].title} (%)" if TRACES[what].percent else TRACES[what].title
 
 
 def _with(cells: Cells, what: str) -> Cells:
@@ -87,19 +86,21 @@ def curves(cells: Cells, what: str = "accuracy") -> dict[str, tuple[np.ndarray, 
 def _curve(seeds: Sequence[Mapping[str, Any]], what: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rounds = np.array(seeds[0]["round"], dtype=np.float64)
     values = np.stack([np.interp(rounds, seed["round"], seed["value"]) for seed in seeds])
-    values *= 100 if what in PERCENT else 1
+    values *= 100 if TRACES[what].percent else 1
     deviation = values.std(0, ddof=1) if len(values) > 1 else np.full(len(rounds), np.nan)
     return rounds, values.mean(0), deviation
 
 
-def _panel(axes: Axes, base: str, cells: Cells, common: int, what: str) -> None:
+def _panel(axes: Axes, base: str, compared: Cells, common: int, what: str) -> None:
+    cells = _with(compared, what)
     if not cells:
         axes.axis("off")
         return
+    colours = {name: colour(number) for number, name in enumerate(compared)}
     skip = max(common, min(_shared(cells), base.count("-") - 1))  # words that the labels can do without
     marked = set()
-    for number, (name, (rounds, mean, deviation)) in enumerate(curves(cells, what).items()):
-        own = colour(number)
+    for name, (rounds, mean, deviation) in curves(cells, what).items():
+        own = colours[name]
         look = {"color": own, "linewidth": 1.1, "label": _label(name, skip)}
         plot(axes, rounds, mean, mean - deviation, mean + deviation, **look)
         known = [cells[name]["printed"].get(key) for key in ACCURACIES if what == "accuracy"]

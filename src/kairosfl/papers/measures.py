@@ -138,11 +138,12 @@ def _steps(curve: np.ndarray) -> Iterator[float]:
 
 @dataclass(frozen=True)
 class Trace:
-    """A column of the metrics as a curve: its heading, and whether it adds up from round to round."""
+    """A column of the metrics as a curve: its heading, whether it adds up from round to round, and is a share."""
 
     title: str
     column: str
     total: bool = False
+    percent: bool = False
 
     def of(self, course: Course) -> tuple[np.ndarray, np.ndarray]:
         """The rounds for which it is known, and its values."""
@@ -153,7 +154,7 @@ class Trace:
 
 
 TRACES: dict[str, Trace] = {
-    "accuracy": Trace("test accuracy", "accuracy"),
+    "accuracy": Trace("test accuracy", "accuracy", percent=True),
     "train_loss": Trace("training loss", "train_loss"),
     "fgn": Trace("FGN", "fgn"),
     "fisher": Trace("trace of the Fisher information", "fisher"),

@@ -11,7 +11,7 @@ from kairosfl.errors import UserError
 from kairosfl.papers.curves import draw_curves
 from kairosfl.papers.measures import MEASURES
 from kairosfl.papers.results import Results, complete, done, gain, longest, read, spread, table, values
-from kairosfl.report.tables import signed
+from kairosfl.report.tables import fixed, signed
 from kairosfl.runs.files import write
 
 Verdict = Literal["reproduced", "open", "not reproduced"]
@@ -19,7 +19,7 @@ Verdict = Literal["reproduced", "open", "not reproduced"]
 INTRODUCTION = """# Reproduction results
 
 This page is written by `kairosfl results` from the files in `results/`; each holds the configuration, seeds, version,
-device and accuracy curve of every run. *Ours* is the mean ± sample deviation over the seeds that got furthest. *Rounds*
+device and curves of every run. *Ours* is the mean ± sample deviation over the seeds that got furthest. *Rounds*
 and *seeds* say how much stands behind a row: `40 of 500` has run 40 of the paper's 500 rounds and is not judged against
 the print; with `1 of 2` seeds the other was cut, or diverged on its way. A reading other than *text* follows another
 sentence of the paper or its released code.
@@ -40,7 +40,7 @@ was cut; it prints our values beside the print and draws the curves into `runs/r
 `kairosfl report` explains. What needs [data](data.md#where-the-files-lie) that is not there is named, and the rest
 runs. `--results DIR` adds the outcome to files like those that this page is made of.
 """
-CAPTION = "*Mean and one deviation over the seeds that all curves of a panel have; triangles: the end in print.*"
+CAPTION = "*Mean and one deviation over the seeds that all curves of a panel have; triangles, if any: the end in print.*"
 
 
 def write_results_page(results: Path, page: Path) -> Path:
@@ -87,7 +87,7 @@ def section(results: Results, remarks: str = "", picture: str = "") -> str:
 def judge(cell: Mapping[str, Any], measure: str) -> Verdict | None:
     """Whether ours agrees with the printed value; None: nothing printed or run, not all its rounds, not the paper's."""
     ours, printed = values(cell, measure), cell["printed"].get(measure)
-    if printed is None or not ours or not judged(cell):
+    if printed is None or not ours or not as_printed(cell):
         return None
     off = abs(statistics.fmean(ours) - printed)
     if off <= MEASURES[measure].tolerance:
@@ -95,7 +95,7 @@ def judge(cell: Mapping[str, Any], measure: str) -> Verdict | None:
     return "open" if len(ours) > 1 and off <= 2 * statistics.stdev(ours) else "not reproduced"
 
 
-def judged(cell: Mapping[str, Any]) -> bool:
+def as_printed(cell: Mapping[str, Any]) -> bool:
     """Whether a cell has run as the paper's did, to the end."""
     return complete(cell) and bool(cell.get("judged", True))
 
@@ -134,7 +134,7 @@ def _gains(results: Results) -> list[dict[str, str]]:
                 "printed": "–" if printed is None else signed(printed, digits),
                 "rounds": done(cell),
                 "seeds": str(len(ours)),
-                "holds": _holds(statistics.fmean(ours), printed, judged=judged(cell)),
+                "holds": _holds(statistics.fmean(ours), printed, judged=as_printed(cell)),
             }
         )
     return rows
@@ -202,7 +202,7 @@ def _made_on(results: Results) -> str:
 
 def _signed_spread(numbers: Sequence[float], digits: int) -> str:
     shown = signed(statistics.fmean(numbers), digits)
-    return f"{shown} ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else shown
+    return f"{shown} ± {fixed(statistics.stdev(numbers), digits)}" if len(numbers) > 1 else shown
 
 
 def _range(numbers: Sequence[int]) -> str:

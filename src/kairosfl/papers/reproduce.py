@@ -57,7 +57,9 @@ def reproduce(
     left = sum(rounds_left(member, out) for member in runs)
     say(f"{item.key}: {len(runs)} runs in {out}, {left} rounds to go.")
     if left:
-        say(f"About {duration(estimate(runs, out))}, by the time of a round measured now; less where runs share a GPU.")
+        with experiment.within_memory():
+            seconds = estimate(runs, out)
+        say(f"About {duration(seconds)}, by the time of a round measured now; less where runs share a GPU.")
     try:
         with watch({member.name: member.config.train.rounds for member in runs}) if watch else nullcontext() as show:
             sweep(runs, out, command=command, watch=show.begin if show else None, say=say)

@@ -16,7 +16,7 @@ from kairosfl.errors import UserError
 from kairosfl.papers import ITEMS
 from kairosfl.papers.item import Item
 from kairosfl.papers.measures import MEASURES, TRACES, Course
-from kairosfl.report.tables import signed
+from kairosfl.report.tables import fixed, signed
 from kairosfl.runs.config import Config, load, tables
 from kairosfl.runs.files import plain, write
 
@@ -94,8 +94,8 @@ def read(path: Path) -> Results:
     """A file that `save` wrote."""
     try:
         results: Results = json.loads(path.read_text(encoding="utf-8"))
-        assert isinstance(results["cells"], dict)
-    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+        assert all("curves" in run for cell in results["cells"].values() for run in cell["runs"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
         raise UserError(f"{path} holds no results; delete it and collect them again.") from None
     return results
 
@@ -115,8 +115,8 @@ def spread(numbers: Sequence[float], digits: int) -> str:
     """`mean ± deviation`; the deviation only where there are two or more."""
     if not numbers:
         return "–"
-    shown = f"{statistics.fmean(numbers):.{digits}f}"
-    return f"{shown} ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else shown
+    shown = fixed(statistics.fmean(numbers), digits)
+    return f"{shown} ± {fixed(statistics.stdev(numbers), digits)}" if len(numbers) > 1 else shown
 
 
 def complete(cell: Mapping[str, Any]) -> bool:

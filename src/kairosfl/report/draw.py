@@ -131,11 +131,12 @@ def _shade(axes: Axes, shown: Sequence[int], groups: Sequence[Group]) -> bool:
     if len(shown) > STRIPS:
         return False
     height = 1.0 if len(shown) == 1 else 0.018
-    if len(shown) > 1:  # room for the strips below the curves
+    periods = [critical_periods(groups[number]) for number in shown]
+    if len(shown) > 1 and any(periods):  # room for the strips below the curves
         low, high = axes.get_ylim()
         axes.set_ylim(low - (high - low) * 0.026 * len(shown), high)
     for row, number in enumerate(shown):
-        for left, right, share in critical_periods(groups[number]):
+        for left, right, share in periods[row]:
             strength = (0.12 if len(shown) == 1 else 0.7) * share
             foot = row * 0.024 if len(shown) > 1 else 0.0
             axes.axvspan(left, right, foot, foot + height, color=colour(number), alpha=strength, linewidth=0)

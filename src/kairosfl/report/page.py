@@ -15,7 +15,6 @@ from kairosfl.report.payload import payload
 from kairosfl.report.pictures import SECTIONS, HeatMap, LeftOut, Picture, letter
 from kairosfl.report.read import Group, differing, read_groups, waiting
 from kairosfl.report.tables import Pair, Row, by_problem, chosen_target, megabytes, paired_tests, results, said
-from kairosfl.runs import IDLE_LIMIT
 from kairosfl.runs.files import write
 
 _SCRIPTS = ("chart.js", "lines.js", "heat.js", "page.js")
@@ -188,7 +187,7 @@ def verdict(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
 def _judged(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
     order = sorted(rows, key=lambda row: -row.last_tenth.mean)
     best = order[0]
-    so_far = "So far " if any(row.rounds.mean < row.planned and not row.failed for row in rows) else ""
+    so_far = "So far " if any(row.going for row in rows) else ""
     reached = escape(best.last_tenth.text(2, 100))
     text = f"{so_far}<b>{escape(best.label)}</b> reaches <b>{reached} %</b> in the last tenth of its rounds"
     if len(order) == 1:
@@ -249,9 +248,9 @@ def _facts(groups: Sequence[Group]) -> str:
 def _state(groups: Sequence[Group], to_come: int, live: bool) -> str:
     runs = [run for group in groups for run in group.runs]
     asked = len(runs) + to_come
-    failed, done = sum(run.failed for run in runs), sum(run.done for run in runs)
-    text = f"{failed} of {asked} runs given up: no good report in {IDLE_LIMIT} rounds" if failed else ""
-    going = asked > done + failed
+    reasons, done = [run.failed for run in runs if run.failed], sum(run.done for run in runs)
+    text = f"{len(reasons)} of {asked} runs given up: {escape(reasons[0])}" if reasons else ""
+    going = asked > done + len(reasons)
     if going:
         rounds = sum(run.rounds for run in runs)
         planned = sum(run.planned for run in runs) + to_come * max(run.planned for run in runs)

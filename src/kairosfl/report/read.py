@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kairosfl.errors import UserError
-from kairosfl.runs import IDLE_LIMIT
+from kairosfl.runs import GIVEN_UP
 from kairosfl.runs.files import read_lines
 
 Array = NDArray[np.float64]
@@ -71,11 +71,11 @@ class RunData:
         """Whether the run has come to its end."""
         return bool(self.summary)
 
-    @property
-    def failed(self) -> bool:
-        """Whether it was given up, since no client had a good report for too many rounds."""
-        last = self.column("reported")[-IDLE_LIMIT:]
-        return not self.done and len(last) == IDLE_LIMIT and not last.any()
+    @cached_property
+    def failed(self) -> str:
+        """Why it was given up, if it was."""
+        lines = _text(self.path / "log.txt").splitlines()
+        return lines[-1].removeprefix(GIVEN_UP) if lines and lines[-1].startswith(GIVEN_UP) and not self.done else ""
 
     @cached_property
     def clients(self) -> list[dict[str, Any]]:
@@ -120,8 +120,7 @@ def find_runs(dirs: Sequence[Path]) -> list[Path]:
 def waiting(dirs: Sequence[Path]) -> int:
     """How many runs of the sweeps in these folders have not begun."""
     sweeps = [path for given in dirs for path in Path(given).rglob("sweep.json")]
-    listed = [path.parent / str(run.get("path")) for path in sweeps for run in _json(path).get("runs", [])]
-    return sum(not _is_run(folder) for folder in listed)
+    return sum(not _is_run(folder) for folder in {path for sweep in sweeps for path in _listed(sweep)})
 
 
 def read_run(path: Path) -> RunData:
@@ -160,15 +159,15 @@ def group_runs(runs: Iterable[RunData]) -> list[Group]:
         parts = _alike(group, _INCIDENTAL)
         compared = sum(len({run.seed for run in part}) for part in parts) > len({run.seed for run in group})
         members += [_longest(each) for each in (parts if compared else [group])]
-    groups = []
     problems = _problems(members)
     first = [each[0] for each in members]
-    labels = _labels(first, any(problems), _TRAINERS)
-    if len(set(zip(labels, problems, strict=True))) < len(members):  # who trained is what is compared
-        labels = _labels(first, any(problems), set())
-    for label, each, problem in zip(labels, members, problems, strict=True):
-        groups.append(Group(" · ".join(filter(None, (label, problem))), each, problem))
-    return groups
+    stated = {key for key in differing(first) if any(problems) and _of_the_problem(key)}
+    for without in (stated | _TRAINERS, stated, _TRAINERS, set()):  # the shortest labels that tell all apart
+        pairs = zip(_labels(first, without), problems, strict=True)
+        labels = [own if problem in own else " · ".join(filter(None, (own, problem))) for own, problem in pairs]
+        if len(set(labels)) == len(members):
+            break
+    return [Group(label, each, problem) for label, each, problem in zip(labels, members, problems, strict=True)]
 
 
 def _longest(runs: Sequence[RunData]) -> tuple[RunData, ...]:
@@ -193,17 +192,15 @@ def differing(runs: Sequence[RunData]) -> list[str]:
     return [key for key in own if len({json.dumps(run.settings.get(key), default=str) for run in runs}) > 1]
 
 
-def _labels(runs: Sequence[RunData], problems: bool, but: set[str]) -> list[str]:
-    """The algorithm, with the settings that tell apart those of the same text; only those if all have one text.
-
-    Where `problems` are named beside it, it does without what they say.
-    """
+def _labels(runs: Sequence[RunData], without: set[str]) -> list[str]:
+    """The algorithm, with the settings that tell apart those of the same text; only those if all have one text."""
     labels = []
     for run in runs:
         alike = [other for other in runs if other.algorithm == run.algorithm]
-        keys = [key for key in differing(alike) if key not in but and not (problems and _of_the_problem(key))]
+        keys = [key for key in differing(alike) if key not in without]
         own = ", ".join(f"{key.rpartition('.')[2]}={run.settings.get(key)}" for key in keys)
-        whole = own if (own or problems) and len(alike) == len(runs) else " · ".join(filter(None, [run.algorithm, own]))
+        told = own or any(_of_the_problem(key) for key in without)  # by what stands beside it
+        whole = own if told and len(alike) == len(runs) else " · ".join(filter(None, [run.algorithm, own]))
         labels.append(whole)
     return labels
 
@@ -233,7 +230,7 @@ def _same_samples(one: Sequence[RunData], other: Sequence[RunData]) -> bool:
 
 def _samples(run: RunData) -> tuple[str, str] | None:
     population, data = run.about.get("population_hash"), run.about.get("data_hashes")
-    named = {key: value for key, value in run.settings.items() if key.startswith("data.") and key not in _DEALING}
+    named = {key: value for key, value in run.settings.items() if _of_the_problem(key) and key not in _DEALING}
     return (str(population), str(data or named)) if population else None
 
 
@@ -243,10 +240,13 @@ def _is_run(folder: Path) -> bool:
 
 def _inside(folder: Path) -> list[Path]:
     """Run folders below this one: as sweep.json lists them, then any others by name, numbers in order."""
-    listed = [folder / str(run["path"]) for run in _json(folder / "sweep.json").get("runs", []) if "path" in run]
-    below = sorted((path.parent for path in folder.rglob("metrics.jsonl")), key=_natural)
-    ordered = dict.fromkeys(path.resolve() for path in [*listed, *below])
-    return [path for path in ordered if _is_run(path)]
+    below = sorted((path.parent.resolve() for path in folder.rglob("metrics.jsonl")), key=_natural)
+    return [path for path in dict.fromkeys([*_listed(folder / "sweep.json"), *below]) if _is_run(path)]
+
+
+def _listed(sweep: Path) -> list[Path]:
+    """The run folders that a sweep.json names."""
+    return [(sweep.parent / str(run["path"])).resolve() for run in _json(sweep).get("runs", []) if "path" in run]
 
 
 def _natural(path: Path) -> list[tuple[int, int | str]]:

@@ -54,7 +54,7 @@ class Row:
     label: str
     problem: str
     seeds: tuple[int, ...]
-    failed: int  # runs that were given up
+    going: int  # runs that have neither come to their end nor been given up
     rounds: Spread
     planned: int
     final: Spread  # the last evaluated round
@@ -97,7 +97,7 @@ def _row(group: Group, target: float) -> Row:
         label=group.label,
         problem=group.problem,
         seeds=seeds,
-        failed=sum(run.failed for run in group.runs),
+        going=sum(not run.done and not run.failed for run in group.runs),
         rounds=over(lambda run: run.rounds),
         planned=max(run.planned for run in group.runs),
         final=over(lambda run: _last(scored(run)[1])),
@@ -271,7 +271,8 @@ def cells(row: Row) -> dict[str, str]:
 
 def megabytes(spread: Spread) -> str:
     """Bytes in millions; models so small that a tenth says nothing get three digits."""
-    return spread.text(1 if spread.mean >= 1e6 else 3, 1e-6)
+    shown = replace(spread, mean=spread.mean / 1e6, deviation=spread.deviation / 1e6)
+    return shown.text(1 if spread.mean >= 1e6 else 3)
 
 
 def pair_cells(pair: Pair) -> dict[str, str]:

@@ -1,3 +1,3 @@
 """Experiments: configurations, run folders, sweeps."""
 
-IDLE_LIMIT = 10  # rounds without a good report, one after another, end a run
+GIVEN_UP = "given up: "  # begins the last line in the log of a run that cannot go on as it is

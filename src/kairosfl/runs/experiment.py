@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +22,7 @@ import kairosfl
 from kairosfl.briefs import Briefs, Reports
 from kairosfl.errors import UserError
 from kairosfl.round import Run, rounds
-from kairosfl.runs import IDLE_LIMIT, metrics
+from kairosfl.runs import GIVEN_UP, metrics
 from kairosfl.runs.alone import alone
 from kairosfl.runs.checkpoint import Checkpoints, about
 from kairosfl.runs.config import Config, dump, flatten, load, tables
@@ -37,6 +37,7 @@ from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 
+IDLE_LIMIT = 10  # rounds without a good report, one after another, end a run
 Notify = Callable[[dict[str, Any]], None]
 Course = Generator[Briefs, Reports, dict[str, Any]]
 Say = Callable[[str], None]
@@ -206,7 +207,12 @@ def record(
     course = _write_down(config, task, engine, folder, run, checkpoints, listeners)
     del run  # or the first model would be held to the end
     try:
-        yield from course
+        with within_memory():
+            yield from course
+    except UserError as error:
+        with suppress(UserError):  # of a full disk
+            folder.log(f"{GIVEN_UP}{error}")
+        raise
     finally:
         for tracker in tracked:
             tracker.close()
@@ -290,8 +296,8 @@ def within_memory() -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise UserError(
-            "The GPU's memory ran out: free it of other programs, lower train.cohort, or set run.slots, the clients at "
-            "once; then go on from the last checkpoint with `kairosfl resume`, or with the same sweep again."
+            "The GPU's memory ran out: free it of other programs, or set run.slots, the clients at once, in the run's "
+            "config.toml; then `kairosfl resume`, or the same sweep again, goes on from the last checkpoint."
         ) from error
 
 
@@ -314,8 +320,9 @@ def start(
 ) -> dict[str, Any]:
     """Run a configuration in a new folder; returns the summary. `say` is told in a line how it is run."""
     task = build_task(config)
-    config = settle(config, task)
-    engine = build_engine(config, task)
+    with within_memory():
+        config = settle(config, task)
+        engine = build_engine(config, task)
     say(method(config, engine))
     course = begin(config, task, engine, Folder(path), command=command, notify=notify)
     with alone(path):
@@ -351,7 +358,8 @@ def resume(path: Path, *, notify: Notify | None = None, say: Say = silent) -> di
         return folder.summary()
     with alone(path):
         task = build_task(config)
-        config = settle(config, task)
-        engine = build_engine(config, task)
+        with within_memory():
+            config = settle(config, task)
+            engine = build_engine(config, task)
         say(method(config, engine))
         return conduct(reopen(config, task, engine, folder, notify=notify), engine)

@@ -31,7 +31,7 @@ def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
             os.fsync(handle.fileno())
         temporary.replace(target)
     except (FileExistsError, NotADirectoryError):
-        raise UserError(f"Cannot write {path}: {_first_file(path)} is no folder; choose another place.") from None
+        raise UserError(f"Cannot write {path}: {_first_file(target)} is no folder; choose another place.") from None
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -41,7 +41,8 @@ def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
 
 def _first_file(path: Path) -> Path:
     """What stands where a folder should be."""
-    return next(parent for parent in reversed(path.parents) if parent.exists() and not parent.is_dir())
+    known = (parent for parent in reversed(path.parents) if parent.exists() or parent.is_symlink())
+    return next((parent for parent in known if not parent.is_dir()), path.parent)
 
 
 def _put(make: bytes | str | Callable[[Path], None], path: Path) -> None:

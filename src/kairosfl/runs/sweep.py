@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kairosfl.briefs import Reports
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs import experiment
 from kairosfl.runs.alone import alone
@@ -82,7 +83,7 @@ def sweep(
     """
     if (out / "config.toml").exists():
         raise UserError(f"{out} holds a run, and a sweep needs a folder of its own; give another --out.")
-    with alone(out):
+    with alone(out), experiment.within_memory():
         return _carry_out(members, out, command, watch, say)
 
 
@@ -174,24 +175,33 @@ def _share(group: list[_Open], command: str, failed: dict[str, str], say: experi
     courses: dict[_Open, experiment.Course] = {}
     training: dict[Ticket, _Open] = {}
     summaries: dict[str, Any] = {}
+
+    def go_on(run: _Open, reports: Reports | None) -> None:
+        """The next round of a run, the first without reports; or its end."""
+        try:
+            with experiment.within_memory():
+                if run not in courses:
+                    courses[run] = run.course(Seat(engine, run.task), command)
+                briefs = next(courses[run]) if reports is None else courses[run].send(reports)
+                training[engine.submit(run.task, briefs)] = run
+        except StopIteration as end:
+            summaries[run.name] = end.value
+            del courses[run]
+        except UserError as error:
+            failed[run.name] = str(error)
+            courses.pop(run, None)
+
     try:
         while waiting or training:
             for run in _next(waiting, list(courses), engine.room):
                 waiting.remove(run)
-                courses[run] = run.course(Seat(engine, run.task), command)
-                training[engine.submit(run.task, next(courses[run]))] = run
-            with experiment.within_memory():
-                ticket = engine.collect()
-            run = training.pop(ticket)
-            try:
+                go_on(run, None)
+            if training:
                 with experiment.within_memory():
-                    training[engine.submit(run.task, courses[run].send(ticket.reports()))] = run
-            except StopIteration as end:
-                summaries[run.name] = end.value
-                del courses[run]
-            except UserError as error:
-                failed[run.name] = str(error)
-                del courses[run]
+                    ticket = engine.collect()
+                go_on(training.pop(ticket), ticket.reports())
+    except UserError as error:  # the engine's own: none of them can go on
+        failed |= {run.name: str(error) for run in (*courses, *waiting)}
     finally:
         for course in courses.values():
             course.close()

@@ -289,9 +289,9 @@ class Chart {
     return this.figure.dataset.title;
   }
 
-  // Who is who, below a saved picture; returns the height that it takes.
+  // Who is who, below a saved picture; returns the room that it takes.
   legend() {
-    return 0;
+    return { width: 0, height: 0 };
   }
 
   // A file that looks the same by itself: the style sheet's part is written into it.
@@ -307,7 +307,8 @@ class Chart {
     });
     copy.querySelectorAll(".area, .brush, .cross").forEach((each) => each.remove());
     const { width, height } = this.svg.viewBox.baseVal;
-    const whole = { x: -12, y: -24, width: width + 12, height: height + 24 + this.legend(copy, height) };
+    const below = this.legend(copy, height);
+    const whole = { x: -12, y: -24, width: Math.max(width, below.width) + 12, height: height + 24 + below.height };
     copy.setAttribute("xmlns", SVG);
     copy.setAttribute("width", whole.width);
     copy.setAttribute("height", whole.height);

@@ -87,6 +87,7 @@ class LineChart extends Chart {
   }
 
   draw() {
+    if (this.logButton.hidden) this.log = false; // a value that has no logarithm has come in
     this.logButton.setAttribute("aria-pressed", this.log);
     const hero = this.figure.classList.contains("hero");
     const curves = this.curves();
@@ -186,19 +187,23 @@ class LineChart extends Chart {
   }
 
   legend(copy, top) {
-    const groups = [...new Map(this.drawn.map((s) => [s.group, s])).values()];
-    if (this.page.groups.length < 2) return 0;
-    const words = getComputedStyle(this.svg.querySelector("text"));
-    groups.forEach((s, row) => {
-      const { letter, label } = this.page.groups[s.group];
-      const line = getComputedStyle(this.svg.querySelector(`[data-group="${s.group}"] .line`));
+    const { groups } = this.page;
+    if (groups.length < 2 && this.drawn.length < 2) return { width: 0, height: 0 };
+    const { fill, fontFamily } = getComputedStyle(this.svg.querySelector("text"));
+    const pen = document.createElement("canvas").getContext("2d");
+    pen.font = `12px ${fontFamily}`;
+    const lines = [...this.svg.querySelectorAll(".series .line")].map((line) => getComputedStyle(line));
+    const widths = this.drawn.map((s, row) => {
       const y = top + 8 + 17 * row;
-      const stroke = `stroke:${line.stroke};stroke-width:2;stroke-dasharray:${line.strokeDasharray}`;
-      node("line", { x1: 6, x2: 30, y1: y, y2: y, style: stroke }, copy);
-      const style = `fill:${words.fill};font:12px ${words.fontFamily}`.replaceAll('"', "'");
-      node("text", { x: 38, y: y + 4, style }, copy, `${letter}  ${label}`);
+      const { stroke, strokeDasharray } = lines[row];
+      const look = `stroke:${stroke};stroke-width:2;stroke-dasharray:${strokeDasharray}`;
+      node("line", { x1: 6, x2: 30, y1: y, y2: y, style: look }, copy);
+      const group = groups.length > 1 ? `${groups[s.group].letter}  ${groups[s.group].label}` : "";
+      const words = [group, s.name].filter(Boolean).join(", ");
+      node("text", { x: 38, y: y + 4, style: `fill:${fill};font:${pen.font}`.replaceAll('"', "'") }, copy, words);
+      return 46 + pen.measureText(words).width;
     });
-    return 17 * groups.length + 8;
+    return { width: Math.max(...widths), height: 17 * lines.length + 8 };
   }
 
   // Letters at the right end, pushed apart where curves end close together.
@@ -247,6 +252,7 @@ class LineChart extends Chart {
     }
     this.cross.setAttribute("visibility", "visible");
     if (!event) return;
+    if (!rows.length) return tip.hide();
     rows.sort((a, b) => b.s.mean[b.i] - a.s.mean[a.i]);
     tip.show(event.clientX, event.clientY, (box) => {
       const mean = this.window > 1 ? ` (mean of ${this.window} points)` : "";
