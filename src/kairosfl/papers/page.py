@@ -40,7 +40,7 @@ was cut; it prints our values beside the print and draws the curves into `runs/r
 `kairosfl report` explains. What needs [data](data.md#where-the-files-lie) that is not there is named, and the rest
 runs. `--results DIR` adds the outcome to files like those that this page is made of.
 """
-CAPTION = "*Mean and one deviation over the seeds that all curves of a panel have; triangles, if any: the end in print.*"
+CAPTION = "*Mean and deviation over the seeds that all curves of a panel have; triangles, if any: the end in print.*"
 
 
 def write_results_page(results: Path, page: Path) -> Path:
