@@ -111,7 +111,7 @@ def _overview(everything: Sequence[Results]) -> str:
                 "cells run": str(len(verdicts)),
                 "to the end": str(sum(map(complete, cells))),
                 "seeds": _range([len(longest(cell)) for cell in cells]),
-                **{verdict: str(verdicts.count(verdict)) for verdict in get_args(Verdict)},
+                **{word: str(verdicts.count(word)) if any(verdicts) else "–" for word in get_args(Verdict)},
             }
         )
     return "\n".join([*_markdown(rows), ""])
