@@ -6,7 +6,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -99,13 +98,8 @@ def server_app(make: MakeTask) -> ServerApp:
 
     def main(grid: Grid, context: Context) -> None:
         run, out = Path(str(context.run_config["run"])), Path(str(context.run_config["out"]))
-        try:
-            with alone(out, patience=HANDOVER):  # the server before may not have ended yet
-                serve(grid, make, run, out)
-        except UserError as error:
-            with suppress(UserError, OSError):  # the disk may be what is wrong
-                Folder(out).log(f"stopped: {error}")
-            raise
+        with alone(out, patience=HANDOVER):  # the server before may not have ended yet
+            serve(grid, make, run, out)
 
     app = ServerApp()
     app.main()(main)

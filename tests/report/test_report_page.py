@@ -80,7 +80,7 @@ def test_a_sweep_counts_the_runs_that_have_not_begun(tmp_path):
         assert "4 of 6 runs finished, 20 of 30 rounds" in text
 
 
-def test_a_run_that_was_given_up_is_not_taken_for_one_that_goes_on(tmp_path):
+def test_a_run_that_stopped_is_not_taken_for_one_that_goes_on(tmp_path):
     run = fake.write_run(tmp_path / "a", rounds=12, planned=60, done=False)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     nothing = {
@@ -91,9 +91,9 @@ def test_a_run_that_was_given_up_is_not_taken_for_one_that_goes_on(tmp_path):
         "client_accuracy_worst": None,
     }
     (run / "metrics.jsonl").write_text("".join(json.dumps(row | nothing) + "\n" for row in rows))
-    (run / "log.txt").write_text("round 12: no good report\ngiven up: 10 rounds in a row had no good report.\n")
+    (run / "log.txt").write_text("round 12: no good report\nstopped: 10 rounds in a row had no good report.\n")
     text = write_report([run], tmp_path / "report.html").read_text()
-    assert "1 of 1 runs given up: 10 rounds in a row had no good report." in text
+    assert "1 of 1 runs stopped: 10 rounds in a row had no good report." in text
     assert "So far" not in text
     assert "Federated gradient norm (no round had a good report)" in text
     assert "Fisher trace (the FedFIM detector did not run" in text
@@ -101,15 +101,15 @@ def test_a_run_that_was_given_up_is_not_taken_for_one_that_goes_on(tmp_path):
     assert "Accuracy against local epochs (metrics.jsonl holds no evaluated round with its epochs)" in text
 
 
-def test_beside_a_run_that_was_given_up_another_goes_on(tmp_path):
+def test_beside_a_run_that_stopped_another_goes_on(tmp_path):
     for seed in (0, 1):
         fake.write_run(tmp_path / str(seed), seed=seed, rounds=12, planned=60, done=False)
-    (tmp_path / "0" / "log.txt").write_text("given up: it was too long.\n")
+    (tmp_path / "0" / "log.txt").write_text("stopped: it was too long.\n")
     text = write_report([tmp_path], tmp_path / "report.html").read_text()
-    assert "0 of 2 runs finished, 24 of 120 rounds; 1 of 2 runs given up: it was too long." in text
+    assert "0 of 2 runs finished, 24 of 120 rounds; 1 of 2 runs stopped: it was too long." in text
     assert "So far <b>fedavg</b>" in text
-    (tmp_path / "0" / "log.txt").write_text("given up: it was too long.\nresumed after round 12\n")
-    assert "given up" not in write_report([tmp_path], tmp_path / "report.html").read_text()
+    (tmp_path / "0" / "log.txt").write_text("stopped: it was too long.\nresumed after round 12\n")
+    assert "runs stopped" not in write_report([tmp_path], tmp_path / "report.html").read_text()
 
 
 def test_a_run_that_has_next_to_nothing_still_makes_a_page(tmp_path):

@@ -207,7 +207,7 @@ def test_a_run_without_memory_is_told_so_and_goes_on_later(tmp_path, engine, hoo
     with pytest.raises(UserError, match=r"1 of 2 runs .* scaffold: The GPU's memory ran out: .* `kairosfl resume`"):
         sweep(members, tmp_path / "cut")
     assert len(rows(tmp_path / "cut" / "fedavg")) == 4
-    assert (tmp_path / "cut" / "scaffold" / "log.txt").read_text().startswith("given up: The GPU's memory ran out")
+    assert (tmp_path / "cut" / "scaffold" / "log.txt").read_text().startswith("stopped: The GPU's memory ran out")
     sweep(members, tmp_path / "cut")
     assert rows(tmp_path / "cut" / "scaffold") == rows(tmp_path / "whole" / "scaffold")
 

@@ -248,8 +248,8 @@ def _facts(groups: Sequence[Group]) -> str:
 def _state(groups: Sequence[Group], to_come: int, live: bool) -> str:
     runs = [run for group in groups for run in group.runs]
     asked = len(runs) + to_come
-    reasons, done = [run.failed for run in runs if run.failed], sum(run.done for run in runs)
-    text = f"{len(reasons)} of {asked} runs given up: {escape(reasons[0])}" if reasons else ""
+    reasons, done = [run.stopped for run in runs if run.stopped], sum(run.done for run in runs)
+    text = f"{len(reasons)} of {asked} runs stopped: {escape(reasons[0])}" if reasons else ""
     going = asked > done + len(reasons)
     if going:
         rounds = sum(run.rounds for run in runs)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kairosfl.errors import UserError
-from kairosfl.runs import GIVEN_UP
+from kairosfl.runs import STOPPED
 from kairosfl.runs.files import read_lines
 
 Array = NDArray[np.float64]
@@ -72,10 +72,10 @@ class RunData:
         return bool(self.summary)
 
     @cached_property
-    def failed(self) -> str:
-        """Why it was given up, if it was."""
+    def stopped(self) -> str:
+        """Why it cannot go on as it is, if it said so."""
         lines = _text(self.path / "log.txt").splitlines()
-        return lines[-1].removeprefix(GIVEN_UP) if lines and lines[-1].startswith(GIVEN_UP) and not self.done else ""
+        return lines[-1].removeprefix(STOPPED) if lines and lines[-1].startswith(STOPPED) and not self.done else ""
 
     @cached_property
     def clients(self) -> list[dict[str, Any]]:

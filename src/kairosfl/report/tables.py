@@ -54,7 +54,7 @@ class Row:
     label: str
     problem: str
     seeds: tuple[int, ...]
-    going: int  # runs that have neither come to their end nor been given up
+    going: int  # runs that have neither come to their end nor stopped for a reason
     rounds: Spread
     planned: int
     final: Spread  # the last evaluated round
@@ -97,7 +97,7 @@ def _row(group: Group, target: float) -> Row:
         label=group.label,
         problem=group.problem,
         seeds=seeds,
-        going=sum(not run.done and not run.failed for run in group.runs),
+        going=sum(not run.done and not run.stopped for run in group.runs),
         rounds=over(lambda run: run.rounds),
         planned=max(run.planned for run in group.runs),
         final=over(lambda run: _last(scored(run)[1])),

@@ -22,7 +22,7 @@ import kairosfl
 from kairosfl.briefs import Briefs, Reports
 from kairosfl.errors import UserError
 from kairosfl.round import Run, rounds
-from kairosfl.runs import GIVEN_UP, metrics
+from kairosfl.runs import STOPPED, metrics
 from kairosfl.runs.alone import alone
 from kairosfl.runs.checkpoint import Checkpoints, about
 from kairosfl.runs.config import Config, dump, flatten, load, tables
@@ -211,7 +211,7 @@ def record(
             yield from course
     except UserError as error:
         with suppress(UserError):  # of a full disk
-            folder.log(f"{GIVEN_UP}{error}")
+            folder.log(f"{STOPPED}{error}")
         raise
     finally:
         for tracker in tracked:
