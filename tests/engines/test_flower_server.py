@@ -81,7 +81,7 @@ def grid_of(app: App, nodes: int = CLIENTS, **apps: App) -> FakeGrid:
 
 
 def engine_of(grid: FakeGrid, task: Task, lines: list[str] | None = None, **settings: object) -> Flower:
-    given = Settings(**{"deadline": 0.2, "wait": 0.0, "quorum": 0.0} | settings)  # type: ignore[arg-type]
+    given = Settings(**{"deadline": 60.0, "wait": 0.0, "quorum": 0.0} | settings)  # type: ignore[arg-type]
     return Flower(grid, task, given, [].append if lines is None else lines.append)
 
 
@@ -184,7 +184,8 @@ D = 2 * 5 + 5 + 5 * 3 + 3
 )
 def test_a_bad_report_touches_nothing(task: Task, change: Change, reason: str) -> None:
     honest = client_app(lambda _: task)
-    reports = engine_of(grid_of(honest, client3=spoilt(task, change)), task).train(orders(task, [0, 3, 5]))
+    engine = engine_of(grid_of(honest, client3=spoilt(task, change)), task)
+    reports = engine.train(orders(task, [0, 3, 5]))
     assert reports.failed == ((3, reason),)
     assert torch.equal(reports.delta, Loop(task).train(orders(task, [0, 5])).delta)
 
@@ -204,10 +205,10 @@ def test_failures_in_one_line(task: Task) -> None:
 def test_late_absent_and_missing(task: Task) -> None:
     grid = grid_of(client_app(lambda _: task), nodes=4)
     grid.nodes[101].late = 10**9  # its introduction is late, too
-    reports = engine_of(grid, task).train(orders(task, [0, 1, 5]))
+    reports = engine_of(grid, task, deadline=0.2).train(orders(task, [0, 1, 5]))
     assert reports.ids.tolist() == [0]
     assert reports.failed == ((1, "no node serves it"), (5, "no node serves it"))
-    engine = engine_of(grid_of(client_app(lambda _: task)), task)
+    engine = engine_of(grid_of(client_app(lambda _: task)), task, deadline=0.2)
     engine.train(orders(task, [0]))
     engine.grid.nodes[101].late = 10**9
     reports = engine.train(orders(task, [0, 1, 5]))
