@@ -252,3 +252,12 @@ def test_the_curves_of_a_figure_stand_beside_those_of_accuracy(folder):
     drawn = draw_curves(results, folder / "a.svg").read_text()
     assert all(f">{title}<" in drawn for title in ("test accuracy (%)", "epochs a round", "epochs so far"))
     assert "Fisher" not in drawn
+
+
+def test_a_figure_with_many_curves_is_no_wider_than_three_panels(folder):
+    results = collect([folder / "runs"], replace(ITEM, traces=("train_loss", "cohort", "epochs", "epochs_so_far")))
+    width, height = (
+        float(re.search(rf'{side}="([\d.]+)pt"', draw_curves(results, folder / "a.svg").read_text())[1])
+        for side in ("width", "height")
+    )
+    assert (round(width / 72, 1), round(height / 72, 1)) == (10.2, 2 * 2.5 * len(panels(results["cells"])))

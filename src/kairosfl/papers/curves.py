@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Cells = Mapping[str, Mapping[str, Any]]
 COLUMNS = 3
+STEPS = ("critical", "cohort")  # whole numbers that jump from round to round
 ACCURACIES = ("final", "last_tenth")  # what of the print stands beside the end of a curve
 
 
@@ -29,9 +30,11 @@ def draw_curves(results: Results, path: Path) -> Path | None:
     if not cells:
         return None
     whats = [what for what in TRACES if _with(cells, what)]
-    shown = [(base, compared, what) for base, compared in panels(cells).items() for what in whats]
-    several = len(whats) > 1  # a row of panels for each baseline; else as many as go
-    columns = len(whats) if several else min(COLUMNS, len(shown))
+    bases = panels(cells)
+    several = len(whats) > 1  # every baseline begins a line; else as many panels as go
+    columns = min(COLUMNS, len(whats) if several else len(bases))
+    whats += [""] * (-len(whats) % columns if several else 0)  # no panel, so that the next baseline begins one
+    shown = [(base, compared, what) for base, compared in bases.items() for what in whats]
     lines = math.ceil(len(shown) / columns)
     common = _shared(cells)
     with style():
@@ -40,7 +43,7 @@ def draw_curves(results: Results, path: Path) -> Path | None:
         places = figure.subplots(lines, columns, squeeze=False).flatten()
         for place, (base, compared, what) in zip(places, shown, strict=False):
             _panel(place, base, compared, common, what)
-            place.set_ylabel(_title(what) if several else "", fontsize=7)
+            place.set_ylabel(_title(what) if several and what else "", fontsize=7)
         for place in places[len(shown) :]:
             place.axis("off")
         if not several:
@@ -102,6 +105,7 @@ def _panel(axes: Axes, base: str, compared: Cells, common: int, what: str) -> No
     for name, (rounds, mean, deviation) in curves(cells, what).items():
         own = colours[name]
         look = {"color": own, "linewidth": 1.1, "label": _label(name, skip)}
+        look |= {"drawstyle": "steps-mid"} if what in STEPS else {}
         plot(axes, rounds, mean, mean - deviation, mean + deviation, **look)
         known = [cells[name]["printed"].get(key) for key in ACCURACIES if what == "accuracy"]
         printed = next((value for value in known if value is not None), None)
