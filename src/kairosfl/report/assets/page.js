@@ -23,7 +23,8 @@ const page = {
     this.look(this.inside);
     this.draw();
     this.reach();
-    if (this.sorted) sort(document.querySelectorAll("table.sortable th")[this.sorted.column], this.sorted.down);
+    const head = document.querySelectorAll("table.sortable th")[this.sorted?.column]; // none yet, or none any more
+    if (head) sort(head, this.sorted.down);
     document.documentElement.dataset.ready = "yes";
   },
 
