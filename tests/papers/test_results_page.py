@@ -56,6 +56,9 @@ def test_runs_are_found_by_their_configuration(folder):
         {"last_tenth": 44.0, "rounds_to": 6, "cohort": 3.0},
     ]
     assert [run["values"]["rounds_to"] for run in results["cells"]["digits-fedavgm"]["runs"]] == [3, None]
+    parts = collect([folder / "runs"], replace(ITEM, measures=("rounds_to_half", "rounds_to_most")))["cells"]
+    found = [tuple(run["values"].values()) for run in parts["digits-fedavgm"]["runs"]]
+    assert found == [(2, 3), (3, 6)]  # of 0.38: 0.19 and 0.342; of 0.44: 0.22 and 0.396
     assert first["runs"][0]["curves"]["accuracy"] == {
         "round": [1, 2, 3, 4, 5, 6],
         "value": [0.1, 0.2, 0.3, 0.3, 0.3, 0.38],

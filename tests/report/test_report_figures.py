@@ -59,7 +59,11 @@ def test_everything_is_drawn_that_is_there(tmp_path):
     curves += " fgn fisher elud coherence"
     heats = "partition-0 weights-0 lambda-0 epochs-0 similarity-0"
     assert set(pictures) == {*curves.split(), "cohort", "epochs", "lr", "rejected", *heats.split()} - {"cohort"}
-    assert left == {"PA3Fed's score": "only PA3Fed asks for it", "Cohort size": "20 in every round of every run"}
+    assert left == {
+        "PA3Fed's score": "only PA3Fed asks for it",
+        "Cohort size": "20 in every round of every run",
+        "Cosines between updates": "no round was asked for; set run.cosines = [1, 10]",
+    }
 
 
 def test_what_is_missing_is_left_out_with_the_reason(tmp_path):
@@ -102,6 +106,34 @@ def test_a_heat_map_has_a_cell_for_each_client_and_round(tmp_path):
     np.testing.assert_array_equal(pictures["lambda-0"].grid, [[nan, 0.5], [nan, nan], [nan, 0.5]])
     assert pictures["weights-0"].x_range == (0.5, 2.5)
     assert pictures["weights-0"].y_range == (-0.5, 2.5)
+
+
+def test_cosines_are_drawn_for_the_first_the_last_and_a_round_between(tmp_path):
+    run = fake.write_run(tmp_path / "a", rounds=5, clients=4)
+    rows = [
+        {"round": number, "ids": [3, 1], "cosines": [[1.0, number / 10], [number / 10, 1.0]]} for number in range(1, 5)
+    ]
+    rows.append({"round": 5, "ids": [2], "cosines": [[1.0]]})  # nobody to compare with
+    (run / "clients.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pictures, left = drawn(tmp_path)
+    assert [key for key in pictures if key.startswith("cosines")] == ["cosines-1-0", "cosines-3-0", "cosines-4-0"]
+    assert "Cosines between updates" not in left
+    np.testing.assert_array_equal(pictures["cosines-3-0"].grid, [[math.nan, 0.3], [0.3, math.nan]])
+    assert pictures["cosines-3-0"].x_label == "place in the cohort"
+
+
+def test_cosines_of_everyone_stand_in_the_order_of_the_clients(tmp_path, monkeypatch):
+    run = fake.write_run(tmp_path / "a", rounds=1, clients=3)
+    cosines = [[1, 0.1, 0.2], [0.1, 1, 0.3], [0.2, 0.3, 1]]
+    (run / "clients.jsonl").write_text(json.dumps({"round": 1, "ids": [2, 0, 1], "cosines": cosines}) + "\n")
+    heat = drawn(tmp_path)[0]["cosines-1-0"]
+    nan = math.nan
+    np.testing.assert_array_equal(heat.grid, [[nan, 0.3, 0.1], [0.3, nan, 0.2], [0.1, 0.2, nan]])
+    assert (heat.x_label, heat.x_range) == ("client", (-0.5, 2.5))
+    monkeypatch.setattr(grids, "MOST_ROWS", 2)
+    heat = drawn(tmp_path)[0]["cosines-1-0"]
+    np.testing.assert_allclose(heat.grid, [[0.3, 0.15], [0.15, nan]])
+    assert "2 by 2 clients" in heat.note
 
 
 def test_many_clients_and_rounds_are_averaged_in_blocks(tmp_path, monkeypatch):

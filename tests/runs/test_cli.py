@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -229,6 +230,18 @@ def test_per_client_accuracy_on_request(tmp_path):
     line = json.loads((tmp_path / "run" / "clients.jsonl").read_text().splitlines()[-1])
     assert len(line["accuracy_quantiles"]) == 21
     assert line["accuracy_quantiles"] == sorted(line["accuracy_quantiles"])
+
+
+def test_cosines_between_updates_on_request(tmp_path):
+    call("run", *SMALL, "--set", "run.cosines=[2]", "--out", tmp_path / "run")
+    first, second = map(json.loads, (tmp_path / "run" / "clients.jsonl").read_text().splitlines()[:2])
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[1])
+    cosines, many = np.array(second["cosines"]), len(second["ids"])
+    assert "cosines" not in first
+    assert cosines.shape == (many, many)
+    np.testing.assert_array_equal(cosines, cosines.T)
+    np.testing.assert_allclose(np.diag(cosines), 1, atol=1e-4)
+    assert (cosines.sum() - many) / (many * (many - 1)) == pytest.approx(row["coherence"], abs=1e-4)
 
 
 @pytest.mark.parametrize("what", ["rules", "data", "models", "partitions", "detectors"])

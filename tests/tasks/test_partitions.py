@@ -16,6 +16,7 @@ from kairosfl.tasks.partitions import (
     _from_largest,
     dirichlet,
     iid,
+    mixed,
     natural,
     partition,
     quantity,
@@ -28,6 +29,7 @@ SKEWED = {
     "balanced": {"alpha": 0.1, "minimum": 5, "balance": True},
     "quantity": {"alpha": 0.3, "minimum": 5},
     "shards": {},
+    "mixed": {"alpha": 0.1, "minimum": 5},
     "iid": {},
 }
 
@@ -101,6 +103,16 @@ def test_quantity_skews_sizes_but_not_labels():
         assert np.abs(labels - 0.1).max() < 5 * np.sqrt(0.09 / len(own))
 
 
+def test_mixed_has_two_kinds_of_clients():
+    population = mixed(TARGETS, 21, 0, alpha=0.1, minimum=10)
+    labels = np.stack([np.bincount(TARGETS[own], minlength=10) / len(own) for own in population])
+    assert abs(population.sizes[:10] - 10_000 / 21).max() < 1
+    assert abs(labels[:10] - 0.1).max() < 0.07  # five deviations of a share of 476 samples
+    assert labels[10:].max(1).min() > 0.25
+    assert population.sizes[10:].min() >= 10
+    assert mixed(TARGETS, 1, 0, alpha=0.1).sizes.tolist() == [10_000]
+
+
 def test_cutting_is_exact_integer_arithmetic():
     assert list(_cut(10, np.array([1, 1, 2]))) == [2, 3, 5]  # cuts at 10*1//4, 10*2//4, 10
     assert list(_cut(3, np.array([0, 5, 0]))) == [0, 3, 0]
@@ -149,6 +161,7 @@ DIGITS_HASHES = {
     "dirichlet": "ed3eb50800c04ff46eee3e0a008b66f4c3a39067ccc964b7b92b021ef5129506",
     "quantity": "492c7e654af13a02bf9c914dd62d997d3d94e9f333b400e3340c8c2dd2fbfc08",
     "shards": "442f580ff26b1c288d85022b8bec96df91b522fa4541ca612485c320097b4f73",
+    "mixed": "e5e365d2cdb477c6f13204dfb82b7b5079d503a279c12ef8cae359316625ceed",
 }
 
 

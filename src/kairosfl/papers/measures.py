@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from kairosfl.runs.files import read_lines
+from kairosfl.signals.history import rounds_to
 
 Rows = list[dict[str, Any]]
 WINDOW = 5  # of Table 1's moving average in PA3Fed, which does not say
@@ -73,12 +74,15 @@ def _last_tenth(course: Course) -> float | None:
     return 100 * float(_tenth(values).mean()) if len(values) else None
 
 
-def _rounds_to(course: Course) -> float | None:
-    """Rounds until the final accuracy of the baseline was first reached."""
-    if course.baseline is None or not len(scored := course.baseline.column("accuracy")):
-        return None
-    there = (row["round"] for row in course.rows if row["accuracy"] is not None and row["accuracy"] >= scored[-1])
-    return next(there, None)
+def _rounds_to(share: float) -> Callable[[Course], float | None]:
+    """Rounds until this part of the final accuracy of the baseline was first reached."""
+
+    def measure(course: Course) -> float | None:
+        if course.baseline is None or not len(scored := course.baseline.column("accuracy")):
+            return None
+        return rounds_to(course.rows, share * scored[-1])
+
+    return measure
 
 
 def _critical_until(course: Course) -> float | None:
@@ -176,7 +180,9 @@ MEASURES: dict[str, Measure] = {
     "critical": Measure("critical rounds", 0, 2.0, _sum("critical")),
     "critical_until": Measure("last critical round", 0, 2.0, _critical_until),
     "train_loss": Measure("training loss, last 10 %", 3, 0.05, _ending("train_loss")),
-    "rounds_to": Measure("rounds to the baseline's final accuracy", 0, 5.0, _rounds_to),
+    "rounds_to": Measure("rounds to the baseline's final accuracy", 0, 5.0, _rounds_to(1.0)),
+    "rounds_to_half": Measure("rounds to half of that accuracy", 0, 5.0, _rounds_to(0.5)),
+    "rounds_to_most": Measure("rounds to 90 % of that accuracy", 0, 5.0, _rounds_to(0.9)),
     "epochs": Measure("epochs in all", 0, 100.0, _sum("epochs_total")),
     "epochs_round": Measure("epochs a round", 1, 5.0, _average("epochs_total")),
     "megabytes": Measure("megabytes a round", 1, 1.0, _megabytes),

@@ -1,4 +1,4 @@
-"""Heat maps of one run: clients by rounds, and clients by classes."""
+"""Heat maps of one run: clients by rounds, clients by classes, and clients by clients."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kairosfl.report.read import Array, Group, RunData
 # More cells than this cannot be seen on a screen; neighbours are averaged, and the note says so.
 MOST_COLUMNS = 240
 MOST_ROWS = 150
+MOST_MATRICES = 3  # of cosines: the first, the last and those evenly between
 
 _FIELDS = {
     "weights": ("Aggregation weights", "weight", "Share of each client in the average; blank: not in the cohort."),
@@ -39,7 +40,8 @@ def inside(number: int, group: Group) -> list[HeatMap | LeftOut]:
     run = group.runs[0]
     whose = f"The run with seed {run.seed}." if len(group.runs) > 1 else ""
     made = [_client_by_class(number, run, whose)]
-    return made + [_client_by_round(number, run, field, whose) for field in _FIELDS]
+    made += [_client_by_round(number, run, field, whose) for field in _FIELDS]
+    return made + _client_by_client(number, run, whose)
 
 
 def _client_by_round(number: int, run: RunData, field: str, whose: str) -> HeatMap | LeftOut:
@@ -127,6 +129,44 @@ def _client_by_class(number: int, run: RunData, whose: str) -> HeatMap | LeftOut
         grid=table,
         names=tuple(labels) if tall == 1 and len(labels) == classes else (),
         power=0.5,
+    )
+
+
+def _client_by_client(number: int, run: RunData, whose: str) -> list[HeatMap | LeftOut]:
+    """The cosines between the updates of a cohort, in a few of the rounds of which they were kept."""
+    title = "Cosines between updates"
+    rows = [row for row in run.clients if len(row.get("cosines") or ()) > 1]
+    if not rows:
+        return [LeftOut("inside", title, "no round was asked for; set run.cosines = [1, 10]", number)]
+    shown = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_MATRICES)).round().astype(int))
+    return [_cosines(number, rows[i], title, whose) for i in shown]
+
+
+def _cosines(number: int, row: dict[str, Any], title: str, whose: str) -> HeatMap:
+    ids = np.array(row["ids"])
+    table = np.array(row["cosines"], dtype=np.float64)
+    np.fill_diagonal(table, np.nan)  # always 1: nothing else would have a colour
+    ordered = np.argsort(ids)
+    table = table[np.ix_(ordered, ordered)]
+    axis = "client" if ids.max() < len(ids) else "place in the cohort"  # of everyone, or of some in order
+    tall = -(-len(table) // MOST_ROWS)
+    note = "How alike the updates of every two clients are; blank: a client and itself."
+    if tall > 1:
+        note += f" A cell is the mean over {tall} by {tall} clients."
+    grid = _blocks(_blocks(table, tall).T, tall).T
+    return HeatMap(
+        key=f"cosines-{row['round']}-{number}",
+        section="inside",
+        title=f"{title}, round {row['round']}",
+        note=f"{note} {whose}".strip(),
+        group=number,
+        x_label=axis,
+        y_label=axis,
+        value_label="cosine",
+        x_range=(-0.5, tall * len(grid) - 0.5),
+        y_range=(-0.5, tall * len(grid) - 0.5),
+        grid=grid,
+        from_zero=False,
     )
 
 

@@ -235,8 +235,8 @@ def _facts(groups: Sequence[Group]) -> str:
         ("train.epochs", "epochs {}"),
         ("train.lr", "learning rate {}"),
     ):
-        dirichlet = name != "data.alpha" or settings.get("data.partition") == "dirichlet"
-        if name in settings and name not in apart and dirichlet:
+        used = name != "data.alpha" or settings.get("data.partition") in ("dirichlet", "mixed", "quantity")
+        if name in settings and name not in apart and used:
             facts.append(text.format(settings[name]))
     seeds = sorted({run.seed for run in runs})
     named = ", ".join(map(str, seeds[:8])) + ("…" if len(seeds) > 8 else "")

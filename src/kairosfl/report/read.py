@@ -22,7 +22,7 @@ from kairosfl.runs.files import read_lines
 Array = NDArray[np.float64]
 
 # What two runs of one curve may differ in: it changes neither the algorithm nor the problem.
-_INCIDENTAL = {"seed", "run.checkpoint_every", "run.threads", "run.client_accuracy", "run.track"}
+_INCIDENTAL = {"seed", "run.checkpoint_every", "run.threads", "run.client_accuracy", "run.cosines", "run.track"}
 # What of [data] is how clients train, not what there is to learn.
 _RECIPE = {"data.augment"}
 # How samples are dealt to clients: with the same samples for each, it does not matter which way.

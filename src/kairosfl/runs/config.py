@@ -63,6 +63,7 @@ class Conduct:
     eval_every: int = 1
     checkpoint_every: int = 10
     client_accuracy: bool = False
+    cosines: tuple[int, ...] = ()  # rounds of which the cosines between the clients' updates are kept
     track: tuple[str, ...] = ()  # further places for the metrics: "tensorboard", "mlflow"
 
 
@@ -92,6 +93,9 @@ class Config:
         for name in ("eval_every", "checkpoint_every"):
             if getattr(self.run, name) < 1:
                 raise UserError(f"run.{name} = {getattr(self.run, name)} must be 1 or more.")
+        for round in self.run.cosines:
+            if round < 1:
+                raise UserError(f"run.cosines names round {round}; rounds count from 1.")
         if self.run.threads < 0:
             raise UserError(f"run.threads = {self.run.threads} must be 1 or more, or 0 to leave the choice.")
         if self.seed < 0:

@@ -258,7 +258,8 @@ def _write_down(
             scores = engine.evaluate(run.x) if last or run.round % config.run.eval_every == 0 else None
             own = engine.evaluate_clients(run.x) if scores and config.run.client_accuracy else None
             row = metrics.row(run, task, scores, own, time.perf_counter() - began)
-            append_json(folder.path / "clients.jsonl", metrics.clients_row(run, own))
+            cosines = run.round in config.run.cosines
+            append_json(folder.path / "clients.jsonl", metrics.clients_row(run, own, cosines=cosines))
             append_json(folder.path / "metrics.jsonl", row)
             _log_rejections(run, folder)
             for listen in listeners:

@@ -8,6 +8,7 @@ import numpy as np
 
 from kairosfl.engines.evaluate import Scores
 from kairosfl.round import Run
+from kairosfl.signals import cosine_matrix
 from kairosfl.tasks.task import Task
 
 NUMBERS_UP = 6  # n, steps, epochs, loss, grad_sq, seconds: what a report holds beside the update
@@ -62,7 +63,7 @@ def worst_tenth(accuracy: np.ndarray) -> float:
     return float(known[: max(1, len(known) // 10)].mean())
 
 
-def clients_row(run: Run, own: np.ndarray | None) -> dict[str, Any]:
+def clients_row(run: Run, own: np.ndarray | None, *, cosines: bool = False) -> dict[str, Any]:
     """One line of clients.jsonl; `own` is every client's accuracy, where it was asked for."""
     record = run.record
     assert record is not None
@@ -72,6 +73,8 @@ def clients_row(run: Run, own: np.ndarray | None) -> dict[str, Any]:
         line["accuracy_quantiles"] = np.nanquantile(own, np.linspace(0, 1, QUANTILES)).round(4).tolist()
     if reports is None:
         return line
+    if cosines:
+        line["cosines"] = np.round(cosine_matrix(reports.delta).double().cpu().numpy(), 4).tolist()
     score = reports.score_after if reports.score_after is not None else reports.score_before
     return line | {
         "n": reports.n.tolist(),

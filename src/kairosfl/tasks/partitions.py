@@ -7,6 +7,7 @@ that the last bits of a platform's logarithm do not move a sample from one clien
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -89,6 +90,23 @@ def shards(targets: Ints, clients: int, seed: int, *, shards: int = 2) -> Popula
     return Population.from_owner(owner, clients)
 
 
+def mixed(
+    targets: Ints, clients: int, seed: int, *, alpha: float, minimum: int = 1, balance: bool = False
+) -> Population:
+    """Two kinds of clients: the first half IID, the others label-skewed by Dirichlet(alpha) on the samples left."""
+    _check(len(targets), clients, minimum)
+    even = clients // 2
+    skewed = partial(dirichlet, seed=seed, alpha=alpha, minimum=minimum, balance=balance)
+    if not even:
+        return skewed(targets, clients)
+    first, rest = np.split(_generator(seed, 6).permutation(len(targets)), [len(targets) * even // clients])
+    kinds = ((first, iid(targets[first], even, seed)), (rest, skewed(targets[rest], clients - even)))
+    owner = np.empty(len(targets), dtype=np.int32)
+    for (samples, dealt), before in zip(kinds, (0, even), strict=True):
+        owner[samples[dealt.order]] = before + np.repeat(np.arange(len(dealt)), dealt.sizes)
+    return Population.from_owner(owner, clients)
+
+
 def natural(keys: Ints, clients: int | None, seed: int, *, minimum: int = 1) -> Population:
     """One client per key (writer, speaker) with at least `minimum` samples; `clients` of them, or all."""
     if minimum < 1:
@@ -114,6 +132,7 @@ PARTITIONS: dict[str, Callable[..., Population]] = {
     "dirichlet": dirichlet,
     "quantity": quantity,
     "shards": shards,
+    "mixed": mixed,
     "natural": natural,
 }
 
@@ -140,9 +159,11 @@ def partition(
         return natural(dataset.keys, clients, seed, minimum=minimum)
     if clients is None:
         raise UserError(f"data.clients: partition {name!r} needs to know how many; give a number above 0.")
+    skew = {"alpha": alpha, "minimum": minimum, "balance": balance}
     options: dict[str, dict[str, float]] = {
         "iid": {},
-        "dirichlet": {"alpha": alpha, "minimum": minimum, "balance": balance},
+        "dirichlet": skew,
+        "mixed": skew,
         "quantity": {"alpha": alpha, "minimum": minimum},
         "shards": {"shards": shards},
     }
