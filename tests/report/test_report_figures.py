@@ -62,7 +62,7 @@ def test_everything_is_drawn_that_is_there(tmp_path):
     assert left == {
         "PA3Fed's score": "only PA3Fed asks for it",
         "Cohort size": "20 in every round of every run",
-        "Cosines between updates": "no round was asked for; set run.cosines = [1, 10]",
+        "Cosines between updates": "no round with several clients was asked for; set run.cosines = [1, 10]",
     }
 
 

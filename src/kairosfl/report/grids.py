@@ -137,7 +137,7 @@ def _client_by_client(number: int, run: RunData, whose: str) -> list[HeatMap | L
     title = "Cosines between updates"
     rows = [row for row in run.clients if len(row.get("cosines") or ()) > 1]
     if not rows:
-        return [LeftOut("inside", title, "no round was asked for; set run.cosines = [1, 10]", number)]
+        return [LeftOut("inside", title, "no round with several clients was asked for; set run.cosines = [1, 10]", number)]
     shown = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_MATRICES)).round().astype(int))
     return [_cosines(number, rows[i], title, whose) for i in shown]
 
