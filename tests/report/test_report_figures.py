@@ -62,7 +62,7 @@ def test_everything_is_drawn_that_is_there(tmp_path):
     assert left == {
         "PA3Fed's score": "only PA3Fed asks for it",
         "Cohort size": "20 in every round of every run",
-        "Cosines between updates": "no round with several clients was asked for; set run.cosines = [1, 10]",
+        "Cosines between updates": "no round was asked for; set run.cosines = [1, 10]",
     }
 
 
@@ -108,7 +108,8 @@ def test_a_heat_map_has_a_cell_for_each_client_and_round(tmp_path):
     assert pictures["weights-0"].y_range == (-0.5, 2.5)
 
 
-def test_cosines_are_drawn_for_the_first_the_last_and_a_round_between(tmp_path):
+def test_cosines_are_drawn_for_the_first_the_last_and_a_round_between(tmp_path, monkeypatch):
+    monkeypatch.setattr(grids, "MOST_MATRICES", 3)
     run = fake.write_run(tmp_path / "a", rounds=5, clients=4)
     rows = [
         {"round": number, "ids": [3, 1], "cosines": [[1.0, number / 10], [number / 10, 1.0]]} for number in range(1, 5)
@@ -116,7 +117,10 @@ def test_cosines_are_drawn_for_the_first_the_last_and_a_round_between(tmp_path):
     rows.append({"round": 5, "ids": [2], "cosines": [[1.0]]})  # nobody to compare with
     (run / "clients.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     pictures, left = drawn(tmp_path)
-    assert [key for key in pictures if key.startswith("cosines")] == ["cosines-1-0", "cosines-3-0", "cosines-4-0"]
+    drawn_maps = [pictures[f"cosines-{number}-0"] for number in (1, 3, 4)]
+    assert [key for key in pictures if key.startswith("cosines")] == [each.key for each in drawn_maps]
+    assert {each.span for each in drawn_maps} == {(0.1, 0.4)}  # one scale, or they could not be compared
+    assert "Of 4 rounds that were kept these are 3" in drawn_maps[0].note
     assert "Cosines between updates" not in left
     np.testing.assert_array_equal(pictures["cosines-3-0"].grid, [[math.nan, 0.3], [0.3, math.nan]])
     assert pictures["cosines-3-0"].x_label == "place in the cohort"
@@ -134,6 +138,20 @@ def test_cosines_of_everyone_stand_in_the_order_of_the_clients(tmp_path, monkeyp
     heat = drawn(tmp_path)[0]["cosines-1-0"]
     np.testing.assert_allclose(heat.grid, [[0.3, 0.15], [0.15, nan]])
     assert "2 by 2 clients" in heat.note
+
+
+def test_cosines_come_from_the_first_run_that_has_any(tmp_path):
+    for seed, cosines in ((0, [[None, None], [None, None]]), (1, [[1, 0.5], [0.5, 1]])):
+        run = fake.write_run(tmp_path / str(seed), seed=seed, rounds=1, clients=2)
+        (run / "clients.jsonl").write_text(json.dumps({"round": 1, "ids": [0, 1], "cosines": cosines}) + "\n")
+    assert "The run with seed 1." in drawn(tmp_path)[0]["cosines-1-0"].note
+
+
+def test_cosines_that_have_not_come_yet_are_said_to(tmp_path):
+    run = fake.write_run(tmp_path / "a", rounds=1)
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("[run]", "[run]\ncosines = [9]"))
+    assert drawn(tmp_path)[1]["Cosines between updates"].startswith("no round in run.cosines has come yet")
 
 
 def test_many_clients_and_rounds_are_averaged_in_blocks(tmp_path, monkeypatch):

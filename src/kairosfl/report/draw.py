@@ -72,7 +72,7 @@ def draw(picture: Picture, groups: Sequence[Group]) -> Figure:
             axes.legend(fontsize=7)
     else:
         _heat(figure, axes, picture)
-        axes.set_title(f"{picture.title}: {_short(groups[picture.group].label)}")
+        axes.set_title(f"{picture.title}\n{_short(groups[picture.group].label)}")
     return figure
 
 

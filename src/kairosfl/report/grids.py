@@ -13,7 +13,7 @@ from kairosfl.report.read import Array, Group, RunData
 # More cells than this cannot be seen on a screen; neighbours are averaged, and the note says so.
 MOST_COLUMNS = 240
 MOST_ROWS = 150
-MOST_MATRICES = 3  # of cosines: the first, the last and those evenly between
+MOST_MATRICES = 6  # of cosines: the first, the last and those evenly between
 
 _FIELDS = {
     "weights": ("Aggregation weights", "weight", "Share of each client in the average; blank: not in the cohort."),
@@ -38,10 +38,14 @@ _ABSENT = {
 def inside(number: int, group: Group) -> list[HeatMap | LeftOut]:
     """The heat maps of a group's first run."""
     run = group.runs[0]
-    whose = f"The run with seed {run.seed}." if len(group.runs) > 1 else ""
+    whose = _whose(run, group)
     made = [_client_by_class(number, run, whose)]
     made += [_client_by_round(number, run, field, whose) for field in _FIELDS]
-    return made + _client_by_client(number, run, whose)
+    return made + _client_by_client(number, group)
+
+
+def _whose(run: RunData, group: Group) -> str:
+    return f"The run with seed {run.seed}." if len(group.runs) > 1 else ""
 
 
 def _client_by_round(number: int, run: RunData, field: str, whose: str) -> HeatMap | LeftOut:
@@ -132,42 +136,58 @@ def _client_by_class(number: int, run: RunData, whose: str) -> HeatMap | LeftOut
     )
 
 
-def _client_by_client(number: int, run: RunData, whose: str) -> list[HeatMap | LeftOut]:
-    """The cosines between the updates of a cohort, in a few of the rounds of which they were kept."""
+def _client_by_client(number: int, group: Group) -> list[HeatMap | LeftOut]:
+    """The cosines between the updates of a cohort, of the first run that kept any, on one scale for all rounds."""
     title = "Cosines between updates"
-    rows = [row for row in run.clients if len(row.get("cosines") or ()) > 1]
+    found = ((run, [row for row in run.clients if _paired(row)]) for run in group.runs)
+    run, rows = next(((run, rows) for run, rows in found if rows), (group.runs[0], []))
     if not rows:
-        return [LeftOut("inside", title, "no round with several clients was asked for; set run.cosines = [1, 10]", number)]
-    shown = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_MATRICES)).round().astype(int))
-    return [_cosines(number, rows[i], title, whose) for i in shown]
+        none = "no round in run.cosines has come yet, or none with two clients"
+        why = none if run.settings.get("run.cosines") else "no round was asked for; set run.cosines = [1, 10]"
+        return [LeftOut("inside", title, why, number)]
+    places = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_MATRICES)).round().astype(int))
+    note = "How alike the updates of every two clients are; blank: a client and itself. All rounds share one scale."
+    if len(places) < len(rows):
+        note += f" Of {len(rows)} rounds that were kept these are {len(places)}; clients.jsonl has all."
+    shown = [(rows[place], _cosines(rows[place])) for place in places]
+    scale = (min(float(np.nanmin(table)) for _, table in shown), max(float(np.nanmax(table)) for _, table in shown))
+    return [_matrix(number, title, row, table, scale, f"{note} {_whose(run, group)}".strip()) for row, table in shown]
 
 
-def _cosines(number: int, row: dict[str, Any], title: str, whose: str) -> HeatMap:
-    ids = np.array(row["ids"])
-    table = np.array(row["cosines"], dtype=np.float64)
-    np.fill_diagonal(table, np.nan)  # always 1: nothing else would have a colour
-    ordered = np.argsort(ids)
-    table = table[np.ix_(ordered, ordered)]
-    axis = "client" if ids.max() < len(ids) else "place in the cohort"  # of everyone, or of some in order
+def _matrix(
+    number: int, title: str, row: dict[str, Any], table: Array, scale: tuple[float, float], note: str
+) -> HeatMap | LeftOut:
     tall = -(-len(table) // MOST_ROWS)
-    note = "How alike the updates of every two clients are; blank: a client and itself."
-    if tall > 1:
-        note += f" A cell is the mean over {tall} by {tall} clients."
     grid = _blocks(_blocks(table, tall).T, tall).T
+    axis = "client" if max(row["ids"]) < len(row["ids"]) else "place in the cohort"  # of everyone, or of some in order
+    ends = (-0.5, tall * len(grid) - 0.5)
     return HeatMap(
         key=f"cosines-{row['round']}-{number}",
         section="inside",
         title=f"{title}, round {row['round']}",
-        note=f"{note} {whose}".strip(),
+        note=f"{note} A cell is the mean over {tall} by {tall} clients." if tall > 1 else note,
         group=number,
         x_label=axis,
         y_label=axis,
         value_label="cosine",
-        x_range=(-0.5, tall * len(grid) - 0.5),
-        y_range=(-0.5, tall * len(grid) - 0.5),
+        x_range=ends,
+        y_range=ends,
         grid=grid,
-        from_zero=False,
+        scale=scale,
     )
+
+
+def _paired(row: dict[str, Any]) -> bool:
+    """Whether a line of clients.jsonl has the cosine of some two clients."""
+    return bool(row.get("cosines")) and bool(np.isfinite(_cosines(row)).any())
+
+
+def _cosines(row: dict[str, Any]) -> Array:
+    """The matrix in the order of the clients, without the ones on its diagonal: nothing else would have a colour."""
+    table = np.array(row["cosines"], dtype=np.float64)
+    np.fill_diagonal(table, np.nan)
+    ordered = np.argsort(row["ids"])
+    return table[np.ix_(ordered, ordered)]
 
 
 def _blocks(table: Array, size: int) -> Array:

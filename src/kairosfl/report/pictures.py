@@ -68,10 +68,13 @@ class HeatMap:
     names: tuple[str, ...] = ()  # of the rows, where they are not numbers
     power: float = 1.0  # the colour goes with share ** power of the span
     from_zero: bool = True  # else from the least value: for values that lie close together
+    scale: tuple[float, float] | None = None  # instead of both, where pictures are to be compared
 
     @property
     def span(self) -> tuple[float, float]:
         """The values of the first and the last colour."""
+        if self.scale:
+            return self.scale
         low = float(np.nanmin(self.grid))
         return min(0.0, low) if self.from_zero else low, float(np.nanmax(self.grid))
 

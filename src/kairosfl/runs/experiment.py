@@ -29,7 +29,7 @@ from kairosfl.runs.config import Config, dump, flatten, load, tables
 from kairosfl.runs.engines import Engine, build_engine, method, settle
 from kairosfl.runs.files import append_json, cut_lines, read_lines, write, write_json
 from kairosfl.runs.interrupt import undisturbed
-from kairosfl.runs.trackers import TRACKERS
+from kairosfl.runs.trackers import TRACKERS, library
 from kairosfl.signals import parse_detectors
 from kairosfl.tasks import data, models
 from kairosfl.tasks.dataset import DataSet, held_out
@@ -101,6 +101,8 @@ class Folder:
 
     def create(self, config: Config, task: Task, command: str, **more: str) -> None:
         """Write down what is about to run."""
+        for name in config.run.track:
+            library(name)
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is no folder; give another --out.")
         if (self.path / "sweep.json").exists():

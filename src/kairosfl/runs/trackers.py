@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from kairosfl.errors import UserError, nearest
+from kairosfl.runs.files import write
 
 
 class Tracker(ABC):
@@ -26,11 +32,7 @@ class TensorBoard(Tracker):
     """Event files in the run folder: `tensorboard --logdir runs`."""
 
     def __init__(self, folder: Path, settings: dict[str, Any], done: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UserError('run.track = "tensorboard" needs its library: pip install tensorboard') from None
-        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
+        self.writer = library("tensorboard").SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
 
     def __call__(self, row: dict[str, Any]) -> None:
         for name, value in numbers(row).items():
@@ -41,29 +43,63 @@ class TensorBoard(Tracker):
 
 
 class MLflow(Tracker):
-    """A run of the tracking server that MLflow's own settings name."""
+    """A run of the tracking server that MLflow's own settings name; other runs may be open beside it."""
 
     def __init__(self, folder: Path, settings: dict[str, Any], done: int) -> None:
-        try:
-            import mlflow
-        except ImportError:
-            raise UserError('run.track = "mlflow" needs its library: pip install mlflow-skinny') from None
-        self.mlflow = mlflow
+        self.library = library("mlflow")
         known = folder / "mlflow-run-id.txt"  # a resumed run goes on under its old identity
-        before = known.read_text().strip() if known.is_file() else None
-        self.run = mlflow.start_run(run_id=before, run_name=folder.name)
-        if before is None:
-            known.write_text(self.run.info.run_id)
-            mlflow.log_params(settings)
+        with self._explained():
+            self.client = self.library.MlflowClient()
+            if known.is_file():
+                self.id = known.read_text().strip()
+                self.client.update_run(self.id, status="RUNNING")
+                return
+            self.id = self.client.create_run(self._experiment(), run_name=folder.name).info.run_id
+            write(known, self.id)
+            params = [self.library.entities.Param(name, str(value)) for name, value in settings.items()]
+            self.client.log_batch(self.id, params=params)
 
     def __call__(self, row: dict[str, Any]) -> None:
-        self.mlflow.log_metrics(numbers(row), step=row["round"])
+        now = int(time.time() * 1000)
+        values = [self.library.entities.Metric(*pair, now, row["round"]) for pair in numbers(row).items()]
+        with self._explained():
+            self.client.log_batch(self.id, metrics=values)
 
     def close(self) -> None:
-        self.mlflow.end_run()
+        with suppress(self.library.MlflowException):  # of a server that is gone: the run itself has ended
+            self.client.set_terminated(self.id)
+
+    def _experiment(self) -> str:
+        """The experiment that MLflow's own variables name, made if it is not there."""
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        if not name:
+            return os.environ.get("MLFLOW_EXPERIMENT_ID", "0")
+        found = self.client.get_experiment_by_name(name)
+        return str(found.experiment_id if found else self.client.create_experiment(name))
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except self.library.MlflowException as error:
+            raise UserError(
+                f'run.track = "mlflow": {str(error).splitlines()[0]} Set MLFLOW_TRACKING_URI to a server that answers, '
+                "or pip install the whole of mlflow."
+            ) from None
 
 
 TRACKERS: dict[str, type[TensorBoard] | type[MLflow]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+
+
+LIBRARIES = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow"}
+
+
+def library(name: str) -> Any:
+    """The library of a tracker; a sentence where it is not installed."""
+    try:
+        return import_module(LIBRARIES[name])
+    except ImportError:
+        raise UserError(f'run.track = "{name}" needs its library: pip install {name}') from None
 
 
 def check(names: tuple[str, ...]) -> None:
