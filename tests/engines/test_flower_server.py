@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -217,6 +218,27 @@ def test_late_absent_and_missing(task: Task) -> None:
     engine.grid.nodes[101].late = 0
     again = engine.train(replace(orders(task, [0, 1, 5]), round=3))  # the late report of round 2 is not looked at
     assert again.failed == ()
+
+
+def test_a_message_that_flower_drops_when_it_is_due_had_no_answer(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(grid_of(client_app(lambda _: task)), task, deadline=0.3)
+    engine.train(orders(task, [0]))
+    began: dict[str, float] = {}
+
+    def slowly(grid: FakeGrid, message: Message) -> str | None:
+        sent = roster.push(grid, message)
+        began[str(sent)] = time.monotonic()
+        time.sleep(0.2)  # the first message is due before the server stops waiting
+        return sent
+
+    def dropped(grid: FakeGrid, sent: str) -> Message | str | None:
+        if sent != next(iter(began)):
+            return roster.pull(grid, sent)
+        return None if time.monotonic() < began[sent] + 0.3 else "its message was lost"
+
+    monkeypatch.setattr(server, "push", slowly)
+    monkeypatch.setattr(server, "pull", dropped)
+    assert engine.train(orders(task, [1, 5])).failed == ((1, "no answer in 0.3 s"),)
 
 
 def test_no_quorum_no_round(task: Task) -> None:

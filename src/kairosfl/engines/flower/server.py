@@ -108,16 +108,18 @@ class Flower(Evaluator):
         until = time.monotonic() + self.settings.deadline
         good: dict[int, Report] = {}
         pause = POLL[0]
+        late = f"no answer in {self.settings.deadline:g} s"
         while flying and len(good) < needed and time.monotonic() < until:
             before = len(flying)
-            for sent, (client, node) in list(flying.items()):
+            for sent, (client, node, due) in list(flying.items()):
                 outcome = self._outcome(sent, node, orders[client], updates[row[client]])
                 if outcome is None:
                     continue
                 del flying[sent]
                 updates.settle()
                 if isinstance(outcome, str):
-                    failed[client] = outcome
+                    # Flower drops a message that is overdue and calls it lost, and a client that gives up raises.
+                    failed[client] = outcome if time.monotonic() < due else late
                 else:
                     good[client] = outcome
                 if len(good) == needed:
@@ -126,8 +128,8 @@ class Flower(Evaluator):
                 time.sleep(pause)
             pause = POLL[0] if len(flying) < before else min(1.5 * pause, POLL[1])
             self._reception.meet()
-        why = "the round went on without it" if len(good) == needed else f"no answer in {self.settings.deadline:g} s"
-        failed |= {client: why for client, _ in flying.values()}
+        why = "the round went on without it" if len(good) == needed else late
+        failed |= {client: why for client, *_ in flying.values()}
         if len(good) < quorum:
             failed |= dict.fromkeys(good, f"{len(good)} good reports are no quorum of {quorum}")
             good = {}
@@ -150,9 +152,9 @@ class Flower(Evaluator):
             time.sleep(POLL[1])
             self._reception.meet()
 
-    def _push(self, orders: dict[int, Brief]) -> tuple[dict[str, tuple[int, int]], dict[int, str]]:
-        """The messages on their way (id → client and node), and why there is none for the other clients."""
-        flying: dict[str, tuple[int, int]] = {}
+    def _push(self, orders: dict[int, Brief]) -> tuple[dict[str, tuple[int, int, float]], dict[int, str]]:
+        """The messages on their way (id → client, node and when it is due), and why there is none for the others."""
+        flying: dict[str, tuple[int, int, float]] = {}
         failed: dict[int, str] = {}
         packed: dict[int, list[Array]] = {}
         for client, brief in orders.items():
@@ -161,12 +163,13 @@ class Flower(Evaluator):
                 failed[client] = "no node serves it"
                 continue
             record = brief_record(brief, self.settings.packing, packed)
+            due = time.monotonic() + self.settings.deadline
             message = Message(
                 record, node, MessageType.TRAIN, ttl=self.settings.deadline, group_id=str(brief.round + 1)
             )
             sent = push(self.grid, message)
             if sent:
-                flying[sent] = client, node
+                flying[sent] = client, node, due
             else:
                 failed[client] = "its brief could not be sent"
         return flying, failed
