@@ -36,7 +36,7 @@ _ABSENT = {
 
 
 def inside(number: int, group: Group) -> list[HeatMap | LeftOut]:
-    """The heat maps of a group's first run."""
+    """The heat maps of a group's first run; the cosines are of the first that kept them."""
     run = group.runs[0]
     whose = _whose(run, group)
     made = [_client_by_class(number, run, whose)]

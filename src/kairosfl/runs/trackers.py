@@ -82,8 +82,9 @@ class MLflow(Tracker):
         try:
             yield
         except self.library.MlflowException as error:
+            words = str(error).strip().partition("\n")[0]
             raise UserError(
-                f'run.track = "mlflow": {str(error).splitlines()[0]} Set MLFLOW_TRACKING_URI to a server that answers, '
+                f'run.track = "mlflow": {words} Set MLFLOW_TRACKING_URI to a server that answers, '
                 "or pip install the whole of mlflow."
             ) from None
 

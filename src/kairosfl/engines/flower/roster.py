@@ -36,6 +36,7 @@ KINDS = {
     7: "it refused the app",
     8: "its process died",
 }
+DROPPED = (KINDS[3], KINDS[4])  # what Flower also says of a message that is overdue
 
 
 def explain(error: Error) -> str:

@@ -22,7 +22,7 @@ from torch.func import functional_call
 from kairosfl.briefs import Brief, Briefs, Report, Reports
 from kairosfl.engines.evaluate import Evaluator
 from kairosfl.engines.flower.checks import Trust, check
-from kairosfl.engines.flower.roster import Reception, Roster, clean, introduced, pull, push
+from kairosfl.engines.flower.roster import DROPPED, Reception, Roster, clean, introduced, pull, push
 from kairosfl.engines.flower.updates import Updates
 from kairosfl.engines.flower.wire import Malformed, Packing, brief_record, read_report
 from kairosfl.errors import UserError
@@ -118,8 +118,8 @@ class Flower(Evaluator):
                 del flying[sent]
                 updates.settle()
                 if isinstance(outcome, str):
-                    # Flower drops a message that is overdue and calls it lost, and a client that gives up raises.
-                    failed[client] = outcome if time.monotonic() < due else late
+                    overdue = outcome in DROPPED and time.monotonic() >= due
+                    failed[client] = late if overdue else outcome
                 else:
                     good[client] = outcome
                 if len(good) == needed:
