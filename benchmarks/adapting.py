@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from kairosfl import Task
-from kairosfl.briefs import FISHER, FISHER_SAMPLED, Brief
-from kairosfl.local import Trainer
+from kairosfl.client.trainer import Trainer
+from kairosfl.core.briefs import FISHER, FISHER_SAMPLED, Brief
 from kairosfl.tasks import models
 from kairosfl.tasks.data import load
 from kairosfl.tasks.partitions import iid

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kairosfl.briefs import Briefs, Report, Reports
-from kairosfl.recipe import Recipe
-from kairosfl.round import Round, Run, brief, conclude
+from kairosfl.core.briefs import Briefs, Report, Reports
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import Round, Run, brief, conclude
+from kairosfl.detectors import FGN
 from kairosfl.rules import parse
 from kairosfl.rules.fedaware import products, weighted_sum
 from kairosfl.rules.minnorm import gap, min_norm
-from kairosfl.signals import FGN
 from kairosfl.tasks.vector import Entry, Layout
 
 DETECTORS = (FGN(),)

@@ -33,12 +33,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kairosfl.briefs import Briefs
+from kairosfl.core.briefs import Briefs
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import Run, rounds
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
-from kairosfl.recipe import Recipe
-from kairosfl.round import Run, rounds
 from kairosfl.rules import parse
 from kairosfl.tasks.data import load
 from kairosfl.tasks.dataset import DataSet, Samples

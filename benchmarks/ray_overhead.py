@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import Engine, Run, rounds
+from kairosfl.core.rule import Algorithm
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.ray import Ray
-from kairosfl.recipe import Recipe
-from kairosfl.round import Engine, Run, rounds
-from kairosfl.rule import Algorithm
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task

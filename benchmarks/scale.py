@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from kairosfl.briefs import Plan
+from kairosfl.core.briefs import Plan
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import Round, Run, rounds
+from kairosfl.core.rule import Rule, State
 from kairosfl.engines.loop import Loop
-from kairosfl.recipe import Recipe
-from kairosfl.round import Round, Run, rounds
-from kairosfl.rule import Rule, State
 from kairosfl.rules import parse
 from kairosfl.runs.checkpoint import Checkpoints
 from kairosfl.tasks.dataset import DataSet, Samples

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import Run, drive, rounds
+from kairosfl.core.rule import Algorithm, Rule
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
-from kairosfl.recipe import Recipe
-from kairosfl.round import Run, drive, rounds
-from kairosfl.rule import Algorithm, Rule
 from kairosfl.rules import RULES, parse
 from kairosfl.runs.checkpoint import Checkpoints
 from kairosfl.tasks.data import load

@@ -33,7 +33,7 @@ from torch.utils.data import TensorDataset
 from typer.testing import CliRunner
 
 from kairosfl.cli import app
-from kairosfl.recipe import SCHEDULES
+from kairosfl.core.recipe import SCHEDULES
 from kairosfl.runs.config import ENGINES, PRECISIONS, SECTIONS, Config, resolve
 from kairosfl.runs.sweep import expand
 from kairosfl.tasks.data import DATASETS

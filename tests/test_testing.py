@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Plan, Reports
+from kairosfl.core.briefs import Briefs, Plan, Reports
+from kairosfl.core.round import Round
+from kairosfl.core.rule import Rule, State
+from kairosfl.core.table import Table
 from kairosfl.engines.loop import Loop
-from kairosfl.round import Round
-from kairosfl.rule import Rule, State
 from kairosfl.rules import RULES, parse
-from kairosfl.table import Table
 from kairosfl.testing import ENGINES, check_rule
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from kairosfl.core.rule import Algorithm, Rule
 from kairosfl.errors import UserError
-from kairosfl.rule import Algorithm, Rule
 from kairosfl.rules import RULES, FedAvg, FedAvgM, FedCL, FedProx, parse
 
 
@@ -115,10 +115,10 @@ def test_a_rule_of_ones_own_by_its_dotted_name() -> None:
         ),
         ("test_text.Asks", "test_text.Asks needs size: write test_text.Asks(size=...), or give it a default."),
         ("os.path", "'os.path' is not a rule; give the dotted name of a class derived from it."),
-        ("kairosfl.signals.FGN", "fgn is no rule; give the name of one."),
+        ("kairosfl.detectors.FGN", "fgn is no rule; give the name of one."),
         ([{"mu": 1}], "algorithm: the table {'mu': 1} names no rule; write {rule = 'fedprox', ...}."),
         ([{"rule": "fedavg", "mu": 1}], "fedavg has no option 'mu'; it has none."),
-        ([{"rule": "kairosfl.signals.FGN"}], "kairosfl.signals.FGN is no rule; give the name of one."),
+        ([{"rule": "kairosfl.detectors.FGN"}], "kairosfl.detectors.FGN is no rule; give the name of one."),
         (
             "scaffold + vrlsgd",
             "scaffold + vrlsgd make no algorithm: both correct the same drift, and together they correct it twice.",

@@ -12,8 +12,8 @@ from peers.common import CLASSES, Job, measure
 from torch import Tensor
 
 from kairosfl import Algorithm, DataSet, Loop, Population, Recipe, Round, Rule, Run, Samples, Task, drive, rounds
-from kairosfl.briefs import Plan
-from kairosfl.rule import State
+from kairosfl.core.briefs import Plan
+from kairosfl.core.rule import State
 
 
 @dataclass(frozen=True)

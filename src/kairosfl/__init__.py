@@ -9,31 +9,31 @@ __version__ = "0.1.0"
 
 # Loaded on first use, so that `kairosfl --help` does not import torch.
 _HOMES = {
-    "Algorithm": "kairosfl.rule",
-    "Briefs": "kairosfl.briefs",
+    "Algorithm": "kairosfl.core.rule",
+    "Briefs": "kairosfl.core.briefs",
     "DataSet": "kairosfl.tasks.dataset",
     "Loop": "kairosfl.engines.loop",
     "Population": "kairosfl.tasks.population",
-    "Recipe": "kairosfl.recipe",
-    "Reports": "kairosfl.briefs",
-    "Round": "kairosfl.round",
-    "Rule": "kairosfl.rule",
-    "Run": "kairosfl.round",
+    "Recipe": "kairosfl.core.recipe",
+    "Reports": "kairosfl.core.briefs",
+    "Round": "kairosfl.core.round",
+    "Rule": "kairosfl.core.rule",
+    "Run": "kairosfl.core.round",
     "Samples": "kairosfl.tasks.dataset",
     "Task": "kairosfl.tasks.task",
     "UserError": "kairosfl.errors",
-    "drive": "kairosfl.round",
+    "drive": "kairosfl.core.round",
     "parse": "kairosfl.rules",
-    "rounds": "kairosfl.round",
+    "rounds": "kairosfl.core.round",
 }
 
 if TYPE_CHECKING:
-    from kairosfl.briefs import Briefs, Reports
+    from kairosfl.core.briefs import Briefs, Reports
+    from kairosfl.core.recipe import Recipe
+    from kairosfl.core.round import Round, Run, drive, rounds
+    from kairosfl.core.rule import Algorithm, Rule
     from kairosfl.engines.loop import Loop
     from kairosfl.errors import UserError
-    from kairosfl.recipe import Recipe
-    from kairosfl.round import Round, Run, drive, rounds
-    from kairosfl.rule import Algorithm, Rule
     from kairosfl.rules import parse
     from kairosfl.tasks.dataset import DataSet, Samples
     from kairosfl.tasks.population import Population

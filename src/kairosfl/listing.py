@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kairosfl import presets
+from kairosfl.detectors import DETECTORS
 from kairosfl.rules import RULES
-from kairosfl.signals import DETECTORS
 from kairosfl.tasks.data import DATASETS
 from kairosfl.tasks.models import MODELS, describe
 from kairosfl.tasks.partitions import PARTITIONS

@@ -21,16 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kairosfl.briefs import Briefs, Reports
+from kairosfl.core.briefs import Briefs, Reports
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import Engine, Run, drive, rounds
+from kairosfl.core.rule import Algorithm, Rule
+from kairosfl.core.spec import parse
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
-from kairosfl.recipe import Recipe
-from kairosfl.round import Engine, Run, drive, rounds
-from kairosfl.rule import Algorithm, Rule
 from kairosfl.rules import RULES
 from kairosfl.rules import parse as parse_algorithm
 from kairosfl.runs.checkpoint import Checkpoints
-from kairosfl.spec import parse
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task

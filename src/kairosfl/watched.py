@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Cohort, Plan, Reports
-from kairosfl.round import Round
-from kairosfl.rule import Rule, State
-from kairosfl.table import Table
+from kairosfl.core.briefs import Briefs, Cohort, Plan, Reports
+from kairosfl.core.round import Round
+from kairosfl.core.rule import Rule, State
+from kairosfl.core.table import Table
 
 COHORT = 4  # of the federation in which the rule is watched
 

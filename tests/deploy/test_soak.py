@@ -13,14 +13,14 @@ import torch
 from flwr.app import Context, Error, Message, MessageType
 from kit import CLIENTS, configure, lines, make_app, order
 
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import Run, rounds
 from kairosfl.deploy import model_of, perform
 from kairosfl.engines.flower import roster, server
 from kairosfl.engines.flower.client import client_app
 from kairosfl.engines.flower.server import Flower, Settings
 from kairosfl.engines.flower.stage import Stage
 from kairosfl.engines.flower.wire import NUMBERS, Piece, piece_record
-from kairosfl.recipe import Recipe
-from kairosfl.round import Run, rounds
 from kairosfl.rules import parse
 from kairosfl.tasks.data import load
 from kairosfl.tasks.models import build

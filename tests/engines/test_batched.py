@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from kairosfl.briefs import Briefs, Contrast, Reports, Stop, column
+from kairosfl.core.briefs import Briefs, Contrast, Reports, Stop, column
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import Run, drive, rounds
+from kairosfl.detectors import FGN, FedFIM
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.batched import engine as batched_engine
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
-from kairosfl.recipe import Recipe
-from kairosfl.round import Run, drive, rounds
 from kairosfl.rules import RULES, parse
-from kairosfl.signals import FGN, FedFIM
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.models import build
 from kairosfl.tasks.population import Population

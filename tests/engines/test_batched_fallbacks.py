@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from test_batched import assert_equal, make_briefs, make_task, named
 from torch import Tensor, nn
 
+from kairosfl.core.recipe import Recipe
 from kairosfl.engines import auto
 from kairosfl.engines.batched import Batched, conv
 from kairosfl.engines.batched.rows import ALIGN, RowLayout
 from kairosfl.engines.batched.slots import widths
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
-from kairosfl.recipe import Recipe
 from kairosfl.tasks.task import Task
 from kairosfl.tasks.vector import Layout
 

@@ -15,7 +15,9 @@ from flower_grid import App, FakeGrid, Node
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from torch import nn
 
-from kairosfl.briefs import Briefs, column
+from kairosfl.core.briefs import Briefs, column
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import Run, drive, rounds
 from kairosfl.engines.flower import roster, server
 from kairosfl.engines.flower.checks import Trust
 from kairosfl.engines.flower.client import client_app
@@ -24,8 +26,6 @@ from kairosfl.engines.flower.server import Flower, Settings
 from kairosfl.engines.flower.wire import NUMBERS, Packing, Piece, piece_record
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
-from kairosfl.recipe import Recipe
-from kairosfl.round import Run, drive, rounds
 from kairosfl.rules import parse
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population

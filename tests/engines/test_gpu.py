@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from kairosfl import table
-from kairosfl.briefs import Briefs, Contrast, Stop, column
+from kairosfl.core import table
+from kairosfl.core.briefs import Briefs, Contrast, Stop, column
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import Run, drive, rounds
 from kairosfl.engines.batched import Batched, fast
 from kairosfl.engines.batched.judge import Judge, plain, single
 from kairosfl.engines.loop import Loop
-from kairosfl.recipe import Recipe
-from kairosfl.round import Run, drive, rounds
 from kairosfl.rules import parse
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.models import build

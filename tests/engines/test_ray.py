@@ -15,12 +15,12 @@ import ray
 import torch
 from torch import nn
 
-from kairosfl.briefs import FISHER, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports, column
+from kairosfl.core.briefs import FISHER, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports, column
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import Run, drive, rounds
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.ray import Ray, expected_steps, shards
 from kairosfl.errors import UserError
-from kairosfl.recipe import Recipe
-from kairosfl.round import Run, drive, rounds
 from kairosfl.rules import parse
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population

@@ -11,11 +11,11 @@ import torch
 from reference import Cohort, Problem, Quadratic, Setting
 from torch import Tensor, nn
 
-from kairosfl.briefs import Briefs, Plan, Report, Reports
+from kairosfl.core.briefs import Briefs, Plan, Report, Reports
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import Engine, Round, Run, drive, rounds
+from kairosfl.core.rule import Algorithm, Rule, State
 from kairosfl.engines.loop import Loop
-from kairosfl.recipe import Recipe
-from kairosfl.round import Engine, Round, Run, drive, rounds
-from kairosfl.rule import Algorithm, Rule, State
 from kairosfl.rules import parse
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population

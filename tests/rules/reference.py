@@ -25,7 +25,7 @@ from reference_clients import (
     unit_move,
 )
 
-from kairosfl.streams import stream
+from kairosfl.core.streams import stream
 
 __all__ = ["COHORTS", "Cohort", "Local", "Network", "Problem", "Quadratic", "Setting", "shares", "train", "unit_move"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kairosfl.streams import stream
+from kairosfl.core.streams import stream
 
 Vector = np.ndarray
 Correct = Callable[[Vector, Vector], Vector]

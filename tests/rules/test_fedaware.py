@@ -13,12 +13,12 @@ from problems import Flaky, course, follow, recipe, task
 from reference import COHORTS, Cohort, Network, Problem, Quadratic, Setting, fedavg, shares, train
 from scipy.optimize import nnls
 
-from kairosfl.briefs import Briefs, Reports
+from kairosfl.core.briefs import Briefs, Reports
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import Run, drive, rounds
+from kairosfl.core.rule import Algorithm
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
-from kairosfl.recipe import Recipe
-from kairosfl.round import Run, drive, rounds
-from kairosfl.rule import Algorithm
 from kairosfl.rules import FedAvgM, FedAWARE, FedCL, parse
 from kairosfl.rules import fedaware as module
 from kairosfl.runs.checkpoint import Checkpoints

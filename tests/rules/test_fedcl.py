@@ -12,13 +12,13 @@ import torch
 from problems import Flaky, recipe, task
 from reference import Cohort, Network, Quadratic, Setting, fgn, train
 
+from kairosfl.core.round import Run, drive, rounds
+from kairosfl.core.rule import Algorithm
+from kairosfl.core.streams import stream
+from kairosfl.detectors import FGN, Signals
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
-from kairosfl.round import Run, drive, rounds
-from kairosfl.rule import Algorithm
 from kairosfl.rules import FedCL, FedProx, parse
-from kairosfl.signals import FGN, Signals
-from kairosfl.streams import stream
 
 
 def sizes(rule: FedCL, critical: list[bool], *, clients: int, cohort: int, seed: int = 0) -> list[int]:

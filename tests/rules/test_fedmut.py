@@ -9,11 +9,11 @@ import torch
 from problems import course, settle
 from reference import COHORTS, Cohort, Network, Quadratic, Setting
 
-from kairosfl.briefs import Briefs, column
-from kairosfl.round import Round
+from kairosfl.core.briefs import Briefs, column
+from kairosfl.core.round import Round
+from kairosfl.detectors import Signals
 from kairosfl.rules import FedMut
 from kairosfl.rules.fedmut import undone
-from kairosfl.signals import Signals
 from kairosfl.tasks.vector import Entry, Layout
 
 

@@ -9,9 +9,9 @@ import torch
 from problems import course, follow
 from reference import COHORTS, Network, Quadratic, Setting
 
-from kairosfl.briefs import Reports
+from kairosfl.core.briefs import Reports
+from kairosfl.detectors import Signals
 from kairosfl.rules import PA3Fed
-from kairosfl.signals import Signals
 
 
 @pytest.mark.parametrize("problem", [Quadratic(), Network()], ids=["quadratic", "network"])

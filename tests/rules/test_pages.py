@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kairosfl.rule import Rule, acts
+from kairosfl.core.rule import Rule, acts
 from kairosfl.rules import RULES
 
 HOOKS = ("select", "brief", "weigh", "combine", "observe", "step")

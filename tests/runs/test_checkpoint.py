@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kairosfl import Run, UserError, parse
+from kairosfl.detectors import Signals
 from kairosfl.runs.checkpoint import Checkpoints
-from kairosfl.signals import Signals
 
 D = 5
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from kairosfl.briefs import Briefs, column
+from kairosfl.core.briefs import Briefs, column
+from kairosfl.core.recipe import Recipe
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
-from kairosfl.recipe import Recipe
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 

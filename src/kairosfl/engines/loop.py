@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Reports
+from kairosfl.client.trainer import Trainer
+from kairosfl.core.briefs import Briefs, Reports
 from kairosfl.engines.evaluate import Evaluator
 from kairosfl.engines.precision import Precision
 from kairosfl.errors import UserError
-from kairosfl.local import Trainer
 from kairosfl.tasks.task import Task
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Cohort, Reports
+from kairosfl.core.briefs import Briefs, Cohort, Reports
 from kairosfl.engines.evaluate import Scores
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError

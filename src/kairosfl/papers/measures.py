@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kairosfl.runs.files import read_lines
-from kairosfl.signals.history import rounds_to
+from kairosfl.runs.history import rounds_to
 
 Rows = list[dict[str, Any]]
 WINDOW = 5  # of Table 1's moving average in PA3Fed, which does not say

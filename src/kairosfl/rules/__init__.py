@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kairosfl.core.rule import Algorithm, Rule
+from kairosfl.core.spec import Spec, build
+from kairosfl.core.spec import parse as parse_spec
 from kairosfl.errors import UserError
-from kairosfl.rule import Algorithm, Rule
 from kairosfl.rules.alt import ALT
 from kairosfl.rules.fedams import FedAMS
 from kairosfl.rules.fedavgm import FedAvgM
@@ -22,8 +24,6 @@ from kairosfl.rules.moon import MOON
 from kairosfl.rules.pa3fed import PA3Fed
 from kairosfl.rules.scaffold import SCAFFOLD
 from kairosfl.rules.vrlsgd import VRLSGD
-from kairosfl.spec import Spec, build
-from kairosfl.spec import parse as parse_spec
 
 RULES: dict[str, type[Spec]] = {
     rule.name(): rule

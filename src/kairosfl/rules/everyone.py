@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Reports
-from kairosfl.round import Round
-from kairosfl.rule import Algorithm, State
+from kairosfl.core.briefs import Reports
+from kairosfl.core.round import Round
+from kairosfl.core.rule import Algorithm, State
 
 
 def nobody(x: Tensor) -> State:

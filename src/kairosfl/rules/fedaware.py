@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Plan, Reports, strides
-from kairosfl.round import Round
-from kairosfl.rule import Rule, State
+from kairosfl.core.briefs import Briefs, Plan, Reports, strides
+from kairosfl.core.round import Round
+from kairosfl.core.rule import Rule, State
+from kairosfl.core.table import Table
 from kairosfl.rules.feddyn import FedDyn
 from kairosfl.rules.minnorm import Floats, frank_wolfe, min_norm
-from kairosfl.table import Table
 
 SOLVERS = ("active_set", "frank_wolfe")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

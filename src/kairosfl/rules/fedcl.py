@@ -12,9 +12,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Plan, Reports
-from kairosfl.round import Round
-from kairosfl.rule import Rule, State
+from kairosfl.core.briefs import Briefs, Plan, Reports
+from kairosfl.core.round import Round
+from kairosfl.core.rule import Rule, State
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Reports, strides
-from kairosfl.round import Round
-from kairosfl.rule import Rule, State
+from kairosfl.core.briefs import Briefs, Reports, strides
+from kairosfl.core.round import Round
+from kairosfl.core.rule import Rule, State
+from kairosfl.core.table import Table
 from kairosfl.rules import everyone
-from kairosfl.table import Table
 
 
 @dataclass(frozen=True, kw_only=True)

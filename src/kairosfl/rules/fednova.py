@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Reports, strides
-from kairosfl.round import Round
-from kairosfl.rule import Rule, State
+from kairosfl.core.briefs import Briefs, Reports, strides
+from kairosfl.core.round import Round
+from kairosfl.core.rule import Rule, State
+from kairosfl.core.table import Table
 from kairosfl.rules.fedprox import FedProx
-from kairosfl.table import Table
 
 
 @dataclass(frozen=True, kw_only=True)

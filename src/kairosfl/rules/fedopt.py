@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kairosfl.round import Round
-from kairosfl.rule import Rule, State
-from kairosfl.table import Table
+from kairosfl.core.round import Round
+from kairosfl.core.rule import Rule, State
+from kairosfl.core.table import Table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kairosfl.briefs import Briefs
-from kairosfl.round import Round
-from kairosfl.rule import Rule, State
+from kairosfl.core.briefs import Briefs
+from kairosfl.core.round import Round
+from kairosfl.core.rule import Rule, State
 
 
 @dataclass(frozen=True, kw_only=True)

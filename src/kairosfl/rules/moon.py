@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Contrast, Reports
-from kairosfl.round import Round
-from kairosfl.rule import Rule, State
+from kairosfl.core.briefs import Briefs, Contrast, Reports
+from kairosfl.core.round import Round
+from kairosfl.core.rule import Rule, State
 
 
 @dataclass(frozen=True, kw_only=True)

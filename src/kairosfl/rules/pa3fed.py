@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
+from kairosfl.core.briefs import SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
+from kairosfl.core.round import Round
+from kairosfl.core.rule import Rule, State
 from kairosfl.errors import UserError
-from kairosfl.round import Round
-from kairosfl.rule import Rule, State
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Reports, mean_gradients
-from kairosfl.round import Round
-from kairosfl.rule import Rule, State
+from kairosfl.core.briefs import Briefs, Reports, mean_gradients
+from kairosfl.core.round import Round
+from kairosfl.core.rule import Rule, State
+from kairosfl.core.table import Table
 from kairosfl.rules import everyone
 from kairosfl.rules.vrlsgd import VRLSGD
-from kairosfl.table import Table
 
 
 @dataclass(frozen=True, kw_only=True)

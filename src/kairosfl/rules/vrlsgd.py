@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Reports, mean_gradients
-from kairosfl.round import Round
-from kairosfl.rule import Algorithm, Rule, State
+from kairosfl.core.briefs import Briefs, Reports, mean_gradients
+from kairosfl.core.round import Round
+from kairosfl.core.rule import Algorithm, Rule, State
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,11 +18,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from kairosfl.core.round import Run
+from kairosfl.core.table import Table
+from kairosfl.detectors import Signals
 from kairosfl.errors import UserError
-from kairosfl.round import Run
 from kairosfl.runs.files import write, write_json
-from kairosfl.signals import Signals
-from kairosfl.table import Table
 
 KEPT = 2
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.rule import Algorithm
+from kairosfl.detectors import parse_detectors
 from kairosfl.errors import UserError, nearest
-from kairosfl.recipe import Recipe
-from kairosfl.rule import Algorithm
 from kairosfl.rules import parse
 from kairosfl.runs import trackers
-from kairosfl.signals import parse_detectors
 from kairosfl.tasks.data import DATASETS
 from kairosfl.tasks.models import MODELS, options
 from kairosfl.tasks.partitions import PARTITIONS

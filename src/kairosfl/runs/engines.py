@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Reports
+from kairosfl.core.briefs import Briefs, Reports
 from kairosfl.engines.evaluate import Evaluator, Scores
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError

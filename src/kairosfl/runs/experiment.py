@@ -19,9 +19,10 @@ import numpy as np
 import torch
 
 import kairosfl
-from kairosfl.briefs import Briefs, Reports
+from kairosfl.core.briefs import Briefs, Reports
+from kairosfl.core.round import Run, rounds
+from kairosfl.detectors import parse_detectors
 from kairosfl.errors import UserError
-from kairosfl.round import Run, rounds
 from kairosfl.runs import STOPPED, metrics
 from kairosfl.runs.alone import alone
 from kairosfl.runs.checkpoint import Checkpoints, about
@@ -30,7 +31,6 @@ from kairosfl.runs.engines import Engine, build_engine, method, settle
 from kairosfl.runs.files import append_json, cut_lines, read_lines, write, write_json
 from kairosfl.runs.interrupt import undisturbed
 from kairosfl.runs.trackers import TRACKERS, library
-from kairosfl.signals import parse_detectors
 from kairosfl.tasks import data, models
 from kairosfl.tasks.dataset import DataSet, held_out
 from kairosfl.tasks.partitions import partition

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from kairosfl.core.round import Run
+from kairosfl.detectors import cosine_matrix
 from kairosfl.engines.evaluate import Scores
-from kairosfl.round import Run
-from kairosfl.signals import cosine_matrix
 from kairosfl.tasks.task import Task
 
 NUMBERS_UP = 6  # n, steps, epochs, loss, grad_sq, seconds: what a report holds beside the update

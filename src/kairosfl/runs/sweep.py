@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kairosfl.briefs import Reports
+from kairosfl.core.briefs import Reports
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs import experiment
 from kairosfl.runs.alone import alone

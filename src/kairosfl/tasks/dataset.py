@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kairosfl.core.streams import stream
 from kairosfl.errors import UserError
-from kairosfl.streams import stream
 
 Ints = npt.NDArray[np.integer[Any]]
 

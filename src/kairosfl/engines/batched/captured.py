@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Brief
+from kairosfl.client.trainer import Derivative, Differentiate, Trainer
+from kairosfl.core.briefs import Brief
 from kairosfl.engines.batched.layers import Unstackable
 from kairosfl.engines.batched.stack import alike, line
-from kairosfl.local import Derivative, Differentiate, Trainer
 
 LARGEST = 32  # samples in a trial batch
 

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
+from kairosfl.client.trainer import Trainer
+from kairosfl.core.briefs import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
+from kairosfl.core.table import available
 from kairosfl.engines.batched.captured import capture
 from kairosfl.engines.batched.graphs import Steps
 from kairosfl.engines.batched.jobs import Job, Ticket, joint
@@ -27,8 +29,6 @@ from kairosfl.engines.evaluate import Evaluator, Scores
 from kairosfl.engines.loop import one_by_one
 from kairosfl.engines.precision import Precision
 from kairosfl.errors import UserError
-from kairosfl.local import Trainer
-from kairosfl.table import available
 from kairosfl.tasks.prepare import prepare
 from kairosfl.tasks.task import Task
 

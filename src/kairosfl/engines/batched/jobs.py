@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
+from kairosfl.client.trainer import Fisher
+from kairosfl.core.briefs import SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
+from kairosfl.core.streams import Streams, key
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.state import Kind, Real, Sum, Whole, upload
-from kairosfl.local import Fisher
-from kairosfl.streams import Streams, key
 from kairosfl.tasks.task import Task
 
 

@@ -14,10 +14,10 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from kairosfl.client.trainer import Trainer
 from kairosfl.engines.flower.roster import parse_ids
 from kairosfl.engines.flower.wire import NUMBERS, VERSION, read_brief, report_record
 from kairosfl.errors import UserError
-from kairosfl.local import Trainer
 from kairosfl.tasks.dataset import Ints
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task

@@ -15,7 +15,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from kairosfl.briefs import Brief, Report
+from kairosfl.core.briefs import Brief, Report
 from kairosfl.errors import UserError
 
 VERSION = 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kairosfl import table as module
-from kairosfl.table import Table
+from kairosfl.core import table as module
+from kairosfl.core.table import Table
 
 
 def test_rows_come_back_and_unknown_clients_have_the_default() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kairosfl.signals.history import known
+from kairosfl.runs.history import known
 
 WINDOW = 10  # turns in a moving average
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+from kairosfl.core.spec import Spec
 from kairosfl.errors import UserError
-from kairosfl.spec import Spec
 
 if TYPE_CHECKING:
-    from kairosfl.briefs import Briefs, Plan, Reports
-    from kairosfl.round import Round
-    from kairosfl.table import Table
+    from kairosfl.core.briefs import Briefs, Plan, Reports
+    from kairosfl.core.round import Round
+    from kairosfl.core.table import Table
 
 State = dict[str, Tensor]
 

@@ -8,7 +8,7 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from kairosfl.signals.stability import Stability, average, courses, measure, stability
+from kairosfl.detectors.stability import Stability, average, courses, measure, stability
 
 METRICS = [{"round": t, "critical": t in (1, 2, 5)} for t in range(1, 7)]
 CLIENTS = [

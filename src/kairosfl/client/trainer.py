@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from kairosfl.briefs import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Brief, Report
-from kairosfl.signals.fisher import fisher_trace
-from kairosfl.streams import Streams, key, stream
+from kairosfl.client.fisher import fisher_trace
+from kairosfl.core.briefs import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Brief, Report
+from kairosfl.core.streams import Streams, key, stream
 from kairosfl.tasks.prepare import augment, ordered, prepare, sample_keys
 from kairosfl.tasks.task import Task, last_linear
 

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Plan, Reports, column, mass
+from kairosfl.core.briefs import Briefs, Plan, Reports, column, mass
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.rule import Algorithm, Rule, State
+from kairosfl.core.streams import stream
+from kairosfl.core.table import Table
+from kairosfl.detectors import FGN, Detector, Signals, coherence, elud, squared_norms
 from kairosfl.errors import UserError
-from kairosfl.recipe import Recipe
-from kairosfl.rule import Algorithm, Rule, State
-from kairosfl.signals import FGN, Detector, Signals, coherence, elud, squared_norms
-from kairosfl.streams import stream
-from kairosfl.table import Table
 from kairosfl.tasks.vector import Layout
 
 

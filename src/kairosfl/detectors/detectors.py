@@ -13,9 +13,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import FISHER, FISHER_SAMPLED, Briefs, Reports
+from kairosfl.core.briefs import FISHER, FISHER_SAMPLED, Briefs, Reports
+from kairosfl.core.spec import Spec, parse
 from kairosfl.errors import UserError
-from kairosfl.spec import Spec, parse
 
 State = dict[str, Tensor]
 

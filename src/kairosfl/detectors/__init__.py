@@ -1,7 +1,7 @@
 """What is measured about a run while it goes on, and the detectors of critical learning periods."""
 
-from kairosfl.signals.detectors import DETECTORS, FGN, Detector, FedFIM, parse_detectors
-from kairosfl.signals.measures import Signals, coherence, cosine_matrix, elud, squared_norms
+from kairosfl.detectors.detectors import DETECTORS, FGN, Detector, FedFIM, parse_detectors
+from kairosfl.detectors.measures import Signals, coherence, cosine_matrix, elud, squared_norms
 
 __all__ = [
     "DETECTORS",

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kairosfl.briefs import Briefs, Plan, Report, Reports
+from kairosfl.core.briefs import Briefs, Plan, Report, Reports
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import Round, Run, accept, drive, rounds
+from kairosfl.core.rule import Algorithm, Rule, State
+from kairosfl.core.table import Table
+from kairosfl.detectors import FGN, FedFIM
 from kairosfl.errors import UserError
-from kairosfl.recipe import Recipe
-from kairosfl.round import Round, Run, accept, drive, rounds
-from kairosfl.rule import Algorithm, Rule, State
 from kairosfl.rules import parse
-from kairosfl.signals import FGN, FedFIM
-from kairosfl.table import Table
 from kairosfl.tasks.vector import Entry, Layout
 
 LAYOUT = Layout((Entry("w", (2,), 0),))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kairosfl.signals import coherence, cosine_matrix, elud, squared_norms
+from kairosfl.detectors import coherence, cosine_matrix, elud, squared_norms
 
 DELTA = np.random.default_rng(0).normal(size=(6, 40)) + 0.2
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kairosfl.signals.history import (
+from kairosfl.runs.history import (
     average_cohort,
     bytes_to,
     cumulative_epochs,

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from kairosfl.briefs import Briefs, Reports, column
+from kairosfl.core.briefs import Briefs, Reports, column
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import Run, rounds
+from kairosfl.detectors import FGN, Detector, FedFIM, parse_detectors
 from kairosfl.errors import UserError
-from kairosfl.recipe import Recipe
-from kairosfl.round import Run, rounds
 from kairosfl.rules import parse
-from kairosfl.signals import FGN, Detector, FedFIM, parse_detectors
 from kairosfl.tasks.vector import Entry, Layout
 
 N = np.array([10, 30, 60])

@@ -1,0 +1,1 @@
+"""One client following one brief, in plain PyTorch: the reference for every engine."""

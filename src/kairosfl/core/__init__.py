@@ -1,0 +1,1 @@
+"""Federated learning itself: the round, the rule, what clients are told and answer, client rows, randomness."""
