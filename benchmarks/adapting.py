@@ -19,7 +19,7 @@ import torch
 
 from kairosfl import Task
 from kairosfl.client.trainer import Trainer
-from kairosfl.core.briefs import FISHER, FISHER_SAMPLED, Brief
+from kairosfl.core.fields import FISHER, FISHER_SAMPLED, Brief
 from kairosfl.tasks import models
 from kairosfl.tasks.data import load
 from kairosfl.tasks.partitions import iid

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kairosfl.core.briefs import Briefs, Report, Reports
+from kairosfl.core.fields import Briefs, Report, Reports
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import Round, Run, brief, conclude
 from kairosfl.detectors import FGN
@@ -93,7 +93,7 @@ def main() -> None:
 
     for ids in np.array_split(np.arange(n), max(1, n // 50)):
         one(ids)
-    table, slot = run.tables[0], run.slots[0]
+    table, slot = run.tables[0], run.states[0]
     size = sum(value.nbytes for block in table.blocks for value in block.values())
     print(f"{n} clients x {d:,} parameters, {args.reports} reports a round, {algorithm}, {args.threads} threads")
     draw = np.random.default_rng(0)
@@ -108,7 +108,7 @@ def main() -> None:
             times.append(spent)
         print(f"{name:26s} {best(times)}")
 
-    gram = run.slots[0]["gram"].numpy()
+    gram = run.states[0]["gram"].numpy()
     lengths = np.sqrt(np.diag(gram))
     problem, weights = gram / lengths / lengths[:, None], slot["lambda"].numpy()
     if "average" in table.default:

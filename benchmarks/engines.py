@@ -33,7 +33,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kairosfl.core.briefs import Briefs
+from kairosfl.core.fields import Briefs
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import Run, rounds
 from kairosfl.engines.batched import Batched

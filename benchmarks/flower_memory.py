@@ -43,7 +43,7 @@ from dataclasses import replace
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 from kairosfl.engines.flower import client
-from kairosfl.core.briefs import Report
+from kairosfl.core.fields import Report
 import torch
 
 class Random(client.Trainer):

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from kairosfl.core.briefs import Plan
+from kairosfl.core.fields import Plan
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import Round, Run, rounds
 from kairosfl.core.rule import Rule, State

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kairosfl.core.briefs import Briefs, Plan, Reports
+from kairosfl.core.fields import Briefs, Plan, Reports
 from kairosfl.core.round import Round
 from kairosfl.core.rule import Rule, State
 from kairosfl.core.table import Table

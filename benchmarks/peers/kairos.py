@@ -12,7 +12,7 @@ from peers.common import CLASSES, Job, measure
 from torch import Tensor
 
 from kairosfl import Algorithm, DataSet, Loop, Population, Recipe, Round, Rule, Run, Samples, Task, drive, rounds
-from kairosfl.core.briefs import Plan
+from kairosfl.core.fields import Plan
 from kairosfl.core.rule import State
 
 

@@ -10,12 +10,12 @@ __version__ = "0.1.0"
 # Loaded on first use, so that `kairosfl --help` does not import torch.
 _HOMES = {
     "Algorithm": "kairosfl.core.rule",
-    "Briefs": "kairosfl.core.briefs",
+    "Briefs": "kairosfl.core.fields",
     "DataSet": "kairosfl.tasks.dataset",
     "Loop": "kairosfl.engines.loop",
     "Population": "kairosfl.tasks.population",
     "Recipe": "kairosfl.core.recipe",
-    "Reports": "kairosfl.core.briefs",
+    "Reports": "kairosfl.core.fields",
     "Round": "kairosfl.core.round",
     "Rule": "kairosfl.core.rule",
     "Run": "kairosfl.core.round",
@@ -28,7 +28,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
-    from kairosfl.core.briefs import Briefs, Reports
+    from kairosfl.core.fields import Briefs, Reports
     from kairosfl.core.recipe import Recipe
     from kairosfl.core.round import Round, Run, drive, rounds
     from kairosfl.core.rule import Algorithm, Rule

@@ -21,13 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kairosfl.core.briefs import Briefs, Reports
+from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Engine, Run, drive, rounds
+from kairosfl.core.round import Run, Setup, drive, result, rounds, verdicts
 from kairosfl.core.rule import Algorithm, Rule
 from kairosfl.core.spec import parse
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
+from kairosfl.engines.protocol import Engine
 from kairosfl.rules import RULES
 from kairosfl.rules import parse as parse_algorithm
 from kairosfl.runs.checkpoint import Checkpoints
@@ -81,7 +82,7 @@ def _check_engine(
         except Exception as error:
             raise AssertionError(sentence(rule, f"has a state that cannot be saved, {cause(error)}")) from error
         run = _last(course)
-        blank = Run.start(job.start(), Algorithm((pristine,)), clients=len(SIZES), seed=0)
+        blank = Run.start(job.start(), _setup(pristine, job), seed=0)
         loaded, _ = checkpoints.load(blank)
     resumed = _last(_course(copy.deepcopy(pristine), job, Losing(make(job)), loaded))
     require(
@@ -97,7 +98,10 @@ def _check_engine(
     )
 
 
-HOOKS = ("server", "client", "select", "brief", "weigh", "combine", "observe", "step", "largest", "beside")
+HOOKS = (
+    *("server", "client", "select", "brief", "receive", "weigh", "combine", "observe", "step", "result"),
+    *("verdict", "largest_cohort", "conflicts_with"),
+)
 
 
 def _check_form(rule: Rule) -> None:
@@ -130,9 +134,12 @@ class Losing:
     engine: Engine
     shuffle: bool = False
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
     def train(self, briefs: Briefs) -> Reports:
         """The reports that arrive."""
-        reports = self.engine.train(briefs)
+        reports: Reports = self.engine.train(briefs)
         ids = reports.ids.tolist()
         lost = set(ids if briefs.round == IDLE else ids[:1] if briefs.round == IDLE - 1 else ())
         kept = [row for row, client in enumerate(ids) if client not in lost]
@@ -140,12 +147,16 @@ class Losing:
         return replace(reports.take(order), failed=tuple((client, "it was lost") for client in sorted(lost)))
 
 
+def _setup(rule: Rule, job: Task) -> Setup:
+    return Setup(Algorithm((rule,)), RECIPE, len(SIZES), job.layout)
+
+
 def _course(rule: Rule, job: Task, engine: Engine, run: Run | None = None) -> Iterator[Run]:
     """The run after every round, each looked at."""
-    algorithm = Algorithm((rule,))
-    run = run or Run.start(job.start(), algorithm, clients=len(SIZES), seed=0)
+    setup = _setup(rule, job)
+    run = run or Run.start(job.start(), setup, seed=0)
     reporters = {client for table in run.tables for client in table.ids}
-    course = drive(rounds(run, algorithm, RECIPE, clients=len(SIZES), layout=job.layout), engine)
+    course = drive(rounds(run, setup), engine)
     while run.round < RECIPE.rounds:
         try:
             run = next(course)
@@ -154,11 +165,13 @@ def _course(rule: Rule, job: Task, engine: Engine, run: Run | None = None) -> It
         except Exception as error:
             fault = f"fails in round {run.round + 1}, {cause(error)}"
             raise AssertionError(sentence(rule, fault)) from error
-        require(bool(torch.isfinite(run.x).all()), rule, f"makes a model that is not finite in round {run.round}")
+        outcome = result(run, setup)
+        require(bool(torch.isfinite(outcome).all()), rule, f"makes a model that is not finite in round {run.round}")
         reporters |= set(run.record.ids.tolist()) if run.record else set()
         rows = {client for table in run.tables for client in table.ids}
         require(rows <= reporters, rule, "holds rows of clients that never reported")
         yield run
+    verdicts(run, setup)
 
 
 def _last(course: Iterator[Run]) -> Run:

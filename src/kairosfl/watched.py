@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.core.briefs import Briefs, Cohort, Plan, Reports
+from kairosfl.core.fields import Briefs, Reports, fields
 from kairosfl.core.round import Round
-from kairosfl.core.rule import Rule, State
+from kairosfl.core.rule import Memory, Plan, Rule, State
 from kairosfl.core.table import Table
 
 COHORT = 4  # of the federation in which the rule is watched
@@ -28,11 +28,15 @@ class Watched(Rule):
     calls: list[tuple[str, tuple[Any, ...], Any]] = field(default_factory=list)
 
     @property
-    def base_weights(self) -> str | None:
-        return self.rule.base_weights
+    def uniform(self) -> bool:
+        return self.rule.uniform
 
-    def largest(self, cohort: int, clients: int) -> int:
-        return self.rule.largest(cohort, clients)
+    @property
+    def sees_idle(self) -> bool:  # type: ignore[override]
+        return self.rule.sees_idle
+
+    def largest_cohort(self, cohort: int, population: int) -> int:
+        return self.rule.largest_cohort(cohort, population)
 
     def replay(self) -> None:
         """Ask every question again, the last one first: a rule without a memory of its own gives the same answers."""
@@ -44,102 +48,115 @@ class Watched(Rule):
         self.require(
             same,
             hook,
-            "answers the same question differently when it is asked again; take random numbers from round.stream and "
+            "answers the same question differently when it is asked again; take random numbers from now.stream and "
             "keep nothing outside the state",
         )
 
-    def server(self, x: Tensor, clients: int) -> State:
-        state: State = self._call("server", x, clients)
+    def server(self, now: Round) -> State:
+        state: State = self._call("server", now)
         self._check_state("server", state)
         return state
 
-    def client(self, x: Tensor) -> State:
-        row: State = self._call("client", x)
+    def client(self, now: Round) -> State:
+        row: State = self._call("client", now)
         self._check_state("client", row)
         return row
 
-    def select(self, plan: Plan, state: State, round: Round) -> Plan:
-        chosen: Plan = self._call("select", plan, state, round)
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
+        chosen: Plan = self._call("select", plan, memory, now)
         self.require(isinstance(chosen, Plan), "select", "does not return a Plan")
-        asked = min(chosen.size if chosen.ids is None else len(chosen.ids), round.clients)
-        most = self.rule.largest(round.cohort, round.clients)
+        asked = min(chosen.size if chosen.ids is None else len(chosen.ids), now.population)
+        most = self.rule.largest_cohort(now.cohort, now.population)
         self.require(
-            asked <= most, "select", f"asks for {asked} clients, and largest() says {most} at most; override it"
+            asked <= most, "select", f"asks for {asked} clients, and largest_cohort() says {most} at most; override it"
         )
         return chosen
 
-    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
-        told: Briefs = self._call("brief", briefs, state, rows, round)
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+        told: Briefs = self._call("brief", briefs, memory, now)
         self.require(isinstance(told, Briefs), "brief", "does not return Briefs")
         self.require(torch.equal(told.ids, briefs.ids), "brief", "changes who is asked; that is for select")
-        for name in ("start", "push"):
-            value = getattr(told, name)
-            if value is not None:
-                fits = value.shape in (round.x.shape, (len(briefs), *round.x.shape)) and value.dtype == round.x.dtype
-                self.require(fits, "brief", f"gives a {name} of another shape or type than x has")
+        for entry in fields(Briefs):
+            value, m = getattr(told, entry.name), len(briefs)
+            if entry.writers == "core":
+                kept = value is getattr(briefs, entry.name)
+                self.require(kept, "brief", f"changes {entry.name}, which only the core may")
+            elif entry.shape == "vector" and value is not None:
+                fits = value.shape in (now.x.shape, (m, *now.x.shape)) and value.dtype == now.x.dtype
+                self.require(fits, "brief", f"gives a {entry.name} of another shape or type than x has")
+            elif entry.shape == "each" and value is not None:
+                fits = isinstance(value, Tensor) and value.shape == (m,)
+                self.require(fits, "brief", f"gives {_shape(value)} as {entry.name} of {m} clients")
         return told
 
-    def weigh(
-        self, factors: Tensor, state: State, rows: State, briefs: Briefs, reports: Reports, round: Round
-    ) -> Tensor:
-        asked = (factors, state, rows, briefs, reports, round)
-        found: Tensor = self._call("weigh", *asked)
-        m = len(reports)
+    def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
+        found: Reports = self._call("receive", reports, memory, now)
+        self.require(isinstance(found, Reports), "receive", "does not return Reports")
+        self.require(torch.equal(found.ids, reports.ids), "receive", "changes who reported; set a weight to 0 in weigh")
+        fits = found.delta.shape == reports.delta.shape and found.delta.dtype == reports.delta.dtype
+        self.require(fits, "receive", f"returns updates as {_shape(found.delta)}, not {_shape(reports.delta)}")
+        return found
+
+    def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
+        found: Tensor = self._call("weigh", factors, memory, now)
+        m = len(now.reports)
         shaped = isinstance(found, Tensor) and found.shape == (m,)
         self.require(shaped, "weigh", f"returns {_shape(found)} where one number for each of {m} reporters is due")
         fine = bool(torch.isfinite(found).all() and (found >= 0).all() and found.sum() > 0)
-        self.require(fine, "weigh", f"returns factors that are no weights: {found.tolist()}")
+        self.require(fine, "weigh", f"returns factors that are not weights: {found.tolist()}")
         for order, swapped in self._orders(m):
-            again = self.rule.weigh(*_rearranged(asked, order, m))
+            again = self.rule.weigh(factors[order], *self._rearranged(memory, now, order))
             self.require(_close(again, found[order]), "weigh", swapped)
         return found
 
-    def combine(
-        self,
-        direction: Tensor,
-        state: State,
-        rows: State,
-        weights: Tensor,
-        briefs: Briefs,
-        reports: Reports,
-        round: Round,
-    ) -> Tensor:
-        asked = (direction, state, rows, weights, briefs, reports, round)
-        found: Tensor = self._call("combine", *asked)
+    def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
+        found: Tensor = self._call("combine", direction, memory, now)
         self._check_direction("combine", found, direction)
-        for order, swapped in self._orders(len(reports)):
-            again = self.rule.combine(*_rearranged(asked, order, len(reports)))
+        for order, swapped in self._orders(len(now.reports)):
+            again = self.rule.combine(direction, *self._rearranged(memory, now, order))
             self.require(_close(again, found), "combine", swapped)
         return found
 
-    def observe(
-        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
-    ) -> tuple[State, State]:
-        asked = (state, rows, weights, briefs, reports, round)
-        found = self._call("observe", *asked)
-        self.require(isinstance(found, tuple) and len(found) == 2, "observe", "does not return (state, rows)")
-        after, written = found
-        m = len(reports)
-        self._check_state("observe", after)
-        self._check_state("observe", written)
-        for name, value in written.items():
-            self.require(name in rows, "observe", f"writes {name!r} into a row, and client() has no such name")
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        after: Memory = self._call("observe", memory, now)
+        self.require(isinstance(after, Memory), "observe", "does not return a Memory; use memory.replace(...)")
+        m = len(now.reports)
+        self._check_state("observe", after.state)
+        self._check_state("observe", after.rows)
+        for name, value in after.rows.items():
+            known = name in memory.rows
+            self.require(known, "observe", f"writes {name!r} into a row, and client() has no such name")
             due = value.ndim > 0 and len(value) == m
             self.require(due, "observe", f"writes {_shape(value)} into {name!r} where a row for each of {m} is due")
         for order, swapped in self._orders(m):
-            again, rewritten = self.rule.observe(*_rearranged(asked, order, m))
-            same = all(_close(again[name], value) or _close(again[name], value[order]) for name, value in after.items())
-            same = same and all(_close(rewritten[name], value[order]) for name, value in written.items())
+            again = self.rule.observe(*self._rearranged(memory, now, order))
+            same = all(
+                _close(again.state[name], value) or _close(again.state[name], value[order])
+                for name, value in after.state.items()
+            )
+            same = same and all(_close(again.rows[name], value[order]) for name, value in after.rows.items())
             self.require(same, "observe", swapped)
-        return after, written
+        return after
 
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
-        found = self._call("step", direction, state, table, round)
-        self.require(isinstance(found, tuple) and len(found) == 2, "step", "does not return (direction, state)")
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        found = self._call("step", direction, memory, now)
+        self.require(isinstance(found, tuple) and len(found) == 2, "step", "does not return (direction, memory)")
         moved, after = found
         self._check_direction("step", moved, direction)
-        self._check_state("step", after)
+        self.require(isinstance(after, Memory), "step", "does not return a Memory; use memory.replace(...)")
+        self._check_state("step", after.state)
+        self.require(not after.rows, "step", "writes rows; only observe may")
         return moved, after
+
+    def result(self, x: Tensor, memory: Memory, now: Round) -> Tensor:
+        found: Tensor = self._call("result", x, memory, now)
+        self._check_direction("result", found, x)
+        return found
+
+    def verdict(self, memory: Memory, now: Round) -> str | None:
+        said: str | None = self._call("verdict", memory, now)
+        self.require(said is None or isinstance(said, str), "verdict", "does not return a sentence or None")
+        return said
 
     def _call(self, hook: str, *arguments: Any) -> Any:
         """The rule's answer, with its arguments as they were before the call."""
@@ -158,16 +175,25 @@ class Watched(Rule):
         return answer
 
     def _when(self, arguments: tuple[Any, ...]) -> str:
-        counts = [len(a) for a in arguments if isinstance(a, Reports)]
-        return f" when only {counts[0]} of {COHORT} clients report" if counts and counts[0] < COHORT else ""
+        reports = arguments[-1].reports
+        few = isinstance(reports, Reports) and len(reports) < COHORT
+        return f" when only {len(reports)} of {COHORT} clients report" if few else ""
+
+    def _rearranged(self, memory: Memory, now: Round, order: Tensor) -> tuple[Memory, Round]:
+        """The same cohort in another order: rows, briefs, reports and weights."""
+        rows = {name: entry[order] for name, entry in memory.rows.items()}
+        changes: dict[str, Any] = {"briefs": now.briefs.take(order), "reports": now.reports.take(order)}
+        if isinstance(now.weights, Tensor):
+            changes["weights"] = now.weights[order]
+        return memory.replace(rows=rows), replace(now, rules=(self.rule,), **changes)
 
     def _orders(self, m: int) -> Iterator[tuple[Tensor, str]]:
         for shift in {1, m - 1} if m > 1 else ():
-            yield torch.arange(m).roll(shift), "depends on the order in which the clients stand"
+            yield torch.arange(m).roll(shift), "depends on the order of the clients"
 
     def _check_state(self, hook: str, state: Any) -> None:
         fits = isinstance(state, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items())
-        self.require(fits, hook, "returns a state that is no dictionary of tensors")
+        self.require(fits, hook, "returns a state that is not a dictionary of tensors")
 
     def _check_direction(self, hook: str, found: Any, given: Tensor) -> None:
         fits = isinstance(found, Tensor) and found.shape == given.shape and found.dtype == given.dtype
@@ -176,22 +202,6 @@ class Watched(Rule):
 
     def require(self, holds: bool, hook: str, fault: str) -> None:
         require(holds, self.rule, f"in {hook} {fault}")
-
-
-def _rearranged(arguments: tuple[Any, ...], order: Tensor, m: int) -> tuple[Any, ...]:
-    """The same cohort in another order: rows, factors, weights, briefs and reports."""
-
-    def rearranged(value: Any, position: int) -> Any:
-        if isinstance(value, Cohort):
-            return value.take(order)
-        if isinstance(value, Tensor):
-            return value[order] if value.shape == (m,) and value.dtype == torch.float64 else value
-        if isinstance(value, dict) and position == rows:
-            return {name: entry[order] for name, entry in value.items()}
-        return value
-
-    rows = max(i for i, value in enumerate(arguments) if isinstance(value, dict))  # the state comes before the rows
-    return tuple(rearranged(value, i) for i, value in enumerate(arguments))
 
 
 def _still(value: Any) -> Any:
@@ -204,7 +214,7 @@ def _still(value: Any) -> Any:
     if isinstance(value, Table):
         return "table", tuple(value.ids), _still(value.rows(torch.tensor(value.ids, dtype=torch.int64)))
     if isinstance(value, Rule):
-        return value.name()  # stands in round.rules; what it keeps on itself is looked at apart
+        return value.name()  # is in now.rules; what it keeps on itself is looked at apart
     if isinstance(value, Mapping):
         return tuple((key, _still(entry)) for key, entry in value.items())
     if isinstance(value, list | tuple):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kairosfl.client.trainer import Trainer, batches
-from kairosfl.core.briefs import SCORE_AFTER, SCORE_BEFORE, Brief, Briefs, Report, Reports, column, mass, mean_gradients
+from kairosfl.core.fields import SCORE_AFTER, SCORE_BEFORE, Brief, Briefs, Report, Reports, column, mass, mean_gradients
 from kairosfl.core.streams import Streams, stream
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kairosfl.core.briefs import Briefs, Plan, Report, Reports
+from kairosfl.core.fields import Briefs, Plan, Report, Reports
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import Round, Run, accept, drive, rounds
 from kairosfl.core.rule import Algorithm, Rule, State
@@ -247,7 +247,7 @@ def test_an_idle_round_leaves_everything_as_it_was(text: str) -> None:
     assert [run.round for run in runs] == [1, 2, 3, 4, 5]
     for run in runs[1:3]:
         assert run.x is runs[0].x
-        assert run.slots is runs[0].slots
+        assert run.states is runs[0].slots
         assert run.detectors is runs[0].detectors
         assert run.signals is runs[0].signals
         assert run.record.reports is None
@@ -372,5 +372,5 @@ def test_a_direction_that_a_rule_keeps_is_not_written_over(view: bool) -> None:
         assert torch.equal(run.x, same.x)
         if run.round:
             direction = run.x - before
-            torch.testing.assert_close(run.slots[0]["kept"], direction[1:] if view else direction)
+            torch.testing.assert_close(run.states[0]["kept"], direction[1:] if view else direction)
         before = run.x

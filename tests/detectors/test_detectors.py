@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kairosfl.core.briefs import Briefs, Reports, column
+from kairosfl.core.fields import Briefs, Reports, column
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import Run, rounds
 from kairosfl.detectors import FGN, Detector, FedFIM, parse_detectors

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from kairosfl.core.briefs import Briefs, Contrast, Reports, Stop, column
+from kairosfl.core.fields import Briefs, Contrast, Reports, Stop, column
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import Run, drive, rounds
 from kairosfl.detectors import FGN, FedFIM

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kairosfl.core.briefs import FISHER, SCORE_AFTER, SCORE_BEFORE, Brief, Report
+from kairosfl.core.fields import FISHER, SCORE_AFTER, SCORE_BEFORE, Brief, Report
 from kairosfl.engines.flower.checks import Trust, check
 from kairosfl.errors import UserError
 

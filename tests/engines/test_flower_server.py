@@ -15,7 +15,7 @@ from flower_grid import App, FakeGrid, Node
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from torch import nn
 
-from kairosfl.core.briefs import Briefs, column
+from kairosfl.core.fields import Briefs, column
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import Run, drive, rounds
 from kairosfl.engines.flower import roster, server

@@ -10,7 +10,7 @@ import torch
 from flower_grid import over_the_wire
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from kairosfl.core.briefs import FISHER, SCORE_AFTER, Brief, Report
+from kairosfl.core.fields import FISHER, SCORE_AFTER, Brief, Report
 from kairosfl.engines.flower import wire
 from kairosfl.engines.flower.wire import Malformed, Packing, brief_record, read_brief, read_report, report_record
 from kairosfl.errors import UserError

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from kairosfl.core import table
-from kairosfl.core.briefs import Briefs, Contrast, Stop, column
+from kairosfl.core.fields import Briefs, Contrast, Stop, column
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import Run, drive, rounds
 from kairosfl.engines.batched import Batched, fast

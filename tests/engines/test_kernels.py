@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":  # it would change the kernels of all other tests
     pytest.skip("runs with TRITON_INTERPRET=1", allow_module_level=True)
 
-from kairosfl.core.briefs import Briefs, column
+from kairosfl.core.fields import Briefs, column
 from kairosfl.engines.batched import Batched, layers, update
 from kairosfl.engines.batched import conv as ways
 from kairosfl.engines.batched.conv import Pair, Shape

@@ -15,7 +15,7 @@ import ray
 import torch
 from torch import nn
 
-from kairosfl.core.briefs import FISHER, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports, column
+from kairosfl.core.fields import FISHER, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports, column
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import Run, drive, rounds
 from kairosfl.engines.loop import Loop

@@ -11,7 +11,7 @@ import torch
 from reference import Cohort, Problem, Quadratic, Setting
 from torch import Tensor, nn
 
-from kairosfl.core.briefs import Briefs, Plan, Report, Reports
+from kairosfl.core.fields import Briefs, Plan, Report, Reports
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import Engine, Round, Run, drive, rounds
 from kairosfl.core.rule import Algorithm, Rule, State

@@ -13,7 +13,7 @@ from problems import Flaky, course, follow, recipe, task
 from reference import COHORTS, Cohort, Network, Problem, Quadratic, Setting, fedavg, shares, train
 from scipy.optimize import nnls
 
-from kairosfl.core.briefs import Briefs, Reports
+from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import Run, drive, rounds
 from kairosfl.core.rule import Algorithm
@@ -108,7 +108,7 @@ def test_lambda_is_kept_by_slot() -> None:
     expected = iter(aware(Network(), COHORTS).weights)
     for run, cohort in zip(runs, COHORTS, strict=True):
         if cohort.reported:
-            found = dict(zip(runs[-1].tables[1].ids, run.slots[1]["lambda"].tolist(), strict=False))
+            found = dict(zip(runs[-1].tables[1].ids, run.states[1]["lambda"].tolist(), strict=False))
             assert found == pytest.approx(next(expected), abs=1e-5)  # unseen clients have no part in it
             assert sum(found.values()) == pytest.approx(1, abs=1e-12)
 
@@ -170,7 +170,7 @@ def test_of_equal_updates_it_takes_that_update() -> None:
     cohorts = (Cohort((0, 1, 2)),) * 3
     runs = follow(problem, setting, cohorts, f"fedaware(normalise=false, alpha=1.0, {ALONE})")
     np.testing.assert_allclose([run.x for run in runs], fedavg(problem, setting, cohorts), rtol=0, atol=1e-6)
-    np.testing.assert_allclose(runs[-1].slots[1]["lambda"], [1 / 3] * 3, rtol=1e-6)
+    np.testing.assert_allclose(runs[-1].states[1]["lambda"], [1 / 3] * 3, rtol=1e-6)
 
 
 def test_no_client_disagrees_with_its_direction() -> None:
@@ -208,7 +208,7 @@ def test_layers_weigh_the_full_updates_of_the_reporters() -> None:
     runs = follow(problem, Setting(), COHORTS, f"fedaware(layers=2, {ALONE})")
     np.testing.assert_allclose([run.x.numpy() for run in runs], expected.course, rtol=0, atol=3e-6)
     assert runs[-1].tables[1].rows(torch.arange(5))["average"].shape == (5, 15)
-    assert set(runs[-1].slots[1]) == {"gram", "lambda"}  # the updates do not stay in the state
+    assert set(runs[-1].states[1]) == {"gram", "lambda"}  # the updates do not stay in the state
 
 
 def test_all_layers_at_alpha_one_are_the_plain_rule() -> None:
@@ -247,7 +247,7 @@ def test_two_clusters() -> None:
         expected.append(x)
     runs = follow(problem, setting, COHORTS, f"fedaware(clusters=2, {ALONE})")
     np.testing.assert_allclose([run.x.numpy() for run in runs], expected, rtol=0, atol=3e-6)
-    slot, table = runs[-1].slots[1], runs[-1].tables[1]
+    slot, table = runs[-1].states[1], runs[-1].tables[1]
     assert slot["averages"].shape == (2, len(x))
     assert slot["gram"].shape == (2, 2)
     assert dict(zip(table.ids, table.rows(torch.tensor(table.ids))["cluster"].tolist(), strict=True)) == cluster
@@ -283,7 +283,7 @@ def test_the_gram_matrix_is_that_of_the_rows_and_only_changed_rows_are_multiplie
     end = follow(Network(), Setting(), COHORTS, f"fedaware({ALONE})")[-1]
     assert multiplied == [len(cohort.reported) for cohort in COHORTS if cohort.reported]
     rows = end.tables[1].rows(torch.tensor(end.tables[1].ids))["average"].double().numpy()
-    gram = end.slots[1]["gram"].numpy()
+    gram = end.states[1]["gram"].numpy()
     np.testing.assert_allclose(gram, rows @ rows.T, rtol=1e-5, atol=1e-9)
     assert np.array_equal(gram, gram.T)
 
@@ -328,7 +328,7 @@ def test_exploration_visits_everyone_and_averages_until_then() -> None:
     assert len({*cohorts[0].asked, *cohorts[1].asked}) == 4  # nobody twice while others wait
     assert {i for cohort in cohorts[:3] for i in cohort.asked} == set(range(5))
     np.testing.assert_allclose([run.x for run in runs[:2]], fedavg(Network(), Setting(), cohorts[:2]), atol=1e-12)
-    assert len(runs[1].slots[0]["lambda"]) == 0
+    assert len(runs[1].states[0]["lambda"]) == 0
     # The round in which the last client is met is AWARE's, with the averages of all rounds.
     before = runs[1].x.numpy()
     averages = dict(zip(runs[2].tables[0].ids, torch.cat(list(runs[2].tables[0].column("average"))), strict=True))
@@ -339,15 +339,15 @@ def test_exploration_visits_everyone_and_averages_until_then() -> None:
 @pytest.mark.parametrize(("lost", "loop"), [((3,), Loop), ((), Broken)])
 def test_a_client_of_no_use_does_not_hold_up_exploration(lost: tuple[int, ...], loop: type[Loop]) -> None:
     runs = explored([lost] * 6, "fedaware(explore=true)", 6, loop=loop)
-    assert runs[-1].slots[0]["seen"].all()
+    assert runs[-1].states[0]["seen"].all()
     assert sorted(runs[-1].tables[0].ids) == [0, 1, 2, 4]
-    assert len(runs[-1].slots[0]["lambda"]) == 4
+    assert len(runs[-1].states[0]["lambda"]) == 4
 
 
 @pytest.mark.parametrize(("cohort", "dead"), [(2, (3, 4)), (1, (4,)), (3, (0, 1, 2, 4))])
 def test_as_many_dead_clients_as_a_cohort_do_not_hold_it_up(cohort: int, dead: tuple[int, ...]) -> None:
     runs = explored([dead] * 12, "fedaware(explore=true)", 12, cohort=cohort)
-    assert runs[-1].slots[0]["seen"].all()
+    assert runs[-1].states[0]["seen"].all()
     assert runs[-1].idle < 5
 
 
@@ -383,7 +383,7 @@ def test_resumes_to_the_bit(options: str, tmp_path: Path) -> None:
     assert [run.round for run in again] == [4, 5, 6]
     for one, other in zip(runs[3:], again, strict=True):
         assert torch.equal(one.x, other.x)
-        assert all(torch.equal(value, other.slots[0][name]) for name, value in one.slots[0].items())
+        assert all(torch.equal(value, other.states[0][name]) for name, value in one.states[0].items())
 
 
 class Given:
@@ -420,18 +420,18 @@ def test_by_hand() -> None:
     # Units (1,0,0,0), (0,1,0,0), (−0.6,0.8,0,0): the first and third are nearest to the origin, in the middle of both
     # (0.2, 0.4); the second is on the far side of the plane through it.
     run = given([[2, 0, 0, 0], [0, 5, 0, 0], [-3, 4, 0, 0]], "fedaware")
-    np.testing.assert_allclose(run.slots[0]["lambda"], [0.5, 0, 0.5], atol=1e-7)
+    np.testing.assert_allclose(run.states[0]["lambda"], [0.5, 0, 0.5], atol=1e-7)
     np.testing.assert_allclose(run.x, [0.2, 0.4, 0, 0], atol=1e-7)
     # Raw: halves (1,0), (0,2.5), (−1.5,2). Between the first and third: 1 − 2.5 s, 2 s, shortest at s = 2.5 / 10.25.
     s = 2.5 / 10.25
     run = given([[2, 0, 0, 0], [0, 5, 0, 0], [-3, 4, 0, 0]], "fedaware(normalise=false)")
-    np.testing.assert_allclose(run.slots[0]["lambda"], [1 - s, 0, s], atol=1e-7)
+    np.testing.assert_allclose(run.states[0]["lambda"], [1 - s, 0, s], atol=1e-7)
     np.testing.assert_allclose(run.x, [1 - 2.5 * s, 2 * s, 0, 0], atol=1e-7)
 
 
 def test_an_update_of_length_zero_is_left_out() -> None:
     run = given([[0, 0, 0, 0], [3, 0, 0, 0], [0, 0, 4, 0]], "fedaware")
-    np.testing.assert_allclose(run.slots[0]["lambda"], [0, 0.5, 0.5])
+    np.testing.assert_allclose(run.states[0]["lambda"], [0, 0.5, 0.5])
     np.testing.assert_allclose(run.x, [0.5, 0, 0.5, 0], rtol=1e-6)
     for text in ("fedaware", "fedaware(project=true)", "fedaware(layers=1)", "fedaware(clusters=2)"):
         assert torch.equal(given([[0, 0, 0, 0]] * 3, text).x, torch.zeros(4))

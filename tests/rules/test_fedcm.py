@@ -29,7 +29,7 @@ def test_plain_sgd_broadcasts_the_mean_gradient_per_step() -> None:
     run = follow(problem, setting, COHORTS[:1], "fedcm(alpha=0.5)")[0]
     locals_ = [reference.train(problem, setting, 0, i, problem.x, lambda g, w: 0.5 * g) for i in (0, 1, 2)]
     want = np.mean([(problem.x - local.w) / (local.steps * setting.lr) for local in locals_], 0)
-    np.testing.assert_allclose(run.slots[1]["momentum"].numpy(), want, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(run.states[1]["momentum"].numpy(), want, rtol=0, atol=1e-13)
 
 
 def test_weight_decay_stays_out_of_the_broadcast_direction() -> None:
@@ -37,14 +37,14 @@ def test_weight_decay_stays_out_of_the_broadcast_direction() -> None:
     problem, setting = Quadratic(), Setting(batch=100, epochs=1, decay=0.3)
     run = follow(problem, setting, (Cohort((0, 1)),), "fedcm(alpha=0.5)")[0]
     want = np.mean([0.5 * problem.gradient(i, np.arange(problem.n[i]), problem.x) for i in (0, 1)], 0)
-    np.testing.assert_allclose(run.slots[1]["momentum"].numpy(), want, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(run.states[1]["momentum"].numpy(), want, rtol=0, atol=1e-13)
 
 
 def test_nor_does_it_enter_from_mutants() -> None:
     """Clients that start elsewhere than at x decay from where they start."""
     problem, setting = Quadratic(), Setting(batch=100, epochs=1, decay=0.3, gamma=1.0)
     runs = follow(problem, setting, (Cohort((0, 1)),) * 2, "fedmut(alpha=3) + fedcm(alpha=0.5)")
-    first = runs[0].slots[2]["momentum"].numpy()
+    first = runs[0].states[2]["momentum"].numpy()
     starts = reference.mutants(problem, setting, 1, 2, runs[0].x.numpy(), problem.x, alpha=3, rate=0.3, bound=50)
     want = np.mean([0.5 * problem.gradient(i, np.arange(problem.n[i]), starts[i]) + 0.5 * first for i in (0, 1)], 0)
-    np.testing.assert_allclose(runs[1].slots[2]["momentum"].numpy(), want, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(runs[1].states[2]["momentum"].numpy(), want, rtol=0, atol=1e-12)

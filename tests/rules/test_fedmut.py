@@ -9,7 +9,7 @@ import torch
 from problems import course, settle
 from reference import COHORTS, Cohort, Network, Quadratic, Setting
 
-from kairosfl.core.briefs import Briefs, column
+from kairosfl.core.fields import Briefs, column
 from kairosfl.core.round import Round
 from kairosfl.detectors import Signals
 from kairosfl.rules import FedMut

@@ -9,7 +9,7 @@ import torch
 from problems import course, follow
 from reference import COHORTS, Network, Quadratic, Setting
 
-from kairosfl.core.briefs import Reports
+from kairosfl.core.fields import Reports
 from kairosfl.detectors import Signals
 from kairosfl.rules import PA3Fed
 

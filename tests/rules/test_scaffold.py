@@ -46,7 +46,7 @@ def test_one_local_step_with_everyone_is_minibatch_sgd(weights: str) -> None:
 def test_the_server_variate_is_the_mean_of_the_clients(cohorts: tuple[Cohort, ...], weights: str) -> None:
     problem = Quadratic()
     runs = follow(problem, Setting(), cohorts, f"scaffold(weights='{weights}')")
-    state, table = runs[-1].slots[1], runs[-1].tables[1]
+    state, table = runs[-1].states[1], runs[-1].tables[1]
     own = dict(zip(table.ids, np.concatenate([block.numpy() for block in table.column("vector")]), strict=True))
     assert sorted(own) == [0, 1, 2, 3, 4]
     mean = reference.shares(problem, sorted(own), weights) @ np.array([own[i] for i in sorted(own)])

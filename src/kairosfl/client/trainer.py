@@ -1,8 +1,7 @@
 """One client following one brief, in plain PyTorch: the reference for every engine.
 
-    g = scale · ∇L(w; batch) + pull · (w − start) + push + weight_decay · w
-    v ← momentum · v + g
-    w ← w − lr · v
+    g = scale · ∇L + pull · (w − start) + push       ∇L at w, or at w + radius · ∇L / ‖∇L‖ (SAM)
+    then `optimizers`
 
 `clip` acts on ∇L alone. The weights live in one flat vector, and the model's parameters are views of it.
 """
@@ -24,12 +23,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from kairosfl.client.fisher import fisher_trace
-from kairosfl.core.briefs import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Brief, Report
+from kairosfl.client.optimizers import Moments, Step, norms
+from kairosfl.core.fields import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Brief, Report
 from kairosfl.core.streams import Streams, key, stream
 from kairosfl.tasks.prepare import augment, ordered, prepare, sample_keys
 from kairosfl.tasks.task import Task, last_linear
 
 SCORING_BATCH = 512
+SAM_EPS = 1e-12  # a gradient of zero has no direction
 LARGE = 31 << 20  # bytes; glibc learns from blocks below 32 MiB
 
 
@@ -48,45 +49,18 @@ Derivative = tuple[Tensor, Tensor | None, tuple[Tensor, ...]]
 Differentiate = Callable[[Tensor, Tensor, Brief, dict[str, Tensor]], Derivative]
 
 
-class Step:
-    """One step of local training on the model's tensors, as the brief corrects it; keeps the momentum."""
-
-    def __init__(self, brief: Brief, w: list[Tensor], v: list[Tensor], start: list[Tensor], push: list[Tensor]) -> None:
-        self.brief, self.w, self.v, self.start, self.push = brief, w, v, start, push
-        if brief.momentum:
-            torch._foreach_zero_(v)
-
-    @torch.no_grad()
-    def __call__(self, g: list[Tensor]) -> Tensor:
-        """Move the weights along these gradients, which are used up; their squared norm after clipping."""
-        brief, w = self.brief, self.w
-        square = torch.stack(torch._foreach_norm(g)).square_().sum()
-        if brief.clip < float("inf"):
-            factor = (brief.clip / (square.sqrt() + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_(g, factor)
-            square = square * factor.square()
-        if brief.scale != 1:
-            torch._foreach_mul_(g, brief.scale)
-        if brief.pull:
-            torch._foreach_add_(g, torch._foreach_sub(w, self.start), alpha=brief.pull)
-        if self.push:
-            torch._foreach_add_(g, self.push)
-        if brief.weight_decay:
-            torch._foreach_add_(g, w, alpha=brief.weight_decay)
-        if brief.momentum:
-            torch._foreach_mul_(self.v, brief.momentum)
-            torch._foreach_add_(self.v, g)
-            g = self.v
-        torch._foreach_add_(w, g, alpha=-brief.lr)
-        return square
-
-
 class Fisher(NamedTuple):
     """A trace of the Fisher information, if it was asked for; the seconds and, on a GPU, the bytes that it took."""
 
     trace: float | None = None
     seconds: float = 0.0
     bytes: int = 0
+
+    def reported(self) -> dict[str, float | int]:
+        """What a report says about it."""
+        if self.trace is None:
+            return {}
+        return {"fisher": self.trace, "fisher_seconds": self.seconds, "fisher_bytes": self.bytes}
 
 
 class Trainer:
@@ -103,7 +77,7 @@ class Trainer:
         for (_, view), parameter in zip(self.layout.views(self.w), self.parameters, strict=True):
             parameter.data = view.view(parameter.shape)
         self.views = [parameter.detach() for parameter in self.parameters]
-        self.velocity = [torch.empty_like(view) for view in self.views]
+        self.moments = Moments(self.views)
         self.random: bool | None = None  # whether the model draws random numbers: the first client shows it
         self.streams = Streams()
         self.differentiate: Differentiate = self._differentiate  # an engine may put a quicker one in its place
@@ -136,15 +110,13 @@ class Trainer:
             similarity=similarity,
             score_before=score_before,
             score_after=self.score(self.w, mine) if SCORE_AFTER in brief.measure else None,
-            fisher=fisher.trace,
-            fisher_seconds=fisher.seconds,
-            fisher_bytes=fisher.bytes,
+            **fisher.reported(),
         )
 
     def _train(self, brief: Brief, start: Tensor, mine: Tensor) -> tuple[int, float, float, float, float | None]:
         self.w.copy_(start)
         starts = self._tensors(start) if brief.pull else []
-        step = Step(brief, self.views, self.velocity, starts, self._push(brief))
+        step = Step(brief, self.views, self.moments, starts, self._push(brief))
         references = self._references(brief, start)
         # Not augmented, a sample is the same in every epoch, and so are a fixed model's features of it.
         known = {} if self.task.augment else {name: self._all_features(v, mine) for name, v in references.items()}
@@ -164,13 +136,18 @@ class Trainer:
                     for name, vector in references.items()
                 }
                 loss, similar, gradients = self.differentiate(inputs, targets, brief, still)
-                squares.append(step(_owned(gradients)))
+                if brief.radius:
+                    squares.append(norms(gradients).square().sum())
+                    gradients = self._sharper(gradients, inputs, targets, brief, still)
+                square = step(_owned(gradients))
+                if not brief.radius:
+                    squares.append(square)
                 losses.append(loss * len(batch))
                 samples += len(batch)
                 done += 1
                 if similar is not None:
                     similarity = similar
-                    stop = stop | (similar < brief.stop_below)  # type: ignore[operator]
+                    stop = stop | (similar < brief.stop_below)
                     if brief.stop_per == "batch" and stop:
                         break
             epochs += done / len(epoch)
@@ -187,6 +164,18 @@ class Trainer:
         loss, similar = self._loss(inputs, targets, brief, still)
         self.features.pop(self.model, None)  # with them the whole forward pass would stay in memory
         return loss.detach(), similar, torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+
+    def _sharper(
+        self, gradients: tuple[Tensor, ...], inputs: Tensor, targets: Tensor, brief: Brief, still: dict[str, Tensor]
+    ) -> tuple[Tensor, ...]:
+        """The gradients at the sharpest point within `radius`, to first order (SAM); the weights stay as they are."""
+        here = self.w.clone()
+        length = norms(gradients).square().sum().sqrt()
+        with torch.no_grad():
+            torch._foreach_add_(self.views, torch._foreach_mul(gradients, brief.radius / (length + SAM_EPS)))
+        gradients = self.differentiate(inputs, targets, brief, still)[2]
+        self.w.copy_(here)
+        return gradients
 
     def _push(self, brief: Brief) -> list[Tensor]:
         return [] if brief.push is None else self._tensors(brief.push)
@@ -218,9 +207,9 @@ class Trainer:
         references = {}
         if brief.stop_reference is not None:
             references["stop"] = brief.stop_reference.to(self.device)
-        if brief.previous is not None:
+        if brief.contrast:
             references["previous"] = brief.previous.to(self.device)
-        if brief.previous is not None or (brief.stop_below is not None and brief.stop_reference is None):
+        if brief.contrast or (brief.stop_below is not None and brief.stop_reference is None):
             references["start"] = start
         if references:
             self._listen()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from kairosfl.errors import UserError
 
+OPTIMIZERS = ("sgd", "adamw")
 SCHEDULES = ("constant", "exponential", "steps", "cosine")
 
 
@@ -19,8 +21,12 @@ class Recipe:
     epochs: int = 1
     batch_size: int = 32
     drop_last: bool = False
+    optimizer: str = "sgd"
     lr: float = 0.1
-    momentum: float = 0.0
+    momentum: float = 0.0  # of sgd
+    beta1: float = 0.9  # of adamw, as the next two
+    beta2: float = 0.999
+    eps: float = 1e-8
     weight_decay: float = 0.0
     clip: float = 0.0  # largest norm of a mini-batch gradient; 0: no clipping
     schedule: str = "constant"
@@ -34,8 +40,15 @@ class Recipe:
                 raise UserError(f"train.{field} = {getattr(self, field)} must be 1 or more.")
         if not 0 < self.lr < math.inf:
             raise UserError(f"train.lr = {self.lr} must be above 0, and finite.")
-        if not 0 <= self.momentum < 1:
-            raise UserError(f"train.momentum = {self.momentum} must be at least 0 and below 1.")
+        for field in ("momentum", "beta1", "beta2"):
+            if not 0 <= getattr(self, field) < 1:
+                raise UserError(f"train.{field} = {getattr(self, field)} must be at least 0 and below 1.")
+        if not 0 < self.eps < math.inf:
+            raise UserError(f"train.eps = {self.eps} must be above 0, and finite.")
+        if self.optimizer not in OPTIMIZERS:
+            raise UserError(f"train.optimizer = {self.optimizer!r} is not one of {', '.join(OPTIMIZERS)}.")
+        if self.optimizer == "adamw" and self.momentum:
+            raise UserError(f"train.momentum = {self.momentum} is for 'sgd'; set beta1 for train.optimizer = 'adamw'.")
         for field in ("weight_decay", "clip", "lr_min"):
             if getattr(self, field) < 0:
                 raise UserError(f"train.{field} = {getattr(self, field)} must be 0 or more.")
@@ -53,3 +66,8 @@ class Recipe:
         if self.schedule == "cosine":
             return self.lr_min + (self.lr - self.lr_min) * (1 + math.cos(math.pi * round / self.rounds)) / 2
         return self.lr
+
+    def told(self, round: int) -> dict[str, Any]:
+        """What every client is told in a round, by the names of the brief's fields."""
+        names = ("optimizer", "momentum", "weight_decay", "beta1", "beta2", "eps", "batch_size", "epochs", "drop_last")
+        return {name: getattr(self, name) for name in names} | {"lr": self.lr_at(round), "clip": self.clip or math.inf}

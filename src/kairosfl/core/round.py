@@ -1,30 +1,76 @@
-"""Federated learning on two screens: select → brief → train → weigh → combine → observe → step."""
+"""Federated learning on two screens: select → brief → train → receive → weigh → combine → observe → step."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.core.briefs import Briefs, Plan, Reports, column, mass
+from kairosfl.core.fields import Briefs, Reports, fields
+from kairosfl.core.mass import mass
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.rule import Algorithm, Rule, State
+from kairosfl.core.rule import Algorithm, Memory, Plan, Rule, State, acts
 from kairosfl.core.streams import stream
 from kairosfl.core.table import Table
 from kairosfl.detectors import FGN, Detector, Signals, coherence, elud, squared_norms
 from kairosfl.errors import UserError
 from kairosfl.tasks.vector import Layout
 
+if TYPE_CHECKING:
+    from kairosfl.engines.protocol import Engine
+
+ONE_WRITER = tuple(entry.name for entry in fields(Briefs) if entry.writers == "one")
+
+
+class _NotYet:
+    """Stands for what a round does not have before its clients are briefed or have answered."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name!r} was asked of briefs, reports or weights that this round does not have yet")
+
+    def __repr__(self) -> str:
+        return "not yet"
+
+
+NOT_YET: Any = _NotYet()
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What stays the same throughout a run.
+
+    Args:
+        algorithm: the rules.
+        recipe: rounds, cohort, and how clients train.
+        clients: size of the population.
+        layout: where the model's tensors lie in the vector, `task.layout`.
+        detectors: of critical periods; all are recorded, the first one decides.
+    """
+
+    algorithm: Algorithm
+    recipe: Recipe
+    clients: int
+    layout: Layout
+    detectors: tuple[Detector, ...] = (FGN(),)
+
+    def __post_init__(self) -> None:
+        if self.recipe.cohort > self.clients:
+            raise UserError(
+                f"train.cohort = {self.recipe.cohort} is more than the {self.clients} clients there are; lower it."
+            )
+        self.algorithm.check_mass(self.recipe.optimizer)
+
 
 @dataclass(frozen=True)
 class Record:
-    """What happened in one round, for metrics and pictures; no part of the state."""
+    """What happened in one round, for metrics and pictures; not part of the state."""
 
     ids: Tensor
     weights: Tensor
@@ -33,135 +79,166 @@ class Record:
     asked: int
     lr: float
     vectors_down: int
+    numbers_down: int
     consensus: float = float("nan")
     values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Run:
-    """All the state there is. Saving it is a checkpoint; loading it resumes bit for bit."""
+    """All the state there is. Saving it is a checkpoint; loading it resumes bit for bit.
+
+    Client rows are written in place, so a run can only be continued until a later round has written rows; continuing
+    from an earlier one afterwards is refused. `snapshot` copies the rows.
+    """
 
     seed: int
     round: int  # rounds done
     x: Tensor
-    slots: tuple[State, ...]  # a server slot per rule
-    tables: tuple[Table, ...]  # a table of client rows per rule, written in place
-    detectors: tuple[State, ...]
+    states: tuple[State, ...]  # of every rule, then of every detector
+    tables: tuple[Table, ...]  # of client rows, likewise
     signals: Signals = field(default_factory=Signals)
     idle: int = 0  # rounds in a row without a good report
     record: Record | None = None
+    writes: tuple[int, ...] = ()  # how often each table had been written to
 
     @classmethod
-    def start(
-        cls,
-        x: Tensor,
-        algorithm: Algorithm,
-        *,
-        clients: int,
-        seed: int,
-        detectors: tuple[Detector, ...] = (FGN(),),
-    ) -> Run:
-        """A run before its first round."""
-        return cls(
-            seed=seed,
-            round=0,
-            x=x,
-            slots=tuple(rule.server(x, clients) for rule in algorithm.rules),
-            tables=tuple(Table(rule.client(x)) for rule in algorithm.rules),
-            detectors=tuple(detector.start() for detector in detectors),
+    def start(cls, x: Tensor, setup: Setup, *, seed: int) -> Run:
+        """A run before its first round, from the model `x`."""
+        run = cls(seed=seed, round=0, x=x, states=(), tables=())
+        now = Round.of(run, setup)
+        parts: tuple[Rule | Detector, ...] = (*setup.algorithm.rules, *setup.detectors)
+        return replace(
+            run,
+            states=tuple(part.server(now) for part in parts),
+            tables=tuple(Table(part.client(now)) for part in parts),
+            writes=(0,) * len(parts),
         )
+
+    def snapshot(self) -> Run:
+        """A copy with client rows of its own, which later rounds of this one leave alone."""
+        self.check_fresh()
+        return replace(self, tables=copy.deepcopy(self.tables))
+
+    def check_fresh(self) -> None:
+        """Refuse a run whose client rows a later round has overwritten."""
+        if self.writes != tuple(table.writes for table in self.tables):
+            raise UserError(
+                f"The client rows of this run, after round {self.round}, were overwritten by a later round; continue "
+                "from the latest run, or keep run.snapshot() before going on."
+            )
+
+    def memory(self, i: int, rows: State | None = None) -> Memory:
+        """What the rule or detector with this number remembers."""
+        return Memory(self.states[i], rows or {}, self.tables[i])
 
 
 @dataclass(frozen=True)
 class Round:
-    """What a rule may know about the round it acts in."""
+    """The round that a hook acts in."""
 
-    number: int
+    number: int  # rounds done before it
     rounds: int
-    clients: int
-    cohort: int
+    population: int
+    cohort: int  # as the recipe has it
     x: Tensor
     lr: float
     layout: Layout
+    recipe: Recipe
     signals: Signals  # the last round's until the clients have trained, then this round's
     rules: tuple[Rule, ...]
     seed: int
+    briefs: Briefs = NOT_YET  # of the clients asked; from `receive` on of the reporters
+    reports: Reports = NOT_YET
+    weights: Tensor = NOT_YET  # [m], sum 1
+
+    @classmethod
+    def of(cls, run: Run, setup: Setup) -> Round:
+        """The next round of a run."""
+        return cls(
+            number=run.round,
+            rounds=setup.recipe.rounds,
+            population=setup.clients,
+            cohort=setup.recipe.cohort,
+            x=run.x,
+            lr=setup.recipe.lr_at(run.round),
+            layout=setup.layout,
+            recipe=setup.recipe,
+            signals=run.signals,
+            rules=setup.algorithm.rules,
+            seed=run.seed,
+        )
 
     def stream(self, purpose: str, client: int = 0) -> np.random.Generator:
         """Random numbers for this purpose in this round."""
         return stream(self.seed, purpose, self.number, client)
 
+    def counts(self) -> Tensor:
+        """How much each reporter counts before any rule weighs it, `[m]`: its samples, or one."""
+        return Algorithm(self.rules).counts(self.reports)
 
-Course = Generator[tuple[Run, Briefs | None], Reports, None]
+
+Rounds = Generator[tuple[Run, Briefs | None], Reports, None]
 
 
-def rounds(
-    run: Run,
-    algorithm: Algorithm,
-    recipe: Recipe,
-    *,
-    clients: int,
-    layout: Layout,
-    detectors: tuple[Detector, ...] = (FGN(),),
-) -> Course:
+def rounds(run: Run, setup: Setup) -> Rounds:
     """A run as a coroutine: yields the run and the next cohort's briefs, is sent reports; no briefs: it is over."""
-    if recipe.cohort > clients:
-        raise UserError(f"train.cohort = {recipe.cohort} is more than the {clients} clients there are; lower it.")
-    while run.round < recipe.rounds:
-        now = Round(
-            number=run.round,
-            rounds=recipe.rounds,
-            clients=clients,
-            cohort=recipe.cohort,
-            x=run.x,
-            lr=recipe.lr_at(run.round),
-            layout=layout,
-            signals=run.signals,
-            rules=algorithm.rules,
-            seed=run.seed,
-        )
-        briefs = brief(run, algorithm, recipe, detectors, now, select(run, algorithm, now))
+    while run.round < setup.recipe.rounds:
+        run.check_fresh()
+        now = Round.of(run, setup)
+        briefs = brief(run, setup, now, select(run, setup, now))
         reports = yield run, briefs
-        run = conclude(run, algorithm, detectors, now, briefs, reports)
+        run.check_fresh()
+        run = conclude(run, setup, now, briefs, reports)
     yield run, None
 
 
-def select(run: Run, algorithm: Algorithm, now: Round) -> Tensor:
+def result(run: Run, setup: Setup) -> Tensor:
+    """The vector to evaluate, export and deploy."""
+    x, now = run.x, Round.of(run, setup)
+    for i in setup.algorithm.order():
+        x = setup.algorithm.rules[i].result(x, run.memory(i), now)
+    return x
+
+
+def verdicts(run: Run, setup: Setup) -> list[str]:
+    """What the rules have to say about what they did in this run."""
+    now = Round.of(run, setup)
+    said = (rule.verdict(run.memory(i), now) for i, rule in enumerate(setup.algorithm.rules))
+    return [each for each in said if each]
+
+
+def select(run: Run, setup: Setup, now: Round) -> Tensor:
     """Stage 1: the ids of this round's cohort, ascending."""
     plan = Plan(now.cohort)
-    for i in algorithm.order():
-        plan = algorithm.rules[i].select(plan, run.slots[i], now)
+    for i in setup.algorithm.order():
+        plan = setup.algorithm.rules[i].select(plan, run.memory(i), now)
     if plan.ids is not None:
         return torch.from_numpy(np.unique(plan.ids).astype(np.int64))
-    pool = now.clients if plan.eligible is None else plan.eligible
-    available = now.clients if plan.eligible is None else len(plan.eligible)
+    pool = now.population if plan.eligible is None else plan.eligible
+    available = now.population if plan.eligible is None else len(plan.eligible)
     chosen = now.stream("select").choice(pool, size=min(plan.size, available), replace=False)
     return torch.from_numpy(np.sort(chosen).astype(np.int64))
 
 
-def brief(
-    run: Run, algorithm: Algorithm, recipe: Recipe, detectors: tuple[Detector, ...], now: Round, ids: Tensor
-) -> Briefs:
+def brief(run: Run, setup: Setup, now: Round, ids: Tensor) -> Briefs:
     """Stage 2: what the cohort is told."""
-    m = len(ids)
-    briefs = Briefs(
-        seed=run.seed,
-        round=now.number,
-        ids=ids,
-        start=run.x,
-        lr=column(now.lr, m),
-        momentum=column(recipe.momentum, m),
-        weight_decay=column(recipe.weight_decay, m),
-        clip=column(recipe.clip or float("inf"), m),
-        batch_size=column(recipe.batch_size, m, torch.int64),
-        epochs=column(recipe.epochs, m, torch.int64),
-        scale=column(1.0, m),
-        pull=column(0.0, m),
-        drop_last=recipe.drop_last,
-        measure=frozenset(detector.measure for detector in detectors if detector.measure),
-    )
-    for rule, slot, table in zip(algorithm.rules, run.slots, run.tables, strict=True):
-        briefs = rule.brief(briefs, slot, table.rows(ids), now)
+    briefs = Briefs(seed=run.seed, round=now.number, ids=ids, start=run.x, **setup.recipe.told(now.number))
+    for detector in setup.detectors:
+        briefs = briefs.measured(detector.measure) if detector.measure else briefs
+    writer: dict[str, Rule] = {}
+    for i, rule in enumerate(setup.algorithm.rules):
+        told = rule.brief(briefs, run.memory(i, run.tables[i].rows(ids)), now)
+        for name in ONE_WRITER:
+            if getattr(told, name) is not getattr(briefs, name):
+                other = writer.setdefault(name, rule)
+                if other is not rule:
+                    raise UserError(
+                        f"{other.name()} and {rule.name()} cannot be combined: both set {name} of the brief, and only "
+                        "one rule may; leave one of them out."
+                    )
+        briefs = told
+    setup.algorithm.check_mass(briefs.optimizer)
     return briefs
 
 
@@ -176,7 +253,9 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Tensor, t
         return briefs.take(nobody), reports.take(nobody), torch.empty(0), tuple(rejected)
     position = {client: row for row, client in enumerate(briefs.ids.tolist())}
     squares = squared_norms(reports.delta) if len(reports) else torch.empty(0)
-    faults = _faults(reports, squares)
+    faults = reports.faults()
+    for row in np.flatnonzero(~np.isfinite(squares.cpu().numpy())).tolist():
+        faults.setdefault(row, "its update is not finite")
     good: dict[int, int] = {}
     for row, client in enumerate(reports.ids.tolist()):
         reason = (
@@ -199,61 +278,43 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Tensor, t
     return briefs, reports, squares, tuple(rejected)
 
 
-def _faults(reports: Reports, squares: Tensor) -> dict[int, str]:
-    """Rows of reports that cannot be used and why; every column comes to the host once."""
-
-    def host(column: Tensor) -> np.ndarray:
-        return column.cpu().numpy()
-
-    wrong = {
-        "it has no samples": host(reports.n) <= 0,
-        "it did no step": host(reports.steps) <= 0,
-        "it trained no part of an epoch": host(reports.epochs) <= 0,
-        "its update is not finite": ~np.isfinite(host(squares)),
-    }
-    for name in ("epochs", "loss", "grad_sq", "score_before", "score_after", "fisher"):
-        value = getattr(reports, name)
-        if value is not None:
-            wrong[f"its {name} is not finite"] = ~np.isfinite(host(value))
-    faults: dict[int, str] = {}
-    for reason, rows in wrong.items():
-        for row in np.flatnonzero(rows).tolist():
-            faults.setdefault(row, reason)
-    return faults
-
-
-def _moved(x: Tensor, direction: Tensor, slots: Sequence[State]) -> Tensor:
+def _moved(x: Tensor, direction: Tensor, memories: Sequence[Memory]) -> Tensor:
     """x + direction, in the direction's own memory unless a rule keeps it: a model may be most of what there is."""
     place = direction.untyped_storage().data_ptr()
-    kept = any(value.untyped_storage().data_ptr() == place for slot in slots for value in slot.values())
+    values = (value for memory in memories for value in memory.state.values())
+    kept = any(value.untyped_storage().data_ptr() == place for value in values)
     return x + direction if kept or direction.dtype != x.dtype else direction.add_(x)
 
 
-def conclude(
-    run: Run,
-    algorithm: Algorithm,
-    detectors: tuple[Detector, ...],
-    now: Round,
-    briefs: Briefs,
-    reports: Reports,
-) -> Run:
-    """Stages 4 to 7: weigh, combine, observe, step. With no good report the model stays as it was."""
-    asked, vectors = len(briefs), briefs.vectors_down()
+def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Reports) -> Run:
+    """Stages 4 to 8: receive, weigh, combine, observe, step. Without a good report the model stays as it was."""
+    rules, detectors = setup.algorithm.rules, setup.detectors
+    asked, vectors, numbers = len(briefs), briefs.vectors_down(), briefs.numbers()
     briefs, reports, squares, rejected = accept(briefs, reports)
-    if not len(reports):
-        record = Record(reports.ids, torch.empty(0), None, rejected, asked, now.lr, vectors)
-        return replace(run, round=run.round + 1, idle=run.idle + 1, record=record)
-    if briefs.start.ndim == 2:  # clients started elsewhere than from x: count their way from x
+    if briefs.start.ndim == 2 and len(reports):  # clients started elsewhere than from x: count their way from x
         reports = replace(reports, delta=reports.delta + (briefs.start - run.x))
         squares = squared_norms(reports.delta)
-    reports = replace(reports, mass=mass(briefs, reports))
+    reports = replace(reports, mass=mass(briefs, reports.steps))
+    now = replace(now, briefs=briefs, reports=reports)
+    memories = [run.memory(i, table.rows(reports.ids)) for i, table in enumerate(run.tables)]
+    for i, rule in enumerate(rules):
+        now = replace(now, reports=rule.receive(now.reports, memories[i], now))
+    if now.reports.delta is not reports.delta and len(reports):
+        squares = squared_norms(now.reports.delta)
+    reports = now.reports
+    record = Record(reports.ids, torch.empty(0), None, rejected, asked, now.lr, vectors, numbers)
+    if not len(reports):
+        return _idle(run, setup, now, memories, record)
 
-    values = tuple(detector.value(briefs, reports) for detector in detectors)
-    decided = [d.decide(s, v, now.number) for d, s, v in zip(detectors, run.detectors, values, strict=True)]
+    values, decided = [], []
+    for i, detector in enumerate(detectors, len(rules)):
+        values.append(detector.value(memories[i], now))
+        critical, memories[i] = _stored(detector.decide(values[-1], memories[i], now), memories[i], reports.ids)
+        decided.append(critical)
     named = {detector.name(): value for detector, value in zip(detectors, values, strict=True)}
     diversity, agreement = torch.stack([elud(reports.delta, squares), coherence(reports.delta, squares)]).tolist()
     signals = Signals(
-        critical=decided[0][0],
+        critical=decided[0],
         fgn=named.get("fgn", float("nan")),
         fisher=named.get("fedfim", float("nan")),
         elud=diversity,
@@ -261,52 +322,57 @@ def conclude(
     )
     now = replace(now, signals=signals)
 
-    rows = [table.rows(reports.ids) for table in run.tables]
-    slots = list(run.slots)
-    factors = algorithm.counts(reports)
-    for i, rule in enumerate(algorithm.rules):
-        factors = rule.weigh(factors, slots[i], rows[i], briefs, reports, now)
-    weights = factors / factors.sum()
-    direction = weights.to(reports.delta) @ reports.delta
+    factors = now.counts()
+    for i, rule in enumerate(rules):
+        factors = rule.weigh(factors, memories[i], now)
+    now = replace(now, weights=factors / factors.sum())
+    direction = now.weights.to(reports.delta) @ reports.delta
     mean = ref(direction)  # to know it again, not to hold it when a rule replaces it
-    for i, rule in enumerate(algorithm.rules):
-        direction = rule.combine(direction, slots[i], rows[i], weights, briefs, reports, now)
-    for i, rule in enumerate(algorithm.rules):
-        slots[i], written = rule.observe(slots[i], rows[i], weights, briefs, reports, now)
-        if written:
-            run.tables[i].write(reports.ids, written)
+    for i, rule in enumerate(rules):
+        direction = rule.combine(direction, memories[i], now)
+    for i, rule in enumerate(rules):
+        _, memories[i] = _stored((None, rule.observe(memories[i], now)), memories[i], reports.ids)
     length = direction.norm()
-    for i in algorithm.order():
-        direction, slots[i] = algorithm.rules[i].step(direction, slots[i], run.tables[i], now)
-    x = _moved(run.x, direction, slots) if direction is mean() else run.x + direction
+    for i in setup.algorithm.order():
+        direction, memories[i] = rules[i].step(direction, memories[i], now)
+    x = _moved(run.x, direction, memories) if direction is mean() else run.x + direction
     consensus, finite = torch.stack([length.double(), x.sum().double()]).tolist()
     if not math.isfinite(finite):
         raise UserError(
             f"After round {run.round + 1} the model is not finite, though every update that counts is: the step of "
-            f"{algorithm} is too long; lower its lr, or train.lr."
+            f"{setup.algorithm} is too long; lower its lr, or train.lr."
         )
-    record = Record(reports.ids, weights, reports, rejected, asked, now.lr, vectors, consensus, values)
-    return replace(
-        run,
-        round=run.round + 1,
-        x=x,
-        slots=tuple(slots),
-        detectors=tuple(state for _, state in decided),
-        signals=signals,
-        idle=0,
-        record=record,
-    )
+    record = replace(record, weights=now.weights, reports=reports, consensus=consensus, values=tuple(values))
+    return _after(run, memories, x=x, signals=signals, idle=0, record=record)
 
 
-class Engine(Protocol):
-    """Turns briefs into reports and evaluates a vector: the only part that touches data or devices."""
+def _stored(answer: tuple[Any, Memory], before: Memory, ids: Tensor) -> tuple[Any, Memory]:
+    """The answer of a hook that may write rows, after its rows were stored; nobody holds them from here on."""
+    value, memory = answer
+    if memory.rows is not before.rows and memory.rows:
+        memory.table.write(ids, memory.rows)
+    return value, Memory(memory.state, {}, memory.table)
 
-    def train(self, briefs: Briefs) -> Reports:
-        """One report per client that could train; the others stand in `failed`."""
-        ...
+
+def _idle(run: Run, setup: Setup, now: Round, memories: list[Memory], record: Record) -> Run:
+    """A round without a good report: only rules that ask for it act."""
+    x = run.x
+    for i in setup.algorithm.order():
+        rule = setup.algorithm.rules[i]
+        if rule.sees_idle:
+            now = replace(now, weights=torch.empty(0, dtype=torch.float64))
+            direction, memories[i] = rule.step(torch.zeros_like(run.x), rule.observe(memories[i], now), now)
+            x = x + direction if acts(rule, "step") else x
+    return _after(run, memories, x=x, idle=run.idle + 1, record=record)
 
 
-def drive(course: Course, engine: Engine) -> Iterator[Run]:
+def _after(run: Run, memories: Sequence[Memory], **changes: Any) -> Run:
+    writes = tuple(table.writes for table in run.tables)
+    states = tuple(memory.state for memory in memories)
+    return replace(run, round=run.round + 1, states=states, writes=writes, **changes)
+
+
+def drive(course: Rounds, engine: Engine) -> Iterator[Run]:
     """One run on one engine: the run after every round."""
     run, briefs = next(course)
     while briefs is not None:

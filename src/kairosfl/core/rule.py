@@ -2,91 +2,120 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.spec import Spec
+from kairosfl.core.table import Table
 from kairosfl.errors import UserError
 
 if TYPE_CHECKING:
-    from kairosfl.core.briefs import Briefs, Plan, Reports
     from kairosfl.core.round import Round
-    from kairosfl.core.table import Table
 
 State = dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Plan:
+    """Who may train and how many of them."""
+
+    size: int
+    eligible: np.ndarray | None = None  # client ids; None: everyone
+    ids: np.ndarray | None = None  # exactly these, whatever the size
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a rule or a detector remembers: about the run, this round's clients, and every client.
+
+    `rows` holds the rows of this round's clients stacked, `[m, ...]`: of those asked in `brief`, of the reporters from
+    `receive` on, of nobody in `select`, `step` and `result`.
+    """
+
+    state: State
+    rows: State
+    table: Table  # every row ever written
+
+    def replace(self, *, state: State | None = None, rows: State | None = None) -> Memory:
+        """With a new state, or with rows to store (by `observe`; names left out keep their values), or both."""
+        state = self.state if state is None else state
+        return Memory(state, self.rows if rows is None else rows, self.table)
+
+
 class Rule(Spec):
-    """Eight hooks, all on the server, each "as FedAvg" unless it is overridden.
+    """Ten hooks, all on the server, each "as FedAvg" unless it is overridden.
 
     A rule is a frozen dataclass of hyper-parameters. It keeps nothing on itself: what it remembers about the run is
-    its server slot (`server`), what it remembers about a client is that client's row (`client`), and both are
-    dictionaries of tensors. `rows` holds the rows of this round's clients stacked, `[m, ...]`.
+    its `state`, what it remembers about a client is that client's row, and both are dictionaries of tensors. Every hook
+    takes the value that flows through the round, the rule's memory, and the round, and returns the value.
     """
 
     kind: ClassVar[Literal["base", "adaptive"]] = "base"
     last: ClassVar[bool] = False  # it selects and steps after every other rule
+    needs_mass: ClassVar[bool] = False  # it uses mean gradients, which only local sgd defines
+    sees_idle: ClassVar[bool] = False  # observe and step are also called in rounds without a good report
 
     @property
-    def base_weights(self) -> str | None:
-        """None: clients count by their samples; "uniform" where the paper averages uniformly."""
+    def uniform(self) -> bool:
+        """Whether clients count alike, as some papers average, and not by their samples."""
+        return False
+
+    def conflicts_with(self, other: Rule) -> str | None:
+        """Why this rule cannot be combined with `other`, or None when it can."""
         return None
 
-    def beside(self, other: Rule) -> str | None:
-        """Why this rule makes no sense beside `other`, or None when it does."""
-        return None
-
-    def largest(self, cohort: int, clients: int) -> int:
-        """The largest cohort that it may ask for, so that memory can be set aside."""
+    def largest_cohort(self, cohort: int, population: int) -> int:
+        """The largest cohort that it may ask for, so that memory can be reserved."""
         return cohort
 
-    def server(self, x: Tensor, clients: int) -> State:
-        """Its server slot before the first round."""
+    def server(self, now: Round) -> State:
+        """Its state before the first round."""
         return {}
 
-    def client(self, x: Tensor) -> State:
-        """A row before anything was learnt about the client."""
+    def client(self, now: Round) -> State:
+        """A client's row before anything is known about it."""
         return {}
 
-    def select(self, plan: Plan, state: State, round: Round) -> Plan:
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
         """Who trains: how many, from whom, or exactly whom."""
         return plan
 
-    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
-        """What the chosen clients are told."""
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+        """What the selected clients are told."""
         return briefs
 
-    def weigh(
-        self, factors: Tensor, state: State, rows: State, briefs: Briefs, reports: Reports, round: Round
-    ) -> Tensor:
+    def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
+        """The reports as everything after this sees them: clipped, decoded, noised; of the same clients."""
+        return reports
+
+    def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
         """How much each reporter counts, `[m]`; multiply the factors, the core divides by their sum."""
         return factors
 
-    def combine(
-        self,
-        direction: Tensor,
-        state: State,
-        rows: State,
-        weights: Tensor,
-        briefs: Briefs,
-        reports: Reports,
-        round: Round,
-    ) -> Tensor:
+    def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
         """The cohort's direction `[d]`; it arrives as the weighted mean of the updates."""
         return direction
 
-    def observe(
-        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
-    ) -> tuple[State, State]:
-        """What is remembered of this round: the new server slot, and the reporters' new rows (none: write none)."""
-        return state, {}
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        """What is remembered about this round; rows that are replaced are stored."""
+        return memory
 
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
-        """How the model moves: x ← x + direction. `table` holds every row ever written."""
-        return direction, state
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        """How the model moves: x ← x + direction."""
+        return direction, memory
+
+    def result(self, x: Tensor, memory: Memory, now: Round) -> Tensor:
+        """The vector to evaluate, export and deploy; it arrives as the model itself."""
+        return x
+
+    def verdict(self, memory: Memory, now: Round) -> str | None:
+        """After the last round: what the user should know about what it did, such as that it never acted."""
+        return None
 
     def __add__(self, other: Rule | Algorithm) -> Algorithm:
         return Algorithm((self,)) + other
@@ -107,32 +136,37 @@ class Algorithm:
         for i, rule in enumerate(self.rules):
             for other in self.rules[:i]:
                 if type(rule) is type(other):
-                    raise UserError(f"{rule.name()} stands twice in the algorithm; name it once.")
-                reason = rule.beside(other) or other.beside(rule)
+                    raise UserError(f"{rule.name()} appears twice in the algorithm; name it once.")
+                reason = rule.conflicts_with(other) or other.conflicts_with(rule)
                 if reason:
-                    raise UserError(f"{other.name()} + {rule.name()} make no algorithm: {reason}.")
+                    raise UserError(f"{other.name()} and {rule.name()} cannot be combined: {reason}.")
 
     def __add__(self, other: Rule | Algorithm) -> Self:
         more = other.rules if isinstance(other, Algorithm) else (other,)
-        return type(self)(self.rules + more)
+        return replace(self, rules=self.rules + more)
 
     def __str__(self) -> str:
         return " + ".join(map(str, self.rules)) or "fedavg"
 
-    @property
-    def base_weights(self) -> str:
-        """ "uniform" when a rule asks for it, "samples" otherwise."""
-        return next((rule.base_weights for rule in self.rules if rule.base_weights), "samples")
-
     def counts(self, reports: Reports) -> Tensor:
         """How much each report counts before any rule weighs it, `[m]`: its samples, or one."""
-        return reports.n.double() if self.base_weights == "samples" else torch.ones(len(reports)).double()
+        uniform = any(rule.uniform for rule in self.rules)
+        return torch.ones(len(reports)).double() if uniform else reports.n.double()
 
-    def largest(self, cohort: int, clients: int) -> int:
+    def largest_cohort(self, cohort: int, population: int) -> int:
         """The largest cohort that any of its rules may ask for."""
-        return max((rule.largest(cohort, clients) for rule in self.rules), default=cohort)
+        return max((rule.largest_cohort(cohort, population) for rule in self.rules), default=cohort)
 
     def order(self) -> list[int]:
         """The order in which rules select and step: as written, the `last` ones at the end, of those the adaptive."""
         last = [(rule.last, rule.last and rule.kind == "adaptive") for rule in self.rules]
         return sorted(range(len(last)), key=last.__getitem__)
+
+    def check_mass(self, optimizer: str) -> None:
+        """Refuse rules that need mean gradients where the local optimizer does not define them."""
+        for rule in self.rules:
+            if rule.needs_mass and optimizer != "sgd":
+                raise UserError(
+                    f"{rule.name()} cannot be used with train.optimizer = {optimizer!r}: it needs the clients' mean "
+                    "gradients, which only 'sgd' defines; use 'sgd', or leave the rule out."
+                )

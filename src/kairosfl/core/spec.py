@@ -29,10 +29,10 @@ class Spec:
                 shown.append(f"{field.name}={value!r}")
         return self.name() + (f"({', '.join(shown)})" if shown else "")
 
-    def demand(self, field: str, holds: bool, mend: str) -> None:
-        """Refuse a hyper-parameter with the field, the value and the mend."""
+    def check(self, field: str, holds: bool, fix: str) -> None:
+        """Refuse a hyper-parameter with the field, the value and the fix."""
         if not holds:
-            raise UserError(f"{self.name()}: {field} = {getattr(self, field)!r} is not allowed; {mend}.")
+            raise UserError(f"{self.name()}: {field} = {getattr(self, field)!r} is not allowed; {fix}.")
 
 
 def build(kind: str, name: str, options: Mapping[str, Any], known: Mapping[str, type[Spec]]) -> Spec:

@@ -40,6 +40,7 @@ class Table:
         self.blocks: list[dict[str, Tensor]] = []
         self.block_rows = 0  # known from the first write on
         self.written: set[int] = set()  # clients written since `written` was last cleared, for checkpoints
+        self.writes = 0  # how often it was written to
 
     def __len__(self) -> int:
         return len(self.slot)
@@ -84,6 +85,7 @@ class Table:
                 elif client in new:
                     block[name][slot % self.block_rows] = default
         self.written.update(ids.tolist())
+        self.writes += 1
 
     def column(self, name: str) -> Iterator[Tensor]:
         """All stored rows of one name in slot order, a block at a time, without a copy."""

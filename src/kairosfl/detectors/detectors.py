@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
-from kairosfl.core.briefs import FISHER, FISHER_SAMPLED, Briefs, Reports
+from kairosfl.core.fields import FISHER, FISHER_SAMPLED
+from kairosfl.core.rule import Memory, State
 from kairosfl.core.spec import Spec, parse
 from kairosfl.errors import UserError
 
-State = dict[str, Tensor]
+if TYPE_CHECKING:
+    from kairosfl.core.round import Round
 
 
 class Detector(Spec, ABC):
@@ -29,23 +31,27 @@ class Detector(Spec, ABC):
         return None
 
     @abstractmethod
-    def start(self) -> State:
-        """Its slot before the first round."""
+    def server(self, now: Round) -> State:
+        """Its state before the first round."""
+
+    def client(self, now: Round) -> State:
+        """What it remembers about a client, before it has seen the client."""
+        return {}
 
     @abstractmethod
-    def value(self, briefs: Briefs, reports: Reports) -> float:
-        """This round's value."""
+    def value(self, memory: Memory, now: Round) -> float:
+        """This round's value, from what the clients reported."""
 
     @abstractmethod
-    def decide(self, state: State, value: float, round: int) -> tuple[bool, State]:
-        """Whether the period is critical, and the new slot."""
+    def decide(self, value: float, memory: Memory, now: Round) -> tuple[bool, Memory]:
+        """Whether the period is critical, and what to remember; rows that are replaced are stored."""
 
 
-def _rising(state: State, value: float, delta: float) -> tuple[bool, State]:
+def _rising(value: float, memory: Memory, delta: float) -> tuple[bool, Memory]:
     """Eq. 2: (v_t − v_{t−1}) / v_{t−1} ≥ delta; the first round is critical, and nothing after nothing is not."""
-    before = float(state["before"])
+    before = float(memory.state["before"])
     critical = before != before or (value - before >= delta * before and max(value, before) > 0)
-    return critical, {"before": torch.tensor(value, dtype=torch.float64)}
+    return critical, memory.replace(state={"before": torch.tensor(value, dtype=torch.float64)})
 
 
 def _mean(values: Tensor, n: Tensor, weighted: bool) -> float:
@@ -74,10 +80,10 @@ class FGN(Detector):
         return cls(window=10, every=2, forced=5, weighted=False)
 
     def __post_init__(self) -> None:
-        self.demand("window", self.window >= 0, "0 compares consecutive rounds, 10 is the released window")
-        self.demand("every", self.every >= 1, "check every round (1) or every few")
+        self.check("window", self.window >= 0, "0 compares consecutive rounds, 10 is the released window")
+        self.check("every", self.every >= 1, "check every round (1) or every few")
 
-    def start(self) -> State:
+    def server(self, now: Round) -> State:
         if not self.window:
             return {"before": torch.tensor(float("nan"), dtype=torch.float64)}
         return {
@@ -86,24 +92,22 @@ class FGN(Detector):
             "critical": torch.tensor(True),
         }
 
-    def value(self, briefs: Briefs, reports: Reports) -> float:
-        norms = reports.grad_sq / reports.epochs
-        return _mean(briefs.lr * norms if self.include_lr else norms, reports.n, self.weighted)
+    def value(self, memory: Memory, now: Round) -> float:
+        norms = now.reports.grad_sq / now.reports.epochs
+        return _mean(now.briefs.lr * norms if self.include_lr else norms, now.reports.n, self.weighted)
 
-    def decide(self, state: State, value: float, round: int) -> tuple[bool, State]:
+    def decide(self, value: float, memory: Memory, now: Round) -> tuple[bool, Memory]:
         if not self.window:
-            return _rising(state, value, self.delta)
-        if round % self.every:
-            return bool(state["critical"]), state
+            return _rising(value, memory, self.delta)
+        state = memory.state
+        if now.number % self.every:
+            return bool(state["critical"]), memory
         history = torch.cat([state["history"][1:], torch.tensor([value], dtype=torch.float64)])
         checks = int(state["checks"]) + 1
         old, new = max(float(history[:-1].mean()), 1e-7), float(history[1:].mean())
         critical = (new - old) / old > self.delta or checks <= self.forced
-        return critical, {
-            "history": history,
-            "checks": torch.tensor(checks),
-            "critical": torch.tensor(critical),
-        }
+        state = {"history": history, "checks": torch.tensor(checks), "critical": torch.tensor(critical)}
+        return critical, memory.replace(state=state)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,16 +124,16 @@ class FedFIM(Detector):
     def measure(self) -> str:
         return FISHER if self.exact else FISHER_SAMPLED
 
-    def start(self) -> State:
+    def server(self, now: Round) -> State:
         return {"before": torch.tensor(float("nan"), dtype=torch.float64)}
 
-    def value(self, briefs: Briefs, reports: Reports) -> float:
-        if reports.fisher is None:
+    def value(self, memory: Memory, now: Round) -> float:
+        if now.reports.fisher is None:
             raise UserError("The engine reported no Fisher trace; use an engine that measures it, or detector = 'fgn'.")
-        return _mean(reports.fisher, reports.n, weighted=True)
+        return _mean(now.reports.fisher, now.reports.n, weighted=True)
 
-    def decide(self, state: State, value: float, round: int) -> tuple[bool, State]:
-        return _rising(state, value, self.delta)
+    def decide(self, value: float, memory: Memory, now: Round) -> tuple[bool, Memory]:
+        return _rising(value, memory, self.delta)
 
 
 DETECTORS: dict[str, type[Spec]] = {"fgn": FGN, "fedfim": FedFIM}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from kairosfl.core.briefs import Briefs, column
+from kairosfl.core.fields import Briefs
 from kairosfl.core.recipe import Recipe
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
@@ -41,22 +41,8 @@ def _trial(task: Task, recipe: Recipe) -> Task:
 
 
 def _briefs(task: Task, recipe: Recipe) -> Briefs:
-    m = len(task.clients)
-    return Briefs(
-        seed=0,
-        round=0,
-        ids=torch.arange(m),
-        start=task.start(),
-        lr=column(recipe.lr, m),
-        momentum=column(recipe.momentum, m),
-        weight_decay=column(recipe.weight_decay, m),
-        clip=column(recipe.clip or float("inf"), m),
-        batch_size=column(recipe.batch_size, m, torch.int64),
-        epochs=column(1, m, torch.int64),
-        scale=column(1.0, m),
-        pull=column(0.0, m),
-        drop_last=recipe.drop_last,
-    )
+    told = recipe.told(0) | {"epochs": 1}
+    return Briefs(seed=0, round=0, ids=torch.arange(len(task.clients)), start=task.start(), **told)
 
 
 def _seconds(engine: Batched | Loop, briefs: Briefs) -> float:

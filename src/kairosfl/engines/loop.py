@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.client.trainer import Trainer
-from kairosfl.core.briefs import Briefs, Reports
+from kairosfl.core.fields import Briefs, Reports
 from kairosfl.engines.evaluate import Evaluator
 from kairosfl.engines.precision import Precision
 from kairosfl.errors import UserError
@@ -14,7 +14,7 @@ from kairosfl.tasks.task import Task
 
 
 class Loop(Evaluator):
-    """Follows every brief with `local.py`, in float32 or, on a GPU if asked for, tf32."""
+    """Follows every brief with `client.Trainer`, in float32 or, on a GPU if asked for, tf32."""
 
     def __init__(self, task: Task, device: torch.device | str = "cpu", *, precision: str = "float32") -> None:
         self.precision = Precision.of(precision, torch.device(device))

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.core.briefs import Briefs, Cohort, Reports
+from kairosfl.core.fields import Briefs, Cohort, Reports
+from kairosfl.core.fields import fields as entries
 from kairosfl.engines.evaluate import Scores
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
@@ -142,8 +143,8 @@ class Ray:
 
     def train(self, briefs: Briefs) -> Reports:
         """One report per client, in client order; the clients of a shard that was lost twice stand in `failed`."""
-        shared = {name: getattr(briefs, name) for name in briefs.vectors}
-        shared = {name: value.cpu().numpy() for name, value in shared.items() if value is not None and value.ndim == 1}
+        vectors = {entry.name: getattr(briefs, entry.name) for entry in entries(Briefs) if entry.shape == "vector"}
+        shared = {name: value.cpu().numpy() for name, value in vectors.items() if value is not None and value.ndim == 1}
         empty: dict[str, Any] = {name: torch.empty(0) for name in shared}
         bare, reference = replace(briefs, **empty), ray.put(shared)
         waiting = [_Shard(rows) for rows in shards(expected_steps(briefs, self.task.clients.sizes), self.actors)]
@@ -296,21 +297,18 @@ def _join(briefs: Briefs, parts: list[Reports], failed: list[tuple[int, str]]) -
     failed = [*failed, *(entry for part in parts for entry in part.failed)]
     if not parts:
         return Reports.stack([], delta, tuple(failed))
-    columns: dict[str, list[Any]] = {
-        entry.name: [getattr(part, entry.name) for part in parts] for entry in fields(Reports)
-    }
-    order = np.argsort(np.concatenate(columns["ids"]))
+    order = np.argsort(np.concatenate([part.ids for part in parts]))
     begin = 0
     for part in parts:
         to = torch.from_numpy(np.argsort(order)[begin : begin + len(part)])
         delta[to.to(delta.device)] = _tensor(part.delta).to(delta.device)
         begin += len(part)
+    columns = {entry.name: [getattr(part, entry.name) for part in parts] for entry in entries(Reports)}
     joined: dict[str, Any] = {
         name: torch.from_numpy(np.concatenate(values)[order])
         for name, values in columns.items()
-        if isinstance(values[0], np.ndarray) and name not in ("delta", "mass")
+        if isinstance(values[0], np.ndarray) and name != "delta"
     }
-    joined["fisher_seconds"], joined["fisher_bytes"] = sum(columns["fisher_seconds"]), max(columns["fisher_bytes"])
     return Reports(**joined, delta=delta, failed=tuple(failed))
 
 
@@ -318,14 +316,12 @@ C = TypeVar("C", bound=Cohort)
 
 
 def _through(record: C, change: Callable[[Any], Any], kind: type) -> C:
-    """The record with every value of this kind changed, those of the records in it too."""
+    """The record with every value of this kind changed."""
     changes: dict[str, Any] = {}
-    for name in (entry.name for entry in fields(record)):  # type: ignore[arg-type]
-        value = getattr(record, name)
-        if isinstance(value, Cohort):
-            changes[name] = _through(value, change, kind)
-        elif isinstance(value, kind):
-            changes[name] = change(value)
+    for entry in entries(type(record)):
+        value = getattr(record, entry.name)
+        if isinstance(value, kind):
+            changes[entry.name] = change(value)
     return replace(record, **changes)  # type: ignore[type-var]
 
 

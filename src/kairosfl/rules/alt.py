@@ -14,11 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from kairosfl.core.briefs import Briefs, Reports, Stop, column
+from kairosfl.core.fields import Briefs
 from kairosfl.core.round import Round
-from kairosfl.core.rule import Rule, State
+from kairosfl.core.rule import Memory, Rule, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,37 +34,38 @@ class ALT(Rule):
     reference: str = "global"
 
     def __post_init__(self) -> None:
-        self.demand("a", -1 <= self.a <= 1, "it is a cosine, -1 to 1")
-        self.demand("threshold", self.threshold in ("up", "down", "fixed"), "use 'up', 'down' or 'fixed'")
-        self.demand("statistic", self.statistic in ("mean", "min"), "use 'mean' or 'min' (released code)")
-        self.demand("per", self.per in ("epoch", "batch"), "use 'epoch' or 'batch'")
-        self.demand("reference", self.reference in ("global", "previous"), "use 'global' or 'previous'")
+        self.check("a", -1 <= self.a <= 1, "it is a cosine, -1 to 1")
+        self.check("threshold", self.threshold in ("up", "down", "fixed"), "use 'up', 'down' or 'fixed'")
+        self.check("statistic", self.statistic in ("mean", "min"), "use 'mean' or 'min' (released code)")
+        self.check("per", self.per in ("epoch", "batch"), "use 'epoch' or 'batch'")
+        self.check("reference", self.reference in ("global", "previous"), "use 'global' or 'previous'")
 
-    def client(self, x: Tensor) -> State:
+    def client(self, now: Round) -> State:
         if self.reference == "global":
             return {}
-        return {"model": torch.zeros_like(x), "seen": torch.tensor(False)}
+        return {"model": torch.zeros_like(now.x), "seen": torch.tensor(False)}
 
-    def limit(self, round: Round) -> float:
+    def limit(self, now: Round) -> float:
         """T(r) of this round."""
-        progress = (round.number + 1) / round.rounds
+        progress = (now.number + 1) / now.rounds
         return {
             "up": self.a + self.b * progress,
             "down": self.a + self.b - self.b * progress,
             "fixed": self.a,
         }[self.threshold]
 
-    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
         reference = None
-        if rows:
-            seen = rows["seen"].to(briefs.start.device)
-            reference = torch.where(seen[:, None], rows["model"], briefs.start)
-        stop = Stop(column(self.limit(round), len(briefs)), self.statistic, self.per, reference)
-        return replace(briefs, stop=stop)
+        if memory.rows:
+            seen = memory.rows["seen"].to(briefs.start.device)
+            reference = torch.where(seen[:, None], memory.rows["model"], briefs.start)
+        below = torch.full((len(briefs),), self.limit(now), dtype=torch.float64)
+        return replace(
+            briefs, stop_below=below, stop_statistic=self.statistic, stop_per=self.per, stop_reference=reference
+        )
 
-    def observe(
-        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
-    ) -> tuple[State, State]:
-        if not rows:
-            return state, {}
-        return state, {"model": round.x + reports.delta, "seen": torch.ones_like(rows["seen"])}
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        if not memory.rows:
+            return memory
+        seen = torch.ones_like(memory.rows["seen"])
+        return memory.replace(rows={"model": now.x + now.reports.delta, "seen": seen})

@@ -12,33 +12,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kairosfl.core.briefs import Reports
 from kairosfl.core.round import Round
-from kairosfl.core.rule import Algorithm, State
+from kairosfl.core.rule import Memory, State
 
 
-def nobody(x: Tensor) -> State:
+def nobody(now: Round) -> State:
     """The server's part before the first round."""
     zero = torch.tensor(0.0, dtype=torch.float64)
-    return {"sum": torch.zeros_like(x), "n": zero, "seen": zero.clone()}
+    return {"sum": torch.zeros_like(now.x), "n": zero, "seen": zero.clone()}
 
 
-def unseen(x: Tensor) -> State:
+def unseen(now: Round) -> State:
     """A client's part before it was seen: its vector and its weight."""
-    return {"vector": torch.zeros_like(x), "n": torch.tensor(0.0, dtype=torch.float64)}
+    return {"vector": torch.zeros_like(now.x), "n": torch.tensor(0.0, dtype=torch.float64)}
 
 
-def mean(state: State, round: Round) -> Tensor:
+def mean(memory: Memory, now: Round) -> Tensor:
     """The mean over all clients."""
-    n, seen = float(state["n"]), float(state["seen"])
-    return state["sum"] * (seen / (n * round.clients)) if n else state["sum"]
+    state, n, seen = memory.state, float(memory.state["n"]), float(memory.state["seen"])
+    return state["sum"] * (seen / (n * now.population)) if n else state["sum"]
 
 
-def changed(state: State, rows: State, vectors: Tensor, reports: Reports, round: Round) -> tuple[State, State]:
-    """Both parts after the reporters' vectors became `vectors`, `[m, d]`."""
-    n, before = Algorithm(round.rules).counts(reports), rows["n"]
-    return {
-        "sum": state["sum"] + n.to(vectors) @ vectors - before.to(vectors) @ rows["vector"],
+def changed(memory: Memory, vectors: Tensor, now: Round) -> Memory:
+    """After the reporters' vectors became `vectors`, `[m, d]`."""
+    state, n, before = memory.state, now.counts(), memory.rows["n"]
+    after = {
+        "sum": state["sum"] + n.to(vectors) @ vectors - before.to(vectors) @ memory.rows["vector"],
         "n": state["n"] + (n - before).sum(),
         "seen": state["seen"] + (before == 0).sum(),
-    }, {"vector": vectors, "n": n}
+    }
+    return memory.replace(state=after, rows={"vector": vectors, "n": n})

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.round import Round
-from kairosfl.core.rule import Rule, State
-from kairosfl.core.table import Table
+from kairosfl.core.rule import Memory, Rule, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +28,18 @@ class FedAMS(Rule):
     bias_correction: bool = False
 
     def __post_init__(self) -> None:
-        self.demand("lr", self.lr > 0, "use a number above 0")
-        self.demand("beta1", 0 <= self.beta1 < 1, "use at least 0 and below 1")
-        self.demand("beta2", 0 <= self.beta2 < 1, "use at least 0 and below 1")
-        self.demand("eps", self.eps > 0, "use a number above 0")
-        self.demand("option", self.option in (1, 2), "use 1 (FedAMS) or 2 (FedAMSGrad)")
+        self.check("lr", self.lr > 0, "use a number above 0")
+        self.check("beta1", 0 <= self.beta1 < 1, "use at least 0 and below 1")
+        self.check("beta2", 0 <= self.beta2 < 1, "use at least 0 and below 1")
+        self.check("eps", self.eps > 0, "use a number above 0")
+        self.check("option", self.option in (1, 2), "use 1 (FedAMS) or 2 (FedAMSGrad)")
 
-    def server(self, x: Tensor, clients: int) -> State:
-        zero = torch.zeros_like(x)
+    def server(self, now: Round) -> State:
+        zero = torch.zeros_like(now.x)
         return {"m": zero, "v": zero.clone(), "v_max": zero.clone(), "t": torch.tensor(0)}
 
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        state = memory.state
         t = int(state["t"]) + 1
         m = self.beta1 * state["m"] + (1 - self.beta1) * direction
         v = self.beta2 * state["v"] + (1 - self.beta2) * direction * direction
@@ -50,4 +50,5 @@ class FedAMS(Rule):
         if self.bias_correction:
             first, second = m / (1 - self.beta1**t), v_max / (1 - self.beta2**t)
         root = second.sqrt() + (self.eps if self.option == 2 else 0.0)
-        return self.lr * first / root, {"m": m, "v": v, "v_max": v_max, "t": torch.tensor(t)}
+        state = {"m": m, "v": v, "v_max": v_max, "t": torch.tensor(t)}
+        return self.lr * first / root, memory.replace(state=state)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.round import Round
-from kairosfl.core.rule import Rule, State
-from kairosfl.core.table import Table
+from kairosfl.core.rule import Memory, Rule, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +23,13 @@ class FedAvgM(Rule):
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        self.demand("beta", 0 <= self.beta < 1, "use at least 0 and below 1")
-        self.demand("lr", self.lr > 0, "use a number above 0")
+        self.check("beta", 0 <= self.beta < 1, "use at least 0 and below 1")
+        self.check("lr", self.lr > 0, "use a number above 0")
 
-    def server(self, x: Tensor, clients: int) -> State:
-        return {"velocity": torch.zeros_like(x)}
+    def server(self, now: Round) -> State:
+        return {"velocity": torch.zeros_like(now.x)}
 
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
-        velocity = self.beta * state["velocity"] + direction
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        velocity = self.beta * memory.state["velocity"] + direction
         moved = direction + self.beta * velocity if self.nesterov else velocity
-        return self.lr * moved, {"velocity": velocity}
+        return self.lr * moved, memory.replace(state={"velocity": velocity})

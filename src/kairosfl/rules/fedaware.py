@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.core.briefs import Briefs, Plan, Reports, strides
+from kairosfl.core.mass import strides
 from kairosfl.core.round import Round
-from kairosfl.core.rule import Rule, State
+from kairosfl.core.rule import Memory, Plan, Rule, State
 from kairosfl.core.table import Table
 from kairosfl.rules.feddyn import FedDyn
 from kairosfl.rules.minnorm import Floats, frank_wolfe, min_norm
@@ -56,63 +56,63 @@ class FedAWARE(Rule):
     store: str = "device"
 
     def __post_init__(self) -> None:
-        self.demand("alpha", 0 < self.alpha <= 1, "use above 0 and at most 1; the paper uses 0.5")
-        self.demand("lr", self.lr > 0, "use a number above 0")
-        self.demand("project", self.project in (None, True, False), "use true, false, or none to decide by the rules")
-        self.demand("solver", self.solver in SOLVERS, "use 'active_set' or 'frank_wolfe' (released code)")
-        self.demand("layers", self.layers >= 0, "use 0 for all parameters or how many of the last tensors to keep")
-        self.demand("clusters", self.clusters >= 0, "use 0 for an average per client or the number of clusters")
-        self.demand("dtype", self.dtype in DTYPES, "use 'float32' or 'bfloat16'")
-        self.demand("store", self.store in ("device", "cpu"), "use 'device' or 'cpu'")
+        self.check("alpha", 0 < self.alpha <= 1, "use above 0 and at most 1; the paper uses 0.5")
+        self.check("lr", self.lr > 0, "use a number above 0")
+        self.check("project", self.project in (None, True, False), "use true, false, or none to decide by the rules")
+        self.check("solver", self.solver in SOLVERS, "use 'active_set' or 'frank_wolfe' (released code)")
+        self.check("layers", self.layers >= 0, "use 0 for all parameters or how many of the last tensors to keep")
+        self.check("clusters", self.clusters >= 0, "use 0 for an average per client or the number of clusters")
+        self.check("dtype", self.dtype in DTYPES, "use 'float32' or 'bfloat16'")
+        self.check("store", self.store in ("device", "cpu"), "use 'device' or 'cpu'")
 
-    def beside(self, other: Rule) -> str | None:
+    def conflicts_with(self, other: Rule) -> str | None:
         if isinstance(other, FedDyn):
             return "FedDyn does not follow the global gradient descent rule, and FedAWARE's authors exclude it"
         return None
 
-    def server(self, x: Tensor, clients: int) -> State:
+    def server(self, now: Round) -> State:
         slot = {"gram": torch.zeros(0, 0, dtype=torch.float64), "lambda": torch.zeros(0, dtype=torch.float64)}
         if self.explore:
-            slot["seen"] = torch.zeros(clients, dtype=torch.bool)
+            slot["seen"] = torch.zeros(now.population, dtype=torch.bool)
         if self.clusters:
-            slot["averages"] = self._zeros(x, 0, 0)
+            slot["averages"] = self._zeros(now.x, 0, 0)
         return slot
 
-    def client(self, x: Tensor) -> State:
-        row = {"cluster": torch.tensor(-1)} if self.clusters else {"average": self._zeros(x)}
+    def client(self, now: Round) -> State:
+        row = {"cluster": torch.tensor(-1)} if self.clusters else {"average": self._zeros(now.x)}
         return row if self.adaptive else {**row, "n": torch.tensor(0.0, dtype=torch.float64)}
 
-    def select(self, plan: Plan, state: State, round: Round) -> Plan:
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
         if not self.explore or plan.ids is not None:
             return plan
-        pool = np.arange(round.clients) if plan.eligible is None else plan.eligible
-        unseen = pool[~state["seen"].cpu().numpy()[pool]]
+        pool = np.arange(now.population) if plan.eligible is None else plan.eligible
+        seen = memory.state["seen"].cpu().numpy()
+        unseen = pool[~seen[pool]]
         if len(unseen) == 0:
             return plan
         others = np.setdiff1d(pool, unseen)
-        if len(others) and state["seen"].sum() < min(round.clients, round.number * round.cohort):
+        if len(others) and seen.sum() < min(now.population, now.number * now.cohort):
             # A round brought no report, perhaps from the same clients: with one of the others somebody answers.
-            draw, most = round.stream("explore"), max(plan.size - 1, 1)
+            draw, most = now.stream("explore"), max(plan.size - 1, 1)
             again = draw.choice(unseen, min(len(unseen), most), replace=False)
             return replace(plan, ids=np.append(again, draw.choice(others)))
         if len(unseen) >= plan.size:
             return replace(plan, eligible=unseen)
         more = min(plan.size - len(unseen), len(others))
-        return replace(plan, ids=np.append(unseen, round.stream("explore").choice(others, more, replace=False)))
+        return replace(plan, ids=np.append(unseen, now.stream("explore").choice(others, more, replace=False)))
 
-    def observe(
-        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
-    ) -> tuple[State, State]:
-        state = {**state, "changed": reports.ids}  # until the step, which also takes the updates out again
-        own = strides(briefs, reports, round.x)
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        rows, reports = memory.rows, now.reports
+        state = {**memory.state, "changed": reports.ids}  # until the step, which also takes the updates out again
+        own = strides(now)
         if self.layers:
             state["updates"] = own
         if self.explore:  # who failed was visited too: one dead client must not keep the others exploring
             state["seen"] = state["seen"].clone()
             state["seen"][reports.ids] = True
             state["seen"][[client for client, _ in reports.failed]] = True
-        tensors = round.layout.entries
-        self.demand("layers", self.layers <= len(tensors), f"the model has {len(tensors)} tensors")
+        tensors = now.layout.entries
+        self.check("layers", self.layers <= len(tensors), f"the model has {len(tensors)} tensors")
         offset = tensors[-self.layers].offset if self.layers else 0
         written = {} if self.adaptive else {"n": reports.n.double()}
         if self.clusters:
@@ -123,10 +123,10 @@ class FedAWARE(Rule):
         else:
             updates = own[:, offset:].to(rows["average"].device, torch.float32)
             written["average"] = rows["average"].float().reshape(len(reports), -1).lerp(updates, self.alpha)
-        return state, written
+        return memory.replace(state=state, rows=written)
 
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
-        state = dict(state)
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        state, table = dict(memory.state), memory.table
         ids, updates = state.pop("changed"), state.pop("updates", None)
         slots = table.slots(ids).numpy()
         if self.clusters:
@@ -139,7 +139,7 @@ class FedAWARE(Rule):
         gram = refreshed(state["gram"].cpu().numpy(), products(rows, blocks), changed)
         state["gram"] = torch.from_numpy(gram)
         if self.explore and not state["seen"].all():
-            return direction, state
+            return direction, memory.replace(state=state)
 
         lengths = np.sqrt(np.diag(gram))
         shares = self._shares(gram, lengths, groups, state, table)
@@ -150,10 +150,10 @@ class FedAWARE(Rule):
         else:
             aware = self._over_reporters(torch.from_numpy(mine[slots]), updates)
         aware = aware.to(direction)
-        if self._projects(round):
+        if self._projects(now):
             longest = 1.0 if self.normalise else float(lengths.max())
             aware = projected(direction, aware, NOWHERE * longest)
-        return self.lr * aware, state
+        return self.lr * aware, memory.replace(state=state)
 
     def _shares(self, gram: Floats, lengths: Floats, groups: np.ndarray, state: State, table: Table) -> Floats:
         """λ for every average. Averages of length zero say nothing and are left out."""
@@ -185,8 +185,8 @@ class FedAWARE(Rule):
             shares = shares / torch.where(lengths > 0, lengths, 1.0)
         return shares.to(updates) @ updates
 
-    def _projects(self, round: Round) -> bool:
-        return any(rule.kind == "base" for rule in round.rules) if self.project is None else self.project
+    def _projects(self, now: Round) -> bool:
+        return any(rule.kind == "base" for rule in now.rules) if self.project is None else self.project
 
     def _clustered(self, averages: Tensor, clusters: Tensor, updates: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
         """The clusters' new averages, and the clients' clusters: those not seen before open one or join the nearest."""

@@ -10,11 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
-from torch import Tensor
 
-from kairosfl.core.briefs import Briefs, Plan, Reports
 from kairosfl.core.round import Round
-from kairosfl.core.rule import Rule, State
+from kairosfl.core.rule import Memory, Plan, Rule, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,41 +44,40 @@ class FedCL(Rule):
         return cls(increase=0.3, decrease=0.3)
 
     def __post_init__(self) -> None:
-        self.demand("cap", 0 < self.cap <= 1, "it is a part of all clients, above 0 and at most 1")
-        self.demand("floor", 0 < self.floor <= 1, "it is a part of the starting cohort, above 0 and at most 1")
-        self.demand("every", self.every >= 1, "use 1 for every round")
-        self.demand("increase", 0 <= self.increase <= 1, "it is a probability")
-        self.demand("decrease", 0 <= self.decrease <= 1 - self.increase, "with increase it must stay at most 1")
+        self.check("cap", 0 < self.cap <= 1, "it is a part of all clients, above 0 and at most 1")
+        self.check("floor", 0 < self.floor <= 1, "it is a part of the starting cohort, above 0 and at most 1")
+        self.check("every", self.every >= 1, "use 1 for every round")
+        self.check("increase", 0 <= self.increase <= 1, "it is a probability")
+        self.check("decrease", 0 <= self.decrease <= 1 - self.increase, "with increase it must stay at most 1")
 
-    def largest(self, cohort: int, clients: int) -> int:
-        return max(_part(self.cap, clients), cohort)
+    def largest_cohort(self, cohort: int, population: int) -> int:
+        return max(_part(self.cap, population), cohort)
 
-    def server(self, x: Tensor, clients: int) -> State:
+    def server(self, now: Round) -> State:
         return {"size": torch.tensor(0), "capped": torch.tensor(False)}  # size 0: the starting cohort
 
-    def select(self, plan: Plan, state: State, round: Round) -> Plan:
-        size = int(state["size"])
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
+        size = int(memory.state["size"])
         return replace(plan, size=size) if size else plan
 
-    def observe(
-        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
-    ) -> tuple[State, State]:
-        if round.number % self.every:
-            return state, {}
-        size = int(state["size"]) or round.cohort
-        top = max(_part(self.cap, round.clients), 1)
-        bottom = max(_part(self.floor, round.cohort), 1)
-        grow, shrink = self._moves(round)
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        if now.number % self.every:
+            return memory
+        state = memory.state
+        size = int(state["size"]) or now.cohort
+        top = max(_part(self.cap, now.population), 1)
+        bottom = max(_part(self.floor, now.cohort), 1)
+        grow, shrink = self._moves(now)
         if grow and not (self.once and state["capped"]):
-            size = min(2 * size, max(top, round.cohort))
+            size = min(2 * size, max(top, now.cohort))
         elif shrink:
             size = max(size - max(size // 2, 1), bottom)
-        return {"size": torch.tensor(size), "capped": state["capped"] | (size >= top)}, {}
+        return memory.replace(state={"size": torch.tensor(size), "capped": state["capped"] | (size >= top)})
 
-    def _moves(self, round: Round) -> tuple[bool, bool]:
+    def _moves(self, now: Round) -> tuple[bool, bool]:
         if not (self.increase or self.decrease):
-            return round.signals.critical, not round.signals.critical
-        draw = round.stream("fedcl").random()
+            return now.signals.critical, not now.signals.critical
+        draw = now.stream("fedcl").random()
         return draw < self.increase, self.increase <= draw < self.increase + self.decrease
 
 

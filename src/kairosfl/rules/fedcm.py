@@ -13,44 +13,45 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kairosfl.core.briefs import Briefs, Reports, strides
+from kairosfl.core.fields import Briefs
+from kairosfl.core.mass import strides
 from kairosfl.core.round import Round
-from kairosfl.core.rule import Rule, State
-from kairosfl.core.table import Table
+from kairosfl.core.rule import Memory, Rule, State
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedCM(Rule):
     """Mixes the last round's global direction into every local step. `alpha = 1` is FedAvg."""
 
+    needs_mass = True
+
     alpha: float = 0.1
     lr: float = 1.0
     weights: str = "uniform"
 
     def __post_init__(self) -> None:
-        self.demand("alpha", 0 < self.alpha <= 1, "use above 0 and at most 1")
-        self.demand("lr", self.lr > 0, "use a number above 0")
-        self.demand("weights", self.weights in ("uniform", "samples"), "use 'uniform' or 'samples'")
+        self.check("alpha", 0 < self.alpha <= 1, "use above 0 and at most 1")
+        self.check("lr", self.lr > 0, "use a number above 0")
+        self.check("weights", self.weights in ("uniform", "samples"), "use 'uniform' or 'samples'")
 
     @property
-    def base_weights(self) -> str | None:
-        return "uniform" if self.weights == "uniform" else None
+    def uniform(self) -> bool:
+        return self.weights == "uniform"
 
-    def server(self, x: Tensor, clients: int) -> State:
-        return {"momentum": torch.zeros_like(x)}
+    def server(self, now: Round) -> State:
+        return {"momentum": torch.zeros_like(now.x)}
 
-    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
         if self.alpha == 1:
             return briefs
-        return replace(briefs.pushed((1 - self.alpha) * state["momentum"]), scale=briefs.scale * self.alpha)
+        return replace(briefs.pushed((1 - self.alpha) * memory.state["momentum"]), scale=briefs.scale * self.alpha)
 
-    def observe(
-        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
-    ) -> tuple[State, State]:
-        gradient = (-weights / reports.mass).to(reports.delta) @ strides(briefs, reports, round.x)
-        decay = (weights * briefs.weight_decay).to(briefs.start)
-        decayed = decay @ briefs.start if briefs.start.ndim == 2 else decay.sum() * briefs.start
-        return {"momentum": gradient - decayed}, {}
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        gradient = (-now.weights / now.reports.mass).to(now.reports.delta) @ strides(now)
+        start = now.briefs.start
+        decay = (now.weights * now.briefs.weight_decay).to(start)
+        decayed = decay @ start if start.ndim == 2 else decay.sum() * start
+        return memory.replace(state={"momentum": gradient - decayed})
 
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
-        return self.lr * direction, state
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        return self.lr * direction, memory

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from kairosfl.core.briefs import Briefs, Reports, strides
+from kairosfl.core.fields import Briefs
+from kairosfl.core.mass import strides
 from kairosfl.core.round import Round
-from kairosfl.core.rule import Rule, State
-from kairosfl.core.table import Table
+from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.rules import everyone
 
 
@@ -30,27 +30,25 @@ class FedDyn(Rule):
     weights: str = "uniform"
 
     def __post_init__(self) -> None:
-        self.demand("alpha", self.alpha > 0, "use a number above 0; the paper uses 0.1, 0.01 and 0.001")
-        self.demand("weights", self.weights in ("uniform", "samples"), "use 'uniform' or 'samples'")
+        self.check("alpha", self.alpha > 0, "use a number above 0; the paper uses 0.1, 0.01 and 0.001")
+        self.check("weights", self.weights in ("uniform", "samples"), "use 'uniform' or 'samples'")
 
     @property
-    def base_weights(self) -> str | None:
-        return "uniform" if self.weights == "uniform" else None
+    def uniform(self) -> bool:
+        return self.weights == "uniform"
 
-    def server(self, x: Tensor, clients: int) -> State:
-        return everyone.nobody(x)
+    def server(self, now: Round) -> State:
+        return everyone.nobody(now)
 
-    def client(self, x: Tensor) -> State:
-        return everyone.unseen(x)
+    def client(self, now: Round) -> State:
+        return everyone.unseen(now)
 
-    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
-        return replace(briefs.pushed(-rows["vector"]), pull=briefs.pull + self.alpha)
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+        return replace(briefs.pushed(-memory.rows["vector"]), pull=briefs.pull + self.alpha)
 
-    def observe(
-        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
-    ) -> tuple[State, State]:
-        h = rows["vector"] - self.alpha * strides(briefs, reports, round.x)
-        return everyone.changed(state, rows, h, reports, round)
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        h = memory.rows["vector"] - self.alpha * strides(now)
+        return everyone.changed(memory, h, now)
 
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
-        return direction - everyone.mean(state, round) / self.alpha, state
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        return direction - everyone.mean(memory, now) / self.alpha, memory

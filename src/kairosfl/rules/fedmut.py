@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kairosfl.core.briefs import Briefs, Reports, strides
+from kairosfl.core.fields import Briefs
+from kairosfl.core.mass import strides
 from kairosfl.core.round import Round
-from kairosfl.core.rule import Rule, State
-from kairosfl.core.table import Table
+from kairosfl.core.rule import Memory, Rule, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,69 +37,60 @@ class FedMut(Rule):
     weights: str = "uniform"
 
     def __post_init__(self) -> None:
-        self.demand("alpha", self.alpha >= 0, "use 0 or more")
-        self.demand("rate", 0 <= self.rate <= 1, "use 0 to 1")
-        self.demand("bound", self.bound >= 1, "use 1 or more rounds")
-        self.demand("weights", self.weights in ("uniform", "samples"), "use 'uniform' or 'samples'")
+        self.check("alpha", self.alpha >= 0, "use 0 or more")
+        self.check("rate", 0 <= self.rate <= 1, "use 0 to 1")
+        self.check("bound", self.bound >= 1, "use 1 or more rounds")
+        self.check("weights", self.weights in ("uniform", "samples"), "use 'uniform' or 'samples'")
 
     @property
-    def base_weights(self) -> str | None:
-        return "uniform" if self.weights == "uniform" else None
+    def uniform(self) -> bool:
+        return self.weights == "uniform"
 
-    def server(self, x: Tensor, clients: int) -> State:
-        return {"previous": x.clone()}
+    def server(self, now: Round) -> State:
+        return {"previous": now.x.clone()}
 
-    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
-        if round.number == 0 or not self.alpha:
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+        if now.number == 0 or not self.alpha:
             return briefs
-        dealt = self._signs(len(briefs), round)
-        rng = round.stream("fedmut")
-        delta = self.alpha * (round.x - state["previous"])
-        start = torch.empty(len(briefs), len(round.x), dtype=round.x.dtype, device=round.x.device)
-        for entry in round.layout.entries:
+        dealt = self._signs(len(briefs), now)
+        rng = now.stream("fedmut")
+        delta = self.alpha * (now.x - memory.state["previous"])
+        start = torch.empty(len(briefs), len(now.x), dtype=now.x.dtype, device=now.x.device)
+        for entry in now.layout.entries:
             part = slice(entry.offset, entry.offset + entry.size)
             signs = torch.from_numpy(rng.permutation(dealt)).to(start)
-            start[:, part] = round.x[part] + signs[:, None] * delta[part]
+            start[:, part] = now.x[part] + signs[:, None] * delta[part]
         return replace(briefs, start=start)
 
-    def combine(
-        self,
-        direction: Tensor,
-        state: State,
-        rows: State,
-        weights: Tensor,
-        briefs: Briefs,
-        reports: Reports,
-        round: Round,
-    ) -> Tensor:
-        if round.number == 0 or not self.alpha:
+    def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
+        if now.number == 0 or not self.alpha:
             return direction
-        lean = self._lean(state, len(briefs), round)
-        away, own = briefs.start - round.x, strides(briefs, reports, round.x)
-        missing = lean - weights.to(away) @ away
-        for entry in round.layout.entries:
+        lean = self._lean(memory, now)
+        away, own = now.briefs.start - now.x, strides(now)
+        missing = lean - now.weights.to(away) @ away
+        for entry in now.layout.entries:
             part = slice(entry.offset, entry.offset + entry.size)
             missing[part] *= 1 - undone(away[:, part], own[:, part])
         return direction + (missing - lean).to(direction)
 
-    def observe(
-        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
-    ) -> tuple[State, State]:
-        lean = {"lean": self._lean(state, len(briefs), round)} if self.alpha else {}  # until the step
-        return {"previous": round.x, **lean}, {}
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        lean = {"lean": self._lean(memory, now)} if self.alpha else {}  # until the step
+        return memory.replace(state={"previous": now.x, **lean})
 
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
-        lean = state.get("lean")
-        return direction if lean is None else direction + lean.to(direction), {"previous": state["previous"]}
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        lean = memory.state.get("lean")
+        if lean is None:
+            return direction, memory
+        return direction + lean.to(direction), memory.replace(state={"previous": memory.state["previous"]})
 
-    def _lean(self, state: State, clients: int, round: Round) -> Tensor:
-        """How far the mutants of so many clients lie from x on average."""
-        signs = self._signs(clients, round)
-        return self.alpha * sum(signs) / len(signs) * (round.x - state["previous"])
+    def _lean(self, memory: Memory, now: Round) -> Tensor:
+        """How far the mutants of the reporters lie from x on average."""
+        signs = self._signs(len(now.reports), now)
+        return self.alpha * sum(signs) / len(signs) * (now.x - memory.state["previous"])
 
-    def _signs(self, clients: int, round: Round) -> list[float]:
+    def _signs(self, clients: int, now: Round) -> list[float]:
         half, odd = divmod(clients, 2)
-        rho = self.rate * (1 - min((round.number - 1) / self.bound, 1))
+        rho = self.rate * (1 - min((now.number - 1) / self.bound, 1))
         return [1.0] * half + [-(1 - rho)] * half + [0.0] * odd
 
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kairosfl.core.briefs import Briefs, Reports, strides
+from kairosfl.core.mass import strides
 from kairosfl.core.round import Round
-from kairosfl.core.rule import Rule, State
-from kairosfl.core.table import Table
+from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.rules.fedprox import FedProx
 
 
@@ -29,36 +28,30 @@ class FedNova(Rule):
     where the way of a client of few steps would otherwise be drawn out. Equal steps make it FedAvg, save for FedProx.
     """
 
+    needs_mass = True
+
     momentum: float = 0.0
     convex: bool = False
 
     def __post_init__(self) -> None:
-        self.demand("momentum", 0 <= self.momentum < 1, "use at least 0 and below 1")
+        self.check("momentum", 0 <= self.momentum < 1, "use at least 0 and below 1")
 
-    def server(self, x: Tensor, clients: int) -> State:
-        return {"velocity": torch.zeros_like(x)} if self.momentum else {}
+    def server(self, now: Round) -> State:
+        return {"velocity": torch.zeros_like(now.x)} if self.momentum else {}
 
-    def combine(
-        self,
-        direction: Tensor,
-        state: State,
-        rows: State,
-        weights: Tensor,
-        briefs: Briefs,
-        reports: Reports,
-        round: Round,
-    ) -> Tensor:
+    def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
+        weights, reports = now.weights, now.reports
         if self.convex:
             effective = 1 / (weights @ (1 / reports.mass))
         else:
-            proximal = any(isinstance(rule, FedProx) and rule.mu for rule in round.rules)
-            effective = weights @ (reports.steps * briefs.lr if proximal else reports.mass)
+            proximal = any(isinstance(rule, FedProx) and rule.mu for rule in now.rules)
+            effective = weights @ (reports.steps * now.briefs.lr if proximal else reports.mass)
         more = (weights * (effective / reports.mass - 1)).to(reports.delta)
-        return direction + more @ strides(briefs, reports, round.x)
+        return direction + more @ strides(now)
 
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
         if not self.momentum:
-            return direction, state
+            return direction, memory
         # In units of gradient, as in the paper, so that a falling learning rate does not act on old momentum twice.
-        velocity = self.momentum * state["velocity"] + direction / round.lr
-        return round.lr * velocity, {"velocity": velocity}
+        velocity = self.momentum * memory.state["velocity"] + direction / now.lr
+        return now.lr * velocity, memory.replace(state={"velocity": velocity})

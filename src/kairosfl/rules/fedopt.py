@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.round import Round
-from kairosfl.core.rule import Rule, State
-from kairosfl.core.table import Table
+from kairosfl.core.rule import Memory, Rule, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +28,12 @@ class FedOpt(Rule):
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
-        self.demand("lr", self.lr > 0, "use a number above 0")
-        self.demand("beta1", 0 <= self.beta1 < 1, "use at least 0 and below 1")
-        self.demand("tau", self.tau > 0, "use a number above 0")
+        self.check("lr", self.lr > 0, "use a number above 0")
+        self.check("beta1", 0 <= self.beta1 < 1, "use at least 0 and below 1")
+        self.check("tau", self.tau > 0, "use a number above 0")
 
-    def server(self, x: Tensor, clients: int) -> State:
-        return {"m": torch.zeros_like(x), "v": torch.full_like(x, self.tau**2), "t": torch.tensor(0)}
+    def server(self, now: Round) -> State:
+        return {"m": torch.zeros_like(now.x), "v": torch.full_like(now.x, self.tau**2), "t": torch.tensor(0)}
 
     @abstractmethod
     def second(self, v: Tensor, square: Tensor) -> Tensor:
@@ -44,12 +43,14 @@ class FedOpt(Rule):
         """The moments as they enter the step; Reddi et al. do not correct their bias."""
         return m, v
 
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        state = memory.state
         t = int(state["t"]) + 1
         m = self.beta1 * state["m"] + (1 - self.beta1) * direction
         v = self.second(state["v"], direction * direction)
         first, second = self.corrected(m, v, t)
-        return self.lr * first / (second.sqrt() + self.tau), {"m": m, "v": v, "t": torch.tensor(t)}
+        state = {"m": m, "v": v, "t": torch.tensor(t)}
+        return self.lr * first / (second.sqrt() + self.tau), memory.replace(state=state)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +72,12 @@ class FedAdam(FedOpt):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.demand("beta2", 0 <= self.beta2 < 1, "use at least 0 and below 1")
+        self.check("beta2", 0 <= self.beta2 < 1, "use at least 0 and below 1")
 
-    def server(self, x: Tensor, clients: int) -> State:
-        state = super().server(x, clients)
+    def server(self, now: Round) -> State:
+        state = super().server(now)
         # The correction is for moments that start at 0; it would blow up tau² by 1 / (1 − beta2).
-        return {**state, "v": torch.zeros_like(x)} if self.bias_correction else state
+        return {**state, "v": torch.zeros_like(now.x)} if self.bias_correction else state
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * square

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kairosfl.core.briefs import Briefs
+from kairosfl.core.fields import Briefs
 from kairosfl.core.round import Round
-from kairosfl.core.rule import Rule, State
+from kairosfl.core.rule import Memory, Rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class FedProx(Rule):
     mu: float = 0.01
 
     def __post_init__(self) -> None:
-        self.demand("mu", self.mu >= 0, "use 0 or more")
+        self.check("mu", self.mu >= 0, "use 0 or more")
 
-    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
         return replace(briefs, pull=briefs.pull + self.mu)

@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from kairosfl.core.briefs import Briefs, Contrast, Reports
+from kairosfl.core.fields import Briefs
 from kairosfl.core.round import Round
-from kairosfl.core.rule import Rule, State
+from kairosfl.core.rule import Memory, Rule, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,19 +25,18 @@ class MOON(Rule):
     temperature: float = 0.5
 
     def __post_init__(self) -> None:
-        self.demand("mu", self.mu >= 0, "use 0 or more; the paper uses 5 on CIFAR-10")
-        self.demand("temperature", self.temperature > 0, "use a number above 0")
+        self.check("mu", self.mu >= 0, "use 0 or more; the paper uses 5 on CIFAR-10")
+        self.check("temperature", self.temperature > 0, "use a number above 0")
 
-    def client(self, x: Tensor) -> State:
-        return {"model": torch.zeros_like(x), "seen": torch.tensor(False)}
+    def client(self, now: Round) -> State:
+        return {"model": torch.zeros_like(now.x), "seen": torch.tensor(False)}
 
-    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
-        mu = self.mu * rows["seen"].double()
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+        mu = self.mu * memory.rows["seen"].double()
         if not mu.any():
             return briefs
-        return replace(briefs, contrast=Contrast(mu=mu, temperature=self.temperature, previous=rows["model"]))
+        return replace(briefs, contrast=mu, temperature=self.temperature, previous=memory.rows["model"])
 
-    def observe(
-        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
-    ) -> tuple[State, State]:
-        return state, {"model": round.x + reports.delta, "seen": torch.ones_like(rows["seen"])}
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        seen = torch.ones_like(memory.rows["seen"])
+        return memory.replace(rows={"model": now.x + now.reports.delta, "seen": seen})

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kairosfl.core.briefs import SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
+from kairosfl.core.fields import SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
 from kairosfl.core.round import Round
-from kairosfl.core.rule import Rule, State
+from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.errors import UserError
 
 
@@ -36,29 +36,25 @@ class PA3Fed(Rule):
     always: bool = False
 
     def __post_init__(self) -> None:
-        self.demand("beta", self.beta >= 0, "use 0 (plain weights) or more; the paper uses 0.3")
-        self.demand("score", self.score in ("log_likelihood", "loss"), "use 'log_likelihood' or 'loss'")
-        self.demand("at", self.at in ("after", "before"), "use 'after' or 'before'")
+        self.check("beta", self.beta >= 0, "use 0 (plain weights) or more; the paper uses 0.3")
+        self.check("score", self.score in ("log_likelihood", "loss"), "use 'log_likelihood' or 'loss'")
+        self.check("at", self.at in ("after", "before"), "use 'after' or 'before'")
 
-    def client(self, x: Tensor) -> State:
+    def client(self, now: Round) -> State:
         return {"score": torch.tensor(float("nan"), dtype=torch.float64)}
 
-    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
         return briefs.measured(SCORE_AFTER if self.at == "after" else SCORE_BEFORE)
 
-    def weigh(
-        self, factors: Tensor, state: State, rows: State, briefs: Briefs, reports: Reports, round: Round
-    ) -> Tensor:
-        if not (self.always or round.signals.critical):
+    def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
+        if not (self.always or now.signals.critical):
             return factors
-        exponent = (-self.beta * (rows["score"] - self._score(reports))).nan_to_num(nan=0.0)
+        exponent = (-self.beta * (memory.rows["score"] - self._score(now.reports))).nan_to_num(nan=0.0)
         # Only ratios count: with the largest factor at 1 a score that exploded does not overflow.
         return factors * torch.exp(exponent - exponent.max())
 
-    def observe(
-        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
-    ) -> tuple[State, State]:
-        return state, {"score": self._score(reports)}
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        return memory.replace(rows={"score": self._score(now.reports)})
 
     def _score(self, reports: Reports) -> Tensor:
         loss = reports.score_after if self.at == "after" else reports.score_before

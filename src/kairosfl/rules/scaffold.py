@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kairosfl.core.briefs import Briefs, Reports, mean_gradients
+from kairosfl.core.fields import Briefs
+from kairosfl.core.mass import mean_gradients
 from kairosfl.core.round import Round
-from kairosfl.core.rule import Rule, State
-from kairosfl.core.table import Table
+from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.rules import everyone
 from kairosfl.rules.vrlsgd import VRLSGD
 
@@ -26,37 +26,37 @@ from kairosfl.rules.vrlsgd import VRLSGD
 class SCAFFOLD(Rule):
     """Corrects every local gradient by how far the client's gradient is from everyone's. `lr` is the server's."""
 
+    needs_mass = True
+
     lr: float = 1.0
     weights: str = "uniform"
 
     def __post_init__(self) -> None:
-        self.demand("lr", self.lr > 0, "use a number above 0")
-        self.demand("weights", self.weights in ("uniform", "samples"), "use 'uniform' or 'samples'")
+        self.check("lr", self.lr > 0, "use a number above 0")
+        self.check("weights", self.weights in ("uniform", "samples"), "use 'uniform' or 'samples'")
 
     @property
-    def base_weights(self) -> str | None:
-        return "uniform" if self.weights == "uniform" else None
+    def uniform(self) -> bool:
+        return self.weights == "uniform"
 
-    def beside(self, other: Rule) -> str | None:
+    def conflicts_with(self, other: Rule) -> str | None:
         if isinstance(other, VRLSGD):
             return "both correct the same drift, and together they correct it twice"
         return None
 
-    def server(self, x: Tensor, clients: int) -> State:
-        return everyone.nobody(x)
+    def server(self, now: Round) -> State:
+        return everyone.nobody(now)
 
-    def client(self, x: Tensor) -> State:
-        return everyone.unseen(x)
+    def client(self, now: Round) -> State:
+        return everyone.unseen(now)
 
-    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
-        return briefs.pushed(everyone.mean(state, round) - rows["vector"])
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+        return briefs.pushed(everyone.mean(memory, now) - memory.rows["vector"])
 
-    def observe(
-        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
-    ) -> tuple[State, State]:
-        c = mean_gradients(briefs, reports, round.x)
-        c += rows["vector"] - everyone.mean(state, round)
-        return everyone.changed(state, rows, c, reports, round)
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        c = mean_gradients(now)
+        c += memory.rows["vector"] - everyone.mean(memory, now)
+        return everyone.changed(memory, c, now)
 
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
-        return self.lr * direction, state
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        return self.lr * direction, memory

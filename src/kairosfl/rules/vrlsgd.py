@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from kairosfl.core.briefs import Briefs, Reports, mean_gradients
+from kairosfl.core.fields import Briefs
+from kairosfl.core.mass import mean_gradients
 from kairosfl.core.round import Round
-from kairosfl.core.rule import Algorithm, Rule, State
+from kairosfl.core.rule import Memory, Rule, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,21 +27,21 @@ class VRLSGD(Rule):
     `rate = 0.005` is what the released FedCL code uses; it brings VRL-SGD close to FedAvg.
     """
 
+    needs_mass = True
+
     rate: float = 1.0
 
     def __post_init__(self) -> None:
-        self.demand("rate", 0 <= self.rate <= 1, "use 0 (FedAvg) to 1 (the paper)")
+        self.check("rate", 0 <= self.rate <= 1, "use 0 (FedAvg) to 1 (the paper)")
 
-    def client(self, x: Tensor) -> State:
-        return {"delta": torch.zeros_like(x)}
+    def client(self, now: Round) -> State:
+        return {"delta": torch.zeros_like(now.x)}
 
-    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
-        return briefs.pushed(-rows["delta"])
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+        return briefs.pushed(-memory.rows["delta"])
 
-    def observe(
-        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
-    ) -> tuple[State, State]:
-        gradient = mean_gradients(briefs, reports, round.x)
-        counts = Algorithm(round.rules).counts(reports)
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        gradient, counts = mean_gradients(now), now.counts()
         gradient -= (counts / counts.sum()).to(gradient) @ gradient
-        return state, {"delta": gradient.mul_(self.rate).add_(rows["delta"])}  # in place: a cohort of models is large
+        # In place: a cohort of models is large.
+        return memory.replace(rows={"delta": gradient.mul_(self.rate).add_(memory.rows["delta"])})

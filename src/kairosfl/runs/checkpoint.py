@@ -1,7 +1,7 @@
 """Checkpoints: the whole of a `Run` in safetensors plus JSON, and of the client rows only those that changed.
 
 A checkpoint is `checkpoint-000040.json`, which names every file it needs with its checksum, `state-000040.safetensors`
-(the model, the slots, and where each client row lies) and the `rows-*.safetensors` written since the first one. The
+(the model, the states, and where each client row lies) and the `rows-*.safetensors` written since the first one. The
 JSON is renamed into place last, so a checkpoint is whole or it is not there. The last two are kept.
 """
 
@@ -32,7 +32,7 @@ class Checkpoints:
     """The checkpoints of one run folder. Remembers where every row lies and which files are whole."""
 
     folder: Path
-    places: list[dict[int, tuple[str, int]]] = field(default_factory=list)  # per rule: client -> (file, row)
+    places: list[dict[int, tuple[str, int]]] = field(default_factory=list)  # per table: client -> (file, row)
     sums: dict[str, int] = field(default_factory=dict)  # checksum of every file that is in use
 
     def save(self, run: Run, about: dict[str, Any]) -> None:
@@ -41,8 +41,7 @@ class Checkpoints:
         mark = f"{run.round:06d}"
         rows = self._rows_file(run, f"rows-{mark}.safetensors")
         tensors = {"x": run.x}
-        for kind, states in (("slot", run.slots), ("detector", run.detectors)):
-            tensors |= {f"{kind}.{i}.{name}": value for i, state in enumerate(states) for name, value in state.items()}
+        tensors |= {f"state.{i}.{name}": value for i, state in enumerate(run.states) for name, value in state.items()}
         files = sorted({file for places in self.places for file, _ in places.values()})
         for i, (table, places) in enumerate(zip(run.tables, self.places, strict=True)):
             tensors[f"table.{i}.ids"] = torch.tensor(table.ids, dtype=torch.int64)
@@ -145,9 +144,9 @@ class Checkpoints:
             idle=note["idle"],
             signals=Signals(**signals),
             x=tensors["x"].to(blank.x.device),
-            slots=_states(tensors, "slot", blank.slots),
-            detectors=_states(tensors, "detector", blank.detectors),
+            states=_states(tensors, blank.states),
             tables=tuple(tables),
+            writes=tuple(table.writes for table in tables),
         )
 
 
@@ -162,12 +161,10 @@ def about(checkpoints: Path) -> dict[str, Any]:
     return {}
 
 
-def _states(
-    tensors: dict[str, Tensor], kind: str, blank: tuple[dict[str, Tensor], ...]
-) -> tuple[dict[str, Tensor], ...]:
+def _states(tensors: dict[str, Tensor], blank: tuple[dict[str, Tensor], ...]) -> tuple[dict[str, Tensor], ...]:
     found: list[dict[str, Tensor]] = [{} for _ in blank]
     for key, value in tensors.items():
-        if key.startswith(f"{kind}."):
+        if key.startswith("state."):
             _, i, name = key.split(".", 2)
             like = blank[int(i)].get(name)
             found[int(i)][name] = value.to(like.device) if like is not None else value

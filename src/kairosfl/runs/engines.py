@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.core.briefs import Briefs, Reports
+from kairosfl.core.fields import Briefs, Reports
 from kairosfl.engines.evaluate import Evaluator, Scores
 from kairosfl.engines.loop import Loop
+from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError
 from kairosfl.runs.config import Config
 from kairosfl.tasks.task import Task
@@ -22,28 +22,6 @@ if TYPE_CHECKING:
     from kairosfl.engines.batched import Batched
 
 SMALL = 1 << 22  # parameters times samples in a batch below which a second thread costs more than it gains
-
-
-class Engine(Protocol):
-    """What a run needs of an engine."""
-
-    why: str  # how it runs the model, where there is a choice
-
-    def start(self) -> Tensor:
-        """The model before training, where this engine wants it."""
-        ...
-
-    def train(self, briefs: Briefs) -> Reports:
-        """One report per client that could train."""
-        ...
-
-    def evaluate(self, x: Tensor) -> Scores:
-        """Accuracy and loss on the test set."""
-        ...
-
-    def evaluate_clients(self, x: Tensor) -> np.ndarray:
-        """Every client's accuracy."""
-        ...
 
 
 def settle(config: Config, task: Task) -> Config:
@@ -71,7 +49,7 @@ def settle(config: Config, task: Task) -> Config:
 
 def largest(config: Config, task: Task) -> int:
     """The largest cohort that a run may have."""
-    return config.algorithm.largest(config.train.cohort, len(task.clients))
+    return config.algorithm.largest_cohort(config.train.cohort, len(task.clients))
 
 
 def build_engine(config: Config, task: Task, cohorts: Sequence[int] = ()) -> Engine:

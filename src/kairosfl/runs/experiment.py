@@ -19,15 +19,16 @@ import numpy as np
 import torch
 
 import kairosfl
-from kairosfl.core.briefs import Briefs, Reports
-from kairosfl.core.round import Run, rounds
+from kairosfl.core.fields import Briefs, Reports
+from kairosfl.core.round import Run, Setup, result, rounds, verdicts
 from kairosfl.detectors import parse_detectors
+from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError
 from kairosfl.runs import STOPPED, metrics
 from kairosfl.runs.alone import alone
 from kairosfl.runs.checkpoint import Checkpoints, about
 from kairosfl.runs.config import Config, dump, flatten, load, tables
-from kairosfl.runs.engines import Engine, build_engine, method, settle
+from kairosfl.runs.engines import build_engine, method, settle
 from kairosfl.runs.files import append_json, cut_lines, read_lines, write, write_json
 from kairosfl.runs.interrupt import undisturbed
 from kairosfl.runs.trackers import TRACKERS, library
@@ -186,13 +187,8 @@ def record(
 
     After every round a line of metrics; every `checkpoint_every` rounds, and when closed, a checkpoint.
     """
-    run = Run.start(
-        engine.start(),
-        config.algorithm,
-        clients=len(task.clients),
-        seed=config.seed,
-        detectors=parse_detectors(config.run.detector),
-    )
+    setup = Setup(config.algorithm, config.train, len(task.clients), task.layout, parse_detectors(config.run.detector))
+    run = Run.start(engine.start(), setup, seed=config.seed)
     checkpoints = Checkpoints(folder.checkpoints)
     if resume:
         run, passed = checkpoints.load(run)
@@ -206,11 +202,11 @@ def record(
     settings = flatten(tables(config))
     tracked = [TRACKERS[name](folder.path, settings, run.round) for name in config.run.track]
     listeners: list[Notify] = [*([notify] if notify else []), *tracked]
-    course = _write_down(config, task, engine, folder, run, checkpoints, listeners)
+    course = _write_down(config, task, engine, folder, setup, run, checkpoints, listeners)
     del run  # or the first model would be held to the end
     try:
         with within_memory():
-            yield from course
+            said = yield from course
     except UserError as error:
         with suppress(UserError):  # of a full disk
             folder.log(f"{STOPPED}{error}")
@@ -218,7 +214,7 @@ def record(
     finally:
         for tracker in tracked:
             tracker.close()
-    summary = metrics.summary(list(read_lines(folder.path / "metrics.jsonl")))
+    summary = metrics.summary(list(read_lines(folder.path / "metrics.jsonl"))) | {"verdicts": said}
     write_json(folder.path / "summary.json", summary)
     return summary
 
@@ -228,21 +224,15 @@ def _write_down(
     task: Task,
     engine: Engine,
     folder: Folder,
+    setup: Setup,
     run: Run,
     checkpoints: Checkpoints,
     listeners: list[Notify],
-) -> Generator[Briefs, Reports, None]:
-    """The rounds of a run, each written down before the next begins."""
+) -> Generator[Briefs, Reports, list[str]]:
+    """The rounds of a run, each written down before the next begins; returns what its rules say about it."""
     note = {"algorithm": str(config.algorithm), "detector": config.run.detector}
     saved = run.round
-    course = rounds(
-        run,
-        config.algorithm,
-        config.train,
-        clients=len(task.clients),
-        layout=task.layout,
-        detectors=parse_detectors(config.run.detector),
-    )
+    course = rounds(run, setup)
     run, briefs = next(course)
     if briefs is None and run.idle >= IDLE_LIMIT:
         raise UserError(_idle(run))
@@ -257,8 +247,9 @@ def _write_down(
         with undisturbed() as held:
             run, briefs = course.send(reports)
             last = briefs is None
-            scores = engine.evaluate(run.x) if last or run.round % config.run.eval_every == 0 else None
-            own = engine.evaluate_clients(run.x) if scores and config.run.client_accuracy else None
+            outcome = result(run, setup)
+            scores = engine.evaluate(outcome) if last or run.round % config.run.eval_every == 0 else None
+            own = engine.evaluate_clients(outcome) if scores and config.run.client_accuracy else None
             row = metrics.row(run, task, scores, own, time.perf_counter() - began)
             cosines = run.round in config.run.cosines
             append_json(folder.path / "clients.jsonl", metrics.clients_row(run, own, cosines=cosines))
@@ -275,6 +266,7 @@ def _write_down(
             if run.round > saved:
                 checkpoints.save(run, note)
             signal.raise_signal(held[0])
+    return verdicts(run, setup)
 
 
 def _log_rejections(run: Run, folder: Folder) -> None:

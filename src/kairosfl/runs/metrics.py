@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from kairosfl.core.fields import Reports
 from kairosfl.core.round import Run
 from kairosfl.detectors import cosine_matrix
 from kairosfl.engines.evaluate import Scores
 from kairosfl.tasks.task import Task
 
-NUMBERS_UP = 6  # n, steps, epochs, loss, grad_sq, seconds: what a report holds beside the update
-NUMBERS_DOWN = 10
 NUMBER_BYTES = 8
 PICTURED_CLIENTS = 2000
 QUANTILES = 21  # of the clients' accuracies
@@ -24,11 +24,6 @@ def row(run: Run, task: Task, scores: Scores | None, own: np.ndarray | None, sec
     assert record is not None
     reports = record.reports
     vector = task.layout.size * run.x.element_size()
-    measured = (
-        0
-        if reports is None
-        else sum(getattr(reports, name) is not None for name in ("similarity", "score_before", "score_after", "fisher"))
-    )
     return {
         "round": run.round,
         "accuracy": scores.accuracy if scores else None,
@@ -46,15 +41,21 @@ def row(run: Run, task: Task, scores: Scores | None, own: np.ndarray | None, sec
         "epochs": float(reports.epochs.mean()) if reports else 0.0,
         "epochs_total": float(reports.epochs.sum()) if reports else 0.0,
         "steps": int(reports.steps.sum()) if reports else 0,
-        "bytes_down": record.asked * (record.vectors_down * vector + NUMBERS_DOWN * NUMBER_BYTES),
-        "bytes_up": len(record.ids) * (vector + (NUMBERS_UP + measured) * NUMBER_BYTES),
+        "bytes_down": record.asked * (record.vectors_down * vector + record.numbers_down * NUMBER_BYTES),
+        "bytes_up": len(record.ids) * (vector + reports.numbers() * NUMBER_BYTES) if reports else 0,
         "lr": record.lr,
-        "fisher_seconds": reports.fisher_seconds if reports and signals.fisher == signals.fisher else None,
-        "fisher_bytes": reports.fisher_bytes or None if reports else None,
+        "fisher_seconds": _all(reports, "fisher_seconds", sum),
+        "fisher_bytes": _all(reports, "fisher_bytes", max) or None,
         "client_accuracy_mean": float(np.nanmean(own)) if own is not None else None,
         "client_accuracy_worst": worst_tenth(own) if own is not None else None,
         "seconds": seconds,
     }
+
+
+def _all(reports: Reports | None, name: str, together: Callable[[list[Any]], Any]) -> Any:
+    """A measurement of all reporters taken together; None: not measured."""
+    value = getattr(reports, name, None)
+    return None if value is None else together(value.tolist())
 
 
 def worst_tenth(accuracy: np.ndarray) -> float:
@@ -90,7 +91,7 @@ def clients_row(run: Run, own: np.ndarray | None, *, cosines: bool = False) -> d
 
 def _lambda(run: Run) -> dict[str, float] | None:
     """The weights of a rule that combines every stored row, by client."""
-    for slot, table in zip(run.slots, run.tables, strict=True):
+    for slot, table in zip(run.states, run.tables, strict=True):
         if "lambda" in slot and len(slot["lambda"]) == len(table):
             values = slot["lambda"].tolist()
             return {str(client): value for client, value in zip(table.ids, values, strict=True) if value > 1e-6}

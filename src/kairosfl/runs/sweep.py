@@ -18,12 +18,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kairosfl.core.briefs import Reports
+from kairosfl.core.fields import Reports
+from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs import experiment
 from kairosfl.runs.alone import alone
 from kairosfl.runs.config import SECTIONS, Config, flatten, resolve, tables
-from kairosfl.runs.engines import Engine, Seat, build_engine, largest, method, settle
+from kairosfl.runs.engines import Seat, build_engine, largest, method, settle
 from kairosfl.runs.experiment import Folder
 from kairosfl.runs.files import write_json
 from kairosfl.tasks.task import Task

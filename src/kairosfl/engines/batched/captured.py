@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.client.trainer import Derivative, Differentiate, Trainer
-from kairosfl.core.briefs import Brief
+from kairosfl.core.fields import Brief
 from kairosfl.engines.batched.layers import Unstackable
 from kairosfl.engines.batched.stack import alike, line
 
@@ -23,7 +23,8 @@ def capture(trainer: Trainer) -> None:
     sizes = trainer.task.clients.sizes
     client = int(np.argmin(sizes))
     size = min(max(1, int(sizes[client]) // 4), LARGEST)
-    brief = Brief(0, 0, client, trainer.task.start(), lr=1e-3, batch_size=size, epochs=2, drop_last=True)
+    start, how = trainer.task.start(), {"lr": 1e-3, "batch_size": size, "epochs": 2, "drop_last": True}
+    brief = Brief(seed=0, round=0, client=client, start=start, **how)
     try:
         trainer.differentiate = _unwaiting(plain)
         wanted = trainer.follow(brief)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.client.trainer import Trainer
-from kairosfl.core.briefs import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
+from kairosfl.core.fields import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
 from kairosfl.core.table import available
 from kairosfl.engines.batched.captured import capture
 from kairosfl.engines.batched.graphs import Steps
@@ -38,7 +38,7 @@ AHEAD = 0.02  # seconds of work that the device is left with while the caller is
 
 
 class Batched(Evaluator):
-    """Follows briefs as `local.py` does, many clients at a time. `why` says how the model is run.
+    """Follows briefs as `client.Trainer` does, many clients at a time. `why` says how the model is run.
 
     `slots` clients train at once, by default as many as memory allows. `deterministic` fixes that number and never
     shrinks it, so that a client's result does not depend, to the bit, on who trains beside it. `cohorts` are the

@@ -7,16 +7,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache, reduce
 from operator import or_
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kairosfl.client.trainer import Fisher
-from kairosfl.core.briefs import SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
+from kairosfl.core.fields import SCORE_AFTER, SCORE_BEFORE, Briefs, Reports, reals
 from kairosfl.core.streams import Streams, key
 from kairosfl.engines.batched.rows import RowLayout
-from kairosfl.engines.batched.state import Kind, Real, Sum, Whole, upload
+from kairosfl.engines.batched.state import Kind, Sum, Whole, upload
 from kairosfl.tasks.task import Task
 
 
@@ -66,13 +67,13 @@ class Ticket:
             wholes[:, Whole.CROPS] = key(briefs.seed, "augment", briefs.round) % 2**63
         if drops:
             wholes[:, Whole.DROPS] = [key(briefs.seed, "dropout", briefs.round, who) % 2**63 for who in clients]
-        if briefs.stop is not None:
-            wholes[:, Whole.STOPS], wholes[:, Whole.LEAST] = 1, briefs.stop.statistic == "min"
-            wholes[:, Whole.AT_ONCE] = briefs.stop.per == "batch"
+        if briefs.stop_below is not None:
+            wholes[:, Whole.STOPS], wholes[:, Whole.LEAST] = 1, briefs.stop_statistic == "min"
+            wholes[:, Whole.AT_ONCE] = briefs.stop_per == "batch"
         sums = np.zeros((len(clients), len(Sum)))
         sums[:, Sum.SIMILARITY] = 1.0  # before the first look
         self.wholes, self.sums = upload(wholes, device), upload(sums, device)
-        self.reals = upload(torch.from_numpy(_reals(briefs)).to(dtype), device)
+        self.reals = upload(torch.from_numpy(reals(briefs)).to(dtype), device)
         self.order = upload(_order(briefs, mine, end.tolist(), epochs.tolist()), device)
 
     def take(self, rows: Tensor | slice, layout: RowLayout, weights: Tensor, sums: Tensor, wholes: Tensor) -> None:
@@ -97,7 +98,10 @@ class Ticket:
         sums, wholes = self.sums.cpu().mT.contiguous(), self.wholes.cpu().mT.contiguous()
         steps, batches = wholes[Whole.POSITION], wholes[Whole.BATCHES]
         scores = {name: values.cpu() for name, values in self.scores.items()}
-        traces = [each.trace for each in self.fishers]
+        fishers: dict[str, Any] = {
+            name: torch.from_numpy(np.array([each.reported()[name] for each in self.fishers]))
+            for name in (self.fishers[0].reported() if self.fishers else ())
+        }
         return Reports(
             ids=self.briefs.ids,
             n=self.n,
@@ -107,12 +111,10 @@ class Ticket:
             loss=sums[Sum.LOSS] / wholes[Whole.SAMPLES],
             grad_sq=sums[Sum.GRAD_SQ],
             seconds=torch.full((m,), (time.perf_counter() - self.began) / max(1, m), dtype=torch.float64),
-            similarity=None if self.briefs.stop is None else sums[Sum.SIMILARITY],
+            similarity=None if self.briefs.stop_below is None else sums[Sum.SIMILARITY],
             score_before=scores.get(SCORE_BEFORE),
             score_after=scores.get(SCORE_AFTER),
-            fisher=torch.tensor(traces, dtype=torch.float64) if traces else None,
-            fisher_seconds=sum(each.seconds for each in self.fishers),
-            fisher_bytes=max((each.bytes for each in self.fishers), default=0),
+            **fishers,
         )
 
 
@@ -120,19 +122,8 @@ def _host(column: Tensor) -> np.ndarray:
     return column.cpu().numpy()
 
 
-def _reals(briefs: Briefs) -> np.ndarray:
-    reals = np.zeros((len(briefs), len(Real)))
-    reals[:, Real.LR], reals[:, Real.MOMENTUM] = _host(briefs.lr), _host(briefs.momentum)
-    reals[:, Real.DECAY], reals[:, Real.CLIP] = _host(briefs.weight_decay), _host(briefs.clip)
-    reals[:, Real.SCALE], reals[:, Real.PULL] = _host(briefs.scale), _host(briefs.pull)
-    reals[:, Real.MU] = 0.0 if briefs.contrast is None else _host(briefs.contrast.mu)
-    reals[:, Real.TEMPERATURE] = 1.0 if briefs.contrast is None else briefs.contrast.temperature
-    reals[:, Real.THRESHOLD] = -2.0 if briefs.stop is None else _host(briefs.stop.threshold)
-    return reals
-
-
 def _order(briefs: Briefs, mine: list[np.ndarray], ends: list[int], epochs: list[int]) -> np.ndarray:
-    """The samples of every client in the order of `local.batches`, epoch after epoch."""
+    """The samples of every client in the order of `client.trainer.batches`, epoch after epoch."""
     longest = max((end * times for end, times in zip(ends, epochs, strict=True)), default=0)
     order = np.zeros((len(mine), longest), dtype=np.int64)
     streams = Streams()
@@ -167,21 +158,27 @@ def joint(jobs: Iterable[Job]) -> Kind:
 
 
 def _kinds(briefs: Briefs, batch: list[int]) -> list[Kind]:
-    stop, mu = briefs.stop, None if briefs.contrast is None else briefs.contrast.mu
-    flags = zip(
-        (briefs.clip < float("inf")).tolist(),
-        (briefs.weight_decay != 0).tolist(),
-        (briefs.pull != 0).tolist(),
-        [briefs.push is not None] * len(batch),
-        (briefs.momentum != 0).tolist(),
-        [stop is not None] * len(batch),
-        [stop is not None and stop.reference is not None] * len(batch),
-        [False] * len(batch) if mu is None else (mu != 0).tolist(),
-        strict=True,
-    )
-    return [_kind(size, *each) for size, each in zip(batch, flags, strict=True)]
+    everyone = {
+        "push": briefs.push is not None,
+        "stop": briefs.stop_below is not None,
+        "reference": briefs.stop_reference is not None,
+        "adamw": briefs.optimizer == "adamw",
+    }
+    some = {
+        "clip": (briefs.clip < float("inf")).tolist(),
+        "decay": (briefs.weight_decay != 0).tolist(),
+        "pull": (briefs.pull != 0).tolist(),
+        "momentum": (briefs.momentum != 0).tolist(),
+        "contrast": (briefs.contrast != 0).tolist(),
+        "sam": (briefs.radius != 0).tolist(),
+    }
+    always = tuple(name for name, asked in everyone.items() if asked)
+    return [
+        _kind(size, always + tuple(name for name, flags in some.items() if flags[row]))
+        for row, size in enumerate(batch)
+    ]
 
 
 @cache
-def _kind(batch: int, *flags: bool) -> Kind:
-    return Kind(1, batch, *flags)
+def _kind(batch: int, flags: tuple[str, ...]) -> Kind:
+    return Kind(1, batch, **dict.fromkeys(flags, True))

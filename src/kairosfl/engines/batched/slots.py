@@ -60,10 +60,10 @@ class Slots:
     def _ahead(self, job: Job) -> int:
         """Steps until the host has to think about this client again."""
         left = job.limit - job.done
-        stop = job.ticket.briefs.stop
-        if stop is None:
+        briefs = job.ticket.briefs
+        if briefs.stop_below is None:
             return left
-        return min(left, LOOK if stop.per == "batch" else job.batches - job.done % job.batches)
+        return min(left, LOOK if briefs.stop_per == "batch" else job.batches - job.done % job.batches)
 
     def _width(self, used: int) -> int:
         if self._fixed:
@@ -162,16 +162,20 @@ class Slots:
             state.rows("push")[here] = chosen(briefs.push)
         elif "push" in state.extra:
             state.extra["push"][here] = 0
-        if "previous" in needs and briefs.contrast is not None:
-            state.rows("previous")[here] = chosen(briefs.contrast.previous)
+        if "previous" in needs and briefs.previous is not None:
+            state.rows("previous")[here] = chosen(briefs.previous)
         elif "previous" in state.extra:
             state.extra["previous"][here] = 0
-        if briefs.stop is not None and briefs.stop.reference is not None:
+        if briefs.stop_reference is not None:
             if "reference" not in state.extra:  # for the others it is where they started
                 state.rows("reference").copy_(state.rows("anchor"))
-            state.extra["reference"][here] = chosen(briefs.stop.reference)
+            state.extra["reference"][here] = chosen(briefs.stop_reference)
         elif "reference" in state.extra:
             state.extra["reference"][here] = start
+        for name in needs & {"second", "here"}:
+            state.rows(name)
+        if "second" in state.extra:
+            state.extra["second"][here] = 0
 
     def _close(self) -> None:
         """Bring the clients that train to the front where a smaller width then does."""

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum, auto
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kairosfl.core.fields import REALS
 from kairosfl.engines.batched.rows import RowLayout
 
-
-class Real(IntEnum):
-    """Rows of `State.reals`."""
-
-    LR = 0
-    MOMENTUM = auto()
-    DECAY = auto()
-    CLIP = auto()
-    SCALE = auto()
-    PULL = auto()
-    MU = auto()
-    TEMPERATURE = auto()
-    THRESHOLD = auto()
+# Rows of `State.reals`, by the names of the brief's fields; kernels read them by these positions.
+Real = SimpleNamespace(**{name: row for row, name in enumerate(REALS)})
 
 
 class Whole(IntEnum):
@@ -66,6 +57,13 @@ class Kind:
     stop: bool = False
     reference: bool = False  # a stop rule compares with another model than the start
     contrast: bool = False
+    adamw: bool = False
+    sam: bool = False
+
+    @property
+    def fuses(self) -> bool:
+        """Whether layers may step in their backward pass: not where the whole gradient has to be known first."""
+        return not (self.clip or self.adamw or self.sam)
 
     def __or__(self, other: Kind) -> Kind:
         """What serves the clients of both."""
@@ -83,11 +81,13 @@ class Kind:
             "push": self.push,
             "previous": self.contrast,
             "reference": self.reference,
+            "second": self.adamw,
+            "here": self.sam,
         }
         return frozenset(name for name, asked in wanted.items() if asked)
 
 
-_FLAGS = ("clip", "decay", "pull", "push", "momentum", "stop", "reference", "contrast")
+_FLAGS = tuple(entry.name for entry in fields(Kind) if entry.name not in ("width", "batch"))
 
 
 class State:
@@ -96,8 +96,8 @@ class State:
     def __init__(self, layout: RowLayout, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
         self.layout, self.slots, self.length, self.dtype, self.device = layout, slots, length, dtype, device
         self.w, self.v, self.g = (self._rows() for _ in range(3))
-        self.extra: dict[str, Tensor] = {}  # anchor, push, previous, reference: where a brief needs them
-        self.reals = torch.zeros(len(Real), slots, dtype=dtype, device=device)
+        self.extra: dict[str, Tensor] = {}  # anchor, push, second moments, ...: where a brief needs them
+        self.reals = torch.zeros(len(REALS), slots, dtype=dtype, device=device)
         self.wholes = torch.zeros(len(Whole), slots, dtype=torch.int64, device=device)
         self.sums = torch.zeros(len(Sum), slots, dtype=torch.float64, device=device)
         self.order = torch.zeros(slots, length, dtype=torch.int64, device=device)

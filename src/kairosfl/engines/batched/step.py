@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kairosfl.client.trainer import SAM_EPS
 from kairosfl.engines.batched.stack import Stack
 from kairosfl.engines.batched.state import Kind, Real, State, Sum, Whole
-from kairosfl.engines.batched.update import Optimiser
+from kairosfl.engines.batched.update import Optimiser, square_norms
 from kairosfl.tasks.prepare import augment, prepare, sample_keys
 from kairosfl.tasks.task import Task
 
@@ -59,12 +60,41 @@ def step(work: Work, state: State, kind: Kind) -> None:
     inputs, targets = work.prepared(flat, _crops(work, batch, whole)), work.targets[flat]
     keys = (whole[Whole.DROPS] + whole[Whole.POSITION] * _ODD)[:, None] if work.stack.drops else None
     still = {name: work.features(rows, inputs) for name, rows in _references(state, kind).items()}
-    frame = work.stack.frame
-    optimiser = Optimiser(state, kind, batch.live, frame.dot)
+    optimiser = Optimiser(state, kind, batch.live, work.stack.frame.dot)
+    loss, features = _derive(work, state, kind, batch, (inputs, targets), keys, still, optimiser)
+    with torch.no_grad():
+        at_start = _climb(state, kind, batch.live) if kind.sam else None
+    if at_start is not None:
+        _derive(work, state, kind, batch, (inputs, targets), keys, still, optimiser)
+    with torch.no_grad():
+        if at_start is not None:
+            state.w[: kind.width] = state.extra["here"][: kind.width]
+        squares = optimiser.finish()
+        if at_start is not None:  # as reported; those of clients without a radius are as trained
+            squares = torch.where(state.reals[Real.radius, : kind.width] > 0, at_start, squares)
+        state.sums[Sum.LOSS, : kind.width].addcmul_(loss.double(), batch.length.double())
+        state.sums[Sum.GRAD_SQ, : kind.width].addcmul_(squares.double(), batch.live.double())
+        if kind.stop and features is not None:
+            _stop(state, kind, batch, features, still["reference" if kind.reference else "anchor"])
+        whole[Whole.SAMPLES] += batch.length
+        whole[Whole.POSITION] += batch.live
+
+
+def _derive(
+    work: Work,
+    state: State,
+    kind: Kind,
+    batch: Batch,
+    samples: tuple[Tensor, Tensor],
+    keys: Tensor | None,
+    still: dict[str, Tensor],
+    optimiser: Optimiser,
+) -> tuple[Tensor, Tensor | None]:
+    """Fill the gradients at the clients' weights; every client's loss, and the features where they are compared."""
+    frame, (inputs, targets) = work.stack.frame, samples
     frame.open(state.w[: kind.width], state.g[: kind.width], keys, optimiser)
     outputs = work.stack(inputs).to(state.dtype)
-    shape = batch.samples.shape
-    loss = (work.task.loss(outputs, targets).view(shape) * batch.share).sum(1)
+    loss = (work.task.loss(outputs, targets).view(batch.samples.shape) * batch.share).sum(1)
     features = None
     if still:
         assert frame.features is not None
@@ -72,14 +102,16 @@ def step(work: Work, state: State, kind: Kind) -> None:
         if kind.contrast:
             loss = loss + _contrast(state, kind, batch, features, still)
     frame.backward(loss.sum())
-    with torch.no_grad():
-        squares = optimiser.finish()
-        state.sums[Sum.LOSS, : kind.width].addcmul_(loss.detach().double(), batch.length.double())
-        state.sums[Sum.GRAD_SQ, : kind.width].addcmul_(squares.double(), batch.live.double())
-        if kind.stop and features is not None:
-            _stop(state, kind, batch, features.detach(), still["reference" if kind.reference else "anchor"])
-        whole[Whole.SAMPLES] += batch.length
-        whole[Whole.POSITION] += batch.live
+    return loss.detach(), None if features is None else features.detach()
+
+
+def _climb(state: State, kind: Kind, live: Tensor) -> Tensor:
+    """SAM: move every live client to the sharpest point within its radius, to first order; ‖∇L‖² before that."""
+    w, g, here = (rows[: kind.width] for rows in (state.w, state.g, state.extra["here"]))
+    squares = square_norms(g)
+    here.copy_(w)
+    w.addcmul_(g, (state.reals[Real.radius, : kind.width] * live / (squares.sqrt() + SAM_EPS))[:, None])
+    return squares
 
 
 _ODD = 0x1E3779B97F4A7C15  # sets the keys of the steps far apart
@@ -122,10 +154,10 @@ def _contrast(state: State, kind: Kind, batch: Batch, features: Tensor, still: d
     """MOON's term of every client."""
     reals = state.reals[:, : kind.width]
     toward, away = (F.cosine_similarity(features, still[name], dim=1) for name in ("anchor", "previous"))
-    heat = reals[Real.TEMPERATURE][:, None].expand(-1, kind.batch).flatten()
+    heat = reals[Real.temperature][:, None].expand(-1, kind.batch).flatten()
     logits = torch.stack([toward / heat, away / heat], 1)
     terms = -logits.log_softmax(1)[:, 0].view(batch.samples.shape)
-    return (terms * batch.share).sum(1) * reals[Real.MU]
+    return (terms * batch.share).sum(1) * reals[Real.contrast]
 
 
 def _stop(state: State, kind: Kind, batch: Batch, features: Tensor, reference: Tensor) -> None:
@@ -137,7 +169,7 @@ def _stop(state: State, kind: Kind, batch: Batch, features: Tensor, reference: T
     similarity = torch.where(whole[Whole.LEAST] > 0, least, mean)
     looks = batch.live & (whole[Whole.STOPS] > 0)
     sums[Sum.SIMILARITY].copy_(torch.where(looks, similarity.double(), sums[Sum.SIMILARITY]))
-    flag = looks & ((whole[Whole.FLAG] > 0) | (similarity < state.reals[Real.THRESHOLD, : kind.width]))
+    flag = looks & ((whole[Whole.FLAG] > 0) | (similarity < state.reals[Real.stop_below, : kind.width]))
     halt = flag & (batch.last | (whole[Whole.AT_ONCE] > 0))
     whole[Whole.TOTAL].copy_(torch.where(halt, whole[Whole.POSITION] + 1, whole[Whole.TOTAL]))
     whole[Whole.FLAG].copy_(torch.where(looks, flag & ~batch.last, whole[Whole.FLAG] > 0))

@@ -1,6 +1,6 @@
 """The optimiser over `[m, width]`: correction, weight decay, momentum and step.
 
-    g = scale · clip(∇L) + pull · (w − start) + push + decay · w,    v ← momentum · v + g,    w ← w − lr · v
+    g = scale · clip(∇L) + pull · (w − start) + push,    then sgd or adamw as in `client.optimizers`
 
 for the clients that are live; the others keep what they have.
 """
@@ -14,7 +14,13 @@ from torch import Tensor
 
 from kairosfl.engines.batched.fast import kernels
 from kairosfl.engines.batched.rows import ALIGN
-from kairosfl.engines.batched.state import Kind, Real, State
+from kairosfl.engines.batched.state import Kind, Real, State, Whole
+
+
+def square_norms(g: Tensor) -> Tensor:
+    """‖g‖² of every row, in pieces: one long sum in float32 loses digits."""
+    squares: Tensor = torch.linalg.vector_norm(g.view(len(g), ALIGN, -1), dim=2).square().sum(1)
+    return squares
 
 
 class Optimiser:
@@ -27,7 +33,7 @@ class Optimiser:
         self.anchor = state.extra["anchor"][:a] if kind.pull else None
         self.push = state.extra["push"][:a] if kind.push else None
         self._done: set[int] = set()
-        self._kernels: Any = kernels("update", state.w)
+        self._kernels: Any = None if kind.adamw else kernels("update", state.w)
         if self._kernels is not None:
             self._alive = live.to(torch.int32)
             # The strips of linear layers, then the pieces of the rest: a layer that steps itself may cut one in two.
@@ -37,8 +43,7 @@ class Optimiser:
     def linear(self, x: Tensor, dy: Tensor, weight: int, inward: bool) -> tuple[bool, Tensor | None]:
         """Whether the layer's weights have stepped, and if so the gradient of its input."""
         module: Any = kernels("linear", self.w)
-        # A clipped gradient has to be known as a whole before anything steps.
-        if module is None or self.kind.clip or x.shape[1] > module.MOST:
+        if module is None or self._kernels is None or not self.kind.fuses or x.shape[1] > module.MOST:
             return False, None
         dx = module.backward(
             x,
@@ -61,12 +66,11 @@ class Optimiser:
 
     def finish(self) -> Tensor:
         """Step whatever has not stepped; returns ‖∇L‖² of every client, clipped as trained."""
-        factor, shrink = self.reals[Real.SCALE], None
+        factor, shrink = self.reals[Real.scale], None
         if self._kernels is None or self.kind.clip:
-            # In pieces: one long sum in float32 loses digits.
-            squares: Tensor = torch.linalg.vector_norm(self.g.view(len(self.g), ALIGN, -1), dim=2).square().sum(1)
+            squares = square_norms(self.g)
             if self.kind.clip:
-                shrink = (self.reals[Real.CLIP] / (squares.sqrt() + 1e-6)).clamp(max=1.0)
+                shrink = (self.reals[Real.clip] / (squares.sqrt() + 1e-6)).clamp(max=1.0)
                 squares, factor = squares * shrink.square(), factor * shrink
         if self._kernels is None:
             self._plain(factor)
@@ -90,16 +94,33 @@ class Optimiser:
     def _plain(self, factor: Tensor) -> None:
         w, v, g, reals, on = self.w, self.v, self.g, self.reals, self.live.to(self.w.dtype)
         kind = self.kind
-        if not (kind.decay or kind.pull or kind.push or kind.momentum):  # all of it in one pass
-            w.addcmul_(g, (reals[Real.LR] * factor * -on)[:, None])
+        if not (kind.decay or kind.pull or kind.push or kind.momentum or kind.adamw):  # all of it in one pass
+            w.addcmul_(g, (reals[Real.lr] * factor * -on)[:, None])
             return
         g.mul_((factor * on)[:, None])
-        if kind.decay:
-            g.addcmul_(w, (reals[Real.DECAY] * on)[:, None])
+        if kind.decay and not kind.adamw:
+            g.addcmul_(w, (reals[Real.weight_decay] * on)[:, None])
         if self.anchor is not None:
-            g.addcmul_(w - self.anchor, (reals[Real.PULL] * on)[:, None])
+            g.addcmul_(w - self.anchor, (reals[Real.pull] * on)[:, None])
         if self.push is not None:
             g.addcmul_(self.push, on[:, None])
+        if kind.adamw:
+            self._adamw(g, on)
+            return
         if kind.momentum:
-            g = v.mul_(torch.where(self.live, reals[Real.MOMENTUM], 1.0)[:, None]).add_(g)
-        w.addcmul_(g, (reals[Real.LR] * -on)[:, None])
+            g = v.mul_(torch.where(self.live, reals[Real.momentum], 1.0)[:, None]).add_(g)
+        w.addcmul_(g, (reals[Real.lr] * -on)[:, None])
+
+    def _adamw(self, g: Tensor, on: Tensor) -> None:
+        """Every live client's moments and step; a client counts its own steps."""
+        w, first, second = self.w, self.v, self.state.extra["second"][: self.kind.width]
+        reals, live = self.reals, self.live[:, None]
+        steps = (self.state.wholes[Whole.POSITION, : self.kind.width] + 1).to(w.dtype)
+        beta1, beta2 = reals[Real.beta1], reals[Real.beta2]
+        if self.kind.decay:
+            w.mul_((1 - reals[Real.lr] * reals[Real.weight_decay] * on)[:, None])
+        torch.where(live, first.lerp(g, (1 - beta1)[:, None]), first, out=first)
+        grown = second * beta2[:, None] + (1 - beta2)[:, None] * g * g
+        torch.where(live, grown, second, out=second)
+        root = grown.sqrt_().div_((1 - beta2**steps).sqrt()[:, None]).add_(reals[Real.eps][:, None])
+        w.addcmul_(first / root, (-reals[Real.lr] * on / (1 - beta1**steps))[:, None])

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kairosfl.core.briefs import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Brief, Report
+from kairosfl.core.fields import SLACK, Brief, Report, Reports, fields
 from kairosfl.errors import UserError
 
 PART = 1 << 20
-SLACK = 1e-6  # of fractions of an epoch and of cosines, which are rounded on the way
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,7 @@ class Trust:
 def check(report: Report, round: int, brief: Brief, trust: Trust) -> Report | str:
     """The report as it may be used, or why it may not. Its update is scaled in place."""
     reason = (
-        _addressed(report, round, brief)
-        or _numbers(report, trust)
-        or _work(report, brief, trust)
-        or _measured(report, brief)
+        _addressed(report, round, brief) or _numbers(report, trust) or _work(report, brief) or _measured(report, brief)
     )
     if reason:
         return reason
@@ -63,23 +59,17 @@ def _addressed(report: Report, round: int, brief: Brief) -> str | None:
 
 
 def _numbers(report: Report, trust: Trust) -> str | None:
-    for name in ("loss", "score_before", "score_after"):
-        value = getattr(report, name)
-        if value is not None and not abs(value) <= trust.max_loss:  # NaN is not below anything
-            return f"its {name} is {value:g}"
-    for name in ("grad_sq", "fisher", "seconds", "fisher_seconds", "epochs"):
-        value = getattr(report, name)
-        if value is not None and not 0 <= value < math.inf:
-            return f"its {name} is {value:g}"
-    if report.similarity is not None and not abs(report.similarity) <= 1 + SLACK:
-        return f"its similarity is {report.similarity:g}"
+    """Every number is within the range of its field and the deployment's limits."""
+    for entry in fields(Reports):
+        value = None if entry.local or entry.shape != "each" else getattr(report, entry.row)
+        limit = getattr(trust, entry.limit) if entry.limit else math.inf
+        if value is not None and entry.name != "ids" and entry.wrong(value, limit):
+            return f"its {entry.name} is {value:g}" + (f" (deploy.{entry.limit} = {limit:g})" if entry.limit else "")
     return None
 
 
-def _work(report: Report, brief: Brief, trust: Trust) -> str | None:
+def _work(report: Report, brief: Brief) -> str | None:
     """Steps and epochs are what the brief orders for that many samples, or fewer if it may stop early."""
-    if not 0 < report.n <= trust.max_samples:
-        return f"it claims {report.n} samples (deploy.max_samples = {trust.max_samples})"
     size = min(brief.batch_size, report.n)
     per_epoch = report.n // size if brief.drop_last else math.ceil(report.n / size)
     most = per_epoch * brief.epochs
@@ -94,13 +84,11 @@ def _work(report: Report, brief: Brief, trust: Trust) -> str | None:
 
 def _measured(report: Report, brief: Brief) -> str | None:
     """It answers what was asked and nothing else."""
-    asked = {
-        "similarity": brief.stop_below is not None,
-        "score_before": SCORE_BEFORE in brief.measure,
-        "score_after": SCORE_AFTER in brief.measure,
-        "fisher": bool(brief.measure & {FISHER, FISHER_SAMPLED}),
-    }
-    for name, wanted in asked.items():
-        if wanted != (getattr(report, name) is not None):
-            return f"it did not report {name}" if wanted else f"it reported {name}, which was not asked"
+    for entry in fields(Reports):
+        if entry.when and entry.asked(brief) != (getattr(report, entry.row) is not None):
+            return (
+                f"it did not report {entry.row}"
+                if entry.asked(brief)
+                else f"it reported {entry.row}, which was not asked"
+            )
     return None

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from kairosfl.core.briefs import Brief, Briefs, Report, Reports
+from kairosfl.core.fields import Brief, Briefs, Report, Reports
 from kairosfl.engines.evaluate import Evaluator
 from kairosfl.engines.flower.checks import Trust, check
 from kairosfl.engines.flower.roster import DROPPED, Reception, Roster, clean, introduced, pull, push

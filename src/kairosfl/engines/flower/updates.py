@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kairosfl.core.briefs import Briefs
+from kairosfl.core.fields import Briefs
 
 EAGER = 50  # Flower leaves every response of megabytes in a cycle; Python's own threshold would let 20 of them pile up
 

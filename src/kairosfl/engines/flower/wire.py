@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass
 from typing import Any
 
 import numpy as np
@@ -15,21 +15,19 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from kairosfl.core.briefs import Brief, Report
+from kairosfl.core.fields import Brief, Briefs, Field, Report, Reports, fields
 from kairosfl.errors import UserError
 
-VERSION = 1
+VERSION = 2
 NUMBERS, VECTORS = "numbers", "vectors"
 RAW = "kairosfl.raw"  # how the bytes of an array are to be read: as they are, little-endian
 PIECE = 5 << 20  # bytes; vectors travel in pieces, since Flower copies what it reads and writes
-BRIEF_VECTORS = ("start", "push", "stop_reference", "previous")
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64, "int32": torch.int32}
 
-# The numbers that a report must hold and those that it may; a whole number passes for a float.
-MUST: Mapping[str, type] = dict.fromkeys(("client", "round", "n", "steps"), int) | dict.fromkeys(
-    ("epochs", "loss", "grad_sq", "seconds", "fisher_seconds"), float
-)
-MAY: Mapping[str, type] = dict.fromkeys(("similarity", "score_before", "score_after", "fisher"), float)
+# What travels: every field of the list that the server does not compute itself.
+TOLD = tuple(entry for entry in fields(Briefs) if not entry.local)
+ANSWERED = tuple(entry for entry in fields(Reports) if not entry.local and entry.shape != "vector")
+ROUND = Field(int, "each", "the round that a report answers", name="round", row="round")
 
 
 class Malformed(ValueError):
@@ -67,16 +65,16 @@ def brief_record(brief: Brief, packing: Packing, packed: dict[int, list[Array]])
     """A brief as a record. `packed` remembers vectors by their address: what briefs share is packed once."""
     numbers: dict[str, Any] = {"version": VERSION, "pack_dtype": packing.dtype, "pack_keep": packing.keep}
     vectors: dict[str, Array] = {}
-    for name in (entry.name for entry in fields(Brief)):
-        value = getattr(brief, name)
+    for entry in TOLD:
+        value = getattr(brief, entry.row)
         if value is None:
             continue
-        if name in BRIEF_VECTORS:
+        if entry.shape == "vector":
             if value.data_ptr() not in packed:
                 packed[value.data_ptr()] = [_array(piece) for piece in _pieces(value)]
-            vectors |= {f"{name}.{i}": piece for i, piece in enumerate(packed[value.data_ptr()])}
+            vectors |= {f"{entry.row}.{i}": piece for i, piece in enumerate(packed[value.data_ptr()])}
         else:
-            numbers[name] = ",".join(sorted(value)) if name == "measure" else value
+            numbers[entry.row] = ",".join(sorted(value)) if entry.kind is frozenset else value
     arrays = ArrayRecord()
     for key, array in vectors.items():  # one by one: the constructor makes new arrays, which are hashed once more
         arrays[key] = array
@@ -90,10 +88,13 @@ def read_brief(record: RecordDict) -> tuple[Brief, Packing]:
     vectors = {key: Piece(array.dtype, array.shape, array.data) for key, array in arrays if array.stype == RAW}
     if numbers.get("version") != VERSION:
         raise Malformed(f"the server speaks version {numbers.get('version')!r} of the records, this client {VERSION}")
-    plain = [entry.name for entry in fields(Brief) if entry.name not in BRIEF_VECTORS]
-    values: dict[str, Any] = {name: numbers[name] for name in plain if name in numbers}
-    values["measure"] = frozenset(filter(None, values["measure"].split(",")))
-    values |= {name: _vector(vectors, name) for name in BRIEF_VECTORS if f"{name}.0" in vectors}
+    values: dict[str, Any] = {}
+    for entry in TOLD:
+        if entry.shape == "vector" and f"{entry.row}.0" in vectors:
+            values[entry.row] = _vector(vectors, entry.row)
+        elif entry.row in numbers:
+            value = numbers[entry.row]
+            values[entry.row] = frozenset(filter(None, value.split(","))) if entry.kind is frozenset else value
     return Brief(**values), Packing(numbers["pack_dtype"], numbers["pack_keep"])
 
 
@@ -103,9 +104,9 @@ def report_record(report: Report, round: int, packing: Packing) -> RecordDict:
     Its vectors are records of bytes and not arrays, of which Flower's reader would hold two copies at once.
     """
     numbers: dict[str, Any] = {"version": VERSION, "round": round}
-    for name in (entry.name for entry in fields(Report) if entry.name != "delta"):
-        if getattr(report, name) is not None:
-            numbers[name] = getattr(report, name)
+    for entry in ANSWERED:
+        if getattr(report, entry.row) is not None:
+            numbers[entry.row] = getattr(report, entry.row)
     delta = report.delta.detach().cpu()
     vectors = {}
     if packing.keep < 1:
@@ -129,15 +130,16 @@ def read_report(record: RecordDict, packing: Packing, out: Tensor) -> tuple[Repo
     """The report in a record, its update written into `out`, and the round that it names."""
     numbers, vectors = _parts(record)
     values: dict[str, Any] = {}
-    for name, kind in (*MUST.items(), *MAY.items()):
-        value = numbers.get(name)
+    for entry in (ROUND, *ANSWERED):
+        value = numbers.get(entry.row)
         if value is None:
-            if name in MUST:
-                raise Malformed(f"its report lacks {name!r}")
+            if entry.default is MISSING:
+                raise Malformed(f"its report lacks {entry.row!r}")
             continue
-        if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
-            raise Malformed(f"its {name} is of type {type(value).__name__}")
-        values[name] = kind(value)
+        # A whole number passes for a float.
+        if isinstance(value, bool) or not isinstance(value, int if entry.kind is int else int | float):
+            raise Malformed(f"its {entry.row} is of type {type(value).__name__}")
+        values[entry.row] = entry.kind(value)
     count = packing.count(len(out))
     dtype = "float16" if packing.dtype == "float16" else _word(out.dtype)
     if packing.keep == 1:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kairosfl.engines.batched.fast import timed
 from kairosfl.engines.batched.kernels.device import stages
-from kairosfl.engines.batched.kernels.update import stepped
+from kairosfl.engines.batched.kernels.update import DECAY, LR, MOMENTUM_ROW, PULL_ROW, SCALE, stepped
 from kairosfl.engines.batched.rows import STRIP
 
 MOST = 64  # samples a client that fit into one tile
@@ -66,11 +66,11 @@ def _backward(
     x = tl.load(x_rows + (first + samples)[:, None] * IN + inputs[None, :], here, 0.0)
     acc = tl.zeros([BR, BI], dtype=tl.float32)
     total = tl.zeros([BO, BI], dtype=tl.float32)
-    lr = tl.load(reals + client)
-    momentum = tl.load(reals + slots + client)
-    decay = tl.load(reals + 2 * slots + client)
-    scale = tl.load(reals + 4 * slots + client)
-    pull = tl.load(reals + 5 * slots + client)
+    lr = tl.load(reals + LR * slots + client)
+    momentum = tl.load(reals + MOMENTUM_ROW * slots + client)
+    decay = tl.load(reals + DECAY * slots + client)
+    scale = tl.load(reals + SCALE * slots + client)
+    pull = tl.load(reals + PULL_ROW * slots + client)
     if tl.load(live + client) != 0:
         # The number of stages has to stand here, or only what is multiplied is loaded ahead, and not the momenta.
         for begin in tl.range(0, OUT, BO, num_stages=STAGES):

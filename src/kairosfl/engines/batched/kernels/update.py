@@ -9,7 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kairosfl.engines.batched.state import Real
+
 BLOCK = 4096
+
+# Rows of `reals`, from the list of the brief's fields.
+LR, MOMENTUM_ROW, DECAY = tl.constexpr(Real.lr), tl.constexpr(Real.momentum), tl.constexpr(Real.weight_decay)
+SCALE, PULL_ROW = tl.constexpr(Real.scale), tl.constexpr(Real.pull)
 
 
 @triton.jit
@@ -62,10 +68,10 @@ def _update(
         anchor = tl.load(anchor_rows + places, inside, 0.0) if PULL else g
         push = tl.load(push_rows + places, inside, 0.0) if PUSH else g
         total = tl.sum(g * g)
-        lr = tl.load(reals + client)
-        momentum = tl.load(reals + slots + client)
-        decay = tl.load(reals + 2 * slots + client)
-        pull = tl.load(reals + 5 * slots + client)
+        lr = tl.load(reals + LR * slots + client)
+        momentum = tl.load(reals + MOMENTUM_ROW * slots + client)
+        decay = tl.load(reals + DECAY * slots + client)
+        pull = tl.load(reals + PULL_ROW * slots + client)
         g *= tl.load(factors + client)
         w, v = stepped(g, w, v, anchor, push, lr, momentum, decay, pull, PULL, PUSH, MOMENTUM)
         tl.store(w_rows + places, w, inside)

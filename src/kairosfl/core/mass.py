@@ -1,0 +1,52 @@
+"""Mass: how far a constant unit gradient would have moved a client's weights, and the mean gradients that follow."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kairosfl.core.fields import Briefs
+
+if TYPE_CHECKING:
+    from kairosfl.core.round import Round
+
+
+def strides(now: Round) -> Tensor:
+    """w − start of each reporter, `[m, d]`: what its own steps did, also where it did not start from x."""
+    start = now.briefs.start
+    return now.reports.delta if start.ndim == 1 else now.reports.delta - (start - now.x)
+
+
+def mean_gradients(now: Round) -> Tensor:
+    """The mean of the gradients that each reporter followed, `[m, d]`, weight decay at its start included."""
+    return strides(now) / -now.reports.mass.to(now.reports.delta)[:, None]
+
+
+def mass(briefs: Briefs, steps: Tensor) -> Tensor:
+    """How far a constant unit gradient would have moved each client's weights, `[m]` float64; NaN under adamw.
+
+    −(w − start) / mass is then the client's mean local gradient, whatever its momentum, pull, weight decay and steps.
+    The server computes it from what it ordered and the steps done; a client's word would be an attackable divisor.
+    """
+    if briefs.optimizer != "sgd":
+        return torch.full((len(steps),), torch.nan, dtype=torch.float64)
+    rows = zip(
+        steps.tolist(),
+        briefs.lr.tolist(),
+        briefs.momentum.tolist(),
+        (briefs.pull + briefs.weight_decay).tolist(),
+        strict=True,
+    )
+    return torch.tensor([_mass(*row) for row in rows], dtype=torch.float64)
+
+
+@lru_cache(maxsize=1 << 16)
+def _mass(steps: int, lr: float, momentum: float, pull: float) -> float:
+    # One step on (u, v, 1): v ← momentum·v + pull·u + 1, u ← u − lr·v; the mass is −u after all steps.
+    velocity = np.array([pull, momentum, 1.0])
+    step = np.stack([np.array([1.0, 0.0, 0.0]) - lr * velocity, velocity, np.array([0.0, 0.0, 1.0])])
+    return -float(np.linalg.matrix_power(step, steps)[0, 2])
