@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kairosfl.client.trainer import Trainer, batches
-from kairosfl.core.fields import SCORE_AFTER, SCORE_BEFORE, Brief, Briefs, Report, Reports, column, mass, mean_gradients
+from kairosfl.core.fields import SCORE_AFTER, SCORE_BEFORE, Brief, Briefs, Report, Reports
+from kairosfl.core.mass import mass, mean_gradients
 from kairosfl.core.streams import Streams, stream
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population
@@ -63,9 +65,10 @@ def by_hand(task: Task, brief: Brief) -> dict[str, object]:
     load(global_, brief.start)
     if brief.previous is not None:
         load(previous, brief.previous)
-    optimiser = torch.optim.SGD(
-        model.parameters(), lr=brief.lr, momentum=brief.momentum, weight_decay=brief.weight_decay
-    )
+    shared = {"lr": brief.lr, "weight_decay": brief.weight_decay}
+    optimiser: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), momentum=brief.momentum, **shared)
+    if brief.optimizer == "adamw":
+        optimiser = torch.optim.AdamW(model.parameters(), betas=(brief.beta1, brief.beta2), eps=brief.eps, **shared)
     inputs, targets = task.dataset.train.inputs, task.dataset.train.targets
     losses, counts, squares, steps, done, similarity = [], [], [], 0, 0.0, 1.0
     for epoch in epochs_of(task, brief):
@@ -77,17 +80,31 @@ def by_hand(task: Task, brief: Brief) -> dict[str, object]:
                 cosines = F.cosine_similarity(z, features(start, batch)).detach()
                 similarity = float(cosines.mean() if brief.stop_statistic == "mean" else cosines.min())
                 stop = stop or similarity < brief.stop_below
-            loss = F.cross_entropy(model(batch), labels)
-            if brief.previous is not None:
-                near = torch.exp(F.cosine_similarity(z, features(global_, batch).detach()) / brief.temperature)
-                far = torch.exp(F.cosine_similarity(z, features(previous, batch).detach()) / brief.temperature)
-                loss = loss - brief.contrast * torch.log(near / (near + far)).mean()
+
+            def objective(batch: Tensor = batch, labels: Tensor = labels) -> Tensor:
+                z = features(model, batch)
+                loss = F.cross_entropy(model(batch), labels)
+                if brief.previous is not None:
+                    near = torch.exp(F.cosine_similarity(z, features(global_, batch).detach()) / brief.temperature)
+                    far = torch.exp(F.cosine_similarity(z, features(previous, batch).detach()) / brief.temperature)
+                    loss = loss - brief.contrast * torch.log(near / (near + far)).mean()
+                return loss
+
+            loss = objective()
             optimiser.zero_grad()
             loss.backward()
+            if brief.radius:
+                here, g = flatten(model), torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+                squares.append(float(g @ g))
+                load(model, here + brief.radius * g / g.norm())
+                optimiser.zero_grad()
+                objective().backward()
+                load(model, here)
             if brief.clip < float("inf"):
                 nn.utils.clip_grad_norm_(model.parameters(), brief.clip)
             g = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
-            squares.append(float(g @ g))
+            if not brief.radius:
+                squares.append(float(g @ g))
             g = brief.scale * g + brief.pull * (flatten(model) - brief.start)
             if brief.push is not None:
                 g = g + brief.push
@@ -137,6 +154,12 @@ def vector(task: Task, seed: int, scale: float = 0.3) -> Tensor:
         {"weight_decay": 0.05, "momentum": 0.5},
         {"clip": 0.2},
         {"clip": 1e9},
+        {"optimizer": "adamw", "lr": 0.01},
+        {"optimizer": "adamw", "lr": 0.02, "weight_decay": 0.1, "beta1": 0.5, "beta2": 0.9, "eps": 1e-4},
+        {"optimizer": "adamw", "lr": 0.01, "pull": 0.3, "scale": 0.7, "clip": 0.2},
+        {"radius": 0.05},
+        {"radius": 0.1, "momentum": 0.9, "clip": 0.2, "weight_decay": 0.05},
+        {"radius": 0.05, "optimizer": "adamw", "lr": 0.01},
         {"drop_last": True},
         {"batch_size": 100},
         {"batch_size": 1, "epochs": 1},
@@ -337,17 +360,12 @@ def cohort(steps: list[int], *, lr: float, momentum: float = 0.0, pull: float = 
         round=0,
         ids=torch.arange(m),
         start=torch.zeros(1),
-        lr=column(lr, m),
-        momentum=column(momentum, m),
-        weight_decay=column(decay, m),
-        clip=column(float("inf"), m),
-        batch_size=column(1, m, torch.int64),
-        epochs=column(1, m, torch.int64),
-        scale=column(1.0, m),
-        pull=column(pull, m),
+        lr=lr,
+        momentum=momentum,
+        weight_decay=decay,
+        pull=pull,
     )
-    reports = [Report(i, 1, count, 1.0, torch.zeros(1), 0.0, 0.0, 0.0) for i, count in enumerate(steps)]
-    return mass(briefs, Reports.stack(reports, torch.zeros(m, 1)))
+    return mass(briefs, torch.tensor(steps))
 
 
 STEPS = [1, 2, 3, 10, 157, 2500]
@@ -397,17 +415,19 @@ def test_the_mean_gradient_of_a_linear_loss_is_that_gradient(start: str) -> None
         round=0,
         ids=torch.arange(m),
         start=starts,
-        lr=column([0.05, 0.02], m),
-        momentum=column(0.8, m),
-        weight_decay=column([0.1, 0.0], m),
-        clip=column(float("inf"), m),
-        batch_size=column(2, m, torch.int64),
-        epochs=column([4, 7], m, torch.int64),
-        scale=column(1.0, m),
-        pull=column([0.0, 0.6], m),
+        lr=[0.05, 0.02],
+        momentum=0.8,
+        weight_decay=[0.1, 0.0],
+        clip=float("inf"),
+        batch_size=2,
+        epochs=[4, 7],
+        scale=1.0,
+        pull=[0.0, 0.6],
     )
     trained = [Trainer(task, cpu).follow(brief) for brief in briefs.each()]
     reports = Reports.stack(trained, torch.stack([report.delta for report in trained]))
-    reports = replace(reports, delta=reports.delta + starts - x, mass=mass(briefs, reports))
+    reports = replace(reports, delta=reports.delta + starts - x, mass=mass(briefs, reports.steps))
     want = slopes + briefs.weight_decay[:, None] * (starts.expand(2, 3))
-    torch.testing.assert_close(mean_gradients(briefs, reports, x), want, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        mean_gradients(SimpleNamespace(briefs=briefs, reports=reports, x=x)), want, rtol=0, atol=1e-12
+    )

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from kairosfl.core.fields import Briefs, Contrast, Reports, Stop, column
+from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, drive, rounds
+from kairosfl.core.round import Run, Setup, drive, rounds
 from kairosfl.detectors import FGN, FedFIM
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.batched import engine as batched_engine
@@ -63,16 +63,16 @@ def named(name: str, dtype: torch.dtype = torch.float64) -> Task:
 
 def make_briefs(task: Task, **changes: object) -> Briefs:
     m = len(task.clients)
-    numbers = {"momentum": 0.9, "weight_decay": 1e-3, "clip": float("inf"), "scale": 1.0, "pull": 0.0}
-    whole = {"batch_size": 8, "epochs": 2}
     briefs = Briefs(
         seed=3,
         round=2,
         ids=torch.arange(m),
         start=task.start(),
-        lr=column([0.002 * (1 + client) for client in range(m)], m),
-        **{name: column(value, m) for name, value in numbers.items()},
-        **{name: column(value, m, torch.int64) for name, value in whole.items()},
+        lr=[0.002 * (1 + client) for client in range(m)],
+        momentum=0.9,
+        weight_decay=1e-3,
+        batch_size=8,
+        epochs=2,
     )
     return replace(briefs, **changes)
 
@@ -104,9 +104,8 @@ def test_every_model_trains_as_alone(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_in_float32(name: str) -> None:
     task = named(name, torch.float32)
-    m = len(task.clients)
     engine, loop = Batched(task), Loop(task)
-    one = make_briefs(task, epochs=column(1, m, torch.int64), batch_size=column(64, m, torch.int64), lr=column(0.5, m))
+    one = make_briefs(task, epochs=1, batch_size=64, lr=0.5)
     for briefs, tolerance in ((one, 1e-5), (make_briefs(task), 1e-3)):
         found, wanted = engine.train(briefs).delta, loop.train(briefs).delta
         assert (found - wanted).norm() <= tolerance * (task.start() + wanted).norm()
@@ -118,34 +117,42 @@ def _vectors(task: Task, seed: int, scale: float) -> torch.Tensor:
 
 
 def _variants(task: Task) -> dict[str, dict[str, object]]:
-    m = len(task.clients)
     near = task.start() + _vectors(task, 1, 0.05)
     push = _vectors(task, 2, 0.01)
-    mu = column([0.0, 1.0, 2.0, 0.5], m)
+    mu = [0.0, 1.0, 2.0, 0.5]
 
-    def stop(threshold: float, statistic: str, per: str, reference: torch.Tensor | None = None) -> Stop:
-        return Stop(column([threshold, threshold, -1.0, threshold], m), statistic, per, reference)
+    def stop(threshold: float, statistic: str, per: str, reference: torch.Tensor | None = None) -> dict[str, object]:
+        below = [threshold, threshold, -1.0, threshold]
+        return {"stop_below": below, "stop_statistic": statistic, "stop_per": per, "stop_reference": reference}
 
-    long = {"epochs": column(5, m, torch.int64), "lr": column(0.05, m)}
+    long: dict[str, object] = {"epochs": 5, "lr": 0.05}
+    moon: dict[str, object] = {"contrast": mu, "temperature": 0.5, "previous": near}
+    adamw: dict[str, object] = {"optimizer": "adamw", "momentum": 0.0, "beta1": [0.9, 0.8, 0.9, 0.0], "eps": 1e-6}
     return {
-        "plain": {"momentum": column(0.0, m), "weight_decay": column(0.0, m)},
+        "plain": {"momentum": 0.0, "weight_decay": 0.0},
         "starts": {"start": near},
-        "pull": {"pull": column([0.0, 0.1, 0.2, 0.3], m)},
+        "pull": {"pull": [0.0, 0.1, 0.2, 0.3]},
         "push": {"push": push},
-        "shared push": {"push": push[0], "scale": column(0.5, m)},
-        "clip": {"clip": column([0.5, float("inf"), 0.1, 1.0], m)},
-        "all of them": {"start": near, "pull": column(0.1, m), "push": push, "clip": column(0.5, m)},
+        "shared push": {"push": push[0], "scale": 0.5},
+        "clip": {"clip": [0.5, float("inf"), 0.1, 1.0]},
+        "all of them": {"start": near, "pull": 0.1, "push": push, "clip": 0.5},
         "batches": {
-            "batch_size": column([4, 8, 3, 100], m, torch.int64),
-            "epochs": column([1, 3, 2, 4], m, torch.int64),
+            "batch_size": [4, 8, 3, 100],
+            "epochs": [1, 3, 2, 4],
         },
         "drop last": {"drop_last": True},
-        "mean": {"stop": stop(0.9999, "mean", "epoch"), **long},
-        "min": {"stop": stop(0.999, "min", "epoch"), **long},
-        "at once": {"stop": stop(0.9999, "mean", "batch"), **long},
-        "own reference": {"stop": stop(0.9, "mean", "epoch", near), **long},
-        "contrast": {"contrast": Contrast(mu, 0.5, near)},
-        "contrast and stop": {"contrast": Contrast(mu, 0.5, near), "stop": stop(0.999, "min", "batch", near + push)},
+        "mean": stop(0.9999, "mean", "epoch") | long,
+        "min": stop(0.999, "min", "epoch") | long,
+        "at once": stop(0.9999, "mean", "batch") | long,
+        "own reference": stop(0.9, "mean", "epoch", near) | long,
+        "contrast": moon,
+        "contrast and stop": moon | stop(0.999, "min", "batch", near + push),
+        "adamw": adamw,
+        "adamw with everything": adamw | {"start": near, "pull": 0.1, "push": push, "clip": 0.5, "scale": 0.7},
+        "sharp": {"radius": 0.05},
+        "sharp for some": {"radius": [0.0, 0.1, 0.05, 0.0], "clip": [0.5, float("inf"), 0.1, 1.0]},
+        "sharp adamw": adamw | {"radius": 0.05},
+        "sharp contrast and stop": moon | stop(0.999, "min", "batch", near + push) | {"radius": 0.05, "push": push},
         "scores": {"measure": frozenset({"score_before", "score_after", "fisher"})},
         "sampled": {"measure": frozenset({"fisher_sampled"}), "start": near},
     }
@@ -175,11 +182,11 @@ def test_every_rule_gives_the_same_run(text: str) -> None:
     task = named("mlp")
     algorithm = parse(text)
     recipe = Recipe(rounds=4, cohort=3, epochs=2, batch_size=8, lr=0.05, momentum=0.5)
-    detectors = (FGN(), FedFIM())
+    setup = Setup(algorithm, recipe, 4, task.layout, (FGN(), FedFIM()))
     ends = []
     for engine in (Loop(task), Batched(task)):
-        run = Run.start(engine.start(), algorithm, clients=4, seed=5, detectors=detectors)
-        course = rounds(run, algorithm, recipe, clients=4, layout=task.layout, detectors=detectors)
+        run = Run.start(engine.start(), setup, seed=5)
+        course = rounds(run, setup)
         *_, end = drive(course, engine)
         ends.append(end)
     assert (ends[0].x - ends[1].x).norm() <= 1e-10 * ends[0].x.norm()
@@ -200,8 +207,8 @@ def test_many_runs_share_the_slots() -> None:
 def test_a_waiting_cohort_joins_while_another_trains() -> None:
     task = named("mlp")
     engine = Batched(task, slots=3)
-    short = make_briefs(task, epochs=column(1, 4, torch.int64))
-    long = make_briefs(task, epochs=column(9, 4, torch.int64), seed=4)
+    short = make_briefs(task, epochs=1)
+    long = make_briefs(task, epochs=9, seed=4)
     first, second = engine.submit(task, long), engine.submit(task, short)
     assert engine.collect() is second
     third = engine.submit(task, short)
@@ -216,8 +223,8 @@ def test_a_server_that_finds_no_memory_gets_some_of_the_slots(monkeypatch: pytes
     task = named("mlp")
     engine = Batched(task, slots=4)
     short, long = (
-        make_briefs(task, epochs=column(1, 4, torch.int64)),
-        make_briefs(task, epochs=column(9, 4, torch.int64)),
+        make_briefs(task, epochs=1),
+        make_briefs(task, epochs=9),
     )
     asked = []
     monkeypatch.setattr(batched_engine, "available", lambda device: asked.append(device) or 0)
@@ -232,14 +239,14 @@ def test_a_server_that_finds_no_memory_gets_some_of_the_slots(monkeypatch: pytes
     assert_equal(second.reports(), Loop(task).train(long), 1e-10)
 
 
-@pytest.mark.parametrize("other", [{}, {"clip": column(0.5, 4)}, {"pull": column(0.3, 4)}])
-@pytest.mark.parametrize("mine", [{}, {"momentum": column(0.0, 4), "weight_decay": column(0.0, 4)}])
+@pytest.mark.parametrize("other", [{}, {"clip": 0.5}, {"pull": 0.3}])
+@pytest.mark.parametrize("mine", [{}, {"momentum": 0.0, "weight_decay": 0.0}])
 def test_deterministic_results_do_not_depend_on_the_neighbours(
     mine: dict[str, torch.Tensor], other: dict[str, torch.Tensor]
 ) -> None:
     task = named("alt_cnn", torch.float32)
-    briefs = make_briefs(task, scale=column(0.7, 4), **mine)
-    others = make_briefs(task, seed=8, epochs=column(3, 4, torch.int64), **other)
+    briefs = make_briefs(task, scale=0.7, **mine)
+    others = make_briefs(task, seed=8, epochs=3, **other)
     alone = Batched(task, deterministic=True).train(briefs)
     together = Batched(task, deterministic=True).train_many([(task, others), (task, briefs)])[1]
     assert torch.equal(alone.delta, together.delta)

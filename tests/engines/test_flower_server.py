@@ -15,9 +15,9 @@ from flower_grid import App, FakeGrid, Node
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from torch import nn
 
-from kairosfl.core.fields import Briefs, column
+from kairosfl.core.fields import Briefs
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, drive, rounds
+from kairosfl.core.round import Run, Setup, drive, rounds
 from kairosfl.engines.flower import roster, server
 from kairosfl.engines.flower.checks import Trust
 from kairosfl.engines.flower.client import client_app
@@ -59,20 +59,19 @@ def task() -> Task:
 
 
 def orders(task: Task, ids: list[int]) -> Briefs:
-    m = len(ids)
     return Briefs(
         seed=1,
         round=2,
         ids=torch.tensor(ids),
         start=task.start(),
-        lr=column(0.1, m),
-        momentum=column(0.0, m),
-        weight_decay=column(0.0, m),
-        clip=column(float("inf"), m),
-        batch_size=column(4, m, torch.int64),
-        epochs=column(2, m, torch.int64),
-        scale=column(1.0, m),
-        pull=column(0.0, m),
+        lr=0.1,
+        momentum=0.0,
+        weight_decay=0.0,
+        clip=float("inf"),
+        batch_size=4,
+        epochs=2,
+        scale=1.0,
+        pull=0.0,
     )
 
 
@@ -93,10 +92,10 @@ def test_the_bits_of_the_loop_engine(task: Task, text: str) -> None:
     grid = FakeGrid(
         {7: Node(b"a", client_app(lambda _: task), "0-2"), 9: Node(b"b", client_app(lambda _: task), "3,4-5")}
     )
-    ends = []
+    setup, ends = Setup(algorithm, recipe, CLIENTS, task.layout), []
     for engine in (Loop(task), Flower(grid, task, Settings(), print)):
-        run = Run.start(engine.start(), algorithm, clients=CLIENTS, seed=2)
-        course = rounds(run, algorithm, recipe, clients=CLIENTS, layout=task.layout)
+        run = Run.start(engine.start(), setup, seed=2)
+        course = rounds(run, setup)
         ends.append([(run.x, run.record.rejected) for run in drive(course, engine)])
         scores = engine.evaluate(ends[-1][-1][0])
     for (x, rejected), (y, also) in zip(*ends, strict=True):

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from kairosfl.core import table
-from kairosfl.core.fields import Briefs, Contrast, Stop, column
+from kairosfl.core.fields import Briefs
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, drive, rounds
+from kairosfl.core.round import Run, Setup, drive, rounds
 from kairosfl.engines.batched import Batched, fast
 from kairosfl.engines.batched.judge import Judge, plain, single
 from kairosfl.engines.loop import Loop
@@ -66,9 +66,9 @@ def briefs_of(task: Task, **changes: object) -> Briefs:
         round=2,
         ids=torch.arange(m),
         start=task.start().cuda(),
-        batch_size=column(16, m, torch.int64),
-        epochs=column(1, m, torch.int64),
-        **{name: column(value, m) for name, value in numbers.items()},
+        batch_size=16,
+        epochs=1,
+        **numbers,
     )
     return replace(briefs, **changes)
 
@@ -106,7 +106,7 @@ def test_every_model_takes_a_step_as_in_float64(name: str) -> None:
 def test_the_kernels_do_what_plain_operations_do(name: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_of(name, clients=9)  # enough for the quickest convolution to be measured
     push = noise(9, task.layout.size, 1e-3)
-    briefs = briefs_of(task, epochs=column(2, 9, torch.int64), pull=column(0.1, 9), push=push)
+    briefs = briefs_of(task, epochs=2, pull=0.1, push=push)
     with_kernels = Batched(task, "cuda", precision=precision).train(briefs)
     monkeypatch.setattr(fast, "_able", lambda index: False)
     without = Batched(task, "cuda", precision=precision).train(briefs)
@@ -125,12 +125,11 @@ def test_the_kernels_do_what_plain_operations_do(name: str, precision: str, monk
 def variants(task: Task) -> dict[str, dict[str, object]]:
     m = len(task.clients)
     near = task.start().cuda() + noise(m, task.layout.size, 0.01)
-    stop = Stop(column(0.9999, m), "mean", "batch", None)
     return {
         "starts": {"start": near},
-        "clip": {"clip": column(0.5, m)},
-        "stop": {"stop": stop, "epochs": column(4, m, torch.int64)},
-        "contrast": {"contrast": Contrast(column(1.0, m), 0.5, near)},
+        "clip": {"clip": 0.5},
+        "stop": {"stop_below": 0.9999, "stop_per": "batch", "epochs": 4},
+        "contrast": {"contrast": 1.0, "temperature": 0.5, "previous": near},
         "scores": {"measure": frozenset({"score_before", "score_after", "fisher"})},
     }
 
@@ -212,7 +211,7 @@ def test_a_model_that_does_not_stack_is_replayed_client_by_client(looks: str, fa
     more = variants(task)[variant] if variant != "plain" else {}
     if variant == "scores":  # vmap, which the Fisher trace needs, cannot look at values
         more = {"measure": more["measure"] - {"fisher"}}
-    briefs = briefs_of(task, **{"batch_size": column(4, 3, torch.int64), **more})
+    briefs = briefs_of(task, **{"batch_size": 4, **more})
     found, wanted = engine.train(briefs), Loop(task, "cuda").train(briefs)
     assert torch.equal(found.steps, wanted.steps)
     assert distance(found.delta, wanted.delta) <= 1e-5
@@ -224,7 +223,7 @@ def test_a_model_that_does_not_stack_is_replayed_client_by_client(looks: str, fa
 def test_deterministic_bits_do_not_depend_on_the_neighbours(name: str) -> None:
     task = task_of(name)
     briefs = briefs_of(task)
-    others = briefs_of(task, seed=8, epochs=column(3, 3, torch.int64), clip=column(0.5, 3))
+    others = briefs_of(task, seed=8, epochs=3, clip=0.5)
     alone = Batched(task, "cuda", deterministic=True).train(briefs)
     together = Batched(task, "cuda", deterministic=True).train_many([(task, others), (task, briefs)])[1]
     assert torch.equal(alone.delta, together.delta)
@@ -268,10 +267,10 @@ def test_servers_too_large_for_the_device_live_on_the_host() -> None:
     assert Batched(task, "cuda", cohorts=(100, 50)).start().device.type == "cuda"
     algorithm = parse("scaffold + fedaware")
     recipe = Recipe(rounds=3, cohort=2, epochs=2, batch_size=8, lr=0.01, momentum=0.5)
-    ends = []
+    setup, ends = Setup(algorithm, recipe, 3, task.layout), []
     for each in (engine, Batched(task, "cuda", precision="float32")):
-        run = Run.start(each.start(), algorithm, clients=3, seed=5)
-        *_, end = drive(rounds(run, algorithm, recipe, clients=3, layout=task.layout), each)
+        run = Run.start(each.start(), setup, seed=5)
+        *_, end = drive(rounds(run, setup), each)
         assert end.x.device.type == each.home.type
         each.evaluate(end.x)
         ends.append(end.x.cpu() - task.start())
@@ -282,12 +281,12 @@ def test_rows_that_find_no_room_lie_on_the_host(monkeypatch: pytest.MonkeyPatch)
     task = task_of("cnn")
     algorithm = parse("scaffold + fedaware")
     recipe = Recipe(rounds=4, cohort=2, epochs=1, batch_size=8, lr=0.01)
-    ends = []
+    setup, ends = Setup(algorithm, recipe, 3, task.layout), []
     for room in (True, False):
         monkeypatch.setattr(table, "roomy", lambda device, size, room=room: room)
         engine = Batched(task, "cuda", precision="float32")
-        run = Run.start(engine.start(), algorithm, clients=3, seed=5)
-        *_, end = drive(rounds(run, algorithm, recipe, clients=3, layout=task.layout), engine)
+        run = Run.start(engine.start(), setup, seed=5)
+        *_, end = drive(rounds(run, setup), engine)
         vectors = [b[name] for t in end.tables for b in t.blocks for name, row in t.default.items() if row.is_cuda]
         assert {vector.is_cuda for vector in vectors} == {room}
         ends.append(end.x - task.start().cuda())

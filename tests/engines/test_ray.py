@@ -15,9 +15,9 @@ import ray
 import torch
 from torch import nn
 
-from kairosfl.core.fields import FISHER, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports, column
+from kairosfl.core.fields import FISHER, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, drive, rounds
+from kairosfl.core.round import Run, Setup, drive, rounds
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.ray import Ray, expected_steps, shards
 from kairosfl.errors import UserError
@@ -62,20 +62,19 @@ def engine(task: Task) -> Iterator[Ray]:
 
 
 def orders(task: Task, ids: list[int], epochs: int = 2) -> Briefs:
-    m = len(ids)
     return Briefs(
         seed=1,
         round=3,
         ids=torch.tensor(ids),
         start=task.start(),
-        lr=column(0.1, m),
-        momentum=column(0.9, m),
-        weight_decay=column(0.0, m),
-        clip=column(float("inf"), m),
-        batch_size=column(4, m, torch.int64),
-        epochs=column(epochs, m, torch.int64),
-        scale=column(1.0, m),
-        pull=column(0.0, m),
+        lr=0.1,
+        momentum=0.9,
+        weight_decay=0.0,
+        clip=float("inf"),
+        batch_size=4,
+        epochs=epochs,
+        scale=1.0,
+        pull=0.0,
     )
 
 
@@ -105,10 +104,10 @@ def test_expected_steps(task: Task) -> None:
 def test_the_bits_of_the_loop_engine(task: Task, engine: Ray, text: str) -> None:
     algorithm = parse(text)
     recipe = Recipe(rounds=4, cohort=5, epochs=3, batch_size=4, lr=0.1, momentum=0.5)
-    ends = []
+    setup, ends = Setup(algorithm, recipe, CLIENTS, task.layout), []
     for one in (Loop(task), engine):
-        run = Run.start(one.start(), algorithm, clients=CLIENTS, seed=2)
-        course = rounds(run, algorithm, recipe, clients=CLIENTS, layout=task.layout)
+        run = Run.start(one.start(), setup, seed=2)
+        course = rounds(run, setup)
         ends.append([(run.x, run.record.rejected) for run in drive(course, one)])
     for (x, rejected), (y, also) in zip(*ends, strict=True):
         assert torch.equal(x, y)

@@ -191,12 +191,13 @@ class Briefs(Cohort):
     )
 
     def __post_init__(self) -> None:
-        """A plain number given for an `each` field is every client's."""
+        """A plain number given for an `each` field is every client's; a list has one for each."""
         for entry in fields(type(self)):
             value = getattr(self, entry.name)
-            if entry.shape == "each" and isinstance(value, int | float):
+            if entry.shape == "each" and isinstance(value, int | float | list):
                 dtype = torch.int64 if entry.kind is int else torch.float64
-                object.__setattr__(self, entry.name, torch.full((len(self.ids),), value, dtype=dtype))
+                column = torch.tensor(value, dtype=dtype).expand(len(self.ids)).clone()
+                object.__setattr__(self, entry.name, column)
 
     def pushed(self, push: Tensor) -> Self:
         """With `push` added to whatever other rules push."""

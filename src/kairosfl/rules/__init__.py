@@ -20,6 +20,7 @@ from kairosfl.rules.fedmut import FedMut
 from kairosfl.rules.fednova import FedNova
 from kairosfl.rules.fedopt import FedAdagrad, FedAdam, FedYogi
 from kairosfl.rules.fedprox import FedProx
+from kairosfl.rules.fedsam import FedSAM
 from kairosfl.rules.moon import MOON
 from kairosfl.rules.pa3fed import PA3Fed
 from kairosfl.rules.scaffold import SCAFFOLD
@@ -35,6 +36,7 @@ RULES: dict[str, type[Spec]] = {
         SCAFFOLD,
         FedDyn,
         FedCM,
+        FedSAM,
         MOON,
         FedAvgM,
         FedAdagrad,
@@ -109,6 +111,7 @@ __all__ = [
     "FedMut",
     "FedNova",
     "FedProx",
+    "FedSAM",
     "FedYogi",
     "PA3Fed",
     "parse",

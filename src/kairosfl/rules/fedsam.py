@@ -1,0 +1,30 @@
+"""FedSAM and MoFedSAM: Qu et al., "Generalized Federated Learning via Sharpness Aware Minimization", ICML 2022.
+
+    w̃ = w + rho · ∇L(w) / ‖∇L(w)‖,    g = ∇L(w̃)        at every local step, on the same batch
+
+MoFedSAM mixes the last round's global direction into every such gradient: that is `fedsam + fedcm`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kairosfl.core.fields import Briefs
+from kairosfl.core.round import Round
+from kairosfl.core.rule import Memory, Rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSAM(Rule):
+    """Clients look for flat minima: the gradient of a step is taken at the sharpest point nearby. `rho = 0` is FedAvg.
+
+    Every local step takes two gradients.
+    """
+
+    rho: float = 0.05
+
+    def __post_init__(self) -> None:
+        self.check("rho", 0 <= self.rho < float("inf"), "use 0 (FedAvg) or more, and finite; the paper uses 0.01 to 1")
+
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+        return replace(briefs, radius=briefs.radius + self.rho) if self.rho else briefs
