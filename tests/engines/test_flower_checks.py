@@ -38,16 +38,16 @@ def test_an_honest_report_is_taken_as_it_is() -> None:
         ({}, {"grad_sq": math.inf}, "its grad_sq is inf"),
         ({}, {"grad_sq": -1.0}, "its grad_sq is -1"),
         ({}, {"seconds": -1.0}, "its seconds is -1"),
-        ({}, {"epochs": math.nan}, "its epochs is nan"),
-        ({}, {"n": 0}, "it claims 0 samples (deploy.max_samples = 10000000)"),
-        ({}, {"n": -40}, "it claims -40 samples (deploy.max_samples = 10000000)"),
-        ({}, {"n": 10**9}, "it claims 1000000000 samples (deploy.max_samples = 10000000)"),
+        ({}, {"epochs": math.nan}, "its number of epochs is nan"),
+        ({}, {"n": 0}, "its number of samples is 0 (deploy.max_samples = 10000000)"),
+        ({}, {"n": -40}, "its number of samples is -40 (deploy.max_samples = 10000000)"),
+        ({}, {"n": 10**9}, "its number of samples is 1000000000 (deploy.max_samples = 10000000)"),
         ({}, {"steps": 8}, "it did 8 steps, where 9 were ordered for its 40 samples"),
         ({}, {"steps": 90}, "it did 90 steps, where 9 were ordered for its 40 samples"),
         ({}, {"n": 400}, "it did 9 steps, where 75 were ordered for its 400 samples"),
         ({"drop_last": True}, {}, "it did 9 steps, where 6 were ordered for its 40 samples"),
         ({}, {"epochs": 2.0}, "its 2 epochs do not fit its 9 steps"),
-        ({"stop_below": 0.5}, {"similarity": 0.9, "steps": 0}, "it did 0 steps, where at most 9 were ordered for its"),
+        ({"stop_below": 0.5}, {"similarity": 0.9, "steps": 0}, "its number of steps is 0"),
         ({"stop_below": 0.5}, {"similarity": 0.9, "steps": 10}, "it did 10 steps, where at most 9 were ordered for"),
         ({"stop_below": 0.5}, {"similarity": 0.9, "steps": 4}, "its 3 epochs do not fit its 4 steps"),
         ({"stop_below": 0.5}, {"similarity": 1.1}, "its similarity is 1.1"),
@@ -77,7 +77,11 @@ def test_early_stops_and_measurements_pass() -> None:
     assert isinstance(outcome({"stop_below": 0.5}, early), Report)
     assert isinstance(outcome({"drop_last": True}, {"steps": 6}), Report)
     assert isinstance(
-        outcome({"measure": frozenset({FISHER, SCORE_BEFORE})}, {"fisher": 0.0, "score_before": 2.0}), Report
+        outcome(
+            {"measure": frozenset({FISHER, SCORE_BEFORE})},
+            {"fisher": 0.0, "fisher_seconds": 0.1, "fisher_bytes": 0, "score_before": 2.0},
+        ),
+        Report,
     )
     assert isinstance(outcome({"batch_size": 100}, {"steps": 3}), Report)  # a batch is never more than the samples
 

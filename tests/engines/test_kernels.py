@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":  # it would change the kernels of all other tests
     pytest.skip("runs with TRITON_INTERPRET=1", allow_module_level=True)
 
-from kairosfl.core.fields import Briefs
+from kairosfl.core.fields import REALS, Briefs
 from kairosfl.engines.batched import Batched, layers, update
 from kairosfl.engines.batched import conv as ways
 from kairosfl.engines.batched.conv import Pair, Shape
@@ -104,15 +104,18 @@ def test_linear_layers_forward_by_the_quicker_way(quicker: bool, biased: bool, m
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("velocities", [False, True])
 def test_linear_layers_step_in_their_backward_pass(corrected: bool, velocities: bool) -> None:
-    samples, inputs, outputs, begin = 20, 100, 70, 32, 1
+    samples, inputs, outputs, begin, column = 20, 100, 70, 32, 1
     torch.manual_seed(0)
     w, v, anchor, push = (torch.randn(CLIENTS, begin + inputs * outputs + 8) for _ in range(4))
     x, dy = torch.randn(CLIENTS, samples, inputs), torch.randn(CLIENTS, samples, outputs)
-    reals, live, partials = torch.rand(9, CLIENTS), torch.tensor([1, 0], dtype=torch.int32), torch.zeros(CLIENTS, 4)
+    reals, partials = torch.rand(len(REALS), CLIENTS), torch.zeros(CLIENTS, 4)
+    live = torch.tensor([1, 0], dtype=torch.int32)
     old = {name: _matrix(rows, begin, outputs, inputs).clone() for name, rows in (("w", w), ("v", v))}
     more = (anchor, push) if corrected else (None, None)
-    dx = linear.backward(x, dy, w, v, *more, reals, live, partials, begin, True, velocities, "ieee")
-    lr, momentum, decay, _, scale, pull = reals[:6, 0].double()
+    dx = linear.backward(x, dy, w, v, *more, reals, live, partials, column, begin, True, velocities, "ieee")
+    lr, momentum, decay, scale, pull = (
+        reals[REALS.index(name), 0].double() for name in ("lr", "momentum", "weight_decay", "scale", "pull")
+    )
     g = dy[0].double().mT @ x[0].double()
     step = scale * g + decay * old["w"][0]
     if corrected:
@@ -123,7 +126,7 @@ def test_linear_layers_step_in_their_backward_pass(corrected: bool, velocities: 
     close(_matrix(v, begin, outputs, inputs)[0], step if velocities else old["v"][0])
     close(_matrix(w, begin, outputs, inputs)[0], old["w"][0] - lr * step)
     close(dx[0], dy[0].double() @ old["w"][0])
-    close(partials[0:3], torch.stack([part.square().sum() for part in g.split(linear.STRIP, 1)]))
+    close(partials[0, column:3], torch.stack([part.square().sum() for part in g.split(linear.STRIP, 1)]))
     for name, rows in (("w", w), ("v", v)):  # the second client has finished
         assert torch.equal(_matrix(rows, begin, outputs, inputs)[1], old[name][1])
     assert partials[0, 0] == partials[0, 3] == partials[1].abs().sum() == 0

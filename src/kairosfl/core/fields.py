@@ -39,7 +39,7 @@ class Field:
     kind: type  # of one client's value: float, int, bool, str, frozenset, Tensor
     shape: Shape  # "each": one per client; "shared": one per cohort; "vector": of length d, per client or shared
     doc: str
-    default: Any = MISSING
+    default: Any  # MISSING: it has to be given
     writers: Writers = "core"  # rules that may change it: none, only one, or many, each building on the last
     low: float = -inf  # a smaller value in a report is rejected
     high: float = inf  # and so is a larger one
@@ -47,6 +47,7 @@ class Field:
     when: tuple[str, ...] = ()  # measurements or brief fields that ask for it; (): always reported
     gate: str = ""  # a vector that only clients with a non-zero value of this field receive
     local: bool = False  # does not travel: the server computes it
+    label: str = ""  # what messages call it, where that is not its name
     row: str = ""  # its name in the record of one client, where that differs
     name: str = ""  # filled in by `fields`
 
@@ -55,6 +56,10 @@ class Field:
         return not self.when or any(
             name in brief.measure or getattr(brief, name, None) is not None for name in self.when
         )
+
+    def fault(self, value: float) -> str:
+        """What is said about a client whose value is wrong."""
+        return f"its {self.label or self.name} is {value if isinstance(value, int) else f'{value:g}'}"
 
     def wrong(self, values: Any, limit: float = inf) -> Any:
         """Where reported values are not finite or out of range; NaN is in no range."""
@@ -218,9 +223,11 @@ class Reports(Cohort):
     """What m clients answered."""
 
     ids: Tensor = each(int, "client ids, ascending", row="client")
-    n: Tensor = each(int, "samples", low=1, limit="max_samples")
-    steps: Tensor = each(int, "steps done", low=1)
-    epochs: Tensor = each(float, "epochs done; a fraction where the client stopped inside one", low=5e-324)
+    n: Tensor = each(int, "samples", low=1, limit="max_samples", label="number of samples")
+    steps: Tensor = each(int, "steps done", low=1, label="number of steps")
+    epochs: Tensor = each(
+        float, "epochs done; a fraction where the client stopped inside one", low=5e-324, label="number of epochs"
+    )
     delta: Tensor = vector("w − start")
     loss: Tensor = each(float, "mean training loss", limit="max_loss")
     grad_sq: Tensor = each(float, "Σ over all batches of ‖∇L‖², clipped as trained", low=0)
@@ -272,7 +279,7 @@ class Reports(Cohort):
             if entry.shape == "each" and not entry.local and entry.name != "ids" and value is not None:
                 column = value.cpu().numpy()
                 for row in np.flatnonzero(entry.wrong(column, (limits or {}).get(entry.limit, inf))).tolist():
-                    found.setdefault(row, f"its {entry.name} is {column[row]:g}")
+                    found.setdefault(row, entry.fault(column[row].item()))
         return found
 
 

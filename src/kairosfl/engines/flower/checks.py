@@ -64,7 +64,7 @@ def _numbers(report: Report, trust: Trust) -> str | None:
         value = None if entry.local or entry.shape != "each" else getattr(report, entry.row)
         limit = getattr(trust, entry.limit) if entry.limit else math.inf
         if value is not None and entry.name != "ids" and entry.wrong(value, limit):
-            return f"its {entry.name} is {value:g}" + (f" (deploy.{entry.limit} = {limit:g})" if entry.limit else "")
+            return entry.fault(value) + (f" (deploy.{entry.limit} = {limit})" if entry.limit else "")
     return None
 
 
