@@ -17,10 +17,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-RULES = (
-    "fedavg fedprox fednova vrlsgd fedmut scaffold feddyn fedcm moon fedavgm fedadagrad fedadam fedyogi fedams fedcl "
-    "alt pa3fed fedaware"
-).split()
+RULES = [
+    *("fedavg", "fedprox", "fednova", "vrlsgd", "fedmut", "scaffold", "feddyn", "fedcm", "moon", "fedavgm"),
+    *("fedadagrad", "fedadam", "fedyogi", "fedams", "fedcl", "alt", "pa3fed", "fedaware"),
+]
 COMPOSITIONS = [
     "scaffold + fedcl",
     "scaffold + fedcl + pa3fed",

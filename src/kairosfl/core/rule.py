@@ -57,6 +57,7 @@ class Rule(Spec):
 
     kind: ClassVar[Literal["base", "adaptive"]] = "base"
     last: ClassVar[bool] = False  # it selects and steps after every other rule
+    server_optimizer: ClassVar[bool] = False  # it turns directions into steps; an algorithm has at most one such rule
     needs_mass: ClassVar[bool] = False  # it uses mean gradients, which only local sgd defines
     sees_idle: ClassVar[bool] = False  # observe and step are also called in rounds without a good report
 
@@ -137,6 +138,11 @@ class Algorithm:
             for other in self.rules[:i]:
                 if type(rule) is type(other):
                     raise UserError(f"{rule.name()} appears twice in the algorithm; name it once.")
+                if rule.server_optimizer and other.server_optimizer:
+                    raise UserError(
+                        f"{other.name()} and {rule.name()} cannot be combined: both are server optimizers, and one "
+                        "would take the other's step for a gradient; leave one of them out."
+                    )
                 reason = rule.conflicts_with(other) or other.conflicts_with(rule)
                 if reason:
                     raise UserError(f"{other.name()} and {rule.name()} cannot be combined: {reason}.")

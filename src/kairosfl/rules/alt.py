@@ -40,6 +40,15 @@ class ALT(Rule):
         self.check("per", self.per in ("epoch", "batch"), "use 'epoch' or 'batch'")
         self.check("reference", self.reference in ("global", "previous"), "use 'global' or 'previous'")
 
+    def verdict(self, memory: Memory, now: Round) -> str | None:
+        if memory.state["stopped"]:
+            return None
+        why = ": train.epochs = 1 leaves nothing to stop" if now.recipe.epochs == 1 and self.per == "epoch" else ""
+        return f"alt never stopped a client{why}, so this run equals one without it"
+
+    def server(self, now: Round) -> State:
+        return {"stopped": torch.tensor(0)}  # clients so far that stopped early
+
     def client(self, now: Round) -> State:
         if self.reference == "global":
             return {}
@@ -65,6 +74,8 @@ class ALT(Rule):
         )
 
     def observe(self, memory: Memory, now: Round) -> Memory:
+        early = (now.reports.epochs < now.briefs.epochs).sum()
+        memory = memory.replace(state={"stopped": memory.state["stopped"] + early})
         if not memory.rows:
             return memory
         seen = torch.ones_like(memory.rows["seen"])

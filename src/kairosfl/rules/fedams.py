@@ -20,6 +20,8 @@ from kairosfl.core.rule import Memory, Rule, State
 class FedAMS(Rule):
     """Adaptive server steps whose second moment never falls. `option` 1 bounds it from below, 2 is FedAMSGrad."""
 
+    server_optimizer = True
+
     lr: float = 1.0
     beta1: float = 0.9
     beta2: float = 0.99

@@ -18,6 +18,8 @@ from kairosfl.core.rule import Memory, Rule, State
 class FedAvgM(Rule):
     """Momentum on the server. `beta = 0` is FedAvg to the bit."""
 
+    server_optimizer = True
+
     beta: float = 0.9
     lr: float = 1.0
     nesterov: bool = False
@@ -25,6 +27,9 @@ class FedAvgM(Rule):
     def __post_init__(self) -> None:
         self.check("beta", 0 <= self.beta < 1, "use at least 0 and below 1")
         self.check("lr", self.lr > 0, "use a number above 0")
+
+    def verdict(self, memory: Memory, now: Round) -> str | None:
+        return "fedavgm(beta=0) is fedavg" if self.beta == 0 and self.lr == 1 else None
 
     def server(self, now: Round) -> State:
         return {"velocity": torch.zeros_like(now.x)}

@@ -56,6 +56,9 @@ class FedCL(Rule):
     def server(self, now: Round) -> State:
         return {"size": torch.tensor(0), "capped": torch.tensor(False)}  # size 0: the starting cohort
 
+    def verdict(self, memory: Memory, now: Round) -> str | None:
+        return None if memory.state["size"] else "fedcl never changed the size of the cohort"
+
     def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
         size = int(memory.state["size"])
         return replace(plan, size=size) if size else plan
@@ -64,7 +67,7 @@ class FedCL(Rule):
         if now.number % self.every:
             return memory
         state = memory.state
-        size = int(state["size"]) or now.cohort
+        before = size = int(state["size"]) or now.cohort
         top = max(_part(self.cap, now.population), 1)
         bottom = max(_part(self.floor, now.cohort), 1)
         grow, shrink = self._moves(now)
@@ -72,7 +75,8 @@ class FedCL(Rule):
             size = min(2 * size, max(top, now.cohort))
         elif shrink:
             size = max(size - max(size // 2, 1), bottom)
-        return memory.replace(state={"size": torch.tensor(size), "capped": state["capped"] | (size >= top)})
+        after = state["size"] if size == before else torch.tensor(size)
+        return memory.replace(state={"size": after, "capped": state["capped"] | (size >= top)})
 
     def _moves(self, now: Round) -> tuple[bool, bool]:
         if not (self.increase or self.decrease):

@@ -23,6 +23,8 @@ from kairosfl.core.fields import Briefs
 from kairosfl.core.mass import strides
 from kairosfl.core.round import Round
 from kairosfl.core.rule import Memory, Rule, State
+from kairosfl.rules.fedams import FedAMS
+from kairosfl.rules.fedopt import FedOpt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,17 @@ class FedMut(Rule):
     @property
     def uniform(self) -> bool:
         return self.weights == "uniform"
+
+    def conflicts_with(self, other: Rule) -> str | None:
+        if isinstance(other, FedOpt | FedAMS):
+            return (
+                "an adaptive server step is about as long in every coordinate, however little the clients moved along "
+                "it, so that clients put alpha such steps away start far from the model"
+            )
+        return None
+
+    def verdict(self, memory: Memory, now: Round) -> str | None:
+        return None if self.alpha else "fedmut(alpha=0) mutates nothing"
 
     def server(self, now: Round) -> State:
         return {"previous": now.x.clone()}

@@ -23,6 +23,8 @@ from kairosfl.core.rule import Memory, Rule, State
 class FedOpt(Rule):
     """An adaptive optimiser on the server; its three children say how the second moment grows."""
 
+    server_optimizer = True
+
     lr: float = 0.1
     beta1: float = 0.9
     tau: float = 1e-3

@@ -26,5 +26,8 @@ class FedSAM(Rule):
     def __post_init__(self) -> None:
         self.check("rho", 0 <= self.rho < float("inf"), "use 0 (FedAvg) or more, and finite; the paper uses 0.01 to 1")
 
+    def verdict(self, memory: Memory, now: Round) -> str | None:
+        return None if self.rho else "fedsam(rho=0) has no effect"
+
     def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
         return replace(briefs, radius=briefs.radius + self.rho) if self.rho else briefs

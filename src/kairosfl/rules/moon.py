@@ -28,6 +28,16 @@ class MOON(Rule):
         self.check("mu", self.mu >= 0, "use 0 or more; the paper uses 5 on CIFAR-10")
         self.check("temperature", self.temperature > 0, "use a number above 0")
 
+    def verdict(self, memory: Memory, now: Round) -> str | None:
+        if not self.mu:
+            return "moon(mu=0) has no effect"
+        if not memory.state["compared"]:
+            return "moon compared nobody with a previous model: no client took part twice"
+        return None
+
+    def server(self, now: Round) -> State:
+        return {"compared": torch.tensor(0)}  # clients so far that had a previous model
+
     def client(self, now: Round) -> State:
         return {"model": torch.zeros_like(now.x), "seen": torch.tensor(False)}
 
@@ -39,4 +49,5 @@ class MOON(Rule):
 
     def observe(self, memory: Memory, now: Round) -> Memory:
         seen = torch.ones_like(memory.rows["seen"])
-        return memory.replace(rows={"model": now.x + now.reports.delta, "seen": seen})
+        state = {"compared": memory.state["compared"] + memory.rows["seen"].sum()}
+        return memory.replace(state=state, rows={"model": now.x + now.reports.delta, "seen": seen})

@@ -19,6 +19,8 @@ from kairosfl.core.round import Round
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.errors import UserError
 
+NOTICEABLE = 0.01  # a smaller relative change of a weight is not worth the name
+
 
 @dataclass(frozen=True, kw_only=True)
 class PA3Fed(Rule):
@@ -40,6 +42,15 @@ class PA3Fed(Rule):
         self.check("score", self.score in ("log_likelihood", "loss"), "use 'log_likelihood' or 'loss'")
         self.check("at", self.at in ("after", "before"), "use 'after' or 'before'")
 
+    def verdict(self, memory: Memory, now: Round) -> str | None:
+        most = float(memory.state["change"])
+        if most >= NOTICEABLE:
+            return None
+        return f"pa3fed changed no client's weight by more than {100 * most:.2g} %: this run is about one without it"
+
+    def server(self, now: Round) -> State:
+        return {"change": torch.tensor(0.0, dtype=torch.float64)}  # the largest relative change of a weight so far
+
     def client(self, now: Round) -> State:
         return {"score": torch.tensor(float("nan"), dtype=torch.float64)}
 
@@ -47,14 +58,19 @@ class PA3Fed(Rule):
         return briefs.measured(SCORE_AFTER if self.at == "after" else SCORE_BEFORE)
 
     def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
-        if not (self.always or now.signals.critical):
-            return factors
+        return factors * self._factors(memory, now) if self.always or now.signals.critical else factors
+
+    def _factors(self, memory: Memory, now: Round) -> Tensor:
         exponent = (-self.beta * (memory.rows["score"] - self._score(now.reports))).nan_to_num(nan=0.0)
         # Only ratios count: with the largest factor at 1 a score that exploded does not overflow.
-        return factors * torch.exp(exponent - exponent.max())
+        return torch.exp(exponent - exponent.max())
 
     def observe(self, memory: Memory, now: Round) -> Memory:
-        return memory.replace(rows={"score": self._score(now.reports)})
+        change = memory.state["change"]
+        if self.always or now.signals.critical:
+            factors, counts = self._factors(memory, now), now.counts()
+            change = torch.maximum(change, (factors * counts.sum() / (factors @ counts) - 1).abs().max())
+        return memory.replace(state={"change": change}, rows={"score": self._score(now.reports)})
 
     def _score(self, reports: Reports) -> Tensor:
         loss = reports.score_after if self.at == "after" else reports.score_before

@@ -34,6 +34,9 @@ class VRLSGD(Rule):
     def __post_init__(self) -> None:
         self.check("rate", 0 <= self.rate <= 1, "use 0 (FedAvg) to 1 (the paper)")
 
+    def verdict(self, memory: Memory, now: Round) -> str | None:
+        return None if self.rate else "vrlsgd(rate=0) corrects nothing: it has no effect"
+
     def client(self, now: Round) -> State:
         return {"delta": torch.zeros_like(now.x)}
 
