@@ -66,17 +66,16 @@ class FedCL(Rule):
     def observe(self, memory: Memory, now: Round) -> Memory:
         if now.number % self.every:
             return memory
-        state = memory.state
-        before = size = int(state["size"]) or now.cohort
+        before = size = int(memory.state["size"]) or now.cohort
         top = max(_part(self.cap, now.population), 1)
         bottom = max(_part(self.floor, now.cohort), 1)
         grow, shrink = self._moves(now)
-        if grow and not (self.once and state["capped"]):
+        if grow and not (self.once and memory.state["capped"]):
             size = min(2 * size, max(top, now.cohort))
         elif shrink:
             size = max(size - max(size // 2, 1), bottom)
-        after = state["size"] if size == before else torch.tensor(size)
-        return memory.replace(state={"size": after, "capped": state["capped"] | (size >= top)})
+        after = memory.state["size"] if size == before else torch.tensor(size)
+        return memory.replace(state={"size": after, "capped": memory.state["capped"] | (size >= top)})
 
     def _moves(self, now: Round) -> tuple[bool, bool]:
         if not (self.increase or self.decrease):
