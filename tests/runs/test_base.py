@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 from torch import nn
@@ -17,7 +16,7 @@ from kairosfl.tasks.models import MODELS
 
 
 @pytest.fixture(autouse=True)
-def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def head(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model by name whose body, random by the seed, is frozen."""
 
     def head_only(shape: tuple[int, ...], classes: int, *, scale: float = 1.0) -> nn.Module:
@@ -26,7 +25,6 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return nn.Sequential(nn.Flatten(), body, nn.Tanh(), nn.Linear(8, classes))
 
     monkeypatch.setitem(MODELS, "head_only", head_only)
-    yield
 
 
 def config(**changes: object) -> Config:

@@ -58,7 +58,8 @@ def test_a_classifier_with_one_logit_from_end_to_end(last: tuple[nn.Module, ...]
         for after in drive(rounds(run, algorithm, recipe, clients=3, layout=task.layout), engine):
             run = after
         scores = engine.evaluate(run.x)
-        assert scores.accuracy > 0.9 and scores.loss < 0.3
+        assert scores.accuracy > 0.9
+        assert scores.loss < 0.3
         by_hand = (engine.predict(run.x, task.dataset.test.inputs).flatten() > 0) == (task.dataset.test.targets == 1)
         assert scores.accuracy == float(by_hand.double().mean())
         assert np.average(engine.evaluate_clients(run.x), weights=task.clients.sizes) == pytest.approx(scores.accuracy)
