@@ -146,7 +146,7 @@ def test_their_dropout_depends_on_the_client_alone(make: Callable[[], nn.Module]
 def test_the_layers_of_a_recurrence_draw_masks_of_their_own() -> None:
     engine = Batched(_task(Recurrent(nn.LSTM, num_layers=3, dropout=0.4, batch_first=True)))
     assert engine._work is not None
-    (stacked,) = (module for module in engine._work.stack._run.modules() if hasattr(module, "drops"))
+    (stacked,) = (module for module in engine._work.stack.model.modules() if hasattr(module, "drops"))
     assert len({drop.number for drop in stacked.drops}) == 3
 
 

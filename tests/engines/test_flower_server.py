@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -115,6 +116,23 @@ def test_a_device_with_only_its_own_data_follows_the_same_brief(task: Task) -> N
     reports = engine_of(grid_of(client_app(mine)), task).train(briefs)
     assert torch.equal(reports.delta, Loop(task).train(briefs).delta)
     assert reports.n.tolist() == [8, 20]
+
+
+def test_a_frozen_part_stays_with_the_task_and_is_never_sent(task: Task) -> None:
+    model = copy.deepcopy(task.model)
+    model[0].requires_grad_(False)
+    model[0].register_buffer("constant", torch.arange(3))
+    part = replace(task, model=model)
+    engine = engine_of(grid_of(client_app(lambda _: part)), part)
+    assert engine.task.base_hash == part.base_hash is not None
+    assert [parameter.is_meta for parameter in engine.task.model.parameters()] == [False, False, True, True]
+    briefs, loop = orders(part, [1, 4]), Loop(part)
+    assert briefs.start.shape == (18,)
+    reports = engine.train(briefs)
+    assert torch.equal(reports.delta, loop.train(briefs).delta)
+    assert engine.evaluate(briefs.start + reports.delta[0]) == loop.evaluate(briefs.start + reports.delta[0])
+    whole = engine_of(grid_of(client_app(lambda _: task)), part).train(orders(part, [1]))
+    assert "the server's model has 18 numbers, this client's 33." in whole.failed[0][1]
 
 
 Change = Callable[[RecordDict], None]

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import test_frozen as frozen
 import torch
 from torch import nn
 
@@ -305,3 +306,43 @@ def test_evaluation_is_that_of_the_loop(name: str) -> None:
         for found in (engine.evaluate(x), *(judge(x) for judge in judges)):
             assert found.loss == pytest.approx(wanted.loss, rel=bound)
             assert found.accuracy == pytest.approx(wanted.accuracy, abs=0.05 if precision != "float32" else 0.005)
+
+
+@pytest.mark.parametrize("name", frozen.MODELS)
+def test_a_frozen_part_is_shared_and_stays_as_it_is(name: str) -> None:
+    task = frozen.task_of(frozen.MODELS[name][0](), torch.float32)
+    before, exact = frozen.kept(task.model), double(task)
+    wanted = Loop(exact, "cuda").train(briefs_of(exact, start=exact.start().cuda()))
+    for precision, bound in BOUNDS.items():
+        engine = Batched(task, "cuda", precision=precision)
+        found = engine.train(briefs_of(task))
+        off = distance(found.delta, wanted.delta)
+        print(f"{name} {precision}: {off:.2e} of the step; {engine.why}")
+        assert engine.why.startswith(frozen.MODELS[name][1])
+        assert off <= bound, (precision, off)
+        scores, own = engine.evaluate(task.start()), Loop(task, "cuda").evaluate(task.start().cuda())
+        assert abs(scores.loss - own.loss) <= bound * own.loss
+        for model in (task.model, engine.trainer.model, engine.trainer.still):
+            frozen.assert_kept(model.cpu(), before)
+
+
+class Alone(nn.Module):
+    """A frozen layer before one that no two clients can share a batch of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out = nn.Linear(72, 8).requires_grad_(False), nn.Linear(8, 3)
+        self.register_buffer("shift", torch.linspace(-1, 1, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.body(x.flatten(1)).tanh() + self.shift
+        return self.out(x - x.mean(0))
+
+
+def test_a_frozen_part_in_captured_batches() -> None:
+    task = frozen.task_of(Alone(), torch.float32)
+    before, engine = frozen.kept(task.model), Batched(task, "cuda", precision="float32")
+    assert engine.why.startswith("one client after another, batches as captured graphs")
+    briefs = briefs_of(task, epochs=column(5, 4, torch.int64))
+    assert distance(engine.train(briefs).delta, Loop(task, "cuda").train(briefs).delta) <= 1e-5
+    frozen.assert_kept(engine.trainer.model.cpu(), before)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -113,6 +115,18 @@ def test_the_bits_of_the_loop_engine(task: Task, engine: Ray, text: str) -> None
         assert torch.equal(x, y)
         assert rejected == also == ()
     assert not torch.equal(y, task.start())
+
+
+def test_a_frozen_part_is_every_actors_and_stays_as_it_is(task: Task) -> None:
+    model = copy.deepcopy(task.model)
+    model[0].requires_grad_(False)
+    part = replace(task, model=model)
+    briefs = orders(part, list(range(CLIENTS)))
+    with Ray(part, actors=2) as engine:
+        found, x = engine.train(briefs), engine.start()
+        assert found.delta.shape == (CLIENTS, 18)
+        assert torch.equal(found.delta, Loop(part).train(briefs).delta)
+        assert engine.evaluate(x) == Loop(part).evaluate(x)
 
 
 def test_measurements_and_evaluation(task: Task, engine: Ray) -> None:

@@ -139,6 +139,17 @@ def test_a_partitioner_as_it_is():
     assert str(error.value) == "partition 1 has no data; use fewer partitions."
 
 
+def test_a_second_partitioner_holds_the_clients_test_samples():
+    rows = _rows(6)
+    train = Partitioner([Table(rows[:2]), Table(rows[2:])])
+    data = from_partitioner(train, Partitioner([Table(rows[3:]), Table(rows[:1])]))
+    population = partition(data, name="natural", clients=None, seed=0)
+    assert [own.tolist() for own in own_tests(data, population)] == [[0, 1, 2], [3]]
+    with pytest.raises(UserError) as error:
+        from_partitioner(train, Partitioner([Table(rows)]))
+    assert str(error.value) == "2 training partitions have 1 test partitions; give as many."
+
+
 @pytest.fixture
 def clients(tmp_path):
     place = tmp_path / "clients"

@@ -5,10 +5,13 @@ import hashlib
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population, own_tests
+from kairosfl.tasks.task import Task
 
 
 def test_from_owner_groups_samples_by_client_and_leaves_out_nobodys():
@@ -108,3 +111,50 @@ def test_samples_refuse_targets_of_the_wrong_type_or_number():
         Samples(torch.zeros(2, 1), torch.zeros(2))
     with pytest.raises(UserError, match="3 inputs have 2 targets"):
         Samples(torch.zeros(3, 1), torch.tensor([0, 1]))
+
+
+def test_clients_can_bring_test_samples_of_their_own():
+    lists = [np.array([0, 1]), np.array([2])]
+    population = Population.from_lists(lists, tests=[[3, 0], []])
+    tests = own_tests(_data(), population)
+    assert [list(samples) for samples in tests] == [[3, 0], []]
+    assert Population.from_lists(lists).hash() != population.hash()
+    assert Population.from_lists(lists, tests=[[3], [0]]).hash() != population.hash()
+    assert own_tests(_data(), Population.from_owner(np.array([0, 0, 1, 1]), 2, tests=tests)) is tests
+
+
+def test_clients_whose_samples_have_one_key_each_get_the_test_samples_of_that_key():
+    data = _data(keys=np.array([4, 4, 1, 0]), test_keys=np.array([1, 4, 4, 2]))
+    whole = Population.from_lists([np.array([1, 0]), np.array([2])])
+    assert [list(samples) for samples in own_tests(data, whole)] == [[1, 2], [0]]
+    mixed, shared = Population.from_lists([[0, 2], [3]]), Population.from_lists([[0], [1]])
+    assert own_tests(data, mixed) is None
+    assert own_tests(data, shared) is None
+
+
+def test_test_samples_that_do_not_fit_are_refused():
+    with pytest.raises(UserError, match=r"tests are of 1 clients; give one list for each of the 2\."):
+        Population.from_lists([[0], [1]], tests=[[0]])
+    with pytest.raises(UserError, match=r"the population names sample 4; the data has test samples 0 to 3\."):
+        Task(nn.Linear(2, 2), _data(), Population.from_lists([[0], [1]], tests=[[0], [4]]))
+
+
+def test_accuracy_of_clients_is_taken_on_their_own_test_samples_and_says_so():
+    """The model answers class 0 always: a client's accuracy is its share of class 0."""
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.copy_(torch.tensor([1.0, 0.0]))
+    train = Samples(torch.zeros(4, 2), torch.tensor([0, 0, 1, 1]))
+    data = DataSet("toy", train, Samples(torch.zeros(3, 2), torch.tensor([1, 0, 0])), 2)
+
+    def accuracy(population):
+        task = Task(model, data, population)
+        return Loop(task).evaluate_clients(task.start()).tolist(), task.client_accuracy_on
+
+    lists = [[0, 1], [2, 3]]
+    assert accuracy(Population.from_lists(lists)) == ([1.0, 0.0], "train")
+    assert accuracy(Population.from_lists(lists, tests=[[0], [1, 2]])) == ([0.0, 1.0], "test")
+    (known, unknown), on = accuracy(Population.from_lists(lists, tests=[[0, 1], []]))
+    assert (known, np.isnan(unknown), on) == (0.5, True, "test")
+    assert accuracy(Population.from_lists(lists, tests=[[], []])) == ([1.0, 0.0], "train")

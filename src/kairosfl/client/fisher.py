@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from kairosfl.tasks.metrics import class_scores
+
 # Numbers in the gradients that are held at once: what a processor's cache likes, and what keeps a GPU busy.
 CPU_NUMBERS, GPU_NUMBERS = 1 << 23, 1 << 29
 
@@ -29,7 +31,7 @@ def fisher_trace(
 
     def log_likelihood(w: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
         outputs: Tensor = functional_call(model, w, (sample[None],))
-        return outputs.log_softmax(1).gather(1, label[None, None])[0, 0]
+        return class_scores(outputs).log_softmax(1).gather(1, label[None, None])[0, 0]
 
     def square(sample: Tensor, label: Tensor) -> Tensor:
         slopes = grad(log_likelihood)(weights, sample, label)
@@ -41,7 +43,7 @@ def fisher_trace(
     for chunk in rows.split(max(1, held // sum(w.numel() for w in weights.values()))):
         samples = inputs(chunk)
         with torch.no_grad():
-            p = functional_call(model, weights, (samples,)).softmax(1)
+            p = class_scores(functional_call(model, weights, (samples,))).softmax(1)
         if draws is None:
             labels = torch.arange(p.shape[1], device=p.device)
             traces = torch.stack([p[:, label] * squares(samples, label.expand(len(p))) for label in labels])

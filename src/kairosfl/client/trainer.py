@@ -3,12 +3,11 @@
     g = scale · ∇L + pull · (w − start) + push       ∇L at w, or at w + radius · ∇L / ‖∇L‖ (SAM)
     then `optimizers`
 
-`clip` acts on ∇L alone. The weights live in one flat vector, and the model's parameters are views of it.
+`clip` acts on ∇L alone. The weights live in one flat vector, and the model's trained parameters are views of it.
 """
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from kairosfl.core.fields import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFO
 from kairosfl.core.streams import Streams, key, stream
 from kairosfl.tasks.prepare import augment, ordered, prepare, sample_keys
 from kairosfl.tasks.task import Task, last_linear
+from kairosfl.tasks.vector import replicas, trained
 
 SCORING_BATCH = 512
 SAM_EPS = 1e-12  # a gradient of zero has no direction
@@ -70,9 +70,10 @@ class Trainer:
         self.task = task
         self.device = device
         self.layout = task.layout
-        self.model = copy.deepcopy(task.model).to(device).train()
-        self.still = copy.deepcopy(task.model).to(device).eval()  # runs with any vector, changes none
-        self.parameters = list(self.model.parameters())
+        self.model, self.still = replicas(task.model, device, 2)
+        self.model.train()
+        self.still.eval()  # runs with any vector, changes none
+        self.parameters = list(trained(self.model).values())
         self.w = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         for (_, view), parameter in zip(self.layout.views(self.w), self.parameters, strict=True):
             parameter.data = view.view(parameter.shape)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.tasks.dataset import Samples
-from kairosfl.tasks.population import own_tests
+from kairosfl.tasks.metrics import correct
 from kairosfl.tasks.prepare import ordered, prepare
 from kairosfl.tasks.task import Task
 
@@ -51,7 +51,7 @@ class Evaluator:
             targets = targets.to(self.device)
             prepared = ordered(prepare(inputs.to(self.device), self.task.dataset))
             outputs = self.predict(x, prepared.to(x.dtype) if prepared.is_floating_point() else prepared)
-            right.append(outputs.argmax(1) == targets)
+            right.append(correct(outputs, targets))
             losses.append(self.task.loss(outputs, targets).double())
         return torch.cat(right), torch.cat(losses)
 
@@ -61,8 +61,9 @@ class Evaluator:
         return Scores(float(right.double().mean()), float(losses.mean()))
 
     def evaluate_clients(self, x: Tensor) -> np.ndarray:
-        """Every client's accuracy `[N]`: on its own test samples where it has some, else on its training samples."""
-        own = own_tests(self.task.dataset, self.task.clients)
+        """Every client's accuracy `[N]`, on the samples that `Task.client_accuracy_on` names: its own test samples (NaN
+        for a client without any) or, where no client has some, those it trains on."""
+        own = self.task.tests
         samples, clients = (self.test, own) if own is not None else (self.task.dataset.train, self.task.clients)
         right = self._outcomes(x, samples)[0].cpu().numpy().astype(np.float64)
         sums = np.concatenate([[0.0], np.cumsum(right[clients.order])])[clients.offsets]

@@ -163,11 +163,26 @@ def describe(config: Config, task: Task, command: str) -> dict[str, Any]:
         "rules": list(map(repr, config.algorithm.rules)),  # with the options that have their defaults
         "parameters": task.layout.size,
         "clients": len(task.clients),
+        "base_hash": task.base_hash,  # of what is not trained; null: all of the model is
+        "client_accuracy_on": task.client_accuracy_on if config.run.client_accuracy else None,
         "population_hash": task.clients.hash(),
         "data_hashes": dict(task.dataset.hashes),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": command,
     }
+
+
+def check_base(folder: Folder, task: Task) -> None:
+    """Refuse to resume with another base than the run began with: its checkpoints hold what was trained on top."""
+    try:
+        began = json.loads((folder.path / "run.json").read_text())
+    except (OSError, ValueError):
+        return
+    if isinstance(began, dict) and began.get("base_hash", task.base_hash) != task.base_hash:
+        raise UserError(
+            f"{folder.path} was begun with other frozen parameters or buffers (base_hash {began['base_hash']}) than "
+            f"the model has now ({task.base_hash}); resume it with those, or start a new run."
+        )
 
 
 def _git() -> str | None:
@@ -191,6 +206,7 @@ def record(
     run = Run.start(engine.start(), setup, seed=config.seed)
     checkpoints = Checkpoints(folder.checkpoints)
     if resume:
+        check_base(folder, task)
         run, passed = checkpoints.load(run)
         for line in passed:
             folder.log(line)

@@ -115,7 +115,7 @@ def _carry_out(
         settled.setdefault(kind, config)
         opened = _Open(member.name, config, task, folder, begun, told.get(member.name))
         if config.run.engine == "batched":
-            together.setdefault(kind, []).append(opened)
+            together.setdefault(f"{kind} {task.base_hash}", []).append(opened)
         else:
             engine = build_engine(config, task)
             say(method(config, engine))

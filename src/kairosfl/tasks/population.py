@@ -16,18 +16,22 @@ from kairosfl.tasks.dataset import DataSet, Ints
 class Population:
     """Client i owns the samples `order[offsets[i]:offsets[i+1]]`; a million clients cost megabytes.
 
-    `keys`, where clients are natural ones, is the key (writer, speaker) that each client stands for.
+    `keys`, where clients are natural ones, is the key (writer, speaker) that each client stands for. `tests` says which
+    samples of the test set are whose; a client may have none, and clients may share some.
     """
 
     order: Ints
     offsets: Ints
     keys: Ints | None = None
+    tests: Population | None = None
 
     def __post_init__(self) -> None:
         if self.offsets.ndim != 1 or len(self.offsets) < 2:
             raise UserError("a population needs at least one client.")
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.order) or np.any(np.diff(self.offsets) < 0):
             raise UserError(f"offsets must rise from 0 to the number of samples, {len(self.order)}.")
+        if self.tests is not None and len(self.tests) != len(self):
+            raise UserError(f"tests are of {len(self.tests)} clients; give one list for each of the {len(self)}.")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -46,14 +50,18 @@ class Population:
         return np.diff(self.offsets)
 
     def hash(self) -> str:
-        """A digest of both arrays, the same on every platform."""
+        """A digest of both arrays, and of those of `tests`, the same on every platform."""
         digest = hashlib.sha256()
         for array in (self.offsets, self.order):
             digest.update(np.ascontiguousarray(array, dtype="<i8").data)
+        if self.tests is not None:
+            digest.update(self.tests.hash().encode())
         return digest.hexdigest()
 
     @classmethod
-    def from_owner(cls, owner: Ints, clients: int, keys: Ints | None = None) -> Population:
+    def from_owner(
+        cls, owner: Ints, clients: int, keys: Ints | None = None, tests: Population | None = None
+    ) -> Population:
         """From the client of every sample (negative: nobody's); a client's samples keep their order."""
         if len(owner) and int(owner.max()) >= clients:
             sample = int(owner.argmax())
@@ -63,15 +71,18 @@ class Population:
         order = np.argsort(owner, kind="stable")[len(owner) - int(owned.sum()) :]
         offsets = np.zeros(clients + 1, dtype=np.int64)
         np.cumsum(sizes, out=offsets[1:])
-        return cls(order.astype(np.int32 if len(owner) < 2**31 else np.int64), offsets, keys)
+        return cls(order.astype(np.int32 if len(owner) < 2**31 else np.int64), offsets, keys, tests)
 
     @classmethod
-    def from_lists(cls, clients: Sequence[Ints]) -> Population:
-        """From one array of sample indices per client."""
+    def from_lists(cls, clients: Sequence[Ints], *, tests: Sequence[Ints] | None = None) -> Population:
+        """From one array of training samples per client and, if clients have test samples of their own, one of those.
+
+        Both hold indices, `clients` into the training set and `tests` into the test set.
+        """
         offsets = np.zeros(len(clients) + 1, dtype=np.int64)
         np.cumsum([len(indices) for indices in clients], out=offsets[1:])
         order = np.concatenate([np.asarray(c, dtype=np.int64) for c in clients] or [np.empty(0, np.int64)])
-        return cls(order, offsets)
+        return cls(order, offsets, tests=None if tests is None else Population.from_lists(tests))
 
     def check(self, samples: int) -> None:
         """Refuse a client without data, a sample that does not exist and a sample owned twice."""
@@ -79,22 +90,39 @@ class Population:
         if len(empty):
             more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
             raise UserError(f"client {empty[0]}{more} has no data; give it samples or leave it out.")
-        low, high = int(self.order.min()), int(self.order.max())
-        if low < 0 or high >= samples:
-            wrong = low if low < 0 else high
-            raise UserError(f"the population names sample {wrong}; the data has samples 0 to {samples - 1}.")
+        self.check_range(samples)
         owners = np.bincount(self.order, minlength=samples)
         if owners.max() > 1:
             sample = int(owners.argmax())
             raise UserError(f"sample {sample} belongs to {owners[sample]} clients; give it to one.")
 
+    def check_range(self, samples: int, what: str = "samples") -> None:
+        """Refuse a sample that does not exist."""
+        wrong = self.order[(self.order < 0) | (self.order >= samples)]
+        if len(wrong):
+            raise UserError(f"the population names sample {wrong[0]}; the data has {what} 0 to {samples - 1}.")
+
 
 def own_tests(dataset: DataSet, population: Population) -> Population | None:
-    """The test samples of each client's own (some may have none), or None where the data has no such."""
-    if dataset.test_keys is None or population.keys is None:
+    """The test samples of each client's own (some may have none), or None where neither the population nor the keys of
+    the data say whose they are."""
+    if population.tests is not None:
+        return population.tests
+    keys = population.keys if population.keys is not None else _keys(dataset, population)
+    if dataset.test_keys is None or keys is None:
         return None
-    highest = max(int(dataset.test_keys.max(initial=-1)), int(population.keys.max()))
+    highest = max(int(dataset.test_keys.max(initial=-1)), int(keys.max()))
     client_of = np.full(highest + 1, -1, dtype=np.int64)
-    client_of[population.keys] = np.arange(len(population))
+    client_of[keys] = np.arange(len(population))
     owner = np.where(dataset.test_keys >= 0, client_of[dataset.test_keys], -1)
     return Population.from_owner(owner, len(population))
+
+
+def _keys(dataset: DataSet, population: Population) -> Ints | None:
+    """The natural key of each client, where all samples of a client have one and no two clients the same."""
+    if dataset.keys is None or not population.sizes.all():
+        return None
+    keys = dataset.keys[population.order]
+    first = keys[population.offsets[:-1]]
+    natural = np.array_equal(keys, np.repeat(first, population.sizes)) and len(np.unique(first)) == len(first)
+    return first if natural and first.min() >= 0 else None

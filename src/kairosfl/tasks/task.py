@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kairosfl.errors import UserError
 from kairosfl.tasks.dataset import DataSet
-from kairosfl.tasks.population import Population
-from kairosfl.tasks.vector import Layout, flatten
+from kairosfl.tasks.population import Population, own_tests
+from kairosfl.tasks.prepare import prepare
+from kairosfl.tasks.vector import Layout, base_hash, check_base, flatten, trained
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+TRIAL = 4  # samples
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -24,7 +27,11 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What a run learns. `loss` is per sample; `augment` crops and flips images while training."""
+    """What a run learns. `loss` is per sample; `augment` crops and flips images while training.
+
+    Of the model, the parameters with `requires_grad` are trained and sent. The others and the buffers are the base,
+    which every client has and no training step changes.
+    """
 
     model: nn.Module
     dataset: DataSet
@@ -34,15 +41,42 @@ class Task:
 
     def __post_init__(self) -> None:
         self.clients.check(len(self.dataset.train))
+        if self.clients.tests is not None:
+            self.clients.tests.check_range(len(self.dataset.test), "test samples")
 
     @cached_property
     def layout(self) -> Layout:
-        """Where each tensor of the model lies in the vector."""
-        return Layout.of(self.model)
+        """Where each trained tensor of the model lies in the vector."""
+        layout = Layout.of(self.model)
+        check_base(self.model, *self.trial(), self.loss)
+        return layout
+
+    @cached_property
+    def base_hash(self) -> str | None:
+        """A digest of the frozen parameters and buffers; None where the model has none."""
+        return base_hash(self.model)
+
+    @cached_property
+    def tests(self) -> Population | None:
+        """Each client's own test samples, where any client has some."""
+        own = own_tests(self.dataset, self.clients)
+        return own if own is not None and own.sizes.any() else None
+
+    @property
+    def client_accuracy_on(self) -> Literal["test", "train"]:
+        """On which samples the accuracy of each client is measured: its own test samples, or else what it trains on."""
+        return "train" if self.tests is None else "test"
 
     def start(self) -> Tensor:
         """The model as it is now, as a new vector."""
         return flatten(self.model)
+
+    def trial(self) -> tuple[Tensor, Tensor]:
+        """The first training samples as the model sees them, and their targets, to try the model on."""
+        samples = self.dataset.train
+        inputs = prepare(samples.inputs[:TRIAL], self.dataset)
+        dtype = next(iter(trained(self.model).values())).dtype
+        return inputs.to(dtype) if inputs.is_floating_point() else inputs, samples.targets[:TRIAL]
 
 
 def last_linear(model: nn.Module) -> nn.Linear:

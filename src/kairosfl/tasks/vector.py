@@ -1,8 +1,10 @@
-"""A model as one flat vector: where each of its tensors lies, and how to go back and forth."""
+"""A model as one flat vector: its trained tensors, where each of them lies, and the base that training leaves alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import hashlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -31,7 +33,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """The tensors of a model in the order in which they lie in the vector."""
+    """The trained tensors of a model in the order in which they lie in the vector."""
 
     entries: tuple[Entry, ...]
 
@@ -39,7 +41,7 @@ class Layout:
     def of(cls, model: nn.Module) -> Layout:
         check_state(model)
         entries, offset = [], 0
-        for name, parameter in model.named_parameters():
+        for name, parameter in trained(model).items():
             entries.append(Entry(name, tuple(parameter.shape), offset))
             offset += parameter.numel()
         return cls(tuple(entries))
@@ -55,25 +57,96 @@ class Layout:
             yield entry.name, entry.view(vector)
 
 
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What the vector holds: the parameters with `requires_grad`, in the model's order, tied ones once."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def base(model: nn.Module) -> dict[str, Tensor]:
+    """What it does not: frozen parameters and buffers. They belong to the task and are shared by all clients."""
+    frozen = {name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    return {**frozen, **dict(model.named_buffers())}
+
+
+def base_hash(model: nn.Module) -> str | None:
+    """A digest of the names, types, shapes and bytes of the base; None where there is none."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(base(model).items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(_bytes(tensor).cpu().numpy().data)
+    return digest.hexdigest() if base(model) else None
+
+
+def replicas(model: nn.Module, device: torch.device, count: int) -> list[nn.Module]:
+    """Copies of the model on a device, each with trained parameters of its own; they share one base."""
+    shared = {id(tensor): _moved(tensor, device) for tensor in base(model).values()}
+    return [copy.deepcopy(model, dict(shared)).to(device) for _ in range(count)]
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    there = tensor.detach().to(device)
+    return nn.Parameter(there, requires_grad=False) if isinstance(tensor, nn.Parameter) else there
+
+
 def check_state(model: nn.Module) -> None:
-    """Refuse a model whose state is more than its parameters: averaging would leave the rest behind in silence."""
-    buffers = [name for name, buffer in model.named_buffers() if buffer is not None]
-    if buffers:
-        kind = type(model.get_submodule(buffers[0].rpartition(".")[0])).__name__
-        mend = "use nn.GroupNorm instead" if "BatchNorm" in kind else "make it a constant or a parameter"
-        raise UserError(f"The model keeps state outside its parameters ({buffers[0]!r} of a {kind}): {mend}.")
-    if next(model.parameters(), None) is None:
-        raise UserError(f"The model {type(model).__name__} has no parameters to train.")
+    """Refuse a model with nothing to train, and one known to keep running statistics, which averaging would lose."""
+    if not trained(model):
+        none = next(model.parameters(), None) is None
+        state = "has no parameters" if none else "has only frozen parameters (requires_grad=False)"
+        raise UserError(f"The model {type(model).__name__} {state}: leave at least one to train.")
+    dtypes = sorted({str(parameter.dtype) for parameter in trained(model).values()})
+    if len(dtypes) > 1:
+        raise UserError(f"The trained parameters are of several types ({', '.join(dtypes)}): convert them to one.")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None:
+            raise _changing(model, f"{name}.running_mean".lstrip("."))
+
+
+def check_base(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Refuse a model of which a training step, tried on a copy with a few samples, changes more than it trains."""
+    some = next(iter(trained(model).values()))
+    keeps = any(module._buffers for module in model.modules()) or base(model)  # buffers, even such as are still None
+    if not keeps or some.is_meta:  # a model without its numbers was checked when it had them
+        return
+    trial = copy.deepcopy(model).train()
+    before = {name: _bytes(tensor).clone() for name, tensor in base(trial).items()}
+    try:
+        with torch.random.fork_rng(devices=[some.device] if some.is_cuda else []):
+            losses = loss(trial(inputs.to(some.device)), targets.to(some.device))
+            if losses.requires_grad:
+                torch.autograd.backward(losses.mean())
+    except Exception as error:  # the user's forward: anything may come out of it
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"The model {type(model).__name__} fails on a trial batch of {len(inputs)} training samples: {reason}"
+        ) from error
+    if not losses.requires_grad:
+        raise UserError("The loss does not depend on any trained parameter: check which ones are frozen.")
+    for name, tensor in base(trial).items():
+        if name not in before or not torch.equal(_bytes(tensor), before[name]):
+            raise _changing(model, name)
+
+
+def _changing(model: nn.Module, name: str) -> UserError:
+    kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
+    fix = "use nn.GroupNorm instead" if "BatchNorm" in kind else "make it a constant, or a parameter that is trained"
+    return UserError(
+        f"The model keeps state outside its trained parameters: a training step changes {name!r} of a {kind}; {fix}."
+    )
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def flatten(model: nn.Module) -> Tensor:
-    """The model's parameters as one new vector."""
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    """The model's trained parameters as one new vector."""
+    return torch.cat([parameter.detach().reshape(-1) for parameter in trained(model).values()])
 
 
 def load(model: nn.Module, x: Tensor) -> nn.Module:
-    """The model with its parameters copied from the vector."""
+    """The model with its trained parameters copied from the vector."""
     with torch.no_grad():
-        for (_, value), parameter in zip(Layout.of(model).views(x), model.parameters(), strict=True):
+        for (_, value), parameter in zip(Layout.of(model).views(x), trained(model).values(), strict=True):
             parameter.copy_(value.reshape(parameter.shape))
     return model

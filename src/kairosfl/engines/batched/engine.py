@@ -29,7 +29,6 @@ from kairosfl.engines.evaluate import Evaluator, Scores
 from kairosfl.engines.loop import one_by_one
 from kairosfl.engines.precision import Precision
 from kairosfl.errors import UserError
-from kairosfl.tasks.prepare import prepare
 from kairosfl.tasks.task import Task
 
 FIXED_SLOTS = 16  # where the result must not depend on who else trains
@@ -75,13 +74,14 @@ class Batched(Evaluator):
         way = plain(task, self.predict, self.precision)
         self._judge = Judge(task, self.test, way, self.precision) if self._stream is not None else None
         try:
-            stacked = stack(task.model, self._trial(task))
+            compute = self.precision.compute(self.trainer.w.dtype)
+            stacked = stack(task.model, task.trial()[0], compute)
         except Unstackable as reason:
             self.why = self._alone(str(reason))
         else:
-            compute = self.precision.compute(self.trainer.w.dtype)
-            stacked.frame.compute, stacked.frame.dot = compute, self.precision.dot
-            stacked.frame.measures = not deterministic
+            stacked.model.to(self.device)
+            stacked.frame.fixed = [tensor.to(self.device) for tensor in stacked.frame.fixed]
+            stacked.frame.dot, stacked.frame.measures = self.precision.dot, not deterministic
             self._work = Work(stacked, task, self.trainer.inputs, self.trainer.targets, compute)
             self.why = stacked.why
             if self._judge is not None and not deterministic:
@@ -190,6 +190,7 @@ class Batched(Evaluator):
             return
         alike = {
             "model": repr(task.model) == repr(self.task.model) and task.layout == self.task.layout,
+            "frozen part of the model": task.base_hash == self.task.base_hash,
             "data set": task.dataset.train is self.task.dataset.train,
             "loss": task.loss is self.task.loss,
             "augmentation": task.augment == self.task.augment,
@@ -198,12 +199,6 @@ class Batched(Evaluator):
             if not same:
                 raise UserError(f"A task with another {what} cannot share this engine: give it an engine of its own.")
         self._alike.add(task)
-
-    @staticmethod
-    def _trial(task: Task) -> Tensor:
-        inputs = prepare(task.dataset.train.inputs[:4], task.dataset)
-        dtype = next(task.model.parameters()).dtype
-        return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
     @contextmanager
     def _working(self) -> Iterator[None]:

@@ -22,7 +22,9 @@ class Frame:
 
     def __init__(self, layout: RowLayout, uses: dict[int, int]) -> None:
         self.layout = layout
-        self.shared = frozenset(index for index, count in uses.items() if count > 1)
+        # Gradients that are added up, from zero: of what is used more than once, and of what is never used.
+        self.shared = frozenset(index for index, count in uses.items() if count != 1)
+        self.fixed: list[Tensor] = []  # frozen tensors of stacked layers, numbered after those in the rows
         self.compute = torch.float32  # type of activations
         self.dot = "ieee"  # how Triton multiplies float32
         self.measures = True  # whether layers may time their methods
@@ -61,6 +63,18 @@ class Frame:
     def clients(self) -> int:
         return len(self.rows)
 
+    def fix(self, tensor: Tensor) -> int:
+        """The number of a frozen tensor, which all clients share."""
+        known = [number for number, each in enumerate(self.fixed) if each is tensor]
+        if not known:
+            self.fixed.append(tensor)
+        return len(self.layout.places) + (known[0] if known else len(self.fixed) - 1)
+
+    def frozen(self, index: int | None) -> Tensor | None:
+        """The frozen tensor with this number; None: it is trained, or there is none."""
+        first = len(self.layout.places)
+        return None if index is None or index < first else self.fixed[index - first]
+
     def weight(self, index: int) -> Tensor:
         """A tensor of the model for every client, as it lies in the rows."""
         return self.layout.view(self.rows, index)
@@ -85,7 +99,10 @@ class Frame:
                 place.add_(value)
 
     def leaf(self, index: int) -> Tensor:
-        """The tensor in the model's own axes, for autograd to differentiate."""
+        """The tensor in the model's own axes, for autograd to differentiate if it is trained."""
+        frozen = self.frozen(index)
+        if frozen is not None:
+            return frozen.expand(self.clients, *frozen.shape)
         value = self.layout.natural(self.rows, index)
         if self.gradients is None:
             return value

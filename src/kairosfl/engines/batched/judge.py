@@ -12,6 +12,7 @@ from kairosfl.engines.batched.step import Work
 from kairosfl.engines.evaluate import Scores
 from kairosfl.engines.precision import Precision
 from kairosfl.tasks.dataset import Samples
+from kairosfl.tasks.metrics import correct
 from kairosfl.tasks.prepare import prepare
 from kairosfl.tasks.task import Task
 
@@ -69,7 +70,7 @@ class Judge:
             prepared = prepare(inputs, self.task.dataset)
             prepared = prepared.to(self._x.dtype) if prepared.is_floating_point() else prepared
             outputs = predict(self._x, prepared).to(self._x.dtype)
-            self._totals[0] += (outputs.argmax(1) == targets).sum()
+            self._totals[0] += correct(outputs, targets).sum()
             self._totals[1] += self.task.loss(outputs, targets).double().sum()
 
 

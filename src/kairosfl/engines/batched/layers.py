@@ -29,14 +29,22 @@ class StackedLinear(nn.Module):
 
     def __init__(self, layer: nn.Linear, find: Find, frame: Frame) -> None:
         super().__init__()
-        self.weight, self.bias, self.frame = found(find(layer.weight)), find(layer.bias), frame
+        self.weight, self.frame = found(find(layer.weight)), frame
+        self.bias, self.late = _biases(frame, self.weight, find(layer.bias))
         self.speaks = False  # its input is the model's features
 
     def forward(self, x: Tensor) -> Tensor:
         if self.speaks:
             self.frame.features = x
         rows = x.reshape(self.frame.clients, -1, x.shape[-1])
-        y: Tensor = _Linear.apply(rows, self.frame.tape, self.frame, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        frozen = self.frame.frozen(self.weight)
+        y: Tensor
+        if frozen is None:
+            y = _Linear.apply(rows, self.frame.tape, self.frame, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        else:
+            y = F.linear(rows, frozen.to(x.dtype))
+        if self.late is not None:
+            y = y + self.frame.leaf(self.late).to(x.dtype).unsqueeze(1)
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
@@ -81,6 +89,12 @@ class _Linear(torch.autograd.Function):
         return dx, None, None, None, None
 
 
+def _biases(frame: Frame, weight: int, bias: int | None) -> tuple[int | None, int | None]:
+    """The bias to add with the product, and the one to add after it, because it or the weight is frozen."""
+    together = frame.frozen(weight) is None and frame.frozen(bias) is None
+    return (bias, None) if together else (None, bias)
+
+
 class StackedConv2d(nn.Module):
     """Every client's convolution, by one of the methods in `conv`."""
 
@@ -88,7 +102,8 @@ class StackedConv2d(nn.Module):
         super().__init__()
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise Unstackable(f"a convolution pads by {layer.padding_mode!r}, {layer.padding!r}")
-        self.weight, self.bias, self.frame = found(find(layer.weight)), find(layer.bias), frame
+        self.weight, self.frame = found(find(layer.weight)), frame
+        self.bias, self.late = _biases(frame, self.weight, find(layer.bias))
         self.shape = conv.Shape(
             layer.in_channels,
             layer.out_channels,
@@ -110,8 +125,17 @@ class StackedConv2d(nn.Module):
         return ways.get(frame.chosen.get(known, ""), next(iter(ways.values())))
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Conv.apply(x, self.frame.tape, self)  # type: ignore[no-untyped-call]
-        return y
+        frozen, shape = self.frame.frozen(self.weight), self.shape
+        y: Tensor
+        if frozen is None:
+            y = _Conv.apply(x, self.frame.tape, self)  # type: ignore[no-untyped-call]
+        else:
+            y = F.conv2d(x, frozen.to(x.dtype), None, shape.stride, shape.padding, shape.dilation, shape.groups)
+        if self.late is None:
+            return y
+        bias = self.frame.leaf(self.late).to(x.dtype)[:, None, :, None, None]
+        shifted: Tensor = y.unflatten(0, (self.frame.clients, -1)) + bias
+        return shifted.flatten(0, 1)
 
 
 class _Conv(torch.autograd.Function):
@@ -180,7 +204,9 @@ class StackedGroupNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         module: Any = kernels("norm", x)
-        if module is not None and x.ndim == 4 and self.weight is not None and module.fits(x.shape[1], self.groups):
+        frozen = any(self.frame.frozen(index) is not None for index in (self.weight, self.bias))
+        own = self.weight is not None and not frozen
+        if module is not None and x.ndim == 4 and own and module.fits(x.shape[1], self.groups):
             fused: Tensor = _GroupNorm.apply(x, self.frame.tape, self, module)  # type: ignore[no-untyped-call]
             return fused
         # In channels-last order PyTorch's variance is E[x²] − E[x]², which loses digits.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -22,13 +25,14 @@ from kairosfl.engines.batched.layers import (
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.sequence import LAYERS
 from kairosfl.tasks.task import last_linear
-from kairosfl.tasks.vector import Layout
+from kairosfl.tasks.vector import Layout, base, flatten, replicas, trained
 
 
 class Stack(Protocol):
     """Outputs `[m·b, classes]` for inputs `[m·b, ...]` with the weights of the frame, which then has the features."""
 
     frame: Frame
+    model: nn.Module  # holds the frozen tensors
     why: str
     drops: bool  # has dropout
 
@@ -36,11 +40,14 @@ class Stack(Protocol):
 
 
 class Traced:
-    """The model's own graph with its layers replaced by stacked ones; the rest acts on `[m·b, ...]` as it is."""
+    """The model's own graph with its layers replaced by stacked ones; the rest acts on `[m·b, ...]` as it is.
+
+    Frozen layers are part of the rest: all clients share them, as they share buffers.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        model = copy.deepcopy(model).train()
-        places = {id(parameter): number for number, parameter in enumerate(model.parameters())}
+        model = copy.deepcopy(model).cpu().train()
+        places = {id(parameter): number for number, parameter in enumerate(trained(model).values())}
         try:
             traced = fx.symbolic_trace(model)
         except Exception as error:  # tracing runs the user's forward: anything may come out of it
@@ -49,16 +56,18 @@ class Traced:
         self._replace(traced, places)
         self.why = "stacked layer by layer"
         self.drops = any(isinstance(module, StackedDropout) and module.p > 0 for module in traced.modules())
-        self._run = traced
+        self.model: nn.Module = traced
 
     def _replace(self, traced: fx.GraphModule, places: dict[int, int]) -> None:
         def find(parameter: Tensor | None) -> int | None:
-            return None if parameter is None else places[id(parameter)]
+            if parameter is None:
+                return None
+            return places[id(parameter)] if id(parameter) in places else self.frame.fix(parameter)
 
         linear = [module for module in traced.modules() if isinstance(module, nn.Linear)]
         new: dict[int, nn.Module] = {}
         for number, node in enumerate(traced.graph.nodes):
-            if node.op == "get_attr":
+            if node.op == "get_attr" and id(attrgetter(node.target)(traced)) in places:
                 raise Unstackable(f"it uses {node.target!r} outside a layer")
             if node.op == "call_function" and node.target in (F.dropout, torch.dropout):
                 raise Unstackable("it calls a dropout function instead of an nn.Dropout")
@@ -69,7 +78,10 @@ class Traced:
                 node.target = _add(traced, f"dropout_{number}", StackedDropout(layer.p, number, self.frame))
             elif isinstance(layer, nn.modules.dropout._DropoutNd):
                 raise Unstackable(f"it has a {type(layer).__name__}")
-            elif next(layer.parameters(), None) is not None:
+            elif not _drops(layer) and not any(id(parameter) in places for parameter in layer.parameters()):
+                if linear and layer is linear[-1]:
+                    layer.register_forward_pre_hook(self._hear)
+            else:
                 if type(layer) not in LAYERS:
                     raise Unstackable(f"it has a {type(layer).__name__}")
                 if id(layer) not in new:
@@ -81,9 +93,22 @@ class Traced:
         traced.delete_all_unused_submodules()
         traced.recompile()
 
+    def _hear(self, _: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        self.frame.features = arguments[0]
+
     def __call__(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self._run(inputs)
+        outputs: Tensor = self.model(inputs)
         return outputs
+
+
+def _drops(layer: nn.Module) -> bool:
+    """Whether a layer of several parts has a dropout among them, whose masks must be each client's own."""
+    parts = [getattr(part, "dropout", 0.0) for part in layer.modules()]
+    return any(isinstance(part, float) and part > 0 for part in parts) or _dropouts(layer)
+
+
+def _dropouts(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p for module in model.modules())
 
 
 def _add(traced: fx.GraphModule, name: str, module: nn.Module) -> str:
@@ -128,12 +153,15 @@ class Mapped:
     """The model under torch.func.vmap, for what cannot be replaced layer by layer."""
 
     def __init__(self, model: nn.Module, reason: str) -> None:
-        if any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p for module in model.modules()):
+        if _dropouts(model):
             raise Unstackable(f"{reason}, and vmap has no dropout whose masks depend on the client alone")
-        self.model = copy.deepcopy(model).train()
-        self.names = [name for name, _ in model.named_parameters()]
+        self.model = copy.deepcopy(model).cpu().train()
+        self.names = list(trained(model))
         self.frame = Frame(RowLayout.of(Layout.of(model)), {})
         self.why, self.drops = f"stacked by vmap: {reason}", False
+        for module in self.model.modules():
+            if isinstance(module, nn.GroupNorm):  # vmap has none in channels-last order, which convolutions may choose
+                module.register_forward_pre_hook(lambda _, arguments: (arguments[0].contiguous(), *arguments[1:]))
         self._heard: list[Tensor] = []
         if any(isinstance(module, nn.Linear) for module in self.model.modules()):
             last_linear(self.model).register_forward_pre_hook(lambda _, arguments: self._heard.append(arguments[0]))
@@ -151,40 +179,114 @@ class Mapped:
         return outputs, self._heard.pop() if self._heard else outputs
 
 
-def stack(model: nn.Module, samples: Tensor) -> Stack:
-    """The model for many clients, tried on a few prepared samples; `Unstackable` says why it cannot be."""
-    layout, still = Layout.of(model), copy.deepcopy(model).eval()
-    start = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+def stack(model: nn.Module, samples: Tensor, compute: torch.dtype) -> Stack:
+    """The model for many clients, tried on a few prepared samples; `Unstackable` says why it cannot be.
+
+    `compute` is the type of its activations.
+    """
+    layout, still = Layout.of(model), replicas(model, torch.device("cpu"), 1)[0].eval()
+    start = flatten(still)
     vectors = torch.stack([start, start * torch.linspace(0.5, 1.5, len(start), dtype=start.dtype)])
     samples = samples[: len(samples) // 2 * 2]
-    halves = samples.chunk(2)
-    with torch.no_grad():
-        weights = [dict(layout.views(vector)) for vector in vectors]
-        wanted = torch.cat([functional_call(still, w, (half,)) for w, half in zip(weights, halves, strict=True)])
-        single = torch.cat([functional_call(still, weights[0], (one,)) for one in halves[0].split(1)])
-    if not alike(single, wanted[: len(single)]):
-        raise Unstackable("the samples of a batch change each other's outputs, so that batches cannot be filled up")
+    trial = _Trial(layout, vectors, samples, *_alone(still, layout, vectors, samples))
+    stacked: Stack
     try:
-        traced = Traced(model)
-        _try(traced, vectors, samples, wanted)
-        return traced
+        stacked = Traced(model)
+        trial(stacked, compute)
     except Unstackable as reason:
-        mapped = Mapped(model, str(reason))
-        _try(mapped, vectors, samples, wanted)
-        return mapped
+        stacked = Mapped(model, str(reason))
+        trial(stacked, compute)
+    return stacked
 
 
-@torch.no_grad()
-def _try(stacked: Stack, vectors: Tensor, samples: Tensor, wanted: Tensor) -> None:
-    """Two clients with weights of their own must get what they get alone."""
-    stacked.frame.compute = vectors.dtype
-    stacked.frame.open(stacked.frame.layout.pack(vectors))
+def _alone(still: nn.Module, layout: Layout, vectors: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and gradients of clients with these weights, one after another."""
+    outputs, slopes = [], []
+    for vector, own in zip(vectors.clone().requires_grad_().unbind(), samples.chunk(len(vectors)), strict=True):
+        outputs.append(functional_call(still, dict(layout.views(vector)), (own,)))
+        slopes.append(torch.autograd.grad(_probe(outputs[-1], 1), vector)[0])
+    first, ones = dict(layout.views(vectors[0])), samples.chunk(len(vectors))[0].split(1)
     try:
-        found = stacked(samples)
-    except Exception as error:  # the user's forward again
-        raise Unstackable(f"{_name(stacked)} fails on it ({line(error)})") from error
-    if not alike(found, wanted):
-        raise Unstackable(f"{_name(stacked)} gives it other outputs than one client after another")
+        with torch.no_grad():
+            single = torch.cat([functional_call(still, first, (one,)) for one in ones])
+    except Exception as error:  # BatchNorm without running statistics does not take a sample alone
+        raise Unstackable(f"it fails on a single sample ({line(error)})") from error
+    if not alike(single, outputs[0].detach()):
+        raise Unstackable("the samples of a batch change each other's outputs, so that batches cannot be filled up")
+    return torch.cat(outputs).detach(), torch.stack(slopes)
+
+
+def _probe(outputs: Tensor, clients: int) -> Tensor:
+    """A number that depends on every output, the same way for every client."""
+    rows = outputs.reshape(clients, -1)
+    return (rows * torch.arange(rows.shape[1], device=rows.device).sin().to(rows.dtype)).sum()
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Two clients with weights of their own must get what they get alone: outputs and gradients."""
+
+    layout: Layout
+    vectors: Tensor
+    samples: Tensor
+    outputs: Tensor
+    slopes: Tensor
+
+    def __call__(self, stacked: Stack, compute: torch.dtype) -> None:
+        """Raises `Unstackable` if they do not, or if it cannot compute in this type, as it then will."""
+        stacked.frame.compute = self.vectors.dtype
+        outputs, slopes = self._run(stacked, self.samples)
+        if not alike(outputs, self.outputs):
+            raise Unstackable(f"{_name(stacked)} gives it other outputs than one client after another")
+        # By tensor, since a ReLU may decide otherwise by rounding: a single number says little.
+        most = float(self.slopes.norm())
+        for (_, found), (_, wanted) in zip(self.layout.views(slopes), self.layout.views(self.slopes), strict=True):
+            if not (found - wanted).norm() <= 0.02 * wanted.norm() + 1e-3 * most:
+                raise Unstackable(f"{_name(stacked)} gives it other gradients than one client after another")
+        if compute == self.vectors.dtype:
+            return
+        _cast(stacked, self.vectors.dtype, compute)
+        if base(stacked.model):  # the types of a user's own tensors may not go together
+            self._run(stacked, self.samples.to(compute) if self.samples.is_floating_point() else self.samples)
+
+    def _run(self, stacked: Stack, samples: Tensor) -> tuple[Tensor, Tensor]:
+        frame = stacked.frame
+        rows = frame.layout.pack(self.vectors)
+        gradients = torch.zeros_like(rows)
+        try:
+            frame.open(rows, gradients)
+            outputs = stacked(samples)
+            frame.backward(_probe(outputs, len(rows)))
+        except Exception as error:  # the user's forward again
+            raise Unstackable(f"{_name(stacked)} fails on it ({line(error)})") from error
+        finally:
+            frame.close()
+        slopes = torch.empty_like(self.vectors)
+        frame.layout.unpack(gradients, slopes)
+        return outputs.detach(), slopes
+
+
+def _cast(stacked: Stack, weights: torch.dtype, compute: torch.dtype) -> None:
+    """Let it compute in this type, its frozen layers as well.
+
+    Buffers keep their own type, since a table or a mask could lose its meaning; activations that they have turned into
+    float32 are cast back where they enter the next frozen layer.
+    """
+    frame = stacked.frame
+    frame.compute, frame.fixed = compute, [tensor.to(compute) for tensor in frame.fixed]
+    for module in stacked.model.modules():
+        own = [parameter for parameter in module.parameters(recurse=False) if parameter.dtype == weights]
+        for parameter in own:
+            parameter.data = parameter.to(compute)
+        if own:
+            module.register_forward_pre_hook(_casting(compute), with_kwargs=True)
+
+
+def _casting(compute: torch.dtype) -> Callable[..., tuple[Any, Any]]:
+    def cast(value: Any) -> Any:
+        return value.to(compute) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return lambda _, args, named: (tuple(map(cast, args)), {name: cast(value) for name, value in named.items()})
 
 
 def _name(stacked: Stack) -> str:
@@ -199,8 +301,8 @@ def alike(found: Tensor, wanted: Tensor) -> bool:
 
 
 def _uses(traced: fx.GraphModule, places: dict[int, int]) -> dict[int, int]:
-    """How often the forward pass uses each parameter."""
-    uses: Counter[int] = Counter()
+    """How often the forward pass uses each trained parameter."""
+    uses: Counter[int] = Counter(dict.fromkeys(places.values(), 0))
     for node in traced.graph.nodes:
         if node.op == "call_module":
             uses.update(places[id(p)] for p in traced.get_submodule(node.target).parameters() if id(p) in places)

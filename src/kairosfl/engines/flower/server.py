@@ -27,6 +27,7 @@ from kairosfl.engines.flower.updates import Updates
 from kairosfl.engines.flower.wire import Malformed, Packing, brief_record, read_report
 from kairosfl.errors import UserError
 from kairosfl.tasks.task import Task
+from kairosfl.tasks.vector import base, trained
 
 POLL = (0.05, 1.0)  # seconds between two looks for answers: at first, and at most
 
@@ -76,7 +77,7 @@ class Flower(Evaluator):
     ) -> None:
         """`folder` keeps the roster, and large updates while they are needed; `start` stands in for the task's model.
 
-        `task` is kept without the numbers of its model, which live in the run.
+        `task` is kept without the trained numbers of its model, which live in the run.
         """
         self.grid, self.settings, self.folder = grid, settings, folder
         self._start: Tensor | None = task.start() if start is None else start
@@ -193,6 +194,6 @@ class Flower(Evaluator):
 
 
 def hollow(model: nn.Module) -> nn.Module:
-    """The model without its numbers, for evaluation, which brings its own."""
-    shapes = {id(each): nn.Parameter(torch.empty_like(each, device="meta")) for each in model.parameters()}
-    return copy.deepcopy(model, shapes).eval()
+    """The model without the numbers that are trained, for evaluation, which brings its own."""
+    shapes = {id(each): nn.Parameter(torch.empty_like(each, device="meta")) for each in trained(model).values()}
+    return copy.deepcopy(model, {**shapes, **{id(each): each for each in base(model).values()}}).eval()

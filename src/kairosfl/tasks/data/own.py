@@ -76,17 +76,29 @@ def from_partitioner(
     classes: int | None = None,
     **facts: Any,
 ) -> DataSet:
-    """A flwr-datasets partitioner as it is: its partitions become the natural clients; arguments as above."""
-    tables = [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
+    """A flwr-datasets partitioner as it is: its partitions become the natural clients; arguments as above.
+
+    `test` is one table, or a second partitioner whose partitions are the same clients' test samples.
+    """
+    tables = _partitions(partitioner)
+    tests = _partitions(test) if hasattr(test, "load_partition") else [test]
     sizes = [len(table) for table in tables]
     if 0 in sizes:
         raise UserError(f"partition {sizes.index(0)} has no data; use fewer partitions.")
-    for table, split in ((tables[0], "training"), (test, "test")):
+    if tests[0] is not test and len(tests) != len(tables):
+        raise UserError(f"{len(tables)} training partitions have {len(tests)} test partitions; give as many.")
+    for table, split in ((tables[0], "training"), (tests[0], "test")):
         _check_columns(table, split, [input, target])
-    train = _stack(_rows(tables, input, target, encode), "training")
-    tests = _stack(_rows([test], input, target, encode), "test")
-    data = _dataset(name, train, tests, classes, _class_names(tables[0], target) | facts)
-    return replace(data, keys=np.repeat(np.arange(len(sizes)), sizes))
+    train, held = (
+        _stack(_rows(each, input, target, encode), split) for each, split in ((tables, "training"), (tests, "test"))
+    )
+    data = _dataset(name, train, held, classes, _class_names(tables[0], target) | facts)
+    test_keys = None if tests[0] is test else np.repeat(np.arange(len(tests)), [len(table) for table in tests])
+    return replace(data, keys=np.repeat(np.arange(len(sizes)), sizes), test_keys=test_keys)
+
+
+def _partitions(partitioner: Partitioner) -> list[Any]:
+    return [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
 
 
 def _dataset(name: str, train: Samples, test: Samples, classes: int | None, facts: dict[str, Any]) -> DataSet:
