@@ -25,7 +25,7 @@ PATIENCE = 10.0  # seconds; a rehearsal does not wait for a second round after a
 
 
 class Watcher(Protocol):
-    """What shows a sweep while it runs, such as `progress.ShowSweep`."""
+    """What shows a sweep while it runs, such as `progress.SweepProgress`."""
 
     def begin(self, name: str, done: int) -> experiment.Notify: ...
 

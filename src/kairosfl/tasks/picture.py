@@ -60,7 +60,7 @@ def draw_partition(path: str | os.PathLike[str], dataset: DataSet, population: P
     top.set_title(_title(describe(dataset, population)), fontsize="medium")
     target = Path(path)
     if target.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"{target} has no known image format; use the extension .png, .svg or .pdf.")
+        raise UserError(f"{target} is not a .png, .svg or .pdf file; change its extension.")
     part = target.with_name(f".{os.getpid()}.{target.name}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Trust: every report is checked against its brief before it is used, and refused with one line."""
+"""Trust: every report is checked against its brief before it is used; a rejected one gets a one-line reason."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from kairosfl.core.briefs import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFO
 from kairosfl.errors import UserError
 
 PART = 1 << 20
-SLACK = 1e-6  # of fractions of an epoch and of cosines, which are rounded on the way
+SLACK = 1e-6  # tolerance for fractions of an epoch and cosines, which are rounded in transit
 
 
 @dataclass(frozen=True)
 class Trust:
     """How far a client is trusted."""
 
-    max_norm: float = 1e4  # a larger update is refused
-    clip_norm: float = math.inf  # a larger update is scaled down to this norm
-    max_samples: int = 10_000_000  # more samples are refused: they are the client's weight
-    max_loss: float = 1e6  # a loss or score beyond this is refused, either way
+    max_norm: float = 1e4  # an update with a larger norm is rejected
+    clip_norm: float = math.inf  # an update with a larger norm is scaled down to it
+    max_samples: int = 10_000_000  # a client that claims more samples is rejected: they determine its weight
+    max_loss: float = 1e6  # a loss or score beyond this, positive or negative, is rejected
 
     def __post_init__(self) -> None:
         for name in ("max_norm", "clip_norm", "max_samples", "max_loss"):
@@ -30,7 +30,7 @@ class Trust:
 
 
 def check(report: Report, round: int, brief: Brief, trust: Trust) -> Report | str:
-    """The report as it may be used, or why it may not. Its update is scaled in place."""
+    """The report if it is accepted, or the reason if not. Its update is clipped in place."""
     reason = (
         _addressed(report, round, brief)
         or _numbers(report, trust)
@@ -50,7 +50,7 @@ def check(report: Report, round: int, brief: Brief, trust: Trust) -> Report | st
 
 
 def _norm(delta: Tensor) -> float:
-    """In double precision, which does not overflow, a part at a time, which takes no memory."""
+    """In double precision, which does not overflow, and chunk by chunk, to save memory."""
     return math.sqrt(sum(float(part.double().square().sum()) for part in delta.split(PART)))
 
 
@@ -65,7 +65,7 @@ def _addressed(report: Report, round: int, brief: Brief) -> str | None:
 def _numbers(report: Report, trust: Trust) -> str | None:
     for name in ("loss", "score_before", "score_after"):
         value = getattr(report, name)
-        if value is not None and not abs(value) <= trust.max_loss:  # NaN is not below anything
+        if value is not None and not abs(value) <= trust.max_loss:  # false for NaN, too
             return f"its {name} is {value:g}"
     for name in ("grad_sq", "fisher", "seconds", "fisher_seconds", "epochs"):
         value = getattr(report, name)
@@ -77,7 +77,7 @@ def _numbers(report: Report, trust: Trust) -> str | None:
 
 
 def _work(report: Report, brief: Brief, trust: Trust) -> str | None:
-    """Steps and epochs are what the brief orders for that many samples, or fewer if it may stop early."""
+    """Steps and epochs must be what the brief asks for with that many samples, or fewer if it allows early stopping."""
     if not 0 < report.n <= trust.max_samples:
         return f"it claims {report.n} samples (deploy.max_samples = {trust.max_samples})"
     size = min(brief.batch_size, report.n)
@@ -93,7 +93,7 @@ def _work(report: Report, brief: Brief, trust: Trust) -> str | None:
 
 
 def _measured(report: Report, brief: Brief) -> str | None:
-    """It answers what was asked and nothing else."""
+    """It must contain what was asked for and nothing else."""
     asked = {
         "similarity": brief.stop_below is not None,
         "score_before": SCORE_BEFORE in brief.measure,
@@ -102,5 +102,5 @@ def _measured(report: Report, brief: Brief) -> str | None:
     }
     for name, wanted in asked.items():
         if wanted != (getattr(report, name) is not None):
-            return f"it did not report {name}" if wanted else f"it reported {name}, which was not asked"
+            return f"it did not report {name}" if wanted else f"it reported {name}, which was not asked for"
     return None
