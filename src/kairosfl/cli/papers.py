@@ -47,7 +47,7 @@ def reproduce(
             changes=[*changes, *asked(engine=engine, device=device)],
             out=out,
             say=lambda line: None if as_json else typer.echo(line, err=True),
-            watch=lambda planned: SweepProgress(planned, quiet=quiet or as_json),
+            progress=lambda planned: SweepProgress(planned, quiet=quiet or as_json),
             command=command(),
         )
         if results:
