@@ -21,9 +21,9 @@ from threading import Event, Thread
 
 from flower_overhead import write_app
 
-from kairosfl.deploy import perform
-from kairosfl.engines.flower.scaffold import SERVER
-from kairosfl.engines.flower.stage import Stage
+from kairosfl.deploy import run_to_end
+from kairosfl.engines.flower.local import LocalFederation
+from kairosfl.engines.flower.templates import SERVER
 
 TASK = """
 import numpy as np, torch
@@ -96,7 +96,7 @@ class Fence:
             (self.folder / "cgroup.procs").write_text(str(process))
 
 
-def watch(stage: Stage, stop: Event, peaks: dict[str, int], fence: Fence | None) -> None:
+def watch(stage: LocalFederation, stop: Event, peaks: dict[str, int], fence: Fence | None) -> None:
     """The largest memory that the server's process is seen to hold."""
     inside: set[int] = set()
     while not stop.wait(0.02):
@@ -125,7 +125,7 @@ def main() -> None:
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "run.toml").write_text(RUN.format(**vars(given)))
-        with Stage(folder / "stage", [str(i) for i in range(given.nodes)]) as stage:
+        with LocalFederation(folder / "stage", [str(i) for i in range(given.nodes)]) as stage:
             for parameters in (100, given.parameters):
                 task = TASK.format(width=round(parameters**0.5))
                 app = write_app(folder / f"app{parameters}", f"app{parameters}", task, SERVER, CLIENT)
@@ -135,7 +135,7 @@ def main() -> None:
                 thread = Thread(target=watch, args=(stage, stop, found[parameters], fence))
                 thread.start()
                 began = time.monotonic()
-                perform(stage, app, folder / "run.toml", folder / f"out{parameters}")
+                run_to_end(stage, app, folder / "run.toml", folder / f"out{parameters}")
                 took = time.monotonic() - began
                 stop.set()
                 thread.join()

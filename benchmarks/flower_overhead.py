@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kairosfl.deploy import perform
-from kairosfl.engines.flower.scaffold import CLIENT, PYPROJECT, SERVER
-from kairosfl.engines.flower.stage import NAME, Stage
+from kairosfl.deploy import run_to_end
+from kairosfl.engines.flower.local import NAME, LocalFederation
+from kairosfl.engines.flower.templates import CLIENT, PYPROJECT, SERVER
 from kairosfl.runs.experiment import Folder
 
 TASK = """
@@ -99,13 +99,13 @@ def write_app(path: Path, name: str, task: str, server: str, client: str) -> Pat
     return path
 
 
-def ours(stage: Stage, app: Path, run: Path, out: Path) -> list[float]:
+def ours(stage: LocalFederation, app: Path, run: Path, out: Path) -> list[float]:
     """Seconds of every round but the first, in which nodes introduce themselves."""
-    perform(stage, app, run, out)
+    run_to_end(stage, app, run, out)
     return [json.loads(line)["seconds"] for line in (Folder(out).path / "metrics.jsonl").read_text().splitlines()][1:]
 
 
-def theirs(stage: Stage, app: Path, run: Path, out: Path) -> list[float]:
+def theirs(stage: LocalFederation, app: Path, run: Path, out: Path) -> list[float]:
     """Seconds of every round but the first, after which the nodes are known."""
     process: subprocess.Popen[bytes] = stage.submit(app, run, out)
     while not (out / "theirs.json").exists():
@@ -131,7 +131,7 @@ def main() -> None:
         (folder / "ours.toml").write_text(RUN.format(rounds=given.rounds, nodes=given.nodes))
         (folder / "theirs.json").write_text(json.dumps(vars(given)))
         times: dict[str, list[list[float]]] = {"ours": [], "theirs": []}
-        with Stage(folder / "stage", [str(i) for i in range(given.nodes)]) as stage:
+        with LocalFederation(folder / "stage", [str(i) for i in range(given.nodes)]) as stage:
             for turn in range(given.turns):
                 times["ours"].append(ours(stage, our_app, folder / "ours.toml", folder / f"out-ours-{turn}"))
                 times["theirs"].append(theirs(stage, their_app, folder / "theirs.json", folder / f"out-theirs-{turn}"))

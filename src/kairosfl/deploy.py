@@ -1,4 +1,4 @@
-"""Deployment over Flower: the server's side of a run, a new app, certificates, and rehearsals on this machine."""
+"""Deployment over Flower: the server side of a run, new apps, certificates, and local rehearsals."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ try:
 
     from kairosfl.engines.flower.certs import authority, node_key
     from kairosfl.engines.flower.checks import Trust
+    from kairosfl.engines.flower.local import LocalFederation
     from kairosfl.engines.flower.roster import fingerprint, save
-    from kairosfl.engines.flower.scaffold import files, rehearsal_files
     from kairosfl.engines.flower.server import Flower, Settings
-    from kairosfl.engines.flower.stage import Stage
+    from kairosfl.engines.flower.templates import files, rehearsal_files
     from kairosfl.engines.flower.wire import Packing
 except ImportError:
     raise UserError("Deployment needs Flower; install it with: pip install 'kairosfl[flower]'.") from None
 
 MakeTask = Callable[[int | None], Task]
-STALLED = 120.0  # seconds beyond deadline and wait without a round, after which something is wrong
-HANDOVER = 60.0  # seconds in which a server that was told to end must have let go of its folder
-ATTEMPTS = 3  # a rehearsal whose server ends this often without having done a round is given up
+STALLED = 120.0  # seconds without a round, beyond deadline and wait, after which the processes are restarted
+HANDOVER = 60.0  # seconds that a server being shut down has to release its run folder
+ATTEMPTS = 3  # a rehearsal fails when its server exits this many times without finishing a round
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deploy:
-    """[deploy]: how rounds are held, and how far clients are trusted."""
+    """[deploy]: how rounds are run, and how far clients are trusted."""
 
-    clients: int = 0  # client ids are 0 to clients − 1; 0: as many as the task says
-    start: str = ""  # a run folder whose model is the first one here
+    clients: int = 0  # client ids are 0 to clients − 1; 0: as many as the task has
+    start: str = ""  # a run folder whose model this run starts from
     deadline: float = Settings.deadline
     quorum: float = Settings.quorum
     over: float = Settings.over
@@ -62,8 +62,8 @@ class Deploy:
     max_loss: float = Trust.max_loss
 
     @classmethod
-    def of(cls, table: Mapping[str, Any]) -> Deploy:
-        """From a table of a TOML file."""
+    def from_table(cls, table: Mapping[str, Any]) -> Deploy:
+        """From the table of a TOML file."""
         known: dict[str, type] = {entry.name: type(entry.default) for entry in fields(cls)}
         values: dict[str, Any] = {}
         for key, value in table.items():
@@ -76,29 +76,29 @@ class Deploy:
         return cls(**values)
 
     def settings(self) -> Settings:
-        """As the engine wants them."""
+        """The settings of the engine."""
         own = {entry.name: getattr(self, entry.name) for entry in fields(Settings) if hasattr(self, entry.name)}
         trust = Trust(**{entry.name: getattr(self, entry.name) for entry in fields(Trust)})
         return Settings(**own, packing=Packing(self.update, self.keep), trust=trust)
 
 
 class Remote(Population):
-    """Clients whose samples are elsewhere: so many of them is all that is known here."""
+    """Clients whose samples are on their own devices: only their number is known here."""
 
     @classmethod
-    def of(cls, clients: int) -> Remote:
+    def with_clients(cls, clients: int) -> Remote:
         return cls(np.empty(0, np.int64), np.zeros(clients + 1, np.int64))
 
     def check(self, samples: int) -> None:
-        """Nothing to refuse."""
+        """Nothing to check: the samples are not here."""
 
 
 def server_app(make: MakeTask) -> ServerApp:
-    """A ServerApp for the model and the test set of `make(None)`; the run config names `run` (TOML) and `out`."""
+    """A ServerApp for the model and test set of `make(None)`; the run config gives `run` (a TOML file) and `out`."""
 
     def main(grid: Grid, context: Context) -> None:
         run, out = Path(str(context.run_config["run"])), Path(str(context.run_config["out"]))
-        with alone(out, patience=HANDOVER):  # the server before may not have ended yet
+        with alone(out, patience=HANDOVER):  # the previous server may still be shutting down
             serve(grid, make, run, out)
 
     app = ServerApp()
@@ -107,7 +107,7 @@ def server_app(make: MakeTask) -> ServerApp:
 
 
 def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
-    """Hold the rounds of a run over a grid, from the last checkpoint in the folder `out` if there is one."""
+    """Run the rounds of a run over a grid, resuming from the last checkpoint in `out` if there is one."""
     config, deploy = load(run)
     folder = Folder(out)
     if folder.finished():
@@ -119,9 +119,9 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
     if deploy.clients:
         if config.run.client_accuracy:
             raise UserError(
-                "run.client_accuracy = true needs the clients' data, which stays with them; set it to false."
+                "run.client_accuracy = true needs the clients' data, which stays on their devices; set it to false."
             )
-        task = replace(task, clients=Remote.of(deploy.clients))
+        task = replace(task, clients=Remote.with_clients(deploy.clients))
     out.mkdir(parents=True, exist_ok=True)
     settings = deploy.settings()
     start = model_of(Path(deploy.start)) if deploy.start and not begun else None
@@ -138,38 +138,40 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
 
 
 def load(path: Path, changes: Sequence[str] = ()) -> tuple[Config, Deploy]:
-    """The configuration in a TOML file, and its [deploy] section."""
+    """Read the configuration in a TOML file, and its [deploy] section."""
     nested = change(read(path), changes)
-    deploy = Deploy.of(nested.pop("deploy", {}))
+    deploy = Deploy.from_table(nested.pop("deploy", {}))
     if deploy.clients:
         nested["data"] = {**nested.get("data", {}), "clients": deploy.clients}
     return resolve(nested), deploy
 
 
 def model_of(folder: Path) -> Tensor:
-    """The model in the newest checkpoint of a run folder: for going on with another algorithm."""
+    """The model in the latest checkpoint of a run folder, to continue from with another algorithm."""
     done = Folder(folder).rounds_done()
     if done is None:
-        raise UserError(f"deploy.start = '{folder}' is no run folder with a checkpoint.")
+        raise UserError(f"deploy.start = '{folder}' is not a run folder with a checkpoint; give the folder of a run.")
     with safe_open(folder / "checkpoint" / f"state-{done:06d}.safetensors", framework="pt") as file:
         x: Tensor = file.get_tensor("x")
         return x
 
 
 def new(path: Path) -> list[Path]:
-    """Write a Flower app with an example task, a configuration and the commands into a new folder."""
+    """Create a directory with a Flower app, an example task, a configuration and the commands to run it."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{path} is there already, and no empty folder; name a new one.")
+        raise UserError(f"{path} already exists and is not an empty directory; choose a new one.")
     name = re.sub(r"[^a-z0-9]+", "-", path.absolute().name.lower()).strip("-") or "federation"
     return _write_all(path, files(name, str(path.absolute())))
 
 
 def certs(path: Path, *, nodes: int, hosts: Sequence[str] = ("localhost", "127.0.0.1")) -> list[Path]:
-    """Make TLS certificates for a server at these hosts and keys for nodes, and bind client i to the key of node i."""
+    """Create TLS certificates for a server at these hosts, and node keys; client i is bound to the key of node i."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{path} is there already, and no empty folder; keys are never overwritten, name a new one.")
+        raise UserError(
+            f"{path} already exists and is not an empty directory; keys are never overwritten, choose a new one."
+        )
     if nodes < 1 or not hosts:
-        raise UserError(f"--nodes {nodes} must be 1 or more, and the server needs a host name or address.")
+        raise UserError(f"--nodes {nodes} must be 1 or more, and --host must name the server at least once.")
     path.mkdir(parents=True, exist_ok=True)
     authority(path, hosts)
     save(path / "roster.json", {i: fingerprint(node_key(path / f"node-{i}")) for i in range(nodes)})
@@ -181,8 +183,8 @@ def rehearse(
 ) -> dict[str, Any]:
     """Run a configuration over real Flower processes on this machine, with TLS and authenticated nodes.
 
-    The run folder is `out/run`; `notify` is told of every round. A server that ends early is started again and goes
-    on from its last checkpoint.
+    The run folder is `out/run`; `notify` is called with the metrics of every round. A server that exits early is
+    restarted and resumes from its last checkpoint.
     """
     config, _ = load(file, changes)
     if nodes < 1:
@@ -191,54 +193,58 @@ def rehearse(
     served = [f"{part[0]}-{part[-1]}" for part in ids if len(part)]
     run = out / "run.toml"
     write(run, dump(change(read(file), changes)))
-    with Stage(out, served) as stage:
-        return perform(stage, rehearsal_app(out / "app", config), run, out / "run", notify)
+    with LocalFederation(out, served) as federation:
+        return run_to_end(federation, rehearsal_app(out / "app", config), run, out / "run", notify)
 
 
 def rehearsal_app(path: Path, config: Config) -> Path:
-    """A Flower app whose task is a configuration's data and model; it knows nothing else of the configuration."""
+    """A Flower app whose task is a configuration's data and model; it contains nothing else of the configuration."""
     nested = {key: value for key, value in tables(config).items() if key in ("seed", "data", "model")}
     write(path.parent / "task.toml", dump(nested | {"train": {"cohort": 1}}))
     _write_all(path, rehearsal_files(str((path.parent / "task.toml").absolute())))
     return path
 
 
-def perform(stage: Stage, app: Path, run: Path, out: Path, notify: Notify | None = None) -> dict[str, Any]:
-    """Hold one run on a stage to its end; the nodes stay up for the next one."""
-    folder, told, failures = Folder(out), 0, 0
+def run_to_end(
+    federation: LocalFederation, app: Path, run: Path, out: Path, notify: Notify | None = None
+) -> dict[str, Any]:
+    """Run an app on a local federation until it has finished; the nodes stay up for the next run."""
+    folder, notified, failures = Folder(out), 0, 0
     settings = load(run)[1].settings()
     patience = settings.deadline + settings.wait + STALLED
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "roster.json").exists():
-        save(out / "roster.json", stage.roster())
+        save(out / "roster.json", federation.roster())
     while not folder.finished():
-        stage.mend()
-        process, before, heard = stage.submit(app, run, out), told, time.monotonic()
+        federation.ensure_superlink()
+        process, before, last_news = federation.submit(app, run, out), notified, time.monotonic()
         while process.poll() is None and not folder.finished():
-            news = _tell(out, told, notify)
-            heard = time.monotonic() if news > told else heard
-            told = news
-            if time.monotonic() > heard + patience:
-                folder.log("stalled: Flower's processes on the server are started again")
-                stage.kill("run")
-                stage.kill("superlink")
+            done = _notify_new(out, notified, notify)
+            last_news = time.monotonic() if done > notified else last_news
+            notified = done
+            if time.monotonic() > last_news + patience:
+                folder.log("stalled: restarting Flower's processes on the server")
+                federation.kill("run")
+                federation.kill("superlink")
             time.sleep(0.2)
-        told = _tell(out, told, notify)
-        failures = 0 if told > before else failures + 1
+        notified = _notify_new(out, notified, notify)
+        failures = 0 if notified > before else failures + 1
         if not folder.finished() and failures == ATTEMPTS:
-            raise UserError(f"The server ended {ATTEMPTS} times without a round; see {stage.log('run')}.")
+            raise UserError(
+                f"The server exited {ATTEMPTS} times without finishing a round; see {federation.log('run')}."
+            )
     process.wait()
     return folder.summary()
 
 
-def _tell(out: Path, told: int, notify: Notify | None) -> int:
-    """Pass on the rounds that were written down since; returns the last one's number."""
+def _notify_new(out: Path, done: int, notify: Notify | None) -> int:
+    """Report the rounds recorded after round `done`; return the number of the last one."""
     for row in read_lines(out / "metrics.jsonl"):
-        if row["round"] > told:
-            told = row["round"]
+        if row["round"] > done:
+            done = row["round"]
             if notify:
                 notify(row)
-    return told
+    return done
 
 
 def _write_all(path: Path, contents: Mapping[str, str]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The one error a user is meant to read: what is wrong, the value, and the mend, in one sentence."""
+"""The one error a user is meant to read: what is wrong, the value, and the fix, in one sentence."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """A mistake that the user can mend. The command line prints its text and exits with 2."""
+    """A mistake that the user can fix. The command line prints its message and exits with status 2."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A phrase that helps with a misspelt name: the nearest right one, or all of them."""
+    """A hint for a misspelled name: the closest known name, or all of them."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"

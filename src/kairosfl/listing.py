@@ -1,4 +1,4 @@
-"""What there is, as (name, line) pairs: for `kairosfl list` and for the documentation."""
+"""Lists of rules, data sets, models and so on as (name, description) pairs, for `kairosfl list` and the docs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kairosfl.tasks.partitions import PARTITIONS
 
 
 def listing(what: str) -> list[tuple[str, str]]:
-    """All rules, data, models, partitions, detectors or presets."""
+    """All rules, data sets, models, partitions, detectors or presets."""
     if what == "models":
         return [(name, str(describe(name)).partition(": ")[2]) for name in MODELS]
     if what == "rules":
-        fedavg = ("fedavg", "No rule at all: the mean of the clients' models, weighted by their samples.")
+        fedavg = ("fedavg", "The empty algorithm: the mean of the clients' models, weighted by their samples.")
         return [fedavg, *_specs(RULES)]
     if what == "presets":
-        return presets.lines()
+        return presets.descriptions()
     if what == "detectors":
         return _specs(DETECTORS)
     functions: Mapping[str, Any] = DATASETS if what == "data" else PARTITIONS

@@ -1,4 +1,4 @@
-"""Progress of a run: a live line on a terminal, plain lines elsewhere."""
+"""Progress of runs: live bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rich.progress import (
 )
 from rich.table import Column
 
-PLAIN_LINES = 50
-SECONDS_A_LINE = 60.0
+PLAIN_LINES = 50  # per run, without a terminal
+SECONDS_PER_LINE = 60.0  # of a sweep, without a terminal
 
 
 def numbers() -> list[ProgressColumn]:
-    """How far, as a bar and as numbers, and the time left: whole in the narrowest terminal."""
+    """The bar, the counts and the time left; never cut off, even in a narrow terminal."""
     return [
         BarColumn(bar_width=None, table_column=Column(width=12)),
         MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=9)),
@@ -34,12 +34,12 @@ def numbers() -> list[ProgressColumn]:
 
 
 def text(what: str) -> ProgressColumn:
-    """Words, of which what finds no room is left out."""
+    """A text column, truncated to the space that is left."""
     return TextColumn(what, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
 
 
 class _Screen:
-    """Bars on a terminal, lines elsewhere, nothing if quiet."""
+    """Bars on a terminal, lines elsewhere, nothing if `quiet`."""
 
     progress: Progress
 
@@ -53,13 +53,13 @@ class _Screen:
             self.progress.stop()
 
     def say(self, line: str) -> None:
-        """A line above the bars."""
+        """Print a line above the bars."""
         if not self.quiet:
             self.console.print(line, highlight=False, soft_wrap=True)
 
 
-class Show(_Screen):
-    """Shows the metrics of a run as they come; called with one row a round."""
+class RunProgress(_Screen):
+    """Shows the metrics of a run as they arrive; called with one row per round."""
 
     def __init__(self, rounds: int, *, quiet: bool = False, done: int = 0, console: Console | None = None) -> None:
         super().__init__(quiet, console)
@@ -75,10 +75,10 @@ class Show(_Screen):
         return self
 
     def __call__(self, row: dict[str, Any]) -> None:
-        """One more round."""
+        """Show one more round."""
         self.done = row["round"]
         self.accuracy = row["accuracy"] if row["accuracy"] is not None else self.accuracy
-        if self.began is None:  # what came before the first round is no part of the speed
+        if self.began is None:  # set-up before the first round does not count towards the speed
             self.began, self.first = time.perf_counter() - row["seconds"], self.done - 1
         speed = (self.done - self.first) / max(time.perf_counter() - self.began, 1e-9)
         words = describe(row, self.accuracy)
@@ -89,14 +89,14 @@ class Show(_Screen):
             print(f"round {self.done}/{self.rounds}  {words}  {speed:.1f} rounds/s  {left:.0f} s left", file=sys.stderr)
 
 
-class ShowSweep(_Screen):
-    """Shows a sweep: all its rounds in one bar, and one for each run that is going on."""
+class SweepProgress(_Screen):
+    """Shows a sweep: one bar for all rounds, and one for each active run."""
 
     def __init__(self, rounds: dict[str, int], *, quiet: bool = False, console: Console | None = None) -> None:
         super().__init__(quiet, console)
         self.rounds = rounds
-        self.done = self.fresh = 0  # rounds of all runs, and those of them that were made now
-        self.began = self.told = time.perf_counter()
+        self.done = self.done_now = 0  # rounds of all runs, and those of them done in this session
+        self.began = self.last_line = time.perf_counter()
         self.number = {name: i for i, name in enumerate(rounds, 1)}
         self.progress = Progress(
             *numbers(), text("{task.fields[name]}"), text("{task.description}"), console=self.console, expand=True
@@ -110,7 +110,7 @@ class ShowSweep(_Screen):
         return self
 
     def begin(self, name: str, done: int) -> Callable[[dict[str, Any]], None]:
-        """A listener for one of the runs."""
+        """Register a run of which `done` rounds are finished; returns a listener for its rounds."""
         rounds = self.rounds[name]
         title = f"run {self.number[name]}/{len(self.rounds)} {name}"
         self.done += done
@@ -118,9 +118,9 @@ class ShowSweep(_Screen):
             self.progress.advance(self.whole, done)
 
         def listen(row: dict[str, Any]) -> None:
-            self.done, self.fresh = self.done + 1, self.fresh + 1
+            self.done, self.done_now = self.done + 1, self.done_now + 1
             if not self.live:
-                self._tell()
+                self._print_progress()
             else:
                 if name not in self.bars:
                     self.bars[name] = self.progress.add_task("", total=rounds, name=title)
@@ -133,17 +133,17 @@ class ShowSweep(_Screen):
 
         return listen
 
-    def _tell(self) -> None:
-        """Where no bar can be seen, how far all runs are, now and then."""
+    def _print_progress(self) -> None:
+        """Without a terminal: print the overall progress from time to time."""
         now = time.perf_counter()
-        if now - self.told >= SECONDS_A_LINE:
-            self.told, whole = now, sum(self.rounds.values())
-            left = duration((whole - self.done) * (now - self.began) / self.fresh)
+        if now - self.last_line >= SECONDS_PER_LINE:
+            self.last_line, whole = now, sum(self.rounds.values())
+            left = duration((whole - self.done) * (now - self.began) / self.done_now)
             self.say(f"all runs: {self.done}/{whole} rounds, about {left} left")
 
 
 def describe(row: dict[str, Any], accuracy: float | None) -> str:
-    """The round in a few words."""
+    """One round in a few words."""
     parts = [
         f"accuracy {accuracy:.4f}" if accuracy is not None else "",
         f"loss {row['loss']:.4f}" if row["loss"] is not None else "",
@@ -154,7 +154,7 @@ def describe(row: dict[str, Any], accuracy: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as one would say them."""
+    """A duration in readable units."""
     for size, one, many in ((86400, "day", "days"), (3600, "hour", "hours"), (60, "minute", "minutes")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.1f} {many}" if seconds < 10 * size else f"{seconds / size:.0f} {many}"

@@ -13,10 +13,10 @@ import pytest
 import torch
 from kit import CLIENTS, configure, go, lines, make_app, order, seconds
 
-from kairosfl.deploy import model_of, perform
+from kairosfl.deploy import model_of, run_to_end
 from kairosfl.engines.flower.certs import node_key
+from kairosfl.engines.flower.local import HOST, LocalFederation, free_port
 from kairosfl.engines.flower.roster import fingerprint
-from kairosfl.engines.flower.stage import HOST, Stage, free_port
 
 pytestmark = pytest.mark.slow
 DEADLINE = 100.0
@@ -31,19 +31,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stage(folder: Path) -> Iterator[Stage]:
-    with Stage(folder.parent / "stage", [str(client) for client in range(CLIENTS)]) as stage:
+def stage(folder: Path) -> Iterator[LocalFederation]:
+    with LocalFederation(folder.parent / "stage", [str(client) for client in range(CLIENTS)]) as stage:
         yield stage
 
 
-def held(stage: Stage, folder: Path, name: str, rounds: int, **changes: object) -> Path:
+def held(stage: LocalFederation, folder: Path, name: str, rounds: int, **changes: object) -> Path:
     """Hold a run; the folder that it leaves."""
     run = configure(
         folder, f"{name}.toml", **{"rounds": rounds, "deadline": DEADLINE, "algorithm": "scaffold + pa3fed"} | changes
     )
     out = folder.parent / name
     began = time.monotonic()
-    perform(stage, folder / "app", run, out)
+    run_to_end(stage, folder / "app", run, out)
     print(f"{name}: {time.monotonic() - began:.0f} s, rounds of {[round(each, 1) for each in seconds(out)]} s")
     rows = lines(out, "metrics.jsonl")
     assert [row["round"] for row in rows] == list(range(1, rounds + 1))
@@ -92,7 +92,7 @@ MISCHIEF = {
 
 
 @pytest.fixture(scope="module")
-def misbehaved(stage: Stage, folder: Path) -> Path:
+def misbehaved(stage: LocalFederation, folder: Path) -> Path:
     """A run in which client 3 does something else wrong in every round but the last."""
     order(folder, {3: dict(enumerate(MISCHIEF, 1))})
     return held(stage, folder, "misbehave", len(MISCHIEF) + 1)
@@ -112,21 +112,21 @@ def test_a_client_that_misbehaved_serves_on(misbehaved: Path) -> None:
     assert len(log(misbehaved)) == len(MISCHIEF)
 
 
-def test_a_client_hangs(stage: Stage, folder: Path) -> None:
+def test_a_client_hangs(stage: LocalFederation, folder: Path) -> None:
     order(folder, {3: {1: "hang"}})
     out = held(stage, folder, "hangs", 2, deadline=60.0)
     assert log(out) == ["round 1: client 3 rejected: no answer in 60 s"]
     assert lines(out, "metrics.jsonl")[-1]["reported"] == CLIENTS  # its node was freed
 
 
-def test_a_clients_process_dies(stage: Stage, folder: Path) -> None:
+def test_a_clients_process_dies(stage: LocalFederation, folder: Path) -> None:
     order(folder, {3: {1: "exit"}})
     out = held(stage, folder, "dies", 2, deadline=240.0)
     assert log(out) == ["round 1: client 3 rejected: its process died"]
 
 
 @pytest.fixture(scope="module")
-def intruded(stage: Stage, folder: Path) -> Path:
+def intruded(stage: LocalFederation, folder: Path) -> Path:
     """A run while three strangers want to be client 0."""
     order(folder, {})
     node_key(stage.certs / "stranger")  # has a key that nobody registered
@@ -146,23 +146,23 @@ def intruded(stage: Stage, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["stranger", "plain"])
-def test_the_superlink_refuses(stage: Stage, intruded: Path, name: str) -> None:
+def test_the_superlink_refuses(stage: LocalFederation, intruded: Path, name: str) -> None:
     """A node without a registered key, and one that speaks plain text."""
     assert not stage.connected(name)
     assert "received successfully" not in stage.log(name).read_text().lower()
     assert [row["reported"] for row in lines(intruded, "metrics.jsonl")] == [CLIENTS] * 3
 
 
-def test_a_registered_node_cannot_take_another_ones_client(stage: Stage, intruded: Path) -> None:
+def test_a_registered_node_cannot_take_another_ones_client(stage: LocalFederation, intruded: Path) -> None:
     owner, thief = stage.roster()[0], fingerprint(stage.keys["thief"])
     (refused,) = log(intruded)
-    assert refused.endswith(f"(key {thief}) claims client 0 of key {owner}: refused")
+    assert refused.endswith(f"(key {thief}) claims client 0 of key {owner}: rejected")
     served = [line.split() for line in text(intruded).splitlines() if "is served by" in line]
     assert sorted((int(words[1]), words[-1].strip(")")) for words in served) == sorted(stage.roster().items())
     assert [row["reported"] for row in lines(intruded, "metrics.jsonl")] == [CLIENTS] * 3
 
 
-def outlives(stage: Stage, folder: Path, name: str, kill: Callable[[], None]) -> Path:
+def outlives(stage: LocalFederation, folder: Path, name: str, kill: Callable[[], None]) -> Path:
     """The folder of a run of three rounds that goes on after something was killed in its second."""
     out = folder.parent / name
 
@@ -180,7 +180,7 @@ def outlives(stage: Stage, folder: Path, name: str, kill: Callable[[], None]) ->
     return out
 
 
-def test_the_server_is_killed(stage: Stage, folder: Path) -> None:
+def test_the_server_is_killed(stage: LocalFederation, folder: Path) -> None:
     def kill() -> None:
         for process in stage.find("flwr-serverapp"):
             os.kill(process, signal.SIGKILL)
@@ -189,11 +189,11 @@ def test_the_server_is_killed(stage: Stage, folder: Path) -> None:
     assert [row["reported"] for row in lines(out, "metrics.jsonl")] == [CLIENTS] * 3
 
 
-def test_the_superlink_is_killed(stage: Stage, folder: Path) -> None:
+def test_the_superlink_is_killed(stage: LocalFederation, folder: Path) -> None:
     outlives(stage, folder, "superlink", lambda: stage.kill("superlink"))
 
 
-def test_the_disk_is_full_at_a_checkpoint(stage: Stage, folder: Path) -> None:
+def test_the_disk_is_full_at_a_checkpoint(stage: LocalFederation, folder: Path) -> None:
     out = folder.parent / "full"
     (out / "checkpoint").mkdir(parents=True)
     (out / "checkpoint" / ".checkpoint-000002.json.part").symlink_to("/dev/full")
@@ -206,7 +206,7 @@ def test_the_disk_is_full_at_a_checkpoint(stage: Stage, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def bereft(stage: Stage, folder: Path) -> Path:
+def bereft(stage: LocalFederation, folder: Path) -> Path:
     """A run in whose second round a node is killed; in the third, client 0 waits until it is back."""
     out = folder.parent / "node"
     order(folder, {3: {2: "hang"}, 0: {3: "wait"}})
@@ -216,7 +216,7 @@ def bereft(stage: Stage, folder: Path) -> Path:
         until(lambda: bool(stage.find("flwr-clientapp")))
         time.sleep(5.0)
         stage.kill("node-3")
-        print(f"node: missed {until(lambda: 'went away' in text(out)):.0f} s after it was killed")
+        print(f"node: missed {until(lambda: 'went offline' in text(out)):.0f} s after it was killed")
         time.sleep(RESTART)
         stage.start_node("node-3", "3")
         up = until(lambda: text(out).count("client 3 is served by") == 2)
@@ -234,7 +234,7 @@ def test_a_node_is_killed_in_a_round(bereft: Path) -> None:
     rows = lines(bereft, "metrics.jsonl")
     assert [row["reported"] for row in rows[:3]] == [4, 3, 3]
     assert [line for line in log(bereft) if line.startswith("round 2")] == [
-        "round 2: client 3 rejected: its node went away"
+        "round 2: client 3 rejected: its node went offline"
     ]
 
 

@@ -7,18 +7,18 @@ from pathlib import Path
 import torch
 from kit import CLIENTS, configure, lines, make_app, reference
 
-from kairosfl.deploy import model_of, perform
-from kairosfl.engines.flower.stage import Stage
+from kairosfl.deploy import model_of, run_to_end
+from kairosfl.engines.flower.local import LocalFederation
 
 
 def test_the_bits_of_the_loop_engine_with_two_algorithms_on_the_same_nodes(tmp_path: Path) -> None:
     folder = tmp_path / "federation"
     app = make_app(folder)
-    with Stage(tmp_path / "stage", [str(client) for client in range(CLIENTS)]) as stage:
+    with LocalFederation(tmp_path / "stage", [str(client) for client in range(CLIENTS)]) as stage:
         nodes = {name: process.pid for name, process in stage.processes.items() if name.startswith("node")}
         for i, algorithm in enumerate(["scaffold + fedcl + alt + pa3fed", "fedyogi + fedaware"]):
             run = configure(folder, f"run{i}.toml", algorithm=algorithm, rounds=2, cohort=2, quorum=1.0)
-            perform(stage, app, run, tmp_path / f"out{i}")
+            run_to_end(stage, app, run, tmp_path / f"out{i}")
             wanted = reference(folder, run, tmp_path / f"loop{i}")
             assert torch.equal(model_of(tmp_path / f"out{i}"), model_of(wanted.path))
             for name in ("metrics.jsonl", "clients.jsonl"):

@@ -15,11 +15,11 @@ from kit import CLIENTS, configure, lines, make_app, order
 
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import Run, rounds
-from kairosfl.deploy import model_of, perform
+from kairosfl.deploy import model_of, run_to_end
 from kairosfl.engines.flower import roster, server
 from kairosfl.engines.flower.client import client_app
+from kairosfl.engines.flower.local import LocalFederation
 from kairosfl.engines.flower.server import Flower, Settings
-from kairosfl.engines.flower.stage import Stage
 from kairosfl.engines.flower.wire import NUMBERS, Piece, piece_record
 from kairosfl.rules import parse
 from kairosfl.tasks.data import load
@@ -132,7 +132,7 @@ def test_twenty_rounds_over_flower(tmp_path: Path) -> None:
         for client in range(CLIENTS)
     }
     app = make_app(tmp_path / "federation", {})
-    with Stage(tmp_path / "stage", [str(client) for client in range(CLIENTS)]) as stage:
+    with LocalFederation(tmp_path / "stage", [str(client) for client in range(CLIENTS)]) as stage:
         accuracy: dict[str, float] = {}
         memory: list[float] = []  # of the server, after every round but the last, when it is about to end
 
@@ -145,7 +145,7 @@ def test_twenty_rounds_over_flower(tmp_path: Path) -> None:
             changes = {"algorithm": "scaffold + pa3fed", "rounds": 20, "deadline": 300.0, "quorum": 0.25}
             run = configure(tmp_path / "federation", f"{name}.toml", **changes)  # everybody is asked in every round
             memory.clear()
-            accuracy[name] = perform(stage, app, run, tmp_path / name, watch)["accuracy"]
+            accuracy[name] = run_to_end(stage, app, run, tmp_path / name, watch)["accuracy"]
             assert bool(torch.isfinite(model_of(tmp_path / name)).all())
     rejected = sum(row["rejected"] for row in lines(tmp_path / "rough", "metrics.jsonl"))
     growth = max(memory[5:]) - memory[4]

@@ -109,7 +109,9 @@ def test_another_algorithm_goes_on_from_a_model(config: Path, task: Task, tmp_pa
     first, second = deploy.model_of(tmp_path / "first"), deploy.model_of(tmp_path / "second")
     begun = torch.linalg.vector_norm(second - first)
     assert begun < torch.linalg.vector_norm(second - task.start())
-    with pytest.raises(UserError, match=r"deploy\.start = .* is no run folder with a checkpoint\."):
+    with pytest.raises(
+        UserError, match=r"deploy\.start = .* is not a run folder with a checkpoint; give the folder of a run"
+    ):
         deploy.model_of(tmp_path)
 
 
@@ -126,16 +128,16 @@ def test_a_server_without_the_clients_data(config: Path, task: Task, tmp_path: P
 
 
 def test_the_deploy_section() -> None:
-    given = deploy.Deploy.of({"clients": 5, "deadline": 30, "update": "float16", "keep": 0.5, "max_norm": 7.0})
+    given = deploy.Deploy.from_table({"clients": 5, "deadline": 30, "update": "float16", "keep": 0.5, "max_norm": 7.0})
     settings = given.settings()
     assert (given.clients, settings.deadline, settings.quorum) == (5, 30.0, 0.5)
     assert settings.packing == Packing("float16", 0.5)
     assert settings.trust.max_norm == 7.0
     with pytest.raises(UserError, match=r"Unknown key deploy\.dedline; did you mean 'deadline'\?"):
-        deploy.Deploy.of({"dedline": 3})
+        deploy.Deploy.from_table({"dedline": 3})
     for table in ({"clients": 1.5}, {"clients": True}, {"deadline": "soon"}, {"deadline": True}, {"start": 3}):
         with pytest.raises(UserError, match=r"deploy\.\w+ = .* must be of type"):
-            deploy.Deploy.of(table)
+            deploy.Deploy.from_table(table)
 
 
 def test_a_new_app(tmp_path: Path) -> None:
@@ -156,7 +158,7 @@ def test_a_new_app(tmp_path: Path) -> None:
         [sys.executable, "-c", check], cwd=tmp_path / "My Project" / "app", capture_output=True, text=True
     )
     assert done.stdout.strip() == "82", done.stderr
-    with pytest.raises(UserError, match=r"is there already, and no empty folder; name a new one\."):
+    with pytest.raises(UserError, match=r"already exists and is not an empty directory; choose a new one\."):
         deploy.new(tmp_path / "My Project")
 
 

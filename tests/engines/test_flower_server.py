@@ -193,10 +193,10 @@ D = 2 * 5 + 5 + 5 * 3 + 3
         (number("round", 1), "its report is of round 2, not 3"),
         (number("client", 0), "it answered as client 0"),
         (number("n", 10**6), "it did 8 steps, where 500000 were ordered for its 1000000 samples"),
-        (lambda content: content.clear(), "its answer is no report"),
+        (lambda content: content.clear(), "its answer is not a report"),
         (
             lambda content: content["delta.0"].__setitem__("shape", ["x"]),
-            "its delta.0 is in a form that is not understood",
+            "its delta.0 has an unknown format",
         ),
     ],
 )
@@ -263,7 +263,7 @@ def test_no_quorum_no_round(task: Task) -> None:
     reports = engine_of(grid, task, quorum=0.5).train(orders(task, [0, 3, 4]))
     assert len(reports) == 0
     assert reports.delta.shape == (0, D)
-    missed = "1 good reports are no quorum of 2"
+    missed = "1 accepted reports do not reach the quorum of 2"
     assert reports.failed == ((0, missed), (3, "its process died"), (4, "its process died"))
     assert len(engine_of(grid, task, quorum=0.5).train(orders(task, [0, 1, 3, 4]))) == 2
 
@@ -280,7 +280,7 @@ def test_over_selection(task: Task) -> None:
     engine.train(orders(task, [0]))
     reports = engine.train(orders(task, [0, 2, 4]))
     assert reports.ids.tolist() == [2, 4]
-    assert reports.failed == ((0, "the round went on without it"),)
+    assert reports.failed == ((0, "the round ended without it"),)
 
 
 def test_updates_on_disk_and_packed(task: Task, tmp_path: Path) -> None:
@@ -321,16 +321,16 @@ def test_a_second_claimant_is_refused(task: Task, tmp_path: Path) -> None:
     grid.nodes[200] = Node(b"thief", honest, "1,2,77")
     engine.train(orders(task, [0, 1]))
     assert lines == [
-        f"node 200 (key {thief}) claims client 1 of key {owner}: refused",
+        f"node 200 (key {thief}) claims client 1 of key {owner}: rejected",
         f"client 2 is served by node 200 (key {thief})",
-        f"node 200 (key {thief}) claims client 77, who does not exist: refused",
+        f"node 200 (key {thief}) claims client 77, which does not exist: rejected",
     ]
     assert grid.sent[-1].metadata.dst_node_id == 101
     # The owner leaves, and the thief stays refused, also by a server that was started again.
     lines.clear()
     del grid.nodes[101]
     reports = engine.train(orders(task, [0, 1]))
-    assert lines == ["client 1 has no node any more"]
+    assert lines == ["client 1 no longer has a node"]
     assert reports.failed == ((1, "no node serves it"),)
     fresh = Flower(grid, task, Settings(deadline=0.2, wait=0.0, quorum=0.0), lines.append, folder=tmp_path)
     assert fresh.train(orders(task, [0, 1])).failed == ((1, "no node serves it"),)
@@ -358,7 +358,7 @@ def test_a_node_that_says_nonsense_is_asked_again(task: Task, monkeypatch: pytes
     lines: list[str] = []
     reports = engine_of(grid_of(app, nodes=1), task, lines, wait=60.0).train(orders(task, [0]))
     assert len(reports) == 1
-    assert lines[:2] == ["node 100 did not introduce itself: its answer is no list of clients"] * 2
+    assert lines[:2] == ["node 100 did not say which clients it serves: its answer is not a list of clients"] * 2
 
 
 def test_a_client_does_not_follow_another_clients_brief(task: Task) -> None:
@@ -366,18 +366,20 @@ def test_a_client_does_not_follow_another_clients_brief(task: Task) -> None:
     engine = engine_of(grid, task)
     engine.train(orders(task, [0]))
     grid.nodes[101].clients = "2"  # restarted in a blink, with another client
-    assert engine.train(orders(task, [0, 1])).failed == ((1, "its node does not serve it any more"),)
+    assert engine.train(orders(task, [0, 1])).failed == ((1, "its node no longer serves it"),)
     assert engine.roster.nodes == {0: 100, 2: 102, 3: 103, 4: 104, 5: 105}  # client 2 belongs to another key
     small = replace(task, model=nn.Linear(2, 3))
     ((_, reason),) = engine_of(grid_of(client_app(lambda _: small)), task).train(orders(task, [0])).failed
-    assert reason.endswith("the server's model has 33 numbers, this client's 9.'>")
+    assert reason.endswith(
+        "the server's model has 33 parameters, but this client's has 9; give both the same task.py.'>"
+    )
 
 
 def test_ids_and_names() -> None:
     assert parse_ids("7") == [7]
     assert parse_ids("0-2, 5") == [0, 1, 2, 5]
     for wrong in ("", "a", "1-", "-1", "1,,2"):
-        with pytest.raises(UserError, match="is not understood; write client ids like"):
+        with pytest.raises(UserError, match="cannot be parsed; write client ids like"):
             parse_ids(wrong)
     assert clean("a\nb\x1b[31mc") == "a b [31mc"
     assert Roster(3).claim(1, b"k", []) == []
@@ -390,5 +392,7 @@ def test_settings_that_make_no_sense(wrong: dict[str, float]) -> None:
 
 
 def test_a_start_of_another_size(task: Task) -> None:
-    with pytest.raises(UserError, match=r"deploy\.start holds 3 numbers, the model 33\."):
+    with pytest.raises(
+        UserError, match=r"deploy\.start has 3 parameters, but the model has 33; give a run of the same model\."
+    ):
         Flower(grid_of(client_app(lambda _: task)), task, Settings(), print, start=torch.zeros(3))

@@ -140,9 +140,9 @@ def test_what_is_no_report() -> None:
         record.update({name.replace("_", "."): each for name, each in vectors.items()})
         return record
 
-    assert refused(RecordDict()) == "its answer is no report"
+    assert refused(RecordDict()) == "its answer is not a report"
     assert refused(RecordDict({wire.NUMBERS: ArrayRecord({}), wire.VECTORS: ArrayRecord({})})) == (
-        "its answer is no report"
+        "its answer is not a report"
     )
     less = answer()
     del less[wire.NUMBERS]["n"]
@@ -151,29 +151,31 @@ def test_what_is_no_report() -> None:
     assert refused(changed(steps=True)) == "its steps is of type bool"
     assert refused(changed(loss="low")) == "its loss is of type str"
     assert refused(changed(loss=[1.0])) == "its loss is of type list"
-    assert refused(holding()) == "its report holds no update"
-    assert refused(holding(delta_1=array([1.0] * 5))).startswith("its delta is 'nothing'")
+    assert refused(holding()) == "its report contains no update"
+    assert refused(holding(delta_1=array([1.0] * 5))).startswith("its delta has dtype 'nothing'")
     assert refused(holding(delta_0=array([1.0]))) == "its update has the shape (1,), not (5,)"
     assert refused(holding(delta_0=array([[1.0] * 5]))) == "its update has the shape (1, 5), not (5,)"
     assert refused(holding(delta_0=array([1.0] * 3), delta_1=array([1.0] * 3))) == (
         "its update has the shape (6,), not (5,)"
     )
     assert refused(holding(delta_0=array([1.0] * 5, "float64"))) == "its update is float64, not float32"
-    assert refused(holding(delta_0=array([1.0] * 5, "int64"))).startswith("its delta is 'int64' in a form")
+    assert refused(holding(delta_0=array([1.0] * 5, "int64"))).startswith(
+        "its delta has dtype 'int64' in an unknown format"
+    )
     good = array([1.0] * 5)
     for change in ({"dtype": 5}, {"shape": 5}, {"shape": [True]}, {"shape": [5.0]}, {"data": "0" * 20}):
         other = ConfigRecord({**good, **change})
-        assert refused(holding(delta_0=other)) == "its delta.0 is in a form that is not understood"
+        assert refused(holding(delta_0=other)) == "its delta.0 has an unknown format"
     foreign = RecordDict({wire.NUMBERS: answer()[wire.NUMBERS], "delta.0": ArrayRecord([np.ones(5, np.float32)])})
-    assert refused(foreign) == "its delta.0 is in a form that is not understood"
+    assert refused(foreign) == "its delta.0 has an unknown format"
     assert refused(holding(delta_0=ConfigRecord({**good, "shape": [-5, -1]}))) == (
         "its update has the shape (-5, -1), not (5,)"
     )
     short = ConfigRecord({**good, "data": b"0" * 16})
-    assert refused(holding(delta_0=short)) == "the bytes of its delta do not fill its shape"
+    assert refused(holding(delta_0=short)) == "the number of bytes of its delta does not match its shape"
     top = Packing(keep=0.4)
     places = [[-1, 2], [2, 2], [3, 1], [0, 5]]
     for where in places:
         record = holding(delta_0=array([1.0, 2.0]), where_0=array(where, "int32"))
-        assert refused(record, top) == "the places of its update are out of order"
-    assert refused(holding(delta_0=array([1.0, 2.0])), top) == "its report holds no update"
+        assert refused(record, top) == "the indices of its update are not ascending or out of range"
+    assert refused(holding(delta_0=array([1.0, 2.0])), top) == "its report contains no update"

@@ -150,7 +150,7 @@ def test_a_filter_fits_whole_words():
 
 
 def test_a_filter_that_fits_nothing_is_answered_with_a_word_that_does():
-    with pytest.raises(UserError, match="No cell of fedaware/table2 fits 'cifar11'; did you mean 'cifar10'"):
+    with pytest.raises(UserError, match="No cell of fedaware/table2 matches 'cifar11'; did you mean 'cifar10'"):
         choose(find("fedaware/table2"), ["cifar11"])
     with pytest.raises(UserError, match="did you mean 'fedaware/table2'"):
         find("fedaware/tabel2")

@@ -55,7 +55,7 @@ def test_a_preset_resolves_and_its_model_fits_its_data(name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_its_first_line_names_the_paper_and_the_section(name):
-    line = dict(presets.lines())[name]
+    line = dict(presets.descriptions())[name]
     paper = name.partition("-")[0]
     assert line.startswith(PAPERS[paper])
     assert "Section" in line or "Appendix" in line or "Setup" in line

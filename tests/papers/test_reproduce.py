@@ -56,7 +56,7 @@ def accuracies(out, name):
 
 def test_what_has_no_data_is_said_and_the_rest_runs(whole):
     out, said, results = whole
-    assert said[0].startswith("Left out, 2 runs: ")
+    assert said[0].startswith("Skipping 2 runs: ")
     assert "there/is/no/such/folder" in said[0]
     assert said[1] == f"tiny/table1: 4 runs in {out}, 24 rounds to go."
     assert said[2].startswith("About ")
@@ -69,7 +69,7 @@ def test_a_run_that_diverges_is_named_and_the_others_are_in_the_table(tmp_path):
     said = []
     results = reproduce(item, seeds=1, out=tmp_path, say=said.append)
     assert said[-1].startswith("1 of 2 runs came to nothing; the first, wild-seed0: 10 rounds in a row")
-    assert said[-1].endswith("It counts as far as it got.")
+    assert said[-1].endswith("Its finished rounds are included.")
     assert {name: each["runs"][0]["rounds"] for name, each in results["cells"].items()} == {"wild": 10, "tame": 6}
     with pytest.raises(UserError, match="cnn needs images of at least 16x16"):
         reproduce(replace(item, cells={"odd": make("fedavg", 1.0, model={"name": "cnn"})}), seeds=1, out=tmp_path / "b")
@@ -82,11 +82,11 @@ def test_the_table_has_ours_beside_the_printed_value(whole):
     mean = sum(means) / 2
     deviation = (((means[0] - mean) ** 2 + (means[1] - mean) ** 2) / 1) ** 0.5
     assert first["accuracy, last 10 %"] == f"{mean:.2f} ± {deviation:.2f}"
-    assert first["accuracy, last 10 %: printed"] == "40.00"
+    assert first["accuracy, last 10 %: published"] == "40.00"
     assert first["accuracy, last 10 %: difference"] == f"{mean - 40:+.2f}".replace("-", "−")
     assert (first["cell"], first["reading"], first["rounds"], first["seeds"]) == ("digits-fedavg", "text", "6", "2")
     assert second["reading"] == "half the momentum"
-    assert first["clients a round"] == "3.0 ± 0.0"
+    assert first["clients per round"] == "3.0 ± 0.0"
 
 
 def test_rounds_to_the_final_accuracy_of_the_baseline(whole):
@@ -99,7 +99,9 @@ def test_rounds_to_the_final_accuracy_of_the_baseline(whole):
 
 def test_cut_and_started_again_it_goes_on_and_ends_with_the_same_numbers(whole, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        reproduce(ITEM, cells=["digits"], out=tmp_path, say=lambda line: None, watch=lambda rounds: Watched(rounds, 13))
+        reproduce(
+            ITEM, cells=["digits"], out=tmp_path, say=lambda line: None, progress=lambda rounds: Watched(rounds, 13)
+        )
     # Told of the four runs, of six rounds of the first and three of the second: three done, the last one not saved.
     runs = members(ITEM, ["digits"])
     assert [rounds_left(run, tmp_path) for run in runs] == [0, 4, 6, 6]
@@ -109,7 +111,7 @@ def test_cut_and_started_again_it_goes_on_and_ends_with_the_same_numbers(whole, 
         watched.append(Watched(rounds))
         return watched[0]
 
-    results = reproduce(ITEM, cells=["digits"], out=tmp_path, say=said.append, watch=watch)
+    results = reproduce(ITEM, cells=["digits"], out=tmp_path, say=said.append, progress=watch)
     assert said[0] == f"tiny/table1: 4 runs in {tmp_path}, 16 rounds to go."
     assert watched[0].seen[:5] == [
         ("digits-fedavg-seed0", "from 6"),
@@ -163,12 +165,12 @@ def test_nothing_is_measured_when_everything_is_done(whole, monkeypatch):
 
 
 def test_an_item_whose_data_is_missing_altogether_is_refused(tmp_path):
-    with pytest.raises(UserError, match="Nothing of tiny/table1 can be run: the data of all 2 runs is missing"):
+    with pytest.raises(UserError, match="No cell of tiny/table1 can be run: the data of all 2 runs is missing"):
         reproduce(ITEM, cells=["folder"], out=tmp_path, say=lambda line: None)
 
 
 def test_the_estimate_is_the_rounds_left_times_a_measured_round(tmp_path, monkeypatch):
-    monkeypatch.setattr("kairosfl.papers.reproduce.rehearse", lambda config: 2.0)
+    monkeypatch.setattr("kairosfl.papers.reproduce.seconds_per_round", lambda config: 2.0)
     runs = members(ITEM, ["digits"], seeds=1, rounds=50)
     assert estimate(runs, tmp_path) == pytest.approx(2 * 50 * 2.0)
     longer = members(ITEM, ["digits"], seeds=1, rounds=50, changes=["train.epochs=4"])
@@ -183,7 +185,7 @@ def test_the_command_prints_the_table_draws_the_curves_and_keeps_the_results(tmp
     assert first.exit_code == 0, first.output
     assert "2 of 6" in first.stdout
     folder = Path("runs", "reproduce", "tiny-table1")
-    assert first.stderr.splitlines()[-1] == f"curves: {folder / 'curves.svg'}; more: kairosfl report {folder}"
+    assert first.stderr.splitlines()[-1] == f"curves: {folder / 'curves.svg'}; for more, run: kairosfl report {folder}"
     assert (folder / "curves.svg").read_text().startswith("<?xml")
     assert Path("kept", "tiny-table1.json").is_file()
     again = CliRunner().invoke(app, [*words, "--json"])

@@ -14,8 +14,8 @@ from tiny import ITEM
 from kairosfl.errors import UserError
 from kairosfl.papers import ITEMS
 from kairosfl.papers.curves import curves, draw_curves, panels
-from kairosfl.papers.measures import MEASURES, Course
-from kairosfl.papers.page import judge, section, write_results_page
+from kairosfl.papers.measures import MEASURES, RecordedRun
+from kairosfl.papers.page import agreement, section, write_results_page
 from kairosfl.papers.results import collect, gain, read, save, table
 from kairosfl.runs.config import dump, tables
 
@@ -79,15 +79,15 @@ def test_the_table_and_the_gain_by_hand(folder):
     assert printed == pytest.approx(5.0)
 
 
-def test_judgement_needs_all_rounds_allows_two_points_and_leaves_open_what_seeds_do_not_tell(folder):
+def test_agreement_needs_all_rounds_allows_two_points_and_leaves_open_what_seeds_do_not_tell(folder):
     cells = collect([folder / "runs"], ITEM)["cells"]
-    assert judge(cells["digits-fedavg"], "last_tenth") == "reproduced"  # 1 off
-    assert judge(cells["digits-fedavgm"], "last_tenth") == "open"  # 3.5 off, the deviation is 2.12
+    assert agreement(cells["digits-fedavg"], "last_tenth") == "reproduced"  # 1 off
+    assert agreement(cells["digits-fedavgm"], "last_tenth") == "open"  # 3.5 off, the deviation is 2.12
     cells["digits-fedavgm"]["runs"][1]["rounds"] = 5  # the shorter run no longer counts
-    assert judge(cells["digits-fedavgm"], "last_tenth") == "not reproduced"  # 5 off, one seed
-    assert judge({**cells["digits-fedavgm"], "judged": False}, "last_tenth") is None  # not the paper's setting
+    assert agreement(cells["digits-fedavgm"], "last_tenth") == "not reproduced"  # 5 off, one seed
+    assert agreement({**cells["digits-fedavgm"], "comparable": False}, "last_tenth") is None  # not the paper's setting
     cells["digits-fedavgm"]["runs"][0]["rounds"] = 5
-    assert judge(cells["digits-fedavgm"], "last_tenth") is None
+    assert agreement(cells["digits-fedavgm"], "last_tenth") is None
 
 
 def test_the_page_is_the_same_when_made_twice_and_says_what_did_not_reproduce(folder):
@@ -101,11 +101,11 @@ def test_the_page_is_the_same_when_made_twice_and_says_what_did_not_reproduce(fo
     assert write_results_page(folder / "results", page).read_bytes() == first
     text = first.decode()
     assert "| [tiny/table1](#tinytable1) | 2 | 2 | 1 to 2 | 1 | 0 | 1 |" in text
-    assert "- `digits-fedavgm` (half the momentum): ours 40.00, printed 45.00, −5.00" in text
+    assert "- `digits-fedavgm` (half the momentum): ours 40.00, published 45.00, −5.00" in text
     assert "| digits-fedavgm | digits-fedavg | +2.00 | +5.00 | 6 | 1 | in part |" in text
     assert "The paper says: Momentum helps." in text
     assert "Likely reason: it is tiny." in text
-    assert "Made with version 0.1.0, loop engine, float32, x86_64." in text
+    assert "Run with version 0.1.0, loop engine, float32, x86_64." in text
 
 
 def test_a_run_that_was_cut_counts_as_far_as_it_got(tmp_path):
@@ -142,9 +142,9 @@ def test_a_baseline_may_have_been_run_before(folder):
     runs, one = folder / "runs", [folder / "runs" / "digits-fedavgm-0"]
     alone = collect(one, ITEM)["cells"]
     assert alone["digits-fedavgm"]["runs"][0]["values"]["rounds_to"] is None  # not the rounds to its own
-    beside = collect(one, ITEM, beside=[runs])["cells"]
-    assert list(beside) == ["digits-fedavgm"]
-    assert beside["digits-fedavgm"]["runs"][0]["values"]["rounds_to"] == 3
+    compared = collect(one, ITEM, baselines=[runs])["cells"]
+    assert list(compared) == ["digits-fedavgm"]
+    assert compared["digits-fedavgm"]["runs"][0]["values"]["rounds_to"] == 3
 
 
 def test_a_value_that_some_seeds_lack_says_how_many_have_it(folder):
@@ -181,7 +181,7 @@ def test_stability_measures_by_hand(tmp_path):
     with (tmp_path / "metrics.jsonl").open("w") as lines:
         for number in range(1, 7):
             lines.write(json.dumps({"round": number, "accuracy": None, "critical": number <= 2}) + "\n")
-    value = {name: MEASURES[name].of(Course(tmp_path)) for name in MEASURES if name.startswith("loss")}
+    value = {name: MEASURES[name].of(RecordedRun(tmp_path)) for name in MEASURES if name.startswith("loss")}
     assert value["loss_std"] == pytest.approx(1.0)
     assert value["loss_moving"] == pytest.approx(0.2)  # 1.8 and 2.2
     assert value["loss_mad"] == pytest.approx(1.0)
@@ -192,14 +192,14 @@ def test_stability_measures_by_hand(tmp_path):
 
 
 def test_wrong_input_is_one_sentence(tmp_path):
-    with pytest.raises(UserError, match="holds no results"):
+    with pytest.raises(UserError, match="contains no results"):
         write_results_page(tmp_path, tmp_path / "page.md")
     (tmp_path / "broken.json").write_text("{}")
-    with pytest.raises(UserError, match=r"broken\.json holds no results; delete it"):
+    with pytest.raises(UserError, match=r"broken\.json does not contain results; delete it"):
         write_results_page(tmp_path, tmp_path / "page.md")
     with pytest.raises(UserError, match="None of these runs is a cell of tiny/table1"):
         save(collect([tmp_path], ITEM), tmp_path)
-    with pytest.raises(UserError, match="There is no folder"):
+    with pytest.raises(UserError, match="nowhere is not a folder; give run folders"):
         collect([tmp_path / "nowhere"], ITEM)
 
 
@@ -228,7 +228,7 @@ def test_the_picture_has_every_curve_and_is_the_same_when_drawn_twice(folder):
     assert b">digits-fedavgm<" in draw_curves(results, folder / "c.svg").read_bytes()
     del results["cells"]["digits-fedavgm"]
     assert draw_curves(results, folder / "d.svg") is None
-    for words in (b">digits-fedavg<", b">fedavg<", b">fedavgm<", "round (◂ printed)".encode()):
+    for words in (b">digits-fedavg<", b">fedavg<", b">fedavgm<", "round (◂ published)".encode()):
         assert words in first
 
 
@@ -253,7 +253,7 @@ def test_the_curves_of_a_figure_stand_beside_those_of_accuracy(folder):
     assert seen["epochs_so_far"]["value"] == [3.0, 6.0, 9.0, 12.0, 15.0, 18.0]
     assert seen["fisher"] == {"round": [], "value": []}  # not measured: its panel stays empty
     drawn = draw_curves(results, folder / "a.svg").read_text()
-    assert all(f">{title}<" in drawn for title in ("test accuracy (%)", "epochs a round", "epochs so far"))
+    assert all(f">{title}<" in drawn for title in ("test accuracy (%)", "epochs per round", "epochs so far"))
     assert "Fisher" not in drawn
 
 

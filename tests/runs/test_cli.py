@@ -101,7 +101,7 @@ def test_wrong_files(tmp_path):
     (tmp_path / "sweep.toml").write_bytes(b"\xef\xbb\xbf[sweep]\nseed = [0]\n")  # as some editors write it
     refused(call("run", tmp_path / "sweep.toml", "--out", tmp_path / "run"), "kairosfl sweep")
     (tmp_path / "run.toml").write_text("seed = 1\n")
-    refused(call("sweep", tmp_path / "run.toml", "--out", tmp_path / "run"), "no section [sweep]", "kairosfl run")
+    refused(call("sweep", tmp_path / "run.toml", "--out", tmp_path / "run"), "no [sweep] section", "kairosfl run")
     (tmp_path / "many").mkdir()
     (tmp_path / "many" / "sweep.json").write_text("{}")
     refused(call("resume", tmp_path / "many"), "is a sweep")
@@ -130,18 +130,18 @@ def test_a_sweep_after_a_run_of_the_same_file(tmp_path, monkeypatch):
 def test_a_picture_needs_a_name_that_says_its_kind(tmp_path):
     call("run", *SMALL, "--out", tmp_path / "run")
     refused(call("compare", tmp_path / "run", "--json", "--picture", tmp_path / "a.xyz"), "a.xyz is no .png")
-    refused(call("data", "show", "digits", "--picture", tmp_path / "a.xyz"), "a.xyz is no .png")
+    refused(call("data", "show", "digits", "--picture", tmp_path / "a.xyz"), "a.xyz is not a .png")
 
 
 def test_what_was_turned_away_is_said(tmp_path):
     result = call("run", *SMALL[:-1], "--set", "train.lr=1e38", "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
-    assert f"6 reports were turned away; {tmp_path / 'run' / 'log.txt'} says why." in result.stderr
+    assert f"6 reports were rejected; see {tmp_path / 'run' / 'log.txt'} for the reasons." in result.stderr
 
 
 def test_a_demonstration_deletes_its_own_runs_only(tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps({"runs": [{"name": "mine", "path": "mine"}]}))
-    refused(call("demo", "--out", tmp_path, "--quiet"), "holds another sweep", "--out")
+    refused(call("demo", "--out", tmp_path, "--quiet"), "contains another sweep", "--out")
     for name in ("demo-0", "notes"):
         (tmp_path / name).mkdir()
     clear(tmp_path, {"mine"})
@@ -212,7 +212,7 @@ def test_a_run_that_is_stopped_keeps_its_last_round(tmp_path, number, code):
         time.sleep(0.05)
     run.send_signal(number)
     assert run.wait(30) == code
-    assert run.stderr.read().endswith(f"Stopped. Go on with: kairosfl resume {tmp_path / 'run'}\n")
+    assert run.stderr.read().endswith(f"Stopped. Resume with: kairosfl resume {tmp_path / 'run'}\n")
     done = len(metrics.read_text().splitlines())
     assert any((tmp_path / "run" / "checkpoint").glob(f"checkpoint-*{done}.json"))
 

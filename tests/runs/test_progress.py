@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from kairosfl import progress
-from kairosfl.progress import Show, ShowSweep, duration
+from kairosfl.progress import RunProgress, SweepProgress, duration
 
 ROW = {"round": 7, "accuracy": 0.4567, "loss": 1.2345, "cohort": 10, "reported": 9, "rejected": 1, "critical": True}
 
@@ -28,7 +28,7 @@ def shown(console):
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_one_run(width):
     console = terminal(width)
-    with Show(500, console=console) as show:
+    with RunProgress(500, console=console) as show:
         show(ROW | {"seconds": 0.1})
     last = shown(console)[-1]
     assert "7/500" in last
@@ -40,7 +40,7 @@ def test_one_run(width):
 def test_a_sweep_of_long_names(width):
     console = terminal(width)
     names = [f"cifar10-fedavgm-aware-raw-seed{seed}-rounds20" for seed in range(3)]
-    with ShowSweep(dict.fromkeys(names, 20), console=console) as show:
+    with SweepProgress(dict.fromkeys(names, 20), console=console) as show:
         show.begin(names[0], 5)
         show.begin(names[1], 0)(ROW)
     whole, run = shown(console)[-2:]
@@ -55,7 +55,7 @@ def test_a_sweep_without_a_terminal_says_now_and_then_how_far_it_is(monkeypatch)
     clock = itertools.count(step=25.0)  # a round takes 25 seconds
     monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
     console = Console(file=io.StringIO(), force_terminal=False, width=200)
-    with ShowSweep({"a": 8, "b": 8}, console=console) as show:
+    with SweepProgress({"a": 8, "b": 8}, console=console) as show:
         listen = show.begin("a", 3)
         for number in range(4, 9):
             listen(ROW | {"round": number})

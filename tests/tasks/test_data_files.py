@@ -19,12 +19,12 @@ import pytest
 from kairosfl.errors import UserError
 from kairosfl.tasks.data.fetch import Download, ensure, unpack
 from kairosfl.tasks.data.files import File, check, content, data_folder
-from kairosfl.tasks.data.store import arrays, kept
+from kairosfl.tasks.data.store import arrays, cached
 
 TEXT = b"what the official file holds"
 MD5 = hashlib.md5(TEXT).hexdigest()
 
-ELSEWHERE = ", or name the folder that has them in KAIROSFL_DATA."
+ELSEWHERE = ", or set KAIROSFL_DATA to the directory that contains them."
 
 
 @pytest.fixture
@@ -72,10 +72,10 @@ def test_a_download_with_the_wrong_checksum_is_refused_and_not_kept(tmp_path, se
     with pytest.raises(UserError) as error:
         ensure("toy", tmp_path, [File("toy/a.txt", MD5)], [Download(f"{url}/a.txt", MD5, "toy/a.txt")])
     assert str(error.value).startswith(
-        f"what {url}/a.txt serves is damaged or has changed (MD5 hash of downloaded file"
+        f"the download from {url}/a.txt is corrupt or has changed (MD5 hash of downloaded file"
     )
     assert str(error.value).endswith(
-        f"put toy/a.txt into {tmp_path}, or name the folder that has them in KAIROSFL_DATA."
+        f"copy toy/a.txt to {tmp_path}, or set KAIROSFL_DATA to the directory that contains them."
     )
     assert not (tmp_path / "toy/a.txt").exists()
 
@@ -87,7 +87,7 @@ def test_without_a_network_the_error_says_which_files_to_put_where(tmp_path):
         ensure("toy", tmp_path, files, downloads)
     assert str(error.value) == (
         "data set 'toy' could not be downloaded from http://127.0.0.1:9/a.txt (ConnectionError); "
-        f"put toy/a.txt, toy/b.txt into {tmp_path}{ELSEWHERE}"
+        f"copy toy/a.txt, toy/b.txt to {tmp_path}{ELSEWHERE}"
     )
 
 
@@ -97,7 +97,7 @@ def test_without_pooch_the_error_says_so(tmp_path, monkeypatch):
         ensure("toy", tmp_path, [File("toy/a")], [Download("http://127.0.0.1:9/a", "", "toy/a")])
     assert str(error.value) == (
         f"data set 'toy' is not in {tmp_path}, and downloading needs pooch: "
-        f'pip install "kairosfl[cli]", or put toy/a into {tmp_path}{ELSEWHERE}'
+        f'pip install "kairosfl[cli]", or copy toy/a to {tmp_path}{ELSEWHERE}'
     )
 
 
@@ -106,7 +106,7 @@ def test_a_file_that_no_address_serves_is_asked_for(tmp_path):
         ensure("toy", tmp_path, [File(f"toy/{number}") for number in range(10)], [])
     assert str(error.value) == (
         "data set 'toy' needs toy/0, toy/1, toy/2, toy/3, toy/4, toy/5, toy/6, toy/7 and 2 more "
-        f"in {tmp_path}; put them there."
+        f"in {tmp_path}; copy them there."
     )
 
 
@@ -170,8 +170,8 @@ def test_a_file_as_long_as_the_official_one_with_another_sum_is_damaged(tmp_path
     with pytest.raises(UserError) as error:
         check(tmp_path, [File("toy/a", MD5, len(TEXT))])
     assert str(error.value) == (
-        f"{path} is damaged: it is as long as the official file, but its md5 is {found}, not {MD5}; "
-        "delete it and run again, or put a sound copy in its place."
+        f"{path} is damaged: it has the size of the official file, but its md5 is {found}, not {MD5}; "
+        "delete it and run again, or replace it with an intact copy."
     )
 
 
@@ -208,9 +208,9 @@ def test_a_spoilt_list_of_sums_is_made_anew(tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (lambda data: data[: len(data) // 2], "its compressed data ends too early, after "),
-        (lambda data: b"no gzip at all", "it does not decompress (Not a gzipped file"),
-        (lambda data: data[:-6] + b"\0\0" + data[-4:], "it does not decompress (CRC check failed"),
+        (lambda data: data[: len(data) // 2], "its compressed data is truncated after "),
+        (lambda data: b"no gzip at all", "it cannot be decompressed (Not a gzipped file"),
+        (lambda data: data[:-6] + b"\0\0" + data[-4:], "it cannot be decompressed (CRC check failed"),
     ],
 )
 def test_half_or_broken_gzip_files_are_named(tmp_path, spoil, why):
@@ -245,15 +245,15 @@ def test_converted_arrays_that_were_cut_short_are_made_anew(tmp_path):
     def convert(_):
         return {"numbers": np.arange(1000)}
 
-    kept(tmp_path, "toy", ["1"], convert)
+    cached(tmp_path, "toy", ["1"], convert)
     (file,) = (tmp_path / ".kairosfl").rglob("*.npy")
     file.write_bytes(file.read_bytes()[:2000])
-    assert kept(tmp_path, "toy", ["1"], convert)["numbers"].sum() == 499_500
+    assert cached(tmp_path, "toy", ["1"], convert)["numbers"].sum() == 499_500
     assert len(file.read_bytes()) > 8000
     assert [p.name for p in (tmp_path / ".kairosfl").iterdir()] == [file.parent.name]
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning_only(tmp_path):
     (tmp_path / ".kairosfl").write_text("a file where the folder should be")
-    with pytest.warns(UserWarning, match="cannot be written .* toy is converted again at every start"):
-        assert kept(tmp_path, "toy", ["1"], lambda _: {"a": np.ones(3)})["a"].sum() == 3
+    with pytest.warns(UserWarning, match="cannot be written .* toy will be converted again on every start"):
+        assert cached(tmp_path, "toy", ["1"], lambda _: {"a": np.ones(3)})["a"].sum() == 3

@@ -15,7 +15,7 @@ from kairosfl.tasks.data import load
 from kairosfl.tasks.data.cifar import read_pickle
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not the official:UserWarning")
-MEND = "; delete it and run again, or put a sound copy in its place."
+FIX = "; delete it and run again, or replace it with an intact copy."
 RNG = np.random.default_rng(0)
 
 
@@ -72,30 +72,31 @@ def test_pictures_are_resized_on_load(mnist):
     line = rows[low] * (1 - share) + rows[low + 1] * share
     want = line[low] * (1 - share) + line[low + 1] * share
     assert int(data.train.inputs[0, 0, 3, 3]) == round(want)
-    assert _refusal("mnist", size=0) == "data.size is 0; give the width of the pictures, such as 28 or 32."
+    assert _refusal("mnist", size=0) == "data.size is 0; give the width of the images, such as 28 or 32."
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (gzip.compress(b"\0\0\x08\x02" + b"\0" * 12), "it does not begin as an idx file of bytes in 3 dimensions"),
-        (_idx(np.zeros((8, 28, 14), np.uint8)), "its pictures are 14 x 28 pixels, not 28 x 28"),
+        (gzip.compress(b"\0\0\x08\x02" + b"\0" * 12),
+         "it does not start with the header of a 3-dimensional idx file of bytes"),
+        (_idx(np.zeros((8, 28, 14), np.uint8)), "its images are 14 x 28 pixels, not 28 x 28"),
         (gzip.compress(b"\0\0\x08\x03" + np.array([8, 28, 28], ">u4").tobytes() + b"\0" * 100),
-         "it promises 8 x 28 x 28 bytes and holds 100"),
+         "its header announces 8 x 28 x 28 bytes, but it holds 100"),
     ],
 )  # fmt: skip
 def test_idx_files_that_are_not_what_they_say_are_named(folder, mnist, data, why):
     path = folder / "mnist/train-images-idx3-ubyte.gz"
     path.write_bytes(data)
-    assert _refusal("mnist") == f"{path} is damaged: {why}{MEND}"
+    assert _refusal("mnist") == f"{path} is damaged: {why}{FIX}"
 
 
 def test_half_an_idx_file_is_named(folder, mnist):
     path = folder / "mnist/t10k-images-idx3-ubyte.gz"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    why = f"its compressed data ends too early, after {len(whole) // 2} bytes"
-    assert _refusal("mnist") == f"{path} is damaged: {why}{MEND}"
+    why = f"its compressed data is truncated after {len(whole) // 2} bytes"
+    assert _refusal("mnist") == f"{path} is damaged: {why}{FIX}"
 
 
 def test_as_many_labels_as_pictures(folder, mnist):
@@ -167,16 +168,16 @@ def test_a_pickle_that_would_run_code_is_refused(folder):
     _cifar100(folder)
     path = folder / "cifar-100-python/train"
     path.write_bytes(pickle.dumps({b"data": _Evil()}, 2))
-    assert _refusal("cifar100") == f"{path} is damaged: it is no CIFAR pickle (it asks for posix.system){MEND}"
+    assert _refusal("cifar100") == f"{path} is damaged: it is not a CIFAR pickle (it refers to posix.system){FIX}"
 
 
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"data": np.zeros((6, 3071), np.uint8)}, "it holds no pictures of 3 x 32 x 32 bytes under 'data'"),
-        ({"data": None}, "it holds no pictures of 3 x 32 x 32 bytes under 'data'"),
-        ({"fine_labels": [1, 2]}, "it holds 6 pictures, but not as many numbers under 'fine_labels'"),
-        ({"fine_labels": [0, 1, 2, 3, 4, 100]}, "its labels run from 0 to 100, not from 0 to 99"),
+        ({"data": np.zeros((6, 3071), np.uint8)}, "'data' is not an array of 3 x 32 x 32 byte images"),
+        ({"data": None}, "'data' is not an array of 3 x 32 x 32 byte images"),
+        ({"fine_labels": [1, 2]}, "it has 6 images but 'fine_labels' is not a list of 6 integers"),
+        ({"fine_labels": [0, 1, 2, 3, 4, 100]}, "its labels range from 0 to 100, not from 0 to 99"),
     ],
 )
 def test_cifar_pickles_of_another_form_are_named(folder, fields, why):
@@ -184,14 +185,14 @@ def test_cifar_pickles_of_another_form_are_named(folder, fields, why):
     path = folder / "cifar-100-python/train"
     batch = pickle.loads(path.read_bytes()) | {key.encode(): value for key, value in fields.items()}
     path.write_bytes(pickle.dumps(batch))
-    assert _refusal("cifar100") == f"{path} is damaged: {why}{MEND}"
+    assert _refusal("cifar100") == f"{path} is damaged: {why}{FIX}"
 
 
 def test_half_a_cifar_file_is_named(folder):
     _cifar100(folder)
     path = folder / "cifar-100-python/test"
     path.write_bytes(path.read_bytes()[:5000])
-    assert _refusal("cifar100").startswith(f"{path} is damaged: it is no CIFAR pickle (")
+    assert _refusal("cifar100").startswith(f"{path} is damaged: it is not a CIFAR pickle (")
 
 
 def test_cifar10_is_five_batches_in_order(folder):
@@ -232,7 +233,7 @@ def tiny(folder):
 
 
 def test_tiny_imagenet_tree(tiny):
-    with pytest.warns(UserWarning, match="train holds 3 pictures, not the official 100000"):
+    with pytest.warns(UserWarning, match="train has 3 images, not the official 100000"):
         data = load("tinyimagenet")
     assert (data.classes, data.labels, data.shape) == (2, ("goldfish", "newt"), (3, 64, 64))
     assert data.train.targets.tolist() == [0, 1, 1]
@@ -249,25 +250,25 @@ def test_tiny_imagenet_tree(tiny):
 def test_what_is_wrong_with_an_image_folder_is_named(tiny):
     text = tiny / "train/n01/images/notes.txt"
     _put(text, b"hello")
-    assert _refusal("tinyimagenet") == f"{text} is no JPEG picture; remove it from the image folder."
+    assert _refusal("tinyimagenet") == f"{text} is not a JPEG file; remove it from the image directory."
     text.unlink()
     picture = tiny / "train/n01/images/n01_0.JPEG"
     whole = picture.read_bytes()
     picture.write_bytes(whole[: len(whole) // 2])
-    assert _refusal("tinyimagenet").startswith(f"{picture} is damaged: it does not decode as a picture (")
+    assert _refusal("tinyimagenet").startswith(f"{picture} is damaged: it cannot be decoded as an image (")
     picture.write_bytes(b"hello")
-    assert _refusal("tinyimagenet").startswith(f"{picture} is damaged: it does not decode as a picture (")
+    assert _refusal("tinyimagenet").startswith(f"{picture} is damaged: it cannot be decoded as an image (")
     picture.write_bytes(_jpeg((0, 0, 0), (32, 64)))
-    assert _refusal("tinyimagenet") == f"{picture} is damaged: it is 32 x 64 pixels, not 64 x 64{MEND}"
+    assert _refusal("tinyimagenet") == f"{picture} is damaged: it is 32 x 64 pixels, not 64 x 64{FIX}"
     picture.write_bytes(whole)
     notes = tiny / "val/val_annotations.txt"
     _put(notes, b"val_0.JPEG\tn09\n")
     assert _refusal("tinyimagenet") == (
-        f"{notes} is damaged: line 1 does not name a picture and one of the classes{MEND}"
+        f"{notes} is damaged: line 1 does not name an image and one of the classes{FIX}"
     )
     _put(notes, b"val_7.JPEG\tn01\n")
     missing = tiny / "val/images/val_7.JPEG"
-    assert _refusal("tinyimagenet") == f"{missing} is missing, but line 1 of {notes} names it; put it there."
+    assert _refusal("tinyimagenet") == f"{missing} is missing, but line 1 of {notes} names it; copy it there."
     _put(tiny / "wnids.txt", b"n01 n02 n03")
     images = tiny / "train/n03/images"
-    assert _refusal("tinyimagenet") == f"{images} is missing; put the training pictures of class n03 there."
+    assert _refusal("tinyimagenet") == f"{images} is missing; copy the training images of class n03 there."

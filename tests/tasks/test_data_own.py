@@ -87,14 +87,17 @@ def test_a_torch_data_set_of_tensors_a_list_and_a_stream():
 @pytest.mark.parametrize(
     ("train", "sentence"),
     [
-        ([(1.0, 0), ([1.0, 2.0], 1)], "training sample 1 has shape [2] and sample 0 []; give all inputs one shape."),
-        ([(1.0, "cat")], "training sample 0 has label 'cat'; labels must be whole numbers from 0."),
-        ([(1.0, 0.5)], "training sample 0 has label 0.5; labels must be whole numbers from 0."),
+        (
+            [(1.0, 0), ([1.0, 2.0], 1)],
+            "training sample 1 has shape [2] and sample 0 []; give all inputs the same shape.",
+        ),
+        ([(1.0, "cat")], "training sample 0 has label 'cat'; labels must be integers from 0."),
+        ([(1.0, 0.5)], "training sample 0 has label 0.5; labels must be integers from 0."),
         (
             [{"x": 1}],
-            "training sample 0 is no pair of input and class but a dict; wrap the data set in one that gives pairs.",
+            "training sample 0 is a dict, not a pair of input and class; wrap the data set in one that returns pairs.",
         ),
-        ([], "the training data has no samples."),
+        ([], "the training data has no samples; add at least one."),
         ([(1.0, 3)], "training sample 0 of data set 'own' has label 3; labels must be 0 to 1 for 2 classes."),
     ],
 )
@@ -178,26 +181,30 @@ def test_a_folder_of_per_client_files(clients):
     assert set(data.hashes) == {"ann.csv", "bob.npz"}
 
 
-DAMAGED = "{} is damaged: {}; delete it and run again, or put a sound copy in its place."
+DAMAGED = "{} is damaged: {}; delete it and run again, or replace it with an intact copy."
 
 
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
         ("eve.csv", "a,label\n1,0\n2\n", DAMAGED.format("{}", "line 3 has 1 columns instead of 2")),
-        ("eve.csv", "a,label\n1,0\nx,1\n", DAMAGED.format("{}", "line 3 holds 'x', which is no number")),
-        ("eve.csv", 'a,label\n1,"0', DAMAGED.format("{}", "line 2 is broken (unexpected end of data)")),
-        ("eve.csv", "a,label\n1,0.5\n", DAMAGED.format("{}", "line 2 has label '0.5', which is no whole number")),
-        ("eve.csv", "a,b\n1,0\n", "{} has no column 'label' in its first line; name the column of the class."),
-        ("eve.csv", "", "{} has no column 'label' in its first line; name the column of the class."),
+        ("eve.csv", "a,label\n1,0\nx,1\n", DAMAGED.format("{}", "line 3 has 'x', which is not a finite number")),
+        ("eve.csv", 'a,label\n1,"0', DAMAGED.format("{}", "line 2 is malformed (unexpected end of data)")),
+        ("eve.csv", "a,label\n1,0.5\n", DAMAGED.format("{}", "line 2 has label '0.5', which is not an integer")),
+        ("eve.csv", "a,b\n1,0\n", "{} has no column 'label' in its header; set data.label to the column of the class."),
+        ("eve.csv", "", "{} has no column 'label' in its header; set data.label to the column of the class."),
         (
             "eve.csv",
             "a,b,label\n",
-            "client 'eve' has no data: {} holds no samples; add some or remove the file.",
+            "client 'eve' has no data: {} is empty; add samples or remove the file.",
         ),
-        ("eve.csv", "a,b,label\n1,2,-1\n", "{} has label -1; labels must be whole numbers from 0."),
-        ("eve.csv", "a,label\n1,2\n", "{} has inputs of shape [1], but ann.csv of shape [2]; give all one shape."),
-        ("notes.txt", "hello", "{} is neither .npz nor .csv; remove it from the folder of clients."),
+        ("eve.csv", "a,b,label\n1,2,-1\n", "{} has label -1; labels must be integers from 0."),
+        (
+            "eve.csv",
+            "a,label\n1,2\n",
+            "{} has inputs of shape [1], but ann.csv has [2]; give all files the same shape.",
+        ),
+        ("notes.txt", "hello", "{} is neither .npz nor .csv; remove it from the directory."),
     ],
 )
 def test_a_bad_file_in_the_folder_is_named(clients, name, text, sentence):
@@ -216,11 +223,11 @@ def test_bad_archives_are_named(clients):
     np.savez(path, inputs=np.ones((2, 2)), targets=np.array([0.0, 1.0]))
     with pytest.raises(UserError) as error:
         load("folder", path=clients)
-    assert str(error.value) == f"{path} must have one whole number in targets for each row of inputs."
+    assert str(error.value) == f"{path} must have one integer in targets for each row of inputs."
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(UserError) as error:
         load("folder", path=clients)
-    assert str(error.value).startswith(f"{path} is damaged: it does not load as .npz (")
+    assert str(error.value).startswith(f"{path} is damaged: it cannot be read as .npz (")
 
 
 def test_labels_out_of_range_and_wrong_options(clients, tmp_path):
@@ -229,21 +236,26 @@ def test_labels_out_of_range_and_wrong_options(clients, tmp_path):
     assert str(error.value) == f"{clients / 'ann.csv'} has label 2; labels must be 0 to 1."
     with pytest.raises(UserError) as error:
         load("folder", path=clients, test=1.0)
-    assert str(error.value) == "data.test is 1.0; give a share of at least 0 and below 1, such as 0.2."
+    assert str(error.value) == "data.test is 1.0; give a fraction of at least 0 and below 1, such as 0.2."
     with pytest.raises(UserError) as error:
         load("folder", path="nowhere")
-    assert str(error.value) == "data.path is 'nowhere', which is no folder; give the folder of the clients' files."
+    assert (
+        str(error.value)
+        == "data.path is 'nowhere', which is not a directory; give the directory with the clients' files."
+    )
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError) as error:
         load("folder", path=tmp_path / "empty")
-    assert str(error.value).endswith("which is empty; put one .npz or .csv file per client there.")
+    assert str(error.value).endswith("which is empty; add one .npz or .csv file per client.")
 
 
 def test_clients_with_their_columns_in_another_order_are_refused(clients):
     first = next(iter(sorted(clients.glob("*.csv")))).read_text().splitlines()
     columns = [line.split(",") for line in first]
     (clients / "zoe.csv").write_text("\n".join(",".join(reversed(line)) for line in columns))
-    with pytest.raises(UserError, match=r"zoe\.csv has the columns .*, but .*; give all files the same, in one order"):
+    with pytest.raises(
+        UserError, match=r"zoe\.csv has the columns .*, but .*; give all files the same columns in the same order"
+    ):
         load("folder", path=clients)
 
 
@@ -253,10 +265,10 @@ def test_inputs_that_are_not_finite_are_refused(clients, text):
     header, row = first[0].split(","), first[1].split(",")
     row[next(i for i, name in enumerate(header) if name != "label")] = text
     (clients / "zoe.csv").write_text(f"{first[0]}\n{','.join(row)}\n")
-    with pytest.raises(UserError, match="which is no number"):
+    with pytest.raises(UserError, match="which is not a finite number"):
         load("folder", path=clients)
     (clients / "zoe.csv").unlink()
     inputs = np.full((2, len(header) - 1), float(text), dtype=np.float32)
     np.savez(clients / "zoe.npz", inputs=inputs, targets=np.array([0, 1]))
-    with pytest.raises(UserError, match="no finite numbers"):
+    with pytest.raises(UserError, match="inputs that are not finite; remove or impute those samples"):
         load("folder", path=clients)

@@ -15,7 +15,7 @@ from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.population import own_tests
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not the official:UserWarning")
-MEND = "; delete it and run again, or put a sound copy in its place."
+FIX = "; delete it and run again, or replace it with an intact copy."
 
 
 @pytest.fixture(autouse=True)
@@ -67,25 +67,25 @@ def test_bytes_are_cut_and_counted_from_one(news):
     [
         ('"3","a","b"\n"4","title only"\n', "line 2 has 2 columns instead of 3"),
         ('"3","a","b"\n"5","a","b"\n', "line 2 has class '5' instead of 1 to 4"),
-        ('"3","a","b"\n"1","a","half a fi', "line 2 is broken (unexpected end of data)"),
-        ('"3","a","b"\n"1","a"b,"c"\n', "line 2 is broken (',' expected after '\"')"),
+        ('"3","a","b"\n"1","a","half a fi', "line 2 is malformed (unexpected end of data)"),
+        ('"3","a","b"\n"1","a"b,"c"\n', "line 2 is malformed (',' expected after '\"')"),
         ('"3","a","b"\n\n', "line 2 has 0 columns instead of 3"),
     ],
 )
 def test_a_csv_with_a_broken_line_names_it(news, text, why):
     news.write_text(text)
-    assert _refusal("agnews") == f"{news} is damaged: {why}{MEND}"
+    assert _refusal("agnews") == f"{news} is damaged: {why}{FIX}"
 
 
 def test_a_csv_that_is_no_text_is_named(news):
     news.write_bytes(b'"1","a","\xff\xfe"\n')
-    assert _refusal("agnews") == f"{news} is damaged: it is no UTF-8 text at byte 9{MEND}"
+    assert _refusal("agnews") == f"{news} is damaged: it is not valid UTF-8 at byte 9{FIX}"
 
 
 def test_wrong_options_of_agnews():
     assert _refusal("agnews", tokens="letters") == "data.tokens is 'letters'; give 'words' or 'bytes'."
     assert _refusal("agnews", length=0) == "data.length is 0; give at least 1 token."
-    assert _refusal("agnews", vocabulary=1) == "data.vocabulary is 1; give at least 2, padding and a word."
+    assert _refusal("agnews", vocabulary=1) == "data.vocabulary is 1; give at least 2: padding and one word."
 
 
 def test_the_eighty_symbols():
@@ -132,9 +132,9 @@ def test_stride_thins_the_samples(folder):
 
 def test_a_file_of_roles_that_is_none_is_named(folder):
     path = _write(folder, {"A": 3})
-    assert _refusal("shakespeare") == f"{path} is damaged: it is no JSON object of role to text{MEND}"
+    assert _refusal("shakespeare") == f"{path} is damaged: it is not a JSON object that maps roles to texts{FIX}"
     path.write_text('{"A": "half')
-    assert _refusal("shakespeare").startswith(f"{path} is damaged: it is no JSON (Unterminated string")
+    assert _refusal("shakespeare").startswith(f"{path} is damaged: it is not valid JSON (Unterminated string")
     _write(folder, {"A": "short"})
     assert _refusal("shakespeare") == "data set 'shakespeare' has no training samples."
 
@@ -211,4 +211,4 @@ def test_the_complete_works_serve_where_there_is_no_file_of_roles(folder):
     assert data.key_names == ("THE FIRST PLAY|DUKE",)
     assert set(data.hashes) == {"shakespeare/100-0.txt"}
     path.write_text("no plays here")
-    assert _refusal("shakespeare") == f"{path} is damaged: no plays were found in it{MEND}"
+    assert _refusal("shakespeare") == f"{path} is damaged: it contains no plays{FIX}"

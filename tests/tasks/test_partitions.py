@@ -226,7 +226,7 @@ def _toy(**fields):
             "lower data.clients or data.minimum.",
         ),
         ({"name": "dirichlet", "minimum": 0}, "data.minimum is 0; a client needs at least 1 sample."),
-        ({"name": "shards", "shards": 0}, "data.shards is 0; give every client at least 1 shard."),
+        ({"name": "shards", "shards": 0}, "data.shards is 0; give at least 1 shard per client."),
         (
             {"name": "dirichlt"},
             "data.partition is 'dirichlt', which does not exist; did you mean 'dirichlet'?",
@@ -237,7 +237,7 @@ def _toy(**fields):
         ),
         (
             {"name": "iid", "clients": None},
-            "data.clients: partition 'iid' needs to know how many; give a number above 0.",
+            "data.clients is missing: partition 'iid' needs the number of clients; give at least 1.",
         ),
         ({"name": "iid", "seed": -1}, "seed is -1; give a number from 0 to 2^63 - 1."),
     ],

@@ -1,4 +1,4 @@
-"""The command `kairosfl`. Nothing heavy is imported before a command needs it."""
+"""The command `kairosfl`. Heavy modules are imported only by the commands that need them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kairosfl import __version__
-from kairosfl.cli import deploy, look, papers, runs
+from kairosfl.cli import deploy, papers, runs, view
 
 app = typer.Typer(
     help="Federated learning in which every round adapts: who trains, for how long, how much each counts, "
@@ -27,19 +27,21 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def main(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
-    """Options of the command itself."""
+    """Global options."""
 
 
-for function in (runs.run, runs.resume, runs.sweep, runs.demo, look.compare, look.report, look.watch):
+for function in (runs.run, runs.resume, runs.sweep, runs.demo, view.compare, view.report, view.watch):
     app.command()(function)
-app.command("list")(look.list_)
+app.command("list")(view.list_)
 app.command()(papers.reproduce)
 app.command("results")(papers.results_page)
 
-data = typer.Typer(help="Look at data sets and at how they are dealt to clients.", no_args_is_help=True)
-data.command()(look.show)
+data = typer.Typer(help="Inspect data sets and how they are partitioned among clients.", no_args_is_help=True)
+data.command()(view.show)
 app.add_typer(data, name="data")
 
 deployment = typer.Typer(help="Train on real devices with Flower.", no_args_is_help=True)

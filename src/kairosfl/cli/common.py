@@ -1,4 +1,4 @@
-"""What the commands share: options, sentences for mistakes, printed tables. Nothing heavy is imported here."""
+"""Shared by the commands: options, error messages, printed tables. No heavy imports at module level."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ import typer
 
 from kairosfl.errors import UserError
 
-Set = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one key; repeatable.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder of the run; by default a new one under runs/.")]
+Set = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one key; repeatable.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Run folder; by default a new one under runs/.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda.")]
-Engine = Annotated[str | None, typer.Option("--engine", help="auto, loop, batched or ray; run: also flower.")]
-RayAddress = Annotated[str | None, typer.Option("--ray-address", help="Of a Ray cluster, or auto; implies engine ray.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Engine = Annotated[str | None, typer.Option("--engine", help="auto, loop, batched or ray; for run, also flower.")]
+RayAddress = Annotated[
+    str | None, typer.Option("--ray-address", help="Address of a Ray cluster, or auto; implies --engine ray.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
 
 @contextmanager
 def friendly(resume: Callable[[], str] | None = None) -> Iterator[None]:
-    """A user's mistake is one sentence and exit code 2; Ctrl-C, or a scheduler's SIGTERM, says how to go on."""
+    """Print a user error as one sentence and exit with 2; on Ctrl-C or a scheduler's SIGTERM, say how to resume."""
     first = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, _terminate) if first else None
     try:
@@ -44,7 +46,7 @@ def friendly(resume: Callable[[], str] | None = None) -> Iterator[None]:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a run as Ctrl-C does: its last round is saved."""
+    """SIGTERM, which stops a run like Ctrl-C: its last round is saved."""
 
 
 def _terminate(number: int, frame: object) -> None:
@@ -52,21 +54,21 @@ def _terminate(number: int, frame: object) -> None:
 
 
 def asked(**options: str | None) -> list[str]:
-    """Options of the command line as changes of [run]."""
+    """Command-line options as changes to [run]."""
     return [f"run.{key}={value}" for key, value in options.items() if value is not None]
 
 
 def command() -> str:
-    """The command line as it was typed, for the record."""
+    """The command line, for the record of the run."""
     return shlex.join(["kairosfl", *sys.argv[1:]])
 
 
 def run_sweep(tables: dict[str, Any], folder: Path, quiet: bool) -> dict[str, dict[str, Any]]:
-    from kairosfl.progress import ShowSweep
+    from kairosfl.progress import SweepProgress
     from kairosfl.runs.sweep import expand, sweep
 
     members = expand(tables)
-    with ShowSweep({member.name: member.config.train.rounds for member in members}, quiet=quiet) as show:
+    with SweepProgress({member.name: member.config.train.rounds for member in members}, quiet=quiet) as show:
         return sweep(members, folder, command=command(), watch=show.begin, say=show.say)
 
 
@@ -100,12 +102,12 @@ def print_rows(rows: list[dict[str, str]]) -> None:
     console.print(table)
 
 
-def conclude(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
-    """What a run came to, and where it is."""
+def print_summary(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
+    """Print the result of a run, and where it is stored."""
     if as_json:
         typer.echo(json.dumps({"folder": str(folder)} | summary))
         return
     rounds = "1 round" if summary["rounds"] == 1 else f"{summary['rounds']} rounds"
     typer.echo(f"accuracy {summary['accuracy']:.4f} after {rounds}, in {folder}")
     if summary.get("rejected"):
-        typer.echo(f"{summary['rejected']} reports were turned away; {folder / 'log.txt'} says why.", err=True)
+        typer.echo(f"{summary['rejected']} reports were rejected; see {folder / 'log.txt'} for the reasons.", err=True)

@@ -1,4 +1,4 @@
-"""Commands about real devices: deploy new, certs, rehearse."""
+"""Commands for real devices: deploy new, certs, rehearse."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from kairosfl.cli.common import Json, Out, Quiet, Set, conclude, friendly
+from kairosfl.cli.common import Json, Out, Quiet, Set, friendly, print_summary
 from kairosfl.errors import UserError
 
 
 def _deploy() -> ModuleType:
-    """The module, or a sentence that says what to install."""
+    """The deploy module, or an error that says what to install."""
     try:
         from kairosfl import deploy
     except ImportError as error:
@@ -21,22 +21,22 @@ def _deploy() -> ModuleType:
     return deploy
 
 
-def new(path: Annotated[Path, typer.Argument(help="A new folder.")]) -> None:
-    """Write a ready Flower app with an example task, a configuration and the commands."""
+def new(path: Annotated[Path, typer.Argument(help="A new directory.")]) -> None:
+    """Create a Flower app with an example task, a configuration and the commands to run it."""
     with friendly():
         for file in _deploy().new(path):
             typer.echo(file)
 
 
 def certs(
-    path: Annotated[Path, typer.Argument(help="A new folder.")],
-    nodes: Annotated[int, typer.Option("--nodes", help="How many nodes get a key.")] = 4,
-    host: Annotated[list[str], typer.Option("--host", help="Name or address of the server; repeatable.")] = [  # noqa: B006
+    path: Annotated[Path, typer.Argument(help="A new directory.")],
+    nodes: Annotated[int, typer.Option("--nodes", help="Number of nodes that get a key.")] = 4,
+    host: Annotated[list[str], typer.Option("--host", help="Host name or address of the server; repeatable.")] = [  # noqa: B006
         "localhost",
         "127.0.0.1",
     ],
 ) -> None:
-    """Make TLS certificates and node keys, for a rehearsal or a small deployment."""
+    """Create TLS certificates and node keys for a rehearsal or a small deployment."""
     with friendly():
         for file in _deploy().certs(path, nodes=nodes, hosts=host):
             typer.echo(file)
@@ -44,7 +44,7 @@ def certs(
 
 def rehearse(
     file: Annotated[Path, typer.Argument(help="TOML configuration.")],
-    nodes: Annotated[int, typer.Option("--nodes", help="How many nodes.")] = 4,
+    nodes: Annotated[int, typer.Option("--nodes", help="Number of nodes.")] = 4,
     changes: Set = [],  # noqa: B006
     out: Out = None,
     quiet: Quiet = False,
@@ -52,11 +52,11 @@ def rehearse(
 ) -> None:
     """Run a configuration over real Flower processes on this machine, with TLS and authenticated nodes."""
     folder = out or Path("runs") / f"{file.stem}-rehearsal"
-    with friendly(lambda: "The same command goes on from the last checkpoint."):
-        from kairosfl.progress import Show
+    with friendly(lambda: "Run the same command again to resume from the last checkpoint."):
+        from kairosfl.progress import RunProgress
 
         module = _deploy()
         config, _ = module.load(file, changes)
-        with Show(config.train.rounds, quiet=quiet or as_json) as show:
+        with RunProgress(config.train.rounds, quiet=quiet or as_json) as show:
             summary = module.rehearse(file, folder, nodes=nodes, changes=changes, notify=show)
-        conclude(folder / "run", summary, as_json)
+        print_summary(folder / "run", summary, as_json)

@@ -1,4 +1,4 @@
-"""Commands about the papers: reproduce, results."""
+"""Commands for the papers: reproduce, results."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from kairosfl.cli.common import Device, Engine, Json, Out, Quiet, Set, asked, co
 
 
 def reproduce(
-    item: Annotated[str | None, typer.Argument(help="PAPER/ITEM; without it, all items are listed.")] = None,
+    item: Annotated[str | None, typer.Argument(help="PAPER/ITEM; if omitted, list all items.")] = None,
     cells: Annotated[
-        list[str], typer.Option("--cells", help="A cell, or words of its name as in 'cifar10 fed*'; repeatable.")
+        list[str], typer.Option("--cells", help="A cell, or words of its name, such as 'cifar10 fed*'; repeatable.")
     ] = [],  # noqa: B006
-    seeds: Annotated[int | None, typer.Option("--seeds", help="How many seeds.")] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="Rounds instead of the paper's.")] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="Number of seeds.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="Number of rounds, instead of the paper's.")] = None,
     changes: Set = [],  # noqa: B006
     out: Out = None,
     engine: Engine = None,
     device: Device = None,
-    results: Annotated[Path | None, typer.Option("--results", help="Also add the results to this folder.")] = None,
+    results: Annotated[Path | None, typer.Option("--results", help="Also add the results to this directory.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run a table or figure of a paper and print ours beside the printed value."""
-    from kairosfl.progress import ShowSweep
+    """Run a table or figure of a paper and print our values next to the published ones."""
+    from kairosfl.progress import SweepProgress
 
-    with friendly(lambda: "The same command goes on where it was."):
+    with friendly(lambda: "Run the same command again to resume."):
         from kairosfl import papers
         from kairosfl.papers.curves import draw_curves
         from kairosfl.papers.reproduce import reproduce as reproduce_item
@@ -47,7 +47,7 @@ def reproduce(
             changes=[*changes, *asked(engine=engine, device=device)],
             out=out,
             say=lambda line: None if as_json else typer.echo(line, err=True),
-            watch=lambda planned: ShowSweep(planned, quiet=quiet or as_json),
+            progress=lambda planned: SweepProgress(planned, quiet=quiet or as_json),
             command=command(),
         )
         if results:
@@ -57,7 +57,7 @@ def reproduce(
         else:
             print_rows(table(found))
             drawn = draw_curves(found, out / "curves.svg")
-            typer.echo(f"curves: {drawn}; more: kairosfl report {out}" if drawn else "no curves yet", err=True)
+            typer.echo(f"curves: {drawn}; for more, run: kairosfl report {out}" if drawn else "no curves yet", err=True)
 
 
 def results_page(

@@ -19,8 +19,8 @@ from kairosfl.cli.common import (
     Set,
     asked,
     command,
-    conclude,
     friendly,
+    print_summary,
     print_table,
     run_sweep,
 )
@@ -28,8 +28,10 @@ from kairosfl.errors import UserError
 
 
 def run(
-    file: Annotated[Path | None, typer.Argument(help="TOML configuration; without one the defaults run.")] = None,
-    preset: Annotated[str | None, typer.Option("--preset", help="A paper's task: see `kairosfl list presets`.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="TOML configuration; if omitted, use the defaults.")] = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="A predefined configuration; see `kairosfl list presets`.")
+    ] = None,
     changes: Set = [],  # noqa: B006
     out: Out = None,
     engine: Engine = None,
@@ -38,22 +40,22 @@ def run(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run one experiment. With --engine flower its clients are real processes on this machine."""
+    """Run one experiment. With --engine flower, clients are separate processes on this machine."""
     if engine == "flower":
         from kairosfl.cli.deploy import rehearse
 
         with friendly():
             if file is None:
-                raise UserError("--engine flower needs a TOML file: its nodes read it, too.")
+                raise UserError("--engine flower needs a TOML file, because its nodes read it, too; give one.")
         return rehearse(file, changes=changes, out=out, quiet=quiet, as_json=as_json)
-    from kairosfl.progress import Show
+    from kairosfl.progress import RunProgress
     from kairosfl.runs.config import read, resolve
     from kairosfl.runs.experiment import start
 
     folder = out or fresh(preset or file)
     with friendly(lambda: how_to_resume(folder)):
         if preset and file:
-            raise UserError("Give a file or --preset, not both; change single keys with --set.")
+            raise UserError("Give a file or --preset, not both; override single keys with --set.")
         if preset:
             from kairosfl import presets
 
@@ -62,52 +64,50 @@ def run(
             tables = read(file) if file else {}
         engine = "ray" if ray_address and engine is None else engine
         config = resolve(tables, [*changes, *asked(engine=engine, device=device, ray_address=ray_address)])
-        with Show(config.train.rounds, quiet=quiet or as_json) as show:
+        with RunProgress(config.train.rounds, quiet=quiet or as_json) as show:
             summary = start(config, folder, command=command(), notify=show, say=show.say)
-    conclude(folder, summary, as_json)
+    print_summary(folder, summary, as_json)
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="Run folder.")], quiet: Quiet = False, as_json: Json = False
 ) -> None:
-    """Go on with a run that was stopped, from its last checkpoint."""
-    from kairosfl.progress import Show
+    """Resume a run from its last checkpoint."""
+    from kairosfl.progress import RunProgress
     from kairosfl.runs import experiment
     from kairosfl.runs.checkpoint import about
 
     with friendly(lambda: how_to_resume(folder)):
         rounds = experiment.Folder(folder).config().train.rounds
         done = about(folder / "checkpoint").get("round", 0)
-        with Show(rounds, quiet=quiet or as_json, done=done) as show:
+        with RunProgress(rounds, quiet=quiet or as_json, done=done) as show:
             summary = experiment.resume(folder, notify=show, say=show.say)
-    conclude(folder, summary, as_json)
+    print_summary(folder, summary, as_json)
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="TOML configuration with a [sweep] section of lists.")],
+    file: Annotated[Path, typer.Argument(help="TOML configuration with lists in a [sweep] section.")],
     changes: Set = [],  # noqa: B006
     out: Out = None,
     engine: Engine = None,
     device: Device = None,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Batched: every run to the bit as if it ran alone.")
+        bool, typer.Option("--deterministic", help="Batched engine: every run is bit-identical to running it alone.")
     ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run every combination of the lists under [sweep]; started again, it goes on where it was."""
+    """Run every combination of the lists under [sweep]; run it again to resume."""
     from kairosfl.runs.config import change, read
 
     folder = out or Path("runs") / file.stem
-    if out is None and (folder / "config.toml").exists():  # of a single run of the same file
+    if out is None and (folder / "config.toml").exists():  # from a single run of the same file
         folder = folder.with_name(f"{file.stem}-sweep")
-    with friendly(lambda: f"Go on with the same command: {command()}"):
+    with friendly(lambda: f"Resume with the same command: {command()}"):
         options = asked(engine=engine, device=device, deterministic="true" if deterministic else None)
         tables = change(read(file), [*changes, *options])
         if not tables.get("sweep"):
-            raise UserError(
-                f"{file} has no section [sweep] with lists of values to try; add one, or use `kairosfl run`."
-            )
+            raise UserError(f"{file} has no [sweep] section with lists of values; add one, or use `kairosfl run`.")
         summaries = run_sweep(tables, folder, quiet or as_json)
         if as_json:
             typer.echo(json.dumps({"folder": str(folder), "runs": summaries}))
@@ -117,19 +117,19 @@ def sweep(
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder of the demonstration.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option("--out", help="Folder of the demo.")] = Path("runs/demo"),
     quiet: Quiet = False,
 ) -> None:
     """Compare FedAvg with two compositions on non-IID handwritten digits, in about a minute."""
     from kairosfl.runs.config import read
     from kairosfl.runs.sweep import expand
 
-    with friendly(lambda: "Start it again with: kairosfl demo"):
+    with friendly(lambda: "Start again with: kairosfl demo"):
         from kairosfl.report.page import write_report
         from kairosfl.report.static import draw_comparison
 
         tables = read(Path(__file__).parents[1] / "demo.toml")
-        if (out / "sweep.json").is_file():  # a demonstration is shown from the beginning
+        if (out / "sweep.json").is_file():  # always run the demo from the start
             clear(out, {member.name for member in expand(tables)})
         run_sweep(tables, out, quiet)
         print_table([out])
@@ -138,7 +138,7 @@ def demo(
 
 
 def clear(folder: Path, names: set[str]) -> None:
-    """Delete the runs of a sweep that has these and no others; what else lies in the folder stays."""
+    """Delete the runs of a sweep that consists of exactly these; other files in the folder are kept."""
     import shutil
 
     from kairosfl.runs.alone import alone
@@ -148,7 +148,7 @@ def clear(folder: Path, names: set[str]) -> None:
     except (ValueError, KeyError, TypeError):
         found = set()
     if found != names:
-        raise UserError(f"{folder} holds another sweep; choose another place with --out.")
+        raise UserError(f"{folder} contains another sweep; choose another folder with --out.")
     with alone(folder):
         for name in names:
             shutil.rmtree(folder / name, ignore_errors=True)
@@ -166,5 +166,5 @@ def fresh(source: Path | str | None) -> Path:
 
 def how_to_resume(folder: Path) -> str:
     if any((folder / "checkpoint").glob("checkpoint-*.json")):
-        return f"Go on with: kairosfl resume {shlex.quote(str(folder))}"
-    return "Nothing was trained yet."
+        return f"Resume with: kairosfl resume {shlex.quote(str(folder))}"
+    return "Nothing has been trained yet."

@@ -1,6 +1,6 @@
-"""The four papers' tables and figures, and what a search finds in their settings: what to run, and what they print.
+"""The four papers' tables and figures, and searches in their settings: what to run, and the published values.
 
-One file per paper, nothing but data. `kairosfl reproduce` lists the items, `kairosfl reproduce PAPER/ITEM` runs one.
+One file per paper, data only. `kairosfl reproduce` lists the items, `kairosfl reproduce PAPER/ITEM` runs one.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ def find(name: str) -> Item:
     """The item called PAPER/ITEM."""
     if name not in ITEMS:
         near = ", ".join(key for key in ITEMS if name in key.split("/"))
-        raise UserError(f"There is no item {name!r}; {f'choose of {near}' if near else nearest(name, ITEMS)}")
+        raise UserError(f"There is no item {name!r}; {f'choose one of {near}' if near else nearest(name, ITEMS)}")
     return ITEMS[name]
 
 
 def list_items() -> list[tuple[str, str]]:
-    """Name and title of every item, with how many cells it has and how many of them have a printed value."""
+    """Name and title of every item, with its number of cells and how many of them have a published value."""
     return [(name, f"{item.title} [{_size(item)}]") for name, item in ITEMS.items()]
 
 
 def _size(item: Item) -> str:
     printed = sum(bool(cell.printed) for cell in item.cells.values())
-    return f"{len(item.cells)} cells, " + (f"{printed} with printed values" if printed else "no numbers in print")
+    return f"{len(item.cells)} cells, " + (f"{printed} with published values" if printed else "no published numbers")
 
 
 __all__ = ["ITEMS", "Cell", "Item", "find", "list_items"]

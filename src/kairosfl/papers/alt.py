@@ -5,13 +5,13 @@ from __future__ import annotations
 from kairosfl.papers.item import TEXT, Cell, Item
 
 CIFAR10, TINY = "alt-cifar10-cnn", "alt-tinyimagenet-resnet50"
-MOON = "moon(mu=5.0)"  # mu and temperature as released; the text names neither
+MOON = "moon(mu=5.0)"  # mu and temperature as in the released code; the paper gives neither
 
-# Suffix of the cell, the reading in words, and the rule.
+# Suffix of the cell, description of the reading, and the rule.
 READINGS = (
     ("alt", "Section 2: mean cosine to the global model", "alt"),
     ("alt-min", "released code: smallest cosine of a batch", "alt(statistic='min')"),
-    ("alt-previous", "Appendix C: compared with the client's own last model", "alt(reference='previous')"),
+    ("alt-previous", "Appendix C: compared with the client's own previous model", "alt(reference='previous')"),
 )
 THRESHOLDS = {
     "up": "alt",
@@ -44,7 +44,7 @@ ITEMS = (
         traces=("epochs", "epochs_so_far"),
         claim="ALT trains far fewer epochs and is at least as accurate; FedAvg with ALT is similar to or better than "
         "MOON, and much cheaper.",
-        note="ResNet-50 has GroupNorm here, BatchNorm in the released code.",
+        note="ResNet-50 uses GroupNorm here and BatchNorm in the released code.",
     ),
     Item(
         paper="alt",
@@ -57,6 +57,6 @@ ITEMS = (
         },
         measures=("last_tenth", "epochs_round", "epochs"),
         claim="The linearly increasing threshold is best; any threshold saves epochs.",
-        note="The constants of the fixed threshold are not in the text; these are ours.",
+        note="The paper does not give the constants of the fixed threshold; these are ours.",
     ),
 )

@@ -1,7 +1,7 @@
-"""Beyond the papers: in each paper's setting the best composition that a search finds, at no more rounds or bytes.
+"""Beyond the papers: the best composition that a search finds in each paper's setting, at no more rounds or bytes.
 
-A search scores on a tenth of the training samples that is held out; the test set is not seen. Every algorithm gets
-every recipe, so that no baseline is tuned less than what it is compared with.
+A search is scored on a held-out tenth of the training samples; the test set is not used. Every algorithm is tried
+with every recipe, so that no baseline is tuned less than the methods compared with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _cosine(lr: float, **more: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """A paper's setting, and what is tried in it: every algorithm with every recipe, for fewer rounds."""
+    """A search in a paper's setting: every algorithm with every recipe, for fewer rounds."""
 
     preset: str
     measure: str
@@ -32,7 +32,7 @@ class Search:
     algorithms: Mapping[str, str]
 
     def cells(self) -> dict[str, Cell]:
-        """Of the search, scored on what is held out."""
+        """The cells of the search, scored on held-out samples."""
         return {
             f"{name}-{recipe}": Cell(
                 preset=self.preset,
@@ -46,7 +46,7 @@ class Search:
 
 
 AWARE: dict[str, Any] = {"preset": "fedaware-cifar10-cnn", "measure": "last_tenth", "rounds": 200}
-ALEXNET: dict[str, Any] = {  # what is tried in both settings with AlexNet
+ALEXNET: dict[str, Any] = {  # used in both settings with AlexNet
     "recipes": {
         "cosine": ("lr 0.01, cosine", _cosine(0.01)),
         "cosine-augment": (f"lr 0.01, cosine, {CROPS}", _cosine(0.01) | AUGMENT),
@@ -77,7 +77,7 @@ SEARCHES = {
             "fedyogi": "fedyogi(lr=0.01, tau=1e-4)",
         },
     ),
-    "fedaware-2": Search(  # around the best of the first: an adaptive server, a high learning rate that falls, crops
+    "fedaware-2": Search(  # around the best of the first: adaptive servers, a high learning rate with decay, crops
         **AWARE,
         recipes={
             "lr0.1-augment": (f"lr 0.1, cosine, {CROPS}", _cosine(0.1) | AUGMENT),
@@ -95,7 +95,7 @@ SEARCHES = {
             "fedams": "fedams(lr=0.01, eps=1e-8)",
         },
     ),
-    "fedaware-3": Search(  # what the first two left out, at FedAvg's bytes: gentler servers, ALT, more epochs
+    "fedaware-3": Search(  # not covered by the first two, at FedAvg's bytes: gentler servers, ALT, more epochs
         **AWARE,
         recipes={
             "lr0.05-augment": (f"lr 0.05, cosine, {CROPS}", _cosine(0.05) | AUGMENT),
@@ -113,7 +113,7 @@ SEARCHES = {
             "fedprox": "fedprox(mu=0.1)",
         },
     ),
-    "fedaware-4": Search(  # around the best of the third: a little momentum on the server, more epochs
+    "fedaware-4": Search(  # around the best of the third: a little server momentum, more epochs
         **AWARE,
         recipes={
             "lr0.1-augment-epochs6": (f"lr 0.1, cosine, {CROPS}, 6 epochs", _cosine(0.1, epochs=6) | AUGMENT),
@@ -127,7 +127,7 @@ SEARCHES = {
             "fedavgm-pa3fed": "fedavgm(beta=0.5) + pa3fed",
         },
     ),
-    "fedaware-5": Search(  # four runs of the fourth diverged: with clipped gradients
+    "fedaware-5": Search(  # four runs of the fourth diverged: clip gradients
         **AWARE,
         recipes={
             f"lr0.1-augment-epochs6-clip{clip}": (
@@ -174,11 +174,14 @@ def _averaging(preset: str, recipe: Mapping[str, Any]) -> Cell:
     return Cell(preset=preset, settings=settings, reading="plain averaging with its own best recipe")
 
 
-# What the searches chose, with what is tuned as well for plain averaging, at the paper's rounds and on the test set.
+# What the searches chose, and plain averaging tuned equally well, at the paper's number of rounds, on the test set.
 FINALS = {
     "fedaware": {
         "kairos": Cell(
-            preset="kairos", printed={"last_tenth": 59.78}, reading="against the best in print", baseline="fedavg"
+            preset="kairos",
+            printed={"last_tenth": 59.78},
+            reading="compared with the best published value",
+            baseline="fedavg",
         ),
         "fedavg": _averaging("kairos", {}),
     },
@@ -187,7 +190,7 @@ FINALS = {
             preset="pa3fed-cifar10-alexnet",
             settings={**_cosine(0.01), **AUGMENT, "algorithm": "fedavgm(beta=0.7) + pa3fed"},
             printed={"final": 57.75},
-            reading="against the best in print",
+            reading="compared with the best published value",
             baseline="fedavg",
         ),
         "fedavg": _averaging("pa3fed-cifar10-alexnet", _cosine(0.01)),
@@ -196,7 +199,7 @@ FINALS = {
         "kairos": Cell(
             preset="fedcl-cifar10-alexnet",
             settings={**_cosine(0.01), "algorithm": "fedavgm(beta=0.7)"},
-            reading="nothing is printed in numbers",
+            reading="the paper gives no numbers",
             baseline="fedavg",
         ),
         "fedavg": _averaging("fedcl-cifar10-alexnet", _cosine(0.01)),
@@ -205,7 +208,7 @@ FINALS = {
         "kairos": Cell(
             preset="alt-cifar10-cnn",
             settings={**_cosine(0.01, weight_decay=1e-3), "algorithm": "fedavgm(beta=0.7) + alt"},
-            reading="nothing is printed in numbers",
+            reading="the paper gives no numbers",
             baseline="alt",
         ),
         "alt": Cell(
@@ -226,7 +229,8 @@ def _finals() -> Iterator[Item]:
             title=f"The best composition found, in the setting of {search.preset}",
             cells=cells,
             measures=(search.measure, "megabytes"),
-            note=f"Chosen by the searches `beyond/search-{paper}*` below; rounds, clients and bytes are the setting's.",
+            note=f"Chosen by the searches `beyond/search-{paper}*` below, with the rounds, clients and bytes of the "
+            "setting.",
             beat=True,
         )
 

@@ -1,4 +1,4 @@
-"""The curves of an item in one picture: panels for every baseline and what is compared with it."""
+"""Plot the curves of an item: a panel for every baseline and the cells compared with it."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ if TYPE_CHECKING:
 
 Cells = Mapping[str, Mapping[str, Any]]
 COLUMNS = 3
-STEPS = ("critical", "cohort")  # whole numbers that jump from round to round
-ACCURACIES = ("final", "last_tenth")  # what of the print stands beside the end of a curve
+STEPS = ("critical", "cohort")  # integers that jump from round to round
+ACCURACIES = ("final", "last_tenth")  # measures whose published value is marked at the end of a curve
 
 
 def draw_curves(results: Results, path: Path) -> Path | None:
-    """Write the picture as SVG; the same results give the same file. None: no run came to its first evaluation."""
+    """Save the figure as SVG; the same results give the same file. None if no run reached its first evaluation."""
     cells = _with(results["cells"], "accuracy")
     if not cells:
         return None
-    whats = [what for what in TRACES if _with(cells, what)]
+    traces = [what for what in TRACES if _with(cells, what)]
     bases = panels(cells)
-    several = len(whats) > 1  # every baseline begins a line; else as many panels as go
-    columns = min(COLUMNS, len(whats) if several else len(bases))
-    whats += [""] * (-len(whats) % columns if several else 0)  # no panel, so that the next baseline begins one
-    shown = [(base, compared, what) for base, compared in bases.items() for what in whats]
+    several = len(traces) > 1  # each baseline starts a new row; otherwise fill the rows
+    columns = min(COLUMNS, len(traces) if several else len(bases))
+    # Empty panels, so that the next baseline starts a new row.
+    traces += [""] * (-len(traces) % columns if several else 0)
+    shown = [(base, compared, what) for base, compared in bases.items() for what in traces]
     lines = math.ceil(len(shown) / columns)
     common = _shared(cells)
     with style():
@@ -57,7 +58,7 @@ def _title(what: str) -> str:
 
 
 def _with(cells: Cells, what: str) -> Cells:
-    """The cells whose runs all have such a curve: FGN has no trace of the Fisher information."""
+    """The cells whose runs all have this curve; for example, FGN has no Fisher trace."""
     return {
         name: cell
         for name, cell in cells.items()
@@ -66,7 +67,7 @@ def _with(cells: Cells, what: str) -> Cells:
 
 
 def panels(cells: Cells) -> dict[str, dict[str, Mapping[str, Any]]]:
-    """The baselines, each followed by the cells that are compared with it."""
+    """The baselines, each with the cells that are compared with it."""
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
     for name, cell in cells.items():
         base = cell["baseline"] if cell["baseline"] in cells else name
@@ -75,9 +76,9 @@ def panels(cells: Cells) -> dict[str, dict[str, Mapping[str, Any]]]:
 
 
 def curves(cells: Cells, what: str = "accuracy") -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Rounds, mean and deviation of every cell, over the seeds that all have; over its own if none is.
+    """Rounds, mean and standard deviation of every cell over the common seeds, or over its own if there are none.
 
-    One seed has no deviation (NaN). A seed that was evaluated in other rounds counts by straight lines between them.
+    With one seed the deviation is NaN. A seed evaluated in other rounds is linearly interpolated.
     """
     seeds = set.intersection(*({run["seed"] for run in longest(cell)} for cell in cells.values()))
     return {
@@ -100,7 +101,7 @@ def _panel(axes: Axes, base: str, compared: Cells, common: int, what: str) -> No
         axes.axis("off")
         return
     colours = {name: colour(number) for number, name in enumerate(compared)}
-    skip = max(common, min(_shared(cells), base.count("-") - 1))  # words that the labels can do without
+    skip = max(common, min(_shared(cells), base.count("-") - 1))  # leading words that the labels omit
     marked = set()
     for name, (rounds, mean, deviation) in curves(cells, what).items():
         own = colours[name]
@@ -111,11 +112,11 @@ def _panel(axes: Axes, base: str, compared: Cells, common: int, what: str) -> No
         printed = next((value for value in known if value is not None), None)
         if printed is not None and printed not in marked:
             marked.add(printed)
-            across = axes.get_yaxis_transform()  # x in parts of the panel
+            across = axes.get_yaxis_transform()  # x as a fraction of the panel width
             axes.plot([1.02], [printed], "<", color=own, markersize=5, clip_on=False, transform=across)
     axes.set_title(base, fontsize=8)
     whole(axes.xaxis)
-    axes.set_xlabel("round (◂ printed)" if marked else "round", fontsize=7)
+    axes.set_xlabel("round (◂ published)" if marked else "round", fontsize=7)
     axes.tick_params(labelsize=7)
     place: Literal["lower right", "best"] = "lower right" if what == "accuracy" else "best"
     axes.legend(fontsize=5.5, handlelength=1.2, labelspacing=0.3, loc=place, frameon=True, edgecolor="none")
@@ -126,6 +127,6 @@ def _label(name: str, skip: int) -> str:
 
 
 def _shared(cells: Cells) -> int:
-    """With how many words in common all names begin."""
+    """How many leading words all names have in common."""
     words = zip(*(name.split("-") for name in cells), strict=False)
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, words))

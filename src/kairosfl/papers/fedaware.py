@@ -13,8 +13,8 @@ PRESETS = {
     "agnews": "fedaware-agnews-pythia",
 }
 
-# Appendix B.1 names grids, not choices: beta, mu, alpha and lr are those of the released scripts, FedCM's its authors'.
-# FedAWARE's own alpha is 0.5, in the text too, but 0.99 in the scripts of AG News ×AWARE.
+# Appendix B.1 gives grids, not choices: beta, mu, alpha and lr are from the released scripts, FedCM's from its authors.
+# FedAWARE's own alpha is 0.5, also in the paper, but 0.99 in the scripts for AG News ×AWARE.
 BASES = {
     "fedavg": "fedavg",
     "fedavgm": "fedavgm(beta=0.7)",
@@ -27,7 +27,7 @@ BASES = {
 SERVER_LR = {"cifar10": 0.01, "cifar100": 0.01, "agnews": 0.001}
 PROJECTED_ALPHA = {"agnews": ("alpha=0.99",)}
 
-# Table 2: accuracy and e-LUDD, raw and ×AWARE; None where nothing is printed.
+# Table 2: accuracy and e-LUDD, raw and ×AWARE; None where the paper gives no value.
 Pair = tuple[float, float | None]
 TABLE2: dict[str, dict[str, tuple[Pair, Pair | None]]] = {
     "cifar10": {
@@ -62,14 +62,14 @@ TABLE2: dict[str, dict[str, tuple[Pair, Pair | None]]] = {
     },
 }
 
-UNIT, RAW = "unit vectors (released code)", "raw vectors (Eq. 2 to the letter)"
+UNIT, RAW = "unit vectors (released code)", "raw vectors (Eq. 2 as written)"
 RELEASED = "explore=True, solver='frank_wolfe'"
-RELEASED_BASES = ("fedavg", "fedavgm", "fedyogi", "fedams")  # the released code projects these
+RELEASED_BASES = ("fedavg", "fedavgm", "fedyogi", "fedams")  # those that the released code projects
 EMPTY: Mapping[str, Any] = {}
 RELEASED_DATA = {"data.balance": True, "data.partition_seed": 2023}
-SOLVER_WORDS = "released code: every client once first, its solver"
-PARTITION_WORDS = "released code: its partition"
-RELEASED_WORDS = f"{SOLVER_WORDS}, its partition"
+SOLVER_READING = "released code: visits every client first, its solver"
+PARTITION_READING = "released code: its partition"
+RELEASED_READING = f"{SOLVER_READING}, its partition"
 
 
 def _printed(pair: Pair) -> dict[str, float]:
@@ -111,31 +111,31 @@ def _table2(data: str) -> dict[str, Cell]:
         aware = TABLE2[data][base][1]
         if aware is not None:
             cell(f"{base}-aware-raw", _projected(base, "normalise=False", *own), aware, RAW, base)
-    cell("fedaware-solver", f"fedaware({RELEASED})", alone, SOLVER_WORDS, "fedavg")
+    cell("fedaware-solver", f"fedaware({RELEASED})", alone, SOLVER_READING, "fedavg")
     for base in RELEASED_BASES:
         aware = TABLE2[data][base][1]
         if aware is not None:
-            cell(f"{base}-aware-solver", _projected(base, RELEASED, *own), aware, SOLVER_WORDS, base)
-    cell("fedavg-released", "fedavg", average, PARTITION_WORDS, settings=RELEASED_DATA)
-    cell("fedaware-released", f"fedaware({RELEASED})", alone, RELEASED_WORDS, "fedavg-released", RELEASED_DATA)
+            cell(f"{base}-aware-solver", _projected(base, RELEASED, *own), aware, SOLVER_READING, base)
+    cell("fedavg-released", "fedavg", average, PARTITION_READING, settings=RELEASED_DATA)
+    cell("fedaware-released", f"fedaware({RELEASED})", alone, RELEASED_READING, "fedavg-released", RELEASED_DATA)
     for base in RELEASED_BASES:
         raw, aware = TABLE2[data][base]
         if base != "fedavg":
-            cell(f"{base}-released", BASES[base], raw, PARTITION_WORDS, settings=RELEASED_DATA)
+            cell(f"{base}-released", BASES[base], raw, PARTITION_READING, settings=RELEASED_DATA)
         if aware is not None:
             algorithm = _projected(base, RELEASED, *own)
-            cell(f"{base}-aware-released", algorithm, aware, RELEASED_WORDS, f"{base}-released", RELEASED_DATA)
+            cell(f"{base}-aware-released", algorithm, aware, RELEASED_READING, f"{base}-released", RELEASED_DATA)
     return cells
 
 
 def _solver() -> dict[str, Cell]:
-    """FedAvgM×AWARE with what the released code does otherwise, one by one."""
+    """FedAvgM×AWARE with each deviation of the released code, one at a time."""
     visit, solver = RELEASED.split(", ")
     readings = {
         "exact": ("exact solver", []),
-        "visit": ("exact solver, every client once first", [visit]),
+        "visit": ("exact solver, visits every client first", [visit]),
         "wolfe": ("released solver", [solver]),
-        "both": ("released solver, every client once first", [visit, solver]),
+        "both": ("released solver, visits every client first", [visit, solver]),
     }
     return {
         f"cifar10-fedavgm-aware-{name}": Cell(
@@ -149,7 +149,7 @@ def _solver() -> dict[str, Cell]:
 
 
 def _grid() -> dict[str, Cell]:
-    """Appendix B.1's grids on CIFAR-10."""
+    """The grids of Appendix B.1 on CIFAR-10."""
     rules = {
         "fedavgm": [f"fedavgm(beta={value})" for value in (0.7, 0.9, 0.97, 0.997)],
         "fedcm": [f"fedcm(alpha={value})" for value in (0.1, 0.3, 0.5, 0.7, 0.9)],
@@ -201,38 +201,38 @@ def _fedavg(degrees: tuple[float, ...], **more: Any) -> dict[str, Cell]:
 TABLE2_CELLS = {name: cell for data in PRESETS for name, cell in _table2(data).items()}
 PYTHIA = (
     "AG News: the paper fine-tunes published Pythia-70M weights. Without them (`--set model.checkpoint=...`) the model "
-    "starts from nothing and the values do not compare."
+    "is trained from scratch and the values are not comparable."
 )
 
 ITEMS = (
     Item(
         paper="fedaware",
         name="table2",
-        title="Table 2: accuracy of the last 10 % of rounds and e-LUDD, raw and ×AWARE",
+        title="Table 2: accuracy over the last 10 % of rounds and e-LUDD, raw and ×AWARE",
         cells=TABLE2_CELLS,
         measures=("last_tenth", "elud", "final"),
         claim="×AWARE raises e-LUDD for every method and accuracy for nearly every one.",
-        note="Hyper-parameters are those of the released scripts, and FedCM's its authors', since the paper names only "
-        "grids (item `grid`). The released FedDyn adds no gradient on the clients, and the released FedAWARE mixes up "
-        f"its clients' averages; neither is imitated here. {PYTHIA}",
+        note="Hyper-parameters are those of the released scripts, and FedCM's those of its authors, because the paper "
+        "gives only grids (item `grid`). The released FedDyn adds no gradient on the clients, and the released "
+        f"FedAWARE mixes up its clients' averages; neither is copied here. {PYTHIA}",
     ),
     Item(
         paper="fedaware",
         name="solver",
-        title="Not in the paper: what the released code does otherwise than the text, one by one",
+        title="Not in the paper: the deviations of the released code from the text, one at a time",
         cells=_solver(),
         measures=("last_tenth", "elud"),
-        note="FedAvgM×AWARE, of which Table 2 prints 59.58 and 2.92. The released Frank-Wolfe stops when its weights "
-        "hardly move; the exact solver goes on to the answer.",
+        note="FedAvgM×AWARE, for which Table 2 reports 59.58 and 2.92. The released Frank-Wolfe solver stops when its "
+        "weights hardly move; the exact solver continues to the optimum.",
     ),
     Item(
         paper="fedaware",
         name="grid",
-        title="Appendix B.1: the grids of hyper-parameters on CIFAR-10",
+        title="Appendix B.1: hyper-parameter grids on CIFAR-10",
         cells=_grid(),
         measures=("last_tenth", "elud"),
         seeds=1,
-        note="The paper does not say which point of a grid its table shows.",
+        note="The paper does not say which grid points its table shows.",
     ),
     Item(
         paper="fedaware",
@@ -242,7 +242,7 @@ ITEMS = (
         measures=("last_tenth", "elud", "consensus", "train_loss"),
         traces=("elud", "consensus", "train_loss"),
         claim="e-LUD grows during training, higher when heterogeneity is low; the norm of the mean update decays.",
-        note="Of the concentrations only 0.1 is in the text.",
+        note="Of the concentrations, the paper only gives 0.1.",
     ),
     Item(
         paper="fedaware",
@@ -255,7 +255,7 @@ ITEMS = (
         },
         measures=("last_tenth", "elud", "consensus", "train_loss", "rounds_to"),
         traces=("train_loss", "elud"),
-        claim="On CIFAR-10 and AG News FedAWARE converges faster than most, even than FedYogi and FedAMS.",
+        claim="On CIFAR-10 and AG News FedAWARE converges faster than most methods, even FedYogi and FedAMS.",
         note=PYTHIA,
     ),
     Item(
@@ -270,7 +270,7 @@ ITEMS = (
         },
         measures=("last_tenth", "elud", "rounds_to", "train_loss"),
         traces=("train_loss", "elud"),
-        claim="×AWARE may slow convergence slightly and ends higher and steadier.",
+        claim="×AWARE may slow convergence slightly, but ends higher and more stable.",
         note=PYTHIA,
     ),
     Item(
@@ -280,8 +280,8 @@ ITEMS = (
         cells={name: cell for data in PRESETS for name, cell in _figure4(data).items()},
         measures=("last_tenth", "elud"),
         claim="FedAWARE is better than FedAWARE-NA at every alpha, with a higher e-LUDD.",
-        note="A mean of unit vectors would be another method, so NA is of raw ones, and `raw` differs from it in the "
-        f"weights alone. {PYTHIA}",
+        note="A mean of unit vectors would be a different method, so NA uses raw vectors, and `raw` differs from it "
+        f"only in the weights. {PYTHIA}",
     ),
     Item(
         paper="fedaware",
@@ -301,7 +301,7 @@ ITEMS = (
                 reading=words,
             )
             for name, words, settings in (
-                ("cifar10-mixed", "the first ten balanced, the others not", {"data.partition": "mixed"}),
+                ("cifar10-mixed", "the first ten clients balanced, the others not", {"data.partition": "mixed"}),
                 ("cifar10-dir0.1", "all 20 clients unbalanced", {}),
                 ("cifar10-iid", "all 20 clients balanced", {"data.partition": "iid"}),
             )
@@ -309,8 +309,9 @@ ITEMS = (
         measures=("coherence", "elud", "last_tenth"),
         traces=("coherence", "elud"),
         claim="Local updates become less similar in later rounds.",
-        note="The matrices of cosines in rounds 3, 60 and 150 are in `kairosfl report`. How unbalanced the second ten "
-        "clients are is not said; here alpha = 0.1. `dir0.1` and `iid` have clients of one kind, for comparison.",
+        note="The cosine matrices of rounds 3, 60 and 150 are shown by `kairosfl report`. The paper does not say how "
+        "unbalanced the second ten clients are; here alpha = 0.1. `dir0.1` and `iid` have clients of one kind, for "
+        "comparison.",
     ),
     Item(
         paper="fedaware",

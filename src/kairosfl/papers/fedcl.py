@@ -1,6 +1,6 @@
 """FedCL: "Critical Learning Periods-Aware Adaptive Client Selection in Federated Learning" (CriticalFL, KDD 2023).
 
-The paper prints curves and bars, no numbers: its claims stand in words.
+The paper shows curves and bars but no numbers, so its claims are given in words.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ BASES = {
     "vrlsgd": "vrlsgd",
     "fednova": "fednova",
 }
-RELEASED_BASES = {"vrlsgd-rate": "vrlsgd(rate=0.005)", "fednova-convex": "fednova(convex=True)"}  # as released
-MU = {"alexnet": 0.01, "vgg11": 0.001, "resnet18": 0.01, "lstm": 0.01}  # Section 5.3; of the last two it says nothing
+# As in the released code.
+RELEASED_BASES = {"vrlsgd-rate": "vrlsgd(rate=0.005)", "fednova-convex": "fednova(convex=True)"}
+# Section 5.3, which does not mention the last two.
+MU = {"alexnet": 0.01, "vgg11": 0.001, "resnet18": 0.01, "lstm": 0.01}
 
-# Neither text nor released code gives Reddi et al.'s settings; the released optimisers are other algorithms.
+# Neither the text nor the released code gives settings for these; the released optimisers are not Reddi et al.'s.
 FEDOPT = {
     "fedadagrad": "fedadagrad(lr=0.1)",
     "fedyogi": "fedyogi(lr=0.01)",
     "fedadam": "fedadam(lr=0.01)",
 }
 
-# Suffix of the cell, the reading in words, the rule, and further settings.
+# Suffix of the cell, description of the reading, the rule, and further settings.
 Reading = tuple[str, str, str, dict[str, Any]]
 ALGORITHM2: Reading = ("cl", "Algorithm 2", "fedcl", {})
 RELEASED: Reading = (
@@ -41,7 +43,7 @@ RELEASED: Reading = (
 )
 BOTH = (ALGORITHM2, RELEASED)
 
-MODEL: dict[str, dict[str, Any]] = {  # of those that have no preset of their own
+MODEL: dict[str, dict[str, Any]] = {  # models without a preset of their own
     "resnet18": {"model": {"name": "resnet18"}},
 }
 
@@ -76,7 +78,7 @@ def grid(
     readings: Sequence[Reading] = BOTH,
     vary: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Cell]:
-    """Every combination; `vary` names further settings. The most heterogeneous data come first."""
+    """Every combination; `vary` maps suffixes to further settings. The most heterogeneous data come first."""
     cells: dict[str, Cell] = {}
     for alpha in alphas:
         for model in models:
@@ -120,7 +122,7 @@ def _delta() -> dict[str, Cell]:
     }
 
 
-# Figure 16: what is trained on what.
+# Figure 16: models and data sets.
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "cifar10": ("fedcl-cifar10-alexnet", {}),
     "fashion_mnist": ("fedcl-fashion_mnist-alexnet", {}),
@@ -130,10 +132,10 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _detection() -> dict[str, Cell]:
-    """The first of two detectors decides, so with FedFIM both are written down; FGN costs nothing more."""
+    """The first of two detectors decides; with FedFIM both are recorded, as FGN costs nothing extra."""
     readings = {
         "fgn": ("FGN", "fgn"),
-        "fedfim": ("FedFIM, one label drawn a sample", "fedfim(exact=False) + fgn"),
+        "fedfim": ("FedFIM, one label drawn per sample", "fedfim(exact=False) + fgn"),
         "fedfim-exact": ("FedFIM, summed over all classes", "fedfim + fgn"),
     }
     cells = {}
@@ -142,7 +144,7 @@ def _detection() -> dict[str, Cell]:
             plain = f"{where}-a{alpha}-fedavg"
             for name, (reading, detector) in readings.items():
                 if name == "fedfim-exact" and alpha != ALPHAS[0]:
-                    continue  # ten backward passes a sample: once is enough
+                    continue  # ten backward passes per sample: once is enough
                 settings = {**own, "data.alpha": alpha, "run.detector": detector}
                 cells[f"{plain}-{name}"] = Cell(
                     preset=preset, settings={**settings, "algorithm": "fedavg"}, reading=reading
@@ -172,8 +174,8 @@ def _random() -> dict[str, Cell]:
 
 
 ROUNDS = (
-    "Rounds, batch size, momentum, the decay of the learning rate, clipping of gradients at 10 and at least as many "
-    "samples a client as there are classes are only in the released code."
+    "Only the released code gives the rounds, batch size, momentum, learning rate decay, gradient clipping at 10, and "
+    "the minimum of as many samples per client as there are classes."
 )
 ACCURACY = grid(models=MODELS, alphas=ALPHAS) | {
     name: replace(cell, reading="released base" if cell.reading == TEXT else f"released base; {cell.reading}")
@@ -196,19 +198,19 @@ ITEMS = (
         "Figures 2, 3, 6, 7: accuracy with and without FedCL",
         ACCURACY,
         claim="With FedCL the final accuracy is higher in every case, by up to 11 (FedAvg), 11 (FedProx), 13 (VRL-SGD) "
-        "and 10 (FedNova) points, most at alpha = 0.1, with 0.95 to 1.1 times the clients a round.",
+        "and 10 (FedNova) points, most at alpha = 0.1, with 0.95 to 1.1 times the clients per round.",
     ),
     _item(
         "communication",
-        "Figures 4, 5, 8, 9, 20 to 25: rounds to accuracies of the method without FedCL",
+        "Figures 4, 5, 8, 9, 20 to 25: rounds to reach accuracies of the method without FedCL",
         ACCURACY,
         "rounds_to",
         "rounds_to_most",
         "rounds_to_half",
         "cohort",
         "final",
-        claim="FedCL needs fewer rounds, most clearly at alpha = 0.1, with 0.95 to 1.1 times the clients a round.",
-        note="The common targets of Figures 20 and 21 are not in the text; ours are half and nine tenths of the final "
+        claim="FedCL needs fewer rounds, most clearly at alpha = 0.1, with 0.95 to 1.1 times the clients per round.",
+        note="The paper does not give the common targets of Figures 20 and 21; ours are 50 % and 90 % of the final "
         f"accuracy of the method without FedCL. {ROUNDS}",
     ),
     _item(
@@ -224,14 +226,14 @@ ITEMS = (
         "alpha",
         "Figure 11: the non-IID degree",
         grid(alphas=(0.1, 0.2, 0.3, 0.4, 0.5)),
-        claim="With FedCL accuracy is higher at every alpha, most at a low one.",
-        note=f"Above 0.3 the values of alpha are ours. {ROUNDS}",
+        claim="With FedCL accuracy is higher at every alpha, most at low values.",
+        note=f"The values of alpha above 0.3 are ours. {ROUNDS}",
     ),
     _item(
         "epochs",
         "Figure 12: local epochs",
         grid(vary={f"e{epochs}": {"train.epochs": epochs} for epochs in (1, 2, 3, 4, 5)}),
-        claim="More epochs help, with diminishing return; FedCL helps for every number of epochs.",
+        claim="More epochs help, with diminishing returns; FedCL helps for every number of epochs.",
     ),
     _item(
         "weight_decay",
@@ -249,13 +251,13 @@ ITEMS = (
             }
         ),
         claim="FedCL helps for every number of clients.",
-        note=f"The numbers of clients are ours, an eighth of them a round. {ROUNDS}",
+        note=f"The numbers of clients are ours; an eighth of them train per round. {ROUNDS}",
     ),
     _item(
         "participation",
         "Figure 15: the participation rate",
         grid(vary={f"m{cohort}": {"train.cohort": cohort} for cohort in (4, 8, 16, 32, 64)}),
-        claim="FedCL helps at every participation rate, most at a low one.",
+        claim="FedCL helps at every participation rate, most at low rates.",
         note=f"The rates other than 16 of 128 are ours. {ROUNDS}",
     ),
     _item(
@@ -272,8 +274,8 @@ ITEMS = (
         traces=("fgn", "fisher", "critical", "cohort"),
         claim="Both find almost the same periods, so accuracy is the same; FedFIM takes up to 9 times the computation "
         "and 40 times the memory.",
-        note="FGN comes from gradients that training has computed anyway: it costs one sum a batch. The paper does not "
-        f"say what its FC on MNIST looks like; ours is `mlp`. {ROUNDS}",
+        note="FGN uses gradients that training computes anyway: it costs one sum per batch. The paper does not "
+        f"describe its FC network for MNIST; ours is `mlp`. {ROUNDS}",
     ),
     _item(
         "seeds",
@@ -294,22 +296,22 @@ ITEMS = (
         "final",
         "cohort",
         claim="A random schedule does not necessarily improve on FedAvg; FedCL does.",
-        note=f"Of the probabilities only 30 % is in the text. {ROUNDS}",
+        note=f"Of the probabilities, the paper only gives 30 %. {ROUNDS}",
     ),
     _item(
         "resnet18",
         "Figures 50 to 59: ResNet-18",
         RESNET18,
         claim="With FedCL the final accuracy is higher in every case.",
-        note=f"GroupNorm for BatchNorm. The settings of FedAdagrad, FedYogi and FedAdam are ours. {ROUNDS}",
+        note=f"GroupNorm instead of BatchNorm. The settings of FedAdagrad, FedYogi and FedAdam are ours. {ROUNDS}",
     ),
     _item(
         "fedopt",
         "Figures 39 to 46: FedAdagrad, FedYogi, FedAdam",
         FEDOPT_CELLS,
         claim="With FedCL the final accuracy is higher in every case.",
-        note="The text does not give the server's settings, these are ours; the released optimisers act in the first "
-        f"ten rounds only and rescale each tensor, which is not Reddi et al.'s FedOpt. {ROUNDS}",
+        note="The paper does not give the server's settings; these are ours. The released optimisers act only in the "
+        f"first ten rounds and rescale each tensor, which is not Reddi et al.'s FedOpt. {ROUNDS}",
     ),
     _item(
         "cifar100",
@@ -328,6 +330,6 @@ ITEMS = (
             ).items()
         },
         claim="With FedCL the final accuracy is higher in every case.",
-        note="Roles are chosen by us; batch size, momentum and decay are those of the image tasks.",
+        note="The roles are our choice; batch size, momentum and decay are those of the image tasks.",
     ),
 )

@@ -1,4 +1,4 @@
-"""An item of a paper: a table or figure as data. Each cell is a preset, what it changes, and what the paper prints."""
+"""An item of a paper: a table or figure as data. Each cell is a preset, its changes, and the published values."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from kairosfl.errors import UserError, nearest
 from kairosfl.runs.config import Config, change, resolve
 from kairosfl.runs.sweep import Member
 
-TEXT = "text"  # the reading of a cell that follows what the paper says
+TEXT = "text"  # the reading of a cell that follows the paper's text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """One run of an item, for any number of seeds.
 
-    `settings` are `algorithm`, dotted keys, or whole sections; `printed` holds the paper's values by measure.
-    `baseline` names the cell that this one is compared with. A cell in a setting of our own is not `judged` by them.
+    `settings` are `algorithm`, dotted keys, or whole sections; `printed` maps measures to the published values.
+    `baseline` names the cell that this one is compared with. A cell in a setting of our own is not `comparable` with
+    the published values.
     """
 
     preset: str
@@ -28,14 +29,14 @@ class Cell:
     printed: Mapping[str, float] = field(default_factory=dict)
     reading: str = TEXT
     baseline: str = ""
-    judged: bool = True
+    comparable: bool = True
 
     def config(self, *, seed: int = 0, rounds: int | None = None, changes: Sequence[str] = ()) -> Config:
-        """The cell as a configuration; `changes` are `section.key=value` texts on top of it."""
+        """The cell as a configuration; `changes` are further `section.key=value` overrides."""
         tables = presets.read(self.preset)
         for name, value in self.settings.items():
             section, dot, key = name.rpartition(".")
-            whole = dict(value) if isinstance(value, Mapping) else value  # a section of ours, not the cell's
+            whole = dict(value) if isinstance(value, Mapping) else value  # a copy, so that the cell is not modified
             (tables.setdefault(section, {}) if dot else tables)[key] = whole
         tables["seed"] = seed
         if rounds is not None:
@@ -45,10 +46,10 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A table or figure. The first of its `measures` is the one that counts.
+    """A table or figure. The first of its `measures` is the primary one.
 
-    `claim` is what the paper says in words, `note` what a reader must know about our settings. Printed values are there
-    to be met or, with `beat`, to be passed. `traces` are the curves that the figure has beside accuracy's.
+    `claim` is what the paper says in words, `note` what a reader must know about our settings. The aim is to reproduce
+    the published values or, with `beat`, to exceed them. `traces` are curves of the figure in addition to accuracy.
     """
 
     paper: str
@@ -69,25 +70,27 @@ class Item:
 
 
 def choose(item: Item, cells: Sequence[str] = ()) -> dict[str, Cell]:
-    """The cells that fit any of the filters, or all.
+    """The cells that match any of the filters, or all cells without a filter.
 
-    The whole name of a cell fits that cell alone. Another filter fits when all its words, separated by spaces, stand in
-    the cell's name between hyphens: `cifar10 fedavg` fits `cifar10-h0.1-fedavg` and neither `cifar100-…` nor
-    `…-fedavgm`. A word may have wildcards: `fed*`.
+    The full name of a cell matches that cell alone. Any other filter matches when all its words, separated by spaces,
+    occur between hyphens in the cell's name: `cifar10 fedavg` matches `cifar10-h0.1-fedavg`, but neither `cifar100-…`
+    nor `…-fedavgm`. A word may contain wildcards: `fed*`.
     """
 
-    def fits(name: str, text: str) -> bool:
-        return name == text if text in item.cells else _fits(name, text)
+    def matches(name: str, text: str) -> bool:
+        return name == text if text in item.cells else _matches(name, text)
 
-    chosen = {name: cell for name, cell in item.cells.items() if not cells or any(fits(name, text) for text in cells)}
+    chosen = {
+        name: cell for name, cell in item.cells.items() if not cells or any(matches(name, text) for text in cells)
+    }
     for text in cells:
-        if not any(fits(name, text) for name in item.cells):
+        if not any(matches(name, text) for name in item.cells):
             words = dict.fromkeys(word for name in item.cells for word in name.split("-"))
-            raise UserError(f"No cell of {item.key} fits {text!r}; {nearest(text, words)}")
+            raise UserError(f"No cell of {item.key} matches {text!r}; {nearest(text, words)}")
     return chosen
 
 
-def _fits(name: str, text: str) -> bool:
+def _matches(name: str, text: str) -> bool:
     return all(fnmatch.fnmatchcase(f"-{name}-", f"*-{word}-*") for word in text.split())
 
 
@@ -98,12 +101,12 @@ def members(
     rounds: int | None = None,
     changes: Sequence[str] = (),
 ) -> list[Member]:
-    """The runs of an item as members of a sweep: one seed of everything before the second of anything."""
+    """The runs of an item as members of a sweep: the first seed of every cell before the second of any."""
     seeds = item.seeds if seeds is None else seeds
     for name, value in (("seeds", seeds), ("rounds", rounds)):
         if value is not None and value < 1:
             raise UserError(f"{name} = {value} must be 1 or more.")
-    # Runs of other lengths are other runs: schedules and ALT's threshold depend on it.
+    # Runs of different lengths are different runs: schedules and ALT's threshold depend on the length.
     suffix = "" if rounds is None else f"-rounds{rounds}"
     return [
         Member(

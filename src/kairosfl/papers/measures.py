@@ -1,4 +1,4 @@
-"""What an item reports about a run: one number from what the run wrote down."""
+"""The measures of an item: numbers and curves computed from a run folder."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from kairosfl.runs.files import read_lines
 from kairosfl.runs.history import rounds_to
 
 Rows = list[dict[str, Any]]
-WINDOW = 5  # of Table 1's moving average in PA3Fed, which does not say
+WINDOW = 5  # of the moving average in PA3Fed's Table 1, which does not give it
 
 
 @dataclass
-class Course:
-    """A run as it was written down, and the run of the same seed that it is compared with, if there is one."""
+class RecordedRun:
+    """The records of a run, and the run with the same seed that it is compared with, if there is one."""
 
     path: Path
-    baseline: Course | None = None
+    baseline: RecordedRun | None = None
 
     @cached_property
     def rows(self) -> Rows:
@@ -32,7 +32,7 @@ class Course:
 
     @cached_property
     def losses(self) -> dict[int, list[tuple[int, float]]]:
-        """Round and loss of every client whenever it took part: of its score where there is one, else in training."""
+        """Round and loss of every client for each of its rounds: its score if there is one, else its training loss."""
         found: dict[int, list[tuple[int, float]]] = {}
         for line in read_lines(self.path / "clients.jsonl"):
             values = line.get("score") or line.get("loss") or []
@@ -42,18 +42,18 @@ class Course:
         return found
 
     def column(self, name: str) -> np.ndarray:
-        """The known values of a column."""
+        """The values of a column that are not missing."""
         return np.array([row[name] for row in self.rows if row.get(name) is not None], dtype=np.float64)
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Its heading, how many digits it is shown with, how far off the printed value still counts as reproduced."""
+    """The heading, the number of digits, and the difference up to which a published value counts as reproduced."""
 
     title: str
     digits: int
     tolerance: float
-    of: Callable[[Course], float | None]
+    of: Callable[[RecordedRun], float | None]
 
 
 def _tenth(values: np.ndarray) -> np.ndarray:
@@ -64,58 +64,58 @@ def _mean(values: np.ndarray) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
-def _final(course: Course) -> float | None:
-    values = course.column("accuracy")
+def _final(run: RecordedRun) -> float | None:
+    values = run.column("accuracy")
     return 100 * float(values[-1]) if len(values) else None
 
 
-def _last_tenth(course: Course) -> float | None:
-    values = course.column("accuracy")
+def _last_tenth(run: RecordedRun) -> float | None:
+    values = run.column("accuracy")
     return 100 * float(_tenth(values).mean()) if len(values) else None
 
 
-def _rounds_to(share: float) -> Callable[[Course], float | None]:
-    """Rounds until this part of the final accuracy of the baseline was first reached."""
+def _rounds_to(share: float) -> Callable[[RecordedRun], float | None]:
+    """Rounds until this fraction of the baseline's final accuracy is first reached."""
 
-    def measure(course: Course) -> float | None:
-        if course.baseline is None or not len(scored := course.baseline.column("accuracy")):
+    def measure(run: RecordedRun) -> float | None:
+        if run.baseline is None or not len(scored := run.baseline.column("accuracy")):
             return None
-        return rounds_to(course.rows, share * scored[-1])
+        return rounds_to(run.rows, share * scored[-1])
 
     return measure
 
 
-def _critical_until(course: Course) -> float | None:
-    """The last round of a critical period; 0 where there was none."""
-    return float(max((row["round"] for row in course.rows if row["critical"]), default=0)) if course.rows else None
+def _critical_until(run: RecordedRun) -> float | None:
+    """The last critical round; 0 if there was none."""
+    return float(max((row["round"] for row in run.rows if row["critical"]), default=0)) if run.rows else None
 
 
-def _sum(name: str) -> Callable[[Course], float | None]:
-    return lambda course: float(course.column(name).sum()) if course.rows else None
+def _sum(name: str) -> Callable[[RecordedRun], float | None]:
+    return lambda run: float(run.column(name).sum()) if run.rows else None
 
 
-def _average(name: str) -> Callable[[Course], float | None]:
-    return lambda course: _mean(course.column(name))
+def _average(name: str) -> Callable[[RecordedRun], float | None]:
+    return lambda run: _mean(run.column(name))
 
 
-def _megabytes(course: Course) -> float | None:
-    return _mean((course.column("bytes_down") + course.column("bytes_up")) / 1e6)
+def _megabytes(run: RecordedRun) -> float | None:
+    return _mean((run.column("bytes_down") + run.column("bytes_up")) / 1e6)
 
 
-def _fisher_megabytes(course: Course) -> float | None:
-    values = course.column("fisher_bytes")
+def _fisher_megabytes(run: RecordedRun) -> float | None:
+    values = run.column("fisher_bytes")
     return float(values.max()) / 1e6 if len(values) else None
 
 
-def _ending(name: str) -> Callable[[Course], float | None]:
-    return lambda course: _mean(_tenth(course.column(name)))
+def _ending(name: str) -> Callable[[RecordedRun], float | None]:
+    return lambda run: _mean(_tenth(run.column(name)))
 
 
-def _stability(of: Callable[[np.ndarray], float]) -> Callable[[Course], float | None]:
-    """The mean over clients of a statistic of their loss curves."""
+def _stability(of: Callable[[np.ndarray], float]) -> Callable[[RecordedRun], float | None]:
+    """Mean over clients of a statistic of their loss curves."""
 
-    def measure(course: Course) -> float | None:
-        curves = (np.array([loss for _, loss in seen]) for seen in course.losses.values())
+    def measure(run: RecordedRun) -> float | None:
+        curves = (np.array([loss for _, loss in seen]) for seen in run.losses.values())
         return _mean(np.array([of(curve) for curve in curves if len(curve) > WINDOW]))
 
     return measure
@@ -125,12 +125,12 @@ def _moving(curve: np.ndarray) -> float:
     return float(np.convolve(curve, np.ones(WINDOW) / WINDOW, "valid").std())
 
 
-def _spread(critical: bool) -> Callable[[Course], float | None]:
-    """The mean over clients of the deviation of their losses, in critical rounds or in the rest."""
+def _spread(critical: bool) -> Callable[[RecordedRun], float | None]:
+    """Mean over clients of the standard deviation of their losses, in critical rounds or in the others."""
 
-    def measure(course: Course) -> float | None:
-        inside = {row["round"] for row in course.rows if row["critical"] == critical}
-        curves = ([loss for round, loss in seen if round in inside] for seen in course.losses.values())
+    def measure(run: RecordedRun) -> float | None:
+        inside = {row["round"] for row in run.rows if row["critical"] == critical}
+        curves = ([loss for round, loss in seen if round in inside] for seen in run.losses.values())
         return _mean(np.array([np.std(curve) for curve in curves if len(curve) > 1]))
 
     return measure
@@ -142,17 +142,17 @@ def _steps(curve: np.ndarray) -> Iterator[float]:
 
 @dataclass(frozen=True)
 class Trace:
-    """A column of the metrics as a curve: its heading, whether it adds up from round to round, and is a share."""
+    """A column of the metrics as a curve: its heading, whether it is cumulative, and whether it is a percentage."""
 
     title: str
     column: str
     total: bool = False
     percent: bool = False
 
-    def of(self, course: Course) -> tuple[np.ndarray, np.ndarray]:
-        """The rounds for which it is known, and its values."""
-        rounds = np.array([row["round"] for row in course.rows])
-        values = np.array([row.get(self.column) for row in course.rows], dtype=np.float64)  # None is NaN
+    def of(self, run: RecordedRun) -> tuple[np.ndarray, np.ndarray]:
+        """The rounds in which it is known, and its values."""
+        rounds = np.array([row["round"] for row in run.rows])
+        values = np.array([row.get(self.column) for row in run.rows], dtype=np.float64)  # None is NaN
         known = np.isfinite(values)
         return rounds[known], values[known].cumsum() if self.total else values[known]
 
@@ -163,11 +163,11 @@ TRACES: dict[str, Trace] = {
     "fgn": Trace("FGN", "fgn"),
     "fisher": Trace("trace of the Fisher information", "fisher"),
     "critical": Trace("critical (1) or not", "critical"),
-    "cohort": Trace("clients a round", "cohort"),
+    "cohort": Trace("clients per round", "cohort"),
     "elud": Trace("e-LUD", "elud"),
     "coherence": Trace("coherence", "coherence"),
     "consensus": Trace("‖mean update‖", "consensus"),
-    "epochs": Trace("epochs a round", "epochs_total"),
+    "epochs": Trace("epochs per round", "epochs_total"),
     "epochs_so_far": Trace("epochs so far", "epochs_total", total=True),
 }
 MEASURES: dict[str, Measure] = {
@@ -176,19 +176,19 @@ MEASURES: dict[str, Measure] = {
     "elud": Measure("e-LUDD", 2, 0.2, _average("elud")),
     "coherence": Measure("coherence, last 10 %", 3, 0.05, _ending("coherence")),
     "consensus": Measure("‖mean update‖, last 10 %", 4, 0.01, _ending("consensus")),
-    "cohort": Measure("clients a round", 1, 1.0, _average("cohort")),
+    "cohort": Measure("clients per round", 1, 1.0, _average("cohort")),
     "critical": Measure("critical rounds", 0, 2.0, _sum("critical")),
     "critical_until": Measure("last critical round", 0, 2.0, _critical_until),
     "train_loss": Measure("training loss, last 10 %", 3, 0.05, _ending("train_loss")),
     "rounds_to": Measure("rounds to the baseline's final accuracy", 0, 5.0, _rounds_to(1.0)),
     "rounds_to_half": Measure("rounds to half of that accuracy", 0, 5.0, _rounds_to(0.5)),
     "rounds_to_most": Measure("rounds to 90 % of that accuracy", 0, 5.0, _rounds_to(0.9)),
-    "epochs": Measure("epochs in all", 0, 100.0, _sum("epochs_total")),
-    "epochs_round": Measure("epochs a round", 1, 5.0, _average("epochs_total")),
-    "megabytes": Measure("megabytes a round", 1, 1.0, _megabytes),
-    "seconds": Measure("seconds a round", 3, 0.1, _average("seconds")),
+    "epochs": Measure("total epochs", 0, 100.0, _sum("epochs_total")),
+    "epochs_round": Measure("epochs per round", 1, 5.0, _average("epochs_total")),
+    "megabytes": Measure("megabytes per round", 1, 1.0, _megabytes),
+    "seconds": Measure("seconds per round", 3, 0.1, _average("seconds")),
     "fisher_megabytes": Measure("megabytes of memory for FedFIM", 0, 10.0, _fisher_megabytes),
-    "fisher_seconds": Measure("seconds a round for FedFIM", 3, 0.1, _average("fisher_seconds")),
+    "fisher_seconds": Measure("seconds per round for FedFIM", 3, 0.1, _average("fisher_seconds")),
     "loss_std": Measure("standard deviation", 3, 0.01, _stability(lambda curve: float(curve.std()))),
     "loss_moving": Measure("deviation of the moving average", 3, 0.005, _stability(_moving)),
     "loss_mad": Measure(
@@ -197,5 +197,5 @@ MEASURES: dict[str, Measure] = {
     "loss_range": Measure("range", 3, 0.03, _stability(lambda curve: float(np.ptp(curve)))),
     "loss_change": Measure("largest change", 3, 0.03, _stability(lambda curve: max(_steps(curve)))),
     "loss_critical": Measure("loss deviation in critical rounds", 3, 0.01, _spread(True)),
-    "loss_rest": Measure("loss deviation in the rest", 3, 0.01, _spread(False)),
+    "loss_rest": Measure("loss deviation in other rounds", 3, 0.01, _spread(False)),
 }

@@ -13,7 +13,7 @@ BASES = {
     "fednova": "fednova",
     "fedmut": "fedmut",
 }
-# As FedCL's released code has them, from which PA3Fed descends: suffix, algorithm.
+# As in FedCL's released code, on which PA3Fed builds: suffix, algorithm.
 LINEAGE = {"fednova": ("convex", "fednova(convex=True)"), "vrlsgd": ("rate", "vrlsgd(rate=0.005)")}
 COLUMNS = ("fedavg", "fedprox", "fednova", "vrlsgd", "fedmut")
 PRESETS = {
@@ -36,7 +36,7 @@ TABLE2: dict[tuple[str, float], tuple[tuple[float, float], ...]] = {
     ("fashion_mnist", 0.3): ((77.30, 81.86), (77.58, 81.99), (77.42, 81.42), (78.21, 81.04), (78.12, 81.98)),
 }
 
-# Table 1: FedAvg and PA3Fed, of the loss curve of "a single local client".
+# Table 1: FedAvg and PA3Fed, for the loss curve of "a single local client".
 TABLE1 = {
     "loss_std": (0.089, 0.066),
     "loss_moving": (0.019, 0.014),
@@ -45,30 +45,31 @@ TABLE1 = {
     "loss_change": (0.270, 0.170),
 }
 
-# 0.8 per round is nil after 40 rounds (0.8^40 = 0.00013); nothing happens in the 210 that follow.
+# At 0.8 per round the learning rate is negligible after 40 rounds (0.8^40 = 0.00013); nothing changes in the other 210.
 SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
-    "printed": ("lr x 0.8 a round, stopped at 40 rounds", {"train.rounds": 40}),
+    "printed": ("lr x 0.8 per round, stopped after 40 rounds", {"train.rounds": 40}),
     "slow": (
         "lr x 0.8 every ten rounds",
         {"train.schedule": "steps", "train.milestones": list(range(10, 250, 10))},
     ),
 }
 SCHEDULE_NOTE = (
-    "The learning rate as printed (x 0.8 after each round) is nil after 40 of the 250 rounds: those cells stop there. "
-    "The `slow` cells run all 250 with x 0.8 every ten rounds."
+    "With the published schedule (x 0.8 after each round) the learning rate is negligible after 40 of the 250 rounds, "
+    "so those cells stop there. "
+    "The `slow` cells run all 250 rounds with x 0.8 every ten rounds."
 )
 
-# What the text leaves open: the suffix of the cell, the reading in words, the rule, and further settings.
+# What the text leaves open: suffix of the cell, description of the reading, the rule, and further settings.
 Reading = tuple[str, str, str, dict[str, Any]]
 READINGS: tuple[Reading, ...] = (
-    ("pa3fed", "better counts more (prose)", "pa3fed", {}),
-    ("pa3fed-letter", "Eq. 8 and 10 to the letter", "pa3fed(score='loss')", {}),
+    ("pa3fed", "better clients count more (prose)", "pa3fed", {}),
+    ("pa3fed-letter", "Eq. 8 and 10 as written", "pa3fed(score='loss')", {}),
     ("pa3fed-nolr", "prose; FGN without the learning rate", "pa3fed", {"run.detector": "fgn(include_lr=False)"}),
 )
 
 
 def _table2(data: str, degree: float, base: str, schedule: str) -> dict[str, Cell]:
-    """One pair of the table in every reading."""
+    """One pair of table entries in every reading."""
     without, with_ = TABLE2[data, degree][COLUMNS.index(base)]
     words, settings = SCHEDULES[schedule]
     settings = {**settings, "data.alpha": degree}
@@ -76,9 +77,11 @@ def _table2(data: str, degree: float, base: str, schedule: str) -> dict[str, Cel
 
     def pair(name: str, algorithm: str, where: str, readings: tuple[Reading, ...]) -> dict[str, Cell]:
         own = {**settings, "algorithm": algorithm}
-        judged = schedule == "printed"
+        comparable = schedule == "printed"
         cells = {
-            name: Cell(preset=PRESETS[data], settings=own, printed={"final": without}, reading=where, judged=judged)
+            name: Cell(
+                preset=PRESETS[data], settings=own, printed={"final": without}, reading=where, comparable=comparable
+            )
         }
         for suffix, reading, rule, more in readings:
             cells[f"{name}-{suffix}"] = Cell(
@@ -87,23 +90,23 @@ def _table2(data: str, degree: float, base: str, schedule: str) -> dict[str, Cel
                 printed={"final": with_},
                 reading=f"{reading}; {where}",
                 baseline=name,
-                judged=judged,
+                comparable=comparable,
             )
         return cells
 
     cells = pair(plain, BASES[base], words, READINGS)
     if base in LINEAGE:
         suffix, algorithm = LINEAGE[base]
-        cells |= pair(f"{plain}-{suffix}", algorithm, f"{base} of FedCL's code; {words}", READINGS[:1])
+        cells |= pair(f"{plain}-{suffix}", algorithm, f"{base} as in FedCL's code; {words}", READINGS[:1])
     return cells
 
 
-# Neither Table 1 nor Figure 5 says which loss of a client it shows.
+# The paper does not say which of a client's losses Table 1 and Figure 5 show.
 LOSSES = {"before": "loss of the model as received", "after": "loss after local training"}
 
 
 def _table1() -> dict[str, Cell]:
-    """PA3Fed with beta = 0 is FedAvg, and has every client scored."""
+    """PA3Fed with beta = 0 is FedAvg, but scores every client."""
     cells = {}
     for at, reading in LOSSES.items():
         for column, (name, rule) in enumerate(
@@ -116,7 +119,7 @@ def _table1() -> dict[str, Cell]:
                     printed={measure: pair[column] for measure, pair in TABLE1.items()},
                     reading=f"{reading}; {words}",
                     baseline="" if name == "fedavg" else f"cifar10-{at}-{schedule}-fedavg",
-                    judged=schedule == "printed",
+                    comparable=schedule == "printed",
                 )
     return cells
 
@@ -183,7 +186,7 @@ def _figure8() -> dict[str, Cell]:
     }
 
 
-# The most telling cells first: h = 0.1 without and with on FedAvg and VRL-SGD.
+# The most informative cells first: h = 0.1, without and with PA3Fed, on FedAvg and VRL-SGD.
 TABLE2_CELLS = {
     name: cell
     for degree in DEGREES
@@ -201,7 +204,7 @@ ITEMS = (
         cells=TABLE2_CELLS,
         measures=("final", "last_tenth", "critical"),
         claim="PA3Fed raises accuracy by up to 15 points, most at h = 0.1.",
-        note=f"{SCHEDULE_NOTE} ResNet-18 has GroupNorm for BatchNorm and begins with a 3 × 3 convolution.",
+        note=f"{SCHEDULE_NOTE} ResNet-18 uses GroupNorm instead of BatchNorm and starts with a 3 × 3 convolution.",
     ),
     Item(
         paper="pa3fed",
@@ -209,8 +212,9 @@ ITEMS = (
         title="Table 1 and Figure 1: stability of a client's loss",
         cells=_table1(),
         measures=tuple(TABLE1),
-        note="The paper shows one client and neither says which nor how the loss is taken; ours is the mean over the "
-        "clients that took part more than five times, and the moving average runs over five turns. " + SCHEDULE_NOTE,
+        note="The paper shows one client and says neither which one nor how the loss is measured; ours is the mean "
+        "over the "
+        "clients that took part more than five times, with a moving average over five participations. " + SCHEDULE_NOTE,
     ),
     Item(
         paper="pa3fed",
@@ -249,7 +253,7 @@ ITEMS = (
     Item(
         paper="pa3fed",
         name="figure5",
-        title="Figure 5: deviation of the clients' losses inside and outside the critical period",
+        title="Figure 5: standard deviation of the clients' losses inside and outside the critical period",
         cells=_figure5(),
         measures=("loss_critical", "loss_rest", "final"),
         claim="The deviation is lower with PA3Fed in both periods, and higher inside the critical one.",
@@ -280,7 +284,7 @@ ITEMS = (
         title="Figure 8: the impact of the non-IID degree",
         cells=_figure8(),
         measures=("final", "last_tenth"),
-        claim="The gain is larger the lower h is, and never gone.",
-        note=f"The values of h are not in the text; 0.5 and 1.0 are ours. {SCHEDULE_NOTE}",
+        claim="The gain grows as h decreases, and never vanishes.",
+        note=f"The paper does not give the values of h; 0.5 and 1.0 are ours. {SCHEDULE_NOTE}",
     ),
 )

@@ -1,4 +1,4 @@
-"""The page of results, written from the files in `results/` and nothing else: the same files give the same page."""
+"""The results page, generated only from the files in `results/`: the same files give the same page."""
 
 from __future__ import annotations
 
@@ -14,43 +14,46 @@ from kairosfl.papers.results import Results, complete, done, gain, longest, read
 from kairosfl.report.tables import fixed, signed
 from kairosfl.runs.files import write
 
-Verdict = Literal["reproduced", "open", "not reproduced"]
+Agreement = Literal["reproduced", "open", "not reproduced"]
 
 INTRODUCTION = """# Reproduction results
 
 This page is written by `kairosfl results` from the files in `results/`; each holds the configuration, seeds, version,
-device and curves of every run. *Ours* is the mean ± sample deviation over the seeds that got furthest. *Rounds*
-and *seeds* say how much stands behind a row: `40 of 500` has run 40 of the paper's 500 rounds and is not judged against
-the print; with `1 of 2` seeds the other was cut, or diverged on its way. A reading other than *text* follows another
-sentence of the paper or its released code.
+device and curves of every run. *Ours* is the mean ± sample standard deviation over the seeds that got furthest.
+*Rounds* and *seeds* show what a row is based on: `40 of 500` means that 40 of the paper's 500 rounds were run, so the
+row is not compared with the published value; with `1 of 2` seeds, the other run was interrupted or diverged. A reading
+other than *text* follows another passage of the paper or its released code.
 
-A printed value counts as reproduced when ours lies within 2 points of accuracy (0.2 of e-LUDD) of it; further off, but
-within two deviations of our seeds, it is left open. A printed gain of one method over another holds when ours is at
-least half of it, and holds in part when ours has at least its sign. Cells in a setting of our own, such as PA3Fed's
-`slow` schedule, stand beside the print and are not judged by it. Test accuracies are in per cent; the last 10 % is the
-mean of the evaluations in it.
+A published value counts as reproduced when ours is within 2 points of accuracy (0.2 of e-LUDD); if it is further off,
+but within two standard deviations of our seeds, it is left open. A published gain of one method over another holds when
+ours is at least half as large, and holds in part when ours has at least the same sign. Cells in a setting of our own,
+such as PA3Fed's `slow` schedule, are shown next to the published values but are not compared with them. Test accuracies
+are in per cent; *last 10 %* is the mean of the evaluations in the final 10 % of rounds.
 
-To run an item yourself, or a part of it with fewer rounds and seeds:
+To run an item yourself, or part of it with fewer rounds and seeds:
 
     kairosfl reproduce
     kairosfl reproduce fedaware/table2 --cells cifar10 --rounds 20 --seeds 1
 
-The first lists the items. The second says how long it will take before it starts, and started again goes on where it
-was cut; it prints our values beside the print and draws the curves into `runs/reproduce/fedaware-table2`, whose runs
-`kairosfl report` explains. What needs [data](data.md#where-the-files-lie) that is not there is named, and the rest
-runs. `--results DIR` adds the outcome to files like those that this page is made of.
+The first command lists the items. The second estimates the time it will take before it starts, and resumes if it is
+run again after an interruption; it prints our values next to the published ones and plots the curves in
+`runs/reproduce/fedaware-table2`, whose runs can be examined with `kairosfl report`. Runs whose
+[data](data.md#where-the-files-are) is missing are named and skipped. `--results DIR` adds the results to files like
+those from which this page is generated.
 """
-CAPTION = "*Mean and deviation over the seeds that all curves of a panel have; triangles, if any: the end in print.*"
+CAPTION = (
+    "*Mean and standard deviation over the seeds shared by all curves of a panel; triangles: published final values.*"
+)
 
 
 def write_results_page(results: Path, page: Path) -> Path:
-    """Write the page from every JSON file in a folder; `ITEM.md` beside a file, if there, is put under its tables.
+    """Write the page from every JSON file in a folder; if there is an `ITEM.md`, it is inserted below the tables.
 
-    The pictures go into `assets/results` beside the page; searches have none.
+    Figures are saved to `assets/results` next to the page; searches have none.
     """
     files = sorted(results.glob("*.json"), key=lambda path: (path.name.startswith("beyond"), path.name))
     if not files:
-        raise UserError(f"{results} holds no results (no .json file); run `kairosfl reproduce` and keep its results.")
+        raise UserError(f"{results} contains no results (no .json file); run `kairosfl reproduce` with --results.")
     everything = {path: read(path) for path in files}
     parts = [INTRODUCTION, _overview(list(everything.values()))]
     for path, found in everything.items():
@@ -64,7 +67,7 @@ def write_results_page(results: Path, page: Path) -> Path:
 
 
 def section(results: Results, remarks: str = "", picture: str = "") -> str:
-    """One item: its picture and table, what reproduced and what did not, and our remarks."""
+    """One item: its figure and table, what was reproduced and what was not, and our remarks."""
     lines = [f"## {results['item']}", "", f"{results['title']}.", ""]
     if results["claim"]:
         lines += [f"The paper says: {results['claim']}", ""]
@@ -72,22 +75,22 @@ def section(results: Results, remarks: str = "", picture: str = "") -> str:
         lines += [results["note"], ""]
     lines += [f"    kairosfl reproduce {results['item']}", ""]
     if picture:
-        lines += [f"![Curves by round, panels for each baseline]({picture})", "", CAPTION, ""]
+        lines += [f"![Curves by round, one panel per baseline]({picture})", "", CAPTION, ""]
     lines += [*_markdown(table(results)), ""]
     gains = _gains(results)
     if gains:
-        lines += ["With against without, on the seeds and rounds that both have:", "", *_markdown(gains), ""]
-    lines += _verdict(results)
+        lines += ["Difference from the baseline, on the seeds and rounds that both have:", "", *_markdown(gains), ""]
+    lines += _conclusion(results)
     if remarks:
         lines += [remarks.strip(), ""]
     lines += [_made_on(results), ""]
     return "\n".join(lines)
 
 
-def judge(cell: Mapping[str, Any], measure: str) -> Verdict | None:
-    """Whether ours agrees with the printed value; None: nothing printed or run, not all its rounds, not the paper's."""
+def agreement(cell: Mapping[str, Any], measure: str) -> Agreement | None:
+    """Whether ours agrees with the published value; None if there is none or the cell was not run as published."""
     ours, printed = values(cell, measure), cell["printed"].get(measure)
-    if printed is None or not ours or not as_printed(cell):
+    if printed is None or not ours or not as_published(cell):
         return None
     off = abs(statistics.fmean(ours) - printed)
     if off <= MEASURES[measure].tolerance:
@@ -95,23 +98,23 @@ def judge(cell: Mapping[str, Any], measure: str) -> Verdict | None:
     return "open" if len(ours) > 1 and off <= 2 * statistics.stdev(ours) else "not reproduced"
 
 
-def as_printed(cell: Mapping[str, Any]) -> bool:
-    """Whether a cell has run as the paper's did, to the end."""
-    return complete(cell) and bool(cell.get("judged", True))
+def as_published(cell: Mapping[str, Any]) -> bool:
+    """Whether a cell was run in the paper's setting and for all its rounds."""
+    return complete(cell) and bool(cell["comparable"])
 
 
 def _overview(everything: Sequence[Results]) -> str:
     rows = []
     for results in everything:
         measure, cells = results["measures"][0], results["cells"].values()
-        verdicts = [None if results.get("beat") else judge(cell, measure) for cell in cells]
+        outcomes = [None if results.get("beat") else agreement(cell, measure) for cell in cells]
         rows.append(
             {
                 "item": f"[{results['item']}](#{results['item'].replace('/', '')})",
-                "cells run": str(len(verdicts)),
-                "to the end": str(sum(map(complete, cells))),
+                "cells run": str(len(outcomes)),
+                "completed": str(sum(map(complete, cells))),
                 "seeds": _range([len(longest(cell)) for cell in cells]),
-                **{word: str(verdicts.count(word)) if any(verdicts) else "–" for word in get_args(Verdict)},
+                **{word: str(outcomes.count(word)) if any(outcomes) else "–" for word in get_args(Agreement)},
             }
         )
     return "\n".join([*_markdown(rows), ""])
@@ -129,54 +132,59 @@ def _gains(results: Results) -> list[dict[str, str]]:
         rows.append(
             {
                 "cell": name,
-                "against": cell["baseline"],
+                "baseline": cell["baseline"],
                 "ours": _signed_spread(ours, digits),
-                "printed": "–" if printed is None else signed(printed, digits),
+                "published": "–" if printed is None else signed(printed, digits),
                 "rounds": done(cell),
                 "seeds": str(len(ours)),
-                "holds": _holds(statistics.fmean(ours), printed, judged=as_printed(cell)),
+                "holds": _holds(statistics.fmean(ours), printed, comparable=as_published(cell)),
             }
         )
     return rows
 
 
-def _holds(ours: float, printed: float | None, *, judged: bool) -> str:
-    if printed is None or not judged:
+def _holds(ours: float, printed: float | None, *, comparable: bool) -> str:
+    if printed is None or not comparable:
         return "–"
     if ours * printed <= 0:
         return "no"
     return "yes" if abs(ours) >= abs(printed) / 2 else "in part"
 
 
-def _verdict(results: Results) -> list[str]:
-    """What did not reproduce and what cannot be told, in plain words."""
+def _conclusion(results: Results) -> list[str]:
+    """What was not reproduced and what is left open, in words."""
     measure = results["measures"][0]
     title = MEASURES[measure].title
     if results.get("beat"):
         return _beaten(results, measure)
-    verdicts = {name: judge(cell, measure) for name, cell in results["cells"].items()}
-    named = {word: [name for name, verdict in verdicts.items() if verdict == word] for word in get_args(Verdict)}
+    outcomes = {name: agreement(cell, measure) for name, cell in results["cells"].items()}
+    named = {word: [name for name, outcome in outcomes.items() if outcome == word] for word in get_args(Agreement)}
     total = sum(map(len, named.values()))
     if not total:
         return []
     left = f", {len(named['open'])} left open" if named["open"] else ""
-    lines = [f"**{title.capitalize()}: {len(named['reproduced'])} of {total} judged cells reproduced{left}.**", ""]
-    for word, heading in (("not reproduced", "Did not reproduce"), ("open", "Left open, by seeds that lie far apart")):
+    lines = [f"**{title.capitalize()}: {len(named['reproduced'])} of {total} compared cells reproduced{left}.**", ""]
+    for word, heading in (("not reproduced", "Not reproduced"), ("open", "Left open, because the seeds differ widely")):
         if named[word]:
-            lines += [f"{heading}:", "", *(_beside(name, results["cells"][name], measure) for name in named[word]), ""]
+            lines += [
+                f"{heading}:",
+                "",
+                *(_comparison(name, results["cells"][name], measure) for name in named[word]),
+                "",
+            ]
     return lines
 
 
-def _beside(name: str, cell: Mapping[str, Any], measure: str) -> str:
+def _comparison(name: str, cell: Mapping[str, Any], measure: str) -> str:
     ours, printed, digits = values(cell, measure), cell["printed"][measure], MEASURES[measure].digits
     return (
-        f"- `{name}` ({cell['reading']}): ours {spread(ours, digits)}, printed {printed:.{digits}f}, "
+        f"- `{name}` ({cell['reading']}): ours {spread(ours, digits)}, published {printed:.{digits}f}, "
         f"{signed(statistics.fmean(ours) - printed, digits)}"
     )
 
 
 def _beaten(results: Results, measure: str) -> list[str]:
-    """By how much the best printed values are passed."""
+    """By how much the best published values are exceeded."""
     digits = MEASURES[measure].digits
     lines = []
     for name, cell in results["cells"].items():
@@ -184,7 +192,7 @@ def _beaten(results: Results, measure: str) -> list[str]:
         if ours and printed is not None:
             more = signed(statistics.fmean(ours) - printed, digits)
             lines += [
-                f"**`{name}`: {spread(ours, digits)} where the best in print is {printed:.{digits}f}, {more}.**",
+                f"**`{name}`: {spread(ours, digits)} where the best published value is {printed:.{digits}f}, {more}.**",
                 "",
             ]
     return lines
@@ -197,7 +205,7 @@ def _made_on(results: Results) -> str:
     )
     evaluated = " or ".join(map(str, sorted({run["evaluated"] for run in runs if run.get("evaluated")})))
     every = {"": "", "1": " Evaluated every round."}.get(evaluated, f" Evaluated every {evaluated} rounds.")
-    return f"Made with {'; '.join(made)}.{every}"
+    return f"Run with {'; '.join(made)}.{every}"
 
 
 def _signed_spread(numbers: Sequence[float], digits: int) -> str:
@@ -212,6 +220,6 @@ def _range(numbers: Sequence[int]) -> str:
 
 def _markdown(rows: Sequence[Mapping[str, str]]) -> list[str]:
     heads = list(rows[0])
-    lines = [heads, ["---" if head in ("cell", "reading", "item", "against") else "---:" for head in heads]]
+    lines = [heads, ["---" if head in ("cell", "reading", "item", "baseline") else "---:" for head in heads]]
     lines += [[row[head] for head in heads] for row in rows]
     return [f"| {' | '.join(cells)} |" for cells in lines]

@@ -1,4 +1,4 @@
-"""Run an item of a paper as one sweep, and put what comes out beside what is printed."""
+"""Run an item of a paper as one sweep, and collect the results."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from kairosfl.runs.experiment import Folder
 from kairosfl.runs.sweep import Member, sweep
 from kairosfl.tasks import data
 
-PATIENCE = 10.0  # seconds; a rehearsal does not wait for a second round after a first one that took longer
+PATIENCE = 10.0  # seconds; no second round is timed after a first one that took longer
 
 
-class Watcher(Protocol):
-    """What shows a sweep while it runs, such as `progress.ShowSweep`."""
+class Progress(Protocol):
+    """Shows a sweep while it runs, such as `progress.SweepProgress`."""
 
     def begin(self, name: str, done: int) -> experiment.Notify: ...
 
 
-Watch = Callable[[dict[str, int]], AbstractContextManager[Watcher]]
+MakeProgress = Callable[[dict[str, int]], AbstractContextManager[Progress]]
 
 
 def reproduce(
@@ -42,38 +42,40 @@ def reproduce(
     changes: Sequence[str] = (),
     out: Path,
     say: Callable[[str], None] = print,
-    watch: Watch | None = None,
+    progress: MakeProgress | None = None,
     command: str = "",
 ) -> Results:
-    """Run the chosen cells and return the results, ready for `results.table`; started again, it goes on where it was.
+    """Run the chosen cells and return the results, ready for `results.table`; run again, it resumes.
 
-    `changes` are `section.key=value` texts for every run; `say` is told what is left out and how long the rest will
-    take; `watch` makes what shows progress, from the rounds of every run.
+    `changes` are `section.key=value` overrides for every run; `say` prints what is skipped and how long the rest will
+    take; `progress` creates a progress display from the number of rounds of every run.
     """
     asked = members(item, cells, seeds, rounds, changes)
     runs = available(asked, say)
     if not runs:
-        raise UserError(f"Nothing of {item.key} can be run: the data of all {len(asked)} runs is missing.")
+        raise UserError(
+            f"No cell of {item.key} can be run: the data of all {len(asked)} runs is missing; see the messages above."
+        )
     left = sum(rounds_left(member, out) for member in runs)
     say(f"{item.key}: {len(runs)} runs in {out}, {left} rounds to go.")
     if left:
         with experiment.within_memory():
             seconds = estimate(runs, out)
-        say(f"About {duration(seconds)}, by the time of a round measured now; less where runs share a GPU.")
+        say(f"About {duration(seconds)}, estimated from the time of one round; less where runs share a GPU.")
     try:
-        with watch({member.name: member.config.train.rounds for member in runs}) if watch else nullcontext() as show:
+        with progress({run.name: run.config.train.rounds for run in runs}) if progress else nullcontext() as show:
             sweep(runs, out, command=command, watch=show.begin if show else None, say=say)
-    except UserError as error:  # the others have come to their end
+    except UserError as error:  # the other runs have finished
         found = _found(runs, out, item, changes)
         if not found["cells"]:
             raise
-        say(f"{error} It counts as far as it got.")
+        say(f"{error} Its finished rounds are included.")
         return found
     return _found(runs, out, item, changes)
 
 
 def available(asked: Sequence[Member], say: Callable[[str], None]) -> list[Member]:
-    """The runs whose data is there or can be fetched; says once for every data set what is not."""
+    """The runs whose data exists or can be downloaded; says once for every other data set what is missing."""
     missing: dict[str, str | None] = {}
     for member in asked:
         source = _source(member.config)
@@ -82,12 +84,12 @@ def available(asked: Sequence[Member], say: Callable[[str], None]) -> list[Membe
     for source, problem in missing.items():
         if problem:
             count = sum(_source(member.config) == source for member in asked)
-            say(f"Left out, {count} runs: {problem}")
+            say(f"Skipping {count} runs: {problem}")
     return [member for member in asked if not missing[_source(member.config)]]
 
 
 def estimate(runs: Sequence[Member], out: Path) -> float:
-    """Seconds for the rounds left: of every task one run is timed, the others by how much they train in a round."""
+    """Seconds for the remaining rounds: one run per task is timed, the others are scaled by their work per round."""
     speeds: dict[str, float] = {}
     total = 0.0
     for member in runs:
@@ -95,45 +97,45 @@ def estimate(runs: Sequence[Member], out: Path) -> float:
         if left:
             task = _source(member.config) + repr((member.config.model.name, dict(member.config.model.options)))
             if task not in speeds:
-                speeds[task] = rehearse(member.config) / _effort(member.config)
+                speeds[task] = seconds_per_round(member.config) / _effort(member.config)
             total += left * speeds[task] * _effort(member.config)
     return total
 
 
-def rehearse(config: Config) -> float:
-    """Seconds of a round, from the second round of a run that is thrown away, or from the first if that is slow."""
+def seconds_per_round(config: Config) -> float:
+    """Seconds per round, from the second round of a throw-away run, or from the first if that is slow."""
     config = replace(config, train=replace(config.train, rounds=3))
     task = experiment.build_task(config)
     config = settle(config, task)
     engine = build_engine(config, task)
     took = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        course = experiment.record(config, task, engine, Folder(Path(folder)))
-        briefs = next(course)
+        rounds = experiment.record(config, task, engine, Folder(Path(folder)))
+        briefs = next(rounds)
         for _ in range(2):
             began = time.perf_counter()
-            briefs = course.send(engine.train(briefs))
+            briefs = rounds.send(engine.train(briefs))
             took = time.perf_counter() - began
             if took > PATIENCE:
                 break
-        course.close()
+        rounds.close()
     return took
 
 
 def rounds_left(member: Member, out: Path) -> int:
-    """How many rounds a run has before it."""
+    """How many rounds of a run remain."""
     folder = Folder(out / member.name)
     return 0 if folder.finished() else max(0, member.config.train.rounds - (folder.rounds_done() or 0))
 
 
 def _found(runs: Sequence[Member], out: Path, item: Item, changes: Sequence[str]) -> Results:
-    """Of the runs that were asked for; what was run into the same folder before serves as their baselines."""
+    """Results of the requested runs; earlier runs in the same folder serve as their baselines."""
     folders = [folder for member in runs if (folder := out / member.name).is_dir()]
-    return collect(folders, item, changes, beside=[out] if folders else [])
+    return collect(folders, item, changes, baselines=[out] if folders else [])
 
 
 def _effort(config: Config) -> float:
-    """Passes over the data of a client that a round takes, in clients' shares of the whole."""
+    """Passes over the whole data set per round."""
     return config.train.cohort * config.train.epochs / max(config.data.clients, 1)
 
 

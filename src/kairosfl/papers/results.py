@@ -1,4 +1,4 @@
-"""Results of an item: from run folders to a small JSON file, and from that to a table."""
+"""Results of an item: from run folders to a small JSON file, and from there to a table."""
 
 from __future__ import annotations
 
@@ -15,38 +15,40 @@ import numpy as np
 from kairosfl.errors import UserError
 from kairosfl.papers import ITEMS
 from kairosfl.papers.item import Item
-from kairosfl.papers.measures import MEASURES, TRACES, Course
+from kairosfl.papers.measures import MEASURES, TRACES, RecordedRun
 from kairosfl.report.tables import fixed, signed
 from kairosfl.runs.config import Config, load, tables
 from kairosfl.runs.files import plain, write
 
 Results = dict[str, Any]
-POINTS = 100  # at most, of a curve
+POINTS = 100  # at most, per curve
 DIGITS = 4
 ABOUT = ("version", "git", "torch", "python", "device", "engine", "precision")
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """What makes a run a cell: its configuration without the seed, the rounds, and how it was carried out."""
+    """What identifies the cell of a run: its configuration without the seed, the rounds, and how it was executed."""
     whole = tables(config)
     del whole["seed"], whole["train"]["rounds"]
     whole["run"] = {"detector": config.run.detector}
     return whole
 
 
-def collect(folders: Sequence[Path], item: Item, changes: Sequence[str] = (), beside: Sequence[Path] = ()) -> Results:
-    """What the runs in these folders say about an item: every run whose configuration, `changes` made, is a cell's.
+def collect(
+    folders: Sequence[Path], item: Item, changes: Sequence[str] = (), baselines: Sequence[Path] = ()
+) -> Results:
+    """The results of an item from run folders: every run whose configuration, with `changes`, is that of a cell.
 
-    Of two runs of one cell and seed the longer one counts, and a run that was cut counts as far as it got. Runs in the
-    folders `beside` are baselines for these, and nothing more.
+    Of two runs with the same cell and seed the longer one counts; of an interrupted run, the finished rounds count.
+    Runs in the folders `baselines` only serve as baselines for these.
     """
     configs = {name: cell.config(changes=changes) for name, cell in item.cells.items()}
     cells = {_key(identity(config)): name for name, config in configs.items()}
-    found = _courses(folders, cells)
-    baselines = _courses(beside, cells) | found
-    for (name, seed), (course, rounds) in found.items():
-        baseline, its_rounds = baselines.get((item.cells[name].baseline or name, seed), (None, rounds))
-        course.baseline = baseline if its_rounds == rounds else None
+    found = _longest_runs(folders, cells)
+    known = _longest_runs(baselines, cells) | found
+    for (name, seed), (run, rounds) in found.items():
+        baseline, its_rounds = known.get((item.cells[name].baseline or name, seed), (None, rounds))
+        run.baseline = baseline if its_rounds == rounds else None
     return {
         "item": item.key,
         "title": item.title,
@@ -59,12 +61,12 @@ def collect(folders: Sequence[Path], item: Item, changes: Sequence[str] = (), be
                 "reading": cell.reading,
                 "baseline": cell.baseline,
                 "printed": dict(cell.printed),
-                "judged": cell.judged,
+                "comparable": cell.comparable,
                 "rounds": cell.config().train.rounds,
                 "config": json.loads(_key(identity(configs[name]))),
                 "runs": [
-                    _run(course, seed, item)
-                    for (own, seed), (course, _) in sorted(found.items(), key=lambda pair: pair[0][1])
+                    _entry(run, seed, item)
+                    for (own, seed), (run, _) in sorted(found.items(), key=lambda pair: pair[0][1])
                     if own == name
                 ],
             }
@@ -75,44 +77,45 @@ def collect(folders: Sequence[Path], item: Item, changes: Sequence[str] = (), be
 
 
 def save(results: Results, folder: Path) -> Path:
-    """Put results into their file, beside those that it has.
+    """Merge results into the file of their item.
 
-    Of two runs of one cell and seed the longer one stays; runs of another configuration of the cell do not.
+    Of two runs with the same cell and seed the longer one is kept; runs of an outdated configuration are dropped.
     """
     if not results["cells"]:
-        raise UserError(f"None of these runs is a cell of {results['item']}; its cells are in `kairosfl.papers`.")
+        raise UserError(f"None of these runs is a cell of {results['item']}; see its cells in `kairosfl.papers`.")
     path = folder / f"{results['item'].replace('/', '-')}.json"
     merged = _merge(read(path), results) if path.is_file() else results
     text = json.dumps(plain(merged), indent=1, ensure_ascii=False)
-    # Lists of numbers on one line each, or a curve would be a page long.
+    # Each list of numbers on one line, or a curve would be a page long.
     text = re.sub(r"\[[^\[\]{}\"]+\]", lambda found: re.sub(r"\s+", " ", found[0]), text)
     write(path, text + "\n")
     return path
 
 
 def read(path: Path) -> Results:
-    """A file that `save` wrote."""
+    """Read a file written by `save`."""
     try:
         results: Results = json.loads(path.read_text(encoding="utf-8"))
+        assert all("comparable" in cell for cell in results["cells"].values())
         assert all("curves" in run for cell in results["cells"].values() for run in cell["runs"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
-        raise UserError(f"{path} holds no results; delete it and collect them again.") from None
+        raise UserError(f"{path} does not contain results; delete it and collect them again.") from None
     return results
 
 
 def longest(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The runs of a cell that got furthest: those that count. A mean over unequal rounds would mean nothing."""
+    """The runs of a cell with the most rounds; only these count, as a mean over unequal rounds is meaningless."""
     most = max(run["rounds"] for run in cell["runs"])
     return [run for run in cell["runs"] if run["rounds"] == most]
 
 
 def values(cell: Mapping[str, Any], measure: str) -> list[float]:
-    """A measure of every run that counts, where it is known."""
+    """A measure of every run that counts, if known."""
     return [run["values"][measure] for run in longest(cell) if run["values"].get(measure) is not None]
 
 
 def spread(numbers: Sequence[float], digits: int) -> str:
-    """`mean ± deviation`; the deviation only where there are two or more."""
+    """`mean ± standard deviation`; the latter only for two or more numbers."""
     if not numbers:
         return "–"
     shown = fixed(statistics.fmean(numbers), digits)
@@ -120,24 +123,24 @@ def spread(numbers: Sequence[float], digits: int) -> str:
 
 
 def complete(cell: Mapping[str, Any]) -> bool:
-    """Whether its longest runs have the paper's rounds."""
+    """Whether its longest runs have as many rounds as the paper's."""
     return bool(longest(cell)[0]["rounds"] >= cell["rounds"])
 
 
 def done(cell: Mapping[str, Any]) -> str:
-    """Rounds done, of how many where it is not all."""
+    """Rounds done, and of how many if incomplete."""
     rounds = str(longest(cell)[0]["rounds"])
     return rounds if complete(cell) else f"{rounds} of {cell['rounds']}"
 
 
 def seeds(cell: Mapping[str, Any]) -> str:
-    """How many runs count, of how many where others ended sooner."""
+    """How many runs count, and of how many if others ended earlier."""
     count = len(longest(cell))
     return str(count) if count == len(cell["runs"]) else f"{count} of {len(cell['runs'])}"
 
 
 def table(results: Results) -> list[dict[str, str]]:
-    """A row a cell: what was read, ours, printed, the difference, and how many rounds and seeds stand behind it."""
+    """One row per cell: the reading, our value, the published value, their difference, and the rounds and seeds."""
     printed = [m for m in results["measures"] if any(m in cell["printed"] for cell in results["cells"].values())]
     rows = []
     for name, cell in results["cells"].items():
@@ -150,7 +153,7 @@ def table(results: Results) -> list[dict[str, str]]:
                 row[title] += f" ({len(ours)} of {len(longest(cell))})"
             if measure in printed:
                 value = cell["printed"].get(measure)
-                row[f"{title}: printed"] = "–" if value is None else f"{value:.{digits}f}"
+                row[f"{title}: published"] = "–" if value is None else f"{value:.{digits}f}"
                 known = ours and value is not None
                 row[f"{title}: difference"] = signed(statistics.fmean(ours) - value, digits) if known else "–"
         rows.append(row | {"rounds": done(cell), "seeds": seeds(cell)})
@@ -158,7 +161,7 @@ def table(results: Results) -> list[dict[str, str]]:
 
 
 def gain(results: Results, name: str, measure: str) -> tuple[list[float], float | None] | None:
-    """What a cell adds to its baseline: ours for every seed that both have, and printed. None without a baseline."""
+    """The gain of a cell over its baseline, for every common seed, and as published. None without a baseline."""
     cell = results["cells"][name]
     base = results["cells"].get(cell["baseline"])
     if base is None:
@@ -173,22 +176,22 @@ def gain(results: Results, name: str, measure: str) -> tuple[list[float], float 
     return ours, cell["printed"][measure] - base["printed"][measure] if known else None
 
 
-def _run(course: Course, seed: int, item: Item) -> dict[str, Any]:
-    about = json.loads((course.path / "run.json").read_text()) if (course.path / "run.json").is_file() else {}
+def _entry(run: RecordedRun, seed: int, item: Item) -> dict[str, Any]:
+    about = json.loads((run.path / "run.json").read_text()) if (run.path / "run.json").is_file() else {}
     return {
         "seed": seed,
-        "rounds": course.rows[-1]["round"],
-        "evaluated": load(course.path / "config.toml").run.eval_every,
+        "rounds": run.rows[-1]["round"],
+        "evaluated": load(run.path / "config.toml").run.eval_every,
         **{key: about.get(key) for key in ABOUT},
-        "seconds": round(float(course.column("seconds").sum()), 1),
-        "values": {name: _rounded(MEASURES[name].of(course)) for name in item.measures},
-        "curves": {name: _curve(course, name) for name in ("accuracy", *item.traces)},
+        "seconds": round(float(run.column("seconds").sum()), 1),
+        "values": {name: _rounded(MEASURES[name].of(run)) for name in item.measures},
+        "curves": {name: _curve(run, name) for name in ("accuracy", *item.traces)},
     }
 
 
-def _curve(course: Course, name: str) -> dict[str, list[float]]:
-    """Some points of a curve, the first and the last among them, in as many digits as a picture needs."""
-    rounds, values = TRACES[name].of(course)
+def _curve(run: RecordedRun, name: str) -> dict[str, list[float]]:
+    """At most `POINTS` points of a curve, including the first and the last, with enough digits for a plot."""
+    rounds, values = TRACES[name].of(run)
     points = np.unique(np.linspace(0, max(len(rounds) - 1, 0), min(len(rounds), POINTS)).round().astype(int))
     return {"round": rounds[points].tolist(), "value": [float(f"{value:.{DIGITS}g}") for value in values[points]]}
 
@@ -198,7 +201,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _merge(old: Results, new: Results) -> Results:
-    """The new item with the runs of both, its cells in their own order."""
+    """The new results with the runs of both, and the cells in the item's order."""
     cells = {**old["cells"], **new["cells"]}
     for name in old["cells"].keys() & new["cells"].keys():
         if old["cells"][name]["config"] != new["cells"][name]["config"]:
@@ -212,17 +215,17 @@ def _merge(old: Results, new: Results) -> Results:
     return {**new, "cells": {name: cells[name] for name in (*known, *cells) if name in cells}}
 
 
-def _courses(folders: Sequence[Path], cells: Mapping[str, str]) -> dict[tuple[str, int], tuple[Course, int]]:
-    """The longest run of every cell and seed, and the rounds that it was to have."""
-    found: dict[tuple[str, int], tuple[Course, int]] = {}
+def _longest_runs(folders: Sequence[Path], cells: Mapping[str, str]) -> dict[tuple[str, int], tuple[RecordedRun, int]]:
+    """The longest run of every cell and seed, and its planned number of rounds."""
+    found: dict[tuple[str, int], tuple[RecordedRun, int]] = {}
     for path in _runs(folders):
         config = load(path / "config.toml")
         name = cells.get(_key(identity(config)))
-        course = Course(path)
-        if name and course.rows:
+        run = RecordedRun(path)
+        if name and run.rows:
             before = found.get((name, config.seed))
-            if before is None or len(before[0].rows) < len(course.rows):
-                found[name, config.seed] = course, config.train.rounds
+            if before is None or len(before[0].rows) < len(run.rows):
+                found[name, config.seed] = run, config.train.rounds
     return found
 
 
@@ -233,6 +236,6 @@ def _key(value: Mapping[str, Any]) -> str:
 def _runs(folders: Sequence[Path]) -> list[Path]:
     for folder in folders:
         if not Path(folder).is_dir():
-            raise UserError(f"There is no folder {folder}; give run folders, or folders of run folders.")
+            raise UserError(f"{folder} is not a folder; give run folders, or folders that contain run folders.")
     found = {path.parent.resolve() for folder in folders for path in Path(folder).rglob("metrics.jsonl")}
     return sorted(path for path in found if (path / "config.toml").is_file())

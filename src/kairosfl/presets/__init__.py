@@ -1,4 +1,4 @@
-"""Presets: each paper's task as a TOML configuration; its first line says what it is."""
+"""Presets: each paper's task as a TOML configuration; its first line is a description."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parent
 
 
 def names() -> list[str]:
-    """The presets there are."""
+    """The names of all presets."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
@@ -21,7 +21,7 @@ def read(name: str) -> dict[str, Any]:
     return config.read(_path(name))
 
 
-def lines() -> list[tuple[str, str]]:
+def descriptions() -> list[tuple[str, str]]:
     """Name and first comment line of every preset, for a listing."""
     return [(name, _path(name).read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")) for name in names()]
 

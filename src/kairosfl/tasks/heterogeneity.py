@@ -1,4 +1,4 @@
-"""How unlike the clients of a population are: label entropy, earth mover's distance, inequality of sizes."""
+"""Measures of how much clients differ: label entropy, earth mover's distance, and inequality of sizes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kairosfl.tasks.population import Population
 
 Floats = npt.NDArray[np.float64]
 
-BLOCK = 2**24  # counts held at a time
+BLOCK = 2**24  # counts in memory at a time
 
 
 def label_counts(targets: Ints, population: Population, classes: int, first: int = 0, last: int = -1) -> Ints:
-    """Samples of every class [clients, classes], of the clients from `first` up to `last` (-1: all)."""
+    """Samples per class [clients, classes] of the clients from `first` up to `last` (-1: all)."""
     offsets = population.offsets[first : (len(population) if last < 0 else last) + 1]
     clients = len(offsets) - 1
     labels = targets[population.order[offsets[0] : offsets[-1]]]
@@ -25,7 +25,7 @@ def label_counts(targets: Ints, population: Population, classes: int, first: int
 
 
 def label_entropy(counts: Ints) -> Floats:
-    """Entropy of each client's labels in bits: 0 for one class, log2(classes) when all are as frequent."""
+    """Entropy of each client's labels in bits: 0 for one class, log2(classes) when all are equally frequent."""
     shares = _shares(counts)
     logs = np.log2(shares, out=np.zeros_like(shares), where=shares > 0)
     entropy: Floats = np.abs((shares * logs).sum(axis=1))
@@ -33,16 +33,16 @@ def label_entropy(counts: Ints) -> Floats:
 
 
 def earth_movers_distance(counts: Ints, whole: Ints) -> Floats:
-    """Earth mover's distance of each client's label distribution to that of the whole (Zhao et al. 2018).
+    """Earth mover's distance between each client's label distribution and that of all clients (Zhao et al. 2018).
 
-    The sum over classes of |p_i(c) - p(c)|, which is 0 for equal distributions and 2 for disjoint ones.
+    The sum over classes of |p_i(c) - p(c)|, which is 0 for identical distributions and 2 for disjoint ones.
     """
     distance: Floats = np.abs(_shares(counts) - _shares(whole[None])).sum(axis=1)
     return distance
 
 
 def size_gini(sizes: Ints) -> float:
-    """Gini coefficient of the clients' sizes: 0 when all are equal, towards 1 when one client has all."""
+    """Gini coefficient of the clients' sizes: 0 when all are equal, close to 1 when one client has everything."""
     ranked = np.sort(sizes).astype(np.float64)
     count, total = len(ranked), ranked.sum()
     if total == 0:
@@ -51,7 +51,7 @@ def size_gini(sizes: Ints) -> float:
 
 
 def describe(dataset: DataSet, population: Population) -> dict[str, Any]:
-    """Sizes and measures of heterogeneity, as plain numbers and text."""
+    """Sizes and measures of heterogeneity, as plain numbers and strings."""
     targets, classes = dataset.train.targets.numpy(), dataset.classes
     whole = np.bincount(targets[population.order], minlength=classes)
     entropy, distance, held = (np.empty(len(population)) for _ in range(3))
@@ -84,6 +84,6 @@ def describe(dataset: DataSet, population: Population) -> dict[str, Any]:
 
 
 def _shares(counts: Ints) -> Floats:
-    """Rows divided by their sums; an empty row stays zero."""
+    """Rows divided by their sums; an all-zero row stays zero."""
     shares: Floats = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     return shares

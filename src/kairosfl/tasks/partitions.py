@@ -1,7 +1,7 @@
-"""Partitions: pure functions that deal samples to clients, with the same indices on every platform.
+"""Partitions: pure functions that assign samples to clients, with the same indices on every platform.
 
-Random numbers come from numpy's Philox. Drawn shares are rounded to fixed point before samples are cut, so
-that the last bits of a platform's logarithm do not move a sample from one client to another.
+Random numbers come from numpy's Philox. Random shares are rounded to fixed point before samples are split, so
+that the last bits of a platform's logarithm cannot move a sample from one client to another.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from kairosfl.errors import UserError, nearest
 from kairosfl.tasks.dataset import DataSet, Ints
 from kairosfl.tasks.population import Population
 
-Shares = npt.NDArray[np.int64]  # fixed point: what a client gets of SHARE_UNIT parts
+Shares = npt.NDArray[np.int64]  # fixed point: a client's share in units of 1 / SHARE_UNIT
 
 SHARE_UNIT = 10**9
 REDRAWS = 50
-# With more clients short than this, another draw succeeds with a chance of about e^-64: move samples instead.
+# If more clients than this are below the minimum, a redraw succeeds with probability about e^-64: move samples instead.
 HOPELESS = 64
 
 
 def iid(targets: Ints, clients: int, seed: int) -> Population:
-    """Every client a uniform sample; sizes differ by at most one."""
+    """Every client gets a uniform random sample; sizes differ by at most one."""
     _check(len(targets), clients, minimum=1)
     owner = np.empty(len(targets), dtype=np.int32)
     owner[_generator(seed, 1).permutation(len(targets))] = _runs(len(targets), clients)
@@ -35,11 +35,11 @@ def iid(targets: Ints, clients: int, seed: int) -> Population:
 def dirichlet(
     targets: Ints, clients: int, seed: int, *, alpha: float, minimum: int = 1, balance: bool = False
 ) -> Population:
-    """Label skew: every class is dealt to the clients in shares drawn from a symmetric Dirichlet(alpha).
+    """Label skew: every class is split among the clients in shares drawn from a symmetric Dirichlet(alpha).
 
-    A draw that leaves a client with fewer than `minimum` samples is repeated, at most 50 times; after that
-    samples are moved from the largest clients. With `balance`, a client that already holds its equal part
-    n/N gets nothing of the classes that come after (as FedLab and the released FedCL code do).
+    A draw that leaves a client with fewer than `minimum` samples is repeated, at most 50 times; after that,
+    samples are moved from the largest clients. With `balance`, a client that already holds its fair share n/N
+    gets no samples of the remaining classes (as in FedLab and the released FedCL code).
     """
     _check(len(targets), clients, minimum)
     _check_alpha(alpha)
@@ -57,7 +57,7 @@ def dirichlet(
 
     counts = _redraw(draw, minimum)
     shuffled = rng.permutation(len(targets))
-    # 16-bit keys are sorted in linear time
+    # numpy sorts 16-bit keys in linear time
     keys = targets[shuffled].astype(np.uint16) if len(present) <= 2**16 else targets[shuffled]
     by_class = shuffled[np.argsort(keys, kind="stable")]
     owner = np.empty(len(targets), dtype=np.int32)
@@ -66,7 +66,7 @@ def dirichlet(
 
 
 def quantity(targets: Ints, clients: int, seed: int, *, alpha: float, minimum: int = 1) -> Population:
-    """Quantity skew: sizes in shares drawn from Dirichlet(alpha), samples uniform."""
+    """Quantity skew: sizes drawn from Dirichlet(alpha), samples uniformly at random."""
     _check(len(targets), clients, minimum)
     _check_alpha(alpha)
     rng = _generator(seed, 3)
@@ -77,9 +77,9 @@ def quantity(targets: Ints, clients: int, seed: int, *, alpha: float, minimum: i
 
 
 def shards(targets: Ints, clients: int, seed: int, *, shards: int = 2) -> Population:
-    """Pathological label skew: samples sorted by class and cut into shards, `shards` to each client."""
+    """Pathological label skew: samples are sorted by class and cut into shards, `shards` per client."""
     if shards < 1:
-        raise UserError(f"data.shards is {shards}; give every client at least 1 shard.")
+        raise UserError(f"data.shards is {shards}; give at least 1 shard per client.")
     _check(len(targets), clients, minimum=shards, field="data.shards")
     rng = _generator(seed, 4)
     shuffled = rng.permutation(len(targets))
@@ -93,27 +93,27 @@ def shards(targets: Ints, clients: int, seed: int, *, shards: int = 2) -> Popula
 def mixed(
     targets: Ints, clients: int, seed: int, *, alpha: float, minimum: int = 1, balance: bool = False
 ) -> Population:
-    """Two kinds of clients: the first half IID, the others label-skewed by Dirichlet(alpha) on the samples left."""
+    """Two kinds of clients: the first half IID, the rest label-skewed by Dirichlet(alpha) on the remaining samples."""
     _check(len(targets), clients, minimum)
-    even = clients // 2
+    iid_clients = clients // 2
     skewed = partial(dirichlet, seed=seed, alpha=alpha, minimum=minimum, balance=balance)
-    if not even:
+    if not iid_clients:
         return skewed(targets, clients)
-    first, rest = np.split(_generator(seed, 6).permutation(len(targets)), [len(targets) * even // clients])
-    kinds = ((first, iid(targets[first], even, seed)), (rest, skewed(targets[rest], clients - even)))
+    first, rest = np.split(_generator(seed, 6).permutation(len(targets)), [len(targets) * iid_clients // clients])
+    kinds = ((first, iid(targets[first], iid_clients, seed)), (rest, skewed(targets[rest], clients - iid_clients)))
     owner = np.empty(len(targets), dtype=np.int32)
-    for (samples, dealt), before in zip(kinds, (0, even), strict=True):
-        owner[samples[dealt.order]] = before + np.repeat(np.arange(len(dealt)), dealt.sizes)
+    for (samples, assigned), before in zip(kinds, (0, iid_clients), strict=True):
+        owner[samples[assigned.order]] = before + np.repeat(np.arange(len(assigned)), assigned.sizes)
     return Population.from_owner(owner, clients)
 
 
 def natural(keys: Ints, clients: int | None, seed: int, *, minimum: int = 1) -> Population:
-    """One client per key (writer, speaker) with at least `minimum` samples; `clients` of them, or all."""
+    """One client per key (writer, speaker) with at least `minimum` samples; `clients` of them at random, or all."""
     if minimum < 1:
         raise UserError(f"data.minimum is {minimum}; a client needs at least 1 sample.")
     enough = np.flatnonzero(np.bincount(keys) >= minimum)
     if not len(enough):
-        raise UserError(f"data.minimum is {minimum}, and no natural client has so many samples; lower it.")
+        raise UserError(f"data.minimum is {minimum}, but no natural client has that many samples; lower it.")
     if clients is None:
         clients = len(enough)
     if not 1 <= clients <= len(enough):
@@ -148,7 +148,7 @@ def partition(
     shards: int = 2,
     balance: bool = False,
 ) -> Population:
-    """The partition called `name` of a data set; options that it does not use are ignored."""
+    """Partition a data set by the method called `name`; options that it does not use are ignored."""
     if name not in PARTITIONS:
         raise UserError(f"data.partition is {name!r}, which does not exist; {nearest(name, PARTITIONS)}")
     if name == "natural":
@@ -158,7 +158,7 @@ def partition(
             )
         return natural(dataset.keys, clients, seed, minimum=minimum)
     if clients is None:
-        raise UserError(f"data.clients: partition {name!r} needs to know how many; give a number above 0.")
+        raise UserError(f"data.clients is missing: partition {name!r} needs the number of clients; give at least 1.")
     skew = {"alpha": alpha, "minimum": minimum, "balance": balance}
     options: dict[str, dict[str, float]] = {
         "iid": {},
@@ -195,7 +195,7 @@ def _check_alpha(alpha: float) -> None:
 
 
 def _runs(samples: int, runs: int) -> npt.NDArray[np.int32]:
-    """0,0,..,1,1,..: `samples` numbers in `runs` runs of equal length (to within one)."""
+    """0,0,..,1,1,..: `samples` numbers in `runs` runs whose lengths differ by at most one."""
     cuts = np.arange(runs + 1, dtype=np.int64) * samples // runs
     return np.repeat(np.arange(runs, dtype=np.int32), np.diff(cuts))
 
@@ -205,7 +205,7 @@ def _shares(
 ) -> Shares:
     """One draw of a symmetric Dirichlet, rounded to fixed point.
 
-    In logarithms, since a gamma variate of small alpha underflows: Gamma(a) = Gamma(a + 1) * U^(1/a).
+    Computed in logarithms, because a gamma variate underflows for small alpha: Gamma(a) = Gamma(a + 1) * U^(1/a).
     """
     logs = np.log(rng.standard_gamma(alpha + 1, clients))
     logs += np.log1p(-rng.random(clients)) / alpha
@@ -217,15 +217,15 @@ def _shares(
 
 
 def _cut(samples: int, shares: Shares) -> Ints:
-    """Whole numbers of samples in proportion to the shares, by cutting at their running sum."""
+    """Numbers of samples in proportion to the shares, by cutting at their cumulative sum."""
     ends = np.cumsum(shares)
-    # The running sum may pass the unit by rounding; integers up to 2^63 hold samples * sum for 9e9 samples.
+    # Rounding may push the cumulative sum past the unit; samples * sum fits into 63 bits for up to 9e9 samples.
     counts: Ints = np.diff(ends * samples // ends[-1], prepend=0)
     return counts
 
 
 def _redraw(draw: Callable[[], Ints], minimum: int) -> Ints:
-    """Draw counts [classes, clients] until every client has its minimum, while there is hope."""
+    """Draw counts [classes, clients] until every client has its minimum, as long as a redraw can plausibly succeed."""
     counts = draw()
     for _ in range(REDRAWS):
         if not 0 < np.count_nonzero(counts.sum(axis=0) < minimum) <= HOPELESS:
@@ -235,7 +235,7 @@ def _redraw(draw: Callable[[], Ints], minimum: int) -> Ints:
 
 
 def _fill(rng: np.random.Generator, owner: Ints, clients: int, minimum: int) -> Ints:
-    """Give every client its minimum, taking random samples one by one from whoever is the largest then."""
+    """Give every client its minimum, taking random samples one by one from the client that is largest at the time."""
     sizes = np.bincount(owner, minlength=clients)
     missing = np.maximum(minimum - sizes, 0)
     if not missing.any():
@@ -251,9 +251,9 @@ def _fill(rng: np.random.Generator, owner: Ints, clients: int, minimum: int) -> 
 
 
 def _from_largest(sizes: Ints, total: int) -> Ints:
-    """What each client gives when `total` samples are taken one by one from the largest (lowest id first)."""
+    """How many samples each client gives when `total` are taken one by one from the largest (lowest id first)."""
     low, high = 0, int(sizes.max())
-    while low < high:  # the highest level to which cutting everyone down yields the total
+    while low < high:  # find the highest cap on client sizes that frees at least `total` samples
         level = (low + high + 1) // 2
         low, high = (level, high) if np.maximum(sizes - level, 0).sum() >= total else (low, level - 1)
     gives = np.maximum(sizes - low, 0)

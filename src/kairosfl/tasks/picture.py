@@ -1,4 +1,4 @@
-"""The picture of a partition: which client holds how much of which class."""
+"""Plot a partition: how many samples of each class every client holds."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from kairosfl.tasks.population import Population
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DISCS = 60  # up to so many clients each gets discs of its own; beyond, a column of colour
-COLUMNS = 800  # and beyond so many, neighbours share a column
-NAMED = 25  # up to so many classes are named
+DISCS = 60  # up to this many clients are drawn as discs; more are drawn as columns of a heat map
+COLUMNS = 800  # with more clients than this, neighbours share a column
+NAMED = 25  # up to this many classes are labelled
 
 
 def draw_partition(path: str | os.PathLike[str], dataset: DataSet, population: Population) -> None:
-    """Write the client-by-class picture as a PNG (or whatever the path's ending says)."""
+    """Draw the clients by classes and save the figure as PNG, SVG or PDF, by the path's extension."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.colors import PowerNorm
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError:
-        raise UserError('the picture needs matplotlib, which is not installed; pip install "kairosfl[cli]"') from None
+        raise UserError(
+            'drawing a partition needs matplotlib, which is not installed; pip install "kairosfl[cli]"'
+        ) from None
     counts = label_counts(dataset.train.targets.numpy(), population, dataset.classes)
     few = len(population) <= DISCS
     figure = Figure(figsize=(10, 6), layout="constrained")
@@ -41,7 +43,7 @@ def draw_partition(path: str | os.PathLike[str], dataset: DataSet, population: P
     else:
         counts = counts[_by_main_class(counts)]
         shares, sizes, edges = _columns(counts)
-        # The root lifts small shares out of the dark: with many classes all of them are small.
+        # The square root makes small shares visible: with many classes all of them are small.
         colours = PowerNorm(0.5, vmin=0, vmax=1)
         mesh = main.pcolormesh(edges, np.arange(dataset.classes + 1) - 0.5, shares.T, norm=colours)
         mesh.set_rasterized(True)
@@ -58,18 +60,18 @@ def draw_partition(path: str | os.PathLike[str], dataset: DataSet, population: P
     top.set_title(_title(describe(dataset, population)), fontsize="medium")
     target = Path(path)
     if target.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"{target} is no .png, .svg or .pdf; name the picture so.")
+        raise UserError(f"{target} is not a .png, .svg or .pdf file; change its extension.")
     part = target.with_name(f".{os.getpid()}.{target.name}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(part, dpi=150)
         os.replace(part, target)
     except OSError as error:
-        raise UserError(f"Cannot write {target}: {error.strerror or error}; choose another place.") from None
+        raise UserError(f"Cannot write {target}: {error.strerror or error}; choose another path.") from None
 
 
 def _discs(axes: Axes, counts: Ints) -> None:
-    """A disc for each client and class, its area the number of samples."""
+    """A disc for each client and class, with an area proportional to the number of samples."""
     client, label = np.nonzero(counts)
     across = 0.9 * min(560 / len(counts), 300 / counts.shape[1])  # points between neighbours
     areas = counts[client, label] / counts.max() * across**2
@@ -79,14 +81,14 @@ def _discs(axes: Axes, counts: Ints) -> None:
 
 
 def _by_main_class(counts: Ints) -> Ints:
-    """Clients by the class of which they hold most, the purest first."""
+    """Order clients by their most frequent class, the purest first."""
     main = counts.argmax(axis=1)
     purity = counts.max(axis=1) / np.maximum(counts.sum(axis=1), 1)
     return np.lexsort((-purity, main))
 
 
 def _columns(counts: Ints) -> tuple[Floats, Floats, Floats]:
-    """Mean shares and sizes of neighbouring clients, and where their columns begin and end."""
+    """Mean shares and sizes of neighbouring clients, and the edges of their columns."""
     cuts = np.unique(np.linspace(0, len(counts), min(COLUMNS, len(counts)) + 1).astype(np.int64))
     width = np.diff(cuts)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)

@@ -1,4 +1,4 @@
-"""TLS certificates and node keys for a rehearsal: an own authority, the server's certificate, a key for every node."""
+"""TLS certificates and node keys for a rehearsal: a private CA, the server's certificate, and a key for every node."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-LIFETIME = datetime.timedelta(days=90)  # short: these are for rehearsals, a deployment has its own authority
+LIFETIME = datetime.timedelta(days=90)  # short: these are for rehearsals; a deployment has its own CA
 
 
 def authority(folder: Path, hosts: Sequence[str]) -> None:
-    """`ca.crt`, and the server's `server.pem` and `server.key` for these host names and addresses."""
+    """Write `ca.crt`, and the server's `server.pem` and `server.key` for these host names and addresses."""
     ca_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Kairos rehearsal")])
-    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)  # signs certificates
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)  # may sign certificates
     ca = (
         _certificate(name, ca_key, name)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -35,14 +35,14 @@ def authority(folder: Path, hosts: Sequence[str]) -> None:
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
-    # The authority's own key is not kept: nobody can make another certificate that these nodes would trust.
+    # The CA's private key is not saved, so nobody can issue another certificate that these nodes would trust.
     _write(folder / "ca.crt", ca.public_bytes(serialization.Encoding.PEM))
     _write(folder / "server.pem", server.public_bytes(serialization.Encoding.PEM))
     _write(folder / "server.key", _private(server_key, serialization.PrivateFormat.PKCS8), secret=True)
 
 
 def node_key(path: Path) -> bytes:
-    """A node's key pair at `path` and `path.pub`; returns the public key as the server sees it."""
+    """Write a node's key pair to `path` and `path.pub`; return the public key as the server sees it."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key()
     _write(path, _private(key, serialization.PrivateFormat.OpenSSH), secret=True)
@@ -60,7 +60,7 @@ def _certificate(subject: x509.Name, key: ec.EllipticCurvePrivateKey, issuer: x5
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks differ
+        .not_valid_before(now - datetime.timedelta(minutes=5))  # allow for clock skew
         .not_valid_after(now + LIFETIME)
     )
 

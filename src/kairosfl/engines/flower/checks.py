@@ -1,4 +1,4 @@
-"""Trust: every report is checked against its brief before it is used, and refused with one line."""
+"""Trust: every report is checked against its brief before it is used; a rejected one gets a one-line reason."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PART = 1 << 20
 class Trust:
     """How far a client is trusted."""
 
-    max_norm: float = 1e4  # a larger update is refused
-    clip_norm: float = math.inf  # a larger update is scaled down to this norm
-    max_samples: int = 10_000_000  # more samples are refused: they are the client's weight
-    max_loss: float = 1e6  # a loss or score beyond this is refused, either way
+    max_norm: float = 1e4  # an update with a larger norm is rejected
+    clip_norm: float = math.inf  # an update with a larger norm is scaled down to it
+    max_samples: int = 10_000_000  # a client that claims more samples is rejected: they determine its weight
+    max_loss: float = 1e6  # a loss or score beyond this, positive or negative, is rejected
 
     def __post_init__(self) -> None:
         for name in ("max_norm", "clip_norm", "max_samples", "max_loss"):
@@ -29,7 +29,7 @@ class Trust:
 
 
 def check(report: Report, round: int, brief: Brief, trust: Trust) -> Report | str:
-    """The report as it may be used, or why it may not. Its update is scaled in place."""
+    """The report if it is accepted, or the reason if not. Its update is clipped in place."""
     reason = (
         _addressed(report, round, brief) or _numbers(report, trust) or _work(report, brief) or _measured(report, brief)
     )
@@ -46,7 +46,7 @@ def check(report: Report, round: int, brief: Brief, trust: Trust) -> Report | st
 
 
 def _norm(delta: Tensor) -> float:
-    """In double precision, which does not overflow, a part at a time, which takes no memory."""
+    """In double precision, which does not overflow, and chunk by chunk, to save memory."""
     return math.sqrt(sum(float(part.double().square().sum()) for part in delta.split(PART)))
 
 
@@ -89,6 +89,6 @@ def _measured(report: Report, brief: Brief) -> str | None:
             return (
                 f"it did not report {entry.row}"
                 if entry.asked(brief)
-                else f"it reported {entry.row}, which was not asked"
+                else f"it reported {entry.row}, which was not asked for"
             )
     return None

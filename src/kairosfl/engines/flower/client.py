@@ -1,4 +1,4 @@
-"""The ClientApp: it knows no algorithm. It says which clients it serves, and follows briefs."""
+"""The ClientApp: it contains no algorithm. It says which clients it serves, and follows briefs."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 
 MakeTask = Callable[[int | None], Task]
-GRACE = 30.0  # seconds between the exception and the end of the process
-GIVEN_UP = 70  # exit status of a process that outlived its order
+GRACE = 30.0  # seconds between the exception and killing the process
+GIVEN_UP = 70  # exit status of a process that exceeded the time limit of its brief
 
 
 class _Own(Population):
-    """All samples of a device are its client's, whatever the client's id."""
+    """All samples on a device belong to its client, whatever the client's id."""
 
     def __getitem__(self, client: int) -> Ints:
         return self.order
 
 
 def own(task: Task) -> Task:
-    """A task with the data of one client answers to any client id; one with everybody's is left alone."""
+    """A task with the data of one client accepts any client id; a task with the data of all is unchanged."""
     if len(task.clients) > 1:
         return task
     return replace(task, clients=_Own(np.asarray(task.clients.order), np.asarray(task.clients.offsets)))
@@ -44,7 +44,7 @@ def own(task: Task) -> Task:
 def client_app(make: MakeTask, *, device: str = "cpu", threads: int = 1, mods: Sequence[Any] = ()) -> ClientApp:
     """A ClientApp for the task that `make(client)` returns: the model, and the data of that client.
 
-    The ids of the clients that a node serves stand in its node config: `clients="0-3"`.
+    The node config gives the ids of the clients that a node serves: `clients="0-3"`.
     """
 
     def introduce(message: Message, context: Context) -> Message:
@@ -58,7 +58,10 @@ def client_app(make: MakeTask, *, device: str = "cpu", threads: int = 1, mods: S
         torch.set_num_threads(threads)
         task = own(make(brief.client))
         if len(brief.start) != task.layout.size:
-            raise UserError(f"the server's model has {len(brief.start)} numbers, this client's {task.layout.size}.")
+            raise UserError(
+                f"the server's model has {len(brief.start)} parameters, but this client's has {task.layout.size}; "
+                "give both the same task.py."
+            )
         report = Trainer(task, torch.device(device)).follow(brief)
         return Message(report_record(report, brief.round, packing), reply_to=message)
 
@@ -76,9 +79,9 @@ def _served(context: Context) -> list[int]:
 
 
 def in_time(message: Message, context: Context, follow: Callable[[Message, Context], Message]) -> Message:
-    """Give up when nobody waits for the answer any more: a client that hangs would block its node for ever.
+    """Give up once the server no longer waits for the answer: a client that hangs would block its node forever.
 
-    First by an exception, which frees the node at once; a process that does not even hear that is ended.
+    First raise an exception, which frees the node at once; a process that does not react to it is killed.
     """
     seconds = message.metadata.ttl
     end = threading.Timer(seconds + GRACE, os._exit, (GIVEN_UP,))

@@ -1,7 +1,7 @@
-"""Engine `flower`: briefs out to the nodes, checked reports back in, with a deadline and a quorum.
+"""Engine `flower`: sends briefs to the nodes and checks their reports, with a deadline and a quorum.
 
-It pushes and pulls by itself, since Flower's own loop sleeps three seconds at a time. Every brief has one outcome: a
-report, or a reason in one line.
+It pushes and pulls messages itself because Flower's own loop sleeps three seconds at a time. Every brief has exactly
+one outcome: a report, or a one-line reason why there is none.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from torch.func import functional_call
 from kairosfl.core.fields import Brief, Briefs, Report, Reports
 from kairosfl.engines.evaluate import Evaluator
 from kairosfl.engines.flower.checks import Trust, check
-from kairosfl.engines.flower.roster import DROPPED, Reception, Roster, clean, introduced, pull, push
+from kairosfl.engines.flower.roster import DROPPED, NodeRegistry, Roster, claimed_ids, clean, pull, push
 from kairosfl.engines.flower.updates import Updates
 from kairosfl.engines.flower.wire import Malformed, Packing, brief_record, read_report
 from kairosfl.errors import UserError
 from kairosfl.tasks.task import Task
 from kairosfl.tasks.vector import base, trained
 
-POLL = (0.05, 1.0)  # seconds between two looks for answers: at first, and at most
+POLL = (0.05, 1.0)  # seconds between two polls for answers: at first, and at most
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How rounds are held over real devices."""
+    """How rounds are run over real devices."""
 
-    deadline: float = 600.0  # seconds that clients have, once all briefs are sent
-    quorum: float = 0.5  # part of the needed reports without which a round counts for nothing
-    over: float = 0.0  # part of the cohort that is asked on top, for those who will not answer
+    deadline: float = 600.0  # seconds that clients have once all briefs are sent
+    quorum: float = 0.5  # fraction of the needed reports below which a round is discarded
+    over: float = 0.0  # fraction of the cohort asked in addition, to make up for clients that do not answer
     wait: float = 300.0  # seconds to wait for a quorum of the cohort to be online
-    on_disk: int = 256 << 20  # bytes of updates from which on they are kept on disk
+    on_disk: int = 256 << 20  # updates of at least this many bytes in total are kept on disk
     packing: Packing = field(default_factory=Packing)
     trust: Trust = field(default_factory=Trust)
 
@@ -58,12 +58,12 @@ class Settings:
         return min(clients, math.ceil(cohort * (1 + self.over) - 1e-9))
 
     def needed(self, asked: int) -> int:
-        """Reports with which a round goes on at once."""
+        """The number of reports after which a round ends at once."""
         return math.ceil(asked / (1 + self.over) - 1e-9)
 
 
 class Flower(Evaluator):
-    """Follows briefs on the nodes of a Flower grid, and evaluates here."""
+    """Trains on the nodes of a Flower grid, and evaluates on the server."""
 
     def __init__(
         self,
@@ -75,49 +75,52 @@ class Flower(Evaluator):
         folder: Path | None = None,
         start: Tensor | None = None,
     ) -> None:
-        """`folder` keeps the roster, and large updates while they are needed; `start` stands in for the task's model.
+        """`folder` stores the roster and, temporarily, large updates; `start` replaces the task's initial model.
 
-        `task` is kept without the trained numbers of its model, which live in the run.
+        `task` is kept without the trained parameters of its model, which are part of the run.
         """
         self.grid, self.settings, self.folder = grid, settings, folder
         self._start: Tensor | None = task.start() if start is None else start
         if len(self._start) != task.layout.size:
-            raise UserError(f"deploy.start holds {len(self._start)} numbers, the model {task.layout.size}.")
+            raise UserError(
+                f"deploy.start has {len(self._start)} parameters, but the model has {task.layout.size}; "
+                "give a run of the same model."
+            )
         super().__init__(replace(task, model=hollow(task.model)), torch.device("cpu"), self._predict_with)
         self.roster = Roster(len(task.clients), folder / "roster.json" if folder else None)
         self._updates: Updates | None = None
-        self._reception = Reception(grid, self.roster, log, settings.deadline)
+        self._registry = NodeRegistry(grid, self.roster, log, settings.deadline)
 
     def start(self) -> Tensor:
-        """The model before training; handed over, not kept."""
+        """The initial model; can be called once, since it is not kept."""
         x, self._start = self._start, None
-        assert x is not None, "it was handed over before"
+        assert x is not None, "start() was already called"
         return x
 
     def train(self, briefs: Briefs) -> Reports:
-        """Reports in client order; why there is none of a client stands in `failed`."""
+        """Reports in client order; `failed` gives the reason for each client without one."""
         needed = self.settings.needed(len(briefs))
         quorum = math.ceil(self.settings.quorum * needed)
         self._gather(briefs.ids.tolist(), max(1, quorum))
         orders = {brief.client: brief for brief in briefs.each()}
         row = {client: i for i, client in enumerate(orders)}
         if self._updates is not None:
-            self._updates.settle()  # of the last round, which its record still holds
+            self._updates.release()  # those of the last round, to which its record still refers
         updates = self._updates = Updates(briefs, self.folder, self.settings.on_disk)
-        flying, failed = self._push(orders)
-        updates.settle()
+        in_flight, failed = self._push(orders)
+        updates.release()
         until = time.monotonic() + self.settings.deadline
         good: dict[int, Report] = {}
         pause = POLL[0]
         late = f"no answer in {self.settings.deadline:g} s"
-        while flying and len(good) < needed and time.monotonic() < until:
-            before = len(flying)
-            for sent, (client, node, due) in list(flying.items()):
+        while in_flight and len(good) < needed and time.monotonic() < until:
+            before = len(in_flight)
+            for sent, (client, node, due) in list(in_flight.items()):
                 outcome = self._outcome(sent, node, orders[client], updates[row[client]])
                 if outcome is None:
                     continue
-                del flying[sent]
-                updates.settle()
+                del in_flight[sent]
+                updates.release()
                 if isinstance(outcome, str):
                     overdue = outcome in DROPPED and time.monotonic() >= due
                     failed[client] = late if overdue else outcome
@@ -125,14 +128,14 @@ class Flower(Evaluator):
                     good[client] = outcome
                 if len(good) == needed:
                     break
-            if len(flying) == before:
+            if len(in_flight) == before:
                 time.sleep(pause)
-            pause = POLL[0] if len(flying) < before else min(1.5 * pause, POLL[1])
-            self._reception.meet()
-        why = "the round went on without it" if len(good) == needed else late
-        failed |= {client: why for client, *_ in flying.values()}
+            pause = POLL[0] if len(in_flight) < before else min(1.5 * pause, POLL[1])
+            self._registry.poll()
+        why = "the round ended without it" if len(good) == needed else late
+        failed |= {client: why for client, *_ in in_flight.values()}
         if len(good) < quorum:
-            failed |= dict.fromkeys(good, f"{len(good)} good reports are no quorum of {quorum}")
+            failed |= dict.fromkeys(good, f"{len(good)} accepted reports do not reach the quorum of {quorum}")
             good = {}
         clients = sorted(good)
         delta = updates.rows([row[client] for client in clients])
@@ -143,19 +146,19 @@ class Flower(Evaluator):
         return outputs
 
     def _gather(self, clients: list[int], wanted: int) -> None:
-        """Wait until so many of these clients are there, or all who are about to come, as long as the settings say."""
+        """Wait until `wanted` of these clients are online and no node is still being asked, at most `settings.wait`."""
         until = time.monotonic() + self.settings.wait
-        self._reception.meet()
+        self._registry.poll()
         while time.monotonic() < until:
             there = sum(client in self.roster.nodes for client in clients)
-            if there == len(clients) or (there >= wanted and not self._reception.expecting):
+            if there == len(clients) or (there >= wanted and not self._registry.pending):
                 return
             time.sleep(POLL[1])
-            self._reception.meet()
+            self._registry.poll()
 
     def _push(self, orders: dict[int, Brief]) -> tuple[dict[str, tuple[int, int, float]], dict[int, str]]:
-        """The messages on their way (id → client, node and when it is due), and why there is none for the others."""
-        flying: dict[str, tuple[int, int, float]] = {}
+        """The messages in flight (id → client, node, due time), and the reason for each client that got none."""
+        in_flight: dict[str, tuple[int, int, float]] = {}
         failed: dict[int, str] = {}
         packed: dict[int, list[Array]] = {}
         for client, brief in orders.items():
@@ -170,30 +173,30 @@ class Flower(Evaluator):
             )
             sent = push(self.grid, message)
             if sent:
-                flying[sent] = client, node, due
+                in_flight[sent] = client, node, due
             else:
                 failed[client] = "its brief could not be sent"
-        return flying, failed
+        return in_flight, failed
 
     def _outcome(self, sent: str, node: int, brief: Brief, out: Tensor) -> Report | str | None:
-        """The answer to a message as a report that may be used, its update in `out`, or why not; None: none yet."""
+        """The accepted report, with its update in `out`, or why there is none; None while there is no answer."""
         reply = pull(self.grid, sent)
         if not isinstance(reply, Message):
             return reply
-        served = introduced(reply.content)
+        served = claimed_ids(reply.content)
         if served is not None:
-            self._reception.hear(node, served)
-            return "its node does not serve it any more"
+            self._registry.assign(node, served)
+            return "its node no longer serves it"
         try:
             report, round = read_report(reply.content, self.settings.packing, out)
         except Malformed as reason:
             return clean(str(reason))
-        except Exception as error:  # as in `pull`: the form of what it sent is the client's doing
+        except Exception as error:  # as in `pull`: a client may send anything
             return f"its answer cannot be read ({type(error).__name__})"
         return check(report, round, brief, self.settings.trust)
 
 
 def hollow(model: nn.Module) -> nn.Module:
-    """The model without the numbers that are trained, for evaluation, which brings its own."""
+    """The model without its trained parameters; evaluation passes them in."""
     shapes = {id(each): nn.Parameter(torch.empty_like(each, device="meta")) for each in trained(model).values()}
     return copy.deepcopy(model, {**shapes, **{id(each): each for each in base(model).values()}}).eval()

@@ -1,4 +1,4 @@
-"""The updates of a round: in memory, or for large models in a mapped file that has no name."""
+"""The updates of a round: in memory or, for large models, in an anonymous memory-mapped file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from kairosfl.core.fields import Briefs
 
-EAGER = 50  # Flower leaves every response of megabytes in a cycle; Python's own threshold would let 20 of them pile up
+EAGER = 50  # Flower keeps each response, megabytes large, in a reference cycle; by default 20 of them would pile up
 
 
 class Updates:
-    """A row for every client that was asked; filled in any order, read in client order."""
+    """One row for every client that was asked; filled in any order, read in client order."""
 
     def __init__(self, briefs: Briefs, folder: Path | None, on_disk: int) -> None:
-        """In a file in the folder, if there is one and the updates take `on_disk` bytes or more."""
+        """Use a file in `folder`, if given, when the updates take `on_disk` bytes or more."""
         shape, dtype = (len(briefs), briefs.start.shape[-1]), briefs.start.dtype
         self._device = briefs.start.device
         self._map: mmap.mmap | None = None
@@ -30,26 +30,26 @@ class Updates:
         if folder is None or size < on_disk:
             self._rows = torch.empty(shape, dtype=dtype)
             return
-        with tempfile.TemporaryFile(dir=folder) as file:  # it has no name, so that a crash leaves nothing behind
+        with tempfile.TemporaryFile(dir=folder) as file:  # unnamed, so that a crash leaves nothing behind
             file.truncate(size)
             self._map = mmap.mmap(file.fileno(), size)
         gc.set_threshold(EAGER)
         self._rows = torch.frombuffer(self._map, dtype=dtype).view(shape)
 
     def __getitem__(self, row: int) -> Tensor:
-        """The place of one update."""
+        """The storage of one update."""
         return self._rows[row]
 
-    def settle(self) -> None:
-        """Hold no more in memory than has to be: what is mapped is read again from the file when it is wanted."""
+    def release(self) -> None:
+        """Free memory: mapped pages are read again from the file when they are needed."""
         if self._map is not None:
             self._map.madvise(mmap.MADV_DONTNEED)
             gc.collect()
-            with contextlib.suppress(AttributeError, OSError):  # glibc keeps what large messages leave behind
+            with contextlib.suppress(AttributeError, OSError):  # glibc holds on to the memory of large messages
                 ctypes.CDLL(None).malloc_trim(0)
 
     def rows(self, filled: Sequence[int]) -> Tensor:
-        """`[m, d]` of these rows, which are ascending; they move up in place, so that nothing is held twice."""
+        """These rows, in ascending order, as `[m, d]`; they are moved up in place, so that nothing is stored twice."""
         for to, row in enumerate(filled):
             if to != row:
                 self._rows[to] = self._rows[row]

@@ -1,6 +1,6 @@
 """Briefs and reports as Flower records: named numbers, and arrays of raw little-endian bytes. No pickles, no code.
 
-Of what a client sent, only the form is looked at here; `checks` decides whether it is used.
+Only the form of a client's message is validated here; `checks` decides whether a report is accepted.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ ROUND = Field(int, "each", "the round that a report answers", MISSING, name="rou
 
 
 class Malformed(ValueError):
-    """What arrived is no brief or report; the text says what is wrong with it."""
+    """The message is not a brief or report; the text says what is wrong with it."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How updates travel: whole, as float16, or only the `keep` part of their entries that is largest."""
+    """How updates are sent: in full, as float16, or only the `keep` fraction of entries largest in magnitude."""
 
     dtype: str = "float32"
     keep: float = 1.0
@@ -48,7 +48,7 @@ class Packing:
             raise UserError(f"deploy.keep = {self.keep} must be above 0 and at most 1.")
 
     def count(self, size: int) -> int:
-        """Entries that are sent of an update of this size."""
+        """How many entries of an update of this size are sent."""
         return size if self.keep == 1 else max(1, math.ceil(self.keep * size))
 
 
@@ -62,7 +62,7 @@ class Piece:
 
 
 def brief_record(brief: Brief, packing: Packing, packed: dict[int, list[Array]]) -> RecordDict:
-    """A brief as a record. `packed` remembers vectors by their address: what briefs share is packed once."""
+    """A brief as a record. `packed` caches vectors by their address: what briefs share is packed once."""
     numbers: dict[str, Any] = {"version": VERSION, "pack_dtype": packing.dtype, "pack_keep": packing.keep}
     vectors: dict[str, Array] = {}
     for entry in TOLD:
@@ -76,18 +76,18 @@ def brief_record(brief: Brief, packing: Packing, packed: dict[int, list[Array]])
         else:
             numbers[entry.row] = ",".join(sorted(value)) if entry.kind is frozenset else value
     arrays = ArrayRecord()
-    for key, array in vectors.items():  # one by one: the constructor makes new arrays, which are hashed once more
+    for key, array in vectors.items():  # one by one: the constructor would copy the arrays and hash them again
         arrays[key] = array
     return RecordDict({NUMBERS: ConfigRecord(numbers), VECTORS: arrays})
 
 
 def read_brief(record: RecordDict) -> tuple[Brief, Packing]:
-    """The brief in a record, and how the update is to be packed."""
+    """The brief in a record, and how the update should be packed."""
     numbers: dict[str, Any] = dict(record[NUMBERS])
     arrays = record.array_records[VECTORS].items()
     vectors = {key: Piece(array.dtype, array.shape, array.data) for key, array in arrays if array.stype == RAW}
     if numbers.get("version") != VERSION:
-        raise Malformed(f"the server speaks version {numbers.get('version')!r} of the records, this client {VERSION}")
+        raise Malformed(f"the server uses version {numbers.get('version')!r} of the records, this client {VERSION}")
     values: dict[str, Any] = {}
     for entry in TOLD:
         if entry.shape == "vector" and f"{entry.row}.0" in vectors:
@@ -101,7 +101,7 @@ def read_brief(record: RecordDict) -> tuple[Brief, Packing]:
 def report_record(report: Report, round: int, packing: Packing) -> RecordDict:
     """A report as a record, packed as the server asked.
 
-    Its vectors are records of bytes and not arrays, of which Flower's reader would hold two copies at once.
+    Its vectors are byte records rather than arrays, because Flower's reader would hold two copies of an array.
     """
     numbers: dict[str, Any] = {"version": VERSION, "round": round}
     for entry in ANSWERED:
@@ -149,17 +149,17 @@ def read_report(record: RecordDict, packing: Packing, out: Tensor) -> tuple[Repo
         _update(vectors, "where", "int32", where)
         _update(vectors, "delta", dtype, kept)
         if not bool((where[1:] > where[:-1]).all()) or int(where[0]) < 0 or int(where[-1]) >= len(out):
-            raise Malformed("the places of its update are out of order")
+            raise Malformed("the indices of its update are not ascending or out of range")
         out.zero_().index_copy_(0, where.long(), kept)
     round: int = values.pop("round")
     return Report(delta=out, **values), round
 
 
 def _parts(record: RecordDict) -> tuple[ConfigRecord, dict[str, Piece]]:
-    """The numbers of a report, and the pieces of its vectors; nothing is known of their contents yet."""
+    """The numbers of a report and the pieces of its vectors; their contents are not validated yet."""
     numbers = record.get(NUMBERS)
     if not isinstance(numbers, ConfigRecord):
-        raise Malformed("its answer is no report")
+        raise Malformed("its answer is not a report")
     vectors: dict[str, Piece] = {}
     for key, part in record.items():
         if key == NUMBERS:
@@ -169,12 +169,12 @@ def _parts(record: RecordDict) -> tuple[ConfigRecord, dict[str, Piece]]:
             case [str(dtype), list(shape), bytes(data)] if all(type(length) is int for length in shape):
                 vectors[key] = Piece(dtype, tuple(map(int, shape)), data)
             case _:
-                raise Malformed(f"its {key} is in a form that is not understood")
+                raise Malformed(f"its {key} has an unknown format")
     return numbers, vectors
 
 
 def _array(piece: Piece) -> Array:
-    """For Flower; the bytes are looked at where they are, which its constructor does not allow."""
+    """A Flower array that refers to the bytes without a copy, which its constructor does not allow."""
     array: Any = Array(dtype=piece.dtype, shape=piece.shape, stype=RAW, data=b"")
     array.data = piece.data
     made: Array = array
@@ -182,10 +182,10 @@ def _array(piece: Piece) -> Array:
 
 
 def _update(vectors: Mapping[str, Piece], name: str, dtype: str, out: Tensor) -> None:
-    """A vector of a report; its shape is looked at before its numbers."""
+    """Read a vector of a report into `out`; its shape is checked before its contents."""
     shapes = [tuple(array.shape) for key, array in vectors.items() if key.partition(".")[0] == name]
     if not shapes:
-        raise Malformed("its report holds no update")
+        raise Malformed("its report contains no update")
     if any(len(shape) != 1 for shape in shapes) or sum(shape[0] for shape in shapes) != len(out):
         seen = shapes[0] if len(shapes) == 1 else (sum(map(math.prod, shapes)),)
         raise Malformed(f"its update has the shape {seen}, not ({len(out)},)")
@@ -200,7 +200,7 @@ def _word(dtype: torch.dtype) -> str:
 
 
 def _pieces(vector: Tensor) -> list[Piece]:
-    """A vector in parts, without a copy where its bytes are already in order."""
+    """A vector in pieces, without a copy where its bytes are already in the right order."""
     array = vector.detach().cpu().contiguous().numpy()
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     step = PIECE // array.itemsize
@@ -211,7 +211,7 @@ def _pieces(vector: Tensor) -> list[Piece]:
 
 
 def _vector(vectors: Mapping[str, Piece], name: str) -> Tensor:
-    """The vector of this name, as long as the bytes that are really there say."""
+    """The vector of this name; its length follows from the bytes received."""
     pieces = _found(vectors, name)
     size = sum(len(piece.data) for piece in pieces) // np.dtype(pieces[0].dtype).itemsize
     whole = torch.empty(size, dtype=DTYPES[pieces[0].dtype])
@@ -220,25 +220,25 @@ def _vector(vectors: Mapping[str, Piece], name: str) -> Tensor:
 
 
 def _found(vectors: Mapping[str, Piece], name: str) -> list[Piece]:
-    """The pieces of a vector in their order, all of one dtype."""
+    """The pieces of a vector in order, all of the same dtype."""
     pieces: list[Piece] = []
     while f"{name}.{len(pieces)}" in vectors:
         pieces.append(vectors[f"{name}.{len(pieces)}"])
     dtype = pieces[0].dtype if pieces else "nothing"
     if dtype not in DTYPES or any(piece.dtype != dtype for piece in pieces):
-        raise Malformed(f"its {name} is {dtype!r} in a form that is not understood")
+        raise Malformed(f"its {name} has dtype {dtype!r} in an unknown format")
     return pieces
 
 
 def _fill(pieces: list[Piece], name: str, out: Tensor) -> None:
-    """Write the pieces into `out`, which may be of another dtype."""
+    """Copy the pieces into `out`, which may have another dtype."""
     kind = np.dtype(pieces[0].dtype).newbyteorder("<")
     if any(len(piece.data) != math.prod(piece.shape) * kind.itemsize for piece in pieces):
-        raise Malformed(f"the bytes of its {name} do not fill its shape")
+        raise Malformed(f"the number of bytes of its {name} does not match its shape")
     to, begin = out.numpy(), 0
     for piece in pieces:
         part = np.frombuffer(piece.data, kind)
         to[begin : begin + len(part)] = part
         begin += len(part)
     if begin != len(to):
-        raise Malformed(f"the bytes of its {name} do not fill its shape")
+        raise Malformed(f"the number of bytes of its {name} does not match its shape")

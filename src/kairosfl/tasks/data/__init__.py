@@ -1,4 +1,4 @@
-"""The data sets that come with the library: `load(name, **options)`."""
+"""The built-in data sets: `load(name, **options)`."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ DATASETS: dict[str, Callable[..., DataSet]] = {
 
 
 def load(name: str, **options: object) -> DataSet:
-    """The data set called `name`; options are the keyword arguments of its loader."""
+    """The data set called `name`; options are passed to its loader as keyword arguments."""
     if name not in DATASETS:
         raise UserError(f"data.name is {name!r}, which does not exist; {nearest(name, DATASETS)}")
     known, hints = inspect.signature(DATASETS[name]).parameters, get_type_hints(DATASETS[name])
     for option, value in options.items():
         if option not in known:
             hint = nearest(option, known) if known else "it has none"
-            raise UserError(f"data.{option} is no option of data set {name!r}; {hint}")
+            raise UserError(f"data.{option} is not an option of data set {name!r}; {hint}")
         _check_type(option, value, hints[option])
     for option, parameter in known.items():
         if parameter.default is parameter.empty and option not in options:
@@ -51,11 +51,14 @@ def load(name: str, **options: object) -> DataSet:
 def _check_type(option: str, value: object, hint: Any) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     fits, words = {
-        int: (whole, "a whole number"),
+        int: (whole, "an integer"),
         float: (whole or isinstance(value, float), "a number"),
         bool: (isinstance(value, bool), "true or false"),
-        str: (isinstance(value, str), "text"),
-        Sequence[int]: (isinstance(value, list | tuple) and all(type(each) is int for each in value), "whole numbers"),
+        str: (isinstance(value, str), "a string"),
+        Sequence[int]: (
+            isinstance(value, list | tuple) and all(type(each) is int for each in value),
+            "a list of integers",
+        ),
     }.get(hint, (isinstance(value, str | os.PathLike), "a path"))
     if not fits:
         raise UserError(f"data.{option} is {value!r}; give {words}.")

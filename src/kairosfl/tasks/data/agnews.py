@@ -1,4 +1,4 @@
-"""AG News: headlines and first sentences of four classes, as fixed-length tokens made without any download."""
+"""AG News: headlines and first sentences of four classes, as fixed-length tokens; only the texts are downloaded."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ TRAIN = File("ag_news_csv/train.csv", "b1a00f826fdfbd249f79597b59e1dc12", 294703
 TEST = File("ag_news_csv/test.csv", "d52ea96a97a2d943681189a97654912d", 1857427)
 LABELS = ("World", "Sports", "Business", "Sci/Tech")
 WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
-BYTES = 257  # a token per byte, and padding
+BYTES = 257  # one token per byte value, plus padding
 
 
 def agnews(*, tokens: str = "words", length: int = 64, vocabulary: int = 8192) -> DataSet:
-    """AG News: 120,000 and 7,600 texts (title and description), cut or padded to `length` tokens.
+    """AG News: 120,000 training and 7,600 test texts (title and description), truncated or padded to `length` tokens.
 
-    Tokens are `words`, hashed into a `vocabulary` of ids, or `bytes` (257 ids). Id 0 is padding.
+    Tokens are `words`, hashed to `vocabulary` ids, or `bytes` (257 ids). Id 0 is padding.
     """
     if tokens not in ("words", "bytes"):
         raise UserError(f"data.tokens is {tokens!r}; give 'words' or 'bytes'.")
@@ -37,7 +37,7 @@ def agnews(*, tokens: str = "words", length: int = 64, vocabulary: int = 8192) -
     if tokens == "bytes":
         vocabulary = BYTES
     elif vocabulary < 2:
-        raise UserError(f"data.vocabulary is {vocabulary}; give at least 2, padding and a word.")
+        raise UserError(f"data.vocabulary is {vocabulary}; give at least 2: padding and one word.")
 
     def convert(root: Path) -> Arrays:
         made: Arrays = {}
@@ -56,11 +56,11 @@ def agnews(*, tokens: str = "words", length: int = 64, vocabulary: int = 8192) -
 
 
 def read_csv(path: Path) -> tuple[list[int], list[str]]:
-    """Classes 0..3 and texts of a file with the columns class (1..4), title, description."""
+    """Classes (0..3) and texts from a file with the columns class (1..4), title, description."""
     try:
         text = path.read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise damaged(path, f"it is no UTF-8 text at byte {error.start}") from None
+        raise damaged(path, f"it is not valid UTF-8 at byte {error.start}") from None
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     classes, texts = [], []
     try:
@@ -72,12 +72,12 @@ def read_csv(path: Path) -> tuple[list[int], list[str]]:
             classes.append(int(row[0]) - 1)
             texts.append(f"{row[1]} {row[2]}".strip())
     except csv.Error as error:
-        raise damaged(path, f"line {reader.line_num} is broken ({error})") from None
+        raise damaged(path, f"line {reader.line_num} is malformed ({error})") from None
     return classes, texts
 
 
 def encode_words(text: str, vocabulary: int) -> list[int]:
-    """Ids 1..vocabulary-1 of the words in a text, by a checksum that is the same everywhere."""
+    """Ids 1..vocabulary-1 of the words in a text, from a checksum that is identical on every platform."""
     return [1 + zlib.crc32(word.encode()) % (vocabulary - 1) for word in WORD.findall(text.lower())]
 
 
@@ -87,7 +87,7 @@ def encode_bytes(text: str) -> list[int]:
 
 
 def pad(encoded: list[list[int]], length: int) -> npt.NDArray[np.int64]:
-    """Tokens [n, length]: longer lists are cut, shorter ones padded with 0."""
+    """Tokens [n, length]: longer lists are truncated, shorter ones padded with 0."""
     out = np.zeros((len(encoded), length), dtype=np.int64)
     for row, ids in zip(out, encoded, strict=True):
         row[: len(ids)] = ids[:length]

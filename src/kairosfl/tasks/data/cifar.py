@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: 32x32 colour pictures in Python pickles, read without running what a pickle may hold."""
+"""CIFAR-10 and CIFAR-100: 32x32 colour images in Python pickles, read without executing any code in the pickle."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CIFAR100 = Download(SITE + "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c
 
 
 def cifar10() -> DataSet:
-    """CIFAR-10: 50,000 and 10,000 pictures of ten classes."""
+    """CIFAR-10: 50,000 training and 10,000 test images in ten classes."""
 
     def convert(root: Path) -> Arrays:
         batches = [_batch(root / file.path, "labels", 10) for file in CIFAR10_TRAIN]
@@ -53,7 +53,7 @@ def cifar10() -> DataSet:
 
 
 def cifar100(*, coarse: bool = False) -> DataSet:
-    """CIFAR-100: 50,000 and 10,000 pictures of a hundred classes, or `coarse`: of their twenty superclasses."""
+    """CIFAR-100: 50,000 training and 10,000 test images in a hundred classes, or in twenty superclasses if `coarse`."""
     kind, classes = ("coarse", 20) if coarse else ("fine", 100)
 
     def convert(root: Path) -> Arrays:
@@ -81,38 +81,38 @@ def _arrays(train: Batch, test: Batch, names: list[str]) -> Arrays:
 
 
 def _batch(path: Path, key: str, classes: int) -> Batch:
-    """Pictures [n,3,32,32] and their labels."""
+    """Images [n,3,32,32] and their labels."""
     loaded = read_pickle(path)
     data, labels = np.asarray(loaded.get("data")), np.asarray(loaded.get(key))
     if data.ndim != 2 or data.shape[1] != 3072 or data.dtype != np.uint8:
-        raise damaged(path, "it holds no pictures of 3 x 32 x 32 bytes under 'data'")
+        raise damaged(path, "'data' is not an array of 3 x 32 x 32 byte images")
     if labels.shape != (len(data),) or not np.issubdtype(labels.dtype, np.integer):
-        raise damaged(path, f"it holds {len(data)} pictures, but not as many numbers under '{key}'")
+        raise damaged(path, f"it has {len(data)} images but '{key}' is not a list of {len(data)} integers")
     if len(labels) and (labels.min() < 0 or labels.max() >= classes):
-        raise damaged(path, f"its labels run from {labels.min()} to {labels.max()}, not from 0 to {classes - 1}")
+        raise damaged(path, f"its labels range from {labels.min()} to {labels.max()}, not from 0 to {classes - 1}")
     return data.reshape(-1, 3, 32, 32), labels.astype(np.int64)
 
 
 def _names(path: Path, key: str, classes: int) -> list[str]:
     names = read_pickle(path).get(key)
     if not isinstance(names, list) or len(names) != classes:
-        raise damaged(path, f"it does not name {classes} classes under '{key}'")
+        raise damaged(path, f"'{key}' does not list {classes} class names")
     return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
-    """The dictionary in a CIFAR pickle, written by Python 2 or 3."""
+    """The dictionary in a CIFAR pickle written by Python 2 or 3."""
     try:
         with path.open("rb") as stream:
             loaded = _Unpickler(stream, encoding="bytes").load()
-    except Exception as error:  # a damaged pickle can raise nearly anything
-        raise damaged(path, f"it is no CIFAR pickle ({error or type(error).__name__})") from None
+    except Exception as error:  # a corrupt pickle can raise nearly anything
+        raise damaged(path, f"it is not a CIFAR pickle ({error or type(error).__name__})") from None
     if not isinstance(loaded, dict):
-        raise damaged(path, "it is no CIFAR pickle (no dictionary)")
+        raise damaged(path, "it is not a CIFAR pickle (not a dictionary)")
     return {key.decode() if isinstance(key, bytes) else str(key): value for key, value in loaded.items()}
 
 
-# What an array pickled by any version of numpy asks for; nothing of it can be made to run other code.
+# The globals that a pickled array refers to, in any numpy version; none of them can be used to run other code.
 _RECONSTRUCT = np.empty(0, np.uint8).__reduce__()[0]
 _FROMBUFFER = np.empty(1, np.uint8).__reduce_ex__(5)[0]
 _ALLOWED: dict[tuple[str, str], Any] = {
@@ -129,5 +129,5 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}")
         return _ALLOWED[module, name]

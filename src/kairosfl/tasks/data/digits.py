@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 grey pictures of 8x8, ten classes; no download."""
+"""scikit-learn's handwritten digits: 1,797 grayscale 8x8 images, ten classes; no download."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kairosfl.tasks.dataset import DataSet, Samples
 
 
 def digits() -> DataSet:
-    """Handwritten digits of scikit-learn, scaled to 0..1: 1,437 for training, 360 for testing."""
+    """scikit-learn's handwritten digits, scaled to 0..1: 1,437 for training, 360 for testing."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -20,7 +20,7 @@ def digits() -> DataSet:
     bunch = load_digits()
     inputs = torch.from_numpy((bunch.images / 16).astype(np.float32)).unsqueeze(1)
     targets = torch.from_numpy(bunch.target.astype(np.int64))
-    # The file is ordered by writer: a fixed permutation makes the test set speak for the whole.
+    # The file is ordered by writer; a fixed permutation makes the test set representative.
     order = torch.from_numpy(np.random.Generator(np.random.Philox(key=0)).permutation(len(targets)))
     cut = len(targets) * 4 // 5
     train, test = (Samples(inputs[part], targets[part]) for part in (order[:cut], order[cut:]))

@@ -1,4 +1,4 @@
-"""Fetching what is missing of a data set from its official address, with a checksum and a progress bar."""
+"""Download the missing files of a data set from its official URL, with a checksum and a progress bar."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Download:
-    """An official address, the md5 sum of what it serves ("": unknown), and whether it is an archive to unpack.
+    """An official URL, the md5 of the file it serves ("" if unknown), and whether that is an archive to unpack.
 
-    A plain file is stored at `path`; of an archive `path` is the folder whose members are kept.
+    A plain file is stored at `path`; for an archive, `path` is the directory whose members are extracted.
     """
 
     url: str
@@ -30,29 +30,28 @@ class Download:
 
 
 def ensure(name: str, folder: Path, files: Sequence[File], downloads: Sequence[Download]) -> None:
-    """Fetch whatever is missing. Without a network, say which files to put where."""
+    """Download missing files. Without a network, the error says which files to put where."""
     missing = [file.path for file in files if not (folder / file.path).is_file()]
     for download in downloads:
         if any(path == download.path or path.startswith(download.path + "/") for path in missing):
             _fetch(name, folder, missing, download, last=[file.path for file in files])
     still = [file.path for file in files if not (folder / file.path).is_file()]
     if still:
-        raise UserError(f"data set {name!r} needs {_listed(still)} in {folder}; put them there.")
+        raise UserError(f"data set {name!r} needs {_listed(still)} in {folder}; copy them there.")
 
 
 def _fetch(name: str, folder: Path, missing: list[str], download: Download, last: list[str]) -> None:
-    mend = f"put {_listed(missing)} into {folder}, or name the folder that has them in KAIROSFL_DATA"
+    fix = f"copy {_listed(missing)} to {folder}, or set KAIROSFL_DATA to the directory that contains them"
     try:
         import pooch
         from rich.console import Console
         from rich.progress import Progress
     except ImportError:
         raise UserError(
-            f'data set {name!r} is not in {folder}, and downloading needs pooch: pip install "kairosfl[cli]", '
-            f"or {mend}."
+            f'data set {name!r} is not in {folder}, and downloading needs pooch: pip install "kairosfl[cli]", or {fix}.'
         ) from None
     target = Path(CACHE, "downloads", download.url.rsplit("/", 1)[-1]) if download.archive else Path(download.path)
-    pooch.get_logger().setLevel("ERROR")  # its own lines would repeat what the bar shows
+    pooch.get_logger().setLevel("ERROR")  # its log lines would repeat what the progress bar shows
     try:
         with Progress(console=Console(stderr=True)) as progress:
             fetched = pooch.retrieve(
@@ -62,13 +61,13 @@ def _fetch(name: str, folder: Path, missing: list[str], download: Download, last
                 path=folder / target.parent,
                 downloader=pooch.HTTPDownloader(progressbar=_Bar(progress, target.name)),
             )
-    except ValueError as error:  # pooch's word for a wrong checksum
+    except ValueError as error:  # pooch raises this for a wrong checksum
         raise UserError(
-            f"what {download.url} serves is damaged or has changed ({_first_line(error)}); {mend}."
+            f"the download from {download.url} is corrupt or has changed ({_first_line(error)}); {fix}."
         ) from None
-    except OSError as error:  # requests' errors are OSErrors too
+    except OSError as error:  # requests' exceptions are OSErrors, too
         raise UserError(
-            f"data set {name!r} could not be downloaded from {download.url} ({type(error).__name__}); {mend}."
+            f"data set {name!r} could not be downloaded from {download.url} ({type(error).__name__}); {fix}."
         ) from None
     if download.archive:
         unpack(Path(fetched), folder, download.path, last)
@@ -76,9 +75,9 @@ def _fetch(name: str, folder: Path, missing: list[str], download: Download, last
 
 
 def unpack(archive: Path, folder: Path, inside: str, last: Sequence[str]) -> None:
-    """Write an archive's members under `inside/` into the folder.
+    """Extract an archive's members under `inside/` into the folder.
 
-    Those named in `last`, by whose presence the data set counts as there, are written after all others.
+    Files named in `last` are written after all others: the data set counts as present once they exist.
     """
     delayed = {}
     for member, data in _members(archive):
@@ -107,7 +106,7 @@ def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
 
 
 class _Bar:
-    """What pooch asks of a progress bar, drawn by rich."""
+    """The progress-bar interface that pooch expects, drawn by rich."""
 
     def __init__(self, progress: Progress, title: str) -> None:
         self._progress, self._task = progress, progress.add_task(title, total=None)

@@ -1,4 +1,4 @@
-"""The official files of a data set: where they lie, how they are fetched, and whether they are sound."""
+"""The official files of a data set: where they are stored, and whether they are intact."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pathlib import Path
 
 from kairosfl.errors import UserError
 
-CACHE = ".kairosfl"  # the library's own folder beside the data sets
+CACHE = ".kairosfl"  # the library's own directory, next to the data sets
 
 
 @dataclass(frozen=True)
 class File:
-    """One official file: its place under the data folder, its md5 sum and its size, where they are known.
+    """One official file: its path under the data directory, and its md5 and size where known.
 
-    The sum of a .gz file is that of its content, since anyone may have compressed it anew.
+    The md5 of a .gz file is that of its contents, because the file may have been recompressed.
     """
 
     path: str
@@ -32,7 +32,7 @@ class File:
 
 
 def data_folder() -> Path:
-    """`KAIROSFL_DATA`, or the platform's cache folder."""
+    """`KAIROSFL_DATA`, or the platform's cache directory."""
     if chosen := os.environ.get("KAIROSFL_DATA"):
         return Path(chosen).expanduser()
     if sys.platform == "win32":
@@ -43,25 +43,25 @@ def data_folder() -> Path:
 
 
 def damaged(path: Path, why: str) -> UserError:
-    """The error for a file that cannot be what its name says."""
-    return UserError(f"{path} is damaged: {why}; delete it and run again, or put a sound copy in its place.")
+    """The error for a file whose contents are invalid."""
+    return UserError(f"{path} is damaged: {why}; delete it and run again, or replace it with an intact copy.")
 
 
 def content(path: Path) -> bytes:
-    """A file's bytes; of a .gz file, what it holds, checked by its own checksum."""
+    """A file's bytes; a .gz file is decompressed, which verifies its checksum."""
     data = path.read_bytes()
     if path.suffix != ".gz":
         return data
     try:
         return gzip.decompress(data)
     except EOFError:
-        raise damaged(path, f"its compressed data ends too early, after {len(data)} bytes") from None
+        raise damaged(path, f"its compressed data is truncated after {len(data)} bytes") from None
     except (OSError, zlib.error) as error:
-        raise damaged(path, f"it does not decompress ({error})") from None
+        raise damaged(path, f"it cannot be decompressed ({error})") from None
 
 
 def check(folder: Path, files: Sequence[File]) -> dict[str, str]:
-    """The md5 sum of every file. A damaged one is refused; one with an unknown sum is used, with a warning."""
+    """The md5 of every file. A damaged file is an error; an intact file with another md5 is used with a warning."""
     known = _read_sums(folder)
     sums = dict(known)
     for file in files:
@@ -74,10 +74,10 @@ def check(folder: Path, files: Sequence[File]) -> dict[str, str]:
         if not file.md5 or found == file.md5:
             continue
         if file.size and stat.st_size == file.size:
-            raise damaged(path, f"it is as long as the official file, but its md5 is {found}, not {file.md5}")
+            raise damaged(path, f"it has the size of the official file, but its md5 is {found}, not {file.md5}")
         warnings.warn(
-            f"{path} is not the official file (md5 {found}, not {file.md5}); it is used as it is, "
-            "and results do not compare with those on the official data.",
+            f"{path} is not the official file (md5 {found}, not {file.md5}); it is used anyway, "
+            "but results are not comparable with those on the official data.",
             stacklevel=4,
         )
     if sums != known:
@@ -86,7 +86,7 @@ def check(folder: Path, files: Sequence[File]) -> dict[str, str]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file so that it is never seen half written."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     part.write_bytes(data)
@@ -94,7 +94,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def _read_sums(folder: Path) -> dict[str, tuple[str, str]]:
-    # Sums of files that have not changed since, by size and time: hashing 186 MB at every start takes a while.
+    # Checksums are reused while size and modification time are unchanged: hashing 186 MB on every start is slow.
     try:
         loaded = json.loads((folder / CACHE / "sums.json").read_text())
         return {path: (str(stamp), str(md5)) for path, (stamp, md5) in loaded.items()}
@@ -103,5 +103,5 @@ def _read_sums(folder: Path) -> dict[str, tuple[str, str]]:
 
 
 def _write_sums(folder: Path, sums: dict[str, tuple[str, str]]) -> None:
-    with contextlib.suppress(OSError):  # a read-only data folder: sums are worked out again next time
+    with contextlib.suppress(OSError):  # a read-only data directory: checksums are computed again next time
         write(folder / CACHE / "sums.json", json.dumps(sums, indent=1).encode())

@@ -1,4 +1,4 @@
-"""A folder with one file per client, .npz or .csv, as a data set with natural clients."""
+"""A directory with one .npz or .csv file per client, as a data set with natural clients."""
 
 from __future__ import annotations
 
@@ -22,34 +22,37 @@ Part = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]  # inputs and classes
 
 
 def folder(*, path: str | os.PathLike[str], label: str = "label", test: float = 0.2, classes: int = 0) -> DataSet:
-    """One client per file of a folder; use it with the partition `natural`.
+    """One client per file in a directory; use it with the partition `natural`.
 
-    An .npz file holds `inputs` [n,...] and `targets` [n], and may hold `test_inputs` and `test_targets`. A .csv
-    file has a header, the class in the column `label` and numbers in all others. Where a client brings no test
-    data, the last part (`test`) of its samples is that. `classes` are counted from the labels unless given.
+    An .npz file holds `inputs` [n,...] and `targets` [n], and optionally `test_inputs` and `test_targets`. A .csv
+    file has a header, the class in the column `label` and numbers in all other columns. If a client has no test
+    data, the last `test` fraction of its samples is used. `classes` is inferred from the labels unless given.
     """
     if not 0 <= test < 1:
-        raise UserError(f"data.test is {test}; give a share of at least 0 and below 1, such as 0.2.")
+        raise UserError(f"data.test is {test}; give a fraction of at least 0 and below 1, such as 0.2.")
     place = Path(path).expanduser()
     if not place.is_dir():
-        raise UserError(f"data.path is {str(path)!r}, which is no folder; give the folder of the clients' files.")
+        raise UserError(
+            f"data.path is {str(path)!r}, which is not a directory; give the directory with the clients' files."
+        )
     files = sorted(file for file in place.iterdir() if not file.name.startswith("."))
     if not files:
-        raise UserError(f"data.path is {str(path)!r}, which is empty; put one .npz or .csv file per client there.")
+        raise UserError(f"data.path is {str(path)!r}, which is empty; add one .npz or .csv file per client.")
     parts = [_client(file, label, test, classes) for file in files]
     shapes = [list(train[0].shape[1:]) for train, _ in parts]
     for file, shape in zip(files, shapes, strict=True):
         if shape != shapes[0]:
             raise UserError(
-                f"{file} has inputs of shape {shape}, but {files[0].name} of shape {shapes[0]}; give all one shape."
+                f"{file} has inputs of shape {shape}, but {files[0].name} has {shapes[0]}; "
+                "give all files the same shape."
             )
     headers = {file: _header(file) for file in files if file.suffix == ".csv"}
     for file, header in headers.items():
         first, wanted = next(iter(headers.items()))
         if header != wanted:
             raise UserError(
-                f"{file} has the columns {', '.join(header)}, but {first.name} {', '.join(wanted)}; "
-                "give all files the same, in one order."
+                f"{file} has the columns {', '.join(header)}, but {first.name} has {', '.join(wanted)}; "
+                "give all files the same columns in the same order."
             )
     train, tests = _join([part[0] for part in parts]), _join([part[1] for part in parts])
     keys, test_keys = (np.repeat(np.arange(len(parts)), [len(part[which][1]) for part in parts]) for which in (0, 1))
@@ -66,13 +69,13 @@ def folder(*, path: str | os.PathLike[str], label: str = "label", test: float = 
 
 
 def _client(file: Path, label: str, test: float, classes: int) -> tuple[Part, Part]:
-    """Training and test data of one client, checked."""
+    """Training and test data of one client, validated."""
     if file.suffix == ".npz":
         own = read_npz(file)
     elif file.suffix == ".csv":
         own = read_csv(file, label)
     else:
-        raise UserError(f"{file} is neither .npz nor .csv; remove it from the folder of clients.")
+        raise UserError(f"{file} is neither .npz nor .csv; remove it from the directory.")
     inputs, targets = own["inputs"], own["targets"]
     if "test_inputs" in own:
         train, tests = (inputs, targets), (own["test_inputs"], own["test_targets"])
@@ -80,30 +83,30 @@ def _client(file: Path, label: str, test: float, classes: int) -> tuple[Part, Pa
         cut = len(targets) - int(len(targets) * test)
         train, tests = (inputs[:cut], targets[:cut]), (inputs[cut:], targets[cut:])
     if not len(train[1]):
-        raise UserError(f"client {file.stem!r} has no data: {file} holds no samples; add some or remove the file.")
+        raise UserError(f"client {file.stem!r} has no data: {file} is empty; add samples or remove the file.")
     if np.issubdtype(inputs.dtype, np.floating) and not np.isfinite(inputs).all():
-        raise UserError(f"{file} holds inputs that are no finite numbers; remove those samples or fill them in.")
+        raise UserError(f"{file} has inputs that are not finite; remove or impute those samples.")
     low, high = int(targets.min()), int(targets.max())
     if low < 0 or (classes and high >= classes):
-        limit = f"0 to {classes - 1}" if classes else "whole numbers from 0"
+        limit = f"0 to {classes - 1}" if classes else "integers from 0"
         raise UserError(f"{file} has label {low if low < 0 else high}; labels must be {limit}.")
     return train, tests
 
 
 def read_npz(file: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a client's .npz file."""
+    """The arrays in a client's .npz file."""
     try:
         with np.load(file, allow_pickle=False) as archive:
             own = {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise damaged(file, f"it does not load as .npz ({error})") from None
+        raise damaged(file, f"it cannot be read as .npz ({error})") from None
     for inputs, targets in (("inputs", "targets"), ("test_inputs", "test_targets")):
         if inputs not in own and targets not in own and inputs != "inputs":
             continue
         if inputs not in own or targets not in own:
             raise UserError(f"{file} has the arrays {', '.join(own) or 'none'}; it needs {inputs} and {targets}.")
         if own[targets].shape != own[inputs].shape[:1] or not np.issubdtype(own[targets].dtype, np.integer):
-            raise UserError(f"{file} must have one whole number in {targets} for each row of {inputs}.")
+            raise UserError(f"{file} must have one integer in {targets} for each row of {inputs}.")
         own[targets] = own[targets].astype(np.int64)
     return own
 
@@ -114,12 +117,12 @@ def _header(file: Path) -> list[str]:
 
 
 def read_csv(file: Path, label: str) -> dict[str, npt.NDArray[Any]]:
-    """The numbers of a client's .csv file."""
+    """The numbers in a client's .csv file."""
     with file.open(newline="", encoding="utf-8-sig", errors="replace") as stream:
         reader = csv.reader(stream, strict=True)
         header = next(reader, [])
         if label not in header:
-            raise UserError(f"{file} has no column {label!r} in its first line; name the column of the class.")
+            raise UserError(f"{file} has no column {label!r} in its header; set data.label to the column of the class.")
         at = header.index(label)
         inputs, targets = [], []
         try:
@@ -128,10 +131,10 @@ def read_csv(file: Path, label: str) -> dict[str, npt.NDArray[Any]]:
                     raise damaged(file, f"line {reader.line_num} has {len(row)} columns instead of {len(header)}")
                 inputs.append([_number(value, file, reader.line_num) for value in row[:at] + row[at + 1 :]])
                 if not row[at].strip().lstrip("-").isdecimal():
-                    raise damaged(file, f"line {reader.line_num} has label {row[at]!r}, which is no whole number")
+                    raise damaged(file, f"line {reader.line_num} has label {row[at]!r}, which is not an integer")
                 targets.append(int(row[at]))
         except csv.Error as error:
-            raise damaged(file, f"line {reader.line_num} is broken ({error})") from None
+            raise damaged(file, f"line {reader.line_num} is malformed ({error})") from None
     return {
         "inputs": np.array(inputs, dtype=np.float32).reshape(len(inputs), len(header) - 1),
         "targets": np.array(targets, dtype=np.int64),
@@ -144,7 +147,7 @@ def _number(text: str, file: Path, line: int) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise damaged(file, f"line {line} holds {text!r}, which is no number")
+        raise damaged(file, f"line {line} has {text!r}, which is not a finite number")
     return number
 
 

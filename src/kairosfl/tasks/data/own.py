@@ -1,4 +1,4 @@
-"""Your own data: any torch or Hugging Face data set, and flwr-datasets partitioners, as a `DataSet`."""
+"""Your own data: PyTorch and Hugging Face data sets and flwr-datasets partitioners as a `DataSet`."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Encode = Callable[[Any], Any]
 
 
 class Partitioner(Protocol):
-    """What is asked of a flwr-datasets partitioner, with its data set assigned."""
+    """The part of the flwr-datasets partitioner interface that is used; its data set must be assigned."""
 
     @property
     def num_partitions(self) -> int: ...
     def load_partition(self, partition_id: int) -> Any: ...
 
 
-def from_torch(train: Any, test: Any, *, name: str = "own", classes: int | None = None, **facts: Any) -> DataSet:
-    """Any `torch.utils.data.Dataset` (or list) of (input, class) pairs, read once into memory.
+def from_torch(train: Any, test: Any, *, name: str = "own", classes: int | None = None, **fields: Any) -> DataSet:
+    """Any `torch.utils.data.Dataset` (or list) of (input, class) pairs, read into memory once.
 
-    Inputs may be tensors, arrays, numbers or pictures, all of one shape. Classes are counted from the labels
-    unless given. Further facts are fields of `DataSet`: `mean` and `std` per channel for uint8 images,
-    `vocabulary` for tokens, `labels`.
+    Inputs may be tensors, arrays, numbers or PIL images, all of the same shape. `classes` is inferred from the
+    labels unless given. Other keyword arguments are fields of `DataSet`: `mean` and `std` per channel for uint8
+    images, `vocabulary` for tokens, `labels`.
     """
     parts = [_stack(_pairs(data, split), split) for data, split in ((train, "training"), (test, "test"))]
-    return _dataset(name, parts[0], parts[1], classes, facts)
+    return _dataset(name, parts[0], parts[1], classes, fields)
 
 
 def from_hugging_face(
@@ -44,19 +44,19 @@ def from_hugging_face(
     encode: Encode | None = None,
     name: str = "own",
     classes: int | None = None,
-    **facts: Any,
+    **fields: Any,
 ) -> DataSet:
-    """A Hugging Face `datasets.Dataset` for training and one for testing: the columns of inputs and of classes.
+    """A Hugging Face `datasets.Dataset` for training and one for testing; `input` and `target` name the columns.
 
-    `encode` turns one value of the input column into an array, such as a text into tokens. A `client` column
-    names the natural client of every row. Facts as in `from_torch`.
+    `encode` converts one value of the input column to an array, for example a text to tokens. A `client` column
+    gives the natural client of every row. Other keyword arguments as in `from_torch`.
     """
     parts, named = [], []
     for table, split in ((train, "training"), (test, "test")):
         _check_columns(table, split, [input, target, *([client] if client else [])])
         parts.append(_stack(_rows([table], input, target, encode), split))
         named.append(list(table[client]) if client else [])
-    data = _dataset(name, parts[0], parts[1], classes, _class_names(train, target) | facts)
+    data = _dataset(name, parts[0], parts[1], classes, _class_names(train, target) | fields)
     if not client:
         return data
     names = sorted(set(named[0]), key=str)
@@ -74,7 +74,7 @@ def from_partitioner(
     encode: Encode | None = None,
     name: str = "own",
     classes: int | None = None,
-    **facts: Any,
+    **fields: Any,
 ) -> DataSet:
     """A flwr-datasets partitioner as it is: its partitions become the natural clients; arguments as above.
 
@@ -92,7 +92,7 @@ def from_partitioner(
     train, held = (
         _stack(_rows(each, input, target, encode), split) for each, split in ((tables, "training"), (tests, "test"))
     )
-    data = _dataset(name, train, held, classes, _class_names(tables[0], target) | facts)
+    data = _dataset(name, train, held, classes, _class_names(tables[0], target) | fields)
     test_keys = None if tests[0] is test else np.repeat(np.arange(len(tests)), [len(table) for table in tests])
     return replace(data, keys=np.repeat(np.arange(len(sizes)), sizes), test_keys=test_keys)
 
@@ -101,12 +101,12 @@ def _partitions(partitioner: Partitioner) -> list[Any]:
     return [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
 
 
-def _dataset(name: str, train: Samples, test: Samples, classes: int | None, facts: dict[str, Any]) -> DataSet:
+def _dataset(name: str, train: Samples, test: Samples, classes: int | None, fields: dict[str, Any]) -> DataSet:
     if classes is None:
-        named = len(facts.get("labels", ()))
+        named = len(fields.get("labels", ()))
         classes = named or 1 + max(int(part.targets.max()) for part in (train, test) if len(part))
-    facts = {key: tuple(value) if isinstance(value, Sequence) else value for key, value in facts.items()}
-    return DataSet(name, train, test, classes, **facts)
+    fields = {key: tuple(value) if isinstance(value, Sequence) else value for key, value in fields.items()}
+    return DataSet(name, train, test, classes, **fields)
 
 
 def _stack(pairs: Iterable[tuple[Any, Any]], split: str) -> Samples:
@@ -117,20 +117,20 @@ def _stack(pairs: Iterable[tuple[Any, Any]], split: str) -> Samples:
         if inputs and tensor.shape != inputs[0].shape:
             raise UserError(
                 f"{split} sample {len(inputs)} has shape {list(tensor.shape)} and sample 0 "
-                f"{list(inputs[0].shape)}; give all inputs one shape."
+                f"{list(inputs[0].shape)}; give all inputs the same shape."
             )
         inputs.append(tensor)
         targets.append(_class(target, f"{split} sample {len(targets)}"))
     if not inputs:
-        raise UserError(f"the {split} data has no samples.")
+        raise UserError(f"the {split} data has no samples; add at least one.")
     return Samples(torch.stack(inputs), torch.tensor(targets))
 
 
 def _tensor(value: Any) -> torch.Tensor:
-    """A value as the tensor to store: pictures as uint8 [C,H,W], real numbers as float32."""
-    if hasattr(value, "convert") and hasattr(value, "mode"):  # a pillow picture
-        picture = np.array(value if value.mode in ("L", "RGB") else value.convert("RGB"))
-        return torch.from_numpy(picture).reshape(*picture.shape[:2], -1).permute(2, 0, 1).contiguous()
+    """A value as the tensor to store: PIL images as uint8 [C,H,W], floating-point values as float32."""
+    if hasattr(value, "convert") and hasattr(value, "mode"):  # a PIL image
+        pixels = np.array(value if value.mode in ("L", "RGB") else value.convert("RGB"))
+        return torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1).contiguous()
     tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
     return tensor.float() if tensor.is_floating_point() else tensor
 
@@ -142,7 +142,7 @@ def _class(target: Any, where: str) -> int:
             return number
     except (TypeError, ValueError):
         pass
-    raise UserError(f"{where} has label {target!r}; labels must be whole numbers from 0.")
+    raise UserError(f"{where} has label {target!r}; labels must be integers from 0.")
 
 
 def _pairs(data: Any, split: str) -> Iterator[tuple[Any, Any]]:
@@ -150,8 +150,8 @@ def _pairs(data: Any, split: str) -> Iterator[tuple[Any, Any]]:
     for number, item in enumerate(items):
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise UserError(
-                f"{split} sample {number} is no pair of input and class but a {type(item).__name__}; "
-                "wrap the data set in one that gives pairs."
+                f"{split} sample {number} is a {type(item).__name__}, not a pair of input and class; "
+                "wrap the data set in one that returns pairs."
             )
         yield item[0], item[1]
 
@@ -170,6 +170,6 @@ def _check_columns(table: Any, split: str, wanted: Sequence[str]) -> None:
 
 
 def _class_names(table: Any, target: str) -> dict[str, Any]:
-    """Names that a `ClassLabel` feature carries."""
+    """Class names of a `ClassLabel` feature, if there are any."""
     names = getattr(table.features[target], "names", None)
     return {"labels": tuple(names)} if names else {}

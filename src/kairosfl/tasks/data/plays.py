@@ -1,4 +1,4 @@
-"""Shakespeare's plays cut by speaking role, from Project Gutenberg's text of the complete works (eBook 100)."""
+"""Shakespeare's plays split by speaking role, from Project Gutenberg's complete works (eBook 100)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-# A speech begins with a name in capitals and a full stop, its text on the same line or on the next ones.
+# A speech starts with a name in capitals and a full stop; its text is on the same line or the following ones.
 SPEECH = re.compile(r"\s*((?:MRS\. |[0-9]\. )?[A-Z][A-Z’' -]*[A-Z])\.(?:\s+(\S.*))?$")
 HEADING = re.compile(r"\s*(ACT|SCENE|EPILOGUE|INDUCTION|DRAMATIS PERSONAE|THE END|FINIS|\*\*\*)\b")
 DIRECTION = re.compile(r"\s*\[?_?(Enter|Re-enter|Exit|Exeunt|Flourish|Alarums?|Sennet|Manet)\b")
 ASIDE = re.compile(r"\[[^\]]*\]|\(_[^)]*_\)|_[^_]*_")
-DIRECTIONS_OF_A_PLAY = 20  # fewer: a poem
+DIRECTIONS_OF_A_PLAY = 20  # a work with fewer stage directions is a poem
 
 
 def roles(text: str) -> dict[str, str]:
-    """`PLAY|SPEAKER` to everything the speaker says, one line of verse or prose to a line."""
+    """Map `PLAY|SPEAKER` to everything the speaker says, one line of verse or prose per line."""
     spoken: dict[str, list[str]] = {}
     for play, lines in _works(text.partition("*** END OF")[0].splitlines()):
         if sum(bool(DIRECTION.match(line)) for line in lines) >= DIRECTIONS_OF_A_PLAY:
@@ -25,7 +25,7 @@ def roles(text: str) -> dict[str, str]:
 
 
 def _works(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Every work of the table of contents, which is indented, and its lines."""
+    """Every work listed in the (indented) table of contents, with its lines."""
     at = next((i for i, line in enumerate(lines) if line.strip() == "Contents"), len(lines)) + 1
     titles: list[str] = []
     while at < len(lines) and (not lines[at] or lines[at][0].isspace()):
@@ -49,7 +49,7 @@ def _speeches(lines: list[str]) -> Iterator[tuple[str, str]]:
         elif begin := SPEECH.match(line):
             speaker, directing = begin[1], False
             line = begin[2] or ""
-        # A stage direction runs to the next blank line; whoever spoke before it goes on after it.
+        # A stage direction ends at the next blank line; the previous speaker then continues.
         directing = bool(line.strip()) and (directing or bool(DIRECTION.match(line)))
         said = "" if directing else " ".join(ASIDE.sub(" ", line).split())
         if speaker and said:

@@ -1,4 +1,4 @@
-"""Shakespeare: the next character, one client per speaking role, each with training and test data of its own."""
+"""Shakespeare: next-character prediction, one client per speaking role, each with its own training and test data."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ DOWNLOAD = Download("https://www.gutenberg.org/files/100/100-0.txt", "", WORKS.p
 SYMBOLS = "".join(sorted(string.ascii_letters + string.digits + "\n " + "!\"&'(),-.:;>?[]}"))
 PLAIN = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "—": "-", "–": "-", "\t": " "})
 LENGTH = 80
-TEST_SHARE = 5  # every fifth sample, the last ones of a role, are for testing
+TEST_SHARE = 5  # the last 1/5 of the samples of a role are for testing
 
 
 def shakespeare(*, stride: int = 10) -> DataSet:
-    """Shakespeare's plays: 80 characters and the one that follows, a sample every `stride` characters.
+    """Shakespeare's plays: 80 characters and the one that follows, one sample every `stride` characters.
 
-    A role's last fifth of samples is its test data; roles too short for one of each kind are left out. Roles
-    come from `clients.json` (role to text) where it is there, otherwise from Project Gutenberg's eBook 100.
+    The last fifth of a role's samples is its test data; roles too short for one sample of each kind are left
+    out. Roles come from `clients.json` (role to text) if it exists, otherwise from Project Gutenberg's eBook 100.
     """
     if stride < 1:
         raise UserError(f"data.stride is {stride}; give at least 1 character.")
-    cut_before = (data_folder() / ROLES.path).is_file()
+    has_roles = (data_folder() / ROLES.path).is_file()
 
     def convert(root: Path) -> Arrays:
-        return _windows(read_roles(root / ROLES.path) if cut_before else _cut(root / WORKS.path), stride)
+        return _windows(read_roles(root / ROLES.path) if has_roles else _roles_of_works(root / WORKS.path), stride)
 
-    files = [ROLES if cut_before else WORKS]
+    files = [ROLES if has_roles else WORKS]
     made, hashes = arrays("shakespeare", files, [DOWNLOAD], convert, {"stride": stride})
     return DataSet(
         "shakespeare",
@@ -58,7 +58,7 @@ def shakespeare(*, stride: int = 10) -> DataSet:
 
 
 def encode(text: str) -> npt.NDArray[np.uint8]:
-    """Ids 0..79 of the characters of a text; typographic quotes and dashes become plain, others a space."""
+    """Ids 0..79 of the characters of a text; typographic quotes and dashes become ASCII, unknown characters a space."""
     codes = np.frombuffer(text.translate(PLAIN).encode("utf-32-le"), "<u4")
     table = np.full(128, SYMBOLS.index(" "), dtype=np.uint8)
     table[[ord(symbol) for symbol in SYMBOLS]] = np.arange(len(SYMBOLS), dtype=np.uint8)
@@ -67,31 +67,31 @@ def encode(text: str) -> npt.NDArray[np.uint8]:
 
 
 def read_roles(path: Path) -> dict[str, str]:
-    """A JSON object of role to text."""
+    """Read a JSON object that maps roles to texts."""
     try:
         loaded = json.loads(path.read_bytes())
     except ValueError as error:
-        raise damaged(path, f"it is no JSON ({error})") from None
+        raise damaged(path, f"it is not valid JSON ({error})") from None
     if not isinstance(loaded, dict) or not all(isinstance(text, str) for text in loaded.values()):
-        raise damaged(path, "it is no JSON object of role to text")
+        raise damaged(path, "it is not a JSON object that maps roles to texts")
     return loaded
 
 
-def _cut(path: Path) -> dict[str, str]:
+def _roles_of_works(path: Path) -> dict[str, str]:
     found = roles(path.read_text(encoding="utf-8-sig", errors="replace"))
     if not found:
-        raise damaged(path, "no plays were found in it")
+        raise damaged(path, "it contains no plays")
     return found
 
 
 def _windows(texts: dict[str, str], stride: int) -> Arrays:
-    """Samples of every role: windows of 81 characters, the last one of which is the target."""
+    """Samples of every role: windows of 81 characters, of which the last is the target."""
     kept, characters = [], 0
     blocks: dict[str, list[npt.NDArray[np.uint8]]] = {"train": [], "test": []}
     keys: dict[str, list[int]] = {"train": [], "test": []}
     for name, text in texts.items():
         ids = encode(text)
-        if len(ids) < LENGTH + 1 + stride:  # no two samples
+        if len(ids) < LENGTH + 1 + stride:  # fewer than two samples
             continue
         windows = np.lib.stride_tricks.sliding_window_view(ids, LENGTH + 1)[::stride]
         tests = max(1, len(windows) // TEST_SHARE)

@@ -1,4 +1,4 @@
-"""Converted data sets: arrays made once from the official files, then mapped into memory at every start."""
+"""Cache of converted data sets: arrays built once from the official files, then memory-mapped on every start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kairosfl.tasks.dataset import Samples
 
 Arrays = dict[str, npt.NDArray[Any]]
 
-VERSION = "1"  # of the converted form: another one converts everything anew
+VERSION = "1"  # of the converted format: changing it invalidates the cache
 
 
 def arrays(
@@ -31,24 +31,24 @@ def arrays(
     convert: Callable[[Path], Arrays],
     options: Mapping[str, object] | None = None,
 ) -> tuple[Arrays, dict[str, str]]:
-    """The converted arrays of a data set and the md5 sums of the files they were made from.
+    """The converted arrays of a data set, and the md5 of each file they were built from.
 
-    `convert` makes the arrays from the data folder. They are kept under a name that hashes the files and the
-    options, so that another file or option never meets old arrays.
+    `convert` builds the arrays from the data directory. They are cached under a hash of the files and the
+    options, so other files or options never use stale arrays.
     """
     folder = data_folder()
     ensure(name, folder, files, downloads)
     sums = check(folder, files)
-    return kept(folder, name, [VERSION, *sums.values(), repr(sorted((options or {}).items()))], convert), sums
+    return cached(folder, name, [VERSION, *sums.values(), repr(sorted((options or {}).items()))], convert), sums
 
 
 def split(made: Arrays, name: str) -> Samples:
-    """The samples `name_inputs` and `name_targets` of converted arrays."""
+    """The samples stored as `name_inputs` and `name_targets` in converted arrays."""
     return Samples(torch.from_numpy(made[f"{name}_inputs"]), torch.from_numpy(made[f"{name}_targets"]))
 
 
-def kept(folder: Path, name: str, identity: Sequence[str], convert: Callable[[Path], Arrays]) -> Arrays:
-    """What `convert` makes, from the cache where it was made before of the same identity."""
+def cached(folder: Path, name: str, identity: Sequence[str], convert: Callable[[Path], Arrays]) -> Arrays:
+    """The result of `convert`, from the cache if it was already built for the same identity."""
     key = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
     place = folder / CACHE / f"{name}-{key}"
     mapped = _mapped(place)
@@ -58,21 +58,21 @@ def kept(folder: Path, name: str, identity: Sequence[str], convert: Callable[[Pa
     try:
         _write(place, made)
     except OSError as error:
-        if not place.exists():  # otherwise another process was faster
+        if not place.exists():  # otherwise another process wrote it first
             warnings.warn(
-                f"{place} cannot be written ({error.strerror}); {name} is converted again at every start.",
+                f"{place} cannot be written ({error.strerror}); {name} will be converted again on every start.",
                 stacklevel=4,
             )
     return _mapped(place) or made
 
 
 def _mapped(place: Path) -> Arrays | None:
-    # Copy on write: torch wants writable memory, and the file must not change.
+    # Copy-on-write: torch needs writable memory, and the file must not change.
     try:
         names = [path for path in place.iterdir() if path.suffix == ".npy"]
         return {path.stem: np.load(path, mmap_mode="c", allow_pickle=False) for path in names} or None
     except (OSError, ValueError):
-        return None  # not there, or cut short: make it anew
+        return None  # missing or truncated: rebuild it
 
 
 def _write(place: Path, made: Arrays) -> None:
@@ -81,7 +81,7 @@ def _write(place: Path, made: Arrays) -> None:
     try:
         for name, array in made.items():
             np.save(part / f"{name}.npy", array, allow_pickle=False)
-        shutil.rmtree(place, ignore_errors=True)  # cut short, or it would have been used
+        shutil.rmtree(place, ignore_errors=True)  # truncated, or it would have been used
         os.replace(part, place)
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Data generated from a seed: one Gaussian cluster per class, of any size and shape, for benchmarks."""
+"""Data generated from a seed, for benchmarks: one Gaussian cluster per class, of any size and shape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from kairosfl.errors import UserError
 from kairosfl.tasks.dataset import DataSet, Samples
 
-BLOCK = 2**24  # numbers drawn at a time, so that images need no float copy of the whole
+BLOCK = 2**24  # numbers drawn at a time, to avoid a float copy of all images
 
 
 def synthetic(
@@ -25,10 +25,10 @@ def synthetic(
     separation: float = 3.0,
     seed: int = 0,
 ) -> DataSet:
-    """Gaussian class clusters whose centres lie `separation` deviations from the origin.
+    """Gaussian class clusters whose centres are `separation` standard deviations from the origin.
 
-    Inputs are float vectors of length `features`, or uint8 images where a `shape` [channels, height, width]
-    is given.
+    Inputs are float vectors of length `features`, or uint8 images if a `shape` [channels, height, width] is
+    given.
     """
     for name, value in (("samples", samples), ("features", features), ("classes", classes)):
         if value < 1:
@@ -58,7 +58,7 @@ def _draw(
         classes = targets[start : start + step]
         block = rng.standard_normal((len(classes), prod(size)), dtype=np.float32)
         block += centres[classes]
-        if image:  # one deviation is a quarter of the range, as the data set's `std` says
+        if image:  # one standard deviation is a quarter of the range, like the data set's `std`
             block = np.clip(np.rint(127.5 + 63.75 * block), 0, 255)
         inputs[start : start + step] = block.reshape(-1, *size)
     return Samples(torch.from_numpy(inputs), torch.from_numpy(targets))

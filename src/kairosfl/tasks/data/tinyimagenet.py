@@ -1,4 +1,4 @@
-"""Tiny-ImageNet-200: 64x64 colour pictures of 200 classes, as a tree of JPEG files."""
+"""Tiny-ImageNet-200: 64x64 colour images in 200 classes, stored as a tree of JPEG files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kairosfl.errors import UserError
 from kairosfl.tasks.data.fetch import Download, ensure
 from kairosfl.tasks.data.files import File, check, damaged, data_folder
-from kairosfl.tasks.data.store import VERSION, Arrays, kept, split
+from kairosfl.tasks.data.store import VERSION, Arrays, cached, split
 from kairosfl.tasks.dataset import DataSet
 
 ROOT = "tiny-imagenet-200"
@@ -31,7 +31,7 @@ Picture = tuple[Path, int]  # a file and its class
 
 
 def tinyimagenet() -> DataSet:
-    """Tiny-ImageNet-200: 100,000 pictures for training; the 10,000 of the validation set are the test set."""
+    """Tiny-ImageNet-200: 100,000 training images; the 10,000 images of the validation set are the test set."""
     files = (CLASSES, WORDS, VALIDATION)
     folder = data_folder()
     ensure("tinyimagenet", folder, files, [ARCHIVE])
@@ -41,8 +41,8 @@ def tinyimagenet() -> DataSet:
     for part, complete in COMPLETE.items():
         if len(pictures[part]) != complete:
             warnings.warn(
-                f"{folder / ROOT / part} holds {len(pictures[part])} pictures, not the official {complete}; "
-                "results do not compare with those on the official data.",
+                f"{folder / ROOT / part} has {len(pictures[part])} images, not the official {complete}; "
+                "results are not comparable with those on the official data.",
                 stacklevel=3,
             )
 
@@ -58,7 +58,7 @@ def tinyimagenet() -> DataSet:
         }
 
     identity = [VERSION, *hashes.values(), _stamp(pictures["train"] + pictures["val"])]
-    made = kept(folder, "tinyimagenet", identity, convert)
+    made = cached(folder, "tinyimagenet", identity, convert)
     hashes |= {f"{ROOT}/{part}": str(sum_) for part, sum_ in zip(COMPLETE, made["sums"], strict=True)}
     words = dict(line.split("\t", 1) for line in (folder / WORDS.path).read_text().splitlines() if "\t" in line)
     labels = tuple(words.get(wnid, wnid) for wnid in wnids)
@@ -68,15 +68,15 @@ def tinyimagenet() -> DataSet:
 
 
 def _training(root: Path, wnids: list[str]) -> list[Picture]:
-    """The pictures of every class folder, in the order of their names."""
+    """The images in every class directory, sorted by name."""
     found: list[Picture] = []
     for label, wnid in enumerate(wnids):
         images = root / "train" / wnid / "images"
         if not images.is_dir():
-            raise UserError(f"{images} is missing; put the training pictures of class {wnid} there.")
+            raise UserError(f"{images} is missing; copy the training images of class {wnid} there.")
         for path in sorted(images.iterdir()):
             if path.suffix not in (".JPEG", ".jpeg", ".jpg"):
-                raise UserError(f"{path} is no JPEG picture; remove it from the image folder.")
+                raise UserError(f"{path} is not a JPEG file; remove it from the image directory.")
             found.append((path, label))
     return found
 
@@ -87,16 +87,16 @@ def _validation(annotations: Path, wnids: list[str]) -> list[Picture]:
     for number, line in enumerate(annotations.read_text().splitlines(), start=1):
         columns = line.split("\t")
         if len(columns) < 2 or columns[1] not in label_of:
-            raise damaged(annotations, f"line {number} does not name a picture and one of the classes")
+            raise damaged(annotations, f"line {number} does not name an image and one of the classes")
         path = annotations.parent / "images" / columns[0]
         if not path.is_file():
-            raise UserError(f"{path} is missing, but line {number} of {annotations} names it; put it there.")
+            raise UserError(f"{path} is missing, but line {number} of {annotations} names it; copy it there.")
         found.append((path, label_of[columns[1]]))
     return found
 
 
 def _stamp(pictures: list[Picture]) -> str:
-    """Changes when a picture is added, removed, replaced or given to another class."""
+    """A hash that changes when an image is added, removed, replaced or moved to another class."""
     digest = hashlib.sha256()
     for path, label in pictures:
         stat = path.stat()
@@ -105,7 +105,7 @@ def _stamp(pictures: list[Picture]) -> str:
 
 
 def _decode(pictures: list[Picture]) -> tuple[npt.NDArray[np.uint8], str]:
-    """All pictures as [n,3,64,64], and the md5 sum of their files one after another."""
+    """All images as [n,3,64,64], and the md5 of their concatenated files."""
     digest = hashlib.md5(usedforsecurity=False)
     out = np.empty((len(pictures), 3, SIZE, SIZE), dtype=np.uint8)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -116,7 +116,7 @@ def _decode(pictures: list[Picture]) -> tuple[npt.NDArray[np.uint8], str]:
 
 
 def read_jpeg(path: Path) -> tuple[bytes, npt.NDArray[np.uint8]]:
-    """A picture's bytes, and its colours as [3,64,64]."""
+    """A file's bytes, and its pixels as [3,64,64]."""
     try:
         from PIL import Image
     except ImportError:
@@ -128,8 +128,8 @@ def read_jpeg(path: Path) -> tuple[bytes, npt.NDArray[np.uint8]]:
         stream.seek(0)
         try:
             picture = np.asarray(Image.open(stream).convert("RGB"))
-        except (OSError, SyntaxError, ValueError) as error:  # pillow's words for what is no picture
-            raise damaged(path, f"it does not decode as a picture ({error})") from None
+        except (OSError, SyntaxError, ValueError) as error:  # what pillow raises for a file that is not an image
+            raise damaged(path, f"it cannot be decoded as an image ({error})") from None
     if picture.shape != (SIZE, SIZE, 3):
         width, height = picture.shape[1], picture.shape[0]
         raise damaged(path, f"it is {width} x {height} pixels, not {SIZE} x {SIZE}")

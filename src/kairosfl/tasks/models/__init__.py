@@ -1,4 +1,4 @@
-"""Models by name: `build` one, list its `options`, `describe` it; add your own to `MODELS`."""
+"""Models by name: `build` one, list its `options`, `describe` it. Add your own to `MODELS`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from kairosfl.errors import UserError, nearest
+from kairosfl.tasks.models.alexnet_vgg import alexnet, vgg11
 from kairosfl.tasks.models.char_lstm import char_lstm
-from kairosfl.tasks.models.fedcl import alexnet, vgg11
 from kairosfl.tasks.models.gpt_neox import gpt_neox
 from kairosfl.tasks.models.resnet import resnet18, resnet50
 from kairosfl.tasks.models.small import alt_cnn, aware_cnn, cnn, logistic, mlp
@@ -22,7 +22,7 @@ from kairosfl.tasks.models.small import alt_cnn, aware_cnn, cnn, logistic, mlp
 __all__ = ["MODELS", "Builder", "Description", "build", "describe", "options"]
 
 Builder = Callable[..., nn.Module]
-"""builder(shape, classes, *, option=default, ...): shape is that of one sample, options are keyword-only."""
+"""builder(shape, classes, *, option=default, ...): `shape` is that of one sample; options are keyword-only."""
 
 MODELS: dict[str, Builder] = {
     "logistic": logistic,
@@ -38,7 +38,7 @@ MODELS: dict[str, Builder] = {
     "gpt_neox": gpt_neox,
 }
 
-# The sample shape and number of classes of the data that each model is best known for.
+# Sample shape and number of classes of the data that each model is typically used with.
 _TYPICAL: dict[str, tuple[tuple[int, ...], int]] = {
     "logistic": ((1, 28, 28), 10),
     "mlp": ((1, 28, 28), 10),
@@ -56,7 +56,7 @@ _TYPICAL: dict[str, tuple[tuple[int, ...], int]] = {
 
 @dataclass(frozen=True)
 class Description:
-    """A model in one line, with its number of parameters for one shape of sample and number of classes."""
+    """A one-line summary of a model, with its parameter count for one sample shape and number of classes."""
 
     name: str
     summary: str
@@ -70,15 +70,15 @@ class Description:
 
 
 def build(name: str, *, shape: tuple[int, ...], classes: int, seed: int, **options: Any) -> nn.Module:
-    """A model on the CPU whose initial parameters depend on nothing but the arguments."""
-    # Only the CPU's default generator is seeded, and put back: torch.manual_seed would reset every device's.
+    """Build a model on the CPU whose initial parameters depend on the arguments alone."""
+    # Seed only the CPU's default generator, and restore it: torch.manual_seed would reset every device's.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         return _construct(name, shape, classes, options)
 
 
 def options(name: str) -> dict[str, Any]:
-    """The options of a model with their defaults."""
+    """A model's options and their defaults."""
     parameters = inspect.signature(_builder(name)).parameters.values()
     return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
 
@@ -86,11 +86,11 @@ def options(name: str) -> dict[str, Any]:
 def describe(
     name: str, *, shape: tuple[int, ...] | None = None, classes: int | None = None, **options: Any
 ) -> Description:
-    """A model's line for a listing, for its typical data unless told otherwise; nothing is allocated."""
+    """Describe a model, for its typical data unless `shape` and `classes` are given; allocates no parameters."""
     builder = _builder(name)
-    usual_shape, usual_classes = _TYPICAL.get(name, (None, None))
-    shape = usual_shape if shape is None else shape
-    classes = usual_classes if classes is None else classes
+    typical_shape, typical_classes = _TYPICAL.get(name, (None, None))
+    shape = typical_shape if shape is None else shape
+    classes = typical_classes if classes is None else classes
     if shape is None or classes is None:
         raise UserError(f"model {name} has no typical data: give shape and classes")
     with torch.device("meta"):
@@ -116,8 +116,8 @@ def _construct(name: str, shape: tuple[int, ...], classes: int, chosen: Mapping[
     arguments = {}
     for key, value in chosen.items():
         if key not in known:
-            mend = nearest(key, known) if known else "it has none"
-            raise UserError(f"model.{key} is not an option of {name}: {mend}")
+            hint = nearest(key, known) if known else "it has none"
+            raise UserError(f"model.{key} is not an option of {name}: {hint}")
         if not _accepts(value, hints.get(key)):
             raise UserError(f"model.{key} of {name} must be {_spell(hints[key])}, got {value!r}")
         arguments[key] = tuple(value) if isinstance(value, list) else value
@@ -127,12 +127,12 @@ def _construct(name: str, shape: tuple[int, ...], classes: int, chosen: Mapping[
 def _hints(builder: Builder) -> dict[str, Any]:
     try:
         return get_type_hints(builder)
-    except NameError:  # someone's builder with names imported for type checkers alone: nothing to check against
+    except NameError:  # a builder whose annotations are imported only for type checkers: nothing to check
         return {}
 
 
 def _accepts(value: object, hint: object) -> bool:
-    """Whether a value, perhaps read from a file, is what a builder's annotation asks for."""
+    """Whether a value, perhaps read from a file, matches a builder's annotation."""
     if hint in (int, float):
         return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
     if get_origin(hint) in (Union, UnionType):
@@ -145,9 +145,9 @@ def _accepts(value: object, hint: object) -> bool:
 
 
 def _spell(hint: object) -> str:
-    words = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+    words = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
     if get_origin(hint) in (Union, UnionType):
-        # Unions here are "this or nothing" and "text or a path": the first says enough.
+        # Unions here are "X or None" and "string or path": naming the first member is enough.
         return _spell(get_args(hint)[0])
     if get_origin(hint) is tuple:
         return f"a list, each {_spell(get_args(hint)[0])}"

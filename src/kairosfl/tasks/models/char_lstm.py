@@ -1,6 +1,6 @@
-"""FedCL's character model (its Table 3): embedding, two LSTM layers, the next character.
+"""FedCL's character model (Table 3 of the paper): an embedding and two LSTM layers predict the next character.
 
-The LSTM is written in plain operations, because the fused kernels of nn.LSTM do not run stacked over clients.
+The LSTM is written in basic operations because the fused kernels of nn.LSTM cannot be stacked over clients.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kairosfl.tasks.models import checks
 
 
 class LSTMLayer(nn.Module):
-    """One LSTM layer over sequences of a fixed length; weights, gates and initialisation as nn.LSTM's."""
+    """One LSTM layer over sequences of a fixed length; weights, gates and initialisation as in nn.LSTM."""
 
     def __init__(self, inputs: int, width: int, length: int) -> None:
         super().__init__()
@@ -27,22 +27,22 @@ class LSTMLayer(nn.Module):
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, length, inputs] to [batch, length, width]; another length is refused by the split."""
-        # The input's part of the gates needs no recurrence: one product for all steps.
+        """[batch, length, inputs] to [batch, length, width]; any other length fails in `torch.split`."""
+        # The input part of the gates needs no recurrence: one matrix product for all steps.
         steps = torch.split(self.input(x), [1] * self.length, dim=-2)
         cell = hidden = torch.zeros_like(steps[0][..., : self.width])
         outputs = []
         for step in range(self.length):
             gates = steps[step] + self.recurrent(hidden)
-            enter, forget, candidate, leave = torch.chunk(gates, 4, dim=-1)
-            cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(candidate)
-            hidden = torch.sigmoid(leave) * torch.tanh(cell)
+            input_gate, forget_gate, candidate, output_gate = torch.chunk(gates, 4, dim=-1)
+            cell = torch.sigmoid(forget_gate) * cell + torch.sigmoid(input_gate) * torch.tanh(candidate)
+            hidden = torch.sigmoid(output_gate) * torch.tanh(cell)
             outputs.append(hidden)
         return torch.cat(outputs, dim=-2)
 
 
 class CharLSTM(nn.Module):
-    """Scores of the character that follows a sequence."""
+    """Logits of the character that follows a sequence."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ def char_lstm(
     layers: int = 2,
     dropout: float = 0.05,
 ) -> nn.Module:
-    """FedCL's character LSTM (Table 3): 80-256-512x2-80; vocabulary: as many as classes."""
+    """FedCL's character LSTM (Table 3): 80-256-512x2-80; the vocabulary defaults to the classes."""
     length = checks.tokens("char_lstm", shape)
     vocabulary = classes if vocabulary is None else vocabulary
     checks.positive("char_lstm", vocabulary=vocabulary, embedding=embedding, hidden=hidden, layers=layers)

@@ -1,4 +1,4 @@
-"""What a builder refuses: samples of the wrong shape and options out of range, each in one sentence."""
+"""Checks for builders: sample shapes and option ranges, with one sentence for each error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from kairosfl.errors import UserError
 
 
 def image(model: str, shape: tuple[int, ...], *, least: int = 1, hint: str = "") -> tuple[int, int, int]:
-    """Channels, height and width of an image sample, at least `least` pixels a side."""
+    """Channels, height and width of an image sample, at least `least` pixels per side."""
     if len(shape) != 3:
         raise UserError(
             f"{model} needs images (channels, height, width), got samples of shape {shape}: "
@@ -22,7 +22,7 @@ def image(model: str, shape: tuple[int, ...], *, least: int = 1, hint: str = "")
 
 
 def tokens(model: str, shape: tuple[int, ...]) -> int:
-    """Length of a token sequence."""
+    """The length of a token sequence."""
     if len(shape) != 1:
         raise UserError(
             f"{model} needs token sequences of shape (length,), got samples of shape {shape}: "
@@ -46,7 +46,7 @@ def not_negative(model: str, **options: int) -> None:
 
 
 def probability(model: str, **options: float) -> None:
-    """Every option is a probability below 1: a dropout of 1 would pass nothing on."""
+    """Every option is a probability below 1: a dropout of 1 would drop everything."""
     for key, value in options.items():
         if not 0 <= value < 1:
             raise UserError(f"model.{key} of {model} must be at least 0 and below 1, got {value}")

@@ -1,6 +1,6 @@
-"""A GPT-NeoX of Pythia-70M's shape that classifies a text, in plain operations that run stacked over clients.
+"""A GPT-NeoX text classifier of Pythia-70M's size, in basic operations that can be stacked over clients.
 
-Black et al., "GPT-NeoX-20B", 2022; Biderman et al., "Pythia", ICML 2023. Submodules carry the names of the
+Black et al., "GPT-NeoX-20B", 2022; Biderman et al., "Pythia", ICML 2023. Submodules are named as in the
 published checkpoints. Positions, rotary tables and the causal mask are computed from the tokens: no buffers.
 """
 
@@ -21,7 +21,7 @@ _ROTARY_BASE = 10_000.0
 
 
 class Attention(nn.Module):
-    """Causal attention; queries and keys are turned by their position in the first `rotary` dimensions."""
+    """Causal attention with rotary position embedding on the first `rotary` dimensions of queries and keys."""
 
     def __init__(self, hidden: int, heads: int, rotary: int) -> None:
         super().__init__()
@@ -32,23 +32,23 @@ class Attention(nn.Module):
         self.dense = nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, future: Tensor) -> Tensor:
-        # The published weights hold query, key and value of one head next to each other.
+        # The published weights store query, key and value of each head contiguously.
         heads = self.query_key_value(x).unflatten(-1, (self.heads, 3 * self.size)).transpose(-3, -2)
         query, key, value = torch.chunk(heads, 3, dim=-1)
-        query = self._turn(query, cosine, sine)
-        key = self._turn(key, cosine, sine)
+        query = self._rotate(query, cosine, sine)
+        key = self._rotate(key, cosine, sine)
         scores = query @ key.transpose(-1, -2) / math.sqrt(self.size)
         weights = torch.softmax(scores.masked_fill(future, -math.inf), dim=-1)
         return self.dense((weights @ value).transpose(-3, -2).flatten(-2))  # type: ignore[no-any-return]
 
-    def _turn(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         half = self.rotary // 2
         first, second, rest = torch.split(x, [half, half, self.size - self.rotary], dim=-1)
         return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], dim=-1)
 
 
 class Block(nn.Module):
-    """Attention and feed-forward side by side on one residual stream."""
+    """Parallel attention and feed-forward on one residual stream."""
 
     def __init__(self, hidden: int, heads: int, rotary: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Block(nn.Module):
 
 
 class GPTNeoX(nn.Module):
-    """Class scores of a text, from its last token or the mean of its tokens; `pad` may follow the text."""
+    """Class logits of a text, from its last token or the mean of its tokens; trailing `pad` tokens are ignored."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class GPTNeoX(nn.Module):
         super().__init__()
         self.pool = pool
         self.pad = pad
-        # Scalars, not a tensor: scaling by a scalar needs neither a buffer nor a copy from the host.
+        # Scalars rather than a tensor: no buffer, and no copy from the host.
         self.frequencies = tuple(_ROTARY_BASE ** (-2 * k / rotary) for k in range(rotary // 2))
         self.embed_in = nn.Embedding(vocabulary, hidden)
         self.layers = nn.ModuleList(Block(hidden, heads, rotary) for _ in range(layers))
@@ -109,11 +109,11 @@ class GPTNeoX(nn.Module):
         for layer in self.layers:
             x = layer(x, cosine, sine, future)
         x = self.final_layer_norm(x)
-        share = self._share(tokens, positions).type_as(x)
-        return self.score((share.unsqueeze(-2) @ x).squeeze(-2))  # type: ignore[no-any-return]
+        weights = self._pool_weights(tokens, positions).type_as(x)
+        return self.score((weights.unsqueeze(-2) @ x).squeeze(-2))  # type: ignore[no-any-return]
 
-    def _share(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """How much each position counts in the pooled embedding."""
+    def _pool_weights(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """The weight of each position in the pooled embedding."""
         text = tokens != self.pad
         if self.pool == "mean":
             return text / text.sum(dim=-1, keepdim=True).clamp(min=1)
@@ -133,7 +133,7 @@ def gpt_neox(
     pad: int = 0,
     checkpoint: str | Path | None = None,
 ) -> nn.Module:
-    """GPT-NeoX of Pythia-70M's shape with a classification head, from a local checkpoint or initialised."""
+    """GPT-NeoX of Pythia-70M's size with a classification head, from a local checkpoint or newly initialised."""
     checks.tokens("gpt_neox", shape)
     checks.positive("gpt_neox", vocabulary=vocabulary, hidden=hidden, layers=layers, heads=heads)
     if hidden % heads:
@@ -141,8 +141,8 @@ def gpt_neox(
     rotary = int(hidden // heads * rotary_pct)
     if not 0 < rotary_pct <= 1 or rotary < 2 or rotary % 2:
         raise UserError(
-            f"model.rotary_pct of gpt_neox must turn an even number of a head's {hidden // heads} "
-            f"dimensions, got {rotary_pct}, which turns {rotary}"
+            f"model.rotary_pct of gpt_neox must rotate an even number of a head's {hidden // heads} "
+            f"dimensions, got {rotary_pct}, which rotates {rotary}"
         )
     model = GPTNeoX(
         vocabulary=vocabulary,

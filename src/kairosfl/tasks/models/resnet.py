@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-50 for small images: a 3x3 stem, GroupNorm, a projection head if wanted.
+"""ResNet-18 and ResNet-50 for small images: a 3x3 stem, GroupNorm, and an optional projection head.
 
 He et al., "Deep residual learning for image recognition", CVPR 2016. GroupNorm keeps all state in parameters.
 """
@@ -54,7 +54,7 @@ def _resnet(
     checks.positive(name, width=width, groups=groups)
     checks.not_negative(name, projection=projection)
     if width % 2:
-        raise UserError(f"model.width of {name} must be even, for norm groups of two channels, got {width}")
+        raise UserError(f"model.width of {name} must be even, so that norm groups have two channels, got {width}")
     inputs, _, _ = checks.image(name, shape)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["stem"] = _convolve(inputs, width, 3, 1, groups)
@@ -104,7 +104,7 @@ def _block(inputs: int, channels: int, expansion: int, stride: int, groups: int)
 
 
 def _convolve(inputs: int, outputs: int, kernel: int, stride: int, groups: int) -> nn.Module:
-    """A convolution and its norm: at most `groups` groups, at least two channels in each."""
+    """A convolution and its norm, with at most `groups` groups of at least two channels each."""
     convolution = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     norm = nn.GroupNorm(math.gcd(groups, outputs // 2), outputs)

@@ -1,4 +1,4 @@
-"""Small models: fully connected nets, McMahan's CNN, ALT's CNN with projection head, FedAWARE's CNN."""
+"""Small models: fully connected networks, McMahan's CNN, ALT's CNN with a projection head, FedAWARE's CNN."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cnn(shape: tuple[int, ...], classes: int, *, padding: int = 0, hidden: int =
         raise UserError(f"model.padding of cnn must be 0, 1 or 2, got {padding}")
     shrink = 4 - 2 * padding
     hint = " or set model.padding=2" if padding < 2 else ""
-    # Each convolution takes `shrink` pixels, the first pooling halves, and the second needs two.
+    # Each convolution removes `shrink` pixels, the first pooling halves the rest, and the second needs two.
     channels, height, width = checks.image("cnn", shape, least=2 * (2 + shrink) + shrink, hint=hint)
     rows, columns = (((side - shrink) // 2 - shrink) // 2 for side in (height, width))
     return nn.Sequential(

@@ -1,4 +1,4 @@
-"""A stage: SuperLink and SuperNodes as real processes on this machine's loopback, with TLS and node authentication."""
+"""A local federation: SuperLink and SuperNodes as processes on this machine, with TLS and node authentication."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from kairosfl.engines.flower.roster import fingerprint, parse_ids
 from kairosfl.errors import UserError
 
 HOST, NAME = "127.0.0.1", "rehearsal"
-UP = 120.0  # seconds that a process may take to come up
-DOWN = 5.0  # seconds that processes may take to end when asked
+UP = 120.0  # seconds that a process may take to start
+DOWN = 5.0  # seconds that a process may take to terminate
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-    "MALLOC_ARENA_MAX": "2",  # glibc would keep what large messages leave behind, in many places
+    "MALLOC_ARENA_MAX": "2",  # otherwise glibc holds on to the memory of large messages in many arenas
     "MALLOC_MMAP_THRESHOLD_": "65536",
 }
 
 
-class Stage:
-    """Everything lies in one folder: `certs`, `logs`, Flower's `home`, and the SuperLink's `state.db`."""
+class LocalFederation:
+    """Everything is in one folder: `certs`, `logs`, Flower's `home`, and the SuperLink's `state.db`."""
 
     def __init__(self, folder: Path, nodes: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
-        """One node for each text of client ids that it serves, such as `0-3`."""
+        """`nodes` has one entry per node: the ids of the clients that it serves, such as `0-3`."""
         self.folder, self.nodes = folder.absolute(), list(nodes)
         self.port = free_port()
-        here = str(Path(sys.executable).parent)  # Flower starts its parts by name
+        here = str(Path(sys.executable).parent)  # Flower starts its commands by name
         path = os.pathsep.join([here, os.environ.get("PATH", "")])
         home = str(self.folder / "home")
         self.environment = {**os.environ, **ENVIRONMENT, **(environment or {}), "PATH": path, "FLWR_HOME": home}
@@ -73,21 +73,21 @@ class Stage:
         self.close()
 
     def start_superlink(self) -> None:
-        """Start it, or start it again with the state it had, and wait until it answers."""
+        """Start it, or restart it with its previous state, and wait until it answers."""
         arguments = ["--host", HOST, "--port", str(self.port), "--database", str(self.folder / "state.db")]
         arguments += ["--ssl-ca-certfile", str(self.certs / "ca.crt"), "--ssl-certfile", str(self.certs / "server.pem")]
         arguments += ["--ssl-keyfile", str(self.certs / "server.key"), "--enable-supernode-auth"]
         self.start("superlink", "flower-superlink", *arguments)
         self.wait_for("superlink", lambda: _open(self.port))
 
-    def mend(self) -> None:
-        """Start the SuperLink again if it has ended."""
+    def ensure_superlink(self) -> None:
+        """Restart the SuperLink if it has exited."""
         process = self.processes.get("superlink")
         if process is None or process.poll() is not None:
             self.start_superlink()
 
     def connected(self, name: str) -> bool:
-        """Whether a node says that the SuperLink knows it."""
+        """Whether a node has logged that the SuperLink accepted it."""
         return b"SuperNode ID" in self.log(name).read_bytes()
 
     def wait_for(self, name: str, up: Callable[[], bool]) -> None:
@@ -95,31 +95,31 @@ class Stage:
         until = time.monotonic() + UP
         while not up():
             if self.processes[name].poll() is not None or time.monotonic() > until:
-                raise UserError(f"The process {name} did not come up; see {self.log(name)}.")
+                raise UserError(f"The process {name} did not start; see {self.log(name)}.")
             time.sleep(0.1)
 
     def register(self, node: str) -> None:
-        """Let the SuperLink know a node's key."""
+        """Register a node's key with the SuperLink."""
         public = str(self.certs / f"{node}.pub")
         done = subprocess.run(
             ["flwr", "supernode", "register", public, NAME, "--name", node], env=self.environment, capture_output=True
         )
         if done.returncode:
-            raise UserError(f"The SuperLink refused the key of {node}: {done.stderr.decode().strip()[-200:]}")
+            raise UserError(f"The SuperLink rejected the key of {node}: {done.stderr.decode().strip()[-200:]}")
 
     def start_node(self, node: str, clients: str, *more: str) -> None:
-        """Start a node that serves these clients, with its key."""
+        """Start a node that serves these clients and authenticates with its key."""
         arguments = ["--superlink", f"{HOST}:{self.port}", "--root-certificates", str(self.certs / "ca.crt")]
         arguments += ["--auth-supernode-private-key", str(self.certs / node), "--port", str(free_port())]
         self.start(node, "flower-supernode", *arguments, "--node-config", f'clients="{clients}"', *more)
 
     def submit(self, app: Path, run: Path, out: Path) -> subprocess.Popen[bytes]:
-        """Start a run of an app with a configuration in a run folder; the process lasts as long as the run."""
+        """Run an app with a configuration in a run folder; the process exits with the run."""
         config = f'run="{run.absolute()}" out="{out.absolute()}"'
         return self.start("run", "flwr", "run", str(app), NAME, "--stream", "--run-config", config)
 
     def roster(self) -> dict[int, str]:
-        """Which client belongs to which key."""
+        """The key of each client."""
         return {
             client: fingerprint(self.keys[f"node-{number}"])
             for number, clients in enumerate(self.nodes)
@@ -127,7 +127,7 @@ class Stage:
         }
 
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
-        """A process with a session of its own, so that its children end with it, and a log."""
+        """Start a process with a log, in a new session, so that its children can be killed with it."""
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
                 command,
@@ -143,7 +143,7 @@ class Stage:
         return self.folder / "logs" / f"{name}.log"
 
     def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
-        """End a process and all its children."""
+        """Kill a process and all its children."""
         process = self.processes.pop(name)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, how)
@@ -154,7 +154,7 @@ class Stage:
         process.wait()
 
     def close(self) -> None:
-        """End everything, nodes first, and what they leave: a server in the middle of a run outlives its SuperLink."""
+        """Stop everything, nodes first, then leftovers: a server in the middle of a run outlives its SuperLink."""
         for name in sorted(self.processes, key=lambda name: name == "superlink"):
             self.kill(name, signal.SIGTERM)
         for process in self.find("flwr-"):
@@ -162,17 +162,17 @@ class Stage:
                 os.kill(process, signal.SIGKILL)
 
     def find(self, name: str) -> list[int]:
-        """The running processes of this stage with this in their command, also those that Flower started."""
+        """Running processes of this federation with `name` in their command line, including those started by Flower."""
         found, home = [], f"FLWR_HOME={self.environment['FLWR_HOME']}\0".encode()
         for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+            with contextlib.suppress(OSError):  # it has exited meanwhile, or belongs to another user
                 if name.encode() in (entry / "cmdline").read_bytes() and home in (entry / "environ").read_bytes():
                     found.append(int(entry.name))
         return found
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """An unused port."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Commands that look: compare, report, watch, list, data show."""
+"""Commands that show things: compare, report, watch, list, data show."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import typer
 
 from kairosfl.cli.common import Json, Set, friendly, print_pairs, print_table
 
-Target = Annotated[float | None, typer.Option("--target", help="Accuracy to count rounds and bytes to.")]
+Target = Annotated[float | None, typer.Option("--target", help="Accuracy up to which rounds and bytes are counted.")]
 
 
 class Listed(StrEnum):
-    """What `kairosfl list` knows."""
+    """What `kairosfl list` can list."""
 
     rules = "rules"
     data = "data"
@@ -26,12 +26,12 @@ class Listed(StrEnum):
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
-    picture: Annotated[Path | None, typer.Option("--picture", help="Also draw the curves into this PNG.")] = None,
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain run folders.")],
+    picture: Annotated[Path | None, typer.Option("--picture", help="Also plot the curves to this PNG file.")] = None,
     target: Target = None,
     as_json: Json = False,
 ) -> None:
-    """Compare runs in a table: mean and deviation over seeds."""
+    """Compare runs in a table: mean and standard deviation over seeds."""
     from kairosfl.report.static import checked_png, draw_comparison
     from kairosfl.report.tables import compare_numbers
     from kairosfl.runs.files import plain
@@ -44,36 +44,40 @@ def compare(
         else:
             print_table(folders, target)
         if picture:
-            typer.echo(f"drawn in {draw_comparison(folders, picture)}", err=True)
+            typer.echo(f"picture: {draw_comparison(folders, picture)}", err=True)
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
-    figures: Annotated[Path | None, typer.Option("--figures", help="Also every picture, into this folder.")] = None,
-    kind: Annotated[str, typer.Option("--kind", help="svg, pdf or png, for --figures.")] = "svg",
-    tables: Annotated[Path | None, typer.Option("--tables", help="Also every table as CSV and LaTeX.")] = None,
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain run folders.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="Also export every figure to this directory.")
+    ] = None,
+    kind: Annotated[str, typer.Option("--kind", help="Format of --figures: svg, pdf or png.")] = "svg",
+    tables: Annotated[
+        Path | None, typer.Option("--tables", help="Also export every table to this directory, as CSV and LaTeX.")
+    ] = None,
     target: Target = None,
 ) -> None:
-    """Write one self-contained HTML page that explains runs."""
+    """Write a self-contained HTML report about runs."""
     with friendly():
         from kairosfl.report.export import checked_kind, export_figures, export_tables
         from kairosfl.report.page import write_report
 
         checked_kind(kind)
-        typer.echo(f"report in {write_report(folders, out, target=target)}")
+        typer.echo(f"report: {write_report(folders, out, target=target)}")
         if figures:
-            typer.echo(f"{len(export_figures(folders, figures, kind))} pictures in {figures}")
+            typer.echo(f"{len(export_figures(folders, figures, kind))} figures in {figures}")
         if tables:
             typer.echo(f"{len(export_tables(folders, tables, target))} tables in {tables}")
 
 
 def watch(
-    folder: Annotated[Path, typer.Argument(help="Run folder, or a folder of run folders.")],
-    port: Annotated[int, typer.Option("--port", help="Port on this machine.")] = 8765,
+    folder: Annotated[Path, typer.Argument(help="Run folder, or a folder that contains run folders.")],
+    port: Annotated[int, typer.Option("--port", help="Local port.")] = 8765,
     target: Target = None,
 ) -> None:
-    """Serve the report live while a run or sweep goes on."""
+    """Serve the report live while a run or sweep is in progress."""
     with friendly():
         from kairosfl.report.watch import watch as serve
 
@@ -81,7 +85,7 @@ def watch(
 
 
 def list_(what: Annotated[Listed, typer.Argument(help="What to list.")], as_json: Json = False) -> None:
-    """List what there is: rules, data, models, partitions, detectors, presets."""
+    """List the available rules, data sets, models, partitions, detectors or presets."""
     from kairosfl.listing import listing
 
     with friendly():
@@ -90,15 +94,17 @@ def list_(what: Annotated[Listed, typer.Argument(help="What to list.")], as_json
 
 def show(
     name: Annotated[str, typer.Argument(help="Name of the data set.")] = "digits",
-    partition: Annotated[str, typer.Option(help="How it is dealt to the clients.")] = "dirichlet",
-    clients: Annotated[int, typer.Option(help="Number of clients; 0 with natural: all.")] = 40,
-    alpha: Annotated[float, typer.Option(help="Of the Dirichlet distribution.")] = 0.3,
+    partition: Annotated[str, typer.Option(help="How it is partitioned among clients.")] = "dirichlet",
+    clients: Annotated[int, typer.Option(help="Number of clients; with the natural partition, 0 means all.")] = 40,
+    alpha: Annotated[float, typer.Option(help="Concentration of the Dirichlet distribution.")] = 0.3,
     changes: Set = [],  # noqa: B006
-    seed: Annotated[int, typer.Option(help="Of the partition.")] = 0,
-    picture: Annotated[Path | None, typer.Option("--picture", help="Draw clients by classes into this PNG.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Plot the classes of each client to this PNG file.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the sizes and the heterogeneity of a partition, and draw it."""
+    """Print the sizes and heterogeneity of a partition, and plot it."""
     with friendly():
         from kairosfl.runs.config import resolve
         from kairosfl.runs.experiment import build_data
@@ -118,4 +124,4 @@ def show(
                 typer.echo(f"{key.replace('_', ' '):<{width}}  {shown}")
         if picture:
             draw_partition(picture, dataset, population)
-            typer.echo(f"drawn in {picture}", err=True)
+            typer.echo(f"picture: {picture}", err=True)

@@ -1,4 +1,4 @@
-"""FedCL's image models: AlexNet (its Table 2) and VGG-11 (its Table 1), every bias as wide as its layer.
+"""AlexNet and VGG-11 as in Tables 2 and 1 of FedCL, with every bias as wide as its layer.
 
 "FedCL: Critical Learning Periods-aware Adaptive Client Selection in Federated Learning" (later CriticalFL, KDD 2023).
 """
@@ -12,7 +12,7 @@ from torch import nn
 from kairosfl.errors import UserError
 from kairosfl.tasks.models import checks
 
-# Channels of VGG-11's convolutions and whether a pooling follows, from Table 1.
+# Output channels of VGG-11's convolutions, and whether pooling follows (Table 1).
 _VGG11 = (
     (64, True),
     (128, True),
@@ -26,7 +26,7 @@ _VGG11 = (
 
 
 def alexnet(shape: tuple[int, ...], classes: int, *, width: int = 4096, dropout: float = 0.05) -> nn.Module:
-    """FedCL's AlexNet for 32x32 images (Table 2); width=128 is the released one."""
+    """FedCL's AlexNet for 32x32 images (Table 2); width=128 as in the released code."""
     checks.positive("alexnet", width=width)
     checks.probability("alexnet", dropout=dropout)
     channels, height, columns = checks.image("alexnet", shape)
@@ -71,7 +71,7 @@ def vgg11(shape: tuple[int, ...], classes: int, *, width: int = 512, dropout: fl
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for number, (outputs, pool) in enumerate(_VGG11, start=1):
         convolution = nn.Conv2d(inputs, outputs, 3, padding=1)
-        # Eight plain convolutions shrink the signal away under PyTorch's own initialisation.
+        # With PyTorch's default initialisation the signal vanishes over eight plain convolutions.
         nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
         if convolution.bias is not None:
             nn.init.zeros_(convolution.bias)
@@ -82,7 +82,7 @@ def vgg11(shape: tuple[int, ...], classes: int, *, width: int = 512, dropout: fl
         inputs = outputs
     layers["flatten"] = nn.Flatten()
     layers["drop9"] = nn.Dropout(dropout)
-    # Table 1 prints 4096 inputs here; 32x32 images leave 512 after five poolings (docs/models.md).
+    # Table 1 gives 4096 inputs here, but 32x32 images leave 512 after five poolings (docs/models.md).
     layers["fc9"] = nn.Linear(inputs * (height // 32) * (columns // 32), width)
     layers["relu9"] = nn.ReLU()
     layers["fc10"] = nn.Linear(width, width)

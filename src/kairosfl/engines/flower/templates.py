@@ -1,4 +1,4 @@
-"""The files of a Flower app around a user's task: what `kairosfl deploy new` writes."""
+"""Templates of a Flower app around a user's task: the files that `kairosfl deploy new` writes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ publisher = "{name}"
 serverapp = "federation.server:app"
 clientapp = "federation.client:app"
 
-# Where the server finds run.toml and keeps the run; given with --run-config on the command line.
+# Paths of run.toml and of the run folder on the server; set with --run-config on the command line.
 [tool.flwr.app.config]
 run = ""
 out = ""
 """
 
 CLIENT = '''\
-"""What runs on a device. It knows no algorithm, so that it need not change when the algorithm does."""
+"""Runs on a device. It contains no algorithm, so it does not change when the algorithm does."""
 
 from kairosfl.engines.flower.client import client_app
 
@@ -34,7 +34,7 @@ app = client_app(task)
 '''
 
 SERVER = '''\
-"""What runs on the server."""
+"""Runs on the server."""
 
 from kairosfl.deploy import server_app
 
@@ -44,7 +44,7 @@ app = server_app(task)
 '''
 
 TASK = '''\
-"""The model and the data: the one file of this app that is yours to write."""
+"""The model and the data: the only file of this app that you have to write."""
 
 import torch
 from torch import nn
@@ -53,8 +53,8 @@ from kairosfl import DataSet, Population, Samples, Task
 
 
 def task(client: int | None) -> Task:
-    """The model, and the data of this client on this device; None: the server's, of which only the test set is used."""
-    torch.manual_seed(0)  # the server's model is the one that counts; a client's has only its shape
+    """The model, and this client's data on this device; None: the server, where only the test set is used."""
+    torch.manual_seed(0)  # only the server's initial weights are used; clients receive theirs in a brief
     model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
     samples = moons(0 if client is None else client + 1)
     everything = Population.from_lists([torch.arange(len(samples)).numpy()])
@@ -62,7 +62,7 @@ def task(client: int | None) -> Task:
 
 
 def moons(seed: int, n: int = 60) -> Samples:
-    """Stands in for reading the device's own data: two half moons."""
+    """Replace this by reading the device's own data; here: two half moons."""
     generator = torch.Generator().manual_seed(seed)
     angle = torch.rand(n, generator=generator) * torch.pi
     side = torch.randint(0, 2, (n,), generator=generator)
@@ -87,17 +87,17 @@ checkpoint_every = 1
 
 [deploy]
 clients = 4        # ids 0 to 3
-deadline = 600.0   # seconds that clients have in a round
-quorum = 0.5       # part of the cohort that must report for a round to count
-over = 0.0         # part of the cohort that is asked on top, for those who will not answer
-max_norm = 1e4     # a larger update is refused
+deadline = 600.0   # seconds that clients have per round
+quorum = 0.5       # fraction of the cohort that must report for a round to count
+over = 0.0         # fraction of the cohort asked in addition, to make up for clients that do not answer
+max_norm = 1e4     # an update with a larger norm is rejected
 """
 
 README = """\
 # {name}
 
-`app/federation/task.py` is yours to write: the model, and how a device reads its own data. Then, with
-`pip install 'kairosfl[flower]'` everywhere and `kairosfl deploy certs certs --nodes 4` (or your own authority):
+Write `app/federation/task.py`: the model, and how a device reads its own data. Then run
+`pip install 'kairosfl[flower]'` on every machine and `kairosfl deploy certs certs --nodes 4` (or use your own CA):
 
     export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 
@@ -116,16 +116,16 @@ On each device, with its own key and its own client id:
     flower-supernode --superlink SERVER:8000 --root-certificates ca.crt \\
         --auth-supernode-private-key node-0 --node-config 'clients="0"'
 
-Train; the same line goes on where it was if the server was stopped:
+Train; if the server was stopped, the same command resumes the run:
 
     flwr run app {name} --stream --run-config 'run="{path}/run.toml" out="{path}/runs/first"'
 
-The Kairos documentation, docs/deploy.md, says how to harden and supervise this.
+See docs/deploy.md in the Kairos documentation for hardening and supervision.
 """
 
 
-REHEARSED = '''\
-"""The data and the model of a rehearsal, the same on every node."""
+REHEARSAL_TASK = '''\
+"""The data and model of a rehearsal, the same on every node."""
 
 from pathlib import Path
 
@@ -140,18 +140,18 @@ def task(client: int | None) -> Task:
 
 
 def rehearsal_files(path: str) -> dict[str, str]:
-    """An app for the data and the model that the TOML file at `path` names."""
+    """An app for the data and model configured in the TOML file at `path`."""
     return {
         "pyproject.toml": PYPROJECT.format(name="rehearsal"),
         "federation/__init__.py": "",
-        "federation/task.py": REHEARSED.format(path=path),
+        "federation/task.py": REHEARSAL_TASK.format(path=path),
         "federation/client.py": CLIENT,
         "federation/server.py": SERVER,
     }
 
 
 def files(name: str, path: str) -> dict[str, str]:
-    """The files of a new app by their relative path."""
+    """The files of a new app by relative path."""
     return {
         "README.md": README.format(name=name, path=path),
         "run.toml": RUN,
