@@ -2,56 +2,59 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kairosfl.lazy import attach
 
 __version__ = "0.2.0"
 
-# Loaded on first use, so that `kairosfl --help` does not import torch.
-_HOMES = {
-    "Algorithm": "kairosfl.core.rule",
-    "Briefs": "kairosfl.core.briefs",
-    "DataSet": "kairosfl.tasks.dataset",
-    "Loop": "kairosfl.engines.loop",
-    "Population": "kairosfl.tasks.population",
-    "Recipe": "kairosfl.core.recipe",
-    "Reports": "kairosfl.core.briefs",
-    "Round": "kairosfl.core.round",
-    "Rule": "kairosfl.core.rule",
-    "Run": "kairosfl.core.round",
-    "Samples": "kairosfl.tasks.dataset",
-    "Task": "kairosfl.tasks.task",
-    "UserError": "kairosfl.errors",
-    "drive": "kairosfl.core.round",
-    "parse": "kairosfl.rules",
-    "rounds": "kairosfl.core.round",
-}
-
 if TYPE_CHECKING:
+    from kairosfl import detectors, engines, rules, tasks, testing
     from kairosfl.core.briefs import Briefs, Reports
     from kairosfl.core.recipe import Recipe
     from kairosfl.core.round import Round, Run, drive, rounds
     from kairosfl.core.rule import Algorithm, Rule
+    from kairosfl.engines.batched import Batched
     from kairosfl.engines.loop import Loop
     from kairosfl.errors import UserError
     from kairosfl.rules import parse
     from kairosfl.tasks.dataset import DataSet, Samples
     from kairosfl.tasks.population import Population
     from kairosfl.tasks.task import Task
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'kairosfl' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
-
+    from kairosfl.testing import check_rule
+else:
+    __getattr__, __dir__ = attach(
+        "kairosfl",
+        {
+            "Algorithm": "kairosfl.core.rule",
+            "Batched": "kairosfl.engines.batched",
+            "Briefs": "kairosfl.core.briefs",
+            "DataSet": "kairosfl.tasks.dataset",
+            "Loop": "kairosfl.engines.loop",
+            "Population": "kairosfl.tasks.population",
+            "Recipe": "kairosfl.core.recipe",
+            "Reports": "kairosfl.core.briefs",
+            "Round": "kairosfl.core.round",
+            "Rule": "kairosfl.core.rule",
+            "Run": "kairosfl.core.round",
+            "Samples": "kairosfl.tasks.dataset",
+            "Task": "kairosfl.tasks.task",
+            "UserError": "kairosfl.errors",
+            "check_rule": "kairosfl.testing",
+            "detectors": "kairosfl.detectors",
+            "drive": "kairosfl.core.round",
+            "engines": "kairosfl.engines",
+            "parse": "kairosfl.rules",
+            "rounds": "kairosfl.core.round",
+            "rules": "kairosfl.rules",
+            "tasks": "kairosfl.tasks",
+            "testing": "kairosfl.testing",
+        },
+    )
 
 __all__ = [
     "Algorithm",
+    "Batched",
     "Briefs",
     "DataSet",
     "Loop",
@@ -65,7 +68,13 @@ __all__ = [
     "Task",
     "UserError",
     "__version__",
+    "check_rule",
+    "detectors",
     "drive",
+    "engines",
     "parse",
     "rounds",
+    "rules",
+    "tasks",
+    "testing",
 ]

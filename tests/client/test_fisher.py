@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from kairosfl.client.fisher import fisher_trace
 from kairosfl.client import fisher
+from kairosfl.client.fisher import fisher_trace
 from kairosfl.tasks.vector import Layout, flatten
 
 DRAW = np.random.default_rng(0)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from kairosfl.errors import UserError
 
@@ -23,6 +24,13 @@ Engine = Annotated[str | None, typer.Option("--engine", help="auto, loop, batche
 RayAddress = Annotated[str | None, typer.Option("--ray-address", help="Of a Ray cluster, or auto; implies engine ray.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+
+
+class Command(TyperCommand):
+    """A command whose help says `[required]`: Typer up to 0.20, which Flower asks for, escapes it for rich."""
+
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace("\\[", "[")
 
 
 @contextmanager
