@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from typer.testing import CliRunner
 
 import kairosfl
 from kairosfl.cli import app
+from kairosfl.tasks import heterogeneity, models, partitions
+from kairosfl.tasks.data import own
 
 ROOT = Path(__file__).parents[1]
 LAZY = ["kairosfl", "kairosfl.engines", "kairosfl.tasks"]
@@ -62,6 +65,39 @@ def test_importing_and_help_load_nothing_heavy(words: list[str]) -> None:
     said = python(f"import sys, kairosfl\n{call if words else ''}\nprint(*sys.modules)")
     assert "kairosfl" in said.split()
     assert not HEAVY & set(said.split())
+
+
+def test_the_reference_names_everything_public() -> None:
+    page = (ROOT / "docs" / "reference" / "index.md").read_text(encoding="utf-8")
+    assert set(kairosfl.__all__) <= set(re.findall(r"`(\w+)`", page))
+
+
+DOCUMENTED = [
+    kairosfl.Batched,
+    kairosfl.DataSet,
+    kairosfl.Loop,
+    kairosfl.Population,
+    kairosfl.Population.from_lists,
+    kairosfl.Population.from_owner,
+    kairosfl.Samples,
+    kairosfl.Task,
+    heterogeneity.describe,
+    models.build,
+    models.describe,
+    models.options,
+    own.from_hugging_face,
+    own.from_partitioner,
+    own.from_torch,
+    partitions.partition,
+    *partitions.PARTITIONS.values(),
+]
+
+
+@pytest.mark.parametrize("of", DOCUMENTED, ids=lambda of: of.__qualname__)
+def test_every_argument_is_documented_in_order(of: Callable[..., object]) -> None:
+    _, _, args = (inspect.getdoc(of) or "").partition("\nArgs:\n")
+    said = re.findall(r"^    \**(\w+): \S", args.partition("\n\n")[0], re.MULTILINE)
+    assert said == list(inspect.signature(of).parameters)
 
 
 def test_one_version() -> None:

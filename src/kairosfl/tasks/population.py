@@ -16,7 +16,12 @@ from kairosfl.tasks.dataset import DataSet, Ints
 class Population:
     """Client i owns the samples `order[offsets[i]:offsets[i+1]]`; a million clients cost megabytes.
 
-    `keys`, where clients are natural ones, is the key (writer, speaker) that each client stands for.
+    `population[i]` are the samples of client i, `len(population)` is the number of clients.
+
+    Args:
+        order: Indices of training samples, those of each client together.
+        offsets: Where each client's samples begin and the last one's end, `[clients + 1]`.
+        keys: The natural client (writer, speaker) that each client is, where there are such.
     """
 
     order: Ints
@@ -54,7 +59,13 @@ class Population:
 
     @classmethod
     def from_owner(cls, owner: Ints, clients: int, keys: Ints | None = None) -> Population:
-        """From the client of every sample (negative: nobody's); a client's samples keep their order."""
+        """From the client of every sample; a client's samples keep their order.
+
+        Args:
+            owner: The client of each training sample, negative for samples of nobody.
+            clients: The number of clients.
+            keys: The natural client that each client is.
+        """
         if len(owner) and int(owner.max()) >= clients:
             sample = int(owner.argmax())
             raise UserError(f"sample {sample} belongs to client {owner[sample]}, but there are only {clients} clients.")
@@ -67,14 +78,25 @@ class Population:
 
     @classmethod
     def from_lists(cls, clients: Sequence[Ints]) -> Population:
-        """From one array of sample indices per client."""
+        """From one array of sample indices per client.
+
+        Args:
+            clients: For each client, the indices of its training samples.
+        """
         offsets = np.zeros(len(clients) + 1, dtype=np.int64)
         np.cumsum([len(indices) for indices in clients], out=offsets[1:])
         order = np.concatenate([np.asarray(c, dtype=np.int64) for c in clients] or [np.empty(0, np.int64)])
         return cls(order, offsets)
 
     def check(self, samples: int) -> None:
-        """Refuse a client without data, a sample that does not exist and a sample owned twice."""
+        """Refuse a client without data, a sample that does not exist and a sample owned twice.
+
+        Args:
+            samples: The number of training samples.
+
+        Raises:
+            UserError: Names the client or the sample.
+        """
         empty = np.flatnonzero(self.sizes == 0)
         if len(empty):
             more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
@@ -90,7 +112,12 @@ class Population:
 
 
 def own_tests(dataset: DataSet, population: Population) -> Population | None:
-    """The test samples of each client's own (some may have none), or None where the data has no such."""
+    """The test samples of each client's own (some may have none), or None where the data has no such.
+
+    Args:
+        dataset: A data set, with `test_keys` if its test samples belong to natural clients.
+        population: Its clients, with `keys` if they are natural ones.
+    """
     if dataset.test_keys is None or population.keys is None:
         return None
     highest = max(int(dataset.test_keys.max(initial=-1)), int(population.keys.max()))

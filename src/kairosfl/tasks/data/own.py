@@ -26,9 +26,13 @@ class Partitioner(Protocol):
 def from_torch(train: Any, test: Any, *, name: str = "own", classes: int | None = None, **facts: Any) -> DataSet:
     """Any `torch.utils.data.Dataset` (or list) of (input, class) pairs, read once into memory.
 
-    Inputs may be tensors, arrays, numbers or pictures, all of one shape. Classes are counted from the labels
-    unless given. Further facts are fields of `DataSet`: `mean` and `std` per channel for uint8 images,
-    `vocabulary` for tokens, `labels`.
+    Args:
+        train: Training pairs. Inputs may be tensors, arrays, numbers or pictures, all of one shape.
+        test: Test pairs.
+        name: What reports call the data set.
+        classes: The number of classes; by default counted from the labels.
+        **facts: Further fields of `DataSet`: `mean` and `std` per channel for uint8 images, `vocabulary` for
+            tokens, `labels`.
     """
     parts = [_stack(_pairs(data, split), split) for data, split in ((train, "training"), (test, "test"))]
     return _dataset(name, parts[0], parts[1], classes, facts)
@@ -48,8 +52,16 @@ def from_hugging_face(
 ) -> DataSet:
     """A Hugging Face `datasets.Dataset` for training and one for testing: the columns of inputs and of classes.
 
-    `encode` turns one value of the input column into an array, such as a text into tokens. A `client` column
-    names the natural client of every row. Facts as in `from_torch`.
+    Args:
+        train: The training table.
+        test: The test table.
+        input: The column of inputs.
+        target: The column of classes.
+        client: The column that names the natural client of each row, if there is one.
+        encode: Turns one value of the input column into an array, such as a text into tokens.
+        name: What reports call the data set.
+        classes: The number of classes; by default counted from the labels.
+        **facts: Further fields of `DataSet`, as in `from_torch`.
     """
     parts, named = [], []
     for table, split in ((train, "training"), (test, "test")):
@@ -76,7 +88,18 @@ def from_partitioner(
     classes: int | None = None,
     **facts: Any,
 ) -> DataSet:
-    """A flwr-datasets partitioner as it is: its partitions become the natural clients; arguments as above."""
+    """A flwr-datasets partitioner as it is: its partitions become the natural clients.
+
+    Args:
+        partitioner: With its data set assigned.
+        test: The test table.
+        input: The column of inputs.
+        target: The column of classes.
+        encode: Turns one value of the input column into an array.
+        name: What reports call the data set.
+        classes: The number of classes; by default counted from the labels.
+        **facts: Further fields of `DataSet`, as in `from_torch`.
+    """
     tables = [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
     sizes = [len(table) for table in tables]
     if 0 in sizes:

@@ -70,7 +70,15 @@ class Description:
 
 
 def build(name: str, *, shape: tuple[int, ...], classes: int, seed: int, **options: Any) -> nn.Module:
-    """A model on the CPU whose initial parameters depend on nothing but the arguments."""
+    """A model on the CPU whose initial parameters depend on nothing but the arguments.
+
+    Args:
+        name: One of `MODELS`, such as "mlp" or "resnet18".
+        shape: The shape of one sample, such as `(3, 32, 32)`.
+        classes: The number of outputs.
+        seed: Of the initial parameters.
+        **options: Options of the model; `options(name)` lists them with their defaults.
+    """
     # Only the CPU's default generator is seeded, and put back: torch.manual_seed would reset every device's.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
@@ -78,7 +86,11 @@ def build(name: str, *, shape: tuple[int, ...], classes: int, seed: int, **optio
 
 
 def options(name: str) -> dict[str, Any]:
-    """The options of a model with their defaults."""
+    """The options of a model with their defaults.
+
+    Args:
+        name: One of `MODELS`.
+    """
     parameters = inspect.signature(_builder(name)).parameters.values()
     return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
 
@@ -86,7 +98,14 @@ def options(name: str) -> dict[str, Any]:
 def describe(
     name: str, *, shape: tuple[int, ...] | None = None, classes: int | None = None, **options: Any
 ) -> Description:
-    """A model's line for a listing, for its typical data unless told otherwise; nothing is allocated."""
+    """A model's line for a listing; nothing is allocated.
+
+    Args:
+        name: One of `MODELS`.
+        shape: The shape of one sample, by default that of the data the model is best known for.
+        classes: The number of outputs, by default of the same data.
+        **options: Options of the model.
+    """
     builder = _builder(name)
     usual_shape, usual_classes = _TYPICAL.get(name, (None, None))
     shape = usual_shape if shape is None else shape
