@@ -3,13 +3,15 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-kernels test-deploy lint docs bench bench-peers clean
+WORKERS ?= auto
+
+.PHONY: demo test test-slow test-kernels test-deploy test-extended lint docs results dist bench bench-peers clean
 
 demo: .venv/ready
 	$(BIN)/kairosfl demo
 
 test: .venv/ready
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
 
 test-slow: .venv/ready
 	$(BIN)/python -m pytest -m slow
@@ -20,8 +22,19 @@ test-kernels: .venv/kernels  # in Triton's interpreter; on a GPU: pytest tests/e
 test-deploy: .venv/full
 	$(BIN)/python -m pytest tests/deploy -m "slow or not slow"
 
+test-extended: test-kernels test-deploy  # what `make test` leaves out
+	$(BIN)/python -m pytest -m slow --ignore=tests/deploy
+
 docs: .venv/full
 	$(BIN)/mkdocs build --strict --quiet
+
+results: .venv/ready  # the page of results, from the files in results/
+	$(BIN)/python -m kairosfl.papers.page results docs/results.md
+
+dist: .venv/ready  # wheel and sdist, tried in an empty environment
+	rm -rf dist
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build --outdir dist
+	$(BIN)/python .ci/prove_dist.py
 
 bench: .venv/ready
 	$(BIN)/python benchmarks/loop.py

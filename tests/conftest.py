@@ -1,6 +1,10 @@
-"""One torch thread: the tests are small, and bits do not depend on the machine's cores."""
+"""One thread per process: the tests are small, run side by side, and their bits must not depend on the cores."""
 
 from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, and for the processes that tests start
 
 import torch
 

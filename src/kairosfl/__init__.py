@@ -2,59 +2,68 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from kairosfl.lazy import attach
 
-# Loaded on first use, so that `kairosfl --help` does not import torch.
-_HOMES = {
-    "Algorithm": "kairosfl.core.rule",
-    "Briefs": "kairosfl.core.fields",
-    "DataSet": "kairosfl.tasks.dataset",
-    "Loop": "kairosfl.engines.loop",
-    "Population": "kairosfl.tasks.population",
-    "Recipe": "kairosfl.core.recipe",
-    "Reports": "kairosfl.core.fields",
-    "Round": "kairosfl.core.round",
-    "Rule": "kairosfl.core.rule",
-    "Run": "kairosfl.core.round",
-    "Samples": "kairosfl.tasks.dataset",
-    "Task": "kairosfl.tasks.task",
-    "UserError": "kairosfl.errors",
-    "drive": "kairosfl.core.round",
-    "parse": "kairosfl.rules",
-    "rounds": "kairosfl.core.round",
-}
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from kairosfl import detectors, engines, rules, tasks, testing
     from kairosfl.core.fields import Briefs, Reports
     from kairosfl.core.recipe import Recipe
-    from kairosfl.core.round import Round, Run, drive, rounds
-    from kairosfl.core.rule import Algorithm, Rule
+    from kairosfl.core.round import Round, Run, Setup, drive, result, rounds
+    from kairosfl.core.rule import Algorithm, Memory, Plan, Rule
+    from kairosfl.engines.batched import Batched
     from kairosfl.engines.loop import Loop
     from kairosfl.errors import UserError
     from kairosfl.rules import parse
     from kairosfl.tasks.dataset import DataSet, Samples
     from kairosfl.tasks.population import Population
     from kairosfl.tasks.task import Task
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'kairosfl' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
-
+    from kairosfl.testing import check_rule
+else:
+    __getattr__, __dir__ = attach(
+        "kairosfl",
+        {
+            "Algorithm": "kairosfl.core.rule",
+            "Batched": "kairosfl.engines.batched",
+            "Briefs": "kairosfl.core.fields",
+            "DataSet": "kairosfl.tasks.dataset",
+            "Loop": "kairosfl.engines.loop",
+            "Memory": "kairosfl.core.rule",
+            "Plan": "kairosfl.core.rule",
+            "Population": "kairosfl.tasks.population",
+            "Recipe": "kairosfl.core.recipe",
+            "Reports": "kairosfl.core.fields",
+            "Round": "kairosfl.core.round",
+            "Rule": "kairosfl.core.rule",
+            "Run": "kairosfl.core.round",
+            "Samples": "kairosfl.tasks.dataset",
+            "Setup": "kairosfl.core.round",
+            "Task": "kairosfl.tasks.task",
+            "UserError": "kairosfl.errors",
+            "check_rule": "kairosfl.testing",
+            "detectors": "kairosfl.detectors",
+            "drive": "kairosfl.core.round",
+            "engines": "kairosfl.engines",
+            "parse": "kairosfl.rules",
+            "result": "kairosfl.core.round",
+            "rounds": "kairosfl.core.round",
+            "rules": "kairosfl.rules",
+            "tasks": "kairosfl.tasks",
+            "testing": "kairosfl.testing",
+        },
+    )
 
 __all__ = [
     "Algorithm",
+    "Batched",
     "Briefs",
     "DataSet",
     "Loop",
+    "Memory",
+    "Plan",
     "Population",
     "Recipe",
     "Reports",
@@ -62,10 +71,18 @@ __all__ = [
     "Rule",
     "Run",
     "Samples",
+    "Setup",
     "Task",
     "UserError",
     "__version__",
+    "check_rule",
+    "detectors",
     "drive",
+    "engines",
     "parse",
+    "result",
     "rounds",
+    "rules",
+    "tasks",
+    "testing",
 ]

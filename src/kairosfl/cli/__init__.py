@@ -8,6 +8,7 @@ import typer
 
 from kairosfl import __version__
 from kairosfl.cli import deploy, papers, runs, view
+from kairosfl.cli.common import Command
 
 app = typer.Typer(
     help="Federated learning in which every round adapts: who trains, for how long, how much each counts, "
@@ -35,16 +36,15 @@ def main(
 
 
 for function in (runs.run, runs.resume, runs.sweep, runs.demo, view.compare, view.report, view.watch):
-    app.command()(function)
-app.command("list")(view.list_)
-app.command()(papers.reproduce)
-app.command("results")(papers.results_page)
+    app.command(cls=Command)(function)
+app.command("list", cls=Command)(view.list_)
+app.command(cls=Command)(papers.reproduce)
 
 data = typer.Typer(help="Inspect data sets and how they are partitioned among clients.", no_args_is_help=True)
-data.command()(view.show)
+data.command(cls=Command)(view.show)
 app.add_typer(data, name="data")
 
 deployment = typer.Typer(help="Train on real devices with Flower.", no_args_is_help=True)
 for each in (deploy.new, deploy.certs, deploy.rehearse):
-    deployment.command()(each)
+    deployment.command(cls=Command)(each)
 app.add_typer(deployment, name="deploy")

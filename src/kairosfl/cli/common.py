@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from kairosfl.errors import UserError
 
@@ -25,6 +26,13 @@ RayAddress = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+
+
+class Command(TyperCommand):
+    """A command whose help says `[required]`: Typer up to 0.20, which Flower asks for, escapes it for rich."""
+
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace("\\[", "[")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Commands for the papers: reproduce, results."""
+"""The command about the papers: reproduce."""
 
 from __future__ import annotations
 
@@ -58,14 +58,3 @@ def reproduce(
             print_rows(table(found))
             drawn = draw_curves(found, out / "curves.svg")
             typer.echo(f"curves: {drawn}; for more, run: kairosfl report {out}" if drawn else "no curves yet", err=True)
-
-
-def results_page(
-    results: Annotated[Path, typer.Argument(help="Folder of results.")] = Path("results"),
-    page: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("docs/results.md"),
-) -> None:
-    """Write the page of reproduction results from the files in a folder."""
-    with friendly():
-        from kairosfl.papers.page import write_results_page
-
-        typer.echo(f"written: {write_results_page(results, page)}")

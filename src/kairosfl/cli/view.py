@@ -84,7 +84,9 @@ def watch(
         serve(folder, port, target=target)
 
 
-def list_(what: Annotated[Listed, typer.Argument(help="What to list.")], as_json: Json = False) -> None:
+def list_(
+    what: Annotated[Listed, typer.Argument(metavar="WHAT", help=f"{', '.join(Listed)}.")], as_json: Json = False
+) -> None:
     """List the available rules, data sets, models, partitions, detectors or presets."""
     from kairosfl.listing import listing
 

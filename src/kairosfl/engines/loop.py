@@ -14,7 +14,13 @@ from kairosfl.tasks.task import Task
 
 
 class Loop(Evaluator):
-    """Follows every brief with `client.Trainer`, in float32 or, on a GPU if asked for, tf32."""
+    """Follows every brief with the plain trainer of `client/`, one client after another.
+
+    Args:
+        task: What is learnt.
+        device: Where clients train.
+        precision: "float32", or on a GPU "tf32".
+    """
 
     def __init__(self, task: Task, device: torch.device | str = "cpu", *, precision: str = "float32") -> None:
         self.precision = Precision.of(precision, torch.device(device))

@@ -99,7 +99,20 @@ class _Shard:
 
 
 class Ray:
-    """Follows briefs on many processes, GPUs and machines; the results are those of `make`'s engine in one process."""
+    """Follows briefs on many processes, GPUs and machines; the results are those of `make`'s engine in one process.
+
+    Use it as a context manager, or call `close`.
+
+    Args:
+        task: What is learnt; every actor holds its data.
+        actors: The number of processes.
+        make: The engine of each actor, from a task and a device.
+        address: Of a Ray cluster, or "auto"; by default Ray starts on this machine.
+        device: Of each actor.
+        gpus: Of each actor; may be a fraction.
+        threads: Of each actor.
+        home: The device of the server's vectors.
+    """
 
     why = ""
 
@@ -115,7 +128,6 @@ class Ray:
         threads: int = 1,
         home: str = "cpu",
     ) -> None:
-        """`device`, `gpus` (may be a part of one) and `threads` are each actor's; `home` holds the server's vectors."""
         if actors < 1:
             raise UserError(f"run.actors = {actors} must be 1 or more.")
         self.task, self.home, self.actors = task, torch.device(home), actors

@@ -1,8 +1,12 @@
-"""The results page, generated only from the files in `results/`: the same files give the same page."""
+"""The page of results, written from the files in `results/` and nothing else: the same files give the same page.
+
+`make results` rewrites the page of this repository: `python -m kairosfl.papers.page results docs/results.md`.
+"""
 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,7 +22,7 @@ Agreement = Literal["reproduced", "open", "not reproduced"]
 
 INTRODUCTION = """# Reproduction results
 
-This page is written by `kairosfl results` from the files in `results/`; each holds the configuration, seeds, version,
+This page is written by `make results` from the files in `results/`; each holds the configuration, seeds, version,
 device and curves of every run. *Ours* is the mean ± sample standard deviation over the seeds that got furthest.
 *Rounds* and *seeds* show what a row is based on: `40 of 500` means that 40 of the paper's 500 rounds were run, so the
 row is not compared with the published value; with `1 of 2` seeds, the other run was interrupted or diverged. A reading
@@ -223,3 +227,7 @@ def _markdown(rows: Sequence[Mapping[str, str]]) -> list[str]:
     lines = [heads, ["---" if head in ("cell", "reading", "item", "baseline") else "---:" for head in heads]]
     lines += [[row[head] for head in heads] for row in rows]
     return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
+if __name__ == "__main__":
+    write_results_page(*map(Path, sys.argv[1:]))

@@ -18,7 +18,12 @@ Ints = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Inputs and their classes. Inputs are uint8 images [n,C,H,W], tokens [n,L] or float features [n,...]."""
+    """Inputs and their classes.
+
+    Args:
+        inputs: uint8 images `[n, C, H, W]`, tokens `[n, L]` or float features `[n, ...]`.
+        targets: The class of each input, int64 `[n]`.
+    """
 
     inputs: torch.Tensor
     targets: torch.Tensor
@@ -38,11 +43,21 @@ class Samples:
 class DataSet:
     """What a federation trains and tests on.
 
-    `mean` and `std` (one number per channel) normalise uint8 images as (x/255 - mean)/std, on the device;
-    without them inputs are used as they are. `vocabulary` is the number of token ids, 0 for other inputs.
-    `keys` holds the natural client (0..K-1) of every training sample where the data has one, a writer or a
-    speaker, and `key_names` what they are called. `hashes` are the md5 sums of the files really read,
-    `notes` numbers worth printing that are not samples or classes, such as roles and characters.
+    Args:
+        name: What reports call it.
+        train: The training samples, which are dealt to the clients.
+        test: The samples on which the global model is evaluated.
+        classes: The number of classes; targets are 0 to `classes - 1`.
+        mean: One number per channel. With `std`, uint8 images become (x/255 - mean)/std on the device; without
+            them inputs are used as they are.
+        std: One number per channel, as many as in `mean`.
+        vocabulary: The number of token ids, 0 for other inputs.
+        labels: The names of the classes.
+        keys: The natural client (0 to K - 1) of each training sample where the data has one, a writer or a speaker.
+        test_keys: The same for each test sample, -1 for samples of nobody.
+        key_names: The names of the natural clients.
+        hashes: The md5 sums of the files that were read.
+        notes: Further numbers to print, such as how many roles a play has.
     """
 
     name: str
@@ -84,7 +99,12 @@ class DataSet:
 
 
 def held_out(dataset: DataSet, part: float) -> DataSet:
-    """The data set with this part of its training samples, the same for every run, in the place of its test samples."""
+    """The data set with this part of its training samples, the same for every run, in the place of its test samples.
+
+    Args:
+        dataset: The data set, whose own test samples are left out.
+        part: The fraction of the training samples to test on, above 0 and below 1.
+    """
     order = stream(0, "validation").permutation(len(dataset.train))
     count = round(part * len(order))
     if not 0 < count < len(order):

@@ -16,7 +16,15 @@ BLOCK = 2**24  # counts in memory at a time
 
 
 def label_counts(targets: Ints, population: Population, classes: int, first: int = 0, last: int = -1) -> Ints:
-    """Samples per class [clients, classes] of the clients from `first` up to `last` (-1: all)."""
+    """Samples of every class `[clients, classes]`.
+
+    Args:
+        targets: The class of each sample.
+        population: Whose samples are whose.
+        classes: The number of classes.
+        first: The first client to count.
+        last: The client to stop before; -1 counts to the end.
+    """
     offsets = population.offsets[first : (len(population) if last < 0 else last) + 1]
     clients = len(offsets) - 1
     labels = targets[population.order[offsets[0] : offsets[-1]]]
@@ -25,7 +33,11 @@ def label_counts(targets: Ints, population: Population, classes: int, first: int
 
 
 def label_entropy(counts: Ints) -> Floats:
-    """Entropy of each client's labels in bits: 0 for one class, log2(classes) when all are equally frequent."""
+    """Entropy of each client's labels in bits: 0 for one class, log2(classes) when all are as frequent.
+
+    Args:
+        counts: Samples of every class, `[clients, classes]`.
+    """
     shares = _shares(counts)
     logs = np.log2(shares, out=np.zeros_like(shares), where=shares > 0)
     entropy: Floats = np.abs((shares * logs).sum(axis=1))
@@ -35,14 +47,22 @@ def label_entropy(counts: Ints) -> Floats:
 def earth_movers_distance(counts: Ints, whole: Ints) -> Floats:
     """Earth mover's distance between each client's label distribution and that of all clients (Zhao et al. 2018).
 
-    The sum over classes of |p_i(c) - p(c)|, which is 0 for identical distributions and 2 for disjoint ones.
+    The sum over classes of |p_i(c) - p(c)|, which is 0 for equal distributions and 2 for disjoint ones.
+
+    Args:
+        counts: Samples of every class, `[clients, classes]`.
+        whole: Samples of every class in all the data, `[classes]`.
     """
     distance: Floats = np.abs(_shares(counts) - _shares(whole[None])).sum(axis=1)
     return distance
 
 
 def size_gini(sizes: Ints) -> float:
-    """Gini coefficient of the clients' sizes: 0 when all are equal, close to 1 when one client has everything."""
+    """Gini coefficient of the clients' sizes: 0 when all are equal, towards 1 when one client has all.
+
+    Args:
+        sizes: Number of samples of each client.
+    """
     ranked = np.sort(sizes).astype(np.float64)
     count, total = len(ranked), ranked.sum()
     if total == 0:
@@ -51,7 +71,12 @@ def size_gini(sizes: Ints) -> float:
 
 
 def describe(dataset: DataSet, population: Population) -> dict[str, Any]:
-    """Sizes and measures of heterogeneity, as plain numbers and strings."""
+    """Sizes and measures of heterogeneity, as plain numbers and text.
+
+    Args:
+        dataset: The data.
+        population: Whose training samples are whose.
+    """
     targets, classes = dataset.train.targets.numpy(), dataset.classes
     whole = np.bincount(targets[population.order], minlength=classes)
     entropy, distance, held = (np.empty(len(population)) for _ in range(3))

@@ -25,7 +25,13 @@ HOPELESS = 64
 
 
 def iid(targets: Ints, clients: int, seed: int) -> Population:
-    """Every client gets a uniform random sample; sizes differ by at most one."""
+    """Every client a uniform sample; sizes differ by at most one.
+
+    Args:
+        targets: The class of each sample.
+        clients: The number of clients.
+        seed: Of the random numbers, 0 or more.
+    """
     _check(len(targets), clients, minimum=1)
     owner = np.empty(len(targets), dtype=np.int32)
     owner[_generator(seed, 1).permutation(len(targets))] = _runs(len(targets), clients)
@@ -37,9 +43,15 @@ def dirichlet(
 ) -> Population:
     """Label skew: every class is split among the clients in shares drawn from a symmetric Dirichlet(alpha).
 
-    A draw that leaves a client with fewer than `minimum` samples is repeated, at most 50 times; after that,
-    samples are moved from the largest clients. With `balance`, a client that already holds its fair share n/N
-    gets no samples of the remaining classes (as in FedLab and the released FedCL code).
+    Args:
+        targets: The class of each sample.
+        clients: The number of clients.
+        seed: Of the random numbers, 0 or more.
+        alpha: The smaller, the fewer classes a client has; a large alpha is nearly IID.
+        minimum: A draw that leaves a client with fewer samples is repeated, at most 50 times; after that samples
+            are moved from the largest clients.
+        balance: Whether a client that already holds its equal part n/N gets nothing of the classes that come
+            after (as in FedLab and in the released code of FedCL).
     """
     _check(len(targets), clients, minimum)
     _check_alpha(alpha)
@@ -66,7 +78,15 @@ def dirichlet(
 
 
 def quantity(targets: Ints, clients: int, seed: int, *, alpha: float, minimum: int = 1) -> Population:
-    """Quantity skew: sizes drawn from Dirichlet(alpha), samples uniformly at random."""
+    """Quantity skew: sizes in shares drawn from Dirichlet(alpha), samples uniform.
+
+    Args:
+        targets: The class of each sample.
+        clients: The number of clients.
+        seed: Of the random numbers, 0 or more.
+        alpha: The smaller, the more the sizes differ.
+        minimum: The least number of samples of a client.
+    """
     _check(len(targets), clients, minimum)
     _check_alpha(alpha)
     rng = _generator(seed, 3)
@@ -77,7 +97,14 @@ def quantity(targets: Ints, clients: int, seed: int, *, alpha: float, minimum: i
 
 
 def shards(targets: Ints, clients: int, seed: int, *, shards: int = 2) -> Population:
-    """Pathological label skew: samples are sorted by class and cut into shards, `shards` per client."""
+    """Pathological label skew: samples sorted by class and cut into shards, `shards` to each client.
+
+    Args:
+        targets: The class of each sample.
+        clients: The number of clients.
+        seed: Of the random numbers, 0 or more.
+        shards: The number of shards of each client.
+    """
     if shards < 1:
         raise UserError(f"data.shards is {shards}; give at least 1 shard per client.")
     _check(len(targets), clients, minimum=shards, field="data.shards")
@@ -93,7 +120,16 @@ def shards(targets: Ints, clients: int, seed: int, *, shards: int = 2) -> Popula
 def mixed(
     targets: Ints, clients: int, seed: int, *, alpha: float, minimum: int = 1, balance: bool = False
 ) -> Population:
-    """Two kinds of clients: the first half IID, the rest label-skewed by Dirichlet(alpha) on the remaining samples."""
+    """Two kinds of clients: the first half IID, the others label-skewed by Dirichlet(alpha) on the samples left.
+
+    Args:
+        targets: The class of each sample.
+        clients: The number of clients.
+        seed: Of the random numbers, 0 or more.
+        alpha: Of the second half, as in `dirichlet`.
+        minimum: Of the second half, as in `dirichlet`.
+        balance: Of the second half, as in `dirichlet`.
+    """
     _check(len(targets), clients, minimum)
     iid_clients = clients // 2
     skewed = partial(dirichlet, seed=seed, alpha=alpha, minimum=minimum, balance=balance)
@@ -108,7 +144,14 @@ def mixed(
 
 
 def natural(keys: Ints, clients: int | None, seed: int, *, minimum: int = 1) -> Population:
-    """One client per key (writer, speaker) with at least `minimum` samples; `clients` of them at random, or all."""
+    """One client per key (writer, speaker) with at least `minimum` samples; `clients` of them, or all.
+
+    Args:
+        keys: The natural client of each sample.
+        clients: How many of the natural clients, chosen at random, or None for all.
+        seed: Of the random numbers, 0 or more.
+        minimum: Natural clients with fewer samples are left out.
+    """
     if minimum < 1:
         raise UserError(f"data.minimum is {minimum}; a client needs at least 1 sample.")
     enough = np.flatnonzero(np.bincount(keys) >= minimum)
@@ -148,7 +191,21 @@ def partition(
     shards: int = 2,
     balance: bool = False,
 ) -> Population:
-    """Partition a data set by the method called `name`; options that it does not use are ignored."""
+    """The partition called `name` of a data set; options that it does not use are ignored.
+
+    Args:
+        dataset: Its training samples are dealt to the clients.
+        name: One of `PARTITIONS`: "iid", "dirichlet", "quantity", "shards", "mixed" or "natural".
+        clients: The number of clients; with "natural", None for all.
+        seed: Of the random numbers, 0 or more: the same seed gives the same partition on every platform.
+        alpha: Of "dirichlet", "mixed" and "quantity"; the smaller, the more the clients differ.
+        minimum: The least number of samples of a client.
+        shards: Of "shards": how many each client gets.
+        balance: Of "dirichlet" and "mixed": whether clients get about as many samples each.
+
+    Returns:
+        The training samples of each client.
+    """
     if name not in PARTITIONS:
         raise UserError(f"data.partition is {name!r}, which does not exist; {nearest(name, PARTITIONS)}")
     if name == "natural":

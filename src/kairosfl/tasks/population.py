@@ -16,8 +16,13 @@ from kairosfl.tasks.dataset import DataSet, Ints
 class Population:
     """Client i owns the samples `order[offsets[i]:offsets[i+1]]`; a million clients cost megabytes.
 
-    `keys`, where clients are natural ones, is the key (writer, speaker) that each client stands for. `tests` says which
-    samples of the test set are whose; a client may have none, and clients may share some.
+    `population[i]` are the samples of client i, `len(population)` is the number of clients.
+
+    Args:
+        order: Indices of training samples, those of each client together.
+        offsets: Where each client's samples begin and the last one's end, `[clients + 1]`.
+        keys: The natural client (writer, speaker) that each client is, where there are such.
+        tests: Which samples of the test set are whose; a client may have none, and clients may share some.
     """
 
     order: Ints
@@ -85,7 +90,14 @@ class Population:
         return cls(order, offsets, tests=None if tests is None else Population.from_lists(tests))
 
     def check(self, samples: int) -> None:
-        """Refuse a client without data, a sample that does not exist and a sample owned twice."""
+        """Refuse a client without data, a sample that does not exist and a sample owned twice.
+
+        Args:
+            samples: The number of training samples.
+
+        Raises:
+            UserError: Names the client or the sample.
+        """
         empty = np.flatnonzero(self.sizes == 0)
         if len(empty):
             more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""

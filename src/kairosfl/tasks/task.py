@@ -27,7 +27,14 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What a run learns. `loss` is per sample; `augment` crops and flips images while training.
+    """What a run learns.
+
+    Args:
+        model: Any module; its parameters as they are now are the start of the run.
+        dataset: Training and test samples.
+        clients: The training samples of each client, as from `partition`.
+        loss: From outputs and targets of a batch to one loss per sample, `[batch]`.
+        augment: Whether images are randomly cropped and flipped while training.
 
     Of the model, the parameters with `requires_grad` are trained and sent. The others and the buffers are the base,
     which every client has and no training step changes.

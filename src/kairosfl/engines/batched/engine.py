@@ -37,12 +37,19 @@ AHEAD = 0.02  # seconds of work that the device is left with while the caller is
 
 
 class Batched(Evaluator):
-    """Follows briefs as `client.Trainer` does, many clients at a time. `why` says how the model is run.
+    """Follows briefs as `Loop` does, many clients at a time. `why` says how the model is run.
 
-    `slots` clients train at once, by default as many as memory allows. `deterministic` fixes that number and never
-    shrinks it, so that a client's result does not depend, to the bit, on who trains beside it. `cohorts` are the
-    largest of each run. The servers have room for the vectors of `room` clients at once; `home` is the host where those
-    of one cohort are more than the device should hold.
+    The servers have room for the vectors of `room` clients at once; `home` is the host where those of one cohort are
+    more than the device should hold.
+
+    Args:
+        task: What is learnt.
+        device: Where clients train.
+        precision: "float32", "tf32" or "bfloat16"; by default "tf32" on a GPU.
+        slots: How many clients train at once, by default as many as memory allows.
+        deterministic: Whether that number is fixed, so that a client's result does not depend, to the bit, on which
+            other clients train at the same time.
+        cohorts: The largest cohort of each run that will train here.
     """
 
     def __init__(

@@ -33,7 +33,15 @@ DATASETS: dict[str, Callable[..., DataSet]] = {
 
 
 def load(name: str, **options: object) -> DataSet:
-    """The data set called `name`; options are passed to its loader as keyword arguments."""
+    """The data set called `name`, downloaded when it is not in the data folder.
+
+    Args:
+        name: One of `DATASETS`, such as "digits" or "cifar10".
+        **options: Keyword arguments of its loader, such as `coarse=True` for "cifar100".
+
+    Raises:
+        UserError: For an unknown name or option, and for files that are missing or damaged.
+    """
     if name not in DATASETS:
         raise UserError(f"data.name is {name!r}, which does not exist; {nearest(name, DATASETS)}")
     known, hints = inspect.signature(DATASETS[name]).parameters, get_type_hints(DATASETS[name])

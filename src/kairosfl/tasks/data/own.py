@@ -26,9 +26,13 @@ class Partitioner(Protocol):
 def from_torch(train: Any, test: Any, *, name: str = "own", classes: int | None = None, **fields: Any) -> DataSet:
     """Any `torch.utils.data.Dataset` (or list) of (input, class) pairs, read into memory once.
 
-    Inputs may be tensors, arrays, numbers or PIL images, all of the same shape. `classes` is inferred from the
-    labels unless given. Other keyword arguments are fields of `DataSet`: `mean` and `std` per channel for uint8
-    images, `vocabulary` for tokens, `labels`.
+    Args:
+        train: Training pairs. Inputs may be tensors, arrays, numbers or pictures, all of one shape.
+        test: Test pairs.
+        name: What reports call the data set.
+        classes: The number of classes; by default counted from the labels.
+        **fields: Further fields of `DataSet`: `mean` and `std` per channel for uint8 images, `vocabulary` for
+            tokens, `labels`.
     """
     parts = [_stack(_pairs(data, split), split) for data, split in ((train, "training"), (test, "test"))]
     return _dataset(name, parts[0], parts[1], classes, fields)
@@ -48,8 +52,16 @@ def from_hugging_face(
 ) -> DataSet:
     """A Hugging Face `datasets.Dataset` for training and one for testing; `input` and `target` name the columns.
 
-    `encode` converts one value of the input column to an array, for example a text to tokens. A `client` column
-    gives the natural client of every row. Other keyword arguments as in `from_torch`.
+    Args:
+        train: The training table.
+        test: The test table.
+        input: The column of inputs.
+        target: The column of classes.
+        client: The column that names the natural client of each row, if there is one.
+        encode: Turns one value of the input column into an array, such as a text into tokens.
+        name: What reports call the data set.
+        classes: The number of classes; by default counted from the labels.
+        **fields: Further fields of `DataSet`, as in `from_torch`.
     """
     parts, named = [], []
     for table, split in ((train, "training"), (test, "test")):

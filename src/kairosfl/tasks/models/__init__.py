@@ -70,15 +70,27 @@ class Description:
 
 
 def build(name: str, *, shape: tuple[int, ...], classes: int, seed: int, **options: Any) -> nn.Module:
-    """Build a model on the CPU whose initial parameters depend on the arguments alone."""
-    # Seed only the CPU's default generator, and restore it: torch.manual_seed would reset every device's.
+    """A model on the CPU whose initial parameters depend on nothing but the arguments.
+
+    Args:
+        name: One of `MODELS`, such as "mlp" or "resnet18".
+        shape: The shape of one sample, such as `(3, 32, 32)`.
+        classes: The number of outputs.
+        seed: Of the initial parameters.
+        **options: Options of the model; `options(name)` lists them with their defaults.
+    """
+    # Only the CPU's default generator is seeded, and put back: torch.manual_seed would reset every device's.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         return _construct(name, shape, classes, options)
 
 
 def options(name: str) -> dict[str, Any]:
-    """A model's options and their defaults."""
+    """The options of a model with their defaults.
+
+    Args:
+        name: One of `MODELS`.
+    """
     parameters = inspect.signature(_builder(name)).parameters.values()
     return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
 
@@ -86,7 +98,14 @@ def options(name: str) -> dict[str, Any]:
 def describe(
     name: str, *, shape: tuple[int, ...] | None = None, classes: int | None = None, **options: Any
 ) -> Description:
-    """Describe a model, for its typical data unless `shape` and `classes` are given; allocates no parameters."""
+    """A model's line for a listing; nothing is allocated.
+
+    Args:
+        name: One of `MODELS`.
+        shape: The shape of one sample, by default that of the data the model is best known for.
+        classes: The number of outputs, by default of the same data.
+        **options: Options of the model.
+    """
     builder = _builder(name)
     typical_shape, typical_classes = _TYPICAL.get(name, (None, None))
     shape = typical_shape if shape is None else shape
