@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from kairosfl.errors import UserError
 from kairosfl.runs import STOPPED
 from kairosfl.runs.files import read_lines
+from kairosfl.runs.keys import flatten
 
 Array = NDArray[np.float64]
 
@@ -127,7 +128,7 @@ def read_run(path: Path) -> RunData:
     """One run folder as it stands; a last line that is still being written is left for the next time."""
     text = _text(path / "config.toml")
     try:
-        settings = _flat(tomllib.loads(text))
+        settings = flatten(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path / 'config.toml'} is not valid TOML: {error}.") from None
     about = _json(path / "run.json")
@@ -265,13 +266,6 @@ def _columns(path: Path) -> dict[str, Array]:
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
-
-
-def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tables.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _text(path: Path) -> str:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kairosfl.errors import UserError
 from kairosfl.report.read import Array, Group, RunData, read_groups
+from kairosfl.runs.history import final_tenth
 
 _WIDE = ("final", "cohort", "e-LUD", "seconds")  # left to the page and the files
 
@@ -122,8 +123,7 @@ def scored(run: RunData) -> tuple[NDArray[np.intp], Array]:
 
 def last_tenth(run: RunData) -> float:
     """Mean accuracy over the last tenth of the evaluated rounds."""
-    values = scored(run)[1]
-    return _mean(values[-max(1, len(values) // 10) :])
+    return _mean(final_tenth(scored(run)[1]))
 
 
 def reach(run: RunData, cost: Array, target: float) -> float:
