@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,9 +80,19 @@ def print_pairs(rows: list[tuple[str, str]], as_json: bool) -> None:
 
 
 def print_table(folders: list[Path], target: float | None = None) -> None:
-    from kairosfl.report.tables import compare_table
+    from kairosfl.report.tables import compare
 
-    print_rows(compare_table(folders, target))
+    found = compare(folders, target)
+    print_rows(found.table())
+    for note in found.notes():
+        typer.echo(note)
+    warn(found.damaged)
+
+
+def warn(sentences: Iterable[str]) -> None:
+    """Name what is damaged where it does not get into the output."""
+    for sentence in sentences:
+        typer.echo(f"kairosfl: {sentence}", err=True)
 
 
 def print_rows(rows: list[dict[str, str]]) -> None:
