@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import signal
 import sys
@@ -116,6 +117,8 @@ def conclude(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
         typer.echo(json.dumps({"folder": str(folder)} | summary))
         return
     rounds = "1 round" if summary["rounds"] == 1 else f"{summary['rounds']} rounds"
-    typer.echo(f"accuracy {summary['accuracy']:.4f} after {rounds}, in {folder}")
+    loss = summary.get("loss", 0.0)
+    state = "; it diverged: its test loss is not finite" if loss is None or not math.isfinite(loss) else ""
+    typer.echo(f"accuracy {summary['accuracy']:.4f} after {rounds}, in {folder}{state}")
     if summary.get("rejected"):
         typer.echo(f"{summary['rejected']} reports were turned away; {folder / 'log.txt'} says why.", err=True)

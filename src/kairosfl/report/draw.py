@@ -96,8 +96,8 @@ def draw_lines(axes: Axes, picture: Lines, groups: Sequence[Group]) -> list[Arti
         whole(axes.xaxis)
         axes.margins(x=0.01)
     axes.set_ylabel(f"{picture.y_label} (%)" if picture.percent else picture.y_label)
-    drawn = {f"bands: {BAND}": any(banded), f"{strips}: {CRITICAL}": bool(strips)}
-    return [Patch(color="0.6", alpha=0.5, linewidth=0, label=label) for label, there in drawn.items() if there]
+    drawn = [(f"bands: {BAND}", 0.3)] * any(banded) + [(f"{strips}: {CRITICAL}", 0.7)] * bool(strips)
+    return [Patch(color="0.5", alpha=strength, linewidth=0, label=label) for label, strength in drawn]
 
 
 def whole(axis: Axis) -> None:

@@ -231,7 +231,7 @@ def _over_rounds(group: Group, column: str) -> tuple[Array, Array]:
 def _over_cost(group: Group, column: str, cost: Callable[[RunData], Array]) -> tuple[Array, Array]:
     """The seeds at equal cost, where all of them have been: interpolated at the costs of the one that spent least."""
     curves = []
-    for run in group.runs:
+    for run in [run for run in group.shown if np.isfinite(cost(run)[-1])] or group.shown:  # not cut to the shortest
         x, y = cost(run), run.column(column)
         known = np.isfinite(y) & (x > 0)
         curves.append((x[known], y[known]))

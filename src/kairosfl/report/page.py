@@ -192,9 +192,7 @@ def _judged(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
     if len(rows) == 1 or len(finished) == len(rows):
         return _compared(rows, pairs)
     if not finished:
-        return (
-            f"None of {len(rows)} algorithms has finished: they are not compared; the table says how far they got."
-        )
+        return f"None of {len(rows)} algorithms has finished: they are not compared; the table says how far they got."
     left = counted(len(rows) - len(finished), "unfinished algorithm")
     return f"{_compared(finished, pairs)} Not compared: {left}."
 

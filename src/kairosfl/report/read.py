@@ -53,10 +53,11 @@ class RunData:
         return self.columns.get(name, np.full(self.rounds, np.nan))
 
     def total(self, *names: str) -> Array:
-        """The sum of these columns up to and including each round."""
+        """The sum of these columns up to and including each round; NaN after a round that is missing."""
         added = np.sum([np.nan_to_num(self.column(name)) for name in names], axis=0)
         known = np.any([np.isfinite(self.column(name)) for name in names])
-        return np.cumsum(added) if known else np.full(self.rounds, np.nan)
+        whole = self.column("round") == np.arange(1, self.rounds + 1)
+        return np.where(known & whole, np.cumsum(added), np.nan)
 
     @property
     def rounds(self) -> int:

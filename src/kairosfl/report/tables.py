@@ -107,7 +107,7 @@ def _row(group: Group, target: float) -> Row:
         seeds=seeds,
         going=sum(not run.done and not run.stopped for run in group.runs),
         finished=len(group.finished),
-        rounds=over(lambda run: run.rounds),
+        rounds=over(lambda run: run.last),
         planned=max(run.planned for run in group.runs),
         final=over(lambda run: _last(scored(run)[1])),
         last_tenth=over(last_tenth),
