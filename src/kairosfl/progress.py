@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -146,11 +147,16 @@ def describe(row: dict[str, Any], accuracy: float | None) -> str:
     """One round in a few words."""
     parts = [
         f"accuracy {accuracy:.4f}" if accuracy is not None else "",
-        f"loss {row['loss']:.4f}" if row["loss"] is not None else "",
+        _loss(row["loss"]) if row["loss"] is not None else "",
         f"cohort {row['reported']}/{row['cohort']}" if row["rejected"] else f"cohort {row['cohort']}",
         "critical" if row["critical"] else "",
     ]
     return "  ".join(part for part in parts if part)
+
+
+def _loss(value: float) -> str:
+    """Digits that say something: none after the point once it has exploded."""
+    return f"loss {value:.4f}" if abs(value) < 1e5 else f"loss {value:.2e}" if math.isfinite(value) else "diverged"
 
 
 def duration(seconds: float) -> str:

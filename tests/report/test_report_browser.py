@@ -86,6 +86,48 @@ def test_a_chip_hides_a_run_everywhere_and_two_clicks_leave_it_alone(opened):
     assert ask(opened, "document.querySelectorAll('#fig-accuracy .critical').length") == 2
 
 
+def test_hiding_a_run_under_the_pointer_does_not_fade_the_others(opened):
+    chip = find(opened, ".chip[data-group='1']")
+    hand(opened).move_to_element(chip).perform()
+    settle(opened)
+    assert ask(opened, "document.querySelectorAll('#fig-accuracy .series.dim').length") == GROUPS - 1
+    chip.click()
+    settle(opened)
+    assert ask(opened, "document.querySelectorAll('.dim').length") == 0
+    chip.click()
+    settle(opened)
+    assert ask(opened, "document.querySelectorAll('#fig-accuracy .series.dim').length") == GROUPS - 1
+
+
+def shading(browser, key):
+    return ask(browser, f"document.querySelector('#fig-{key} .shading').textContent")
+
+
+def test_shading_is_explained_where_it_is_drawn_and_only_there(opened):
+    bands, strips = "Bands: ± standard deviation over seeds.", "Strips below: critical learning periods."
+    assert shading(opened, "accuracy") == f"{bands} {strips}"
+    assert shading(opened, "accuracy-bytes") == bands
+    assert ">" + f"{bands} {strips}" + "<" in ask(opened, "page.charts[0].save()")
+    hand(opened).double_click(find(opened, ".chip[data-group='2']")).perform()
+    settle(opened)
+    assert shading(opened, "accuracy") == f"{bands} Shaded: critical learning periods."
+    opened.execute_script(
+        "const s = document.getElementById('spread'); s.value = 'mean'; s.dispatchEvent(new Event('change'))"
+    )
+    settle(opened)
+    assert shading(opened, "accuracy") == "Shaded: critical learning periods."
+    assert shading(opened, "accuracy-bytes") == ""
+    assert not find(opened, "#fig-accuracy-bytes .shading").is_displayed()
+
+
+def test_one_run_without_critical_periods_has_nothing_shaded_and_says_nothing(browser, tmp_path):
+    run = fake.write_run(tmp_path / "a", rounds=10)
+    fake.edit(run, critical=False)
+    browser.get(write_report([run], tmp_path / "report.html").as_uri())
+    assert ask(browser, "document.querySelectorAll('.band, .critical, .strip').length") == 0
+    assert ask(browser, "[...document.querySelectorAll('.shading')].map(e => e.textContent).join('')") == ""
+
+
 def test_dragging_zooms_all_charts_over_rounds_and_a_double_click_goes_back(opened):
     drag(opened, "#fig-accuracy", 0.25, 0.5)
     low, high = ask(opened, "page.range")

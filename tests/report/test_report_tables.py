@@ -12,7 +12,7 @@ from kairosfl.report import parts
 from kairosfl.report.read import read_groups
 from kairosfl.report.tables import (
     Spread,
-    compare_table,
+    compare,
     default_target,
     holm,
     megabytes,
@@ -83,16 +83,16 @@ def test_text_shows_what_is_known():
 
 def test_the_default_target_is_one_that_half_of_the_algorithms_reach_with_every_seed(folder):
     assert default_target(read_groups([folder])) == 0.48
-    assert compare_table([folder])[0]["rounds to 48 %"] == "7 ± 3"
+    assert compare([folder]).table()[0]["rounds to 48 %"] == "7 ± 3"
     with pytest.raises(UserError, match=r"target = 60 is not an accuracy; give a share of 1"):
-        compare_table([folder], target=60)
+        compare([folder], target=60)
 
 
 def test_runs_that_were_never_evaluated_have_dashes(tmp_path):
     run = fake.write_run(tmp_path / "a", rounds=3)
     fake.edit(run, accuracy=None)
-    (row,) = compare_table([run])
-    assert [row["last 10 %"], row["best"], row["rounds"]] == ["–", "–", "3"]
+    (row,) = compare([run]).table()
+    assert [row["final 10 %"], row["best"], row["rounds"]] == ["–", "–", "3"]
 
 
 def test_the_paired_test_is_students_on_the_shared_seeds(folder):

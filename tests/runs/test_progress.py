@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import re
 
 import pytest
@@ -34,6 +35,14 @@ def test_one_run(width):
     assert "7/500" in last
     assert "accuracy 0.4567" in last
     assert len(last) <= width
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"), [(1.2345, "loss 1.2345"), (1.5e30, "loss 1.50e+30"), (math.inf, "diverged"), (None, "")]
+)
+def test_a_loss_that_explodes_is_short_and_one_that_is_not_finite_is_called_diverged(loss, words):
+    rest = "cohort 9/10  critical"
+    assert progress.describe(ROW | {"loss": loss}, None) == f"{words}  {rest}".strip()
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,9 +91,19 @@ def print_pairs(rows: list[tuple[str, str]], as_json: bool) -> None:
 
 
 def print_table(folders: list[Path], target: float | None = None) -> None:
-    from kairosfl.report.tables import compare_table
+    from kairosfl.report.tables import compare
 
-    print_rows(compare_table(folders, target))
+    found = compare(folders, target)
+    print_rows(found.table())
+    for note in found.notes():
+        typer.echo(note)
+    warn(found.damaged)
+
+
+def warn(sentences: Iterable[str]) -> None:
+    """Name what is damaged where it does not get into the output."""
+    for sentence in sentences:
+        typer.echo(f"kairosfl: {sentence}", err=True)
 
 
 def print_rows(rows: list[dict[str, str]]) -> None:
@@ -116,6 +127,8 @@ def print_summary(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
         typer.echo(json.dumps({"folder": str(folder)} | summary))
         return
     rounds = "1 round" if summary["rounds"] == 1 else f"{summary['rounds']} rounds"
-    typer.echo(f"accuracy {summary['accuracy']:.4f} after {rounds}, in {folder}")
+    loss = summary.get("loss", 0.0)
+    state = "; it diverged: its test loss is not finite" if loss is None or not math.isfinite(loss) else ""
+    typer.echo(f"accuracy {summary['accuracy']:.4f} after {rounds}, in {folder}{state}")
     if summary.get("rejected"):
         typer.echo(f"{summary['rejected']} reports were rejected; see {folder / 'log.txt'} for the reasons.", err=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kairosfl.cli.common import Json, Set, friendly, print_pairs, print_table
+from kairosfl.cli.common import Json, Set, friendly, print_pairs, print_table, warn
 
 Target = Annotated[float | None, typer.Option("--target", help="Accuracy up to which rounds and bytes are counted.")]
 
@@ -32,15 +32,17 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare runs in a table: mean and standard deviation over seeds."""
+    from kairosfl.report import tables
     from kairosfl.report.static import checked_png, draw_comparison
-    from kairosfl.report.tables import compare_numbers
     from kairosfl.runs.files import plain
 
     with friendly():
         if picture:
             checked_png(picture)
         if as_json:
-            typer.echo(json.dumps(plain(compare_numbers(folders, target)), indent=1))
+            found = tables.compare(folders, target)
+            typer.echo(json.dumps(plain(found.numbers()), indent=1))
+            warn(found.damaged)
         else:
             print_table(folders, target)
         if picture:
@@ -63,13 +65,16 @@ def report(
     with friendly():
         from kairosfl.report.export import checked_kind, export_figures, export_tables
         from kairosfl.report.page import write_report
+        from kairosfl.report.pictures import counted
 
         checked_kind(kind)
-        typer.echo(f"report: {write_report(folders, out, target=target)}")
+        damaged: list[str] = []
+        typer.echo(f"report: {write_report(folders, out, target=target, say=damaged.append)}")
+        warn(damaged)
         if figures:
-            typer.echo(f"{len(export_figures(folders, figures, kind))} figures in {figures}")
+            typer.echo(f"{counted(len(export_figures(folders, figures, kind)), 'picture')} in {figures}")
         if tables:
-            typer.echo(f"{len(export_tables(folders, tables, target))} tables in {tables}")
+            typer.echo(f"{counted(len(export_tables(folders, tables, target)), 'table')} in {tables}")
 
 
 def watch(
@@ -81,7 +86,7 @@ def watch(
     with friendly():
         from kairosfl.report.watch import watch as serve
 
-        serve(folder, port, target=target)
+        serve(folder, port, target=target, say=lambda sentence: warn([sentence]))
 
 
 def list_(

@@ -10,6 +10,7 @@ from typing import Any
 from kairosfl import presets
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs.config import Config, change, resolve
+from kairosfl.runs.keys import updated
 from kairosfl.runs.sweep import Member
 
 TEXT = "text"  # the reading of a cell that follows the paper's text
@@ -33,11 +34,7 @@ class Cell:
 
     def config(self, *, seed: int = 0, rounds: int | None = None, changes: Sequence[str] = ()) -> Config:
         """The cell as a configuration; `changes` are further `section.key=value` overrides."""
-        tables = presets.read(self.preset)
-        for name, value in self.settings.items():
-            section, dot, key = name.rpartition(".")
-            whole = dict(value) if isinstance(value, Mapping) else value  # a copy, so that the cell is not modified
-            (tables.setdefault(section, {}) if dot else tables)[key] = whole
+        tables = updated(presets.read(self.preset), self.settings)
         tables["seed"] = seed
         if rounds is not None:
             tables["train"]["rounds"] = rounds

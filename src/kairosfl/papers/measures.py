@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kairosfl.detectors.stability import WINDOW, average, losses, measure
 from kairosfl.runs.files import read_lines
-from kairosfl.runs.history import rounds_to
+from kairosfl.runs.history import final_tenth, rounds_to
 
 Rows = list[dict[str, Any]]
-WINDOW = 5  # of the moving average in PA3Fed's Table 1, which does not give it
 
 
 @dataclass
@@ -31,15 +30,9 @@ class RecordedRun:
         return list(read_lines(self.path / "metrics.jsonl"))
 
     @cached_property
-    def losses(self) -> dict[int, list[tuple[int, float]]]:
-        """Round and loss of every client for each of its rounds: its score if there is one, else its training loss."""
-        found: dict[int, list[tuple[int, float]]] = {}
-        for line in read_lines(self.path / "clients.jsonl"):
-            values = line.get("score") or line.get("loss") or []
-            for client, value in zip(line["ids"], values, strict=False):
-                if value is not None:
-                    found.setdefault(client, []).append((line["round"], value))
-        return found
+    def clients(self) -> Rows:
+        """The lines of clients.jsonl."""
+        return list(read_lines(self.path / "clients.jsonl"))
 
     def column(self, name: str) -> np.ndarray:
         """The values of a column that are not missing."""
@@ -56,10 +49,6 @@ class Measure:
     of: Callable[[RecordedRun], float | None]
 
 
-def _tenth(values: np.ndarray) -> np.ndarray:
-    return values[-max(1, len(values) // 10) :]
-
-
 def _mean(values: np.ndarray) -> float | None:
     return float(values.mean()) if len(values) else None
 
@@ -71,7 +60,7 @@ def _final(run: RecordedRun) -> float | None:
 
 def _last_tenth(run: RecordedRun) -> float | None:
     values = run.column("accuracy")
-    return 100 * float(_tenth(values).mean()) if len(values) else None
+    return 100 * float(final_tenth(values).mean()) if len(values) else None
 
 
 def _rounds_to(share: float) -> Callable[[RecordedRun], float | None]:
@@ -108,36 +97,28 @@ def _fisher_megabytes(run: RecordedRun) -> float | None:
 
 
 def _ending(name: str) -> Callable[[RecordedRun], float | None]:
-    return lambda run: _mean(_tenth(run.column(name)))
+    return lambda run: _mean(final_tenth(run.column(name)))
 
 
-def _stability(of: Callable[[np.ndarray], float]) -> Callable[[RecordedRun], float | None]:
-    """Mean over clients of a statistic of their loss curves."""
+def _stability(name: str) -> Callable[[RecordedRun], float | None]:
+    """The mean over the clients with enough turns for all of PA3Fed's measures of one of them."""
 
-    def measure(run: RecordedRun) -> float | None:
-        curves = (np.array([loss for _, loss in seen]) for seen in run.losses.values())
-        return _mean(np.array([of(curve) for curve in curves if len(curve) > WINDOW]))
+    def of(run: RecordedRun) -> float | None:
+        found = [measure(values) for values in losses(run.clients).values() if len(values) > WINDOW]
+        return float(getattr(average(found), name)) if found else None
 
-    return measure
-
-
-def _moving(curve: np.ndarray) -> float:
-    return float(np.convolve(curve, np.ones(WINDOW) / WINDOW, "valid").std())
+    return of
 
 
 def _spread(critical: bool) -> Callable[[RecordedRun], float | None]:
     """Mean over clients of the standard deviation of their losses, in critical rounds or in the others."""
 
-    def measure(run: RecordedRun) -> float | None:
+    def of(run: RecordedRun) -> float | None:
         inside = {row["round"] for row in run.rows if row["critical"] == critical}
-        curves = ([loss for round, loss in seen if round in inside] for seen in run.losses.values())
-        return _mean(np.array([np.std(curve) for curve in curves if len(curve) > 1]))
+        found = [measure(values) for values in losses(run.clients, rounds=inside).values() if len(values) > 1]
+        return average(found).standard_deviation if found else None
 
-    return measure
-
-
-def _steps(curve: np.ndarray) -> Iterator[float]:
-    return (abs(after - before) for before, after in pairwise(curve.tolist()))
+    return of
 
 
 @dataclass(frozen=True)
@@ -189,13 +170,11 @@ MEASURES: dict[str, Measure] = {
     "seconds": Measure("seconds per round", 3, 0.1, _average("seconds")),
     "fisher_megabytes": Measure("megabytes of memory for FedFIM", 0, 10.0, _fisher_megabytes),
     "fisher_seconds": Measure("seconds per round for FedFIM", 3, 0.1, _average("fisher_seconds")),
-    "loss_std": Measure("standard deviation", 3, 0.01, _stability(lambda curve: float(curve.std()))),
-    "loss_moving": Measure("deviation of the moving average", 3, 0.005, _stability(_moving)),
-    "loss_mad": Measure(
-        "mean absolute deviation", 3, 0.01, _stability(lambda curve: float(np.abs(curve - curve.mean()).mean()))
-    ),
-    "loss_range": Measure("range", 3, 0.03, _stability(lambda curve: float(np.ptp(curve)))),
-    "loss_change": Measure("largest change", 3, 0.03, _stability(lambda curve: max(_steps(curve)))),
+    "loss_std": Measure("standard deviation", 3, 0.01, _stability("standard_deviation")),
+    "loss_moving": Measure("deviation of the moving average", 3, 0.005, _stability("moving_deviation")),
+    "loss_mad": Measure("mean absolute deviation", 3, 0.01, _stability("mean_absolute_deviation")),
+    "loss_range": Measure("range", 3, 0.03, _stability("range")),
+    "loss_change": Measure("largest change", 3, 0.03, _stability("largest_change")),
     "loss_critical": Measure("loss deviation in critical rounds", 3, 0.01, _spread(True)),
     "loss_rest": Measure("loss deviation in other rounds", 3, 0.01, _spread(False)),
 }

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kairosfl.errors import UserError
+from kairosfl.report.checked import Array
 from kairosfl.report.figures import critical_periods
-from kairosfl.report.pictures import COLOURS, HeatMap, Lines, Picture, Series, colour, letter
-from kairosfl.report.read import Array, Group
+from kairosfl.report.pictures import BAND, COLOURS, CRITICAL, HeatMap, Lines, Picture, Series, colour, letter
+from kairosfl.report.read import Group
 from kairosfl.runs.files import write
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
@@ -65,31 +67,37 @@ def draw(picture: Picture, groups: Sequence[Group]) -> Figure:
     figure = new_figure(6.4, 3.8)
     axes = figure.subplots()
     if isinstance(picture, Lines):
-        draw_lines(axes, picture, groups)
+        shading = draw_lines(axes, picture, groups)
+        handles = [*(axes.get_legend_handles_labels()[0] if len(picture.series) > 1 else []), *shading]
         if len(picture.series) > 4:  # so many lines would lie on the curves
-            figure.legend(fontsize=7, loc="outside lower center", ncols=2)
-        elif len(picture.series) > 1:
-            axes.legend(fontsize=7)
+            figure.legend(handles=handles, fontsize=7, loc="outside lower center", ncols=2)
+        elif handles:
+            axes.legend(handles=handles, fontsize=7)
     else:
         _heat(figure, axes, picture)
         axes.set_title(f"{picture.title}\n{_short(groups[picture.group].label)}")
     return figure
 
 
-def draw_lines(axes: Axes, picture: Lines, groups: Sequence[Group]) -> None:
-    """Curves with a band of one deviation, and the critical periods shaded where x is the round."""
+def draw_lines(axes: Axes, picture: Lines, groups: Sequence[Group]) -> list[Artist]:
+    """Curves with a band of one deviation, and the critical periods shaded where x is the round.
+
+    Returns what a legend needs to explain the shading that was drawn.
+    """
+    from matplotlib.patches import Patch
+
     scale = 100.0 if picture.percent else 1.0
-    for series in picture.series:
-        _curve(axes, series, scale, _name(series, groups), picture)
-    label = picture.x_label
-    if label == "round" and _shade(axes, list(dict.fromkeys(series.group for series in picture.series)), groups):
-        label = "round (shaded: critical periods)"
+    banded = [_curve(axes, series, scale, _name(series, groups), picture) for series in picture.series]
+    shown = list(dict.fromkeys(series.group for series in picture.series))
+    strips = _shade(axes, shown, groups) if picture.x_label == "round" else ""
     axes.set_title(picture.title)
-    axes.set_xlabel(label)
+    axes.set_xlabel(picture.x_label)
     if picture.x_label == "round":
         whole(axes.xaxis)
         axes.margins(x=0.01)
     axes.set_ylabel(f"{picture.y_label} (%)" if picture.percent else picture.y_label)
+    drawn = [(f"bands: {BAND}", 0.3)] * any(banded) + [(f"{strips}: {CRITICAL}", 0.7)] * bool(strips)
+    return [Patch(color="0.5", alpha=strength, linewidth=0, label=label) for label, strength in drawn]
 
 
 def whole(axis: Axis) -> None:
@@ -99,7 +107,8 @@ def whole(axis: Axis) -> None:
     axis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
 
 
-def _curve(axes: Axes, series: Series, scale: float, name: str, picture: Lines) -> None:
+def _curve(axes: Axes, series: Series, scale: float, name: str, picture: Lines) -> bool:
+    """Draw one; whether it has a band that can be seen."""
     turn = series.group // len(COLOURS)
     style = "--" if series.dashed else ("-", "-.", ":")[turn % 3]
     own = colour(series.group)
@@ -107,6 +116,7 @@ def _curve(axes: Axes, series: Series, scale: float, name: str, picture: Lines) 
     low, high = (edge * scale for edge in band(series, picture.percent))
     look: dict[str, Any] = {"color": own, "linestyle": style, "drawstyle": shape, "linewidth": 1.4, "label": name}
     plot(axes, series.x, series.mean * scale, low, high, **look)
+    return bool((series.deviation > 0).any())
 
 
 def plot(axes: Axes, x: Array, mean: Array, low: Array, high: Array, **look: Any) -> None:
@@ -125,11 +135,10 @@ def band(series: Series, percent: bool) -> tuple[Array, Array]:
     return low if signed else np.maximum(low, 0), np.minimum(high, 1) if percent else high
 
 
-def _shade(axes: Axes, shown: Sequence[int], groups: Sequence[Group]) -> bool:
-    """One group: the whole height, lightly. Several: a strip each at the foot; many: none. Whether there was any."""
-    shaded = False
+def _shade(axes: Axes, shown: Sequence[int], groups: Sequence[Group]) -> str:
+    """One group: the whole height, lightly. Several: a strip each at the foot; many: none. What it drew, in a word."""
     if len(shown) > STRIPS:
-        return False
+        return ""
     height = 1.0 if len(shown) == 1 else 0.018
     periods = [critical_periods(groups[number]) for number in shown]
     if len(shown) > 1 and any(periods):  # room for the strips below the curves
@@ -140,8 +149,7 @@ def _shade(axes: Axes, shown: Sequence[int], groups: Sequence[Group]) -> bool:
             strength = (0.12 if len(shown) == 1 else 0.7) * share
             foot = row * 0.024 if len(shown) > 1 else 0.0
             axes.axvspan(left, right, foot, foot + height, color=colour(number), alpha=strength, linewidth=0)
-            shaded = True
-    return shaded
+    return "" if not any(periods) else "shaded" if len(shown) == 1 else "strips"
 
 
 def _heat(figure: Figure, axes: Axes, picture: HeatMap) -> None:

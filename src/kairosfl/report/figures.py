@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
+from kairosfl.report.checked import Array
 from kairosfl.report.grids import inside
+from kairosfl.report.notes import measured_on
 from kairosfl.report.pictures import SECTIONS, LeftOut, Lines, Picture, Series
-from kairosfl.report.read import Array, Group, RunData
+from kairosfl.report.read import Group, RunData
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,6 @@ _CURVES = (
         "accuracy",
         _UNSCORED,
         ("accuracy",),
-        note="Shading and strips: critical learning periods.",
         percent=True,
     ),
     _Curve(
@@ -134,7 +135,7 @@ _CURVES = (
     _Curve(
         "rejected",
         "decisions",
-        "Reports turned away",
+        "Reports rejected",
         "clients",
         "metrics.jsonl does not say",
         ("rejected",),
@@ -146,11 +147,20 @@ _CURVES = (
 def figures(groups: Sequence[Group]) -> tuple[list[Picture], list[LeftOut]]:
     """All pictures of these groups in the order of the page, and those that are left out."""
     made: list[Picture | LeftOut] = [*(_lines(curve, groups) for curve in _CURVES), _served(groups)]
+    made = [_with_samples(each, groups) for each in made]
     for number, group in enumerate(groups):
         made += inside(number, group)
     order = list(SECTIONS)
     made.sort(key=lambda each: order.index(each.section))
     return [e for e in made if not isinstance(e, LeftOut)], [e for e in made if isinstance(e, LeftOut)]
+
+
+def _with_samples(picture: Picture | LeftOut, groups: Sequence[Group]) -> Picture | LeftOut:
+    """The accuracy of clients with the samples that it was measured on in its title."""
+    samples = measured_on(run for group in groups for run in group.runs)
+    if not (samples and isinstance(picture, Lines) and picture.key in ("client-accuracy", "client-quantiles")):
+        return picture
+    return replace(picture, title=f"{picture.title}, on {samples}")
 
 
 def _lines(curve: _Curve, groups: Sequence[Group]) -> Lines | LeftOut:
@@ -188,7 +198,7 @@ def _missing(curve: _Curve, groups: Sequence[Group]) -> str:
     if curve.section in ("signals", "learning") and not any((run.column("reported") > 0).any() for run in runs):
         return "no round had a good report"
     evaluated = any(np.isfinite(run.column("accuracy")).any() for run in runs)
-    return "it was in no round a finite number" if curve.why == _UNSCORED and evaluated else curve.why
+    return "training diverged: it was never finite" if curve.why == _UNSCORED and evaluated else curve.why
 
 
 def _served(groups: Sequence[Group]) -> Lines | LeftOut:
@@ -198,9 +208,11 @@ def _served(groups: Sequence[Group]) -> Lines | LeftOut:
         seeds = [
             next((row[_QUANTILES] for row in reversed(run.clients) if _QUANTILES in row), None) for run in group.runs
         ]
-        known = np.array([values for values in seeds if values is not None], dtype=np.float64)
-        if len(known):
-            series.append(_series(number, np.linspace(0, 100, known.shape[1]), known, "", False))
+        known = [np.array(values, dtype=np.float64) for values in seeds if values is not None]
+        if known:
+            at = np.linspace(0, 100, max(map(len, known)))
+            served = np.array([np.interp(at, np.linspace(0, 100, len(each)), each) for each in known])
+            series.append(_series(number, at, served, "", False))
     if not series:
         return LeftOut("learning", title, _UNASKED)
     note = "Clients from the worst-served to the best; the flatter, the fairer."
@@ -219,7 +231,7 @@ def _over_rounds(group: Group, column: str) -> tuple[Array, Array]:
 def _over_cost(group: Group, column: str, cost: Callable[[RunData], Array]) -> tuple[Array, Array]:
     """The seeds at equal cost, where all of them have been: interpolated at the costs of the one that spent least."""
     curves = []
-    for run in group.runs:
+    for run in [run for run in group.shown if np.isfinite(cost(run)[-1])] or group.shown:  # not cut to the shortest
         x, y = cost(run), run.column(column)
         known = np.isfinite(y) & (x > 0)
         curves.append((x[known], y[known]))
@@ -235,8 +247,9 @@ def _series(number: int, x: Array, seeds: Array, name: str, dashed: bool) -> Ser
     x, seeds = x[kept], seeds[:, kept]
     known = np.isfinite(seeds)
     count = known.sum(axis=0)
-    mean = np.where(known, seeds, 0).sum(axis=0) / count
-    squares = np.where(known, (seeds - mean) ** 2, 0).sum(axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):  # of a loss that exploded
+        mean = np.where(known, seeds, 0).sum(axis=0) / count
+        squares = np.where(known, (seeds - mean) ** 2, 0).sum(axis=0)
     alike = np.nanmax(seeds, axis=0, initial=-np.inf) == np.nanmin(seeds, axis=0, initial=np.inf)  # a mean may not be
     deviation = np.where(count > 1, np.where(alike, 0.0, np.sqrt(squares / np.maximum(count - 1, 1))), np.nan)
     return Series(number, x, mean, deviation, count, seeds, name, dashed)

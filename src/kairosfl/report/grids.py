@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from kairosfl.report.pictures import HeatMap, LeftOut
-from kairosfl.report.read import Array, Group, RunData
+from kairosfl.report.checked import Array
+from kairosfl.report.pictures import HeatMap, LeftOut, counted
+from kairosfl.report.read import Group, RunData
 
 # More cells than this cannot be seen on a screen; neighbours are averaged, and the note says so.
 MOST_COLUMNS = 240
@@ -50,7 +51,8 @@ def _whose(run: RunData, group: Group) -> str:
 
 def _client_by_round(number: int, run: RunData, field: str, whose: str) -> HeatMap | LeftOut:
     title, value, note = _FIELDS[field]
-    rows = [row for row in run.clients if row.get(field)]
+    last = run.last  # clients.jsonl may be a round ahead of metrics.jsonl while a run goes on
+    rows = [row for row in run.clients if row.get(field) and row["round"] <= last]
     if not rows:
         return LeftOut("inside", title, _ABSENT[field], number)
     cells = [_cells(row, field) for row in rows]
@@ -60,13 +62,12 @@ def _client_by_round(number: int, run: RunData, field: str, whose: str) -> HeatM
     if not np.isfinite(values).any():
         return LeftOut("inside", title, "none of its values is a number", number)
     if field == "epochs" and len(set(values.tolist())) == 1:
-        words = "1 epoch" if values[0] == 1 else f"{values[0]:g} epochs"
+        words = f"{values[0]:g} epoch{'' if values[0] == 1 else 's'}"
         return LeftOut("inside", title, f"every client trained {words} whenever it took part", number)
     clients = max(int(run.partition.get("clients") or 0), int(ids.max(initial=0)) + 1)
-    last = int(run.column("round")[-1])
     grid, tall, wide = _binned(ids, rounds - 1, values, clients, last)
     if tall > 1 or wide > 1:
-        note += f" A cell is the mean over {tall} client{'s'[: tall - 1]} and {wide} round{'s'[: wide - 1]}."
+        note += f" A cell is the mean over {counted(tall, 'client')} and {counted(wide, 'round')}."
     return HeatMap(
         key=f"{field}-{number}",
         section="inside",
@@ -108,7 +109,8 @@ def _client_by_class(number: int, run: RunData, whose: str) -> HeatMap | LeftOut
     counts = run.partition.get("counts")
     if not counts:
         clients = run.partition.get("clients")
-        why = f"{clients} clients are too many to draw" if clients else "partition.json is missing"
+        why = f"{clients} clients are too many to draw" if clients else "partition.json has none"
+        why = why if (run.path / "partition.json").exists() else "partition.json is missing"
         return LeftOut("inside", title, why, number)
     table = np.array(counts, dtype=np.float64).T
     classes, clients = table.shape
@@ -117,7 +119,7 @@ def _client_by_class(number: int, run: RunData, whose: str) -> HeatMap | LeftOut
     table[table == 0] = np.nan
     note = "Training samples of each class that a client holds; blank: none."
     if wide > 1 or tall > 1:
-        note += f" A cell is the mean over {wide} client{'s'[: wide - 1]} and {tall} class{'es'[: 2 * tall - 2]}."
+        note += f" A cell is the mean over {counted(wide, 'client')} and {counted(tall, 'class')}."
     labels = [str(label) for label in run.partition.get("labels") or ()]
     return HeatMap(
         key=f"partition-{number}",

@@ -10,10 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 
 from kairosfl.report import parts
+from kairosfl.report.checked import Say, silent
 from kairosfl.report.figures import figures
 from kairosfl.report.payload import payload
-from kairosfl.report.pictures import SECTIONS, HeatMap, LeftOut, Picture, letter
-from kairosfl.report.read import Group, differing, read_groups, waiting
+from kairosfl.report.pictures import SECTIONS, HeatMap, LeftOut, Picture, counted, letter
+from kairosfl.report.read import Group, Study, differing, read_study
 from kairosfl.report.tables import Pair, Row, by_problem, chosen_target, megabytes, paired_tests, results, said
 from kairosfl.runs.files import write
 
@@ -23,23 +24,23 @@ COMPARED = 12
 JUDGED = 3
 _HINT = "Drag across a chart to zoom, double click to see it whole; charts over rounds move together."
 _TEST = (
-    "Difference of the last-tenth accuracy in points; p of a paired t-test over the seeds that both have, "
-    "Holm-corrected for all pairs; shaded: p &lt; 0.05. With few seeds the test rests on the differences being normal."
+    "Difference in points of the accuracy over the final 10 % of rounds; p of a paired t-test over the seeds that both "
+    "have finished, Holm-corrected for all pairs. With few seeds the test rests on the differences being normal."
 )
 
 
-def write_report(dirs: Sequence[Path], out: Path, *, target: float | None = None) -> Path:
-    """Read run folders, or folders of them, and write one page about all of them."""
-    out = Path(out)
-    write(out, page(read_groups(dirs), target=target, to_come=waiting(dirs)))
+def write_report(dirs: Sequence[Path], out: Path, *, target: float | None = None, say: Say = silent) -> Path:
+    """Read run folders, or folders of them, and write one page about all of them; `say` is told what is damaged."""
+    out, study = Path(out), read_study(dirs)
+    write(out, page(study, target=target))
+    for sentence in study.all_damaged():
+        say(sentence)
     return out
 
 
-def page(groups: Sequence[Group], *, target: float | None = None, to_come: int = 0, mark: str = "") -> str:
-    """The page as text. With a mark it is a live one, which asks its server for a newer page than this mark.
-
-    `to_come` are runs that have not begun.
-    """
+def page(study: Study, *, target: float | None = None, mark: str = "") -> str:
+    """The page as text. With a mark it is a live one, which asks its server for a newer page than this mark."""
+    groups = study.groups
     target = chosen_target(groups, target)
     rows, pairs = results(groups, target), paired_tests(groups)
     pictures, left = _within_bounds(*figures(groups), len(groups))
@@ -47,11 +48,11 @@ def page(groups: Sequence[Group], *, target: float | None = None, to_come: int =
     data = json.dumps(payload(groups, pictures, target), separators=(",", ":"), allow_nan=False)
     body = f"""<div id="page">
 <header>
-<p class="over">Kairos report{_state(groups, to_come, live=bool(mark))}</p>
+<p class="over">Kairos report{_state(groups, study.waiting, live=bool(mark))}</p>
 <h1>{escape(_title(groups))}</h1>
 <p class="facts">{escape(_facts(groups))}</p>
 <p class="verdict">{verdict(rows, pairs)}</p>
-</header>
+{parts.sentences("damaged", map(escape, study.all_damaged()))}</header>
 <div class="bar"><div><div class="chips">{parts.chips(groups)}</div>{_controls(groups)}</div></div>
 <main>
 {sections}
@@ -134,19 +135,21 @@ def _results(groups: Sequence[Group], rows: Sequence[Row], pairs: Sequence[Pair]
         else ""
     )
     several = max(len(group.runs) for group in groups) > 1
-    what = "Mean ± sample deviation over seeds" if several else "One seed each"
-    table = parts.results_table(rows)
+    what = "Mean ± standard deviation over seeds" if several else "One seed each"
+    table = parts.results_table(rows) + parts.notes(rows)
     out = f'<div class="together"><h3>Table</h3><p class="about">{what}; accuracy in per cent. {field}</p>{table}</div>'
     about = f'<p class="about">{_TEST}</p>'
     for problem, mine in by_problem(rows).items():
         labels = {groups[i].label for i in mine}
         if any(pair.first in labels for pair in pairs):
-            ranked = sorted(mine, key=lambda i: -rows[i].last_tenth.mean)[:COMPARED]
+            finished = [i for i in mine if rows[i].finished]
+            ranked = sorted(finished, key=lambda i: -rows[i].last_tenth.mean)[:COMPARED]
             tests = parts.tests_table(groups, pairs, sorted(ranked))
-            if len(mine) > COMPARED:
+            if len(finished) > COMPARED:
                 tests += f'<p class="missing">Of the {COMPARED} best; the exported table has all pairs.</p>'
             where = f": {escape(problem)}" if problem else ""
-            out += f'<div class="together"><h3>Row against column{where}</h3>{about}{tests}</div>'
+            clear = '<p class="missing">Shaded: p &lt; 0.05.</p>' if parts.CLEAR in tests else ""
+            out += f'<div class="together"><h3>Row against column{where}</h3>{about}{tests}{clear}</div>'
             about = ""
     return out
 
@@ -163,7 +166,7 @@ def _picker(groups: Sequence[Group]) -> str:
 def _controls(groups: Sequence[Group]) -> str:
     windows = {1: "none", 5: "5 points", 11: "11 points", 25: "25 points"}
     smooth = "".join(f'<option value="{size}">{text}</option>' for size, text in windows.items())
-    spread = '<option value="band">± deviation</option><option value="seeds">every seed</option>'
+    spread = '<option value="band">± standard deviation</option><option value="seeds">every seed</option>'
     spread += '<option value="mean">mean only</option>'
     several = max(len(group.runs) for group in groups) > 1
     seeds = f'<label>seeds <select id="spread">{spread}</select></label>' if several else ""
@@ -175,25 +178,36 @@ def _controls(groups: Sequence[Group]) -> str:
 
 
 def verdict(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
-    """What came out, in one or two sentences on each problem, and how far it can be trusted."""
+    """The result in one or two sentences on each problem, and how far it can be trusted."""
     scored = [row for row in rows if row.last_tenth.count]
     if not scored:
         return "No round has been evaluated yet."
     problems = [[scored[i] for i in mine] for mine in by_problem(scored).values()]
-    more = " The table has what came out on other data." if len(problems) > JUDGED else ""
+    more = " The table has the results on other data." if len(problems) > JUDGED else ""
     return " ".join(_judged(each, pairs) for each in problems[:JUDGED]) + more
 
 
 def _judged(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
+    finished = [row for row in rows if row.finished]
+    if len(rows) == 1 or len(finished) == len(rows):
+        return _compared(rows, pairs)
+    if not finished:
+        return f"None of {len(rows)} algorithms has finished: they are not compared; the table says how far they got."
+    left = counted(len(rows) - len(finished), "unfinished algorithm")
+    return f"{_compared(finished, pairs)} Not compared: {left}."
+
+
+def _compared(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
+    """The best against the second best of these."""
     order = sorted(rows, key=lambda row: -row.last_tenth.mean)
     best = order[0]
     so_far = "So far " if any(row.going for row in rows) else ""
     reached = escape(best.last_tenth.text(2, 100))
-    text = f"{so_far}<b>{escape(best.label)}</b> reaches <b>{reached} %</b> in the last tenth of its rounds"
+    text = f"{so_far}<b>{escape(best.label)}</b> reaches <b>{reached} %</b> in the final 10 % of its rounds"
     if len(order) == 1:
         peak = f"its best round has {best.best.text(2, 100)} %"
-        spent = f"{megabytes(best.bytes)} MB and {best.epochs.text(0)} client epochs"
-        return f"{text}; {peak}, for {spent}."
+        epochs = "1 client epoch" if best.epochs.text(0) == "1" else f"{best.epochs.text(0)} client epochs"
+        return f"{text}; {peak}, for {megabytes(best.bytes)} MB and {epochs}."
     second = order[1]
     both = {best.label, second.label}
     test = next((pair for pair in pairs if {pair.first, pair.second} == both), None)
@@ -201,7 +215,7 @@ def _judged(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
     text += f", {gap:.2f} points above " if gap >= 0.005 else ", level with "
     text += f"<b>{escape(second.label)}</b>"
     if test is None:
-        return f"{text}. The two share no seed, so no paired test can be made."
+        return f"{text}. The two have finished no common seed, so no paired test can be made."
     if math.isnan(test.p):
         return f"{text}. They share one seed only: the difference may be chance."
     p = f"{said(test.adjusted)} over {len(test.seeds)} shared seeds"
@@ -227,9 +241,9 @@ def _facts(groups: Sequence[Group]) -> str:
     apart = set(differing(runs))
     facts = []
     for name, text in (
-        ("data.clients", "{} clients"),
+        ("data.clients", "{} client(s)"),
         ("train.cohort", "{} a round"),
-        ("train.rounds", "{} rounds"),
+        ("train.rounds", "{} round(s)"),
         ("data.partition", "{} partition"),
         ("data.alpha", "α = {}"),
         ("train.epochs", "epochs {}"),
@@ -237,10 +251,10 @@ def _facts(groups: Sequence[Group]) -> str:
     ):
         used = name != "data.alpha" or settings.get("data.partition") in ("dirichlet", "mixed", "quantity")
         if name in settings and name not in apart and used:
-            facts.append(text.format(settings[name]))
+            facts.append(text.format(settings[name]).replace("(s)", "" if settings[name] == 1 else "s"))
     seeds = sorted({run.seed for run in runs})
     named = ", ".join(map(str, seeds[:8])) + ("…" if len(seeds) > 8 else "")
-    facts.append(f"{len(runs)} runs" if len(runs) > 1 else "1 run")
+    facts.append(counted(len(runs), "run"))
     facts.append(f"seeds {named}" if len(seeds) > 1 else f"seed {named}")
     return " · ".join(facts)
 
@@ -249,12 +263,14 @@ def _state(groups: Sequence[Group], to_come: int, live: bool) -> str:
     runs = [run for group in groups for run in group.runs]
     asked = len(runs) + to_come
     reasons, done = [run.stopped for run in runs if run.stopped], sum(run.done for run in runs)
-    text = f"{len(reasons)} of {asked} runs stopped: {escape(reasons[0])}" if reasons else ""
+    of = f" of {asked} runs" if asked > 1 else ""
+    text = f"{len(reasons) if of else ''}{of} stopped: {escape(reasons[0])}".strip() if reasons else ""
     going = asked > done + len(reasons)
     if going:
         rounds = sum(run.rounds for run in runs)
         planned = sum(run.planned for run in runs) + to_come * max(run.planned for run in runs)
-        text = "; ".join(filter(None, (f"{done} of {asked} runs finished, {rounds:,} of {planned:,} rounds", text)))
+        so_far = f"{done}{of} finished" if of else "unfinished"
+        text = "; ".join(filter(None, (f"{so_far}, {rounds:,} of {counted(planned, 'round')}", text)))
     return f" · <span{' id=live' if live and going else ''}>{text}</span>" if text else ""
 
 

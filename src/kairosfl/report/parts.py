@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from kairosfl.report.pictures import COLOURS, HeatMap, LeftOut, Picture, letter
@@ -11,7 +11,7 @@ from kairosfl.report.read import Group, RunData, differing
 from kairosfl.report.tables import Pair, Row, by_problem, cells, said, signed
 
 _HEADS = {
-    "last 10 %": "Mean accuracy over the last tenth of the evaluated rounds",
+    "final 10 %": "Mean accuracy over the final 10 % of the evaluated rounds",
     "final": "Accuracy in the last evaluated round",
     "best": "Highest accuracy of any evaluated round",
     "rounds to target": "Rounds until the accuracy first was at the target",
@@ -22,6 +22,9 @@ _HEADS = {
     "e-LUD": "Mean local update diversity",
     "seconds": "By the clock, all rounds; runs of a sweep that trained together on one engine waited for each other",
 }
+
+
+CLEAR = ' class="clear"'  # of chance
 
 
 def key(number: int) -> str:
@@ -47,7 +50,7 @@ def results_table(rows: Sequence[Row]) -> str:
         for name in shown[0]
     )
     highest = {
-        "last 10 %": _highest(rows, lambda row: row.last_tenth.mean),
+        "final 10 %": _highest(rows, lambda row: row.last_tenth.mean),
         "final": _highest(rows, lambda row: row.final.mean),
         "best": _highest(rows, lambda row: row.best.mean),
     }
@@ -63,9 +66,9 @@ def results_table(rows: Sequence[Row]) -> str:
 
 
 def _highest(rows: Sequence[Row], value: Callable[[Row], float]) -> set[int]:
-    """The best rows of each problem that has several."""
-    several = (mine for mine in by_problem(rows).values() if len(mine) > 1)
-    known = ([i for i in mine if math.isfinite(value(rows[i]))] for mine in several)
+    """The best rows of each problem on which several have finished."""
+    compared = ([i for i in mine if rows[i].finished] for mine in by_problem(rows).values())
+    known = ([i for i in mine if math.isfinite(value(rows[i]))] for mine in compared if len(mine) > 1)
     return {i for mine in known for i in mine if value(rows[i]) == max(value(rows[j]) for j in mine)}
 
 
@@ -75,7 +78,7 @@ def tests_table(groups: Sequence[Group], pairs: Sequence[Pair], shown: Sequence[
     found: dict[tuple[int, int], str] = {}
     for pair in pairs:
         a, b = number[pair.first], number[pair.second]
-        mark = ' class="clear"' if pair.adjusted < 0.05 else ""
+        mark = CLEAR if pair.adjusted < 0.05 else ""
         p = escape(said(pair.adjusted)) if math.isfinite(pair.p) else "one seed"
         for at, sign in (((b, a), 1), ((a, b), -1)):
             found[at] = f"<td{mark}>{signed(100 * sign * pair.difference.mean)}<small>{p}</small></td>"
@@ -94,12 +97,25 @@ def _table(kind: str, head: str, body: str) -> str:
     )
 
 
+def sentences(kind: str, lines: Iterable[str]) -> str:
+    """A list of sentences, if there are any."""
+    items = "".join(f"<li>{line}</li>" for line in lines)
+    return f'<ul class="{kind}">{items}</ul>' if items else ""
+
+
+def notes(rows: Sequence[Row]) -> str:
+    """What to know about the runs of each row before believing its numbers."""
+    return sentences("notes", (f"{key(i)} {escape(note)}" for i, row in enumerate(rows) for note in row.notes))
+
+
 def figure(picture: Picture) -> str:
     """An empty figure that the scripts draw into."""
     kind = "hero" if picture.key == "accuracy" else "wide" if picture.key.startswith("partition") else ""
     inside = f' data-inside="{picture.group}"' if isinstance(picture, HeatMap) else ""
     target = ' data-target="yes"' if picture.key.startswith("accuracy") else ""
     note = f'<span class="about">{escape(picture.note)}</span>' if picture.note else ""
+    if not isinstance(picture, HeatMap):
+        note += '<span class="about shading"></span>'  # what is shaded, written when it is drawn
     return (
         f'<figure id="fig-{picture.key}" class="{kind}" data-title="{escape(picture.title)}"{inside}{target}>'
         f'<figcaption><b>{escape(picture.title)}</b>{note}</figcaption><div class="plot"></div></figure>'

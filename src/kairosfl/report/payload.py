@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from kairosfl.report.checked import Array
 from kairosfl.report.figures import critical_periods
-from kairosfl.report.pictures import HeatMap, Lines, Picture, Series, letter
-from kairosfl.report.read import Array, Group, RunData
+from kairosfl.report.pictures import BAND, CRITICAL, HeatMap, Lines, Picture, Series, letter
+from kairosfl.report.read import Group, RunData
 from kairosfl.report.tables import scored
 
 DIGITS = 5  # significant ones: more than a screen shows
@@ -25,7 +26,8 @@ def payload(groups: Sequence[Group], pictures: Sequence[Picture], target: float)
         "groups": [_group(number, group) for number, group in enumerate(groups)],
         "lines": [_lines(each) for each in pictures if isinstance(each, Lines)],
         "heats": [_heat(each) for each in pictures if isinstance(each, HeatMap)],
-        "runs": [_run(number, run) for number, group in enumerate(groups) for run in group.runs],
+        "runs": [_run(number, run) for number, group in enumerate(groups) for run in group.shown],
+        "words": {"band": BAND, "critical": CRITICAL},
         "target": target if math.isfinite(target) else None,
         "smooth": 11 if max(len(scored(run)[0]) for group in groups for run in group.runs) > MANY else 1,
     }

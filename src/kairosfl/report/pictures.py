@@ -6,7 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kairosfl.report.read import Array
+from kairosfl.report.checked import Array
+
+# What shading means, wherever it is drawn: in the page, in exported pictures and in the quick look.
+BAND = "± standard deviation over seeds"
+CRITICAL = "critical learning periods"
 
 # Okabe and Ito's colours, without the yellow that is lost on white: told apart by all common kinds of sight.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
@@ -90,6 +94,12 @@ class LeftOut:
 
 
 Picture = Lines | HeatMap
+
+
+def counted(number: int, word: str) -> str:
+    """`1 run`, `2 runs`, `2 classes`."""
+    ending = "" if number == 1 else "es" if word.endswith("s") else "s"
+    return f"{number:,} {word}{ending}"
 
 
 def colour(group: int) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kairosfl.errors import UserError
+from kairosfl.report import checked
+from kairosfl.report.checked import Array, Say, silent
 from kairosfl.runs import STOPPED
-from kairosfl.runs.files import read_lines
-
-Array = NDArray[np.float64]
 
 # What two runs of one curve may differ in: it changes neither the algorithm nor the problem.
 _INCIDENTAL = {"seed", "run.checkpoint_every", "run.threads", "run.client_accuracy", "run.cosines", "run.track"}
@@ -30,6 +26,11 @@ _DEALS = ("partition", "clients", "alpha", "minimum", "shards", "balance", "part
 _DEALING = {f"data.{name}" for name in _DEALS}
 # Nor does it matter who trained, unless that is what is compared: one seed by several.
 _TRAINERS = {"run.engine", "run.device", "run.slots", "run.deterministic"}
+EXPLODED = 1000  # times the first test loss
+_SETTINGS = {"seed": checked.is_seed, "train.rounds": checked.is_whole}
+_ABOUT = {"algorithm": checked.is_text, "seed": checked.is_seed, "clients": checked.is_whole}
+_SAID = {"verdicts": checked.is_texts, "client_accuracy_on": checked.is_text}
+_PARTITION = {"clients": checked.is_whole, "labels": checked.is_texts, "counts": checked.is_counts}
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,18 @@ class RunData:
     summary: Mapping[str, Any]  # summary.json; empty while the run goes on
     partition: Mapping[str, Any]  # partition.json
     columns: Mapping[str, Array]
+    damaged: tuple[str, ...] = ()  # a sentence on each file of the folder that could not be read as a whole
 
     def column(self, name: str) -> Array:
         """One value a round; all NaN when the folder has none."""
         return self.columns.get(name, np.full(self.rounds, np.nan))
 
     def total(self, *names: str) -> Array:
-        """The sum of these columns up to and including each round."""
+        """The sum of these columns up to and including each round; NaN after a round that is missing."""
         added = np.sum([np.nan_to_num(self.column(name)) for name in names], axis=0)
         known = np.any([np.isfinite(self.column(name)) for name in names])
-        return np.cumsum(added) if known else np.full(self.rounds, np.nan)
+        whole = self.column("round") == np.arange(1, self.rounds + 1)
+        return np.where(known & whole, np.cumsum(added), np.nan)
 
     @property
     def rounds(self) -> int:
@@ -62,25 +65,54 @@ class RunData:
         return len(self.columns["round"])
 
     @property
+    def last(self) -> int:
+        """The number of the last round written down."""
+        return int(self.columns["round"][-1])
+
+    @property
     def planned(self) -> int:
         """Rounds that the run was asked for."""
-        return int(self.settings.get("train.rounds", self.rounds))
+        return int(self.settings.get("train.rounds") or self.rounds)
 
     @property
     def done(self) -> bool:
-        """Whether the run has come to its end."""
+        """Whether the run has finished."""
         return bool(self.summary)
 
     @cached_property
     def stopped(self) -> str:
         """Why it cannot go on as it is, if it said so."""
-        lines = _text(self.path / "log.txt").splitlines()
+        try:
+            lines = (self.path / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
         return lines[-1].removeprefix(STOPPED) if lines and lines[-1].startswith(STOPPED) and not self.done else ""
+
+    @cached_property
+    def diverged(self) -> int | None:
+        """The round from which on the test loss was not finite, or had exploded; None: it did not diverge."""
+        evaluated = np.flatnonzero(np.isfinite(self.column("accuracy")))
+        loss = self.column("loss")[evaluated]
+        usual = EXPLODED * loss[np.isfinite(loss)][:1].sum()  # by the first
+        lost = (self.column("not_finite")[evaluated] > 0) | (loss > usual)
+        fine = np.flatnonzero(~lost)
+        first = fine[-1] + 1 if len(fine) else 0
+        return int(self.column("round")[evaluated[first]]) if first < len(evaluated) else None
 
     @cached_property
     def clients(self) -> list[dict[str, Any]]:
         """What happened to each client, an object a round; read when first asked for, as it may be large."""
-        return list(read_lines(self.path / "clients.jsonl"))
+        return self._clients[0]
+
+    @property
+    def clients_damaged(self) -> tuple[str, ...]:
+        """As `damaged`, about clients.jsonl."""
+        return self._clients[1]
+
+    @cached_property
+    def _clients(self) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+        said: list[str] = []
+        return checked.clients(self.path / "clients.jsonl", said.append), tuple(said)
 
 
 @dataclass(frozen=True)
@@ -95,61 +127,89 @@ class Group:
     problem: str = ""
 
     @property
-    def algorithm(self) -> str:
-        return self.runs[0].algorithm
+    def finished(self) -> tuple[RunData, ...]:
+        """The runs that can be compared: those that have finished."""
+        return tuple(run for run in self.runs if run.done)
+
+    @property
+    def shown(self) -> tuple[RunData, ...]:
+        """The runs that its numbers are about: unfinished ones only where none has finished."""
+        return self.finished or self.runs
 
 
-def find_runs(dirs: Sequence[Path]) -> list[Path]:
+@dataclass(frozen=True)
+class Study:
+    """What there is in some folders."""
+
+    groups: list[Group]
+    waiting: int  # runs of a sweep that have not begun
+    damaged: list[str]  # what could not be read, in sentences
+
+    def all_damaged(self) -> list[str]:
+        """With what is damaged in clients.jsonl, which is large and read for this."""
+        return self.damaged + [each for group in self.groups for run in group.runs for each in run.clients_damaged]
+
+
+def find_runs(dirs: Sequence[Path], say: Say = silent) -> list[Path]:
     """The run folders among these folders and those inside them, in the order of a sweep where there is one."""
     found: dict[Path, None] = {}
     for given in map(Path, dirs):
         if not given.exists():
             raise UserError(f"There is no folder {given}; give a run folder or a folder of run folders.")
-        inside = [given] if _is_run(given) else _inside(given) if given.is_dir() else []
+        inside = [given] if _is_run(given) else _inside(given, say) if given.is_dir() else []
         # Among others, as runs/* may have them, files and empty folders are passed over.
-        exported = (given.parent / "sweep.json").is_file()  # pictures or tables beside the runs, as study/* has them
+        exported = (given.parent / "sweep.json").is_file()  # pictures or tables next to the runs, as study/* has them
         if not inside and (len(dirs) == 1 or (given.is_dir() and any(given.iterdir()) and not exported)):
             raise UserError(
-                f"{given} holds no run (no metrics.jsonl in it or in a folder below); give a folder that "
+                f"{given} holds no run (no file metrics.jsonl in it or in a folder below); give a folder that "
                 "`kairosfl run` or `kairosfl sweep` wrote."
             )
         found.update(dict.fromkeys(path.resolve() for path in inside))
     return list(found)
 
 
-def waiting(dirs: Sequence[Path]) -> int:
-    """How many runs of the sweeps in these folders have not begun."""
-    sweeps = [path for given in dirs for path in Path(given).rglob("sweep.json")]
-    return sum(not _is_run(folder) for folder in {path for sweep in sweeps for path in _listed(sweep)})
-
-
 def read_run(path: Path) -> RunData:
-    """One run folder as it stands; a last line that is still being written is left for the next time."""
-    text = _text(path / "config.toml")
-    try:
-        settings = _flat(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path / 'config.toml'} is not valid TOML: {error}.") from None
-    about = _json(path / "run.json")
+    """One run folder as it is now; a last line that is still being written is left for the next time."""
+    said: list[str] = []
+    text, tables = checked.toml(path / "config.toml", said.append)
+    settings = checked.kept(tables, _SETTINGS, path / "config.toml", said.append)
+    about = checked.table(path / "run.json", said.append, _ABOUT | _SAID)
+    columns = checked.metrics(path / "metrics.jsonl", said.append)
+    summary = checked.table(path / "summary.json", said.append, _SAID)
+    rounds = len(columns["round"])
+    if (path / "summary.json").exists() and not summary and rounds >= settings.get("train.rounds", rounds + 1):
+        summary = {"rounds": rounds}  # it is damaged, and the rounds are all there
     return RunData(
         path=path,
         algorithm=str(settings.get("algorithm", about.get("algorithm", path.name))),
-        seed=int(settings.get("seed", about.get("seed", 0))),
+        seed=settings.get("seed", about.get("seed")) or 0,
         settings=settings,
         config=text,
         about=about,
-        summary=_json(path / "summary.json"),
-        partition=_json(path / "partition.json"),
-        columns=_columns(path / "metrics.jsonl"),
+        summary=summary,
+        partition=checked.table(path / "partition.json", said.append, _PARTITION),
+        columns=columns,
+        damaged=tuple(said),
     )
 
 
-def read_groups(dirs: Sequence[Path]) -> list[Group]:
-    """Every run in these folders that has finished a round, grouped."""
-    runs = [run for run in map(read_run, find_runs(dirs)) if run.rounds]
+def read_study(dirs: Sequence[Path]) -> Study:
+    """Every run in these folders that has finished a round, grouped, and what is damaged."""
+    said: list[str] = []
+    read = [read_run(path) for path in find_runs(dirs, said.append)]
+    said += [each for run in read for each in run.damaged]
+    runs = [run for run in read if run.rounds]
     if not runs:
-        raise UserError(f"No run in {', '.join(map(str, dirs))} has finished a round yet; wait for the first one.")
-    return group_runs(runs)
+        why = f" {said[0]}" if said else ""
+        raise UserError(f"No run in {', '.join(map(str, dirs))} has finished a round yet; wait for the first one.{why}")
+    sweeps = {path.resolve() for given in dirs for path in Path(given).rglob("sweep.json")}
+    to_come = {path for sweep in sweeps for path in _listed(sweep, said.append) if not _is_run(path)}
+    return Study(group_runs(runs), len(to_come), list(dict.fromkeys(said)))
+
+
+def read_groups(dirs: Sequence[Path]) -> list[Group]:
+    """The groups of `read_study`."""
+    return read_study(dirs).groups
 
 
 def group_runs(runs: Iterable[RunData]) -> list[Group]:
@@ -167,6 +227,8 @@ def group_runs(runs: Iterable[RunData]) -> list[Group]:
         labels = [own if problem in own else " · ".join(filter(None, (own, problem))) for own, problem in pairs]
         if len(set(labels)) == len(members):
             break
+    else:  # what told them apart could not be read
+        labels = [f"{label} · {each[0].path}" for label, each in zip(labels, members, strict=True)]
     return [Group(label, each, problem) for label, each, problem in zip(labels, members, problems, strict=True)]
 
 
@@ -186,7 +248,8 @@ def _alike(runs: Iterable[RunData], but: set[str]) -> list[list[RunData]]:
 
 
 def differing(runs: Sequence[RunData]) -> list[str]:
-    """The settings in which these runs are not all alike, seed and algorithm apart."""
+    """The settings in which these runs are not all alike, seed and algorithm apart, of those that have any."""
+    runs = [run for run in runs if run.settings]
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     own = [key for key in keys if key not in _INCIDENTAL | {"algorithm"}]
     return [key for key in own if len({json.dumps(run.settings.get(key), default=str) for run in runs}) > 1]
@@ -197,6 +260,9 @@ def _labels(runs: Sequence[RunData], without: set[str]) -> list[str]:
     labels = []
     for run in runs:
         alike = [other for other in runs if other.algorithm == run.algorithm]
+        if not run.settings and len(alike) > 1:
+            labels.append(f"{run.algorithm} · {run.path.name}")
+            continue
         keys = [key for key in differing(alike) if key not in without]
         own = ", ".join(f"{key.rpartition('.')[2]}={run.settings.get(key)}" for key in keys)
         told = own or any(_of_the_problem(key) for key in without)  # by what stands beside it
@@ -213,11 +279,11 @@ def _problems(groups: Sequence[tuple[RunData, ...]]) -> list[str]:
     """The data of each group, as far as they are not all alike by their settings or by the samples themselves."""
     keys = [key for key in differing([runs[0] for runs in groups]) if _of_the_problem(key)]
     texts: list[str] = []
-    for i, runs in enumerate(groups if keys else ()):
+    for i, runs in enumerate(groups):
         own = [(key.partition(".")[2], runs[0].settings.get(key)) for key in keys]
         twin = next((j for j in range(i) if _same_samples(runs, groups[j])), None)
         text = ", ".join(str(value) if name == "name" else f"{name}={value}" for name, value in own)
-        texts.append(text if twin is None else texts[twin])
+        texts.append(texts[twin] if twin is not None else text if runs[0].settings else "unknown data")
     return texts if len(set(texts)) > 1 else [""] * len(groups)
 
 
@@ -238,57 +304,26 @@ def _is_run(folder: Path) -> bool:
     return (folder / "metrics.jsonl").is_file()
 
 
-def _inside(folder: Path) -> list[Path]:
+def _inside(folder: Path, say: Say) -> list[Path]:
     """Run folders below this one: as sweep.json lists them, then any others by name, numbers in order."""
     below = sorted((path.parent.resolve() for path in folder.rglob("metrics.jsonl")), key=_natural)
-    return [path for path in dict.fromkeys([*_listed(folder / "sweep.json"), *below]) if _is_run(path)]
+    for path in below:
+        if not _is_run(path):
+            say(f"{path / 'metrics.jsonl'} is not a file, and the run is left out.")
+    return [path for path in dict.fromkeys([*_listed(folder / "sweep.json", say), *below]) if _is_run(path)]
 
 
-def _listed(sweep: Path) -> list[Path]:
+def _listed(sweep: Path, say: Say) -> list[Path]:
     """The run folders that a sweep.json names."""
-    return [(sweep.parent / str(run["path"])).resolve() for run in _json(sweep).get("runs", []) if "path" in run]
+    runs = checked.table(sweep.resolve(), say, {"runs": _names_runs}).get("runs") or []
+    return [(sweep.parent / run["path"]).resolve() for run in runs]
+
+
+def _names_runs(runs: Any) -> bool:
+    named = isinstance(runs, list) and all(isinstance(run, dict) for run in runs)
+    return named and all(checked.is_text(run.get("path")) and "\0" not in run["path"] for run in runs)
 
 
 def _natural(path: Path) -> list[tuple[int, int | str]]:
     parts = re.split(r"(\d+)", str(path))
     return [(0, int(part)) if part.isdigit() else (1, part) for part in parts]
-
-
-def _columns(path: Path) -> dict[str, Array]:
-    """Metrics as columns, by round; a round that was written twice counts as it was written last."""
-    rows = {int(row["round"]): row for row in read_lines(path) if isinstance(row, dict) and "round" in row}
-    ordered = [rows[number] for number in sorted(rows)]
-    names = dict.fromkeys(name for row in ordered for name in row)
-    columns = {name: np.array([_number(row.get(name)) for row in ordered], dtype=np.float64) for name in names}
-    return {"round": np.zeros(0)} | columns
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
-
-
-def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tables.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}.") from None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    text = _text(path)
-    try:
-        value = json.loads(text) if text else {}
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not valid JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} must hold a JSON object.")
-    return value

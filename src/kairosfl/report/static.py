@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kairosfl.errors import UserError
 from kairosfl.report.draw import draw_lines, new_figure, save, style
 from kairosfl.report.figures import figures
 from kairosfl.report.pictures import Lines
 from kairosfl.report.read import read_groups
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
 
 # The first is drawn large, the next two beside it: an adaptive cohort or number of epochs says more than the loss.
 _ORDER = ("accuracy", "accuracy-bytes", "cohort", "epochs", "loss", "fgn")
@@ -19,11 +23,11 @@ _ORDER = ("accuracy", "accuracy-bytes", "cohort", "epochs", "loss", "fgn")
 def checked_png(path: Path) -> None:
     """Refuse a name that promises another format."""
     if path.suffix != ".png":
-        raise UserError(f"{path} is no .png; name the picture so, or export others with `kairosfl report --figures`.")
+        raise UserError(f"{path} does not end in .png; rename it, or export others with `kairosfl report --figures`.")
 
 
 def draw_comparison(dirs: Sequence[Path], out_png: Path) -> Path:
-    """Accuracy with its band and the critical periods, and beside it the two that tell most."""
+    """Accuracy with its band and the critical periods, and next to it the two that tell most."""
     checked_png(out_png)
     groups = read_groups(dirs)
     drawn = {each.key: each for each in figures(groups)[0] if isinstance(each, Lines)}
@@ -33,12 +37,13 @@ def draw_comparison(dirs: Sequence[Path], out_png: Path) -> Path:
     with style():
         figure = new_figure(10, 4.6)
         places = figure.subplot_mosaic([["main", "top"], ["main", "low"]], width_ratios=[1.7, 1])
+        shading: dict[str, Artist] = {}
         for place, key in zip_longest(places, order[: len(places)]):
             if key is None:
                 places[place].axis("off")
             else:
-                draw_lines(places[place], drawn[key], groups)
-        handles, labels = places["main"].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), fontsize=8)
+                shading |= {str(each.get_label()): each for each in draw_lines(places[place], drawn[key], groups)}
+        handles = [*places["main"].get_legend_handles_labels()[0], *shading.values()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(3, len(handles)), fontsize=8)
         save(figure, out_png, "png")
     return out_png

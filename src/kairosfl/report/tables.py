@@ -15,7 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kairosfl.errors import UserError
-from kairosfl.report.read import Array, Group, RunData, read_groups
+from kairosfl.report.checked import Array
+from kairosfl.report.notes import notes
+from kairosfl.report.read import Group, RunData, read_study
+from kairosfl.runs.history import final_tenth
 
 _WIDE = ("final", "cohort", "e-LUD", "seconds")  # left to the page and the files
 
@@ -32,7 +35,7 @@ class Spread:
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
         given = [float(value) for value in values]
-        known = [value for value in given if math.isfinite(value)]
+        known = [value for value in given if abs(value) < 1e150]  # what exploded further has no deviation in a float
         mean = statistics.fmean(known) if known else math.nan
         deviation = statistics.stdev(known) if len(known) > 1 else math.nan
         return cls(mean, deviation, len(known), len(given))
@@ -54,11 +57,12 @@ class Row:
     label: str
     problem: str
     seeds: tuple[int, ...]
-    going: int  # runs that have neither come to their end nor stopped for a reason
+    going: int  # runs that have neither finished nor stopped for a reason
+    finished: int  # runs; where there are any, the numbers are about these
     rounds: Spread
     planned: int
     final: Spread  # the last evaluated round
-    last_tenth: Spread  # the mean of the last tenth of the evaluated rounds
+    last_tenth: Spread  # the mean of the final 10 % of the evaluated rounds
     best: Spread
     rounds_to_target: Spread
     bytes_to_target: Spread
@@ -67,11 +71,15 @@ class Row:
     cohort: Spread
     elud: Spread
     seconds: Spread
+    notes: tuple[str, ...]  # what to know before believing it
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The paired t-test of two algorithms on the seeds that both have: last-tenth accuracy, second minus first."""
+    """The paired t-test of two algorithms that both have finished on the same seeds.
+
+    It is about the accuracy over the final 10 % of rounds, second minus first.
+    """
 
     first: str
     second: str
@@ -91,14 +99,15 @@ def _row(group: Group, target: float) -> Row:
 
     def over(value: Callable[[RunData], float]) -> Spread:
         """Over the seeds: runs that repeat one count as one."""
-        return Spread.of(_mean(np.array([value(run) for run in group.runs if run.seed == seed])) for seed in seeds)
+        return Spread.of(_mean(np.array([value(run) for run in group.shown if run.seed == seed])) for seed in seeds)
 
     return Row(
         label=group.label,
         problem=group.problem,
         seeds=seeds,
         going=sum(not run.done and not run.stopped for run in group.runs),
-        rounds=over(lambda run: run.rounds),
+        finished=len(group.finished),
+        rounds=over(lambda run: run.last),
         planned=max(run.planned for run in group.runs),
         final=over(lambda run: _last(scored(run)[1])),
         last_tenth=over(last_tenth),
@@ -110,6 +119,7 @@ def _row(group: Group, target: float) -> Row:
         cohort=over(lambda run: _mean(run.column("cohort"))),
         elud=over(lambda run: _mean(run.column("elud"))),
         seconds=over(lambda run: _last(run.total("seconds"))),
+        notes=notes(group),
     )
 
 
@@ -121,9 +131,8 @@ def scored(run: RunData) -> tuple[NDArray[np.intp], Array]:
 
 
 def last_tenth(run: RunData) -> float:
-    """Mean accuracy over the last tenth of the evaluated rounds."""
-    values = scored(run)[1]
-    return _mean(values[-max(1, len(values) // 10) :])
+    """Mean accuracy over the final 10 % of the evaluated rounds."""
+    return _mean(final_tenth(scored(run)[1]))
 
 
 def reach(run: RunData, cost: Array, target: float) -> float:
@@ -139,14 +148,15 @@ def chosen_target(groups: Sequence[Group], target: float | None) -> float:
 
 
 def checked_target(target: float | None) -> None:
-    """Refuse what is no accuracy."""
+    """Refuse what is not an accuracy."""
     if target is not None and not 0 < target <= 1:
         raise UserError(f"target = {target:g} is not an accuracy; give a share of 1, such as 0.6 for 60 %.")
 
 
 def default_target(groups: Sequence[Group]) -> float:
     """A whole per cent that at least half of the algorithms reach with every seed."""
-    bests = [min(_best(run) for run in group.runs) for group in groups]
+    counted = [group for group in groups if group.finished] or groups
+    bests = [min(_best(run) for run in group.shown) for group in counted]
     known = [best for best in bests if math.isfinite(best)]
     return math.floor(100 * statistics.median_low(known) + 1e-9) / 100 if known else math.nan
 
@@ -183,7 +193,7 @@ def _corrected(pairs: Iterable[Pair | None]) -> list[Pair]:
 
 def _by_seed(group: Group) -> dict[int, float]:
     found: dict[int, list[float]] = {}
-    for run in group.runs:
+    for run in group.finished:
         found.setdefault(run.seed, []).append(last_tenth(run))
     means = {seed: statistics.fmean(values) for seed, values in found.items()}
     return {seed: value for seed, value in means.items() if math.isfinite(value)}
@@ -226,6 +236,8 @@ def holm(values: Sequence[float]) -> list[float]:
 
 def fixed(value: float, digits: int) -> str:
     """A number with so many digits after the point; halves away from nil, as the page's scripts do."""
+    if abs(value) >= 1e9:  # it has exploded
+        return f"{value:.{digits}e}"
     exact = Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, Context(prec=400))
     return f"{exact:f}"
 
@@ -256,7 +268,7 @@ def cells(row: Row) -> dict[str, str]:
         "algorithm": row.label,
         "seeds": str(len(row.seeds)),
         "rounds": rounds if row.rounds.mean >= row.planned else f"{rounds} of {row.planned}",
-        "last 10 %": row.last_tenth.text(2, 100),
+        "final 10 %": row.last_tenth.text(2, 100),
         "final": row.final.text(2, 100),
         "best": row.best.text(2, 100),
         "rounds to target": row.rounds_to_target.text(0),
@@ -300,13 +312,6 @@ def results_table(rows: Sequence[Row], target: float) -> list[dict[str, str]]:
     return [{key.replace("target", f"{100 * target:g} %"): value for key, value in row.items()} for row in shown]
 
 
-def compare_numbers(dirs: Sequence[Path], target: float | None = None) -> list[dict[str, Any]]:
-    """The whole table as numbers: each value with mean, deviation, and over how many seeds of how many it is."""
-    groups = read_groups(dirs)
-    target = chosen_target(groups, target)
-    return [{"target": target} | asdict(row) for row in results(groups, target)]
-
-
 def columns(row: Row | Pair) -> dict[str, Any]:
     """A row or test as numbers by column: mean, deviation and count of each value, lists as how many they hold."""
     flat: dict[str, Any] = {}
@@ -314,16 +319,37 @@ def columns(row: Row | Pair) -> dict[str, Any]:
         if isinstance(value, Spread):
             flat |= {name: value.mean, f"{name}_deviation": value.deviation, f"{name}_count": value.count}
         else:
-            flat[name] = len(value) if isinstance(value, tuple) else value
+            flat[name] = "; ".join(value) if name == "notes" else len(value) if isinstance(value, tuple) else value
     return flat
 
 
-def compare_table(dirs: Sequence[Path], target: float | None = None) -> list[dict[str, str]]:
-    """The columns of the table that fit a terminal: what `kairosfl compare` prints."""
-    groups = read_groups(dirs)
-    target = chosen_target(groups, target)
-    rows = results_table(results(groups, target), target)
-    return [{key: value for key, value in row.items() if key not in _WIDE} for row in rows]
+@dataclass(frozen=True)
+class Comparison:
+    """What `kairosfl compare` prints."""
+
+    rows: list[Row]
+    target: float
+    damaged: list[str]
+
+    def table(self) -> list[dict[str, str]]:
+        """The columns that fit a terminal."""
+        rows = results_table(self.rows, self.target)
+        return [{key: value for key, value in row.items() if key not in _WIDE} for row in rows]
+
+    def numbers(self) -> list[dict[str, Any]]:
+        """All columns: each value with mean, deviation, and over how many seeds of how many it is."""
+        return [{"target": self.target} | asdict(row) for row in self.rows]
+
+    def notes(self) -> list[str]:
+        """What to know about the rows."""
+        return [f"{row.label}: {note}" for row in self.rows for note in row.notes]
+
+
+def compare(dirs: Sequence[Path], target: float | None = None) -> Comparison:
+    """The results of the runs in these folders."""
+    study = read_study(dirs)
+    target = chosen_target(study.groups, target)
+    return Comparison(results(study.groups, target), target, study.damaged)
 
 
 def _best(run: RunData) -> float:

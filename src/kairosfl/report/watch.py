@@ -16,8 +16,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from kairosfl.errors import UserError
+from kairosfl.report.checked import Say, silent
 from kairosfl.report.page import page, shell
-from kairosfl.report.read import read_groups, waiting
+from kairosfl.report.read import read_study
 from kairosfl.report.tables import checked_target
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -28,8 +29,9 @@ _FILES = ("metrics.jsonl", "summary.json", "sweep.json")
 class LivePage:
     """The page about a folder, made anew when a file in it has changed, but never taking much of the machine."""
 
-    def __init__(self, folder: Path, target: float | None = None) -> None:
-        self.folder, self.target = folder, target
+    def __init__(self, folder: Path, target: float | None = None, say: Say = silent) -> None:
+        self.folder, self.target, self.say = folder, target, say
+        self._said: set[str] = set()
         self._lock = threading.Lock()
         self._mark, self._text = "", ""
         self._due = 0.0
@@ -56,22 +58,29 @@ class LivePage:
 
     def _make(self, mark: str) -> str:
         try:
-            return page(read_groups([self.folder]), target=self.target, to_come=waiting([self.folder]), mark=mark)
+            study = read_study([self.folder])
+            for sentence in (each for each in study.all_damaged() if each not in self._said):
+                self._said.add(sentence)
+                self.say(sentence)
+            return page(study, target=self.target, mark=mark)
         except UserError as error:
             words = str(error) if any(self.folder.rglob("metrics.jsonl")) else "Waiting for the first round."
             body = '<div id="page"><header><p class="over"><span id="live">Kairos report, live</span></p>'
             body += f'<h1>{escape(self.folder.name)}</h1><p class="verdict">{escape(words)}</p></header></div>'
-            nothing: dict[str, Any] = {"groups": [], "lines": [], "heats": [], "runs": [], "target": None, "smooth": 1}
+            nothing: dict[str, Any] = {"groups": [], "lines": [], "heats": [], "runs": [], "words": {}}
+            nothing |= {"target": None, "smooth": 1}
             return shell(self.folder.name, body, json.dumps(nothing), mark)
 
 
-def serve(folder: Path, port: int = 8765, host: str = "127.0.0.1", target: float | None = None) -> ThreadingHTTPServer:
+def serve(
+    folder: Path, port: int = 8765, host: str = "127.0.0.1", target: float | None = None, say: Say = silent
+) -> ThreadingHTTPServer:
     """A server that is bound but not yet running; port 0 takes a free one."""
     if not folder.is_dir():
-        wrong = f"{folder} is no folder" if folder.exists() else f"There is no folder {folder}"
+        wrong = f"{folder} is not a directory" if folder.exists() else f"There is no folder {folder}"
         raise UserError(f"{wrong}; give the folder that a run or a sweep writes to.")
     checked_target(target)
-    live = LivePage(folder, target)
+    live = LivePage(folder, target, say)
     try:
         return ThreadingHTTPServer((host, port), _handler(live, host))
     except OverflowError:
@@ -87,9 +96,13 @@ def watch(
     *,
     target: float | None = None,
     ready: Callable[[str], None] | None = None,
+    say: Say = silent,
 ) -> None:
-    """Serve the folder's report until interrupted; the address is printed, or given to `ready`."""
-    with serve(Path(folder), port, host, target) as server:
+    """Serve the folder's report until interrupted; the address is printed, or given to `ready`.
+
+    `say` is told, once, of each file that is damaged.
+    """
+    with serve(Path(folder), port, host, target, say) as server:
         address = f"http://{host}:{server.server_port}/"
         (ready or _say)(address)
         with contextlib.suppress(KeyboardInterrupt):

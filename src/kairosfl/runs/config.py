@@ -17,6 +17,7 @@ from kairosfl.detectors import parse_detectors
 from kairosfl.errors import UserError, nearest
 from kairosfl.rules import parse
 from kairosfl.runs import trackers
+from kairosfl.runs.keys import updated
 from kairosfl.tasks.data import DATASETS
 from kairosfl.tasks.models import MODELS, options
 from kairosfl.tasks.partitions import PARTITIONS
@@ -154,17 +155,13 @@ def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> Config:
 
 
 def change(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """The tables with `section.key=value` changes; a value that is no TOML is text."""
-    changed = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tables.items()}
+    """The tables with `section.key=value` changes; a value that is not TOML is text."""
+    changed = updated(tables, {})
     for text in changes:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not name:
             raise UserError(f"--set {text!r} is not of the form section.key=value.")
-        section, dot, key = name.strip().rpartition(".")
-        target = changed.setdefault(section, {}) if dot else changed
-        if not isinstance(target, dict):
-            raise UserError(f"--set {text!r}: {section!r} is no section; sections are {', '.join(SECTIONS)}.")
-        target[key] = _value(value.strip())
+        changed = updated(changed, {name: _value(value)})
     return changed
 
 
@@ -238,14 +235,6 @@ def tables(config: Config) -> dict[str, Any]:
         extra = section.pop("options", {})
         out[name] = section | dict(extra)
     return out
-
-
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def dump(nested: Mapping[str, Any]) -> str:

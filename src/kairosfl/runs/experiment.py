@@ -27,10 +27,11 @@ from kairosfl.errors import UserError
 from kairosfl.runs import STOPPED, metrics
 from kairosfl.runs.alone import alone
 from kairosfl.runs.checkpoint import Checkpoints, about
-from kairosfl.runs.config import Config, dump, flatten, load, tables
+from kairosfl.runs.config import Config, dump, load, tables
 from kairosfl.runs.engines import build_engine, method, settle
 from kairosfl.runs.files import append_json, cut_lines, read_lines, write, write_json
 from kairosfl.runs.interrupt import undisturbed
+from kairosfl.runs.keys import flatten
 from kairosfl.runs.trackers import TRACKERS, library
 from kairosfl.tasks import data, models
 from kairosfl.tasks.dataset import DataSet, held_out

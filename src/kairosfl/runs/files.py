@@ -6,13 +6,17 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from safetensors import SafetensorError
 
 from kairosfl.errors import UserError
+
+Needs = Mapping[str, UnionType]
+NOTHING: Needs = {}
 
 
 def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
@@ -77,19 +81,46 @@ def append_json(path: Path, value: Any) -> None:
         raise UserError(f"Cannot write {path}: {error.strerror or error}; free the disk, then resume.") from None
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file up to the first line that is not whole."""
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8") as handle:
-        for line in handle:
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                return
+def read_lines(
+    path: Path, damaged: Callable[[int], None] | None = None, needs: Needs = NOTHING
+) -> Iterator[dict[str, Any]]:
+    """The lines of a JSON-lines file that are objects with the number of a round.
+
+    A line that is not, or that lacks one of `needs` (a name and the type of its value), costs itself alone; `damaged`
+    is told its number, counted from 1.
+    """
+    for number, _, row in _lines(path, needs):
+        if row is not None:
+            yield row
+        elif damaged is not None:
+            damaged(number)
 
 
 def cut_lines(path: Path, rounds: int) -> None:
     """Drop the lines of rounds after `rounds`, and a broken one."""
     kept = [row for row in read_lines(path) if row["round"] <= rounds]
     write(path, "".join(json.dumps(row) + "\n" for row in kept))
+
+
+def _lines(path: Path, needs: Needs) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
+    """Number, text and content of each line that is not blank; None: it is damaged."""
+    try:
+        with path.open("rb") as handle:
+            for number, line in enumerate(handle, 1):
+                if line.strip():
+                    yield number, line, _row(line, needs)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _row(line: bytes, needs: Needs) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or type(row.get("round")) is not int:
+        return None
+    whole = all(name in row and isinstance(row[name], kind) for name, kind in needs.items())
+    return row if whole else None

@@ -11,6 +11,7 @@ from kairosfl.core.fields import Reports
 from kairosfl.core.round import Run
 from kairosfl.detectors import cosine_matrix
 from kairosfl.engines.evaluate import Scores
+from kairosfl.runs.history import final_tenth
 from kairosfl.tasks.task import Task
 
 NUMBER_BYTES = 8
@@ -119,7 +120,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The run in one object, from its lines of metrics."""
     scored = [row for row in rows if row["accuracy"] is not None]
     best = max(scored, key=lambda row: row["accuracy"], default=None)
-    tenth = scored[-max(1, len(scored) // 10) :]
+    tenth = final_tenth(scored)
     return {
         "rounds": rows[-1]["round"] if rows else 0,
         "accuracy": scored[-1]["accuracy"] if scored else None,

@@ -23,10 +23,11 @@ from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs import experiment
 from kairosfl.runs.alone import alone
-from kairosfl.runs.config import SECTIONS, Config, flatten, resolve, tables
+from kairosfl.runs.config import SECTIONS, Config, resolve, tables
 from kairosfl.runs.engines import Seat, build_engine, largest, method, settle
 from kairosfl.runs.experiment import Folder
 from kairosfl.runs.files import write_json
+from kairosfl.runs.keys import flatten, updated
 from kairosfl.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def expand(tables: Mapping[str, Any]) -> list[Member]:
         settings = dict(zip(lists, values, strict=True))
         name = "-".join(_short(key, value) for key, value in settings.items()) or "run"
         taken = sum(member.name == name or member.name.startswith(f"{name}~") for member in members)
-        config = resolve(_with(rest, settings))
+        config = resolve(updated(rest, settings))
         twin = next((member for member in members if member.config == config), None)
         if twin is not None:
             raise UserError(f"[sweep] asks twice for the same run, as {twin.name!r} and as {name!r}; leave one out.")
@@ -230,14 +231,6 @@ def _kind(config: Config) -> str:
 def _seated(config: Config, first: Config) -> Config:
     """The configuration with the engine that was settled for the first of its kind."""
     return replace(config, run=replace(config.run, **{name: getattr(first.run, name) for name in ENGINE}))
-
-
-def _with(tables: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    changed = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tables.items()}
-    for name, value in settings.items():
-        section, dot, key = name.rpartition(".")
-        (changed.setdefault(section, {}) if dot else changed)[key] = value
-    return changed
 
 
 def _short(key: str, value: Any) -> str:

@@ -114,6 +114,7 @@ class LineChart extends Chart {
     if (badges) this.badges(curves);
     this.drawn = curves;
     this.finish();
+    this.figure.querySelector(".shading").textContent = this.shading();
   }
 
   // Critical periods belong to rounds; each shown group has a strip, a single one shades the whole height.
@@ -126,7 +127,7 @@ class LineChart extends Chart {
   shade(strips, rows) {
     const { left, top, width, height } = this.at;
     const clip = (a, b) => [Math.max(left, this.x(a)), Math.min(left + width, this.x(b))];
-    const full = strips.length === 1 ? strips : strips.filter((g) => g === this.page.focus);
+    const full = strips.length === 1 ? strips : strips.filter((g) => g === this.page.focused);
     for (const g of full)
       for (const [a, b, share] of this.page.groups[g].critical) {
         const [x, end] = clip(a, b);
@@ -144,6 +145,17 @@ class LineChart extends Chart {
     });
     if (this.figure.classList.contains("hero"))
       node("text", { class: "hint", x: left - 7, y: top + height + 16, "text-anchor": "end" }, this.svg, "critical");
+  }
+
+  // What is shaded, in words: only what is drawn just now.
+  shading() {
+    const { band, critical } = this.page.data.words;
+    const drawn = (kind) => this.svg.querySelector(kind);
+    return [
+      drawn(".band") ? `Bands: ${band}.` : "",
+      drawn(".critical") ? `Shaded: ${critical}.` : "",
+      drawn(".strip") ? `Strips below: ${critical}.` : "",
+    ].filter(Boolean).join(" ");
   }
 
   goal(low, high) {
@@ -170,10 +182,10 @@ class LineChart extends Chart {
   }
 
   curve(s, parent) {
-    const dim = this.page.focus !== null && this.page.focus !== s.group ? " dim" : "";
+    const dim = this.page.dims(s.group) ? " dim" : "";
     const kind = `g${s.group % 7} t${Math.floor(s.group / 7) % 3}${s.dashed ? " dashed" : ""}${dim}`;
     const g = node("g", { class: `series ${kind}`, "data-group": s.group }, parent);
-    if (s.deviation) {
+    if (s.deviation && s.deviation.some((v) => v > 0)) {
       const i = [...s.x.keys()].filter((k) => s.deviation[k] !== null && s.mean[k] !== null);
       const upper = this.path(i.map((k) => s.x[k]), i.map((k) => this.edges(s, k)[1]));
       i.reverse();
@@ -188,22 +200,28 @@ class LineChart extends Chart {
 
   legend(copy, top) {
     const { groups } = this.page;
-    if (groups.length < 2 && this.drawn.length < 2) return { width: 0, height: 0 };
+    const named = groups.length > 1 || this.drawn.length > 1 ? this.drawn : [];
     const { fill, fontFamily } = getComputedStyle(this.svg.querySelector("text"));
     const pen = document.createElement("canvas").getContext("2d");
     pen.font = `12px ${fontFamily}`;
     const lines = [...this.svg.querySelectorAll(".series .line")].map((line) => getComputedStyle(line));
-    const widths = this.drawn.map((s, row) => {
+    const font = `fill:${fill};font:${pen.font}`.replaceAll('"', "'");
+    const widths = named.map((s, row) => {
       const y = top + 8 + 17 * row;
       const { stroke, strokeDasharray } = lines[row];
       const look = `stroke:${stroke};stroke-width:2;stroke-dasharray:${strokeDasharray}`;
       node("line", { x1: 6, x2: 30, y1: y, y2: y, style: look }, copy);
       const group = groups.length > 1 ? `${groups[s.group].letter}  ${groups[s.group].label}` : "";
       const words = [group, s.name].filter(Boolean).join(", ");
-      node("text", { x: 38, y: y + 4, style: `fill:${fill};font:${pen.font}`.replaceAll('"', "'") }, copy, words);
+      node("text", { x: 38, y: y + 4, style: font }, copy, words);
       return 46 + pen.measureText(words).width;
     });
-    return { width: Math.max(...widths), height: 17 * lines.length + 8 };
+    const words = this.shading();
+    if (words) {
+      node("text", { x: 6, y: top + 12 + 17 * named.length, style: font }, copy, words);
+      widths.push(14 + pen.measureText(words).width);
+    }
+    return widths.length ? { width: Math.max(...widths), height: 17 * widths.length + 8 } : { width: 0, height: 0 };
   }
 
   // Letters at the right end, pushed apart where curves end close together.
@@ -224,7 +242,7 @@ class LineChart extends Chart {
     }
     for (const { s, at, x } of ends) {
       const place = this.linked ? left + width + 13 : Math.min(left + width, x) + 13;
-      const dim = this.page.focus !== null && this.page.focus !== s.group ? " dim" : "";
+      const dim = this.page.dims(s.group) ? " dim" : "";
       const badge = node("g", { class: `badge g${s.group % 7}${s.dashed ? " hollow" : ""}${dim}` }, this.svg);
       node("circle", { cx: place, cy: at, r: 7 }, badge);
       node("text", { x: place, y: at + 3.4, "text-anchor": "middle" }, badge, this.page.groups[s.group].letter);

@@ -14,7 +14,8 @@ const page = {
   load() {
     const data = JSON.parse(document.getElementById("data").textContent);
     this.kept = new Map(this.charts.map((chart) => [chart.spec.key, chart.kept()]));
-    Object.assign(this, { data, groups: data.groups, target: this.chosen ?? data.target, charts: [] });
+    const fresh = { data, groups: data.groups, target: this.chosen ?? data.target, charts: [], focus: null };
+    Object.assign(this, fresh); // the chip under the pointer is gone, and cannot say that it was left
     this.smooth ??= data.smooth;
     for (const spec of data.lines) this.add(spec, LineChart);
     for (const spec of data.heats) this.add(spec, HeatChart);
@@ -31,6 +32,15 @@ const page = {
   add(spec, kind) {
     const figure = document.getElementById(`fig-${spec.key}`);
     if (figure) this.charts.push(Object.assign(new kind(figure, spec, this), this.kept.get(spec.key)));
+  },
+
+  // The group that stands out: one that is hidden cannot, or the others would fade for nothing.
+  get focused() {
+    return this.focus === null || this.hidden.has(this.focus) ? null : this.focus;
+  },
+
+  dims(group) {
+    return this.focused !== null && this.focused !== group;
   },
 
   draw() {
@@ -101,7 +111,7 @@ const page = {
     if (field && document.activeElement !== field) field.value = Number((100 * target).toFixed(2));
     this.groups.forEach((_, group) => {
       const runs = data.runs.filter((run) => run.group === group);
-      const seeds = [...new Set(runs.map((run) => run.seed))];
+      const seeds = [...new Set(this.groups[group].seeds)]; // of which unfinished runs may be left out
       const put = (name, cost, digits) => {
         const spent = (run) => cost(run)[run.accuracy.findIndex((a) => a >= target)] ?? null;
         const known = seeds.map((seed) => runs.filter((run) => run.seed === seed).map(spent).filter((v) => v !== null));

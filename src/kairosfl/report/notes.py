@@ -1,0 +1,34 @@
+"""What a reader must know about the runs of a group before believing its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kairosfl.report.read import Group, RunData
+
+
+def notes(group: Group) -> tuple[str, ...]:
+    """Runs that are unfinished, stopped or diverged, and rules that never acted, a line each."""
+    unfinished = [run for run in group.runs if not run.done]
+    left = "left out of the numbers" if group.finished else "not compared"
+    stopped = [f"{_who(run, group)}stopped after round {run.last}: {run.stopped}" for run in unfinished if run.stopped]
+    running = [f"{_who(run, group)}{run.last} of {run.planned} rounds" for run in unfinished if not run.stopped]
+    diverged = [f"{_who(run, group)}diverged in round {run.diverged}" for run in group.runs if run.diverged]
+    said = (verdict for run in group.runs for verdict in run.summary.get("verdicts") or ())
+    return (
+        *([f"unfinished, {left}: {', '.join(running)}"] if running else []),
+        *(f"{each} ({left})" for each in stopped),
+        *(f"{each}: from there on its test loss is not finite, or has exploded" for each in diverged),
+        *dict.fromkeys(said),
+    )
+
+
+def measured_on(runs: Iterable[RunData]) -> str:
+    """Which samples the accuracy per client is about, where the runs say so."""
+    words = {"test": "its own test samples", "train": "its training samples"}
+    found = dict.fromkeys(run.summary.get("client_accuracy_on") or run.about.get("client_accuracy_on") for run in runs)
+    return " or ".join(words.get(each, each) for each in found if each)
+
+
+def _who(run: RunData, group: Group) -> str:
+    return f"seed {run.seed}: " if len(group.runs) > 1 else ""

@@ -1,0 +1,30 @@
+"""Nested tables and dotted keys: `{"train": {"lr": 0.1}}` is `{"train.lr": 0.1}`, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kairosfl.errors import UserError
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def updated(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the tables with these dotted keys set; a section that does not exist is added."""
+    changed = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tables.items()}
+    for name, value in changes.items():
+        section, dot, key = name.rpartition(".")
+        target = changed.setdefault(section, {}) if dot else changed
+        if not isinstance(target, dict):
+            raise UserError(
+                f"Cannot set {name}: {section} = {target!r} is not a section; write [{section}] and its keys."
+            )
+        target[key] = dict(value) if isinstance(value, Mapping) else value
+    return changed
