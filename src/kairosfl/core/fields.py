@@ -39,7 +39,7 @@ class Field:
     kind: type  # of one client's value: float, int, bool, str, frozenset, Tensor
     shape: Shape  # "each": one per client; "shared": one per cohort; "vector": of length d, per client or shared
     doc: str
-    default: Any = MISSING
+    default: Any  # MISSING: it has none, and must be given
     writers: Writers = "core"  # rules that may change it: none, only one, or many, each building on the last
     low: float = -inf  # a smaller value in a report is rejected
     high: float = inf  # and so is a larger one

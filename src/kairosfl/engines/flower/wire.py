@@ -27,7 +27,7 @@ DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.f
 # What travels: every field of the list that the server does not compute itself.
 TOLD = tuple(entry for entry in fields(Briefs) if not entry.local)
 ANSWERED = tuple(entry for entry in fields(Reports) if not entry.local and entry.shape != "vector")
-ROUND = Field(int, "each", "the round that a report answers", name="round", row="round")
+ROUND = Field(int, "each", "the round that a report answers", MISSING, name="round", row="round")
 
 
 class Malformed(ValueError):
