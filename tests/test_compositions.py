@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, drive, rounds
+from kairosfl.core.round import Run, Setup, drive, rounds
 from kairosfl.core.rule import Algorithm, Rule
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
@@ -44,10 +44,14 @@ def _task() -> Task:
     return Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10)), dataset, population)
 
 
+def _start(algorithm: Algorithm) -> tuple[Run, Setup]:
+    setup = Setup(algorithm, RECIPE, CLIENTS, _task().layout)
+    return Run.start(_task().start(), setup, seed=0), setup
+
+
 def _course(algorithm: Algorithm, run: Run | None = None) -> Iterator[Run]:
-    job = _task()
-    start = run or Run.start(job.start(), algorithm, clients=CLIENTS, seed=0)
-    return drive(rounds(start, algorithm, RECIPE, clients=CLIENTS, layout=job.layout), Loop(job))
+    start, setup = _start(algorithm)
+    return drive(rounds(run or start, setup), Loop(_task()))
 
 
 @cache
@@ -88,7 +92,7 @@ def test_all_subsets_train_and_resume(base: str, tmp_path: Path) -> None:
             if run.round == RESUMED:
                 checkpoints.save(run, {})
         assert all(torch.isfinite(run.x).all() for run in runs), text
-        loaded, _ = checkpoints.load(Run.start(_task().start(), parse(text), clients=CLIENTS, seed=0))
+        loaded, _ = checkpoints.load(_start(parse(text))[0])
         *_, resumed = _course(parse(text), loaded)
         assert torch.equal(resumed.x, runs[-1].x), text
         _check_acts(text, subset, runs)
@@ -104,7 +108,7 @@ def _check_acts(text: str, subset: tuple[str, ...], runs: list[Run]) -> None:
         assert epochs.min() < EPOCHS, f"{text}: nobody was stopped"
     else:
         assert (epochs == EPOCHS).all(), text
-    uniform = "uniform" in {rule.base_weights for rule in parse(text).rules}
+    uniform = any(rule.uniform for rule in parse(text).rules)
     plain = [torch.ones_like(record.weights) if uniform else record.reports.n.double() for record in records]
     same = [torch.allclose(record.weights, n / n.sum(), rtol=1e-9) for record, n in zip(records, plain, strict=True)]
     assert same[0], f"{text}: nobody has a history in the first round"

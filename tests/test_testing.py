@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from kairosfl.core.fields import Briefs, Plan, Reports
+from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.round import Round
-from kairosfl.core.rule import Rule, State
-from kairosfl.core.table import Table
+from kairosfl.core.rule import Memory, Plan, Rule, State
 from kairosfl.engines.loop import Loop
 from kairosfl.rules import RULES, parse
 from kairosfl.testing import ENGINES, check_rule
@@ -64,43 +62,39 @@ class Good(Rule):
 
     beta: float = 0.5
 
-    def server(self, x: Tensor, clients: int) -> State:
-        return {"velocity": torch.zeros_like(x)}
+    def server(self, now: Round) -> State:
+        return {"velocity": torch.zeros_like(now.x)}
 
-    def client(self, x: Tensor) -> State:
+    def client(self, now: Round) -> State:
         return {"turns": torch.tensor(0.0)}
 
-    def weigh(
-        self, factors: Tensor, state: State, rows: State, briefs: Briefs, reports: Reports, round: Round
-    ) -> Tensor:
-        return factors / (1 + rows["turns"])
+    def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
+        return factors / (1 + memory.rows["turns"])
 
-    def observe(
-        self, state: State, rows: State, weights: Tensor, briefs: Briefs, reports: Reports, round: Round
-    ) -> tuple[State, State]:
-        return state, {"turns": rows["turns"] + 1}
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        return memory.replace(rows={"turns": memory.rows["turns"] + 1})
 
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
-        velocity = self.beta * state["velocity"] + direction
-        return velocity, {"velocity": velocity}
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        velocity = self.beta * memory.state["velocity"] + direction
+        return velocity, memory.replace(state={"velocity": velocity})
 
 
 class ChangesItsState(Good):
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
-        state["velocity"].mul_(self.beta).add_(direction)
-        return state["velocity"].clone(), state
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        memory.state["velocity"].mul_(self.beta).add_(direction)
+        return memory.state["velocity"].clone(), memory
 
 
 class ChangesTheReports(Good):
-    def observe(self, state: State, rows: State, *rest: Any) -> tuple[State, State]:
-        rest[2].delta.mul_(2)
-        return state, {}
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        now.reports.delta.mul_(2)
+        return memory
 
 
 class ChangesTheTable(Good):
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
-        table.write(torch.tensor([0]), {"turns": torch.tensor([9.0])})
-        return direction, state
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        memory.table.write(torch.tensor([0]), {"turns": torch.tensor([9.0])})
+        return direction, memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,117 +104,117 @@ class KeepsALog(Good):
     def __str__(self) -> str:
         return self.name()
 
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
-        self.seen.append(round.number)
-        return direction, state
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        self.seen.append(now.number)
+        return direction, memory
 
 
 class KeepsAnAttribute(Good):
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
         object.__setattr__(self, "velocity", self.beta * getattr(self, "velocity", 0.0) + direction)
-        return self.velocity, state  # type: ignore[attr-defined]
+        return self.velocity, memory  # type: ignore[attr-defined]
 
 
 class KeepsAGlobal(Good):
     count = 0
 
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
         type(self).count += 1
-        return direction / self.count, state
+        return direction / self.count, memory
 
 
 class DrawsFreely(Good):
-    def weigh(self, factors: Tensor, *rest: Any) -> Tensor:
+    def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
         return factors * np.random.default_rng().uniform(1, 2)
 
 
 class CountsOnEveryone(Good):
-    def weigh(self, factors: Tensor, *rest: Any) -> Tensor:
-        return torch.ones(rest[-1].cohort, dtype=torch.float64)
+    def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
+        return torch.ones(now.cohort, dtype=torch.float64)
 
 
 class FailsWhenSomeoneFails(Good):
-    def weigh(self, factors: Tensor, *rest: Any) -> Tensor:
-        return factors * torch.ones(rest[-1].cohort)
+    def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
+        return factors * torch.ones(now.cohort)
 
 
 class WritesForEveryone(Good):
-    def observe(self, state: State, rows: State, *rest: Any) -> tuple[State, State]:
-        return state, {"turns": torch.ones(rest[-1].clients)}
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        return memory.replace(rows={"turns": torch.ones(now.population)})
 
 
 class WritesAnUnknownName(Good):
-    def observe(self, state: State, rows: State, *rest: Any) -> tuple[State, State]:
-        return state, {"tunrs": rows["turns"] + 1}
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        return memory.replace(rows={"tunrs": memory.rows["turns"] + 1})
 
 
 class PrefersTheFirst(Good):
-    def weigh(self, factors: Tensor, *rest: Any) -> Tensor:
+    def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
         return factors * torch.tensor([2.0] + [1.0] * (len(factors) - 1))
 
 
 class CombinesByPosition(Good):
-    def combine(self, direction: Tensor, *rest: Any) -> Tensor:
-        return rest[4].delta[0].clone()
+    def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
+        return now.reports.delta[0].clone()
 
 
 class ObservesByPosition(Good):
-    def observe(self, state: State, rows: State, *rest: Any) -> tuple[State, State]:
-        return state, {"turns": torch.arange(float(len(rows["turns"])))}
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        return memory.replace(rows={"turns": torch.arange(float(len(memory.rows["turns"])))})
 
 
 class RemembersANumber(Good):
-    def server(self, x: Tensor, clients: int) -> State:
+    def server(self, now: Round) -> State:
         return {"count": 0}  # type: ignore[dict-item]
 
 
 class RemembersAList(Good):
-    def observe(self, state: State, rows: State, *rest: Any) -> tuple[State, State]:
-        return [state], {}  # type: ignore[return-value]
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        return memory.replace(state=[memory.state])  # type: ignore[arg-type]
 
 
 class SharesMemory(Good):
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
-        return direction, {"one": direction, "other": direction}
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        return direction, memory.replace(state={"one": direction, "other": direction})
 
 
 class Explodes(Good):
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
-        return direction / 0, state
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        return direction / 0, memory
 
 
 class WeighsByNothing(Good):
-    def weigh(self, factors: Tensor, *rest: Any) -> Tensor:
+    def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
         return factors * 0
 
 
 class Widens(Good):
-    def combine(self, direction: Tensor, *rest: Any) -> Tensor:
+    def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
         return direction.double()
 
 
 class ReturnsOneThing(Good):
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
         return direction  # type: ignore[return-value]
 
 
 class SelectsIds(Good):
-    def select(self, plan: Plan, state: State, round: Round) -> Plan:
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
         return [0, 1]  # type: ignore[return-value]
 
 
 class SelectsEveryone(Good):
-    def select(self, plan: Plan, state: State, round: Round) -> Plan:
-        return replace(plan, size=round.clients)
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
+        return replace(plan, size=now.population)
 
 
 class AsksOthers(Good):
-    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
         return replace(briefs, ids=briefs.ids.flip(0))
 
 
 class PushesTheWrongWay(Good):
-    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
         return briefs.pushed(torch.zeros(3))
 
 
@@ -255,13 +249,13 @@ class NotFrozen(Rule):
 class ForgetsOnResume(Good):
     """Keeps its velocity in a module that a checkpoint does not see, and answers from it only in later rounds."""
 
-    def server(self, x: Tensor, clients: int) -> State:
+    def server(self, now: Round) -> State:
         HIDDEN.clear()
-        return super().server(x, clients)
+        return super().server(now)
 
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
-        HIDDEN.setdefault(round.number, direction.clone())
-        return HIDDEN.get(max(0, round.number - 4), direction).to(direction), state
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        HIDDEN.setdefault(now.number, direction.clone())
+        return HIDDEN.get(max(0, now.number - 4), direction).to(direction), memory
 
 
 HIDDEN: dict[int, Tensor] = {}
@@ -289,18 +283,18 @@ def test_a_users_own_rule_passes() -> None:
         ),
         (WritesForEveryone(), "in observe writes torch.float32 of shape [7] into 'turns' where a row for each of 4"),
         (WritesAnUnknownName(), "in observe writes 'tunrs' into a row, and client() has no such name"),
-        (PrefersTheFirst(), "in weigh depends on the order in which the clients stand"),
-        (CombinesByPosition(), "in combine depends on the order in which the clients stand"),
-        (ObservesByPosition(), "in observe depends on the order in which the clients stand"),
-        (RemembersANumber(), "in server returns a state that is no dictionary of tensors"),
-        (RemembersAList(), "in observe returns a state that is no dictionary of tensors"),
+        (PrefersTheFirst(), "in weigh depends on the order of the clients"),
+        (CombinesByPosition(), "in combine depends on the order of the clients"),
+        (ObservesByPosition(), "in observe depends on the order of the clients"),
+        (RemembersANumber(), "in server returns a state that is not a dictionary of tensors"),
+        (RemembersAList(), "in observe returns a state that is not a dictionary of tensors"),
         (SharesMemory(), "has a state that cannot be saved, RuntimeError (Some tensors share memory"),
         (Explodes(), "in step returns a direction that is not finite"),
-        (WeighsByNothing(), "in weigh returns factors that are no weights: [0.0, 0.0, 0.0, 0.0]"),
+        (WeighsByNothing(), "in weigh returns factors that are not weights: [0.0, 0.0, 0.0, 0.0]"),
         (Widens(), "in combine returns torch.float64 of shape [53] where the direction is torch.float32 of shape [53]"),
-        (ReturnsOneThing(), "in step does not return (direction, state)"),
+        (ReturnsOneThing(), "in step does not return (direction, memory)"),
         (SelectsIds(), "in select does not return a Plan"),
-        (SelectsEveryone(), "in select asks for 7 clients, and largest() says 4 at most; override it"),
+        (SelectsEveryone(), "in select asks for 7 clients, and largest_cohort() says 4 at most; override it"),
         (AsksOthers(), "in brief changes who is asked; that is for select"),
         (PushesTheWrongWay(), "in brief gives a push of another shape or type than x has"),
         (CannotBePrinted(schedule=abs), "cannot be written as text and read back, UserError (rule ="),

@@ -1,4 +1,4 @@
-"""The seven stages, reports that are turned away, idle rounds, and the order of arrival."""
+"""The stages, reports that are rejected, idle rounds, and the order of arrival."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kairosfl.core.fields import Briefs, Plan, Report, Reports
+from kairosfl.core.fields import Briefs, Report, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Round, Run, accept, drive, rounds
-from kairosfl.core.rule import Algorithm, Rule, State
-from kairosfl.core.table import Table
-from kairosfl.detectors import FGN, FedFIM
+from kairosfl.core.round import Round, Run, Setup, accept, drive, rounds
+from kairosfl.core.rule import Algorithm, Memory, Plan, Rule, State
+from kairosfl.detectors import FGN, Detector, FedFIM
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
 from kairosfl.tasks.vector import Entry, Layout
@@ -66,13 +65,13 @@ def follow(
     number: int = 3,
     cohort: int = 5,
     run: Run | None = None,
-    **options: Any,
+    detectors: tuple[Detector, ...] = (FGN(),),
 ) -> list[Run]:
     made = parse(algorithm) if isinstance(algorithm, str) else algorithm
-    detectors = options.get("detectors", (FGN(),))
-    run = run or Run.start(torch.zeros(2, dtype=engine.dtype), made, clients=5, seed=1, detectors=detectors)
     recipe = Recipe(rounds=number, cohort=cohort, lr=0.5, schedule="exponential", gamma=0.5)
-    return list(drive(rounds(run, made, recipe, clients=5, layout=LAYOUT, detectors=detectors), engine))
+    setup = Setup(made, recipe, 5, LAYOUT, detectors)
+    run = run or Run.start(torch.zeros(2, dtype=engine.dtype), setup, seed=1)
+    return list(drive(rounds(run, setup), engine))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,29 +84,33 @@ class Diary(Rule):
     def _note(self, hook: str, seen: Any = None) -> None:
         self.pages.append((self.label, hook, seen))
 
-    def select(self, plan: Plan, state: State, round: Round) -> Plan:
-        self._note("select", round.signals.fgn)
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
+        self._note("select", now.signals.fgn)
         return plan
 
-    def brief(self, briefs: Briefs, state: State, rows: State, round: Round) -> Briefs:
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
         self._note("brief", len(briefs))
         return briefs
 
-    def weigh(self, factors: Tensor, *rest: Any) -> Tensor:
+    def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
+        self._note("receive", len(reports))
+        return reports
+
+    def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
         self._note("weigh", factors.tolist())
         return factors * 2
 
-    def combine(self, direction: Tensor, *rest: Any) -> Tensor:
+    def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
         self._note("combine", direction.tolist())
         return direction * 3
 
-    def observe(self, state: State, rows: State, weights: Tensor, *rest: Any) -> tuple[State, State]:
-        self._note("observe", rest[-1].signals.fgn)
-        return state, {}
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        self._note("observe", now.signals.fgn)
+        return memory
 
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
         self._note("step", direction.tolist())
-        return direction + 1, state
+        return direction + 1, memory
 
 
 class Second(Diary):
@@ -118,17 +121,18 @@ class Final(Diary):
     last = True
 
 
-def test_seven_stages_in_order_and_the_last_rule_selects_and_steps_last() -> None:
+def test_the_stages_in_order_and_the_last_rule_selects_and_steps_last() -> None:
     Diary.pages.clear()
     engine = Puppet(change=lambda reports, round: reports[:2])
     runs = follow(Final(label="z") + Diary(label="a") + Second(label="b"), engine, number=1)
     hooks = [hook for _, hook, _ in Diary.pages]
-    stages = ("select", "brief", "weigh", "combine", "observe", "step")
+    stages = ("select", "brief", "receive", "weigh", "combine", "observe", "step")
     assert hooks == [stage for stage in stages for _ in range(3)]
     written, last = ["z", "a", "b"], ["a", "b", "z"]
-    assert [label for label, _, _ in Diary.pages] == last + written * 4 + last
+    assert [label for label, _, _ in Diary.pages] == last + written * 5 + last
     # Two reporters of 1 and 3 samples with updates (0.1, 0.7) and (0.2, 0.7): the mean is (0.175, 0.7).
     seen = {(label, hook): value for label, hook, value in Diary.pages}
+    assert (seen[("z", "brief")], seen[("z", "receive")]) == (5, 2)
     assert seen[("z", "weigh")] == [1.0, 3.0]
     assert seen[("b", "weigh")] == [4.0, 12.0]  # factors multiply, and the core divides by their sum
     assert seen[("z", "combine")] == pytest.approx([0.175, 0.7])
@@ -163,8 +167,8 @@ def test_fedavg_by_hand() -> None:
 class Bursting(Rule):
     """Steps out of what numbers can hold in its second round."""
 
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
-        return direction * (1e400 if round.number else 1), state
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        return direction * (1e400 if now.number else 1), memory
 
 
 def test_a_step_of_the_server_that_is_not_finite_is_not_blamed_on_the_clients() -> None:
@@ -179,21 +183,21 @@ def test_uniform_weights_when_a_rule_asks_for_them() -> None:
 
 
 BAD = {
-    "it has no samples": {"n": 0},
-    "it did no step": {"steps": 0},
-    "it trained no part of an epoch": {"epochs": 0.0},
+    "its n is 0": {"n": 0},
+    "its steps is 0": {"steps": 0},
+    "its epochs is 0": {"epochs": 0.0},
     "its update is not finite": {"delta": torch.tensor([float("nan"), 1.0], dtype=torch.float64)},
-    "its epochs is not finite": {"epochs": float("inf")},
-    "its loss is not finite": {"loss": float("inf")},
-    "its grad_sq is not finite": {"grad_sq": float("nan")},
-    "its score_before is not finite": {"score_before": float("nan")},
-    "its score_after is not finite": {"score_after": float("inf")},
-    "its fisher is not finite": {"fisher": float("nan")},
+    "its epochs is inf": {"epochs": float("inf")},
+    "its loss is inf": {"loss": float("inf")},
+    "its grad_sq is nan": {"grad_sq": float("nan")},
+    "its score_before is nan": {"score_before": float("nan")},
+    "its score_after is inf": {"score_after": float("inf")},
+    "its fisher is nan": {"fisher": float("nan")},
 }
 
 
 @pytest.mark.parametrize(("reason", "changes"), BAD.items(), ids=list(BAD))
-def test_a_bad_report_is_turned_away_and_the_others_count(reason: str, changes: dict[str, Any]) -> None:
+def test_a_bad_report_is_rejected_and_the_others_count(reason: str, changes: dict[str, Any]) -> None:
     def spoil(reports: list[Report], round: int) -> list[Report]:
         return [replace(r, **changes) if (r.client, round) == (2, 1) else r for r in reports]
 
@@ -208,7 +212,7 @@ def test_a_bad_report_is_turned_away_and_the_others_count(reason: str, changes: 
         assert torch.equal(one.x, other.x)
 
 
-def test_an_infinite_update_is_turned_away_in_float32_too() -> None:
+def test_an_infinite_update_is_rejected_in_float32_too() -> None:
     """Its square overflows: so does what would be made of it."""
     engine = Puppet(dtype=torch.float32)
     engine.change = lambda reports, round: [
@@ -217,7 +221,7 @@ def test_an_infinite_update_is_turned_away_in_float32_too() -> None:
     assert follow("fedavg", engine)[0].record.rejected == ((0, "its update is not finite"),)
 
 
-def test_strangers_and_doubles_are_turned_away() -> None:
+def test_strangers_and_doubles_are_rejected() -> None:
     def meddle(reports: list[Report], round: int) -> list[Report]:
         return [*reports, replace(reports[0], delta=reports[0].delta * 100), replace(reports[0], client=17)]
 
@@ -226,7 +230,7 @@ def test_strangers_and_doubles_are_turned_away() -> None:
     assert torch.equal(meddled[-1].x, honest[-1].x)
 
 
-def test_updates_of_the_wrong_length_are_turned_away() -> None:
+def test_updates_of_the_wrong_length_are_rejected() -> None:
     engine = Puppet(change=lambda rs, t: [replace(r, delta=torch.ones(3, dtype=torch.float64)) for r in rs])
     run = follow("fedavg", engine, number=1)[0]
     assert run.record.rejected[0] == (0, "its update has the shape (3,), not (2,)")
@@ -247,8 +251,9 @@ def test_an_idle_round_leaves_everything_as_it_was(text: str) -> None:
     assert [run.round for run in runs] == [1, 2, 3, 4, 5]
     for run in runs[1:3]:
         assert run.x is runs[0].x
-        assert run.states is runs[0].slots
-        assert run.detectors is runs[0].detectors
+        assert all(one is other for one, other in zip(run.states, runs[0].states, strict=True))
+        assert run.tables is runs[0].tables
+        assert run.writes == runs[0].writes
         assert run.signals is runs[0].signals
         assert run.record.reports is None
     assert not torch.equal(runs[3].x, runs[0].x)
@@ -294,7 +299,7 @@ class Choose(Rule):
     eligible: tuple[int, ...] = ()
     size: int = 5
 
-    def select(self, plan: Plan, state: State, round: Round) -> Plan:
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
         return Plan(
             self.size,
             eligible=np.array(self.eligible) if self.eligible else None,
@@ -356,11 +361,11 @@ class Keeper(Rule):
 
     view: bool
 
-    def server(self, x: Tensor, clients: int) -> State:
-        return {"kept": torch.zeros_like(x)}
+    def server(self, now: Round) -> State:
+        return {"kept": torch.zeros_like(now.x)}
 
-    def step(self, direction: Tensor, state: State, table: Table, round: Round) -> tuple[Tensor, State]:
-        return direction, {"kept": direction[1:] if self.view else direction}
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        return direction, memory.replace(state={"kept": direction[1:] if self.view else direction})
 
 
 @pytest.mark.parametrize("view", [False, True])

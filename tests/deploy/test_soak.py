@@ -14,7 +14,7 @@ from flwr.app import Context, Error, Message, MessageType
 from kit import CLIENTS, configure, lines, make_app, order
 
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, rounds
+from kairosfl.core.round import Run, Setup, rounds
 from kairosfl.deploy import model_of, run_to_end
 from kairosfl.engines.flower import roster, server
 from kairosfl.engines.flower.client import client_app
@@ -92,10 +92,9 @@ def federation(failures: float) -> tuple[float, float, list[str]]:
 
     grid = Grid({100 + i: Node(bytes([i]), app, str(i)) for i in range(20)})
     engine = Flower(grid, task, Settings(deadline=0.5, wait=5.0), print)
-    algorithm = parse("scaffold + fedcl + pa3fed")
     recipe = Recipe(rounds=200, cohort=8, epochs=1, batch_size=16, lr=0.1)
-    run = Run.start(engine.start(), algorithm, clients=20, seed=0)
-    course = rounds(run, algorithm, recipe, clients=20, layout=task.layout)
+    setup = Setup(parse("scaffold + fedcl + pa3fed"), recipe, 20, task.layout)
+    course = rounds(Run.start(engine.start(), setup, seed=0), setup)
     run, briefs = next(course)
     reasons: list[str] = []
     while briefs is not None:

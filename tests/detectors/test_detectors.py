@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from kairosfl.core.fields import Briefs, Reports, column
+from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, rounds
+from kairosfl.core.round import Run, Setup, rounds
+from kairosfl.core.rule import Memory
+from kairosfl.core.table import Table
 from kairosfl.detectors import FGN, Detector, FedFIM, parse_detectors
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
@@ -23,21 +27,22 @@ GRAD_SQ = np.array([3.0, 5.0, 11.0])
 FISHER = np.array([7.0, 2.0, 1.0])
 
 
-def asked(m: int, lr: np.ndarray | float = 0.1, round: int = 0) -> Briefs:
-    return Briefs(
-        seed=0,
-        round=round,
-        ids=torch.arange(m),
-        start=torch.zeros(1),
-        lr=column(torch.as_tensor(lr), m),
-        momentum=column(0.0, m),
-        weight_decay=column(0.0, m),
-        clip=column(float("inf"), m),
-        batch_size=column(8, m, torch.int64),
-        epochs=column(1, m, torch.int64),
-        scale=column(1.0, m),
-        pull=column(0.0, m),
-    )
+def asked(m: int, lr: np.ndarray | float = 0.1) -> Briefs:
+    rate: Any = torch.from_numpy(lr) if isinstance(lr, np.ndarray) else lr
+    return Briefs(seed=0, round=0, ids=torch.arange(m), start=torch.zeros(1), lr=rate)
+
+
+def begun(detector: Detector) -> Memory:
+    return Memory(detector.server(None), {}, Table({}))  # type: ignore[arg-type]
+
+
+def decided(detector: Detector, value: float, memory: Memory, number: int) -> tuple[bool, Memory]:
+    return detector.decide(value, memory, SimpleNamespace(number=number))  # type: ignore[arg-type]
+
+
+def valued(detector: Detector, briefs: Briefs, reports: Reports) -> float:
+    now = SimpleNamespace(briefs=briefs, reports=reports)
+    return detector.value(begun(detector), now)  # type: ignore[arg-type]
 
 
 def answered(
@@ -71,59 +76,58 @@ REPORTS = answered(torch.arange(3), N, EPOCHS, GRAD_SQ, FISHER)
     ],
 )
 def test_values(detector: Detector, expected: float) -> None:
-    assert detector.value(asked(3, LR), REPORTS) == pytest.approx(expected, rel=1e-14)
+    assert valued(detector, asked(3, LR), REPORTS) == pytest.approx(expected, rel=1e-14)
 
 
 @pytest.mark.parametrize("detector", [FGN(), FGN(delta=0.5), FedFIM()])
 def test_consecutive_rounds_are_compared(detector: FGN | FedFIM) -> None:
     """Eq. 2 on given values: the first round is critical, then (v_t − v_{t−1}) / v_{t−1} ≥ delta."""
     values = np.array([1.0, 1.0, 1.02, 1.025, 2.0, 1.9, 3.8, 3.838])
-    state = detector.start()
+    memory = begun(detector)
     found = []
     for t, value in enumerate(values):
-        critical, state = detector.decide(state, float(value), t)
+        critical, memory = decided(detector, float(value), memory, t)
         found.append(critical)
     rises = np.append(np.inf, np.diff(values) / values[:-1])
     assert found == [bool(rise >= detector.delta - 1e-12) for rise in rises]
     assert found[0]
     assert len(set(found)) == 2
-    _, zero = detector.decide(state, 0.0, 8)
-    assert [detector.decide(zero, value, 9)[0] for value in (0.0, 1e-9)] == [False, True]  # nothing after nothing
+    _, zero = decided(detector, 0.0, memory, 8)
+    assert [decided(detector, value, zero, 9)[0] for value in (0.0, 1e-9)] == [False, True]  # nothing after nothing
 
 
 def test_a_window_by_hand() -> None:
     """Window 2, every round, nothing forced: means over (0, 0, 4), (0, 4, 4), (4, 4, 4), (4, 4, 1)."""
     detector = FGN(window=2)
-    state = detector.start()
+    memory = begun(detector)
     found = []
     for t, value in enumerate([4.0, 4.0, 4.0, 1.0]):
-        critical, state = detector.decide(state, value, t)
+        critical, memory = decided(detector, value, memory, t)
         found.append(critical)
     assert found == [True, True, False, False]
 
 
 def test_between_checks_the_last_answer_stands() -> None:
     detector = FGN.released()
-    state = detector.start()
+    memory = begun(detector)
     answers = []
     for t in range(30):
-        critical, after = detector.decide(state, 1.0, t)
+        critical, after = decided(detector, 1.0, memory, t)
         if t % 2:
-            assert after is state
+            assert after is memory
             assert critical == answers[-1]
         answers.append(critical)
-        state = after
-    assert int(state["checks"]) == 15
+        memory = after
+    assert int(memory.state["checks"]) == 15
     # Ten checks fill the window with ones; from the eleventh on nothing rises any more.
     assert answers == [True] * 20 + [False] * 10
 
 
 def cohorts(algorithm: str, detector: Detector, fgn: Callable[[int], float], total: int) -> list[int]:
     """The cohort of every round when the federated gradient norm is given, of 128 clients and 16 to begin with."""
-    made, layout = parse(algorithm), Layout((Entry("w", (1,), 0),))
-    start = Run.start(torch.zeros(1), made, clients=128, seed=0, detectors=(detector,))
-    recipe = Recipe(rounds=total, cohort=16, lr=1.0)
-    course = rounds(start, made, recipe, clients=128, layout=layout, detectors=(detector,))
+    recipe, layout = Recipe(rounds=total, cohort=16, lr=1.0), Layout((Entry("w", (1,), 0),))
+    setup = Setup(parse(algorithm), recipe, 128, layout, (detector,))
+    course = rounds(Run.start(torch.zeros(1), setup, seed=0), setup)
     _, briefs = next(course)
     sizes = []
     while briefs is not None:
@@ -168,4 +172,4 @@ def test_text_forms() -> None:
 
 def test_without_a_fisher_trace_there_is_no_value() -> None:
     with pytest.raises(UserError, match="no Fisher trace"):
-        FedFIM().value(asked(3), answered(torch.arange(3), N, EPOCHS, GRAD_SQ))
+        valued(FedFIM(), asked(3), answered(torch.arange(3), N, EPOCHS, GRAD_SQ))

@@ -11,10 +11,10 @@ import torch
 from reference import Cohort, Problem, Quadratic, Setting
 from torch import Tensor, nn
 
-from kairosfl.core.fields import Briefs, Plan, Report, Reports
+from kairosfl.core.fields import Briefs, Report, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Engine, Round, Run, drive, rounds
-from kairosfl.core.rule import Algorithm, Rule, State
+from kairosfl.core.round import Round, Run, Setup, drive, rounds
+from kairosfl.core.rule import Algorithm, Memory, Plan, Rule
 from kairosfl.engines.loop import Loop
 from kairosfl.rules import parse
 from kairosfl.tasks.dataset import DataSet, Samples
@@ -64,15 +64,15 @@ class Cohorts(Rule):
 
     ids: tuple[tuple[int, ...], ...]
 
-    def select(self, plan: Plan, state: State, round: Round) -> Plan:
-        return replace(plan, ids=np.array(self.ids[round.number]))
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
+        return replace(plan, ids=np.array(self.ids[now.number]))
 
 
 @dataclass
 class Flaky:
     """An engine whose clients fail in given rounds."""
 
-    engine: Engine
+    engine: Loop
     lost: Sequence[tuple[int, ...]]
 
     def train(self, briefs: Briefs) -> Reports:
@@ -104,9 +104,9 @@ def follow(problem: Problem, setting: Setting, cohorts: Sequence[Cohort], algori
     steered = Algorithm((Cohorts(ids=tuple(cohort.asked for cohort in cohorts)), *made.rules))
     job = task(problem)
     engine = Flaky(Loop(job), [cohort.lost for cohort in cohorts])
-    clients = len(problem.n)
-    start = Run.start(job.start(), steered, clients=clients, seed=setting.seed)
-    return list(drive(rounds(start, steered, recipe(setting, cohorts), clients=clients, layout=job.layout), engine))
+    setup = Setup(steered, recipe(setting, cohorts), len(problem.n), job.layout)
+    start = Run.start(job.start(), setup, seed=setting.seed)
+    return list(drive(rounds(start, setup), engine))
 
 
 def course(problem: Problem, setting: Setting, cohorts: Sequence[Cohort], algorithm: str | Algorithm) -> np.ndarray:
@@ -155,8 +155,7 @@ def settle(
     problem: Quadratic, algorithm: str, *, steps: Sequence[int], cohort: int, rounds_: int, lr: float = 0.02
 ) -> np.ndarray:
     """x after many rounds with momentum 0.9 and weight decay 0.01."""
-    made, clients = parse(algorithm), len(problem.n)
-    job = Recipe(rounds=rounds_, cohort=cohort, lr=lr, momentum=0.9, weight_decay=0.01)
-    start = Run.start(torch.from_numpy(problem.x), made, clients=clients, seed=0)
-    whole = rounds(start, made, job, clients=clients, layout=task(problem).layout)
-    return deque(drive(whole, FullGradient(problem, steps)), maxlen=1)[0].x.numpy()
+    how = Recipe(rounds=rounds_, cohort=cohort, lr=lr, momentum=0.9, weight_decay=0.01)
+    setup = Setup(parse(algorithm), how, len(problem.n), task(problem).layout)
+    start = Run.start(torch.from_numpy(problem.x), setup, seed=0)
+    return deque(drive(rounds(start, setup), FullGradient(problem, steps)), maxlen=1)[0].x.numpy()

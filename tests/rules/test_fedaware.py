@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from scipy.optimize import nnls
 
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, drive, rounds
+from kairosfl.core.round import Run, Setup, drive, rounds
 from kairosfl.core.rule import Algorithm
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
@@ -143,9 +143,8 @@ def test_it_steps_last_and_projects_beside_base_methods_alone() -> None:
     job = task(Network())
 
     def end(algorithm: Algorithm) -> torch.Tensor:
-        start = Run.start(job.start(), algorithm, clients=5, seed=7)
-        whole = rounds(start, algorithm, Recipe(rounds=3, cohort=4), clients=5, layout=job.layout)
-        *_, run = drive(whole, Loop(job))
+        setup = Setup(algorithm, Recipe(rounds=3, cohort=4), 5, job.layout)
+        *_, run = drive(rounds(Run.start(job.start(), setup, seed=7), setup), Loop(job))
         return run.x
 
     forced, free = FedAWARE(project=True), FedAWARE(project=False)
@@ -313,12 +312,10 @@ class Broken(Loop):
 def explored(
     engine_lost: Sequence[tuple[int, ...]], text: str, rounds_: int, cohort: int = 2, loop: type[Loop] = Loop
 ) -> list[Run]:
-    problem, made = Network(), parse(text)
-    job = task(problem)
+    job = task(Network())
     engine = Flaky(loop(job), engine_lost)
-    setting = replace(recipe(Setting(), COHORTS), rounds=rounds_, cohort=cohort)
-    start = Run.start(job.start(), made, clients=5, seed=7)
-    return list(drive(rounds(start, made, setting, clients=5, layout=job.layout), engine))
+    setup = Setup(parse(text), replace(recipe(Setting(), COHORTS), rounds=rounds_, cohort=cohort), 5, job.layout)
+    return list(drive(rounds(Run.start(job.start(), setup, seed=7), setup), engine))
 
 
 def test_exploration_visits_everyone_and_averages_until_then() -> None:
@@ -354,7 +351,7 @@ def test_as_many_dead_clients_as_a_cohort_do_not_hold_it_up(cohort: int, dead: t
 @pytest.mark.parametrize("text", ["fedcl + fedaware(explore=true)", "fedaware(explore=true) + fedcl"])
 def test_exploration_beside_a_growing_cohort(text: str) -> None:
     runs = explored([()] * 4, text, 4)
-    assert next(slot["seen"] for slot in runs[1].slots if "seen" in slot).all()  # 2 clients, then 4, of 5
+    assert next(state["seen"] for state in runs[1].states if "seen" in state).all()  # 2 clients, then 4, of 5
     assert [run.record.asked for run in runs] == [2, 4, *(run.record.asked for run in runs[2:])]
 
 
@@ -363,23 +360,23 @@ def test_exploration_beside_a_growing_cohort(text: str) -> None:
     ["", "explore=true", "layers=2", "clusters=2", "dtype='bfloat16'", "adaptive=false", "normalise=false"],
 )
 def test_resumes_to_the_bit(options: str, tmp_path: Path) -> None:
-    made, job = parse(f"fedaware({options})"), task(Network())
-    how = replace(recipe(Setting(), COHORTS), rounds=6, cohort=2)
+    job, how = task(Network()), replace(recipe(Setting(), COHORTS), rounds=6, cohort=2)
+    setup = Setup(parse(f"fedaware({options})"), how, 5, job.layout)
 
-    def go(run: Run) -> list[Run]:
-        return list(drive(rounds(run, made, how, clients=5, layout=job.layout), Loop(job)))
+    def go(run: Run) -> Iterator[Run]:
+        return drive(rounds(run, setup), Loop(job))
 
     def blank() -> Run:
-        return Run.start(job.start(), made, clients=5, seed=7)
+        return Run.start(job.start(), setup, seed=7)
 
     checkpoints = Checkpoints(tmp_path)
     runs = []
-    for run in drive(rounds(blank(), made, how, clients=5, layout=job.layout), Loop(job)):
+    for run in go(blank()):
         runs.append(run)
         if run.round == 3:
             checkpoints.save(run, {})
     loaded, _ = Checkpoints(tmp_path).load(blank())
-    again = go(loaded)
+    again = list(go(loaded))
     assert [run.round for run in again] == [4, 5, 6]
     for one, other in zip(runs[3:], again, strict=True):
         assert torch.equal(one.x, other.x)
@@ -408,11 +405,9 @@ class Given:
 
 
 def given(updates: list[list[float]], text: str) -> Run:
-    made, count = parse(text), len(updates)
-    start = Run.start(torch.zeros(len(updates[0])), made, clients=count, seed=0)
-    layout = task(Quadratic()).layout  # three numbers, then one
-    whole = rounds(start, made, Recipe(rounds=1, cohort=count), clients=count, layout=layout)
-    *_, run = drive(whole, Given(updates))
+    count, layout = len(updates), task(Quadratic()).layout  # three numbers, then one
+    setup = Setup(parse(text), Recipe(rounds=1, cohort=count), count, layout)
+    *_, run = drive(rounds(Run.start(torch.zeros(len(updates[0])), setup, seed=0), setup), Given(updates))
     return run
 
 

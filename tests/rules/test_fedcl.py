@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import reference
-import torch
 from problems import Flaky, recipe, task
 from reference import Cohort, Network, Quadratic, Setting, fgn, train
 
-from kairosfl.core.round import Run, drive, rounds
-from kairosfl.core.rule import Algorithm
+from kairosfl.core.round import Run, Setup, drive, rounds
+from kairosfl.core.rule import Algorithm, Memory
 from kairosfl.core.streams import stream
+from kairosfl.core.table import Table
 from kairosfl.detectors import FGN, Signals
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
@@ -23,17 +23,17 @@ from kairosfl.rules import FedCL, FedProx, parse
 
 def sizes(rule: FedCL, critical: list[bool], *, clients: int, cohort: int, seed: int = 0) -> list[int]:
     """The cohort of every round, for a detector that says this."""
-    state, out = rule.server(torch.zeros(1), clients), []
+    memory, out = Memory(rule.server(None), {}, Table({})), []  # type: ignore[arg-type]
     for number, flag in enumerate(critical):
-        out.append(int(state["size"]) or cohort)
+        out.append(int(memory.state["size"]) or cohort)
         now = SimpleNamespace(
             number=number,
-            clients=clients,
+            population=clients,
             cohort=cohort,
             signals=Signals(critical=flag),
             stream=lambda purpose, number=number: stream(seed, purpose, number),
         )
-        state, _ = rule.observe(state, {}, None, None, None, now)  # type: ignore[arg-type]
+        memory = rule.observe(memory, now)  # type: ignore[arg-type]
     return out
 
 
@@ -55,19 +55,19 @@ def test_the_released_bounds() -> None:
 
 
 def test_the_largest_cohort_is_known_beforehand() -> None:
-    assert FedCL().largest(cohort=16, clients=128) == 128
-    assert FedCL.released().largest(cohort=16, clients=128) == 96
-    assert FedCL(cap=0.1).largest(cohort=16, clients=128) == 16
-    assert (FedProx() + FedCL.released()).largest(cohort=16, clients=128) == 96
-    assert Algorithm().largest(cohort=16, clients=128) == 16
+    assert FedCL().largest_cohort(cohort=16, population=128) == 128
+    assert FedCL.released().largest_cohort(cohort=16, population=128) == 96
+    assert FedCL(cap=0.1).largest_cohort(cohort=16, population=128) == 16
+    assert (FedProx() + FedCL.released()).largest_cohort(cohort=16, population=128) == 96
+    assert Algorithm().largest_cohort(cohort=16, population=128) == 16
 
 
 def test_the_released_schedule_for_a_steady_gradient_norm() -> None:
     """What the authors' detector makes of a constant norm: about twenty rounds of critical period."""
     detector = FGN.released()
-    state, periods = detector.start(), []
+    memory, periods = Memory(detector.server(None), {}, Table({})), []  # type: ignore[arg-type]
     for number in range(30):
-        critical, state = detector.decide(state, 1.0, number)
+        critical, memory = detector.decide(1.0, memory, SimpleNamespace(number=number))  # type: ignore[arg-type]
         periods.append(critical)
     expected = [16, 32, 32, 64, 64, *[96] * 16, 48, 48, 24, 24, *[16] * 5]
     assert sizes(FedCL.released(), periods, clients=128, cohort=16) == expected
@@ -130,8 +130,8 @@ def test_eight_rounds_with_a_lost_client_and_a_lost_round(problem: reference.Pro
     job, rule = task(problem), parse("fedcl")
     engine = Flaky(Loop(job), lost)
     plan = replace(recipe(setting, (Cohort((0, 1, 2)),)), rounds=number)
-    run = Run.start(job.start(), rule, clients=9, seed=setting.seed)
-    runs = list(drive(rounds(run, rule, plan, clients=9, layout=job.layout), engine))
+    setup = Setup(rule, plan, 9, job.layout)
+    runs = list(drive(rounds(Run.start(job.start(), setup, seed=setting.seed), setup), engine))
     assert [run.record.asked for run in runs] == [len(cohort) for cohort in want.cohorts]
     assert len({run.record.asked for run in runs}) > 2, "the cohort never changes, the setting shows nothing"
     np.testing.assert_allclose([run.x.numpy() for run in runs], want.xs, rtol=0, atol=1e-12)

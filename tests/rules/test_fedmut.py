@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import reference
@@ -9,9 +11,11 @@ import torch
 from problems import course, settle
 from reference import COHORTS, Cohort, Network, Quadratic, Setting
 
-from kairosfl.core.fields import Briefs, column
-from kairosfl.core.round import Round
-from kairosfl.detectors import Signals
+from kairosfl.core.fields import Briefs
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import Round, Run, Setup
+from kairosfl.core.rule import Algorithm, Memory
+from kairosfl.core.table import Table
 from kairosfl.rules import FedMut
 from kairosfl.rules.fedmut import undone
 from kairosfl.tasks.vector import Entry, Layout
@@ -101,27 +105,11 @@ def test_a_client_alone_is_not_mutated() -> None:
 def test_the_mutants_lean_forward_early_and_centre_later(number: int, rho: float) -> None:
     """Their mean is x + alpha · rho / 2 · Δ, and a tensor of a mutant lies at +alpha Δ or −alpha (1 − rho) Δ."""
     x, last, m = torch.arange(4.0, dtype=torch.float64), torch.full((4,), 0.5, dtype=torch.float64), 6
-    briefs = Briefs(
-        seed=0,
-        round=number,
-        ids=torch.arange(m),
-        start=x,
-        **{name: column(0.0, m) for name in ("lr", "momentum", "weight_decay", "clip", "scale", "pull")},
-        **{name: column(1, m, torch.int64) for name in ("batch_size", "epochs")},
-    )
-    now = Round(
-        number=number,
-        rounds=100,
-        clients=m,
-        cohort=m,
-        x=x,
-        lr=0.1,
-        layout=Layout((Entry("a", (3,), 0), Entry("b", (1,), 3))),
-        signals=Signals(),
-        rules=(),
-        seed=0,
-    )
-    mutants = FedMut(alpha=4).brief(briefs, {"previous": last}, {}, now).start
+    layout = Layout((Entry("a", (3,), 0), Entry("b", (1,), 3)))
+    setup = Setup(Algorithm(), Recipe(rounds=100, cohort=m), m, layout)
+    now = Round.of(replace(Run.start(x, setup, seed=0), round=number), setup)
+    briefs = Briefs(seed=0, round=number, ids=torch.arange(m), start=x, lr=0.1)
+    mutants = FedMut(alpha=4).brief(briefs, Memory({"previous": last}, {}, Table({})), now).start
     torch.testing.assert_close(mutants.mean(0), x + 4 * rho / 2 * (x - last), rtol=0, atol=1e-12)
     signs = (mutants - x) / (4 * (x - last))
     torch.testing.assert_close(signs[:, 0], signs[:, 2], rtol=0, atol=1e-12)  # one tensor, one sign

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import reference
@@ -10,6 +12,8 @@ from problems import course, follow
 from reference import COHORTS, Network, Quadratic, Setting
 
 from kairosfl.core.fields import Reports
+from kairosfl.core.rule import Memory
+from kairosfl.core.table import Table
 from kairosfl.detectors import Signals
 from kairosfl.rules import PA3Fed
 
@@ -59,8 +63,8 @@ def _weights(before: list[float], after: list[float], beta: float = 0.3, score: 
     )
     sign = -1.0 if score == "log_likelihood" else 1.0
     rows = {"score": sign * torch.tensor(before, dtype=torch.float64)}
-    now = type("Now", (), {"signals": Signals()})()
-    factors = rule.weigh(torch.ones(m, dtype=torch.float64), {}, rows, None, reports, now)  # type: ignore[arg-type]
+    now = SimpleNamespace(signals=Signals(), reports=reports)
+    factors = rule.weigh(torch.ones(m, dtype=torch.float64), Memory({}, rows, Table({})), now)  # type: ignore[arg-type]
     return (factors / factors.sum()).numpy()
 
 

@@ -11,7 +11,7 @@ import pytest
 from kairosfl.core.rule import Rule, acts
 from kairosfl.rules import RULES
 
-HOOKS = ("select", "brief", "weigh", "combine", "observe", "step")
+HOOKS = ("select", "brief", "receive", "weigh", "combine", "observe", "step", "result")
 PAGES = Path(__file__).parents[2] / "docs" / "rules"
 
 

@@ -8,20 +8,23 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kairosfl import Run, UserError, parse
+from kairosfl import Recipe, Run, UserError, parse
+from kairosfl.core.round import Setup
 from kairosfl.detectors import Signals
 from kairosfl.runs.checkpoint import Checkpoints
+from kairosfl.tasks.vector import Entry, Layout
 
 D = 5
 
 
 def blank():
-    return Run.start(torch.zeros(D), parse("vrlsgd + pa3fed + fedavgm"), clients=100, seed=3)
+    setup = Setup(parse("vrlsgd + pa3fed + fedavgm"), Recipe(), 100, Layout((Entry("w", (D,), 0),)))
+    return Run.start(torch.zeros(D), setup, seed=3)
 
 
 def filled(rounds=7, clients=(4, 90, 17)):
     run = blank()
-    drift, scores, _ = run.tables
+    drift, scores, *_ = run.tables
     ids = torch.tensor(clients)
     drift.write(ids, {"delta": torch.arange(len(ids) * D).reshape(-1, D).float()})
     scores.write(ids, {"score": torch.arange(len(ids)).double() - 0.5})
@@ -31,8 +34,13 @@ def filled(rounds=7, clients=(4, 90, 17)):
         x=torch.arange(D).float(),
         idle=2,
         signals=Signals(critical=False, fgn=1.5, elud=2.5),
-        slots=({}, {}, {"velocity": torch.full((D,), 0.25)}),
-        detectors=({"before": torch.tensor(1.25, dtype=torch.float64)},),
+        states=(
+            {},
+            {},
+            {"velocity": torch.full((D,), 0.25)},
+            {"before": torch.tensor(1.25, dtype=torch.float64)},
+        ),
+        writes=tuple(table.writes for table in run.tables),
     )
 
 
@@ -40,10 +48,9 @@ def same(one, other):
     assert (one.seed, one.round, one.idle) == (other.seed, other.round, other.idle)
     assert repr(one.signals) == repr(other.signals)
     torch.testing.assert_close(one.x, other.x, rtol=0, atol=0)
-    for kind in ("slots", "detectors"):
-        for a, b in zip(getattr(one, kind), getattr(other, kind), strict=True):
-            assert a.keys() == b.keys()
-            assert all(torch.equal(a[key], b[key]) for key in a)
+    for a, b in zip(one.states, other.states, strict=True):
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) for key in a)
     for a, b in zip(one.tables, other.tables, strict=True):
         assert a.ids == b.ids
         ids = torch.tensor(a.ids)
@@ -55,6 +62,7 @@ def test_what_is_saved_is_loaded(tmp_path):
     Checkpoints(tmp_path).save(run, {})
     loaded, passed = Checkpoints(tmp_path).load(blank())
     same(loaded, run)
+    loaded.check_fresh()
     assert passed == []
 
 

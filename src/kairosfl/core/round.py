@@ -361,7 +361,8 @@ def _idle(run: Run, setup: Setup, now: Round, memories: list[Memory], record: Re
         rule = setup.algorithm.rules[i]
         if rule.sees_idle:
             now = replace(now, weights=torch.empty(0, dtype=torch.float64))
-            direction, memories[i] = rule.step(torch.zeros_like(run.x), rule.observe(memories[i], now), now)
+            seen = rule.observe(memories[i], now).replace(rows={})  # nobody reported, so there are no rows to store
+            direction, memories[i] = rule.step(torch.zeros_like(run.x), seen, now)
             x = x + direction if acts(rule, "step") else x
     return _after(run, memories, x=x, idle=run.idle + 1, record=record)
 
