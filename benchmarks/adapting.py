@@ -78,7 +78,8 @@ def main() -> None:
     model = models.build(args.model, shape=dataset.shape, classes=10, seed=0)
     task = Task(model, dataset, iid(dataset.train.targets.numpy(), 1, 0), augment=args.augment)
     trainer = Trainer(task, torch.device("cpu"))
-    plain = Brief(0, 0, 0, task.start(), lr=0.01, momentum=0.9, batch_size=args.batch, epochs=args.epochs)
+    told = {"lr": 0.01, "momentum": 0.9, "batch_size": args.batch, "epochs": args.epochs}
+    plain = Brief(seed=0, round=0, client=0, start=task.start(), **told)
     mine = torch.arange(args.samples)
 
     stopping = replace(plain, stop_below=-2.0)  # a cosine never falls below it: nobody stops

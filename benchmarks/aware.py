@@ -19,14 +19,11 @@ import torch
 
 from kairosfl.core.fields import Briefs, Report, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Round, Run, brief, conclude
-from kairosfl.detectors import FGN
+from kairosfl.core.round import Round, Run, Setup, brief, conclude
 from kairosfl.rules import parse
 from kairosfl.rules.fedaware import products, weighted_sum
 from kairosfl.rules.minnorm import gap, min_norm
 from kairosfl.tasks.vector import Entry, Layout
-
-DETECTORS = (FGN(),)
 
 
 def cohort(briefs: Briefs, common: torch.Tensor, seed: int) -> Reports:
@@ -78,22 +75,22 @@ def main() -> None:
     n, d = args.clients, args.parameters
     algorithm = parse(f"fedaware({args.options})")
     layout = Layout((Entry("body", (d - 1000,), 0), Entry("head", (1000,), d - 1000)))
-    recipe = Recipe(cohort=args.reports)
+    setup = Setup(algorithm, Recipe(rounds=100, cohort=args.reports, lr=0.1), n, layout)
     common = torch.randn(d, generator=torch.Generator().manual_seed(0))
-    run = Run.start(torch.zeros(d), algorithm, clients=n, seed=0, detectors=DETECTORS)
+    run = Run.start(torch.zeros(d), setup, seed=0)
 
     def one(ids: np.ndarray) -> Spent:
         nonlocal run
-        now = Round(run.round, 100, n, len(ids), run.x, 0.1, layout, run.signals, algorithm.rules, 0)
-        briefs = brief(run, algorithm, recipe, DETECTORS, now, torch.from_numpy(ids))
+        now = Round.of(run, setup)
+        briefs = brief(run, setup, now, torch.from_numpy(ids))
         reports = cohort(briefs, common, run.round)
         with clock() as spent:
-            run = conclude(run, algorithm, DETECTORS, now, briefs, reports)
+            run = conclude(run, setup, now, briefs, reports)
         return spent
 
     for ids in np.array_split(np.arange(n), max(1, n // 50)):
         one(ids)
-    table, slot = run.tables[0], run.states[0]
+    table, state = run.tables[0], run.states[0]
     size = sum(value.nbytes for block in table.blocks for value in block.values())
     print(f"{n} clients x {d:,} parameters, {args.reports} reports a round, {algorithm}, {args.threads} threads")
     draw = np.random.default_rng(0)
@@ -110,7 +107,7 @@ def main() -> None:
 
     gram = run.states[0]["gram"].numpy()
     lengths = np.sqrt(np.diag(gram))
-    problem, weights = gram / lengths / lengths[:, None], slot["lambda"].numpy()
+    problem, weights = gram / lengths / lengths[:, None], state["lambda"].numpy()
     if "average" in table.default:
         blocks = list(table.column("average"))
         rows = table.rows(torch.arange(args.reports))["average"]

@@ -35,7 +35,7 @@ import torch.nn.functional as F
 
 from kairosfl.core.fields import Briefs
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, rounds
+from kairosfl.core.round import Rounds, Run, Setup, rounds
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
@@ -157,10 +157,13 @@ def _task(name: str, dataset: DataSet, seed: int) -> Task:
     return Task(build(name, shape=dataset.shape, classes=dataset.classes, seed=seed), dataset, clients)
 
 
+def _course(task: Task, recipe: Recipe, device: torch.device, seed: int = 0, algorithm: str = "fedavg") -> Rounds:
+    setup = Setup(parse(algorithm), recipe, CLIENTS, task.layout)
+    return rounds(Run.start(task.start().to(device), setup, seed=seed), setup)
+
+
 def _first(task: Task, recipe: Recipe, device: torch.device, seed: int = 0) -> Briefs:
-    algorithm = parse("fedavg")
-    run = Run.start(task.start().to(device), algorithm, clients=CLIENTS, seed=seed)
-    return next(rounds(run, algorithm, recipe, clients=CLIENTS, layout=task.layout))[1]  # type: ignore[return-value]
+    return next(_course(task, recipe, device, seed))[1]  # type: ignore[return-value]
 
 
 def check(task: Task, recipe: Recipe, device: torch.device, precisions: list[str]) -> dict[str, float]:
@@ -215,9 +218,7 @@ def eager(task: Task, recipe: Recipe, device: torch.device, seconds: float) -> f
 
 def looped(task: Task, recipe: Recipe, device: torch.device, seconds: float) -> float:
     """Images per second of engine `loop`, rounds and evaluations included."""
-    engine, algorithm = Loop(task, device), parse("fedavg")
-    run = Run.start(engine.start(), algorithm, clients=CLIENTS, seed=0)
-    course = rounds(run, algorithm, recipe, clients=CLIENTS, layout=task.layout)
+    engine, course = Loop(task, device), _course(task, recipe, device)
     _, briefs = next(course)
     trained, began = 0.0, time.perf_counter()
     while time.perf_counter() - began < seconds:
@@ -233,12 +234,11 @@ def sweep(
     tasks: list[Task], recipe: Recipe, device: torch.device, precision: str, seconds: float, algorithm: str
 ) -> dict[str, float]:
     """Images per second of a sweep on one engine, rounds and evaluations included, once every width was captured."""
-    engine, rules = Batched(tasks[0], device, precision=precision), parse(algorithm)
+    engine = Batched(tasks[0], device, precision=precision)
     courses, training, accuracy = [], {}, 0.0
     spent = dict.fromkeys(("collect", "report", "server", "evaluate", "submit"), 0.0)
     for seed, task in enumerate(tasks):
-        run = Run.start(task.start().to(device), rules, clients=CLIENTS, seed=seed)
-        courses.append(rounds(run, rules, recipe, clients=CLIENTS, layout=task.layout))
+        courses.append(_course(task, recipe, device, seed, algorithm))
         briefs = next(courses[-1])[1]
         assert briefs is not None
         training[engine.submit(task, briefs)] = seed

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from kairosfl import Loop, Recipe, Run, Task, drive, parse, rounds
+from kairosfl.core.round import Setup
 from kairosfl.engines.batched import Batched
 from kairosfl.tasks import models
 from kairosfl.tasks.data import load
@@ -47,12 +48,11 @@ def free_bytes(device: torch.device) -> int:
 def seconds(engine: Loop | Batched, cohort: int, repeats: int) -> float:
     """Median of a few rounds after a first one."""
     clock = time.perf_counter if engine.device.type == "cuda" else time.process_time
-    algorithm, clients = parse("fedavg"), len(engine.task.clients)
     recipe = Recipe(rounds=repeats + 1, cohort=cohort, batch_size=SAMPLES, lr=0.01)
-    start = Run.start(engine.start(), algorithm, clients=clients, seed=0)
+    setup = Setup(parse("fedavg"), recipe, len(engine.task.clients), engine.task.layout)
     took = []
     began = clock()
-    for run in drive(rounds(start, algorithm, recipe, clients=clients, layout=engine.task.layout), engine):
+    for run in drive(rounds(Run.start(engine.start(), setup, seed=0), setup), engine):
         float(run.x[0])  # waits for the device
         took.append(clock() - began)
         began = clock()

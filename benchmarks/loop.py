@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from kairosfl import Loop, Recipe, Run, Task, drive, parse, rounds
+from kairosfl.core.round import Setup
 from kairosfl.tasks import models
 from kairosfl.tasks.data import load
 from kairosfl.tasks.partitions import iid
@@ -59,10 +60,8 @@ def by_hand(task: Task, recipe: Recipe, count: int) -> float:
 
 def by_kairos(task: Task, recipe: Recipe, count: int) -> float:
     """The same rounds on the loop engine, signals and checks included."""
-    engine, algorithm = Loop(task), parse("fedavg")
-    clients = len(task.clients)
-    run = Run.start(engine.start(), algorithm, clients=clients, seed=0)
-    course = drive(rounds(run, algorithm, recipe, clients=clients, layout=task.layout), engine)
+    engine, setup = Loop(task), Setup(parse("fedavg"), recipe, len(task.clients), task.layout)
+    course = drive(rounds(Run.start(engine.start(), setup, seed=0), setup), engine)
     began = time.process_time()
     for _ in range(count):
         next(course)

@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Engine, Run, rounds
+from kairosfl.core.round import Run, Setup, rounds
 from kairosfl.core.rule import Algorithm
 from kairosfl.engines.loop import Loop
+from kairosfl.engines.protocol import Engine
 from kairosfl.engines.ray import Ray
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population
@@ -35,16 +36,15 @@ def task(parameters: int, clients: int) -> Task:
 
 def seconds(engine: Engine, task: Task, x: torch.Tensor, cohort: int, count: int) -> list[float]:
     """What `engine.train` takes in each round."""
-    algorithm, taken = Algorithm(), []
     recipe = Recipe(rounds=count, cohort=cohort, batch_size=1, lr=0.1)
-    run = Run.start(x, algorithm, clients=len(task.clients), seed=0)
-    course = rounds(run, algorithm, recipe, clients=len(task.clients), layout=task.layout)
-    run, briefs = next(course)
+    setup, taken = Setup(Algorithm(), recipe, len(task.clients), task.layout), []
+    course = rounds(Run.start(x, setup, seed=0), setup)
+    _, briefs = next(course)
     while briefs is not None:
         began = time.perf_counter()
         reports = engine.train(briefs)
         taken.append(time.perf_counter() - began)
-        run, briefs = course.send(reports)
+        _, briefs = course.send(reports)
     return taken
 
 

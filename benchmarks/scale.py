@@ -19,10 +19,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from kairosfl.core.fields import Plan
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Round, Run, rounds
-from kairosfl.core.rule import Rule, State
+from kairosfl.core.round import Round, Run, Setup, rounds
+from kairosfl.core.rule import Memory, Plan, Rule
 from kairosfl.engines.loop import Loop
 from kairosfl.rules import parse
 from kairosfl.runs.checkpoint import Checkpoints
@@ -37,9 +36,9 @@ FEATURES, CLASSES, EACH = 60, 10, 20
 class Rotation(Rule):
     """Clients train in turn."""
 
-    def select(self, plan: Plan, state: State, round: Round) -> Plan:
-        first = round.number * round.cohort
-        return replace(plan, ids=np.arange(first, first + round.cohort) % round.clients)
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
+        first = now.number * now.cohort
+        return replace(plan, ids=np.arange(first, first + now.cohort) % now.population)
 
 
 def federation(clients: int) -> Task:
@@ -79,11 +78,12 @@ def main() -> None:
     engine = Loop(task)
     algorithm = Rotation() + parse(given.algorithm)
     recipe = Recipe(rounds=given.clients // given.cohort, cohort=given.cohort, batch_size=10, lr=0.05)
-    run = Run.start(engine.start(), algorithm, clients=given.clients, seed=0)
+    setup = Setup(algorithm, recipe, given.clients, task.layout)
+    run = Run.start(engine.start(), setup, seed=0)
     print(f"{given.clients} clients, {len(task.dataset.train)} samples, {task.layout.size} parameters, {algorithm}")
     print(f"ready in {time.perf_counter() - began:.1f} s, {resident():.0f} MiB resident")
     before, training, serving = resident(), 0.0, 0.0
-    course = rounds(run, algorithm, recipe, clients=given.clients, layout=task.layout)
+    course = rounds(run, setup)
     run, briefs = next(course)
     while briefs is not None:
         began = time.perf_counter()

@@ -12,8 +12,8 @@ from peers.common import CLASSES, Job, measure
 from torch import Tensor
 
 from kairosfl import Algorithm, DataSet, Loop, Population, Recipe, Round, Rule, Run, Samples, Task, drive, rounds
-from kairosfl.core.fields import Plan
-from kairosfl.core.rule import State
+from kairosfl.core.round import Setup
+from kairosfl.core.rule import Memory, Plan
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Given(Rule):
 
     cohorts: np.ndarray = field(repr=False)
 
-    def select(self, plan: Plan, state: State, round: Round) -> Plan:
-        return replace(plan, ids=self.cohorts[round.number])
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
+        return replace(plan, ids=self.cohorts[now.number])
 
 
 def train(job: Job, tick: Callable[[], None]) -> Iterable[Tensor]:
@@ -42,8 +42,8 @@ def train(job: Job, tick: Callable[[], None]) -> Iterable[Tensor]:
         engine = Loop(task)
     algorithm = Algorithm((Given(job.cohorts),))
     recipe = Recipe(rounds=job.rounds, cohort=work.cohort, batch_size=work.batch, lr=work.lr)
-    run = Run.start(engine.start(), algorithm, clients=work.clients, seed=0)
-    course = rounds(run, algorithm, recipe, clients=work.clients, layout=task.layout)
+    setup = Setup(algorithm, recipe, work.clients, task.layout)
+    course = rounds(Run.start(engine.start(), setup, seed=0), setup)
     for run in drive(course, engine):  # noqa: B007
         tick()
     return [view for _, view in task.layout.views(run.x)]
