@@ -34,7 +34,7 @@ from typer.testing import CliRunner
 
 from kairosfl.cli import app
 from kairosfl.core.fields import Briefs, Reports, table
-from kairosfl.core.recipe import SCHEDULES
+from kairosfl.core.recipe import OPTIMIZERS, SCHEDULES
 from kairosfl.runs.config import ENGINES, PRECISIONS, SECTIONS, Config, resolve
 from kairosfl.runs.sweep import expand
 from kairosfl.tasks.data import DATASETS
@@ -208,7 +208,7 @@ def test_the_configuration_page_has_every_key_with_its_default(section: str) -> 
 
 def test_the_configuration_page_has_every_choice() -> None:
     text = (DOCS / "configuration.md").read_text(encoding="utf-8")
-    for choice in (*ENGINES, *PRECISIONS, *SCHEDULES, *PARTITIONS, *DATASETS, *MODELS):
+    for choice in (*ENGINES, *PRECISIONS, *OPTIMIZERS, *SCHEDULES, *PARTITIONS, *DATASETS, *MODELS):
         assert f'`"{choice}"`' in text, choice
 
 
