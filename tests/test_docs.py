@@ -33,7 +33,8 @@ from torch.utils.data import TensorDataset
 from typer.testing import CliRunner
 
 from kairosfl.cli import app
-from kairosfl.core.recipe import SCHEDULES
+from kairosfl.core.fields import Briefs, Reports, table
+from kairosfl.core.recipe import OPTIMIZERS, SCHEDULES
 from kairosfl.runs.config import ENGINES, PRECISIONS, SECTIONS, Config, resolve
 from kairosfl.runs.sweep import expand
 from kairosfl.tasks.data import DATASETS
@@ -207,7 +208,7 @@ def test_the_configuration_page_has_every_key_with_its_default(section: str) -> 
 
 def test_the_configuration_page_has_every_choice() -> None:
     text = (DOCS / "configuration.md").read_text(encoding="utf-8")
-    for choice in (*ENGINES, *PRECISIONS, *SCHEDULES, *PARTITIONS, *DATASETS, *MODELS):
+    for choice in (*ENGINES, *PRECISIONS, *OPTIMIZERS, *SCHEDULES, *PARTITIONS, *DATASETS, *MODELS):
         assert f'`"{choice}"`' in text, choice
 
 
@@ -218,10 +219,18 @@ def test_configurations_beside_the_pages_resolve() -> None:
         assert expand(tomllib.loads(file.read_text(encoding="utf-8")))
 
 
-def test_the_picture_has_the_seven_stages_in_order() -> None:
+@pytest.mark.parametrize("record", [Briefs, Reports])
+def test_the_page_of_fields_is_the_list(record: type) -> None:
+    text = (DOCS / "fields.md").read_text(encoding="utf-8")
+    part = next(p for p in text.split("\n## ")[1:] if p.startswith(f"{record.__name__}\n"))
+    shown = "".join(line for line in part.splitlines(keepends=True) if line.startswith("|"))
+    assert shown == table(record), "paste kairosfl.core.fields.table(Briefs) and table(Reports) into docs/fields.md"
+
+
+def test_the_picture_has_the_eight_stages_in_order() -> None:
     for picture in ("round.svg", "round-narrow.svg"):
         words = re.findall(r'class="stage"[^>]*>([a-z]+)<', (DOCS / "assets" / picture).read_text(encoding="utf-8"))
-        assert words == ["select", "brief", "train", "weigh", "combine", "observe", "step"]
+        assert words == ["select", "brief", "train", "receive", "weigh", "combine", "observe", "step"]
 
 
 @pytest.fixture(scope="module")
