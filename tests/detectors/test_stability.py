@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kairosfl.detectors.stability import Stability, average, losses, measure
-from kairosfl.papers.measures import MEASURES, Course
+from kairosfl.papers.measures import MEASURES, RecordedRun
 
 CRITICAL = {1, 2, 5}
 CLIENTS = [
@@ -62,5 +62,5 @@ def test_the_reproduction_of_table_1_uses_these_measures(tmp_path) -> None:
     lines = [{"round": t, "ids": [0], "loss": [value]} for t, value in enumerate(values, 1)]
     (tmp_path / "clients.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     names = ("loss_std", "loss_moving", "loss_mad", "loss_range", "loss_change")
-    assert tuple(MEASURES[name].of(Course(tmp_path)) for name in names) == astuple(measure(values))
+    assert tuple(MEASURES[name].of(RecordedRun(tmp_path)) for name in names) == astuple(measure(values))
     assert measure(values).moving_deviation == pytest.approx(np.std([3, 2.6, 3.4]))  # over five turns

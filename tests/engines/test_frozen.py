@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from test_batched import assert_equal, make_briefs, make_task
 from torch import Tensor, nn
 
-from kairosfl.core.briefs import FISHER, SCORE_AFTER, SCORE_BEFORE, Contrast, Stop, column
+from kairosfl.core.fields import FISHER, SCORE_AFTER, SCORE_BEFORE
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
@@ -181,7 +181,7 @@ def test_both_engines_train_what_is_trained_and_nothing_else(name: str) -> None:
     before, x = kept(task.model), flatten(task.model)
     loop, batched = Loop(task), Batched(task)
     assert batched.why.startswith(why)
-    for changes in ({}, {"pull": column(0.1, 4), "clip": column(0.5, 4)}, {"measure": {SCORE_BEFORE, SCORE_AFTER}}):
+    for changes in ({}, {"pull": 0.1, "clip": 0.5}, {"measure": {SCORE_BEFORE, SCORE_AFTER}}):
         briefs = make_briefs(task, **changes)
         wanted = loop.train(briefs)
         assert wanted.delta.shape == (4, task.layout.size) == (4, sum(p.numel() for p in by_hand(task)))
@@ -200,7 +200,7 @@ def by_hand(task: Task) -> list[nn.Parameter]:
 @pytest.mark.parametrize("name", MODELS)
 def test_both_engines_in_float32(name: str) -> None:
     task = task_of(MODELS[name][0](), torch.float32)
-    one = make_briefs(task, epochs=column(1, 4, torch.int64), batch_size=column(64, 4, torch.int64), lr=column(0.1, 4))
+    one = make_briefs(task, epochs=1, batch_size=64, lr=0.1)
     found, wanted = Batched(task).train(one).delta, Loop(task).train(one).delta
     assert (found - wanted).norm() <= 1e-5 * (task.start() + wanted).norm()
 
@@ -208,7 +208,7 @@ def test_both_engines_in_float32(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_is_that_of_a_torch_optimiser(name: str) -> None:
     task = task_of(MODELS[name][0]())
-    one = make_briefs(task, epochs=column(1, 4, torch.int64), batch_size=column(64, 4, torch.int64))
+    one = make_briefs(task, epochs=1, batch_size=64)
     model = copy.deepcopy(task.model).train()
     rows = torch.from_numpy(task.clients[1].astype("int64"))
     inputs = task.dataset.train.inputs[rows]
@@ -235,10 +235,12 @@ def test_features_and_fisher_traces_with_a_frozen_part(name: str) -> None:
     previous = task.start() + 0.05 * torch.randn(4, task.layout.size, dtype=torch.float64)
     briefs = make_briefs(
         task,
-        stop=Stop(column(0.9, 4), "mean", "epoch", None),
-        contrast=Contrast(column(1.0, 4), 0.5, previous),
+        stop_below=0.9,
+        contrast=1.0,
+        temperature=0.5,
+        previous=previous,
         measure={FISHER},
-        lr=column(0.05, 4),
+        lr=0.05,
     )
     assert_equal(Batched(task).train(briefs), Loop(task).train(briefs), 1e-9)
 
@@ -269,7 +271,7 @@ def without_dropout(model: nn.Module) -> nn.Module:
 def test_bfloat16_computes_in_it_and_keeps_the_base(name: str) -> None:
     task = task_of(MODELS[name][0](), torch.float32)
     before = kept(task.model)
-    one = make_briefs(task, epochs=column(1, 4, torch.int64), batch_size=column(64, 4, torch.int64), lr=column(0.1, 4))
+    one = make_briefs(task, epochs=1, batch_size=64, lr=0.1)
     engine = Batched(task, precision="bfloat16")
     found, wanted = engine.train(one).delta, Loop(task).train(one).delta
     assert 0 < (found - wanted).norm() <= 0.1 * wanted.norm()

@@ -343,6 +343,6 @@ def test_a_frozen_part_in_captured_batches() -> None:
     task = frozen.task_of(Alone(), torch.float32)
     before, engine = frozen.kept(task.model), Batched(task, "cuda", precision="float32")
     assert engine.why.startswith("one client after another, batches as captured graphs")
-    briefs = briefs_of(task, epochs=column(5, 4, torch.int64))
+    briefs = briefs_of(task, epochs=5)
     assert distance(engine.train(briefs).delta, Loop(task, "cuda").train(briefs).delta) <= 1e-5
     frozen.assert_kept(engine.trainer.model.cpu(), before)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kairosfl.core.briefs import FISHER, Briefs, column
+from kairosfl.core.fields import FISHER, Briefs
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import Run, drive, rounds
 from kairosfl.engines.batched import Batched
@@ -76,8 +76,8 @@ def test_the_fisher_trace_of_one_logit_is_that_of_a_coin(last: tuple[nn.Module, 
         round=0,
         ids=torch.arange(3),
         start=task.start(),
-        **{name: column(0.1, 3) for name in ("lr", "momentum", "weight_decay", "clip", "scale", "pull")},
-        **{name: column(1, 3, torch.int64) for name in ("batch_size", "epochs")},
+        **dict.fromkeys(("lr", "momentum", "weight_decay", "clip", "scale", "pull"), 0.1),
+        **dict.fromkeys(("batch_size", "epochs"), 1),
     )
     briefs = replace(briefs, measure=frozenset({FISHER}))
     for client, trace in enumerate(Loop(task).train(briefs).fisher.tolist()):
