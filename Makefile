@@ -11,7 +11,7 @@ demo: .venv/ready
 	$(BIN)/kairosfl demo
 
 test: .venv/ready
-	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: .venv/ready
 	$(BIN)/python -m pytest -m slow

@@ -84,6 +84,7 @@ def test_pictures_are_resized_on_load(mnist):
         (gzip.compress(b"\0\0\x08\x03" + np.array([8, 28, 28], ">u4").tobytes() + b"\0" * 100),
          "its header announces 8 x 28 x 28 bytes, but it holds 100"),
     ],
+    ids=["dimensions", "size", "length"],  # gzip writes the time into its bytes, which would be in the name
 )  # fmt: skip
 def test_idx_files_that_are_not_what_they_say_are_named(folder, mnist, data, why):
     path = folder / "mnist/train-images-idx3-ubyte.gz"
