@@ -27,7 +27,7 @@ sentence of the paper or its released code.
 A printed value counts as reproduced when ours lies within 2 points of accuracy (0.2 of e-LUDD) of it; further off, but
 within two deviations of our seeds, it is left open. A printed gain of one method over another holds when ours is at
 least half of it, and holds in part when ours has at least its sign. Cells in a setting of our own, such as PA3Fed's
-`slow` schedule, stand beside the print and are not judged by it. Test accuracies are in per cent; the last 10 % is the
+`slow` schedule, stand beside the print and are not judged by it. Test accuracies are in per cent; the final 10 % is the
 mean of the evaluations in it.
 
 To run an item yourself, or a part of it with fewer rounds and seeds:
