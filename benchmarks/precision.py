@@ -47,9 +47,7 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as folder:
         summaries = sweep(members, Path(folder))
-    print(
-        f"{options.model} on {options.data}, {options.rounds} rounds, {options.seeds} seeds, mean of the last tenth\n"
-    )
+    print(f"{options.model} on {options.data}, {options.rounds} rounds, {options.seeds} seeds, final 10 % of rounds\n")
     print("| precision | accuracy | against float32, seed by seed |")
     print("|---|---|---|")
     accuracy = {

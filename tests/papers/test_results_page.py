@@ -71,8 +71,8 @@ def test_runs_are_found_by_their_configuration(folder):
 def test_the_table_and_the_gain_by_hand(folder):
     results = collect([folder / "runs"], ITEM)
     row = table(results)[0]
-    assert row["accuracy, last 10 %"] == "41.00 ± 4.24"
-    assert row["accuracy, last 10 %: difference"] == "+1.00"
+    assert row["accuracy, final 10 %"] == "41.00 ± 4.24"
+    assert row["accuracy, final 10 %: difference"] == "+1.00"
     assert gain(results, "digits-fedavg", "last_tenth") is None
     ours, printed = gain(results, "digits-fedavgm", "last_tenth")
     assert ours == pytest.approx([2.0, -1.0])

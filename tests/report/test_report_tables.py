@@ -23,7 +23,7 @@ from kairosfl.report.tables import (
     student_tail,
 )
 
-# Two algorithms, seeds 0 to 2, ten rounds; the last tenth is the last round alone.
+# Two algorithms, seeds 0 to 2, ten rounds; the final 10 % is the last round alone.
 CURVES = {
     "fedavg": [
         [0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5, 0.5, 0.6, 0.50],

@@ -208,7 +208,7 @@ ITEMS = (
     Item(
         paper="fedaware",
         name="table2",
-        title="Table 2: accuracy over the last 10 % of rounds and e-LUDD, raw and ×AWARE",
+        title="Table 2: accuracy over the final 10 % of rounds and e-LUDD, raw and ×AWARE",
         cells=TABLE2_CELLS,
         measures=("last_tenth", "elud", "final"),
         claim="×AWARE raises e-LUDD for every method and accuracy for nearly every one.",

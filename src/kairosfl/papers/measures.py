@@ -153,14 +153,14 @@ TRACES: dict[str, Trace] = {
 }
 MEASURES: dict[str, Measure] = {
     "final": Measure("final accuracy", 2, 2.0, _final),
-    "last_tenth": Measure("accuracy, last 10 %", 2, 2.0, _last_tenth),
+    "last_tenth": Measure("accuracy, final 10 %", 2, 2.0, _last_tenth),
     "elud": Measure("e-LUDD", 2, 0.2, _average("elud")),
-    "coherence": Measure("coherence, last 10 %", 3, 0.05, _ending("coherence")),
-    "consensus": Measure("‖mean update‖, last 10 %", 4, 0.01, _ending("consensus")),
+    "coherence": Measure("coherence, final 10 %", 3, 0.05, _ending("coherence")),
+    "consensus": Measure("‖mean update‖, final 10 %", 4, 0.01, _ending("consensus")),
     "cohort": Measure("clients per round", 1, 1.0, _average("cohort")),
     "critical": Measure("critical rounds", 0, 2.0, _sum("critical")),
     "critical_until": Measure("last critical round", 0, 2.0, _critical_until),
-    "train_loss": Measure("training loss, last 10 %", 3, 0.05, _ending("train_loss")),
+    "train_loss": Measure("training loss, final 10 %", 3, 0.05, _ending("train_loss")),
     "rounds_to": Measure("rounds to the baseline's final accuracy", 0, 5.0, _rounds_to(1.0)),
     "rounds_to_half": Measure("rounds to half of that accuracy", 0, 5.0, _rounds_to(0.5)),
     "rounds_to_most": Measure("rounds to 90 % of that accuracy", 0, 5.0, _rounds_to(0.9)),

@@ -32,7 +32,7 @@ A published value counts as reproduced when ours is within 2 points of accuracy 
 but within two standard deviations of our seeds, it is left open. A published gain of one method over another holds when
 ours is at least half as large, and holds in part when ours has at least the same sign. Cells in a setting of our own,
 such as PA3Fed's `slow` schedule, are shown next to the published values but are not compared with them. Test accuracies
-are in per cent; *last 10 %* is the mean of the evaluations in the final 10 % of rounds.
+are in per cent; *final 10 %* is the mean of the evaluations in the final 10 % of rounds.
 
 To run an item yourself, or part of it with fewer rounds and seeds:
 
