@@ -57,6 +57,9 @@ def test_a_plain_number_is_every_clients() -> None:
     assert made.stop_below is None
     given = doubles(1, 2, 3)
     assert briefs(lr=given).lr is given
+    listed = briefs(lr=[1, 2, 3], epochs=[4, 5, 6])  # and a list has one for each
+    assert (listed.lr.tolist(), listed.lr.dtype) == ([1.0, 2.0, 3.0], torch.float64)
+    assert (listed.epochs.tolist(), listed.epochs.dtype) == ([4, 5, 6], torch.int64)
 
 
 def test_take_picks_rows_and_leaves_alone_what_is_shared() -> None:
@@ -168,9 +171,9 @@ def test_reals_lie_in_the_order_of_the_list() -> None:
 @pytest.mark.parametrize(
     ("name", "values", "fault"),
     [
-        ("n", torch.tensor([1, 0, 3]), "its n is 0"),
-        ("steps", torch.tensor([1, -2, 3]), "its steps is -2"),
-        ("epochs", doubles(5e-324, 0, 3), "its epochs is 0"),
+        ("n", torch.tensor([1, 0, 3]), "its number of samples is 0"),
+        ("steps", torch.tensor([1, -2, 3]), "its number of steps is -2"),
+        ("epochs", doubles(5e-324, 0, 3), "its number of epochs is 0"),
         ("loss", doubles(-1, math.inf, 3), "its loss is inf"),
         ("loss", doubles(-1, math.nan, 3), "its loss is nan"),
         ("grad_sq", doubles(0, -1e-9, 3), "its grad_sq is -1e-09"),
@@ -188,9 +191,9 @@ def test_numbers_that_cannot_be_used(name: str, values: torch.Tensor, fault: str
 def test_the_first_fault_of_a_report_is_named_and_limits_act_both_ways() -> None:
     assert reports().faults() == {}
     bad = reports(n=torch.tensor([0, 20, 30]), loss=doubles(math.inf, -9, 9))
-    assert bad.faults() == {0: "its n is 0"}
-    assert bad.faults({"max_loss": 5}) == {0: "its n is 0", 1: "its loss is -9", 2: "its loss is 9"}
-    assert reports().faults({"max_samples": 20}) == {2: "its n is 30"}
+    assert bad.faults() == {0: "its number of samples is 0"}
+    assert bad.faults({"max_loss": 5}) == {0: "its number of samples is 0", 1: "its loss is -9", 2: "its loss is 9"}
+    assert reports().faults({"max_samples": 20}) == {2: "its number of samples is 30"}
     assert reports(ids=torch.tensor([-4, 7, 9])).faults() == {}  # who it is from is looked at by `accept`
 
 

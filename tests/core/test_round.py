@@ -183,11 +183,11 @@ def test_uniform_weights_when_a_rule_asks_for_them() -> None:
 
 
 BAD = {
-    "its n is 0": {"n": 0},
-    "its steps is 0": {"steps": 0},
-    "its epochs is 0": {"epochs": 0.0},
+    "its number of samples is 0": {"n": 0},
+    "its number of steps is 0": {"steps": 0},
+    "its number of epochs is 0": {"epochs": 0.0},
     "its update is not finite": {"delta": torch.tensor([float("nan"), 1.0], dtype=torch.float64)},
-    "its epochs is inf": {"epochs": float("inf")},
+    "its number of epochs is inf": {"epochs": float("inf")},
     "its loss is inf": {"loss": float("inf")},
     "its grad_sq is nan": {"grad_sq": float("nan")},
     "its score_before is nan": {"score_before": float("nan")},
