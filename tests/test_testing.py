@@ -218,6 +218,64 @@ class PushesTheWrongWay(Good):
         return briefs.pushed(torch.zeros(3))
 
 
+class ChangesTheSeed(Good):
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+        return replace(briefs, seed=briefs.seed + 1)
+
+
+class TellsEveryoneAtOnce(Good):
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+        return replace(briefs, lr=torch.tensor(0.1))
+
+
+class ReceivesFewer(Good):
+    def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
+        return reports.take(torch.arange(len(reports))[1:])
+
+
+class ReceivesWider(Good):
+    def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
+        return replace(reports, delta=reports.delta.double())
+
+
+class ReceivesAnUpdate(Good):
+    def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
+        return reports.delta  # type: ignore[return-value]
+
+
+class ReturnsTheState(Good):
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        return memory.state, {}  # type: ignore[return-value]
+
+
+class WritesRowsInStep(Good):
+    def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
+        return direction, memory.replace(rows={"turns": torch.ones(len(now.reports))})
+
+
+class ResultsInLess(Good):
+    def result(self, x: Tensor, memory: Memory, now: Round) -> Tensor:
+        return x[:2]
+
+
+class SaysANumber(Good):
+    def verdict(self, memory: Memory, now: Round) -> str | None:
+        return 3  # type: ignore[return-value]
+
+
+class AsksTooEarly(Good):
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+        return replace(briefs, lr=briefs.lr / now.reports.loss)
+
+
+class FailsWhenIdle(Good):
+    sees_idle = True
+
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        now.reports.loss.max()
+        return memory
+
+
 @dataclass(frozen=True, kw_only=True)
 class CannotBePrinted(Good):
     schedule: Callable[[int], float] = float
@@ -261,9 +319,29 @@ class ForgetsOnResume(Good):
 HIDDEN: dict[int, Tensor] = {}
 
 
+class SeesIdleRounds(Good):
+    sees_idle = True
+
+
+class UsesEveryHook(Good):
+    def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
+        return replace(reports, delta=reports.delta.clamp(-1, 1))
+
+    def result(self, x: Tensor, memory: Memory, now: Round) -> Tensor:
+        return x - memory.state["velocity"] / 2
+
+    def verdict(self, memory: Memory, now: Round) -> str | None:
+        return f"it remembers {len(memory.table)} clients"
+
+
 def test_a_users_own_rule_passes() -> None:
     check_rule(Good())
     check_rule(Good(beta=0.9))
+
+
+@pytest.mark.parametrize("rule", [SeesIdleRounds(), UsesEveryHook()])
+def test_so_do_rules_of_the_other_hooks(rule: Rule) -> None:
+    check_rule(rule, engines={"loop": Loop})
 
 
 @pytest.mark.parametrize(
@@ -297,6 +375,17 @@ def test_a_users_own_rule_passes() -> None:
         (SelectsEveryone(), "in select asks for 7 clients, and largest_cohort() says 4 at most; override it"),
         (AsksOthers(), "in brief changes who is asked; that is for select"),
         (PushesTheWrongWay(), "in brief gives a push of another shape or type than x has"),
+        (ChangesTheSeed(), "in brief changes seed, which only the core may"),
+        (TellsEveryoneAtOnce(), "in brief gives torch.float32 of shape [] as lr of 4 clients"),
+        (ReceivesFewer(), "in receive changes who reported; set a weight to 0 in weigh"),
+        (ReceivesWider(), "in receive returns updates as torch.float64 of shape [4, 53], not torch.float32 of shape"),
+        (ReceivesAnUpdate(), "in receive does not return Reports"),
+        (ReturnsTheState(), "in observe does not return a Memory; use memory.replace(...)"),
+        (WritesRowsInStep(), "in step writes rows; only observe may"),
+        (ResultsInLess(), "in result returns torch.float32 of shape [2] where the direction is torch.float32 of shape"),
+        (SaysANumber(), "in verdict does not return a sentence or None"),
+        (AsksTooEarly(), "fails in brief, AttributeError ('loss' was asked of briefs, reports or weights that this"),
+        (FailsWhenIdle(), "fails in observe when only 0 of 4 clients report, RuntimeError (max()"),
         (CannotBePrinted(schedule=abs), "cannot be written as text and read back, UserError (rule ="),
         (PrintsHalf(gamma=0.5), "prints as 'test_testing.PrintsHalf' and reads back as another rule"),
         (Misspelt(), "has a method 'wiegh', which nobody calls; did you mean 'weigh'?"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, ClassVar
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from test_round import LAYOUT, Puppet
 from torch import Tensor
 
-from kairosfl.core.fields import Briefs, Reports
+from kairosfl.core.fields import Briefs, Report, Reports
 from kairosfl.core.mass import mass
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import Round, Run, Setup, drive, result, rounds, verdicts
@@ -446,6 +447,56 @@ def test_rules_say_what_the_user_should_know() -> None:
     setup = made(Judges(never=False) + parse("fedavgm"))
     *_, run = go(setup)
     assert verdicts(run, setup) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "alt",
+            "alt never stopped a client: train.epochs = 1 leaves nothing to stop, so this run equals one without it",
+        ),
+        ("fedavgm(beta=0)", "fedavgm(beta=0) is fedavg"),
+        ("fedcl(floor=1.0)", "fedcl never changed the size of the cohort"),
+        ("fedmut(alpha=0)", "fedmut(alpha=0) mutates nothing"),
+        ("fedprox(mu=0)", "fedprox(mu=0) pulls nobody back: it has no effect"),
+        ("fedsam(rho=0)", "fedsam(rho=0) has no effect"),
+        ("moon(mu=0)", "moon(mu=0) has no effect"),
+        ("pa3fed(beta=0, always=true)", "pa3fed changed no client's weight by more than 0 %"),
+        ("vrlsgd(rate=0)", "vrlsgd(rate=0) corrects nothing: it has no effect"),
+    ],
+)
+def test_rules_of_the_library_that_did_nothing_say_so(text: str, said: str) -> None:
+    setup = made(text)
+    *_, run = go(setup)
+    (found,) = verdicts(run, setup)
+    assert found.startswith(said)
+    name = text.partition("(")[0]
+    acting = made("pa3fed(always=true)" if name == "pa3fed" else name, cohort=3, epochs=2)  # clients stop after one
+    *_, run = go(acting, engine=Puppet(change=_improving))
+    assert verdicts(run, acting) == []
+
+
+def _improving(reports: list[Report], round: int) -> list[Report]:
+    return [replace(report, score_after=report.score_after / (1 + round * report.client)) for report in reports]
+
+
+OPTIMIZERS = ["fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedams"]
+
+
+@pytest.mark.parametrize(("one", "other"), list(combinations(OPTIMIZERS, 2)))
+def test_two_server_optimizers_are_refused(one: str, other: str) -> None:
+    for first, second in ((one, other), (other, one)):
+        with pytest.raises(UserError, match=rf"{first} and {second} cannot be combined: both are server optimizers"):
+            parse(f"{first} + fedcl + {second}")
+
+
+@pytest.mark.parametrize("other", OPTIMIZERS[1:])
+def test_mutants_and_adaptive_server_steps_are_refused(other: str) -> None:
+    for text in (f"fedmut + {other}", f"{other} + fedmut"):
+        with pytest.raises(UserError, match=r"cannot be combined: an adaptive server step"):
+            parse(text)
+    parse("fedmut + fedavgm")
 
 
 # Mean gradients, which only sgd defines.

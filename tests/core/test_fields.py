@@ -57,6 +57,9 @@ def test_a_plain_number_is_every_clients() -> None:
     assert made.stop_below is None
     given = doubles(1, 2, 3)
     assert briefs(lr=given).lr is given
+    listed = briefs(lr=[1, 2, 3], epochs=[4, 5, 6])  # and a list has one for each
+    assert (listed.lr.tolist(), listed.lr.dtype) == ([1.0, 2.0, 3.0], torch.float64)
+    assert (listed.epochs.tolist(), listed.epochs.dtype) == ([4, 5, 6], torch.int64)
 
 
 def test_take_picks_rows_and_leaves_alone_what_is_shared() -> None:
