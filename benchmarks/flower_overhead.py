@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from kairosfl.deploy import perform
 from kairosfl.engines.flower.scaffold import CLIENT, PYPROJECT, SERVER
 from kairosfl.engines.flower.stage import NAME, Stage
-from kairosfl.runs.experiment import Folder
+from kairosfl.runs.folder import Folder
 
 TASK = """
 import numpy as np, torch

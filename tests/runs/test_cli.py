@@ -19,8 +19,9 @@ from kairosfl.cli import app
 from kairosfl.cli.runs import clear
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
-from kairosfl.runs.alone import alone
-from kairosfl.runs.experiment import Folder, build_task, reopen
+from kairosfl.runs.experiment import build_task, reopen
+from kairosfl.runs.folder import Folder
+from kairosfl.runs.lock import lock
 
 SMALL = ["--set", "data.clients=10", "--set", "train.cohort=3", "--set", "train.rounds=2", "--quiet"]
 
@@ -93,11 +94,11 @@ def test_wrong_files(tmp_path):
     refused(call("run", tmp_path / "bad.toml", "--out", tmp_path / "run"), "not valid TOML")
     (tmp_path / "latin.toml").write_bytes(b'algorithm = "\xe9"')
     refused(call("run", tmp_path / "latin.toml", "--out", tmp_path / "run"), "not valid TOML")
-    refused(call("resume", tmp_path), "no run folder")
-    refused(call("resume", tmp_path / "nowhere"), "no run folder")
+    refused(call("resume", tmp_path), "not a run folder")
+    refused(call("resume", tmp_path / "nowhere"), "not a run folder")
     refused(call("run", *SMALL, "--out", tmp_path), "not empty")
     (tmp_path / "file").write_text("")
-    refused(call("run", *SMALL, "--out", tmp_path / "file"), "no folder")
+    refused(call("run", *SMALL, "--out", tmp_path / "file"), "not a directory")
     (tmp_path / "sweep.toml").write_bytes(b"\xef\xbb\xbf[sweep]\nseed = [0]\n")  # as some editors write it
     refused(call("run", tmp_path / "sweep.toml", "--out", tmp_path / "run"), "kairosfl sweep")
     (tmp_path / "run.toml").write_text("seed = 1\n")
@@ -287,12 +288,12 @@ def test_a_ray_address_means_the_engine_ray(monkeypatch):
 def test_two_processes_do_not_write_into_one_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("study.toml").write_text("[train]\nrounds = 2\ncohort = 3\n[data]\nclients = 10\n[sweep]\nseed = [0]\n")
-    with alone(tmp_path / "runs" / "study"):
+    with lock(tmp_path / "runs" / "study"):
         refused(call("sweep", "study.toml"), "Another process is at work in runs/study; wait for it, end it")
     assert call("sweep", "study.toml", "-q").exit_code == 0
     assert call("run", *SMALL, "--out", "run").exit_code == 0
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace("rounds = 2", "rounds = 3"))
-    with alone(tmp_path / "run"):
+    with lock(tmp_path / "run"):
         refused(call("resume", "run"), "Another process is at work in run;")
     assert "after 3 rounds" in call("resume", "run", "-q").stdout

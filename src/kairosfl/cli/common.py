@@ -107,5 +107,8 @@ def conclude(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
         return
     rounds = "1 round" if summary["rounds"] == 1 else f"{summary['rounds']} rounds"
     typer.echo(f"accuracy {summary['accuracy']:.4f} after {rounds}, in {folder}")
+    if summary.get("missing_rounds"):
+        lost = ", ".join(map(str, summary["missing_rounds"]))
+        typer.echo(f"The metrics of round {lost} are missing; {folder / 'log.txt'} says why.", err=True)
     if summary.get("rejected"):
         typer.echo(f"{summary['rejected']} reports were turned away; {folder / 'log.txt'} says why.", err=True)

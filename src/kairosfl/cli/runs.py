@@ -35,6 +35,7 @@ def run(
     engine: Engine = None,
     device: Device = None,
     ray_address: RayAddress = None,
+    origin: Annotated[Path | None, typer.Option("--from", help="A run folder whose model is the first one.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -50,6 +51,8 @@ def run(
     from kairosfl.runs.config import read, resolve
     from kairosfl.runs.experiment import start
 
+    if origin is not None:
+        changes = [*changes, f"model.start={json.dumps(str(origin.absolute()))}"]
     folder = out or fresh(preset or file)
     with friendly(lambda: how_to_resume(folder)):
         if preset and file:
@@ -73,11 +76,11 @@ def resume(
     """Go on with a run that was stopped, from its last checkpoint."""
     from kairosfl.progress import Show
     from kairosfl.runs import experiment
-    from kairosfl.runs.checkpoint import about
+    from kairosfl.runs.folder import Folder
 
     with friendly(lambda: how_to_resume(folder)):
-        rounds = experiment.Folder(folder).config().train.rounds
-        done = about(folder / "checkpoint").get("round", 0)
+        begun = Folder(folder)
+        rounds, done = begun.config().train.rounds, begun.rounds_done() or 0
         with Show(rounds, quiet=quiet or as_json, done=done) as show:
             summary = experiment.resume(folder, notify=show, say=show.say)
     conclude(folder, summary, as_json)
@@ -141,7 +144,7 @@ def clear(folder: Path, names: set[str]) -> None:
     """Delete the runs of a sweep that has these and no others; what else lies in the folder stays."""
     import shutil
 
-    from kairosfl.runs.alone import alone
+    from kairosfl.runs.lock import lock
 
     try:
         found = {run["name"] for run in json.loads((folder / "sweep.json").read_text())["runs"]}
@@ -149,7 +152,7 @@ def clear(folder: Path, names: set[str]) -> None:
         found = set()
     if found != names:
         raise UserError(f"{folder} holds another sweep; choose another place with --out.")
-    with alone(folder):
+    with lock(folder):
         for name in names:
             shutil.rmtree(folder / name, ignore_errors=True)
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.briefs import Briefs, Cohort, Reports
+from kairosfl.engines.choices import Choices
 from kairosfl.engines.evaluate import Scores
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
@@ -117,7 +118,7 @@ class Ray:
         """`device`, `gpus` (may be a part of one) and `threads` are each actor's; `home` holds the server's vectors."""
         if actors < 1:
             raise UserError(f"run.actors = {actors} must be 1 or more.")
-        self.task, self.home, self.actors = task, torch.device(home), actors
+        self.task, self.home, self.actors, self.choices = task, torch.device(home), actors, Choices()
         self._live: list[Any] = []
         self._coming: dict[Any, Any] = {}  # the answer of `ready` → its actor
         self._stillborn = 0

@@ -9,7 +9,7 @@ from typing import Any
 
 from kairosfl import presets
 from kairosfl.errors import UserError, nearest
-from kairosfl.runs.config import Config, change, resolve
+from kairosfl.runs.config import RunConfig, change, resolve
 from kairosfl.runs.sweep import Member
 
 TEXT = "text"  # the reading of a cell that follows what the paper says
@@ -30,7 +30,7 @@ class Cell:
     baseline: str = ""
     judged: bool = True
 
-    def config(self, *, seed: int = 0, rounds: int | None = None, changes: Sequence[str] = ()) -> Config:
+    def config(self, *, seed: int = 0, rounds: int | None = None, changes: Sequence[str] = ()) -> RunConfig:
         """The cell as a configuration; `changes` are `section.key=value` texts on top of it."""
         tables = presets.read(self.preset)
         for name, value in self.settings.items():

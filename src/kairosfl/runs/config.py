@@ -44,6 +44,7 @@ class Model:
     """[model]: the model; its own options stand beside its name."""
 
     name: str = "mlp"
+    start: str = ""  # a run folder whose model is the first one here; empty: a new one
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -72,7 +73,7 @@ PRECISIONS = ("auto", "float32", "tf32", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class RunConfig:
     """All of it, resolved."""
 
     algorithm: Algorithm = field(default_factory=Algorithm)
@@ -115,7 +116,7 @@ class Config:
 SECTIONS = {"data": Data, "model": Model, "train": Recipe, "run": Conduct}
 
 
-def load(path: Path, changes: Sequence[str] = ()) -> Config:
+def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
     """The configuration in a TOML file, with `section.key=value` changes on top."""
     return resolve(read(path), changes)
 
@@ -134,10 +135,10 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid TOML: {error}.") from None
 
 
-def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> Config:
+def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> RunConfig:
     """A configuration from nested tables."""
     tables = change(tables, changes)
-    known = [each.name for each in dataclasses.fields(Config)]
+    known = [each.name for each in dataclasses.fields(RunConfig)]
     for key in tables:
         if key == "sweep":
             raise UserError("[sweep] lists values for many runs: use `kairosfl sweep`, or take the section out.")
@@ -150,7 +151,7 @@ def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> Config:
     if not isinstance(algorithm, str | list):
         raise UserError(f"algorithm = {algorithm!r} must be text like 'fedprox(mu=0.01)', or a list of tables.")
     seed = _typed("seed", tables.get("seed", 0), int)
-    return Config(algorithm=parse(algorithm), seed=seed, **parts)
+    return RunConfig(algorithm=parse(algorithm), seed=seed, **parts)
 
 
 def change(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
@@ -230,7 +231,7 @@ def _one_of(name: str, value: str, known: Mapping[str, Any] | Sequence[str]) -> 
         raise UserError(f"{name} = {value!r} does not exist; {nearest(value, known)}")
 
 
-def tables(config: Config) -> dict[str, Any]:
+def tables(config: RunConfig) -> dict[str, Any]:
     """The configuration as nested tables, every key written out."""
     out: dict[str, Any] = {"algorithm": str(config.algorithm), "seed": config.seed}
     for name in SECTIONS:

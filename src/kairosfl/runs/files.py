@@ -6,13 +6,16 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
 from kairosfl.errors import UserError
+
+Needs = Mapping[str, Any]  # name -> what isinstance takes
+NOTHING: Needs = {}
 
 
 def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
@@ -31,7 +34,9 @@ def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
             os.fsync(handle.fileno())
         temporary.replace(target)
     except (FileExistsError, NotADirectoryError):
-        raise UserError(f"Cannot write {path}: {_first_file(target)} is no folder; choose another place.") from None
+        raise UserError(
+            f"Cannot write {path}: {_first_file(target)} is not a directory; choose another place."
+        ) from None
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -77,19 +82,68 @@ def append_json(path: Path, value: Any) -> None:
         raise UserError(f"Cannot write {path}: {error.strerror or error}; free the disk, then resume.") from None
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file up to the first line that is not whole."""
-    if not path.exists():
+def read_lines(
+    path: Path, damaged: Callable[[int], None] | None = None, needs: Needs = NOTHING
+) -> Iterator[dict[str, Any]]:
+    """The lines of a JSON-lines file that are objects with the number of a round.
+
+    A line that is not, or that lacks one of `needs` (a name and the type of its value), costs itself alone; `damaged`
+    is told its number, counted from 1.
+    """
+    for number, _, row in _lines(path, needs):
+        if row is not None:
+            yield row
+        elif damaged is not None:
+            damaged(number)
+
+
+def cut_lines(path: Path, rounds: int, damaged: Callable[[int], None], needs: Needs = NOTHING) -> None:
+    """Drop the lines of rounds after `rounds`, and damaged ones. `damaged` is told of those that cost a round."""
+    kept: list[bytes] = []
+    doubtful: list[int] = []  # damaged if a round that stays comes after them; else what a killed process left
+    last = 0
+    for number, line, row in _lines(path, needs):
+        if row is None or row["round"] > rounds:
+            doubtful.append(number)
+            continue
+        for each in doubtful:
+            damaged(each)
+        kept.append(line)
+        doubtful, last = [], row["round"]
+    for each in doubtful[: rounds - last]:
+        damaged(each)
+    if path.exists():
+        write(path, b"".join(line.rstrip(b"\n") + b"\n" for line in kept))
+
+
+def _lines(path: Path, needs: Needs) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
+    """Number, text and content of each line that is not blank; None: it is damaged."""
+    try:
+        with path.open("rb") as handle:
+            for number, line in enumerate(handle, 1):
+                if line.strip():
+                    yield number, line, _row(line, needs)
+    except FileNotFoundError:
         return
-    with path.open(encoding="utf-8") as handle:
-        for line in handle:
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                return
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def cut_lines(path: Path, rounds: int) -> None:
-    """Drop the lines of rounds after `rounds`, and a broken one."""
-    kept = [row for row in read_lines(path) if row["round"] <= rounds]
-    write(path, "".join(json.dumps(row) + "\n" for row in kept))
+def _row(line: bytes, needs: Needs) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or type(row.get("round")) is not int:
+        return None
+    whole = all(name in row and isinstance(row[name], kind) for name, kind in needs.items())
+    return row if whole else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is none, or no whole one."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

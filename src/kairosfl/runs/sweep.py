@@ -13,26 +13,27 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kairosfl.core.briefs import Reports
+from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs import experiment
-from kairosfl.runs.alone import alone
-from kairosfl.runs.config import SECTIONS, Config, flatten, resolve, tables
-from kairosfl.runs.engines import Engine, Seat, build_engine, largest, method, settle
-from kairosfl.runs.experiment import Folder
+from kairosfl.runs.config import SECTIONS, RunConfig, flatten, resolve, tables
+from kairosfl.runs.engines import Seat, build_engine, largest, method, resolve_engine
 from kairosfl.runs.files import write_json
+from kairosfl.runs.folder import Folder, Say, silent
+from kairosfl.runs.lock import lock
 from kairosfl.tasks.task import Task
 
 if TYPE_CHECKING:
     from kairosfl.engines.batched.jobs import Ticket
 
 Watch = Callable[[str, int], experiment.Notify]
-ENGINE = ("engine", "device", "precision", "threads", "slots", "deterministic")  # keys of [run] that make an engine
+ENGINE = ("device", "precision", "slots", "deterministic")  # keys of [run] that make an engine
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Member:
 
     name: str
     settings: Mapping[str, Any]
-    config: Config
+    config: RunConfig
 
 
 def expand(tables: Mapping[str, Any]) -> list[Member]:
@@ -73,7 +74,7 @@ def sweep(
     *,
     command: str = "",
     watch: Watch | None = None,
-    say: experiment.Say = experiment.silent,
+    say: Say = silent,
 ) -> dict[str, Any]:
     """Run all members under `out`, those with the batched engine together; their summaries by name.
 
@@ -83,24 +84,21 @@ def sweep(
     """
     if (out / "config.toml").exists():
         raise UserError(f"{out} holds a run, and a sweep needs a folder of its own; give another --out.")
-    with alone(out), experiment.within_memory():
+    with lock(out), experiment.within_memory():
         return _carry_out(members, out, command, watch, say)
 
 
-def _carry_out(
-    members: list[Member], out: Path, command: str, watch: Watch | None, say: experiment.Say
-) -> dict[str, Any]:
+def _carry_out(members: list[Member], out: Path, command: str, watch: Watch | None, say: Say) -> dict[str, Any]:
     listed = [{"name": m.name, "path": m.name, "settings": dict(m.settings)} for m in members]
     write_json(out / "sweep.json", {"runs": listed})
     say = cache(say)  # the same line once
     summaries: dict[str, Any] = {}
     failed: dict[str, str] = {}
-    settled: dict[str, Config] = {}  # what was measured for the first of a kind holds for all
     together: dict[str, list[_Open]] = {}
     done = {member.name: Folder(out / member.name).rounds_done() or 0 for member in members}
     told = {name: watch(name, rounds) for name, rounds in done.items()} if watch else {}
     for member in members:
-        folder = Folder(out / member.name)
+        folder = Folder(out / member.name, say)
         begun = (folder.path / "config.toml").is_file()
         if begun:
             _unchanged(member, folder)
@@ -109,14 +107,12 @@ def _carry_out(
             continue
         config = folder.config() if begun else member.config
         task = experiment.build_task(config)
-        kind = _kind(config)
-        config = _seated(config, settled[kind]) if kind in settled else settle(config, task)
-        settled.setdefault(kind, config)
-        opened = _Open(member.name, config, task, folder, begun, told.get(member.name))
+        config, because = resolve_engine(config, task)
+        opened = _Open(member.name, config, task, folder, begun, told.get(member.name), because)
         if config.run.engine == "batched":
-            together.setdefault(kind, []).append(opened)
+            together.setdefault(_kind(config), []).append(opened)
         else:
-            engine = build_engine(config, task)
+            engine = build_engine(config, task, because=because)
             say(method(config, engine))
             try:
                 summaries[member.name] = experiment.conduct(opened.course(engine, command), engine)
@@ -146,11 +142,12 @@ class _Open:
     """A run that is to be carried out."""
 
     name: str
-    config: Config
+    config: RunConfig
     task: Task
     folder: Folder
     begun: bool
     notify: experiment.Notify | None
+    because: str  # why it has this engine
 
     @property
     def largest(self) -> int:
@@ -163,12 +160,12 @@ class _Open:
         return experiment.begin(self.config, self.task, engine, self.folder, command=command, notify=self.notify)
 
 
-def _share(group: list[_Open], command: str, failed: dict[str, str], say: experiment.Say) -> dict[str, Any]:
+def _share(group: list[_Open], command: str, failed: dict[str, str], say: Say) -> dict[str, Any]:
     """Runs on one batched engine: the clients of all of them wait in one queue for its slots."""
     from kairosfl.engines.batched import Batched
 
     first = group[0]
-    engine = build_engine(first.config, first.task, cohorts=[run.largest for run in group])
+    engine = build_engine(first.config, first.task, [run.largest for run in group], first.because)
     assert isinstance(engine, Batched)
     say(method(first.config, engine))
     waiting = list(group)
@@ -219,16 +216,12 @@ def _next(waiting: Sequence[_Open], going: Sequence[_Open], room: int) -> list[_
     return chosen
 
 
-def _kind(config: Config) -> str:
+def _kind(config: RunConfig) -> str:
     """What runs must have in common to share an engine."""
     data = config.data
-    conduct = [getattr(config.run, name) for name in ENGINE]
+    threads = config.run.threads if config.run.device == "cpu" else None
+    conduct = [threads, *(getattr(config.run, name) for name in ENGINE)]
     return repr((data.name, data.options, data.augment, data.validation, config.model, conduct))
-
-
-def _seated(config: Config, first: Config) -> Config:
-    """The configuration with the engine that was settled for the first of its kind."""
-    return replace(config, run=replace(config.run, **{name: getattr(first.run, name) for name in ENGINE}))
 
 
 def _with(tables: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,15 +73,16 @@ class Batched(Evaluator):
         self._done: deque[Ticket] = deque()
         self._work: Work | None = None
         way = plain(task, self.predict, self.precision)
-        self._judge = Judge(task, self.test, way, self.precision) if self._stream is not None else None
+        self._judge = Judge(task, self.test, way, self.precision, self.choices) if self._stream is not None else None
         try:
-            stacked = stack(task.model, self._trial(task))
+            stacked = stack(task.model, self.trial(task))
         except Unstackable as reason:
             self.why = self._alone(str(reason))
         else:
             compute = self.precision.compute(self.trainer.w.dtype)
             stacked.frame.compute, stacked.frame.dot = compute, self.precision.dot
-            stacked.frame.measures = not deterministic
+            stacked.frame.measures = not deterministic and self.device.type == "cuda"
+            stacked.frame.choices = self.choices
             self._work = Work(stacked, task, self.trainer.inputs, self.trainer.targets, compute)
             self.why = stacked.why
             if self._judge is not None and not deterministic:
@@ -200,7 +201,8 @@ class Batched(Evaluator):
         self._alike.add(task)
 
     @staticmethod
-    def _trial(task: Task) -> Tensor:
+    def trial(task: Task) -> Tensor:
+        """A few samples to try a model on."""
         inputs = prepare(task.dataset.train.inputs[:4], task.dataset)
         dtype = next(task.model.parameters()).dtype
         return inputs.to(dtype) if inputs.is_floating_point() else inputs
