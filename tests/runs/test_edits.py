@@ -155,7 +155,7 @@ def test_a_finished_run_that_was_edited_says_so(tmp_path):
 def test_a_run_of_a_sweep_that_was_edited_says_so(tmp_path):
     members = expand(TABLES | {"sweep": {"seed": [0]}})
     sweep(members, tmp_path)
-    edit(tmp_path / "seed0", "engine = \"loop\"", "engine = \"batched\"")
+    edit(tmp_path / "seed0", 'engine = "loop"', 'engine = "batched"')
     with pytest.raises(UserError, match=r"was edited: run\.engine = 'batched'"):
         sweep(members, tmp_path)
 
@@ -203,3 +203,18 @@ def test_a_model_to_start_from_must_be_there_and_fit(folder, tmp_path):
     assert not (tmp_path / "a").exists()
     with pytest.raises(UserError, match=r"holds a model of 610 parameters, and this one has 685; choose"):
         experiment.start(resolve(TABLES, [f"model.start={folder}", "model.hidden=[9]"]), tmp_path / "b")
+
+
+def test_before_its_first_checkpoint_a_run_may_be_edited(tmp_path):
+    def stop(row):
+        raise KeyboardInterrupt
+
+    config = resolve(TABLES, ["run.checkpoint_every=10"])
+    with pytest.raises(KeyboardInterrupt):
+        experiment.start(config, tmp_path / "run", notify=stop)
+    edit(tmp_path / "run", "seed = 0", "seed = 1")
+    assert experiment.resume(tmp_path / "run")["missing_rounds"] == []
+    experiment.start(resolve(TABLES, ["seed=1"]), tmp_path / "whole")
+    assert torch.equal(model(tmp_path / "run")[0], model(tmp_path / "whole")[0])
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["seed"] == 1

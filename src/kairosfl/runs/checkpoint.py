@@ -76,8 +76,10 @@ class Checkpoints:
         """
         (run, self.places, self.sums), passed = _newest(self.folder, lambda path: _load(path, blank))
         for path, _ in passed:
-            with suppress(OSError):
-                path.rename(path.with_suffix(".broken"))
+            mark = path.stem.removeprefix("checkpoint-")
+            for file in [path, *(each for each in self.folder.glob(f"*-{mark}.safetensors") if each.is_dir())]:
+                with suppress(OSError):
+                    file.rename(file.with_suffix(".broken"))
         return run, [f"{path.name} is broken ({reason}); trying the one before it" for path, reason in passed]
 
     def _rows_file(self, run: Run, name: str) -> list[str]:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kairosfl.core import round as core
 from kairosfl.core.briefs import Briefs, Reports
 from kairosfl.core.round import Run, rounds
 from kairosfl.detectors import parse_detectors
@@ -97,7 +96,8 @@ def record(
                 f"{len(x)}; choose a run of the same model."
             )
         x = start.to(x)
-    run = _blank(config, task, x)
+    detectors = parse_detectors(config.run.detector)
+    run = Run.start(x, config.algorithm, clients=len(task.clients), seed=config.seed, detectors=detectors)
     del x, start  # or the first model would be held to the end
     checkpoints = Checkpoints(folder.checkpoints)
     if resume:
@@ -108,6 +108,7 @@ def record(
         folder.cut(run.round)
         engine.choices.restore(folder.choices(), run.round)
     else:
+        folder.cut(0)  # rounds without a checkpoint
         checkpoints.save(run, {})
     settings = flatten(tables(config))
     tracked = [TRACKERS[name](folder.path, settings, run.round) for name in config.run.track]
@@ -127,19 +128,6 @@ def record(
     return folder.summarise(done)
 
 
-def _blank(config: RunConfig, task: Task, x: Tensor) -> Run:
-    """The run before its first round."""
-    detectors = parse_detectors(config.run.detector)
-    return Run.start(x, config.algorithm, clients=len(task.clients), seed=config.seed, detectors=detectors)
-
-
-def _rounds(config: RunConfig, task: Task, run: Run) -> core.Course:
-    """The rounds to come."""
-    detectors = parse_detectors(config.run.detector)
-    clients, layout = len(task.clients), task.layout
-    return rounds(run, config.algorithm, config.train, clients=clients, layout=layout, detectors=detectors)
-
-
 def _write_down(
     config: RunConfig,
     task: Task,
@@ -152,7 +140,14 @@ def _write_down(
     """The rounds of a run, each written down before the next begins; returns how many there are."""
     note = {"algorithm": str(config.algorithm), "detector": config.run.detector}
     saved, chosen = run.round, len(engine.choices.made)
-    course = _rounds(config, task, run)
+    course = rounds(
+        run,
+        config.algorithm,
+        config.train,
+        clients=len(task.clients),
+        layout=task.layout,
+        detectors=parse_detectors(config.run.detector),
+    )
     run, briefs = next(course)
     if briefs is None and run.idle >= IDLE_LIMIT:
         raise UserError(_idle(run))
@@ -250,7 +245,6 @@ def begin(
     config: RunConfig, task: Task, engine: Engine, folder: Folder, *, command: str = "", notify: Notify | None = None
 ) -> Course:
     """A recorded run in a new folder."""
-    next(_rounds(config, task, _blank(config, task, engine.start())))  # what cannot run leaves no folder behind
     start, note = given("model.start", config.model.start)
     folder.create(config, task, command or " ".join(sys.argv), why=engine.why, **note)
     return record(config, task, engine, folder, start=start, notify=notify)
@@ -271,7 +265,7 @@ def given(key: str, folder: str) -> tuple[Tensor | None, dict[str, Any]]:
     """The model of the run folder that a key names, and for `run.json` where it came from; none is named: none."""
     if not folder:
         return None, {}
-    if not Folder(Path(folder)).begun():
+    if Folder(Path(folder)).rounds_done() is None:
         raise UserError(f"{key} = {folder!r} is not a run folder with a checkpoint; name one.")
     x, round = model(Path(folder))
     return x, {"start": {"folder": str(Path(folder).absolute()), "round": round}}

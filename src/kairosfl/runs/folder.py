@@ -103,8 +103,8 @@ class Folder:
         return damaged
 
     def begun(self) -> bool:
-        """Whether there is anything to go on from."""
-        return any(self.checkpoints.glob("checkpoint-*.json"))
+        """Whether a round was trained that there is a checkpoint of; before, a run may still be edited freely."""
+        return any(path.name != f"checkpoint-{0:06d}.json" for path in self.checkpoints.glob("checkpoint-*.json"))
 
     def rounds_done(self) -> int | None:
         """Rounds in the newest checkpoint; None: there is none."""
