@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import cycle
 from pathlib import Path
 
@@ -15,11 +16,13 @@ from torch import nn
 
 from kairosfl.core.recipe import Recipe
 from kairosfl.engines.auto import COHORT, SMALL, pick
-from kairosfl.engines.batched import Batched, conv, layers
+from kairosfl.engines.batched import Batched, conv, judge, layers
 from kairosfl.engines.choices import Choices
+from kairosfl.engines.precision import Precision
 from kairosfl.runs import experiment
 from kairosfl.runs.checkpoint import model
 from kairosfl.runs.config import RunConfig, resolve
+from kairosfl.runs.folder import Folder
 from kairosfl.tasks.models import MODELS
 
 CPU = torch.device("cpu")
@@ -176,3 +179,42 @@ def test_a_run_says_why_it_has_its_engine_and_keeps_it(cohort: int, engine: str,
         experiment.resume(tmp_path / "run", say=said.append)
     assert said[1].startswith(f"engine {engine} on cpu, float32")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["engine"] == engine
+
+
+def test_evaluation_takes_the_way_that_it_took_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(nn.Sequential(nn.Flatten(), nn.Linear(72, 3)), (2, 6, 6))
+
+    def way(x: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs
+
+    def other(x: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        return x
+
+    class Graph:
+        def __init__(self, predict: object) -> None:
+            self.predict = predict
+
+        def replay(self) -> None:
+            """Nothing to do."""
+
+    monkeypatch.setattr(judge.Judge, "_captured", lambda self, predict: Graph(predict))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    for seconds, wanted in (
+        (cycle([2.0, 2.0, 2.0, 1.0, 1.0, 1.0]), other),
+        (cycle([1.0, 1.0, 1.0, 2.0, 2.0, 2.0]), way),
+    ):
+        choices = Choices()
+        monkeypatch.setattr(judge, "timed", lambda _, seconds=seconds: next(seconds))
+        for _ in range(2):  # the second as a resumed run does it
+            one = judge.Judge(task, task.dataset.test, way, Precision.of("float32", CPU), choices)
+            one.other, one._x = other, torch.zeros(1)
+            assert one._quicker().predict is wanted  # type: ignore[attr-defined]
+            monkeypatch.setattr(judge, "timed", None)
+
+
+@pytest.mark.parametrize(
+    "content", [b"[]", b"{", b'{"conv": 3, "linear": {"choice": "ours"}, "x": {"choice": 1, "round": 1}}']
+)
+def test_damaged_choices_are_measured_again(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "choices.json").write_bytes(content)
+    assert Folder(tmp_path).choices() == {}

@@ -42,6 +42,18 @@ def test_every_combination_once_and_in_order():
     assert members[3].config.data.alpha == 0.5
 
 
+def test_a_folder_has_a_name_that_a_file_system_takes():
+    lists = {f"train.{key}": [0.123456789012345] for key in ("lr", "momentum", "weight_decay", "clip", "gamma")}
+    algorithms = [
+        f"fedprox(mu={mu}) + {' + '.join(f'{rule}' for rule in ('scaffold', 'fedcl', 'pa3fed'))}" for mu in (1, 2)
+    ]
+    members = expand(
+        TABLES | {"sweep": {**lists, "algorithm": algorithms, "data.path": ["x" * 99]}, "data": {"name": "folder"}}
+    )
+    assert len({member.name for member in members}) == 2
+    assert all(len(member.name) < 255 for member in members)
+
+
 @pytest.mark.parametrize(
     ("lists", "sentence"),
     [

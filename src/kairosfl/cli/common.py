@@ -35,6 +35,11 @@ def friendly(resume: Callable[[], str] | None = None) -> Iterator[None]:
     except UserError as error:
         typer.echo(f"kairosfl: {error}", err=True)
         raise typer.Exit(2) from None
+    except OSError as error:
+        if error.filename is None:
+            raise
+        typer.echo(f"kairosfl: {error.filename}: {error.strerror}; choose another path.", err=True)
+        raise typer.Exit(2) from None
     except KeyboardInterrupt as stopped:
         typer.echo(f"\nStopped. {resume() if resume else ''}".rstrip(), err=True)
         raise typer.Exit(143 if isinstance(stopped, Terminated) else 130) from None

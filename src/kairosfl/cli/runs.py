@@ -53,7 +53,8 @@ def run(
 
     if origin is not None:
         changes = [*changes, f"model.start={json.dumps(str(origin.absolute()))}"]
-    folder = out or fresh(preset or file)
+    with friendly():
+        folder = out or fresh(preset or file)
     with friendly(lambda: how_to_resume(folder)):
         if preset and file:
             raise UserError("Give a file or --preset, not both; change single keys with --set.")

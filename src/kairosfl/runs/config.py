@@ -69,6 +69,8 @@ class Conduct:
 
 
 ENGINES = ("auto", "loop", "batched", "ray")
+THREADS = 1024
+DEEP = 16  # tables and lists inside each other
 PRECISIONS = ("auto", "float32", "tf32", "bfloat16")
 
 
@@ -97,8 +99,8 @@ class RunConfig:
         for round in self.run.cosines:
             if round < 1:
                 raise UserError(f"run.cosines names round {round}; rounds count from 1.")
-        if self.run.threads < 0:
-            raise UserError(f"run.threads = {self.run.threads} must be 1 or more, or 0 to leave the choice.")
+        if not 0 <= self.run.threads <= THREADS:
+            raise UserError(f"run.threads = {self.run.threads} must be 1 to {THREADS}, or 0 to leave the choice.")
         if self.seed < 0:
             raise UserError(f"seed = {self.seed} must be 0 or more.")
         if not 0 <= self.data.validation < 1:
@@ -133,6 +135,8 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}.") from None
+    except RecursionError:
+        raise UserError(f"{path} nests tables or lists too deep; {DEEP} levels are allowed.") from None
 
 
 def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> RunConfig:
@@ -166,14 +170,32 @@ def change(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
         if not isinstance(target, dict):
             raise UserError(f"--set {text!r}: {section!r} is no section; sections are {', '.join(SECTIONS)}.")
         target[key] = _value(value.strip())
+    _check_values(changed)
     return changed
 
 
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
+
+
+def _check_values(tables: Mapping[str, Any]) -> None:
+    """Refuse what no key can hold, wherever it is."""
+    waiting: list[tuple[str, Any, int]] = [(key, value, 1) for key, value in tables.items()]
+    while waiting:
+        name, value, depth = waiting.pop()
+        if depth > DEEP:
+            raise UserError(f"{name.partition('.')[0]} nests tables or lists too deep; {DEEP} levels are allowed.")
+        if isinstance(value, str) and "\0" in value:
+            raise UserError(f"{name} = {value!r} holds a NUL character; take it out.")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise UserError(f"{name} = {value} is too large; whole numbers go up to 2^63 - 1.")
+        if isinstance(value, Mapping):
+            waiting += [(f"{name}.{key}", each, depth + 1) for key, each in value.items()]
+        elif isinstance(value, list):
+            waiting += [(name, each, depth + 1) for each in value]
 
 
 def _section(name: str, cls: type, table: Any) -> Any:

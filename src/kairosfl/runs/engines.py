@@ -36,7 +36,7 @@ def resolve_engine(config: RunConfig, task: Task) -> tuple[RunConfig, str]:
     try:
         torch.empty(0, device=device)
         there = torch.device(device).type in DEVICES
-    except (RuntimeError, AssertionError):
+    except (RuntimeError, AssertionError, ImportError):
         there = False
     if not there:
         raise UserError(f"run.device = {device!r} is not on this machine; use 'cpu' or 'auto'.")

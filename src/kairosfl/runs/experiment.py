@@ -235,8 +235,8 @@ def start(
     with within_memory():
         config, because = resolve_engine(config, task)
         engine = build_engine(config, task, because=because)
-    say(method(config, engine))
     course = begin(config, task, engine, Folder(path, say), command=command, notify=notify)
+    say(method(config, engine))
     with lock(path):
         return conduct(course, engine)
 

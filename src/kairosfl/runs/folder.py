@@ -152,9 +152,10 @@ class Folder:
             write_json(self.path / "run.json", describe(config, task, "") | about | {"config": tables(config)})
 
     def choices(self) -> dict[str, tuple[str, int]]:
-        """What the engine chose by measuring, and in which round."""
+        """What the engine chose by measuring, and in which round; what of it is damaged is measured again."""
         written = read_json(self.path / "choices.json")
-        return {name: (str(each["choice"]), int(each["round"])) for name, each in written.items()}
+        pairs = {name: (e.get("choice"), e.get("round")) for name, e in written.items() if isinstance(e, dict)}
+        return {name: (c, r) for name, (c, r) in pairs.items() if isinstance(c, str) and isinstance(r, int)}
 
     def choose(self, made: Mapping[str, str], round: int) -> None:
         """Write down what the engine has chosen by now."""

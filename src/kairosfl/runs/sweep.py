@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kairosfl.engines.batched.jobs import Ticket
 
 Watch = Callable[[str, int], experiment.Notify]
+LONGEST = 200  # characters in the name of a folder
 ENGINE = ("device", "precision", "slots", "deterministic")  # keys of [run] that make an engine
 
 
@@ -58,7 +59,7 @@ def expand(tables: Mapping[str, Any]) -> list[Member]:
     members: list[Member] = []
     for values in itertools.product(*lists.values()):
         settings = dict(zip(lists, values, strict=True))
-        name = "-".join(_short(key, value) for key, value in settings.items()) or "run"
+        name = "-".join(_short(key, value) for key, value in settings.items())[:LONGEST] or "run"
         taken = sum(member.name == name or member.name.startswith(f"{name}~") for member in members)
         config = resolve(_with(rest, settings))
         twin = next((member for member in members if member.config == config), None)
