@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from kairosfl.deploy import run_to_end
 from kairosfl.engines.flower.local import NAME, LocalFederation
 from kairosfl.engines.flower.templates import CLIENT, PYPROJECT, SERVER
-from kairosfl.runs.experiment import Folder
+from kairosfl.runs.folder import Folder
 
 TASK = """
 import numpy as np, torch

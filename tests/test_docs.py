@@ -35,7 +35,7 @@ from typer.testing import CliRunner
 from kairosfl.cli import app
 from kairosfl.core.fields import Briefs, Reports, table
 from kairosfl.core.recipe import OPTIMIZERS, SCHEDULES
-from kairosfl.runs.config import ENGINES, PRECISIONS, SECTIONS, Config, resolve
+from kairosfl.runs.config import ENGINES, PRECISIONS, SECTIONS, RunConfig, resolve
 from kairosfl.runs.sweep import expand
 from kairosfl.tasks.data import DATASETS
 from kairosfl.tasks.dataset import DataSet, Samples
@@ -194,7 +194,7 @@ def test_the_configuration_page_has_every_key_with_its_default(section: str) -> 
     text = (DOCS / "configuration.md").read_text(encoding="utf-8")
     part = next(p for p in text.split("\n## ")[1:] if p.startswith(f"`[{section}]`" if section else "At the top"))
     rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", part, re.MULTILINE))
-    cls = SECTIONS[section] if section else Config
+    cls = SECTIONS[section] if section else RunConfig
     fields = {
         field.name: field.default for field in dataclasses.fields(cls) if field.name not in {"options", *SECTIONS}
     }

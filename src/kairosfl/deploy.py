@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
+import torch
 from torch import Tensor
 
 from kairosfl.errors import UserError, nearest
-from kairosfl.runs.alone import alone
-from kairosfl.runs.config import Config, change, dump, read, resolve, tables
-from kairosfl.runs.engines import settle
-from kairosfl.runs.experiment import Folder, Notify, build_data, conduct, record
+from kairosfl.runs.checkpoint import model
+from kairosfl.runs.config import RunConfig, change, dump, read, resolve, tables
+from kairosfl.runs.engines import resolve_engine
+from kairosfl.runs.experiment import Notify, build_data, conduct, given, record
 from kairosfl.runs.files import read_lines, write
+from kairosfl.runs.folder import Folder
+from kairosfl.runs.lock import lock
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 
@@ -98,7 +100,7 @@ def server_app(make: MakeTask) -> ServerApp:
 
     def main(grid: Grid, context: Context) -> None:
         run, out = Path(str(context.run_config["run"])), Path(str(context.run_config["out"]))
-        with alone(out, patience=HANDOVER):  # the previous server may still be shutting down
+        with lock(out, patience=HANDOVER):  # the previous server may still be shutting down
             serve(grid, make, run, out)
 
     app = ServerApp()
@@ -112,7 +114,7 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
     folder = Folder(out)
     if folder.finished():
         return folder.summary()
-    begun = any(folder.checkpoints.glob("checkpoint-*.json"))
+    begun = folder.begun()
     if begun:
         config = folder.config()
     task = make(None)
@@ -124,20 +126,24 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
         task = replace(task, clients=Remote.with_clients(deploy.clients))
     out.mkdir(parents=True, exist_ok=True)
     settings = deploy.settings()
-    start = model_of(Path(deploy.start)) if deploy.start and not begun else None
+    named = ("deploy.start", deploy.start) if deploy.start else ("model.start", config.model.start)
+    start, origin = (None, {}) if begun else given(*named)
     engine = Flower(grid, task, settings, folder.log, folder=out, start=start)
     task = engine.task
     here = replace(config.run, device="cpu", engine="loop", precision="float32")
-    config = settle(replace(config, run=here), task)
+    config, _ = resolve_engine(replace(config, run=here), task)
+    torch.set_num_threads(config.run.threads)
     if not begun:
         write(out / "config.toml", dump(tables(config)))
-        folder.describe(config, task, " ".join(sys.argv), engine="flower")
+        folder.describe(config, task, " ".join(sys.argv), engine="flower", **origin)
+    else:
+        folder.check(config, task)
     cohort = settings.asked(config.train.cohort, len(task.clients))
     config = replace(config, train=replace(config.train, cohort=cohort))
     return conduct(record(config, task, engine, folder, resume=begun), engine)
 
 
-def load(path: Path, changes: Sequence[str] = ()) -> tuple[Config, Deploy]:
+def load(path: Path, changes: Sequence[str] = ()) -> tuple[RunConfig, Deploy]:
     """Read the configuration in a TOML file, and its [deploy] section."""
     nested = change(read(path), changes)
     deploy = Deploy.from_table(nested.pop("deploy", {}))
@@ -147,13 +153,8 @@ def load(path: Path, changes: Sequence[str] = ()) -> tuple[Config, Deploy]:
 
 
 def model_of(folder: Path) -> Tensor:
-    """The model in the latest checkpoint of a run folder, to continue from with another algorithm."""
-    done = Folder(folder).rounds_done()
-    if done is None:
-        raise UserError(f"deploy.start = '{folder}' is not a run folder with a checkpoint; give the folder of a run.")
-    with safe_open(folder / "checkpoint" / f"state-{done:06d}.safetensors", framework="pt") as file:
-        x: Tensor = file.get_tensor("x")
-        return x
+    """The model in the newest checkpoint of a run folder: for going on with another algorithm."""
+    return model(folder)[0]
 
 
 def new(path: Path) -> list[Path]:
@@ -197,7 +198,7 @@ def rehearse(
         return run_to_end(federation, rehearsal_app(out / "app", config), run, out / "run", notify)
 
 
-def rehearsal_app(path: Path, config: Config) -> Path:
+def rehearsal_app(path: Path, config: RunConfig) -> Path:
     """A Flower app whose task is a configuration's data and model; it contains nothing else of the configuration."""
     nested = {key: value for key, value in tables(config).items() if key in ("seed", "data", "model")}
     write(path.parent / "task.toml", dump(nested | {"train": {"cohort": 1}}))

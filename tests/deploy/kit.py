@@ -16,7 +16,8 @@ import torch
 
 from kairosfl import deploy
 from kairosfl.engines.loop import Loop
-from kairosfl.runs.experiment import Folder, conduct, record
+from kairosfl.runs.experiment import conduct, record
+from kairosfl.runs.folder import Folder
 from kairosfl.tasks.dataset import Samples
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task

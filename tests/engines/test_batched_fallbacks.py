@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from test_batched import assert_equal, make_briefs, make_task, named
 from torch import Tensor, nn
 
-from kairosfl.core.recipe import Recipe
-from kairosfl.engines import auto
 from kairosfl.engines.batched import Batched, conv
 from kairosfl.engines.batched.rows import ALIGN, RowLayout
 from kairosfl.engines.batched.slots import widths
@@ -204,23 +201,3 @@ def test_rows_are_aligned_and_come_back_as_they_were() -> None:
     assert torch.equal(unpacked, vectors)
     assert torch.equal(rows.natural(packed, 0)[1], vectors[1, :120].view(5, 3, 2, 4))
     assert rows.ranges(frozenset({1})) == [(0, 128), (160, 224)]
-
-
-def test_auto_measures(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = named("mlp")
-    recipe = Recipe(cohort=4, batch_size=8)
-    asked, times = [], {}
-
-    def seconds(engine: object, briefs: object) -> float:
-        asked.append(type(engine))
-        return times[type(engine)]
-
-    monkeypatch.setattr(auto, "_seconds", seconds)
-    for batched, loop, wanted in ((1.0, 2.0, "batched"), (1.0, 1.0, "loop"), (2.0, 1.0, "loop")):
-        times |= {Batched: batched, Loop: loop}
-        assert auto.pick(task, recipe, torch.device("cpu")) == wanted
-    assert asked == [Batched, Loop] * 3
-    assert auto.pick(_task(BatchStatistics()), recipe, torch.device("cpu")) == "loop"
-    monkeypatch.undo()
-    assert auto.pick(task, recipe, torch.device("cpu")) in ("batched", "loop")
-    assert np.array_equal(auto._trial(task, Recipe(cohort=2, batch_size=1)).clients.sizes, [2, 2])

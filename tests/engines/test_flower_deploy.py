@@ -109,10 +109,13 @@ def test_another_algorithm_goes_on_from_a_model(config: Path, task: Task, tmp_pa
     first, second = deploy.model_of(tmp_path / "first"), deploy.model_of(tmp_path / "second")
     begun = torch.linalg.vector_norm(second - first)
     assert begun < torch.linalg.vector_norm(second - task.start())
-    with pytest.raises(
-        UserError, match=r"deploy\.start = .* is not a run folder with a checkpoint; give the folder of a run"
-    ):
-        deploy.model_of(tmp_path)
+    assert json.loads((tmp_path / "second" / "run.json").read_text())["start"] == {
+        "folder": str(tmp_path / "first"),
+        "round": 4,
+    }
+    config.write_text(text.replace(f'"{tmp_path / "first"}"', f'"{tmp_path}"'))
+    with pytest.raises(UserError, match=r"deploy\.start = .* is not a run folder with a checkpoint; name one\."):
+        deploy.serve(grid_of(task), lambda _: task, config, tmp_path / "third")
 
 
 def test_a_server_without_the_clients_data(config: Path, task: Task, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from kairosfl.engines.batched.conv import Pair, Shape
 from kairosfl.engines.batched.kernels import conv, dropout, linear, norm, pool
 from kairosfl.engines.batched.kernels import update as optimiser
 from kairosfl.engines.batched.layers import keep
+from kairosfl.engines.choices import Choices
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
@@ -90,12 +91,12 @@ def test_linear_layers_forward_by_the_quicker_way(quicker: bool, biased: bool, m
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     clients, samples, inputs, outputs, begin = 8, 20, 100, 70, 32
     torch.manual_seed(0)
-    marked, chosen = torch.zeros(()), {}
+    marked, choices = torch.zeros(()), Choices()
     rows, bias = torch.randn(clients, begin + inputs * outputs + outputs), begin + inputs * outputs
     x = torch.randn(clients, samples, 2, inputs)[:, :, 0]  # lies in strides
-    found = linear.forward(x, rows, begin, bias if biased else None, outputs, "ieee", lambda: marked, chosen)
+    found = linear.forward(x, rows, begin, bias if biased else None, outputs, "ieee", lambda: marked, choices)
     assert (found is marked) != quicker
-    assert list(chosen.values()) == ["ours" if quicker else "plain"]
+    assert list(choices.made.values()) == ["ours" if quicker else "plain"]
     if quicker:
         wanted = x.double() @ _matrix(rows, begin, outputs, inputs).mT
         close(found, wanted + rows[:, None, bias:].double() if biased else wanted)

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from kairosfl import Recipe, Run, UserError, parse
 from kairosfl.core.round import Setup
 from kairosfl.detectors import Signals
-from kairosfl.runs.checkpoint import Checkpoints
+from kairosfl.runs import checkpoint
+from kairosfl.runs.checkpoint import Checkpoints, _checksum, rounds_done
 from kairosfl.tasks.vector import Entry, Layout
 
 D = 5
@@ -122,3 +124,114 @@ def test_a_checkpoint_names_every_file_it_needs(tmp_path):
     note = json.loads((tmp_path / "checkpoint-000007.json").read_text())
     assert set(note["sums"]) == {path.name for path in tmp_path.glob("*.safetensors")}
     assert note["about"] == {"algorithm": "drift"}
+
+
+def _directory(path):
+    path.unlink()
+    path.mkdir()
+
+
+def _content(**changes):
+    def change(path):
+        note = json.loads(path.read_text()) | changes
+        path.write_text(json.dumps({key: value for key, value in note.items() if value is not GONE}))
+
+    return change
+
+
+def _state(change):
+    """Rewrite the state with good checksums: what it holds is wrong, not its bytes."""
+
+    def rewrite(path):
+        state = path.parent / "state-000008.safetensors"
+        tensors = load_file(state)
+        change(tensors)
+        save_file(tensors, state)
+        note = json.loads(path.read_text())
+        note["sums"][state.name] = _checksum(state)
+        path.write_text(json.dumps(note))
+
+    return rewrite
+
+
+GONE = object()
+BROKEN = {
+    "empty": lambda path: path.write_bytes(b""),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:100]),
+    "a list": lambda path: path.write_text("[1, 2]"),
+    "null": lambda path: path.write_text("null"),
+    "a number": lambda path: path.write_text("3"),
+    "nested": lambda path: path.write_text("[" * 100_000),
+    "not UTF-8": lambda path: path.write_bytes(b'{"round": "\xff"}'),
+    "a directory": _directory,
+    "a dangling link": lambda path: (path.unlink(), path.symlink_to("nowhere")),
+    **{f"no {key}": _content(**{key: GONE}) for key in ("round", "seed", "idle", "signals", "rows", "sums")},
+    **{f"{key} is text": _content(**{key: "8"}) for key in ("round", "seed", "idle", "signals", "rows", "sums")},
+    "another round": _content(round=9),
+    "a negative round": _content(round=-1),
+    "unknown signals": _content(signals={"nonsense": 1.0}),
+    "no checksums": _content(sums={}),
+    "other checksums": _content(sums=dict.fromkeys((f"{n}.safetensors" for n in ("state-000008", "rows-000008")), 1)),
+    "rows that are numbers": _content(rows=[1, 2]),
+    "a file elsewhere": _content(rows=["../../rows-000008.safetensors"]),
+    "state gone": lambda path: (path.parent / "state-000008.safetensors").unlink(),
+    "state a directory": lambda path: _directory(path.parent / "state-000008.safetensors"),
+    "state empty": lambda path: (path.parent / "state-000008.safetensors").write_bytes(b""),
+    "rows gone": lambda path: (path.parent / "rows-000008.safetensors").unlink(),
+    "no model": _state(lambda tensors: tensors.pop("x")),
+    "a longer model": _state(lambda tensors: tensors.update(x=torch.zeros(D + 1))),
+    "a model of another type": _state(lambda tensors: tensors.update(x=torch.zeros(D, dtype=torch.float64))),
+    "no velocity": _state(lambda tensors: tensors.pop("slot.2.velocity")),
+    "a shorter velocity": _state(lambda tensors: tensors.update({"slot.2.velocity": torch.zeros(D - 1)})),
+    "a slot too many": _state(lambda tensors: tensors.update({"slot.7.velocity": torch.zeros(D)})),
+    "no table": _state(lambda tensors: tensors.pop("table.0.ids")),
+    "a row that is not there": _state(lambda tensors: tensors["table.0.row"].fill_(99)),
+    "a file that is not there": _state(lambda tensors: tensors["table.0.file"].fill_(99)),
+    "a table too short": _state(lambda tensors: tensors.update({"table.0.row": tensors["table.0.row"][:-1]})),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_whatever_is_wrong_with_a_checkpoint_the_one_before_it_is_used(tmp_path, how):
+    store = Checkpoints(tmp_path)
+    first = filled(7)
+    store.save(first, {})
+    expected = Checkpoints(tmp_path).load(blank())[0]
+    first.tables[0].write(torch.tensor([4, 5]), {"delta": torch.ones(2, D)})
+    store.save(replace(first, round=8), {})
+    BROKEN[how](tmp_path / "checkpoint-000008.json")
+    rounds_done(tmp_path)  # whatever it says, it says it
+    again = Checkpoints(tmp_path)
+    loaded, (line,) = again.load(blank())
+    same(loaded, expected)
+    assert line.startswith("checkpoint-000008.json is broken (")
+    assert "\n" not in line
+    for done in (8, 9):  # and the run goes on over it
+        again.save(replace(loaded, round=done), {})
+    assert Checkpoints(tmp_path).load(blank())[0].round == 9
+    assert [path.name for path in sorted(tmp_path.glob("checkpoint-*.json"))] == [
+        "checkpoint-000008.json",
+        "checkpoint-000009.json",
+    ]
+
+
+def test_when_all_are_broken_every_one_is_named(tmp_path):
+    store = Checkpoints(tmp_path)
+    for done in (7, 8):
+        store.save(filled(done), {})
+        (tmp_path / f"checkpoint-{done:06d}.json").write_text("null")
+    sentence = r"no whole checkpoint .*\(checkpoint-000008.json: it holds no JSON object; checkpoint-000007.json: it"
+    with pytest.raises(UserError, match=sentence):
+        Checkpoints(tmp_path).load(blank())
+    assert len(list(tmp_path.glob("checkpoint-*.json"))) == 2
+
+
+def test_memory_that_runs_out_is_no_fault_of_the_checkpoint(tmp_path, monkeypatch):
+    Checkpoints(tmp_path).save(filled(), {})
+
+    def none(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(checkpoint, "load_file", none)
+    with pytest.raises(torch.OutOfMemoryError):
+        Checkpoints(tmp_path).load(blank())

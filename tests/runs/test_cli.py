@@ -19,8 +19,9 @@ from kairosfl.cli import app
 from kairosfl.cli.runs import clear
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
-from kairosfl.runs.alone import alone
-from kairosfl.runs.experiment import Folder, build_task, reopen
+from kairosfl.runs.experiment import build_task, reopen
+from kairosfl.runs.folder import Folder
+from kairosfl.runs.lock import lock
 
 SMALL = ["--set", "data.clients=10", "--set", "train.cohort=3", "--set", "train.rounds=2", "--quiet"]
 
@@ -78,6 +79,30 @@ def refused(result, *parts):
         ("lr", ["section.key=value"]),
         ("lr=3", ["did you mean train.lr?"]),
         ("train.lr=inf", ["train.lr = inf", "finite"]),
+        ("train.lr=1e300", ["train.lr = 1e+300", "at most 3.4e+38"]),
+        ("train.lr=nan", ["train.lr = nan", "above 0"]),
+        ("train.lr_min=nan", ["train.lr_min = nan", "0 or more"]),
+        ("train.weight_decay=nan", ["train.weight_decay = nan", "0 or more"]),
+        ("train.weight_decay=inf", ["train.weight_decay = inf", "finite"]),
+        ("train.clip=nan", ["train.clip = nan", "0 or more"]),
+        ("train.gamma=nan", ["train.gamma = nan", "above 0"]),
+        ("train.momentum=nan", ["train.momentum = nan", "below 1"]),
+        ("train.milestones=[10, -3]", ["train.milestones = (10, -3)", "0 or more"]),
+        (f"train.epochs={2**70}", ["train.epochs", "too large"]),
+        (f"train.epochs={2**31}", ["train.epochs", "at most 2147483647"]),
+        (f"train.batch_size={2**70}", ["train.batch_size", "too large"]),
+        (f"train.batch_size={2**62}", ["train.batch_size", "at most 2147483647"]),
+        (f"run.cosines=[{2**70}]", ["run.cosines", "too large"]),
+        ("run.threads=100000", ["run.threads = 100000", "1 to 1024"]),
+        ("run.device=meta", ["run.device = 'meta'", "'cpu' or 'auto'"]),
+        ("run.device=hpu", ["run.device = 'hpu'", "'cpu' or 'auto'"]),
+        ('data.path="a\\u0000b"', ["data.path", "NUL"]),
+        ('model.start="a\\u0000b"', ["model.start", "NUL"]),
+        (f"model.start={'a' * 300}", ["File name too long"]),
+        (f"data.name={'a' * 300}", ["data.name"]),
+        (f"algorithm={'a' * 300}", ["There is no rule"]),
+        (f"seed={'[' * 5000}{']' * 5000}", ["seed"]),
+        (f"seed={'[' * 50}{']' * 50}", ["seed nests tables or lists too deep"]),
         ("data.clients=-3", ["data.clients = -3", "1 or more"]),
         ("data=3", ["data"]),
     ],
@@ -93,11 +118,17 @@ def test_wrong_files(tmp_path):
     refused(call("run", tmp_path / "bad.toml", "--out", tmp_path / "run"), "not valid TOML")
     (tmp_path / "latin.toml").write_bytes(b'algorithm = "\xe9"')
     refused(call("run", tmp_path / "latin.toml", "--out", tmp_path / "run"), "not valid TOML")
-    refused(call("resume", tmp_path), "no run folder")
-    refused(call("resume", tmp_path / "nowhere"), "no run folder")
+    (tmp_path / "deep.toml").write_text(f"seed = {'[' * 5000}{']' * 5000}")
+    refused(call("run", tmp_path / "deep.toml", "--out", tmp_path / "run"), "deep.toml", "too deep")
+    (tmp_path / "dotted.toml").write_text("data" + ".a" * 5000 + " = 1")
+    refused(call("run", tmp_path / "dotted.toml", "--out", tmp_path / "run"), "data nests", "too deep")
+    for words in (("run", "a" * 300), ("run", *SMALL, "--out", "a" * 300), ("resume", "a" * 300)):
+        refused(call(*words), "File name too long")
+    refused(call("resume", tmp_path), "not a run folder")
+    refused(call("resume", tmp_path / "nowhere"), "not a run folder")
     refused(call("run", *SMALL, "--out", tmp_path), "not empty")
     (tmp_path / "file").write_text("")
-    refused(call("run", *SMALL, "--out", tmp_path / "file"), "no folder")
+    refused(call("run", *SMALL, "--out", tmp_path / "file"), "not a directory")
     (tmp_path / "sweep.toml").write_bytes(b"\xef\xbb\xbf[sweep]\nseed = [0]\n")  # as some editors write it
     refused(call("run", tmp_path / "sweep.toml", "--out", tmp_path / "run"), "kairosfl sweep")
     (tmp_path / "run.toml").write_text("seed = 1\n")
@@ -287,12 +318,12 @@ def test_a_ray_address_means_the_engine_ray(monkeypatch):
 def test_two_processes_do_not_write_into_one_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("study.toml").write_text("[train]\nrounds = 2\ncohort = 3\n[data]\nclients = 10\n[sweep]\nseed = [0]\n")
-    with alone(tmp_path / "runs" / "study"):
+    with lock(tmp_path / "runs" / "study"):
         refused(call("sweep", "study.toml"), "Another process is at work in runs/study; wait for it, end it")
     assert call("sweep", "study.toml", "-q").exit_code == 0
     assert call("run", *SMALL, "--out", "run").exit_code == 0
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace("rounds = 2", "rounds = 3"))
-    with alone(tmp_path / "run"):
+    with lock(tmp_path / "run"):
         refused(call("resume", "run"), "Another process is at work in run;")
     assert "after 3 rounds" in call("resume", "run", "-q").stdout

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from kairosfl.runs import engines, experiment
 from kairosfl.runs.config import load, resolve
 from kairosfl.runs.files import read_lines
+from kairosfl.runs.folder import Folder
 from kairosfl.tasks.vector import Entry, Layout
 
 TABLES = {
@@ -104,8 +105,8 @@ def test_an_interrupt_keeps_the_last_round_and_resumes(whole, tmp_path):
 
     config = resolve(TABLES | {"run": {"checkpoint_every": 100, "engine": "loop"}})
     task = experiment.build_task(config)
-    config = experiment.settle(config, task)
-    engine, folder = Interrupted(task), experiment.Folder(tmp_path / "run")
+    config, _ = experiment.resolve_engine(config, task)
+    engine, folder = Interrupted(task), Folder(tmp_path / "run")
     folder.create(config, task, "")
     with pytest.raises(KeyboardInterrupt):
         experiment.conduct(experiment.record(config, task, engine, folder), engine)
@@ -131,7 +132,7 @@ def test_ten_rounds_without_a_good_report_stop_the_run(tmp_path):
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "rejected: its loss is nan" in log
     assert "the model stays as it was" in log
-    assert experiment.Folder(tmp_path / "run").rounds_done() == 10 + int(log.split("round ")[1].split(":")[0]) - 1
+    assert Folder(tmp_path / "run").rounds_done() == 10 + int(log.split("round ")[1].split(":")[0]) - 1
 
 
 def test_a_run_without_a_good_report_does_not_come_to_its_end_by_resuming(tmp_path):
@@ -163,7 +164,7 @@ def test_a_signal_waits_until_the_round_is_written_down(whole, tmp_path, number)
     config = resolve(TABLES | {"run": {"checkpoint_every": 100, "engine": "loop"}})
     with pytest.raises(KeyboardInterrupt):
         experiment.start(config, tmp_path / "run", notify=listen)
-    assert experiment.Folder(tmp_path / "run").rounds_done() == 5
+    assert Folder(tmp_path / "run").rounds_done() == 5
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 5
     experiment.resume(tmp_path / "run")
     assert final(tmp_path / "run") == final(whole[0])

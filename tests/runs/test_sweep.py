@@ -42,6 +42,18 @@ def test_every_combination_once_and_in_order():
     assert members[3].config.data.alpha == 0.5
 
 
+def test_a_folder_has_a_name_that_a_file_system_takes():
+    lists = {f"train.{key}": [0.123456789012345] for key in ("lr", "momentum", "weight_decay", "clip", "gamma")}
+    algorithms = [
+        f"fedprox(mu={mu}) + {' + '.join(f'{rule}' for rule in ('scaffold', 'fedcl', 'pa3fed'))}" for mu in (1, 2)
+    ]
+    members = expand(
+        TABLES | {"sweep": {**lists, "algorithm": algorithms, "data.path": ["x" * 99]}, "data": {"name": "folder"}}
+    )
+    assert len({member.name for member in members}) == 2
+    assert all(len(member.name) < 255 for member in members)
+
+
 @pytest.mark.parametrize(
     ("lists", "sentence"),
     [
@@ -111,11 +123,11 @@ def test_runs_that_share_a_batched_engine_otherwise_are_what_they_are_alone_but_
 
 def test_runs_with_different_detectors_share_an_engine_and_keep_them(tmp_path, monkeypatch):
     built = []
-    monkeypatch.setattr("kairosfl.runs.sweep.build_engine", lambda *a, **k: built.append(k) or build_engine(*a, **k))
+    monkeypatch.setattr("kairosfl.runs.sweep.build_engine", lambda *a, **k: built.append(a[2]) or build_engine(*a, **k))
     tables = TABLES | {"run": {"engine": "batched"}, "sweep": {"run": {"detector": ["fgn", "fgn(include_lr=False)"]}}}
     members = expand(tables)
     sweep(members, tmp_path)
-    assert built == [{"cohorts": [3, 3]}]
+    assert built == [[3, 3]]
     values = [[row["fgn"] for row in rows(tmp_path / member.name)] for member in members]
     assert values[0] == pytest.approx([0.1 * value for value in values[1]])
 
@@ -148,11 +160,12 @@ def test_runs_that_find_no_room_wait_for_others_to_end(tmp_path, monkeypatch):
         assert rows(tmp_path / "in turn" / member.name) == rows(tmp_path / "together" / member.name)
 
 
-def test_an_engine_is_chosen_once_for_all_runs_that_can_share_it(tmp_path, monkeypatch):
-    picked = []
-    monkeypatch.setattr("kairosfl.engines.auto.pick", lambda *_: picked.append(1) or "loop")
-    sweep(expand(TABLES | {"run": {"engine": "auto"}}), tmp_path)
-    assert picked == [1]
+def test_a_run_of_a_sweep_has_the_engine_that_it_has_alone(tmp_path):
+    members = expand(TABLES | {"run": {"engine": "auto"}, "sweep": {"train": {"cohort": [3, 8]}}})
+    sweep(members, tmp_path)
+    about = [json.loads((tmp_path / member.name / "run.json").read_text()) for member in members]
+    assert [each["engine"] for each in about] == ["loop", "batched"]
+    assert all("chosen because" in each["why"] for each in about)
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])

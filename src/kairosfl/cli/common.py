@@ -46,6 +46,11 @@ def friendly(resume: Callable[[], str] | None = None) -> Iterator[None]:
     except UserError as error:
         typer.echo(f"kairosfl: {error}", err=True)
         raise typer.Exit(2) from None
+    except OSError as error:
+        if error.filename is None:
+            raise
+        typer.echo(f"kairosfl: {error.filename}: {error.strerror}; choose another path.", err=True)
+        raise typer.Exit(2) from None
     except KeyboardInterrupt as stopped:
         typer.echo(f"\nStopped. {resume() if resume else ''}".rstrip(), err=True)
         raise typer.Exit(143 if isinstance(stopped, Terminated) else 130) from None
@@ -130,5 +135,10 @@ def print_summary(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     loss = summary.get("loss", 0.0)
     state = "; it diverged: its test loss is not finite" if loss is None or not math.isfinite(loss) else ""
     typer.echo(f"accuracy {summary['accuracy']:.4f} after {rounds}, in {folder}{state}")
+    for verdict in summary.get("verdicts", ()):
+        typer.echo(f"Note: {verdict}.", err=True)
+    if summary.get("missing_rounds"):
+        lost = ", ".join(map(str, summary["missing_rounds"]))
+        typer.echo(f"The metrics of round {lost} are missing; {folder / 'log.txt'} says why.", err=True)
     if summary.get("rejected"):
         typer.echo(f"{summary['rejected']} reports were rejected; see {folder / 'log.txt'} for the reasons.", err=True)

@@ -37,6 +37,7 @@ def run(
     engine: Engine = None,
     device: Device = None,
     ray_address: RayAddress = None,
+    origin: Annotated[Path | None, typer.Option("--from", help="A run folder whose model is the first one.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -52,7 +53,10 @@ def run(
     from kairosfl.runs.config import read, resolve
     from kairosfl.runs.experiment import start
 
-    folder = out or fresh(preset or file)
+    if origin is not None:
+        changes = [*changes, f"model.start={json.dumps(str(origin.absolute()))}"]
+    with friendly():
+        folder = out or fresh(preset or file)
     with friendly(lambda: how_to_resume(folder)):
         if preset and file:
             raise UserError("Give a file or --preset, not both; override single keys with --set.")
@@ -75,11 +79,11 @@ def resume(
     """Resume a run from its last checkpoint."""
     from kairosfl.progress import RunProgress
     from kairosfl.runs import experiment
-    from kairosfl.runs.checkpoint import about
+    from kairosfl.runs.folder import Folder
 
     with friendly(lambda: how_to_resume(folder)):
-        rounds = experiment.Folder(folder).config().train.rounds
-        done = about(folder / "checkpoint").get("round", 0)
+        begun = Folder(folder)
+        rounds, done = begun.config().train.rounds, begun.rounds_done() or 0
         with RunProgress(rounds, quiet=quiet or as_json, done=done) as show:
             summary = experiment.resume(folder, notify=show, say=show.say)
     print_summary(folder, summary, as_json)
@@ -141,15 +145,15 @@ def clear(folder: Path, names: set[str]) -> None:
     """Delete the runs of a sweep that consists of exactly these; other files in the folder are kept."""
     import shutil
 
-    from kairosfl.runs.alone import alone
+    from kairosfl.runs.lock import lock
 
     try:
         found = {run["name"] for run in json.loads((folder / "sweep.json").read_text())["runs"]}
     except (ValueError, KeyError, TypeError):
         found = set()
     if found != names:
-        raise UserError(f"{folder} contains another sweep; choose another folder with --out.")
-    with alone(folder):
+        raise UserError(f"{folder} holds another sweep; choose another place with --out.")
+    with lock(folder):
         for name in names:
             shutil.rmtree(folder / name, ignore_errors=True)
 

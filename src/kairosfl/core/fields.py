@@ -230,7 +230,7 @@ class Reports(Cohort):
     )
     delta: Tensor = vector("w − start")
     loss: Tensor = each(float, "mean training loss", limit="max_loss")
-    grad_sq: Tensor = each(float, "Σ over all batches of ‖∇L‖², clipped as trained", low=0)
+    grad_sq: Tensor = each(float, "Σ over all batches of ‖∇L‖² at w, clipped as trained (with SAM unclipped)", low=0)
     seconds: Tensor = each(float, "time that the client took", low=0)
     similarity: Tensor | None = each(
         float,

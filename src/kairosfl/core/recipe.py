@@ -8,6 +8,8 @@ from typing import Any
 
 from kairosfl.errors import UserError
 
+LARGEST = 3.4028234663852886e38  # of float32, in which clients train
+MOST = 2**31 - 1  # what every engine can count
 OPTIMIZERS = ("sgd", "adamw")
 SCHEDULES = ("constant", "exponential", "steps", "cosine")
 
@@ -35,27 +37,25 @@ class Recipe:
     lr_min: float = 0.0  # cosine: where it ends
 
     def __post_init__(self) -> None:
+        whole = range(1, MOST + 1)
         for field in ("rounds", "cohort", "epochs", "batch_size"):
-            if getattr(self, field) < 1:
-                raise UserError(f"train.{field} = {getattr(self, field)} must be 1 or more.")
-        if not 0 < self.lr < math.inf:
-            raise UserError(f"train.lr = {self.lr} must be above 0, and finite.")
+            self._check(field, getattr(self, field) in whole, f"1 or more, and at most {MOST}")
+        self._check("lr", 0 < self.lr <= LARGEST, f"above 0, finite, and at most {LARGEST:.1e}")
         for field in ("momentum", "beta1", "beta2"):
-            if not 0 <= getattr(self, field) < 1:
-                raise UserError(f"train.{field} = {getattr(self, field)} must be at least 0 and below 1.")
-        if not 0 < self.eps < math.inf:
-            raise UserError(f"train.eps = {self.eps} must be above 0, and finite.")
-        if self.optimizer not in OPTIMIZERS:
-            raise UserError(f"train.optimizer = {self.optimizer!r} is not one of {', '.join(OPTIMIZERS)}.")
-        if self.optimizer == "adamw" and self.momentum:
-            raise UserError(f"train.momentum = {self.momentum} is for 'sgd'; set beta1 for train.optimizer = 'adamw'.")
+            self._check(field, 0 <= getattr(self, field) < 1, "at least 0 and below 1")
+        self._check("eps", 0 < self.eps <= LARGEST, f"above 0, finite, and at most {LARGEST:.1e}")
+        self._check("optimizer", self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}")
+        plain = self.optimizer == "sgd" or not self.momentum
+        self._check("momentum", plain, f"0 with train.optimizer = {self.optimizer!r}, which has beta1 instead")
         for field in ("weight_decay", "clip", "lr_min"):
-            if getattr(self, field) < 0:
-                raise UserError(f"train.{field} = {getattr(self, field)} must be 0 or more.")
-        if not 0 < self.gamma <= 1:
-            raise UserError(f"train.gamma = {self.gamma} must be above 0 and at most 1.")
-        if self.schedule not in SCHEDULES:
-            raise UserError(f"train.schedule = {self.schedule!r} is not one of {', '.join(SCHEDULES)}.")
+            self._check(field, 0 <= getattr(self, field) <= LARGEST, f"0 or more, finite, and at most {LARGEST:.1e}")
+        self._check("gamma", 0 < self.gamma <= 1, "above 0 and at most 1")
+        self._check("schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}")
+        self._check("milestones", all(round >= 0 for round in self.milestones), "a list of rounds, each 0 or more")
+
+    def _check(self, field: str, holds: bool, wanted: str) -> None:
+        if not holds:
+            raise UserError(f"train.{field} = {getattr(self, field)!r} must be {wanted}.")
 
     def lr_at(self, round: int) -> float:
         """The local learning rate of a round, counted from 0."""

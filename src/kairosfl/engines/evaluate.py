@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kairosfl.engines.choices import Choices
 from kairosfl.tasks.dataset import Samples
 from kairosfl.tasks.metrics import correct
 from kairosfl.tasks.prepare import ordered, prepare
@@ -37,7 +38,7 @@ class Evaluator:
         predict: Callable[[Tensor, Tensor], Tensor],
         test: Samples | None = None,
     ) -> None:
-        self.task, self.device, self.predict = task, device, predict
+        self.task, self.device, self.predict, self.choices = task, device, predict, Choices()
         own = task.dataset.test
         self.test = test or Samples(own.inputs.to(device), own.targets.to(device))
 

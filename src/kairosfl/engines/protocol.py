@@ -1,4 +1,4 @@
-"""What a run needs of an engine: the one protocol of `loop`, `batched`, `ray` and `flower`."""
+"""What a run needs of an engine: the one seam between `loop`, `batched`, `ray` and `flower`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Reports
+from kairosfl.engines.choices import Choices
 from kairosfl.engines.evaluate import Scores
 
 
@@ -15,13 +16,14 @@ class Engine(Protocol):
     """Turns briefs into reports and evaluates a vector: the only part that touches data or devices."""
 
     why: str  # how it runs the model, where there is a choice
+    choices: Choices  # what it chose by measuring
 
     def start(self) -> Tensor:
         """The model before training, where this engine wants it."""
         ...
 
     def train(self, briefs: Briefs) -> Reports:
-        """One report per client that could train; the others are listed in `failed`."""
+        """One report per client that could train; why the others could not is in `failed`."""
         ...
 
     def evaluate(self, x: Tensor) -> Scores:

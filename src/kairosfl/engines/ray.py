@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Cohort, Reports
 from kairosfl.core.fields import fields as entries
+from kairosfl.engines.choices import Choices
 from kairosfl.engines.evaluate import Scores
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
@@ -130,7 +131,7 @@ class Ray:
     ) -> None:
         if actors < 1:
             raise UserError(f"run.actors = {actors} must be 1 or more.")
-        self.task, self.home, self.actors = task, torch.device(home), actors
+        self.task, self.home, self.actors, self.choices = task, torch.device(home), actors, Choices()
         self._live: list[Any] = []
         self._coming: dict[Any, Any] = {}  # the answer of `ready` → its actor
         self._stillborn = 0

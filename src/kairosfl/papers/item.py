@@ -9,7 +9,7 @@ from typing import Any
 
 from kairosfl import presets
 from kairosfl.errors import UserError, nearest
-from kairosfl.runs.config import Config, change, resolve
+from kairosfl.runs.config import RunConfig, change, resolve
 from kairosfl.runs.keys import updated
 from kairosfl.runs.sweep import Member
 
@@ -32,7 +32,7 @@ class Cell:
     baseline: str = ""
     comparable: bool = True
 
-    def config(self, *, seed: int = 0, rounds: int | None = None, changes: Sequence[str] = ()) -> Config:
+    def config(self, *, seed: int = 0, rounds: int | None = None, changes: Sequence[str] = ()) -> RunConfig:
         """The cell as a configuration; `changes` are further `section.key=value` overrides."""
         tables = updated(presets.read(self.preset), self.settings)
         tables["seed"] = seed

@@ -15,9 +15,9 @@ from kairosfl.papers.item import Item, members
 from kairosfl.papers.results import Results, collect
 from kairosfl.progress import duration
 from kairosfl.runs import experiment
-from kairosfl.runs.config import Config
-from kairosfl.runs.engines import build_engine, settle
-from kairosfl.runs.experiment import Folder
+from kairosfl.runs.config import RunConfig
+from kairosfl.runs.engines import build_engine, resolve_engine
+from kairosfl.runs.folder import Folder
 from kairosfl.runs.sweep import Member, sweep
 from kairosfl.tasks import data
 
@@ -102,11 +102,11 @@ def estimate(runs: Sequence[Member], out: Path) -> float:
     return total
 
 
-def seconds_per_round(config: Config) -> float:
+def seconds_per_round(config: RunConfig) -> float:
     """Seconds per round, from the second round of a throw-away run, or from the first if that is slow."""
     config = replace(config, train=replace(config.train, rounds=3))
     task = experiment.build_task(config)
-    config = settle(config, task)
+    config, _ = resolve_engine(config, task)
     engine = build_engine(config, task)
     took = 0.0
     with tempfile.TemporaryDirectory() as folder:
@@ -134,17 +134,17 @@ def _found(runs: Sequence[Member], out: Path, item: Item, changes: Sequence[str]
     return collect(folders, item, changes, baselines=[out] if folders else [])
 
 
-def _effort(config: Config) -> float:
+def _effort(config: RunConfig) -> float:
     """Passes over the whole data set per round."""
     return config.train.cohort * config.train.epochs / max(config.data.clients, 1)
 
 
-def _source(config: Config) -> str:
+def _source(config: RunConfig) -> str:
     options: Mapping[str, Any] = config.data.options
     return f"{config.data.name} {sorted(options.items())}"
 
 
-def _problem(config: Config) -> str | None:
+def _problem(config: RunConfig) -> str | None:
     try:
         data.load(config.data.name, **config.data.options)
     except UserError as error:

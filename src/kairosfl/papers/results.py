@@ -17,7 +17,7 @@ from kairosfl.papers import ITEMS
 from kairosfl.papers.item import Item
 from kairosfl.papers.measures import MEASURES, TRACES, RecordedRun
 from kairosfl.report.tables import fixed, signed
-from kairosfl.runs.config import Config, load, tables
+from kairosfl.runs.config import RunConfig, load, tables
 from kairosfl.runs.files import plain, write
 
 Results = dict[str, Any]
@@ -26,7 +26,7 @@ DIGITS = 4
 ABOUT = ("version", "git", "torch", "python", "device", "engine", "precision")
 
 
-def identity(config: Config) -> dict[str, Any]:
+def identity(config: RunConfig) -> dict[str, Any]:
     """What identifies the cell of a run: its configuration without the seed, the rounds, and how it was executed."""
     whole = tables(config)
     del whole["seed"], whole["train"]["rounds"]

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -22,9 +24,10 @@ from kairosfl.core.round import Run
 from kairosfl.core.table import Table
 from kairosfl.detectors import Signals
 from kairosfl.errors import UserError
-from kairosfl.runs.files import write, write_json
+from kairosfl.runs.files import read_json, write, write_json
 
 KEPT = 2
+T = TypeVar("T")
 
 
 @dataclass
@@ -66,14 +69,17 @@ class Checkpoints:
         self._tidy()
 
     def load(self, blank: Run) -> tuple[Run, list[str]]:
-        """The newest whole checkpoint put into a blank run, and a line for each broken one that was passed over."""
-        passed: list[str] = []
-        for path in sorted(self.folder.glob("checkpoint-*.json"), reverse=True):
-            try:
-                return self._load(path, blank), passed
-            except (OSError, ValueError, KeyError, TypeError, SafetensorError, RuntimeError) as error:
-                passed.append(f"{path.name} is broken ({error}); trying the one before it")
-        raise UserError(f"{self.folder} holds no whole checkpoint to resume from; start the run again.")
+        """The newest whole checkpoint put into a blank run, and a line for each broken one that was passed over.
+
+        Those are set aside as `*.broken`: the rounds they stand for are trained again.
+        """
+        (run, self.places, self.sums), passed = _newest(self.folder, lambda path: _load(path, blank))
+        for path, _ in passed:
+            mark = path.stem.removeprefix("checkpoint-")
+            for file in [path, *(each for each in self.folder.glob(f"*-{mark}.safetensors") if each.is_dir())]:
+                with suppress(OSError):
+                    file.rename(file.with_suffix(".broken"))
+        return run, [f"{path.name} is broken ({reason}); trying the one before it" for path, reason in passed]
 
     def _rows_file(self, run: Run, name: str) -> list[str]:
         """Write the rows that changed, and those of old files in which little is still alive."""
@@ -109,71 +115,149 @@ class Checkpoints:
         notes = sorted(self.folder.glob("checkpoint-*.json"))
         for old in notes[:-KEPT]:
             old.unlink()
-        needed = {name for note in notes[-KEPT:] for name in json.loads(note.read_text())["sums"]}
+        needed = {name for note in notes[-KEPT:] for name in read_json(note).get("sums", {})}
         for file in [*self.folder.glob("state-*.safetensors"), *self.folder.glob("rows-*.safetensors")]:
             if file.name not in needed:
                 file.unlink()
                 self.sums.pop(file.name, None)
 
-    def _load(self, path: Path, blank: Run) -> Run:
-        note = json.loads(path.read_text())
-        for name, checksum in note["sums"].items():
-            if _checksum(self.folder / name) != checksum:
+
+Places = list[dict[int, tuple[str, int]]]
+
+
+@dataclass(frozen=True)
+class Note:
+    """The JSON of a checkpoint, checked: its files are there and have their checksums."""
+
+    round: int
+    seed: int
+    idle: int
+    signals: dict[str, Any]
+    rows: list[str]
+    sums: dict[str, int]
+
+    @classmethod
+    def read(cls, path: Path) -> Note:
+        content = json.loads(path.read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError("it holds no JSON object")
+        for each in fields(cls):
+            kind = {"int": int, "dict": dict, "list": list}[str(each.type).partition("[")[0]]
+            if type(content.get(each.name)) is not kind:
+                raise ValueError(f"its {each.name!r} is missing or of another type")
+        note = cls(**{each.name: content[each.name] for each in fields(cls)})
+        if note.round < 0 or note.idle < 0 or path.name != f"checkpoint-{note.round:06d}.json":
+            raise ValueError(f"it says that it is of round {note.round}, idle for {note.idle}")
+        for name in (note.state, *note.rows):
+            if name not in note.sums:
+                raise ValueError(f"it has no checksum of {name}")
+        for name, checksum in note.sums.items():
+            if _checksum(path.parent / Path(name).name) != checksum:
                 raise ValueError(f"{name} is damaged")
-        tensors = load_file(self.folder / f"state-{note['round']:06d}.safetensors")
-        tables, places = [], []
-        for i, table in enumerate(blank.tables):
-            table = Table(table.default)
-            ids = tensors[f"table.{i}.ids"]
-            table.reserve(ids)
-            where = list(zip(tensors[f"table.{i}.file"].tolist(), tensors[f"table.{i}.row"].tolist(), strict=True))
-            for number, name in enumerate(note["rows"]):
-                mine = [slot for slot, (file, _) in enumerate(where) if file == number]
-                if mine:
-                    rows = torch.tensor([where[slot][1] for slot in mine])
-                    table.write(ids[mine], _read_rows(self.folder / name, i, rows, table))
-            table.written.clear()
-            tables.append(table)
-            places.append({c: (note["rows"][f], r) for c, (f, r) in zip(ids.tolist(), where, strict=True)})
-        self.places, self.sums = places, dict(note["sums"])
-        signals: dict[str, Any] = {k: float("nan") if v is None else v for k, v in note["signals"].items()}
-        return replace(
-            blank,
-            seed=note["seed"],
-            round=note["round"],
-            idle=note["idle"],
-            signals=Signals(**signals),
-            x=tensors["x"].to(blank.x.device),
-            states=_states(tensors, blank.states),
-            tables=tuple(tables),
-            writes=tuple(table.writes for table in tables),
-        )
+        return note
+
+    @property
+    def state(self) -> str:
+        return f"state-{self.round:06d}.safetensors"
 
 
-def about(checkpoints: Path) -> dict[str, Any]:
-    """What the newest readable checkpoint says about its run, without loading any tensor."""
-    for path in sorted(checkpoints.glob("checkpoint-*.json"), reverse=True):
+def _newest(folder: Path, read: Callable[[Path], T]) -> tuple[T, list[tuple[Path, str]]]:
+    """What `read` makes of the newest checkpoint that it can read, and the newer ones with what is wrong with them."""
+    passed: list[tuple[Path, str]] = []
+    for path in sorted(folder.glob("checkpoint-*.json"), reverse=True):
         try:
-            note: dict[str, Any] = json.loads(path.read_text())
-            return note
-        except json.JSONDecodeError:
-            continue
-    return {}
+            return read(path), passed
+        except (MemoryError, torch.OutOfMemoryError):  # no fault of the checkpoint's
+            raise
+        except Exception as error:  # whatever is wrong with it, there may be a good one before it
+            passed.append((path, (str(error).strip() or type(error).__name__).splitlines()[0]))
+    why = f" ({'; '.join(f'{path.name}: {reason}' for path, reason in passed)})" if passed else ""
+    raise UserError(f"{folder} holds no whole checkpoint to resume from{why}; start the run again.")
 
 
-def _states(tensors: dict[str, Tensor], blank: tuple[dict[str, Tensor], ...]) -> tuple[dict[str, Tensor], ...]:
+def _load(path: Path, blank: Run) -> tuple[Run, Places, dict[str, int]]:
+    note = Note.read(path)
+    tensors = load_file(path.parent / note.state)
+    if tensors["x"].shape != blank.x.shape or tensors["x"].dtype != blank.x.dtype:
+        raise ValueError(f"its model is {_form(tensors['x'])}, and the run's {_form(blank.x)}")
+    tables, places = [], []
+    for i, table in enumerate(blank.tables):
+        table = Table(table.default)
+        ids = tensors[f"table.{i}.ids"]
+        table.reserve(ids)
+        where = list(zip(tensors[f"table.{i}.file"].tolist(), tensors[f"table.{i}.row"].tolist(), strict=True))
+        for number, name in enumerate(note.rows):
+            mine = [slot for slot, (file, _) in enumerate(where) if file == number]
+            if mine:
+                rows = torch.tensor([where[slot][1] for slot in mine])
+                table.write(ids[mine], _read_rows(path.parent / name, i, rows, table))
+        table.written.clear()
+        tables.append(table)
+        places.append({c: (note.rows[f], r) for c, (f, r) in zip(ids.tolist(), where, strict=True)})
+    signals: dict[str, Any] = {k: float("nan") if v is None else v for k, v in note.signals.items()}
+    run = replace(
+        blank,
+        seed=note.seed,
+        round=note.round,
+        idle=note.idle,
+        signals=Signals(**signals),
+        x=tensors["x"].to(blank.x.device),
+        states=_states(tensors, blank.states, blank.x),
+        tables=tuple(tables),
+        writes=tuple(table.writes for table in tables),
+    )
+    return run, places, dict(note.sums)
+
+
+def model(folder: Path) -> tuple[Tensor, int]:
+    """The model in the newest whole checkpoint of a run folder, and how many rounds it was trained."""
+
+    def read(path: Path) -> tuple[Tensor, int]:
+        note = Note.read(path)
+        with safe_open(path.parent / note.state, framework="pt") as file:
+            return file.get_tensor("x"), note.round
+
+    return _newest(folder / "checkpoint", read)[0]
+
+
+def rounds_done(checkpoints: Path) -> int | None:
+    """The round of the newest checkpoint that says one, without loading any tensor; None: there is none."""
+    for path in sorted(checkpoints.glob("checkpoint-*.json"), reverse=True):
+        if type(round := read_json(path).get("round")) is int:
+            return round
+    return None
+
+
+def _states(
+    tensors: dict[str, Tensor], blank: tuple[dict[str, Tensor], ...], x: Tensor
+) -> tuple[dict[str, Tensor], ...]:
     found: list[dict[str, Tensor]] = [{} for _ in blank]
     for key, value in tensors.items():
         if key.startswith("state."):
             _, i, name = key.split(".", 2)
             like = blank[int(i)].get(name)
             found[int(i)][name] = value.to(like.device) if like is not None else value
+    for number, (state, mine) in enumerate(zip(blank, found, strict=True)):
+        for name, like in state.items():
+            # Other lengths than the model's may change from round to round.
+            if name not in mine or (like.shape == x.shape and mine[name].shape != x.shape):
+                form = _form(mine[name]) if name in mine else "missing"
+                raise ValueError(f"its state.{number}.{name} is {form}, and the run's {_form(like)}")
     return tuple(found)
 
 
 def _read_rows(path: Path, rule: int, rows: Tensor, table: Table) -> dict[str, Tensor]:
     with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(f"{rule}.{name}")[rows].to(value.device) for name, value in table.default.items()}
+        found = {name: file.get_tensor(f"{rule}.{name}")[rows] for name in table.default}
+    for name, default in table.default.items():
+        # A default of one number may stand for a vector, whose length is not known here.
+        if found[name].dtype != default.dtype or (default.ndim and found[name].shape[1:] != default.shape):
+            raise ValueError(f"{path.name} has rows {_form(found[name])} where a row is {_form(default)}")
+    return {name: value.to(table.default[name].device) for name, value in found.items()}
+
+
+def _form(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
 
 
 def _checksum(path: Path) -> int:

@@ -45,6 +45,7 @@ class Model:
     """[model]: the model; its own options stand beside its name."""
 
     name: str = "mlp"
+    start: str = ""  # a run folder whose model is the first one here; empty: a new one
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -69,11 +70,13 @@ class Conduct:
 
 
 ENGINES = ("auto", "loop", "batched", "ray")
+THREADS = 1024
+DEEP = 16  # tables and lists inside each other
 PRECISIONS = ("auto", "float32", "tf32", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class RunConfig:
     """All of it, resolved."""
 
     algorithm: Algorithm = field(default_factory=Algorithm)
@@ -97,8 +100,8 @@ class Config:
         for round in self.run.cosines:
             if round < 1:
                 raise UserError(f"run.cosines names round {round}; rounds count from 1.")
-        if self.run.threads < 0:
-            raise UserError(f"run.threads = {self.run.threads} must be 1 or more, or 0 to leave the choice.")
+        if not 0 <= self.run.threads <= THREADS:
+            raise UserError(f"run.threads = {self.run.threads} must be 1 to {THREADS}, or 0 to leave the choice.")
         if self.seed < 0:
             raise UserError(f"seed = {self.seed} must be 0 or more.")
         if not 0 <= self.data.validation < 1:
@@ -116,7 +119,7 @@ class Config:
 SECTIONS = {"data": Data, "model": Model, "train": Recipe, "run": Conduct}
 
 
-def load(path: Path, changes: Sequence[str] = ()) -> Config:
+def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
     """The configuration in a TOML file, with `section.key=value` changes on top."""
     return resolve(read(path), changes)
 
@@ -133,12 +136,14 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}.") from None
+    except RecursionError:
+        raise UserError(f"{path} nests tables or lists too deep; {DEEP} levels are allowed.") from None
 
 
-def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> Config:
+def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> RunConfig:
     """A configuration from nested tables."""
     tables = change(tables, changes)
-    known = [each.name for each in dataclasses.fields(Config)]
+    known = [each.name for each in dataclasses.fields(RunConfig)]
     for key in tables:
         if key == "sweep":
             raise UserError("[sweep] lists values for many runs: use `kairosfl sweep`, or take the section out.")
@@ -151,7 +156,7 @@ def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> Config:
     if not isinstance(algorithm, str | list):
         raise UserError(f"algorithm = {algorithm!r} must be text like 'fedprox(mu=0.01)', or a list of tables.")
     seed = _typed("seed", tables.get("seed", 0), int)
-    return Config(algorithm=parse(algorithm), seed=seed, **parts)
+    return RunConfig(algorithm=parse(algorithm), seed=seed, **parts)
 
 
 def change(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
@@ -162,14 +167,32 @@ def change(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
         if not equals or not name:
             raise UserError(f"--set {text!r} is not of the form section.key=value.")
         changed = updated(changed, {name: _value(value)})
+    _check_values(changed)
     return changed
 
 
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
+
+
+def _check_values(tables: Mapping[str, Any]) -> None:
+    """Refuse what no key can hold, wherever it is."""
+    waiting: list[tuple[str, Any, int]] = [(key, value, 1) for key, value in tables.items()]
+    while waiting:
+        name, value, depth = waiting.pop()
+        if depth > DEEP:
+            raise UserError(f"{name.partition('.')[0]} nests tables or lists too deep; {DEEP} levels are allowed.")
+        if isinstance(value, str) and "\0" in value:
+            raise UserError(f"{name} = {value!r} holds a NUL character; take it out.")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise UserError(f"{name} = {value} is too large; whole numbers go up to 2^63 - 1.")
+        if isinstance(value, Mapping):
+            waiting += [(f"{name}.{key}", each, depth + 1) for key, each in value.items()]
+        elif isinstance(value, list):
+            waiting += [(name, each, depth + 1) for each in value]
 
 
 def _section(name: str, cls: type, table: Any) -> Any:
@@ -227,7 +250,7 @@ def _one_of(name: str, value: str, known: Mapping[str, Any] | Sequence[str]) -> 
         raise UserError(f"{name} = {value!r} does not exist; {nearest(value, known)}")
 
 
-def tables(config: Config) -> dict[str, Any]:
+def tables(config: RunConfig) -> dict[str, Any]:
     """The configuration as nested tables, every key written out."""
     out: dict[str, Any] = {"algorithm": str(config.algorithm), "seed": config.seed}
     for name in SECTIONS:

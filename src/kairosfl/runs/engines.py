@@ -15,45 +15,62 @@ from kairosfl.engines.evaluate import Evaluator, Scores
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError
-from kairosfl.runs.config import Config
+from kairosfl.runs.config import RunConfig
 from kairosfl.tasks.task import Task
 
 if TYPE_CHECKING:
     from kairosfl.engines.batched import Batched
 
+DEVICES = ("cpu", "cuda")
 SMALL = 1 << 22  # parameters times samples in a batch below which a second thread costs more than it gains
 
 
-def settle(config: Config, task: Task) -> Config:
-    """The configuration with `auto` replaced by what this machine has; torch set to its threads."""
+def resolve_engine(config: RunConfig, task: Task) -> tuple[RunConfig, str]:
+    """The configuration with `auto` replaced by what suits task and machine; why this engine, where it was left open.
+
+    It depends on the configuration and the kind of device alone, so that a run started twice has one engine.
+    """
     device = config.run.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        raise UserError(f"run.device = {device!r} is not on this machine; use 'cpu' or 'auto'.") from None
+        there = torch.device(device).type in DEVICES
+    except (RuntimeError, AssertionError, ImportError):
+        there = False
+    if not there:
+        raise UserError(f"run.device = {device!r} is not on this machine; use 'cpu' or 'auto'.")
     small = task.layout.size * config.train.batch_size < SMALL
     threads = config.run.threads or (1 if small else os.cpu_count() or 1)
-    torch.set_num_threads(threads)
-    engine, precision = config.run.engine, config.run.precision
+    engine, precision, because = config.run.engine, config.run.precision, ""
     if engine == "auto":
         from kairosfl.engines.auto import pick
 
-        engine = pick(task, config.train, torch.device(device))
+        engine, because = pick(task, config.train, torch.device(device))
     if precision == "auto":
         precision = "tf32" if device.startswith("cuda") and engine == "batched" else "float32"
-    settled = replace(config.run, device=device, engine=engine, precision=precision, threads=threads)
-    return replace(config, run=settled)
+    resolved = replace(config.run, device=device, engine=engine, precision=precision, threads=threads)
+    return replace(config, run=resolved), because
 
 
-def largest(config: Config, task: Task) -> int:
+def largest(config: RunConfig, task: Task) -> int:
     """The largest cohort that a run may have."""
     return config.algorithm.largest_cohort(config.train.cohort, len(task.clients))
 
 
-def build_engine(config: Config, task: Task, cohorts: Sequence[int] = ()) -> Engine:
-    """The engine that a settled configuration names, for runs with cohorts up to these; by default for that one run."""
+def build_engine(config: RunConfig, task: Task, cohorts: Sequence[int] = (), because: str = "") -> Engine:
+    """The engine that a resolved configuration names, with torch set to its threads.
+
+    It is for runs with cohorts up to these, by default for that one run; `because` is why it was chosen.
+    """
+    torch.set_num_threads(config.run.threads)
+    engine = _engine(config, task, cohorts)
+    if because:
+        engine.why = f"{engine.why}; chosen because {because}" if engine.why else f"chosen because {because}"
+    return engine
+
+
+def _engine(config: RunConfig, task: Task, cohorts: Sequence[int]) -> Engine:
     if config.run.engine == "batched":
         from kairosfl.engines.batched import Batched
 
@@ -79,8 +96,8 @@ def build_engine(config: Config, task: Task, cohorts: Sequence[int] = ()) -> Eng
     return Loop(task, config.run.device, precision=config.run.precision)
 
 
-def method(config: Config, engine: Engine) -> str:
-    """How a settled configuration is run, in a line."""
+def method(config: RunConfig, engine: Engine) -> str:
+    """How a resolved configuration is run, in a line."""
     run = config.run
     return f"engine {run.engine} on {run.device}, {run.precision}" + (f": {engine.why}" if engine.why else "")
 
@@ -90,7 +107,7 @@ class Seat(Evaluator):
 
     def __init__(self, engine: Batched, task: Task) -> None:
         super().__init__(task, engine.device, engine.predict, engine.test)
-        self.engine, self.why = engine, engine.why
+        self.engine, self.why, self.choices = engine, engine.why, engine.choices
 
     def start(self) -> Tensor:
         """The run's own model before training."""

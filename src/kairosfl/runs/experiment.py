@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import platform
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
-import kairosfl
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.round import Run, Setup, result, rounds, verdicts
 from kairosfl.detectors import parse_detectors
 from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError
 from kairosfl.runs import STOPPED, metrics
-from kairosfl.runs.alone import alone
-from kairosfl.runs.checkpoint import Checkpoints, about
-from kairosfl.runs.config import Config, dump, load, tables
-from kairosfl.runs.engines import build_engine, method, settle
-from kairosfl.runs.files import append_json, cut_lines, read_lines, write, write_json
+from kairosfl.runs.checkpoint import Checkpoints, model
+from kairosfl.runs.config import RunConfig, tables
+from kairosfl.runs.engines import build_engine, method, resolve_engine
+from kairosfl.runs.files import append_json
+from kairosfl.runs.folder import Folder, Say, silent
 from kairosfl.runs.interrupt import undisturbed
 from kairosfl.runs.keys import flatten
-from kairosfl.runs.trackers import TRACKERS, library
+from kairosfl.runs.lock import lock
+from kairosfl.runs.trackers import TRACKERS
 from kairosfl.tasks import data, models
 from kairosfl.tasks.dataset import DataSet, held_out
 from kairosfl.tasks.partitions import partition
@@ -42,11 +38,6 @@ from kairosfl.tasks.task import Task
 IDLE_LIMIT = 10  # rounds without a good report, one after another, end a run
 Notify = Callable[[dict[str, Any]], None]
 Course = Generator[Briefs, Reports, dict[str, Any]]
-Say = Callable[[str], None]
-
-
-def silent(_: str) -> None:
-    """Says nothing."""
 
 
 @lru_cache(maxsize=2)
@@ -55,7 +46,7 @@ def _load(name: str, validation: float, options: tuple[tuple[str, Any], ...]) ->
     return held_out(dataset, validation) if validation else dataset
 
 
-def build_data(config: Config) -> tuple[DataSet, Population]:
+def build_data(config: RunConfig) -> tuple[DataSet, Population]:
     """The data set and the clients that a configuration names."""
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in config.data.options.items()}
     dataset = _load(config.data.name, config.data.validation, tuple(sorted(options.items())))
@@ -73,7 +64,7 @@ def build_data(config: Config) -> tuple[DataSet, Population]:
     return dataset, clients
 
 
-def build_task(config: Config) -> Task:
+def build_task(config: RunConfig) -> Task:
     """The data, the clients and the model that a configuration names."""
     dataset, clients = build_data(config)
     chosen = dict(config.model.options)
@@ -83,147 +74,51 @@ def build_task(config: Config) -> Task:
     return Task(model, dataset, clients, augment=config.data.augment)
 
 
-@dataclass
-class Folder:
-    """A run folder: what is in it and where."""
-
-    path: Path
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoint"
-
-    def log(self, line: str) -> None:
-        """One more line in the log."""
-        try:
-            with (self.path / "log.txt").open("a", encoding="utf-8") as handle:
-                handle.write(line + "\n")
-        except OSError as error:
-            raise UserError(f"Cannot write {self.path / 'log.txt'}: {error.strerror}; free the disk.") from None
-
-    def create(self, config: Config, task: Task, command: str, **more: str) -> None:
-        """Write down what is about to run."""
-        for name in config.run.track:
-            library(name)
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"{self.path} is no folder; give another --out.")
-        if (self.path / "sweep.json").exists():
-            raise UserError(f"{self.path} holds a sweep; give another --out.")
-        if self.path.exists() and any(self.path.iterdir()):
-            raise UserError(
-                f"The folder {self.path} is not empty; give another --out, or `kairosfl resume {self.path}`."
-            )
-        write(self.path / "config.toml", dump(tables(config)))
-        self.describe(config, task, command, **more)
-
-    def describe(self, config: Config, task: Task, command: str, **more: str) -> None:
-        """Write down on what and with what the run is made; `more` is added, or in place of what stands there."""
-        write_json(self.path / "run.json", describe(config, task, command) | more)
-        write_json(self.path / "partition.json", metrics.partition_note(task))
-
-    def finished(self) -> bool:
-        """Whether the run came to its end, and was not given more rounds since."""
-        if not (self.path / "summary.json").is_file():
-            return False
-        return bool(self.summary()["rounds"] >= self.config().train.rounds)
-
-    def summary(self) -> dict[str, Any]:
-        """What was written down at the end."""
-        whole: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
-        return whole
-
-    def rounds_done(self) -> int | None:
-        """Rounds in the newest checkpoint; None: there is none."""
-        done: int | None = about(self.checkpoints).get("round")
-        return done
-
-    def config(self) -> Config:
-        """The configuration that was written down."""
-        if not (self.path / "config.toml").is_file():
-            if (self.path / "sweep.json").exists():
-                raise UserError(f"{self.path} is a sweep; it goes on with the `kairosfl sweep` that began it.")
-            raise UserError(f"{self.path} is no run folder: it has no config.toml.")
-        return load(self.path / "config.toml")
-
-
-def describe(config: Config, task: Task, command: str) -> dict[str, Any]:
-    """What a reader needs in order to trust and repeat the numbers."""
-    return {
-        "version": kairosfl.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name() if config.run.device.startswith("cuda") else platform.machine(),
-        "threads": torch.get_num_threads(),
-        "engine": config.run.engine,
-        "precision": config.run.precision,
-        "git": _git(),
-        "seed": config.seed,
-        "algorithm": str(config.algorithm),
-        "rules": list(map(repr, config.algorithm.rules)),  # with the options that have their defaults
-        "parameters": task.layout.size,
-        "clients": len(task.clients),
-        "base_hash": task.base_hash,  # of what is not trained; null: all of the model is
-        "client_accuracy_on": task.client_accuracy_on if config.run.client_accuracy else None,
-        "population_hash": task.clients.hash(),
-        "data_hashes": dict(task.dataset.hashes),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": command,
-    }
-
-
-def check_base(folder: Folder, task: Task) -> None:
-    """Refuse to resume with another base than the run began with: its checkpoints hold what was trained on top."""
-    try:
-        began = json.loads((folder.path / "run.json").read_text())
-    except (OSError, ValueError):
-        return
-    if isinstance(began, dict) and began.get("base_hash", task.base_hash) != task.base_hash:
-        raise UserError(
-            f"{folder.path} was begun with other frozen parameters or buffers (base_hash {began['base_hash']}) than "
-            f"the model has now ({task.base_hash}); resume it with those, or start a new run."
-        )
-
-
-def _git() -> str | None:
-    """The commit of the sources, where they lie in a repository."""
-    here = Path(__file__).parent
-    try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
 def record(
-    config: Config, task: Task, engine: Engine, folder: Folder, *, resume: bool = False, notify: Notify | None = None
+    config: RunConfig,
+    task: Task,
+    engine: Engine,
+    folder: Folder,
+    *,
+    resume: bool = False,
+    start: Tensor | None = None,
+    notify: Notify | None = None,
 ) -> Course:
     """A run that writes itself down: yields briefs, is sent reports, returns the summary.
 
-    After every round a line of metrics; every `checkpoint_every` rounds, and when closed, a checkpoint.
+    After every round a line of metrics; every `checkpoint_every` rounds, and when closed, a checkpoint. `start` is
+    another model than the engine's to begin with.
     """
+    x = engine.start()
+    if start is not None:
+        if len(start) != len(x):
+            raise UserError(
+                f"model.start = {config.model.start!r} holds a model of {len(start)} parameters, and this one has "
+                f"{len(x)}; choose a run of the same model."
+            )
+        x = start.to(x)
     setup = Setup(config.algorithm, config.train, len(task.clients), task.layout, parse_detectors(config.run.detector))
-    run = Run.start(engine.start(), setup, seed=config.seed)
+    run = Run.start(x, setup, seed=config.seed)
+    del x, start  # or the first model would be held to the end
     checkpoints = Checkpoints(folder.checkpoints)
     if resume:
-        check_base(folder, task)
         run, passed = checkpoints.load(run)
         for line in passed:
-            folder.log(line)
+            folder.warn(line)
         folder.log(f"resumed after round {run.round}")
-        for name in ("metrics.jsonl", "clients.jsonl"):
-            cut_lines(folder.path / name, run.round)
+        folder.cut(run.round)
+        engine.choices.restore(folder.choices(), run.round)
     else:
+        folder.cut(0)  # rounds without a checkpoint
         checkpoints.save(run, {})
     settings = flatten(tables(config))
     tracked = [TRACKERS[name](folder.path, settings, run.round) for name in config.run.track]
     listeners: list[Notify] = [*([notify] if notify else []), *tracked]
     course = _write_down(config, task, engine, folder, setup, run, checkpoints, listeners)
-    del run  # or the first model would be held to the end
+    del run
     try:
         with within_memory():
-            said = yield from course
+            done, said = yield from course
     except UserError as error:
         with suppress(UserError):  # of a full disk
             folder.log(f"{STOPPED}{error}")
@@ -231,13 +126,11 @@ def record(
     finally:
         for tracker in tracked:
             tracker.close()
-    summary = metrics.summary(list(read_lines(folder.path / "metrics.jsonl"))) | {"verdicts": said}
-    write_json(folder.path / "summary.json", summary)
-    return summary
+    return folder.summarise(done, said)
 
 
 def _write_down(
-    config: Config,
+    config: RunConfig,
     task: Task,
     engine: Engine,
     folder: Folder,
@@ -245,10 +138,10 @@ def _write_down(
     run: Run,
     checkpoints: Checkpoints,
     listeners: list[Notify],
-) -> Generator[Briefs, Reports, list[str]]:
-    """The rounds of a run, each written down before the next begins; returns what its rules say about it."""
+) -> Generator[Briefs, Reports, tuple[int, list[str]]]:
+    """The rounds of a run, each written down before the next begins; how many there are, and the rules' verdicts."""
     note = {"algorithm": str(config.algorithm), "detector": config.run.detector}
-    saved = run.round
+    saved, chosen = run.round, len(engine.choices.made)
     course = rounds(run, setup)
     run, briefs = next(course)
     if briefs is None and run.idle >= IDLE_LIMIT:
@@ -274,6 +167,9 @@ def _write_down(
             _log_rejections(run, folder)
             for listen in listeners:
                 listen(row)
+            if len(engine.choices.made) > chosen:
+                chosen = len(engine.choices.made)
+                folder.choose(engine.choices.made, run.round)
             if last or run.round % config.run.checkpoint_every == 0 or run.idle >= IDLE_LIMIT:
                 checkpoints.save(run, note)
                 saved = run.round
@@ -283,7 +179,7 @@ def _write_down(
             if run.round > saved:
                 checkpoints.save(run, note)
             signal.raise_signal(held[0])
-    return verdicts(run, setup)
+    return run.round, verdicts(run, setup)
 
 
 def _log_rejections(run: Run, folder: Folder) -> None:
@@ -297,13 +193,13 @@ def _idle(run: Run) -> str:
     why = run.record.rejected[-1][1] if run.record and run.record.rejected else "none reported"
     return (
         f"{run.idle} rounds in a row had no good report (last reason: {why}); the model is as after round "
-        f"{run.round - run.idle}. Lower train.lr or mend the clients."
+        f"{run.round - run.idle}. Lower train.lr or fix the clients."
     )
 
 
 @contextmanager
 def within_memory() -> Iterator[None]:
-    """A GPU whose memory runs out is a user's to mend."""
+    """A GPU whose memory runs out is the user's to fix."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -328,50 +224,59 @@ def conduct(course: Course, engine: Engine) -> dict[str, Any]:
 
 
 def start(
-    config: Config, path: Path, *, command: str = "", notify: Notify | None = None, say: Say = silent
+    config: RunConfig, path: Path, *, command: str = "", notify: Notify | None = None, say: Say = silent
 ) -> dict[str, Any]:
     """Run a configuration in a new folder; returns the summary. `say` is told in a line how it is run."""
     task = build_task(config)
     with within_memory():
-        config = settle(config, task)
-        engine = build_engine(config, task)
+        config, because = resolve_engine(config, task)
+        engine = build_engine(config, task, because=because)
+    course = begin(config, task, engine, Folder(path, say), command=command, notify=notify)
     say(method(config, engine))
-    course = begin(config, task, engine, Folder(path), command=command, notify=notify)
-    with alone(path):
+    with lock(path):
         return conduct(course, engine)
 
 
 def begin(
-    config: Config, task: Task, engine: Engine, folder: Folder, *, command: str = "", notify: Notify | None = None
+    config: RunConfig, task: Task, engine: Engine, folder: Folder, *, command: str = "", notify: Notify | None = None
 ) -> Course:
     """A recorded run in a new folder."""
-    if config.train.cohort > len(task.clients):
-        raise UserError(
-            f"train.cohort = {config.train.cohort} is more than the {len(task.clients)} clients there are; lower it."
-        )
-    folder.create(config, task, command or " ".join(sys.argv), why=engine.why)
-    return record(config, task, engine, folder, notify=notify)
+    start, note = given("model.start", config.model.start)
+    folder.create(config, task, command or " ".join(sys.argv), why=engine.why, **note)
+    return record(config, task, engine, folder, start=start, notify=notify)
 
 
-def reopen(config: Config, task: Task, engine: Engine, folder: Folder, *, notify: Notify | None = None) -> Course:
+def reopen(config: RunConfig, task: Task, engine: Engine, folder: Folder, *, notify: Notify | None = None) -> Course:
     """A recorded run that was stopped, from its last whole checkpoint, or from the start if it never got that far."""
-    begun = any(folder.checkpoints.glob("checkpoint-*.json"))
-    (folder.path / "summary.json").unlink(missing_ok=True)  # of fewer rounds
-    if not begun:
-        folder.describe(config, task, " ".join(sys.argv), why=engine.why)
-    return record(config, task, engine, folder, resume=begun, notify=notify)
+    if folder.begun():
+        folder.check(config, task)
+        (folder.path / "summary.json").unlink(missing_ok=True)  # of fewer rounds
+        return record(config, task, engine, folder, resume=True, notify=notify)
+    start, note = given("model.start", config.model.start)
+    folder.describe(config, task, " ".join(sys.argv), why=engine.why, **note)
+    return record(config, task, engine, folder, start=start, notify=notify)
+
+
+def given(key: str, folder: str) -> tuple[Tensor | None, dict[str, Any]]:
+    """The model of the run folder that a key names, and for `run.json` where it came from; none is named: none."""
+    if not folder:
+        return None, {}
+    if Folder(Path(folder)).rounds_done() is None:
+        raise UserError(f"{key} = {folder!r} is not a run folder with a checkpoint; name one.")
+    x, round = model(Path(folder))
+    return x, {"start": {"folder": str(Path(folder).absolute()), "round": round}}
 
 
 def resume(path: Path, *, notify: Notify | None = None, say: Say = silent) -> dict[str, Any]:
     """Go on with the run in a folder; one that has come to its end is left as it is."""
-    folder = Folder(path)
+    folder = Folder(path, say)
     config = folder.config()
     if folder.finished():
         return folder.summary()
-    with alone(path):
+    with lock(path):
         task = build_task(config)
         with within_memory():
-            config = settle(config, task)
-            engine = build_engine(config, task)
+            config, because = resolve_engine(config, task)
+            engine = build_engine(config, task, because=because)
         say(method(config, engine))
         return conduct(reopen(config, task, engine, folder, notify=notify), engine)

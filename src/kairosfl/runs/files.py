@@ -8,14 +8,13 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import UnionType
 from typing import Any
 
 from safetensors import SafetensorError
 
 from kairosfl.errors import UserError
 
-Needs = Mapping[str, UnionType]
+Needs = Mapping[str, Any]  # name -> what isinstance takes
 NOTHING: Needs = {}
 
 
@@ -35,7 +34,9 @@ def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
             os.fsync(handle.fileno())
         temporary.replace(target)
     except (FileExistsError, NotADirectoryError):
-        raise UserError(f"Cannot write {path}: {_first_file(target)} is no folder; choose another place.") from None
+        raise UserError(
+            f"Cannot write {path}: {_first_file(target)} is not a directory; choose another place."
+        ) from None
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -96,10 +97,23 @@ def read_lines(
             damaged(number)
 
 
-def cut_lines(path: Path, rounds: int) -> None:
-    """Drop the lines of rounds after `rounds`, and a broken one."""
-    kept = [row for row in read_lines(path) if row["round"] <= rounds]
-    write(path, "".join(json.dumps(row) + "\n" for row in kept))
+def cut_lines(path: Path, rounds: int, damaged: Callable[[int], None], needs: Needs = NOTHING) -> None:
+    """Drop the lines of rounds after `rounds`, and damaged ones. `damaged` is told of those that cost a round."""
+    kept: list[bytes] = []
+    doubtful: list[int] = []  # damaged if a round that stays comes after them; else what a killed process left
+    last = 0
+    for number, line, row in _lines(path, needs):
+        if row is None or row["round"] > rounds:
+            doubtful.append(number)
+            continue
+        for each in doubtful:
+            damaged(each)
+        kept.append(line)
+        doubtful, last = [], row["round"]
+    for each in doubtful[: rounds - last]:
+        damaged(each)
+    if path.exists():
+        write(path, b"".join(line.rstrip(b"\n") + b"\n" for line in kept))
 
 
 def _lines(path: Path, needs: Needs) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
@@ -124,3 +138,12 @@ def _row(line: bytes, needs: Needs) -> dict[str, Any] | None:
         return None
     whole = all(name in row and isinstance(row[name], kind) for name, kind in needs.items())
     return row if whole else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is none, or no whole one."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

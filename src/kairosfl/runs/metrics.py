@@ -116,13 +116,22 @@ def partition_note(task: Task) -> dict[str, Any]:
     }
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The run in one object, from its lines of metrics."""
+# The columns of metrics.jsonl that a summary needs; a line without one of them is damaged.
+NEEDED: dict[str, Any] = dict.fromkeys(("accuracy", "loss", "elud"), int | float | None) | dict.fromkeys(
+    ("cohort", "rejected", "critical", "epochs_total", "steps", "bytes_down", "bytes_up", "seconds"), int | float
+)
+
+
+def summary(rows: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
+    """A run of so many rounds in one object, from the lines of metrics that there are."""
+    rows = [row for row in rows if row["round"] <= rounds]
+    written = {row["round"] for row in rows}
     scored = [row for row in rows if row["accuracy"] is not None]
     best = max(scored, key=lambda row: row["accuracy"], default=None)
     tenth = final_tenth(scored)
     return {
-        "rounds": rows[-1]["round"] if rows else 0,
+        "rounds": rounds,
+        "missing_rounds": [round for round in range(1, rounds + 1) if round not in written],
         "accuracy": scored[-1]["accuracy"] if scored else None,
         "loss": scored[-1]["loss"] if scored else None,
         "best_accuracy": best["accuracy"] if best else None,

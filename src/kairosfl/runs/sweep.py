@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,19 +22,20 @@ from kairosfl.core.fields import Reports
 from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs import experiment
-from kairosfl.runs.alone import alone
-from kairosfl.runs.config import SECTIONS, Config, resolve, tables
-from kairosfl.runs.engines import Seat, build_engine, largest, method, settle
-from kairosfl.runs.experiment import Folder
+from kairosfl.runs.config import SECTIONS, RunConfig, resolve, tables
+from kairosfl.runs.engines import Seat, build_engine, largest, method, resolve_engine
 from kairosfl.runs.files import write_json
+from kairosfl.runs.folder import Folder, Say, silent
 from kairosfl.runs.keys import flatten, updated
+from kairosfl.runs.lock import lock
 from kairosfl.tasks.task import Task
 
 if TYPE_CHECKING:
     from kairosfl.engines.batched.jobs import Ticket
 
 Watch = Callable[[str, int], experiment.Notify]
-ENGINE = ("engine", "device", "precision", "threads", "slots", "deterministic")  # keys of [run] that make an engine
+LONGEST = 200  # characters in the name of a folder
+ENGINE = ("device", "precision", "slots", "deterministic")  # keys of [run] that make an engine
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Member:
 
     name: str
     settings: Mapping[str, Any]
-    config: Config
+    config: RunConfig
 
 
 def expand(tables: Mapping[str, Any]) -> list[Member]:
@@ -59,7 +60,7 @@ def expand(tables: Mapping[str, Any]) -> list[Member]:
     members: list[Member] = []
     for values in itertools.product(*lists.values()):
         settings = dict(zip(lists, values, strict=True))
-        name = "-".join(_short(key, value) for key, value in settings.items()) or "run"
+        name = "-".join(_short(key, value) for key, value in settings.items())[:LONGEST] or "run"
         taken = sum(member.name == name or member.name.startswith(f"{name}~") for member in members)
         config = resolve(updated(rest, settings))
         twin = next((member for member in members if member.config == config), None)
@@ -75,7 +76,7 @@ def sweep(
     *,
     command: str = "",
     watch: Watch | None = None,
-    say: experiment.Say = experiment.silent,
+    say: Say = silent,
 ) -> dict[str, Any]:
     """Run all members under `out`, those with the batched engine together; their summaries by name.
 
@@ -85,24 +86,21 @@ def sweep(
     """
     if (out / "config.toml").exists():
         raise UserError(f"{out} holds a run, and a sweep needs a folder of its own; give another --out.")
-    with alone(out), experiment.within_memory():
+    with lock(out), experiment.within_memory():
         return _carry_out(members, out, command, watch, say)
 
 
-def _carry_out(
-    members: list[Member], out: Path, command: str, watch: Watch | None, say: experiment.Say
-) -> dict[str, Any]:
+def _carry_out(members: list[Member], out: Path, command: str, watch: Watch | None, say: Say) -> dict[str, Any]:
     listed = [{"name": m.name, "path": m.name, "settings": dict(m.settings)} for m in members]
     write_json(out / "sweep.json", {"runs": listed})
     say = cache(say)  # the same line once
     summaries: dict[str, Any] = {}
     failed: dict[str, str] = {}
-    settled: dict[str, Config] = {}  # what was measured for the first of a kind holds for all
     together: dict[str, list[_Open]] = {}
     done = {member.name: Folder(out / member.name).rounds_done() or 0 for member in members}
     told = {name: watch(name, rounds) for name, rounds in done.items()} if watch else {}
     for member in members:
-        folder = Folder(out / member.name)
+        folder = Folder(out / member.name, say)
         begun = (folder.path / "config.toml").is_file()
         if begun:
             _unchanged(member, folder)
@@ -111,14 +109,12 @@ def _carry_out(
             continue
         config = folder.config() if begun else member.config
         task = experiment.build_task(config)
-        kind = _kind(config)
-        config = _seated(config, settled[kind]) if kind in settled else settle(config, task)
-        settled.setdefault(kind, config)
-        opened = _Open(member.name, config, task, folder, begun, told.get(member.name))
+        config, because = resolve_engine(config, task)
+        opened = _Open(member.name, config, task, folder, begun, told.get(member.name), because)
         if config.run.engine == "batched":
-            together.setdefault(f"{kind} {task.base_hash}", []).append(opened)
+            together.setdefault(f"{_kind(config)} {task.base_hash}", []).append(opened)
         else:
-            engine = build_engine(config, task)
+            engine = build_engine(config, task, because=because)
             say(method(config, engine))
             try:
                 summaries[member.name] = experiment.conduct(opened.course(engine, command), engine)
@@ -148,11 +144,12 @@ class _Open:
     """A run that is to be carried out."""
 
     name: str
-    config: Config
+    config: RunConfig
     task: Task
     folder: Folder
     begun: bool
     notify: experiment.Notify | None
+    because: str  # why it has this engine
 
     @property
     def largest(self) -> int:
@@ -165,12 +162,12 @@ class _Open:
         return experiment.begin(self.config, self.task, engine, self.folder, command=command, notify=self.notify)
 
 
-def _share(group: list[_Open], command: str, failed: dict[str, str], say: experiment.Say) -> dict[str, Any]:
+def _share(group: list[_Open], command: str, failed: dict[str, str], say: Say) -> dict[str, Any]:
     """Runs on one batched engine: the clients of all of them wait in one queue for its slots."""
     from kairosfl.engines.batched import Batched
 
     first = group[0]
-    engine = build_engine(first.config, first.task, cohorts=[run.largest for run in group])
+    engine = build_engine(first.config, first.task, [run.largest for run in group], first.because)
     assert isinstance(engine, Batched)
     say(method(first.config, engine))
     waiting = list(group)
@@ -221,16 +218,12 @@ def _next(waiting: Sequence[_Open], going: Sequence[_Open], room: int) -> list[_
     return chosen
 
 
-def _kind(config: Config) -> str:
+def _kind(config: RunConfig) -> str:
     """What runs must have in common to share an engine."""
     data = config.data
-    conduct = [getattr(config.run, name) for name in ENGINE]
+    threads = config.run.threads if config.run.device == "cpu" else None
+    conduct = [threads, *(getattr(config.run, name) for name in ENGINE)]
     return repr((data.name, data.options, data.augment, data.validation, config.model, conduct))
-
-
-def _seated(config: Config, first: Config) -> Config:
-    """The configuration with the engine that was settled for the first of its kind."""
-    return replace(config, run=replace(config.run, **{name: getattr(first.run, name) for name in ENGINE}))
 
 
 def _short(key: str, value: Any) -> str:

@@ -79,7 +79,7 @@ class Batched(Evaluator):
         self._done: deque[Ticket] = deque()
         self._work: Work | None = None
         way = plain(task, self.predict, self.precision)
-        self._judge = Judge(task, self.test, way, self.precision) if self._stream is not None else None
+        self._judge = Judge(task, self.test, way, self.precision, self.choices) if self._stream is not None else None
         try:
             compute = self.precision.compute(self.trainer.w.dtype)
             stacked = stack(task.model, task.trial()[0], compute)
@@ -88,7 +88,8 @@ class Batched(Evaluator):
         else:
             stacked.model.to(self.device)
             stacked.frame.fixed = [tensor.to(self.device) for tensor in stacked.frame.fixed]
-            stacked.frame.dot, stacked.frame.measures = self.precision.dot, not deterministic
+            stacked.frame.dot, stacked.frame.choices = self.precision.dot, self.choices
+            stacked.frame.measures = not deterministic and self.device.type == "cuda"
             self._work = Work(stacked, task, self.trainer.inputs, self.trainer.targets, compute)
             self.why = stacked.why
             if self._judge is not None and not deterministic:

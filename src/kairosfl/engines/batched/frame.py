@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.update import Optimiser
+from kairosfl.engines.choices import Choices
 
 
 class Frame:
@@ -27,8 +28,8 @@ class Frame:
         self.fixed: list[Tensor] = []  # frozen tensors of stacked layers, numbered after those in the rows
         self.compute = torch.float32  # type of activations
         self.dot = "ieee"  # how Triton multiplies float32
-        self.measures = True  # whether layers may time their methods
-        self.chosen: dict[Hashable, str] = {}  # what they found
+        self.measures = False  # whether layers may time their methods
+        self.choices = Choices()  # what they found
         self.rows = torch.empty(0)
         self.gradients: Tensor | None = None
         self.keys: Tensor | None = None  # [m, 1] int64; None: dropout is off

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from kairosfl.engines.batched.fast import timed
 from kairosfl.engines.batched.step import Work
+from kairosfl.engines.choices import Choices
 from kairosfl.engines.evaluate import Scores
 from kairosfl.engines.precision import Precision
 from kairosfl.tasks.dataset import Samples
@@ -23,8 +24,8 @@ Predict = Callable[[Tensor, Tensor], Tensor]
 class Judge:
     """Accuracy and loss of one vector after another on a GPU; by the quicker, where there is an `other` way."""
 
-    def __init__(self, task: Task, test: Samples, way: Predict, precision: Precision) -> None:
-        self.task, self.test, self.way, self.precision = task, test, way, precision
+    def __init__(self, task: Task, test: Samples, way: Predict, precision: Precision, choices: Choices) -> None:
+        self.task, self.test, self.way, self.precision, self.choices = task, test, way, precision, choices
         self.other: Predict | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -40,16 +41,23 @@ class Judge:
         return Scores(right / len(self.test), loss / len(self.test))
 
     def _quicker(self) -> torch.cuda.CUDAGraph:
-        graph = self._captured(self.way)
         if self.other is None:
-            return graph
-        try:
-            other = self._captured(self.other)
-        except Exception:  # it would only have been quicker
-            return graph
-        with torch.cuda.device(self._x.device):
-            times = [min(timed(each.replay) for _ in range(3)) for each in (graph, other)]
-        return other if times[1] < times[0] else graph
+            return self._captured(self.way)
+        ways = {"plain": self.way, "stacked": self.other}
+        graphs: dict[str, torch.cuda.CUDAGraph] = {}
+
+        def measure() -> str:
+            graphs["plain"] = self._captured(ways["plain"])
+            try:
+                graphs["stacked"] = self._captured(ways["stacked"])
+            except Exception:  # it would only have been quicker
+                return "plain"
+            with torch.cuda.device(self._x.device):
+                times = {name: min(timed(graph.replay) for _ in range(3)) for name, graph in graphs.items()}
+            return min(times, key=times.__getitem__)
+
+        chosen = self.choices.choose("evaluation", measure)
+        return graphs.get(chosen) or self._captured(ways[chosen])
 
     def _captured(self, predict: Predict) -> torch.cuda.CUDAGraph:
         graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._x.device)

@@ -66,7 +66,7 @@ class _Linear(torch.autograd.Function):
         places = frame.layout.places
         at = None if bias is None else places[bias].offset
         y: Tensor = module.forward(
-            x, frame.rows, places[weight].offset, at, places[weight].shape[0], frame.dot, plain, frame.chosen
+            x, frame.rows, places[weight].offset, at, places[weight].shape[0], frame.dot, plain, frame.choices
         )
         return y
 
@@ -116,13 +116,14 @@ class StackedConv2d(nn.Module):
 
     def method(self, x: Tensor, inward: bool) -> conv.Method:
         """The quickest on a GPU, once there were enough clients for a fair measurement; else the first there is."""
-        frame, known = self.frame, (self.shape, tuple(x.shape[1:]), x.dtype)
+        frame, name = self.frame, f"conv {self.shape} {tuple(x.shape[1:])} {x.dtype}"
         ways = conv.methods(self.shape, x, frame.clients, frame.dot)
         trains = frame.gradients is not None
-        if x.is_cuda and frame.measures and trains and frame.clients >= MEASURE and known not in frame.chosen:
+        if frame.measures and trains and frame.clients >= MEASURE:
+            weight = frame.weight(self.weight)
             with torch.no_grad():
-                frame.chosen[known] = conv.quickest(ways, self.shape, x, frame.weight(self.weight), inward)
-        return ways.get(frame.chosen.get(known, ""), next(iter(ways.values())))
+                frame.choices.choose(name, lambda: conv.quickest(ways, self.shape, x, weight, inward))
+        return ways.get(frame.choices.made.get(name, ""), next(iter(ways.values())))
 
     def forward(self, x: Tensor) -> Tensor:
         frozen, shape = self.frame.frozen(self.weight), self.shape

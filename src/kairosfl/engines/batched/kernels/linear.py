@@ -19,6 +19,7 @@ from kairosfl.engines.batched.fast import timed
 from kairosfl.engines.batched.kernels.device import stages
 from kairosfl.engines.batched.kernels.update import DECAY, LR, MOMENTUM_ROW, PULL_ROW, SCALE, stepped
 from kairosfl.engines.batched.rows import STRIP
+from kairosfl.engines.choices import Choices
 
 MOST = 64  # samples a client that fit into one tile
 LARGE = 1 << 20  # weights of a layer worth a measurement
@@ -142,10 +143,10 @@ def forward(
     outputs: int,
     dot: str,
     plain: Callable[[], Tensor],
-    chosen: dict[object, str],
+    choices: Choices,
 ) -> Tensor:
     """x `[m, r, in]` times the weights that begin at column `weight` of the rows, read as they lie there; by `plain`
-    unless that was measured to be slower, which is noted in `chosen`."""
+    unless that was measured to be slower, which is noted in `choices`."""
     m, samples, inputs = x.shape
 
     def ours() -> Tensor:
@@ -170,12 +171,16 @@ def forward(
         )
         return y
 
-    layer = ("linear", samples, inputs, outputs, x.dtype)
+    name = f"linear {inputs} -> {outputs}, {samples} samples, {x.dtype}"
     worth = m >= MEASURED and samples <= MOST and inputs * outputs >= LARGE
-    if worth and layer not in chosen and not torch.cuda.is_current_stream_capturing():
+
+    def quicker() -> str:
         first, second = (min(timed(way) for _ in range(3)) for way in (ours, plain))
-        chosen[layer] = "ours" if first < second else "plain"
-    return ours() if worth and chosen.get(layer) == "ours" else plain()
+        return "ours" if first < second else "plain"
+
+    if worth and not torch.cuda.is_current_stream_capturing():
+        choices.choose(name, quicker)
+    return ours() if worth and choices.made.get(name) == "ours" else plain()
 
 
 def backward(

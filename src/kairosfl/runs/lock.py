@@ -17,7 +17,7 @@ except ImportError:  # Windows has none
 
 
 @contextmanager
-def alone(folder: Path, patience: float = 0.0) -> Iterator[None]:
+def lock(folder: Path, patience: float = 0.0) -> Iterator[None]:
     """Hold a folder, after waiting so many seconds for who has it. The hold ends with the process, however it ends."""
     until = time.monotonic() + patience
     try:

@@ -1,0 +1,74 @@
+"""Which edits of `config.toml` a run can be resumed with: those that change none of its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import FunctionType
+from typing import Any
+
+from kairosfl.core.rule import Rule
+from kairosfl.runs.config import RunConfig, tables
+from kairosfl.runs.files import plain
+from kairosfl.runs.keys import flatten
+
+# What is written down, when, and where clients train, not what they compute.
+HARMLESS = frozenset(
+    f"run.{key}"
+    for key in ("eval_every", "checkpoint_every", "client_accuracy", "cosines", "track", "actors", "ray_address")
+)
+AUTOMATIC = {"engine": "auto", "device": "auto", "precision": "auto", "threads": 0}  # [run]: as it was decided before
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One key that is not what the run began with."""
+
+    key: str
+    then: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.now!r} (it began with {self.then!r})"
+
+
+def pinned(config: RunConfig, begun: Mapping[str, Any]) -> RunConfig:
+    """The configuration with what it leaves open as it was decided when the run began."""
+    run = config.run
+    open_ = {key for key, value in AUTOMATIC.items() if getattr(run, key) == value and f"run.{key}" in begun}
+    return replace(config, run=replace(run, **{key: begun[f"run.{key}"] for key in open_}))
+
+
+def edits(config: RunConfig, begun: Mapping[str, Any]) -> list[Edit]:
+    """Every key in which a configuration is not what the run began with (dotted keys, as JSON has their values)."""
+    now = flat(config)
+    default = flat(RunConfig())  # of a key that did not exist when the run began
+    keys = [*now, *(key for key in begun if key not in now)]
+    pairs = [Edit(key, begun.get(key, default.get(key)), now.get(key)) for key in keys]
+    return [edit for edit in pairs if _kind(edit.key, edit.then) != _kind(edit.key, edit.now)]
+
+
+def harmless(edit: Edit, config: RunConfig) -> bool:
+    """Whether the rounds to come are the same numbers with this edit as without it.
+
+    Slots are the exception: they may change the last digits, but a run whose memory ran out can only go on with fewer.
+    """
+    if edit.key == "train.rounds":
+        return config.train.schedule != "cosine" and not any(map(reads_rounds, config.algorithm.rules))
+    return edit.key in HARMLESS or (edit.key == "run.slots" and not config.run.deterministic)
+
+
+def reads_rounds(rule: Rule) -> bool:
+    """Whether a rule looks at how many rounds there will be, as ALT does: with more of them it acts otherwise."""
+    methods = (each for kind in type(rule).__mro__ for each in vars(kind).values() if isinstance(each, FunctionType))
+    return any("rounds" in method.__code__.co_names for method in methods)
+
+
+def flat(config: RunConfig) -> dict[str, Any]:
+    """The configuration by dotted keys, its values as JSON has them."""
+    return {key: plain(value) for key, value in flatten(tables(config)).items()}
+
+
+def _kind(key: str, value: Any) -> Any:
+    """Which of several GPUs a run has does not matter."""
+    return str(value).partition(":")[0] if key == "run.device" else value

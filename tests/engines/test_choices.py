@@ -1,0 +1,220 @@
+"""What the batched engine chooses by measuring is written down, and a resumed run takes the same path."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+import torch
+from test_batched import make_task
+from test_batched_fallbacks import BatchStatistics, _task
+from torch import nn
+
+from kairosfl.core.recipe import Recipe
+from kairosfl.engines.auto import COHORT, SMALL, pick
+from kairosfl.engines.batched import Batched, conv, judge, layers
+from kairosfl.engines.choices import Choices
+from kairosfl.engines.precision import Precision
+from kairosfl.runs import experiment
+from kairosfl.runs.checkpoint import model
+from kairosfl.runs.config import RunConfig, resolve
+from kairosfl.runs.folder import Folder
+from kairosfl.tasks.models import MODELS
+
+CPU = torch.device("cpu")
+
+
+def small(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Two convolutions that have several ways."""
+    flat = 4 * shape[1] * shape[2]
+    images = (nn.Conv2d(shape[0], 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 3, padding=1))
+    return nn.Sequential(*images, nn.Flatten(), nn.Linear(flat, classes))
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    monkeypatch.setitem(MODELS, "small", small)
+    return resolve(
+        {
+            "data": {"clients": 12},
+            "model": {"name": "small"},
+            "train": {"rounds": 4, "cohort": 3},
+            "run": {"engine": "batched", "checkpoint_every": 1},
+        }
+    )
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A CPU that measures as a GPU would, with a stopwatch that says something else each time."""
+    found: list[str] = []
+    turns = cycle(["grouped", "columns", "columns", "grouped"])
+    whole = Batched.__init__
+
+    def measuring(self: Batched, *arguments: object, **options: object) -> None:
+        whole(self, *arguments, **options)  # type: ignore[arg-type]
+        assert self._work is not None
+        self._work.stack.frame.measures = True
+
+    def quickest(ways: dict[str, conv.Method], *_: object) -> str:
+        found.append(next(turns))
+        assert found[-1] in ways
+        return found[-1]
+
+    monkeypatch.setattr(Batched, "__init__", measuring)
+    monkeypatch.setattr(conv, "quickest", quickest)
+    monkeypatch.setattr(layers, "MEASURE", 1)
+    return found
+
+
+def stop_in(round: int) -> Callable[[dict[str, int]], None]:
+    def listen(row: dict[str, int]) -> None:
+        if row["round"] == round:
+            raise KeyboardInterrupt
+
+    return listen
+
+
+def test_a_resumed_run_takes_the_same_path(config: RunConfig, measured: list[str], tmp_path: Path) -> None:
+    experiment.start(config, tmp_path / "whole")
+    assert measured == ["grouped", "columns"]
+    written = json.loads((tmp_path / "whole" / "choices.json").read_text())
+    assert [each["choice"] for each in written.values()] == measured
+    assert {each["round"] for each in written.values()} == {1}
+    assert all(name.startswith("conv Shape(inputs=") for name in written)
+
+    with pytest.raises(KeyboardInterrupt):
+        experiment.start(config, tmp_path / "cut", notify=stop_in(3))
+    assert measured[2:] == ["columns", "grouped"]
+    (tmp_path / "cut" / "choices.json").write_text(json.dumps(written))  # as if it had chosen as the first
+    del measured[:]
+    engines: list[Batched] = []
+    whole = Batched.train
+
+    def train(self: Batched, briefs: object) -> object:
+        engines.append(self)
+        return whole(self, briefs)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Batched, "train", train)
+        experiment.resume(tmp_path / "cut")
+    assert measured == []
+    assert list(engines[0].choices.made.values()) == ["grouped", "columns"]
+    assert json.loads((tmp_path / "cut" / "choices.json").read_text()) == written
+    assert json.loads(json.dumps(written)) == written
+
+
+def test_a_run_that_is_resumed_is_to_the_bit_the_run_that_was_not(
+    config: RunConfig, measured: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        experiment.start(config, tmp_path / "cut", notify=stop_in(3))
+    first = list(measured)
+    experiment.resume(tmp_path / "cut")
+    assert measured == first
+    measured_again = iter(first)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv, "quickest", lambda *_: next(measured_again))
+        experiment.start(config, tmp_path / "whole")
+    assert torch.equal(model(tmp_path / "cut")[0], model(tmp_path / "whole")[0])
+
+
+def test_a_choice_of_a_round_to_come_waits_for_its_moment() -> None:
+    choices = Choices()
+    choices.restore({"early": ("a", 2), "late": ("b", 5)}, 4)
+    assert choices.made == {"early": "a"}
+    assert choices.choose("late", lambda: "measured") == "b"
+    assert choices.choose("new", lambda: "measured") == "measured"
+    assert choices.choose("new", lambda: "again") == "measured"
+    assert choices.made == {"early": "a", "late": "b", "new": "measured"}
+
+
+def test_a_deterministic_run_and_a_cpu_measure_nothing(config: RunConfig, tmp_path: Path) -> None:
+    experiment.start(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "choices.json").exists()
+
+
+def test_auto_goes_by_a_rule() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(72, 3))
+    task = make_task(model, (2, 6, 6), clients=10)
+    enough = Recipe(cohort=COHORT, batch_size=8)
+    assert pick(task, enough, CPU) == ("batched", "219 parameters times 8 samples are little work for a CPU")
+    assert pick(task, Recipe(cohort=COHORT - 1), CPU) == ("loop", "fewer than 8 clients in a round on a CPU")
+    large = Recipe(cohort=COHORT, batch_size=SMALL // 219 + 1)
+    assert pick(task, large, CPU) == ("loop", "219 parameters times 19153 samples are enough work for a CPU")
+    assert pick(_task(BatchStatistics()), enough, CPU)[0] == "loop"
+    assert "change each other's outputs" in pick(_task(BatchStatistics()), enough, CPU)[1]
+    assert pick(task, Recipe(cohort=1), torch.device("cuda")) == ("batched", "a GPU trains clients side by side")
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.out = nn.LSTM(6, 4, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.out(self.lstm(x.flatten(1, 2))[0][:, -1])
+            return y
+
+    recurrent = make_task(Recurrent(), (2, 6, 6), clients=10)
+    assert pick(recurrent, enough, CPU) == ("loop", "recurrent layers do not gain from stacking on a CPU")
+
+
+@pytest.mark.parametrize(("cohort", "engine"), [(3, "loop"), (8, "batched")])
+def test_a_run_says_why_it_has_its_engine_and_keeps_it(cohort: int, engine: str, tmp_path: Path) -> None:
+    config = resolve({"data": {"clients": 12}, "model": {"hidden": [8]}, "train": {"rounds": 2, "cohort": cohort}})
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        experiment.start(config, tmp_path / "run", say=said.append, notify=stop_in(2))
+    assert said[0].startswith(f"engine {engine} on cpu, float32: ")
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert about["engine"] == engine
+    assert "chosen because " in about["why"]
+    assert said[0].endswith(about["why"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kairosfl.engines.auto.pick", lambda *_: ("nonsense", "a busy machine"))
+        experiment.resume(tmp_path / "run", say=said.append)
+    assert said[1].startswith(f"engine {engine} on cpu, float32")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["engine"] == engine
+
+
+def test_evaluation_takes_the_way_that_it_took_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(nn.Sequential(nn.Flatten(), nn.Linear(72, 3)), (2, 6, 6))
+
+    def way(x: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs
+
+    def other(x: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        return x
+
+    class Graph:
+        def __init__(self, predict: object) -> None:
+            self.predict = predict
+
+        def replay(self) -> None:
+            """Nothing to do."""
+
+    monkeypatch.setattr(judge.Judge, "_captured", lambda self, predict: Graph(predict))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    for seconds, wanted in (
+        (cycle([2.0, 2.0, 2.0, 1.0, 1.0, 1.0]), other),
+        (cycle([1.0, 1.0, 1.0, 2.0, 2.0, 2.0]), way),
+    ):
+        choices = Choices()
+        monkeypatch.setattr(judge, "timed", lambda _, seconds=seconds: next(seconds))
+        for _ in range(2):  # the second as a resumed run does it
+            one = judge.Judge(task, task.dataset.test, way, Precision.of("float32", CPU), choices)
+            one.other, one._x = other, torch.zeros(1)
+            assert one._quicker().predict is wanted  # type: ignore[attr-defined]
+            monkeypatch.setattr(judge, "timed", None)
+
+
+@pytest.mark.parametrize(
+    "content", [b"[]", b"{", b'{"conv": 3, "linear": {"choice": "ours"}, "x": {"choice": 1, "round": 1}}']
+)
+def test_damaged_choices_are_measured_again(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "choices.json").write_bytes(content)
+    assert Folder(tmp_path).choices() == {}
