@@ -192,7 +192,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("section", ["", *SECTIONS])
 def test_the_configuration_page_has_every_key_with_its_default(section: str) -> None:
     text = (DOCS / "configuration.md").read_text(encoding="utf-8")
-    part = next(p for p in text.split("\n## ")[1:] if p.startswith(f"`[{section}]`" if section else "At the top"))
+    part = next(p for p in text.split("\n## ")[1:] if p.startswith(f"`[{section}]`" if section else "Top level"))
     rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", part, re.MULTILINE))
     cls = SECTIONS[section] if section else RunConfig
     fields = {

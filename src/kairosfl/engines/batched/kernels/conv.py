@@ -1,15 +1,16 @@
-"""Convolutions of stacked clients as matrix products whose patches are gathered as they are needed, never stored.
+"""Convolutions of stacked clients as implicit matrix products: patches are gathered on the fly, never stored.
 
-Images are `[m, b, H, W, C]` and weights `[O, h, w, C]` in every client's row. The three products run over
+In memory, images are `[m, b, H, W, C]`, outputs `[m, b, OH, OW, O]`, and the weights in a client's row
+`[O, KH, KW, C]`. A *tap* is one position (i, j) of the KH × KW kernel. The three products are
 
-    forward            rows: output pixels    columns: outputs    sum: taps × inputs
-    gradient of x      rows: input pixels     columns: inputs     sum: taps × outputs
-    gradient of w      rows: outputs          columns: taps × inputs    sum: output pixels, in parts
+    forward            rows: output pixels    columns: outputs          sum over: taps × inputs
+    gradient of x      rows: input pixels     columns: inputs           sum over: taps × outputs
+    gradient of w      rows: outputs          columns: taps × inputs    sum over: output pixels, in parts
 
-Operands reach the matrix units 16 bytes at a time where the compiler can see that they are neighbours and aligned: a
-block of channels lies within one tap, its first is a number times the block's size, and what is summed over comes last
-in memory. For the gradient of x the weights are turned first; for that of w nothing can be, so that tf32 takes tiles
-of two warps, whose matrix instructions read either order.
+Operands are loaded into the matrix units 16 bytes at a time where the compiler can prove that they are contiguous and
+aligned: a block of channels lies within one tap, starts at a multiple of the block size, and the axis that is summed
+over is the last one in memory. For the gradient of x the weights are transposed first. For the gradient of w no operand
+can be, so tf32 uses tiles of two warps, whose matrix instructions read either order.
 """
 
 # mypy: ignore-errors
@@ -25,8 +26,8 @@ from torch import Tensor
 from kairosfl.engines.batched.conv import Shape
 from kairosfl.engines.batched.kernels.device import stages
 
-FILL = 4096  # warps that keep a large GPU busy
-TURN = 64  # inputs and outputs of a tile of weights that is turned
+FILL = 4096  # number of warps that keeps a large GPU busy
+TURN = 64  # inputs and outputs per tile when weights are transposed
 
 
 @triton.jit
@@ -56,11 +57,22 @@ def _forward(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
+    """y = conv(x, w) + bias; one program per tile of BM output pixels × BN outputs of a client.
+
+    x_rows  [m, b, H, W, C]       images, float32 or bfloat16
+    w_rows  [m, O, KH, KW, C]     weights, stride `row` between clients, dtype of x
+    b_rows  [m, O]                float32, stride `side` between clients; read only if BIAS
+    y_rows  [m, b, OH, OW, O]     output, dtype of x
+    pixels  b·OH·OW, the output pixels of one client
+    S*, P*  stride and padding; DOT: precision of tl.dot
+    grid    (pixel tiles × output tiles, m), output tiles innermost
+    """
     client = tl.program_id(1).to(tl.int64)
     tiles: tl.constexpr = (O + BN - 1) // BN
     number = tl.program_id(0)
     p = (number // tiles) * BM + tl.arange(0, BM)
     o = (number % tiles) * BN + tl.arange(0, BN)
+    # Output pixel p is (image, row, column); (top, left) is the input pixel under its first tap, maybe in the padding.
     image = p // (OH * OW)
     top = (p // OW) % OH * SH - PH
     left = p % OW * SW - PW
@@ -69,6 +81,7 @@ def _forward(
     w_rows += client * row
     acc = tl.zeros([BM, BN], dtype=tl.float32)
     if C % BK == 0:
+        # Each step covers BK channels of one tap, so that addresses are contiguous in c.
         PARTS: tl.constexpr = C // BK
         for step in range(KH * KW * PARTS):
             tap = step // PARTS
@@ -81,6 +94,7 @@ def _forward(
             w = tl.load(w_rows + (o * (KH * KW) + tap)[:, None] * C + c[None, :], (o < O)[:, None], 0.0)
             acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision=DOT)
     else:
+        # Few channels: k runs over taps × channels, and a step may span several taps.
         K: tl.constexpr = KH * KW * C
         for begin in range(0, K, BK):
             k = begin + tl.arange(0, BK)
@@ -120,7 +134,16 @@ def _inward(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    # With a stride, the input pixels of every SH-th line and SW-th column meet the same taps: one kind of program each.
+    """dx, the gradient of the images; one program per tile of BM input pixels × BN inputs of a client.
+
+    dy_rows  [m, images, OH, OW, O]    gradient of the output
+    w_rows   [m, KH, KW, C, O]         weights as transposed by `_turn`, contiguous, dtype of dy
+    dx_rows  [m, images, H, W, C]      output, dtype of dy
+    images   b, the images of one client
+    grid     (pixel tiles × input tiles, m, SH·SW), input tiles innermost
+    """
+    # Input pixels in the same residue class (line mod SH, column mod SW) are reached by the same taps. Each class has
+    # programs of its own (axis 2 of the grid), which number its pixels by p and visit these taps alone.
     client = tl.program_id(1).to(tl.int64)
     across = tl.program_id(2) % SW
     down = tl.program_id(2) // SW
@@ -134,6 +157,8 @@ def _inward(
     line = (p // COLUMNS) % LINES * SH + down
     column = p % COLUMNS * SW + across
     known = (image < images) & (line < H) & (column < W)
+    # Output line h and tap i meet input line h·SH + i − PH. For this class the taps are first_h, first_h + SH, …,
+    # `high` of them, and the i-th of these meets output line low − i; likewise for columns.
     first_h = (down + PH) % SH
     first_w = (across + PW) % SW
     low = (line + PH - first_h) // SH
@@ -163,6 +188,8 @@ def _inward(
 
 @triton.jit
 def _turn(w_rows, t_rows, row, C: tl.constexpr, O: tl.constexpr, TAPS: tl.constexpr, B: tl.constexpr):
+    """Transpose the weights of every tap: w_rows [m, O, TAPS, C], stride `row` between clients, to t_rows
+    [m, TAPS, C, O], contiguous. Grid: (tiles of B outputs × tiles of B inputs, m, TAPS)."""
     client = tl.program_id(1).to(tl.int64)
     tap = tl.program_id(2)
     tiles: tl.constexpr = (C + B - 1) // B
@@ -200,6 +227,14 @@ def _weights(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
+    """Parts of dw, the gradient of the weights; one program per tile of BM outputs × BN (taps × inputs) of a client.
+
+    x_rows   [m, b, H, W, C]                     images
+    dy_rows  [m, b, OH, OW, O]                   gradient of the output, dtype of x
+    dw_rows  [parts, m, O, KH·KW·C]              float32, stride `part` between parts and `row` between clients
+    pixels   b·OH·OW; each part sums `share` of them (a multiple of BK), and the caller adds the parts
+    grid     (output tiles × column tiles, m, parts), column tiles innermost
+    """
     client = tl.program_id(1).to(tl.int64)
     piece = tl.program_id(2)
     K: tl.constexpr = KH * KW * C
@@ -215,6 +250,7 @@ def _weights(
         known = p < pixels
         image = p // (OH * OW)
         if C % BN == 0:
+            # All columns of this tile belong to one tap.
             tap = number % tiles // (C // BN)
             c = number % (C // BN) * BN + tl.arange(0, BN)
             h = (p // OW) % OH * SH + (tap // KW - PH)
@@ -235,6 +271,7 @@ def _weights(
 
 
 def _fixed(shape: Shape, height: int, width: int) -> dict[str, int]:
+    """The compile-time constants of a convolution of images of this size."""
     rows, columns = shape.size(height, width)
     return {
         "H": height,
@@ -257,7 +294,7 @@ def _tile(count: int, most: int) -> int:
 
 
 def _product(columns: int, depth: int, x: Tensor) -> dict[str, int]:
-    """The tile of a product with so many columns that sums over taps of so many channels; measured on an H200."""
+    """Tile sizes of a product with this many columns that sums over taps of `depth` channels; tuned on an H200."""
     bn = 128 if columns % 128 == 0 else _tile(columns, 64)
     bm, warps = (128, 8) if bn == 128 else (256, 8) if bn == 32 else (128, 4)
     deep = x.dtype == torch.bfloat16 and depth % 64 == 0
@@ -266,7 +303,7 @@ def _product(columns: int, depth: int, x: Tensor) -> dict[str, int]:
 
 
 def _slope(outputs: int, inputs: int, taps: int, x: Tensor, dot: str) -> dict[str, int]:
-    """The tile of a gradient of weights."""
+    """Tile sizes of the gradient of the weights; `taps` is KH·KW·C."""
     bm, bn, bk, warps = _tile(outputs, 64), _tile(taps, 128), 32, 2
     if outputs % 128 == 0 and inputs % 64 == 0:
         bm, bn = 128, 64
@@ -279,11 +316,14 @@ def _slope(outputs: int, inputs: int, taps: int, x: Tensor, dot: str) -> dict[st
 
 
 def forward(shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, dot: str) -> Tensor:
-    """x `[m·b, C, H, W]` channels last to `[m·b, O, ...]` channels last."""
+    """Convolve x `[m·b, C, H, W]`, channels last, to `[m·b, O, OH, OW]`, channels last.
+
+    w `[m, O, KH, KW, C]` and b `[m, O]` may have any stride between clients, but must be contiguous within one.
+    """
     n, _, height, width = x.shape
     fixed = _fixed(shape, height, width)
     y = _empty(x, n, shape.outputs, fixed["OH"], fixed["OW"])
-    m, w = len(w), w.to(x.dtype)  # once, not in every program
+    m, w = len(w), w.to(x.dtype)  # converted once, not in every program
     pixels = n // m * fixed["OH"] * fixed["OW"]
     tile = _product(shape.outputs, shape.inputs, x)
     _forward[(triton.cdiv(pixels, tile["BM"]) * triton.cdiv(shape.outputs, tile["BN"]), m)](
@@ -303,7 +343,7 @@ def forward(shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, dot: str) -> T
 
 
 def inward(shape: Shape, dy: Tensor, w: Tensor, height: int, width: int, dot: str) -> Tensor:
-    """The gradient of x."""
+    """The gradient of x, `[m·b, C, height, width]`, from dy `[m·b, O, OH, OW]`, both channels last, and w as above."""
     n, m = len(dy), len(w)
     (down, right), fixed = shape.stride, _fixed(shape, height, width)
     turned = _turned(w, dy.dtype)
@@ -316,7 +356,7 @@ def inward(shape: Shape, dy: Tensor, w: Tensor, height: int, width: int, dot: st
 
 
 def _turned(w: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weights `[m, O, h, w, C]` as `[m, h, w, C, O]`."""
+    """The weights `[m, O, KH, KW, C]` transposed to `[m, KH, KW, C, O]`, contiguous."""
     m, outputs, high, wide, inputs = w.shape
     turned = torch.empty(m, high, wide, inputs, outputs, dtype=dtype, device=w.device)
     grid = (triton.cdiv(outputs, TURN) * triton.cdiv(inputs, TURN), m, high * wide)
@@ -325,7 +365,10 @@ def _turned(w: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, dot: str) -> None:
-    """The gradient of the weights `[m, O, h, w, C]`, into its place."""
+    """Write the gradient of the weights to dw `[m, O, KH, KW, C]`, float32, with any stride between clients.
+
+    x is `[m·b, C, H, W]` and dy `[m·b, O, OH, OW]`, both channels last.
+    """
     n, _, height, width = x.shape
     fixed = _fixed(shape, height, width)
     m = len(dw)
@@ -333,7 +376,7 @@ def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, dot: str) -> None:
     taps = shape.kernel[0] * shape.kernel[1] * shape.inputs
     tile = _slope(shape.outputs, shape.inputs, taps, x, dot)
     depth, tiles = tile["BK"], triton.cdiv(shape.outputs, tile["BM"]) * triton.cdiv(taps, tile["BN"])
-    # The sum over pixels is cut into parts where there are too few tiles to keep the GPU busy.
+    # The sum over pixels is split into parts if there are too few tiles to keep the GPU busy.
     parts = max(1, min(triton.cdiv(FILL // tile["num_warps"], tiles * m), triton.cdiv(pixels, 4 * depth)))
     share = triton.cdiv(triton.cdiv(pixels, parts), depth) * depth
     parts = triton.cdiv(pixels, share)
@@ -345,4 +388,5 @@ def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, dot: str) -> None:
 
 
 def _empty(like: Tensor, n: int, channels: int, height: int, width: int) -> Tensor:
+    """An uninitialised `[n, channels, height, width]` in channels-last order."""
     return torch.empty(n, height, width, channels, dtype=like.dtype, device=like.device).permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""What a GPU has room for."""
+"""Properties of the GPU on which tile sizes depend."""
 
 # mypy: ignore-errors
 
@@ -9,10 +9,10 @@ from functools import cache
 import torch
 from triton.runtime import driver
 
-ROOMY = 160 << 10  # bytes of shared memory, as an A100 or H100 has
+ROOMY = 160 << 10  # bytes of shared memory per block, as on an A100 or H100
 
 
 @cache
 def stages(device: torch.device) -> int:
-    """How many tiles of its operands a kernel may have on their way at once."""
+    """The number of pipeline stages: how many tiles of its operands a kernel may load ahead."""
     return 3 if driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"] >= ROOMY else 2

@@ -1,4 +1,4 @@
-"""Dropout in one pass: the mask is worked out where it is used, in both directions, and never stored."""
+"""Dropout in one pass: the mask is recomputed where it is used, forward and backward, and never stored."""
 
 # mypy: ignore-errors
 
@@ -14,6 +14,7 @@ BLOCK = 2048
 
 @triton.jit
 def _scramble(bits):
+    """The 32-bit finaliser of MurmurHash3, as in `layers._scramble`; any shape of uint32."""
     bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
     bits = (bits ^ (bits >> 13)) * 0xC2B2AE35
     return bits ^ (bits >> 16)
@@ -21,6 +22,13 @@ def _scramble(bits):
 
 @triton.jit
 def _drop(x_rows, y_rows, seeds, count, least, scale, BLOCK: tl.constexpr):
+    """y = x · scale where hash(place ^ seed) >= least, else 0; one program per BLOCK elements of a client.
+
+    x_rows, y_rows  [m, count]    float32 or bfloat16, contiguous; `count` elements per client
+    seeds           [m]           32-bit values in int64
+    least           p · 2³², so that an element is dropped with probability p
+    grid            (blocks, m)
+    """
     client = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
@@ -31,7 +39,7 @@ def _drop(x_rows, y_rows, seeds, count, least, scale, BLOCK: tl.constexpr):
 
 
 def drop(x: Tensor, seeds: Tensor, p: float) -> Tensor:
-    """x `[m·b, ...]` with the numbers of each client that do not stay set to zero; `seeds` `[m, 1]`, 32 bits."""
+    """Drop elements of x `[m·b, ...]` with probability p; `seeds` `[m, 1]`: a 32-bit value in int64 per client."""
     x, m = x.contiguous(), len(seeds)
     y, count = torch.empty_like(x), x.numel() // m
     scale = 1 / (1 - p) if p < 1 else 1.0

@@ -1,7 +1,7 @@
 """Linear layers of stacked clients.
 
-With few samples a client, a linear layer is its weights crossing memory. The backward pass reads them once, for the
-gradient of its input and for the step alike, and never writes their gradients.
+With few samples per client, the cost of a linear layer is reading its weights. The backward pass reads them once, for
+both the gradient of the input and the optimiser step, and never writes their gradients.
 """
 
 # mypy: ignore-errors
@@ -57,6 +57,21 @@ def _backward(
     BO: tl.constexpr,
     STAGES: tl.constexpr,
 ):
+    """dx and the optimiser step of the weights; one program per strip of BI inputs of a client, grid (strips, m).
+
+    x_rows                    [m, R, IN]         inputs, float32 or bfloat16, contiguous; R <= BR samples per client
+    dy_rows                   [m, R, OUT]        gradient of the output, dtype of x, contiguous
+    dx_rows                   [m, R, IN]         output, dtype of x; written only if INWARD
+    w_rows, v_rows            [m, width]         weights and momenta, float32, stride `row`; the layer's matrix
+                                                 [OUT, IN] starts at column `weight` and is updated in place
+    anchor_rows, push_rows    [m, width]         float32, stride `row`; read only if PULL, PUSH
+    reals                     [fields, slots]    float32: one line per hyper-parameter, one column per slot
+    live                      [m]                int32: a client with 0 keeps its weights
+    partials                  [m, ...]           float32 output, stride `columns`: ‖∇L‖² of each strip, from `column` on
+
+    The loop runs over the OUT rows of the matrix, BO at a time: each tile [BO, BI] of weights is read once, used for
+    dx += dy · w, stepped by g = dyᵀ · x, and written back.
+    """
     strip = tl.program_id(0)
     client = tl.program_id(1)
     base = client.to(tl.int64) * row
@@ -116,6 +131,13 @@ def _forward(
     BI: tl.constexpr,
     BO: tl.constexpr,
 ):
+    """y = x · wᵀ + bias; one program per BO outputs of a client, grid (output tiles, m).
+
+    x_rows  [m, R, IN]     inputs, float32 or bfloat16, contiguous; R <= BR samples per client
+    y_rows  [m, R, OUT]    output, dtype of x
+    w_rows  [m, width]     all parameters, float32, stride `row`: the matrix [OUT, IN] starts at column `weight`, the
+                           bias [OUT] at column `bias` (read only if BIAS)
+    """
     outputs = tl.program_id(0) * BO + tl.arange(0, BO)
     client = tl.program_id(1)
     base = client.to(tl.int64) * row
@@ -145,8 +167,10 @@ def forward(
     plain: Callable[[], Tensor],
     choices: Choices,
 ) -> Tensor:
-    """x `[m, r, in]` times the weights that begin at column `weight` of the rows, read as they lie there; by `plain`
-    unless that was measured to be slower, which is noted in `choices`."""
+    """y `[m, r, out]` from x `[m, r, in]` and the weights `[out, in]` at column `weight` of `rows` `[m, width]`.
+
+    Uses `plain` unless that was measured to be slower; the choice is stored in `choices`.
+    """
     m, samples, inputs = x.shape
 
     def ours() -> Tensor:
@@ -199,9 +223,11 @@ def backward(
     momentum: bool,
     dot: str,
 ) -> Tensor | None:
-    """The gradient of the input, if `inward`; the weights have stepped.
+    """The gradient of the input `[m, r, in]`, if `inward`; the weights take their optimiser step.
 
-    ‖∇L‖² goes to one column of `partials` per strip of inputs, from `column` on.
+    x is `[m, r, in]` and dy `[m, r, out]`; w, v, anchor and push are rows `[m, width]` with one stride, in which the
+    matrix `[out, in]` starts at column `weight`. ‖∇L‖² goes to one column of `partials` per strip of inputs, from
+    `column` on.
     """
     m, samples, inputs = x.shape
     x, dy = x.contiguous(), dy.contiguous()  # the last of a sequence's steps, say, lies in strides

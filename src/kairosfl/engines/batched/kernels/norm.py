@@ -1,7 +1,7 @@
 """GroupNorm of stacked clients in channels-last order, with the ReLU that follows it.
 
-Every sample is one program: its mean and variance, then the clients' own scale and shift. The backward pass works the
-normalised values out again instead of storing them.
+Every sample is one program: mean and variance, then its client's own scale and shift. The backward pass recomputes the
+normalised values instead of storing them.
 """
 
 # mypy: ignore-errors
@@ -13,12 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 4096  # numbers that a program holds at once
+TILE = 4096  # elements that a program holds at once
 
 
 @triton.jit
 def _spread(values, G: tl.constexpr, CG: tl.constexpr):
-    """Mean over each group's channels, for every channel."""
+    """values [G·CG] to [G·CG]: each channel gets the mean over the CG channels of its group."""
     grouped = tl.sum(tl.reshape(values, [G, CG]), 1) / CG
     return tl.reshape(tl.broadcast_to(grouped[:, None], [G, CG]), [G * CG])
 
@@ -39,6 +39,13 @@ def _forward(
     RELU: tl.constexpr,
     BP: tl.constexpr,
 ):
+    """y = relu?(group_norm(x)); one program per sample, BP pixels × all C = G·CG channels at a time.
+
+    x_rows, y_rows  [m·each, HW, C]    float32 or bfloat16; y has the dtype of x
+    stats           [m·each, 2, C]     float32 output: mean and 1/deviation of its group, for every channel
+    w_rows, b_rows  [m, C]             float32 scale and shift, stride `row` between clients
+    each            samples per client; grid: (m·each,)
+    """
     C: tl.constexpr = G * CG
     sample = tl.program_id(0).to(tl.int64)
     client = sample // each
@@ -89,6 +96,13 @@ def _backward(
     RELU: tl.constexpr,
     BP: tl.constexpr,
 ):
+    """dx, and each sample's part of the gradients of scale and shift; one program per sample.
+
+    x_rows, dy_rows, dx_rows  [m·each, HW, C]    float32 or bfloat16
+    stats                     [m·each, 2, C]     as written by `_forward`
+    w_rows, b_rows            [m, C]             float32, stride `row` between clients; b only for the ReLU's mask
+    slopes                    [m·each, 2, C]     float32 output: gradients of scale and shift, summed by the caller
+    """
     C: tl.constexpr = G * CG
     sample = tl.program_id(0).to(tl.int64)
     client = sample // each
@@ -129,7 +143,7 @@ def _backward(
 
 
 def fits(channels: int, groups: int) -> bool:
-    """Whether the kernels take it: powers of two, a row of channels in a tile."""
+    """Whether the kernels support it: powers of two, and all channels of a few pixels fit into a tile."""
     return channels & (channels - 1) == 0 and groups & (groups - 1) == 0 and 16 <= channels <= TILE // 4
 
 
@@ -140,7 +154,10 @@ def _options(x: Tensor, groups: int, relu: bool) -> dict[str, int | bool]:
 
 
 def forward(x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float, relu: bool) -> tuple[Tensor, Tensor]:
-    """x `[m·b, C, H, W]` channels last; the result and the means and deviations for the backward pass."""
+    """y like x `[m·b, C, H, W]`, channels last, and `stats` `[m·b, 2, C]` for the backward pass.
+
+    w and b are `[m, C]`, float32, with the same stride between clients.
+    """
     n, channels = x.shape[:2]
     y = torch.empty_like(x)
     stats = torch.empty(n, 2, channels, dtype=torch.float32, device=x.device)
@@ -151,7 +168,7 @@ def forward(x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float, relu: bool
 def backward(
     x: Tensor, dy: Tensor, stats: Tensor, w: Tensor, b: Tensor, groups: int, relu: bool
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of x, and those of scale and shift, `[m, 2, C]`."""
+    """The gradient of x `[m·b, C, H, W]`, channels last like dy, and those of scale and shift, `[m, 2, C]` float32."""
     n, channels = x.shape[:2]
     dx = torch.empty_like(x)
     slopes = torch.empty(n, 2, channels, dtype=torch.float32, device=x.device)

@@ -1,4 +1,4 @@
-"""ReLU and 2×2 max-pooling in one pass, channels last; which pixel won is kept in a byte."""
+"""ReLU and 2×2 max-pooling in one pass, channels last; the index of the maximum is stored in one byte."""
 
 # mypy: ignore-errors
 
@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
-DEAD = tl.constexpr(4)  # no pixel was above zero
+DEAD = tl.constexpr(4)  # index that says: no pixel of the window was above zero
 
 
 @triton.jit
@@ -26,6 +26,13 @@ def _forward(
     OW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """y = max_pool2d(relu(x), 2); one program per BLOCK elements of y.
+
+    x_rows  [n, H, W, C]      float32 or bfloat16, contiguous
+    y_rows  [n, OH, OW, C]    output, dtype of x, OH = H // 2 and OW = W // 2
+    wins    [n, OH, OW, C]    int8: index of the maximum in its window (2·row + column), or DEAD
+    count   n·OH·OW·C
+    """
     spot = tl.program_id(0).to(count.dtype) * BLOCK + tl.arange(0, BLOCK)
     inside = spot < count
     c = spot % C
@@ -57,6 +64,13 @@ def _backward(
     OW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """dx from dy; one program per BLOCK elements of dx.
+
+    dy_rows  [n, OH, OW, C]    gradient of the output
+    wins     [n, OH, OW, C]    int8, as written by `_forward`
+    dx_rows  [n, H, W, C]      output, dtype of dy; zero in an odd last row or column, which no window covers
+    count    n·H·W·C
+    """
     spot = tl.program_id(0).to(count.dtype) * BLOCK + tl.arange(0, BLOCK)
     inside = spot < count
     c = spot % C
@@ -77,7 +91,7 @@ def _options(channels: int, height: int, width: int) -> dict[str, int]:
 
 
 def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x `[n, C, H, W]` channels last to half its height and width, and the winners."""
+    """x `[n, C, H, W]` to y `[n, C, H // 2, W // 2]`, both channels last, and `wins` `[n, H // 2, W // 2, C]`."""
     n, channels, height, width = x.shape
     size = (n, height // 2, width // 2, channels)
     y = torch.empty(size, dtype=x.dtype, device=x.device)
@@ -87,7 +101,7 @@ def forward(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def backward(dy: Tensor, wins: Tensor, size: torch.Size) -> Tensor:
-    """The gradient of x of this size."""
+    """The gradient of x, `[n, C, H, W]` = `size`, channels last; dy is channels last and `wins` from `forward`."""
     n, channels, height, width = size
     dx = torch.empty(n, height, width, channels, dtype=dy.dtype, device=dy.device)
     _backward[(triton.cdiv(dx.numel(), BLOCK),)](dy, wins, dx, dx.numel(), **_options(channels, height, width))

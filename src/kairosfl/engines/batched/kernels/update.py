@@ -1,4 +1,4 @@
-"""The optimiser in one pass over the rows: every weight, momentum and gradient crosses memory once."""
+"""The optimiser in one pass over the rows: every weight, momentum and gradient is read from memory once."""
 
 # mypy: ignore-errors
 
@@ -22,7 +22,10 @@ SCALE, PULL_ROW = tl.constexpr(Real.scale), tl.constexpr(Real.pull)
 def stepped(
     g, w, v, anchor, push, lr, momentum, decay, pull, PULL: tl.constexpr, PUSH: tl.constexpr, MOMENTUM: tl.constexpr
 ):
-    """New weights and momenta from the gradient, already clipped and scaled."""
+    """New weights and momenta from the gradient, which is already clipped and scaled.
+
+    g, w, v, anchor and push are tiles of one shape, float32; lr, momentum, decay and pull are scalars of the client.
+    """
     g += decay * w
     if PULL:
         g += pull * (w - anchor)
@@ -53,6 +56,17 @@ def _update(
     MOMENTUM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One optimiser step; one program per piece of columns of a client, grid (pieces, m).
+
+    w_rows, v_rows            [m, width]         weights and momenta, float32, stride `row`; updated in place
+    g_rows                    [m, width]         gradients, float32, stride `row`
+    anchor_rows, push_rows    [m, width]         float32, stride `row`; read only if PULL, PUSH
+    reals                     [fields, slots]    float32: one line per hyper-parameter, one column per slot
+    factors                   [m]                float32: scale, times the clipping factor
+    live                      [m]                int32: a client with 0 keeps what it has
+    blocks                    [pieces, 2]        int32: first column and length of each piece, multiples of 32
+    partials                  [m, ≥ pieces]      float32 output, stride `columns`: ‖g‖² of each piece, before scaling
+    """
     number = tl.program_id(0)
     client = tl.program_id(1)
     total = 0.0
@@ -81,7 +95,7 @@ def _update(
 
 
 def blocks(ranges: list[tuple[int, int]], device: torch.device) -> Tensor:
-    """Pieces (begin, length) of ranges of columns, for one program each."""
+    """Ranges (begin, end) of columns split into pieces for one program each: `[pieces, 2]` int32 (begin, length)."""
     pieces = [(begin, min(BLOCK, end - begin)) for first, end in ranges for begin in range(first, end, BLOCK)]
     return torch.tensor(pieces, dtype=torch.int32).to(device)
 
@@ -99,7 +113,11 @@ def update(
     partials: Tensor,
     momentum: bool,
 ) -> None:
-    """One step of the rows `[a, width]` in these pieces; ‖g‖² of every piece goes to `partials[:, : len(pieces)]`."""
+    """One step of the rows `[m, width]` in these pieces; ‖g‖² of every piece goes to `partials[:, : len(pieces)]`.
+
+    w, v, g, anchor and push are float32 with one stride between rows; `reals` is `[fields, slots]`, `factors` `[m]`,
+    `live` `[m]` int32, and `pieces` comes from `blocks`.
+    """
     _update[(len(pieces), len(w))](
         w,
         v,
