@@ -38,6 +38,14 @@ class FedCM(Rule):
     def uniform(self) -> bool:
         return self.weights == "uniform"
 
+    def conflicts_with(self, other: Rule) -> str | None:
+        if other.server_optimizer and (getattr(other, "beta", 0) or getattr(other, "beta1", 0)):
+            return (
+                "both carry the last directions on, FedCM in every local step and the server in its momentum, and "
+                "together they overshoot"
+            )
+        return None
+
     def server(self, now: Round) -> State:
         return {"momentum": torch.zeros_like(now.x)}
 
