@@ -46,7 +46,6 @@ def test_every_rule_is_its_own_text(name: str) -> None:
         "scaffold(lr=0.5, weights='samples') + fedcl(cap=0.5, once=True) + alt(threshold='fixed') + pa3fed(beta=1.5)",
         "fedmut(alpha=2.0, bound=7)",
         "fedams(option=2)",
-        "fedprox(mu=inf)",
     ],
 )
 def test_options_survive_the_round_trip(text: str) -> None:
@@ -116,6 +115,9 @@ def test_a_rule_of_ones_own_by_its_dotted_name() -> None:
         ("test_text.Asks", "test_text.Asks needs size: write test_text.Asks(size=...), or give it a default."),
         ("os.path", "'os.path' is not a rule; give the dotted name of a class derived from it."),
         ("kairosfl.detectors.FGN", "fgn is not a rule; give the name of one."),
+        ("fedprox(mu=1e999)", "fedprox: mu = inf is not allowed; use a finite number."),
+        ([{"rule": "fedprox", "mu": float("nan")}], "fedprox: mu = nan is not allowed; use 0 or more."),
+        ("fedprox(mu=inf)", "rule = 'fedprox(mu=inf)': 'inf' is not a value; use a number, a 'word' or true/false."),
         ([{"mu": 1}], "algorithm: the table {'mu': 1} names no rule; write {rule = 'fedprox', ...}."),
         ([{"rule": "fedavg", "mu": 1}], "fedavg has no option 'mu'; it has none."),
         ([{"rule": "kairosfl.detectors.FGN"}], "kairosfl.detectors.FGN is not a rule; give the name of one."),

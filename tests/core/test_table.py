@@ -7,6 +7,7 @@ import torch
 
 from kairosfl.core import table as module
 from kairosfl.core.table import Table
+from kairosfl.engines import memory
 
 
 def test_rows_come_back_and_unknown_clients_have_the_default() -> None:
@@ -68,9 +69,9 @@ def test_blocks_that_find_no_room_are_asked_for_on_the_host(monkeypatch: pytest.
         asked.append((shape, dtype, pin_memory))
         return torch.zeros(shape, dtype=dtype)
 
-    monkeypatch.setattr(module, "roomy", lambda device, size: False)
-    monkeypatch.setattr(module.torch, "empty", empty)
-    table = Table({"a": torch.full((300,), 2.0)})
+    monkeypatch.setattr(memory, "fits", lambda device, size: False)
+    monkeypatch.setattr(memory.torch, "empty", empty)
+    table = Table({"a": torch.full((300,), 2.0)}, memory.spilling)
     table.write(torch.tensor([3]), {"a": torch.ones(1, 300)})
     assert asked == [((module.BLOCK_BYTES // 1200, 300), torch.float32, True)]
     assert table.rows(torch.tensor([3, 4]))["a"].mean(1).tolist() == [1, 2]

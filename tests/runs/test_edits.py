@@ -218,3 +218,14 @@ def test_before_its_first_checkpoint_a_run_may_be_edited(tmp_path):
     assert torch.equal(model(tmp_path / "run")[0], model(tmp_path / "whole")[0])
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
     assert json.loads((tmp_path / "run" / "run.json").read_text())["seed"] == 1
+
+
+def test_a_folder_of_the_first_version_is_not_resumed(folder):
+    about = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(about | {"version": "0.1.0"}))
+    before = sorted(path.name for path in folder.iterdir())
+    said = call("resume", folder)
+    assert said.exit_code == 2
+    assert "was begun with kairosfl 0.1.0" in said.output
+    assert "finish it with that version, or start a new run." in said.output
+    assert sorted(path.name for path in folder.iterdir()) == before

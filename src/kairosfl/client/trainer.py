@@ -27,7 +27,7 @@ from kairosfl.core.fields import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFO
 from kairosfl.core.streams import Streams, key, stream
 from kairosfl.tasks.prepare import augment, ordered, prepare, sample_keys
 from kairosfl.tasks.task import Task, last_linear
-from kairosfl.tasks.vector import replicas, trained
+from kairosfl.tasks.vector import flatten, replicas, trained
 
 SCORING_BATCH = 512
 SAM_EPS = 1e-12  # a gradient of zero has no direction
@@ -74,7 +74,7 @@ class Trainer:
         self.model.train()
         self.still.eval()  # runs with any vector, changes none
         self.parameters = list(trained(self.model).values())
-        self.w = torch.cat([p.detach().reshape(-1) for p in self.parameters])
+        self.w = flatten(self.model)
         for (_, view), parameter in zip(self.layout.views(self.w), self.parameters, strict=True):
             parameter.data = view.view(parameter.shape)
         self.views = [parameter.detach() for parameter in self.parameters]

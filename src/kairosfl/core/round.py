@@ -18,7 +18,7 @@ from kairosfl.core.mass import mass
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.rule import Algorithm, Memory, Plan, Rule, State, acts
 from kairosfl.core.streams import stream
-from kairosfl.core.table import Table
+from kairosfl.core.table import Allocate, Table, alike
 from kairosfl.detectors import FGN, Detector, Signals, coherence, elud, squared_norms
 from kairosfl.errors import UserError
 from kairosfl.tasks.vector import Layout
@@ -103,15 +103,22 @@ class Run:
     writes: tuple[int, ...] = ()  # how often each table had been written to
 
     @classmethod
-    def start(cls, x: Tensor, setup: Setup, *, seed: int) -> Run:
-        """A run before its first round, from the model `x`."""
+    def start(cls, x: Tensor, setup: Setup, *, seed: int, allocate: Allocate = alike) -> Run:
+        """A run before its first round.
+
+        Args:
+            x: the model to start from, `engine.start()`.
+            setup: what stays the same throughout the run.
+            seed: of everything random in the run.
+            allocate: gives memory for client rows; `kairosfl.engines.memory.spilling` uses the host when a GPU is full.
+        """
         run = cls(seed=seed, round=0, x=x, states=(), tables=())
         now = Round.of(run, setup)
         parts: tuple[Rule | Detector, ...] = (*setup.algorithm.rules, *setup.detectors)
         return replace(
             run,
             states=tuple(part.server(now) for part in parts),
-            tables=tuple(Table(part.client(now)) for part in parts),
+            tables=tuple(Table(part.client(now), allocate) for part in parts),
             writes=(0,) * len(parts),
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from kairosfl.errors import UserError, nearest
 
-_WORDS = {"true": True, "false": False, "none": None, "inf": float("inf")}
+_WORDS = {"true": True, "false": False, "none": None}
 
 
 class Spec:
@@ -32,9 +32,9 @@ class Spec:
 
     def check_finite(self) -> None:
         """Refuse numbers that are infinite or not a number."""
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            self.check(field.name, not isinstance(value, float) or math.isfinite(value), "use a finite number")
+        options: dict[str, Any] = _settings(self) if dataclasses.is_dataclass(self) else {}
+        for name, value in options.items():
+            self.check(name, not isinstance(value, float) or math.isfinite(value), "use a finite number")
 
     def check(self, field: str, holds: bool, fix: str) -> None:
         """Refuse a hyper-parameter with the field, the value and the fix."""

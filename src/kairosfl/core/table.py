@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 BLOCK_BYTES = 1 << 26
 SMALL_ROWS = 4096  # rows in a block of small rows: no 64 MB for a handful of numbers
-SPARE = 0.1  # of a GPU's memory that rows leave free for training
 
 
-def available(device: torch.device) -> int:
-    """Bytes of a GPU that are free or that PyTorch holds and does not use."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+Allocate = Callable[[tuple[int, ...], Tensor], Tensor]  # memory of this shape for rows like this one
 
 
-def roomy(device: torch.device, size: int) -> bool:
-    """Whether the device has memory for so many bytes more and enough to spare."""
-    if device.type != "cuda":
-        return True
-    return available(device) - size > SPARE * torch.cuda.get_device_properties(device).total_memory
+def alike(shape: tuple[int, ...], row: Tensor) -> Tensor:
+    """Uninitialised memory where the row is."""
+    return row.new_empty(shape)
 
 
 class Table:
     """Rows of named tensors by client id. A row takes memory from the first time it is written.
 
     Rows live in slots, numbered in the order in which clients were first seen; slots live in blocks of about 64 MB,
-    so a table grows without moving what it holds. Blocks lie where the default does; when a GPU is full, further ones
-    lie on the host. A default may be a single number where a row is a vector, when the rule does not know yet how long
-    the vector will be.
+    so a table grows without moving what it holds; `allocate` decides where a block lies. A default may be a single
+    number where a row is a vector, when the rule does not know yet how long the vector will be.
     """
 
-    def __init__(self, default: dict[str, Tensor]) -> None:
-        self.default = default
+    def __init__(self, default: dict[str, Tensor], allocate: Allocate = alike) -> None:
+        self.default, self.allocate = default, allocate
         self.slot: dict[int, int] = {}
         self.blocks: list[dict[str, Tensor]] = []
         self.block_rows = 0  # known from the first write on
@@ -103,9 +96,6 @@ class Table:
             size = sum(shapes[name].numel() * value.element_size() for name, value in self.default.items())
             self.block_rows = max(1, BLOCK_BYTES // size) if size >= 1024 else SMALL_ROWS
         while len(self.blocks) * self.block_rows < len(self.slot):
-            self.blocks.append({n: self._block(value, shapes[n]) for n, value in self.default.items()})
-
-    def _block(self, like: Tensor, shape: torch.Size) -> Tensor:
-        if roomy(like.device, self.block_rows * shape.numel() * like.element_size()):
-            return like.new_empty(self.block_rows, *shape)
-        return torch.empty(self.block_rows, *shape, dtype=like.dtype, pin_memory=True)
+            self.blocks.append(
+                {n: self.allocate((self.block_rows, *shapes[n]), value) for n, value in self.default.items()}
+            )

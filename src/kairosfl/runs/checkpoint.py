@@ -182,7 +182,7 @@ def _load(path: Path, blank: Run) -> tuple[Run, Places, dict[str, int]]:
         raise ValueError(f"its model is {_form(tensors['x'])}, and the run's {_form(blank.x)}")
     tables, places = [], []
     for i, table in enumerate(blank.tables):
-        table = Table(table.default)
+        table = Table(table.default, table.allocate)
         ids = tensors[f"table.{i}.ids"]
         table.reserve(ids)
         where = list(zip(tensors[f"table.{i}.file"].tolist(), tensors[f"table.{i}.row"].tolist(), strict=True))

@@ -17,6 +17,7 @@ from torch import Tensor
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.round import Run, Setup, result, rounds, verdicts
 from kairosfl.detectors import parse_detectors
+from kairosfl.engines.memory import spilling
 from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError
 from kairosfl.runs import STOPPED, metrics
@@ -98,7 +99,7 @@ def record(
             )
         x = start.to(x)
     setup = Setup(config.algorithm, config.train, len(task.clients), task.layout, parse_detectors(config.run.detector))
-    run = Run.start(x, setup, seed=config.seed)
+    run = Run.start(x, setup, seed=config.seed, allocate=spilling)
     del x, start  # or the first model would be held to the end
     checkpoints = Checkpoints(folder.checkpoints)
     if resume:

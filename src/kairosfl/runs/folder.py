@@ -90,6 +90,7 @@ class Folder:
         """Write down what came out of so many rounds, and what the rules say about it."""
         rows = list(read_lines(self.path / "metrics.jsonl", self._damaged("metrics.jsonl"), metrics.NEEDED))
         write_json(self.path / "summary.json", summary := metrics.summary(rows, rounds) | {"verdicts": verdicts})
+        write_json(self.path / "run.json", read_json(self.path / "run.json") | {"verdicts": verdicts})
         return summary
 
     def cut(self, rounds: int) -> None:
@@ -137,6 +138,11 @@ class Folder:
     def check(self, config: RunConfig, task: Task) -> None:
         """Before a run goes on: log what was edited, refuse other data or another model than it began with."""
         about, origin, now = read_json(self.path / "run.json"), self.origin(), facts(task)
+        if str(about.get("version")).startswith("0.1."):
+            raise UserError(
+                f"{self.path} was begun with kairosfl {about['version']}, whose checkpoints this version does not "
+                "read; finish it with that version, or start a new run."
+            )
         for name, value in now.items():
             if name in about and about[name] != value:
                 raise UserError(

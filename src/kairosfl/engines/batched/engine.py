@@ -13,7 +13,6 @@ from torch import Tensor
 
 from kairosfl.client.trainer import Trainer
 from kairosfl.core.fields import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
-from kairosfl.core.table import available
 from kairosfl.engines.batched.captured import capture
 from kairosfl.engines.batched.graphs import Steps
 from kairosfl.engines.batched.jobs import Job, Ticket, joint
@@ -27,6 +26,7 @@ from kairosfl.engines.batched.state import State, places, upload
 from kairosfl.engines.batched.step import Work
 from kairosfl.engines.evaluate import Evaluator, Scores
 from kairosfl.engines.loop import one_by_one
+from kairosfl.engines.memory import available
 from kairosfl.engines.precision import Precision
 from kairosfl.errors import UserError
 from kairosfl.tasks.task import Task
