@@ -146,6 +146,8 @@ def test_a_damaged_line_costs_that_line_and_a_damaged_value_that_value(tmp_path)
         f"{path}: accuracy in round 4 is damaged and left out.",
     )
     assert data.done
+    (note,) = compare([run]).notes()
+    assert note == "fedavg: missing from metrics.jsonl, so that later costs are unknown: 2 rounds"
     sent = data.total("bytes_down", "bytes_up")
     assert np.isfinite(sent).tolist() == [True, False, False, False]  # what round 2 cost is not known
 

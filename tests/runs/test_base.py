@@ -9,7 +9,7 @@ from torch import nn
 
 from kairosfl.errors import UserError
 from kairosfl.runs import experiment
-from kairosfl.runs.config import Config, resolve
+from kairosfl.runs.config import RunConfig, resolve
 from kairosfl.runs.files import read_lines
 from kairosfl.runs.sweep import expand, sweep
 from kairosfl.tasks.models import MODELS
@@ -27,7 +27,7 @@ def head(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "head_only", head_only)
 
 
-def config(**changes: object) -> Config:
+def config(**changes: object) -> RunConfig:
     tables = {
         "data": {"clients": 6},
         "model": {"name": "head_only"},

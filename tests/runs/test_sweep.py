@@ -44,12 +44,8 @@ def test_every_combination_once_and_in_order():
 
 def test_a_folder_has_a_name_that_a_file_system_takes():
     lists = {f"train.{key}": [0.123456789012345] for key in ("lr", "momentum", "weight_decay", "clip", "gamma")}
-    algorithms = [
-        f"fedprox(mu={mu}) + {' + '.join(f'{rule}' for rule in ('scaffold', 'fedcl', 'pa3fed'))}" for mu in (1, 2)
-    ]
-    members = expand(
-        TABLES | {"sweep": {**lists, "algorithm": algorithms, "data.path": ["x" * 99]}, "data": {"name": "folder"}}
-    )
+    lists |= {"algorithm": [f"fedprox(mu={mu}) + scaffold + fedcl + pa3fed" for mu in (1, 2)], "data.path": ["x" * 99]}
+    members = expand(TABLES | {"data": {"name": "folder"}, "sweep": lists})
     assert len({member.name for member in members}) == 2
     assert all(len(member.name) < 255 for member in members)
 

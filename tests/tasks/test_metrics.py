@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kairosfl.core.fields import FISHER, Briefs
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, drive, rounds
+from kairosfl.core.round import Run, Setup, drive, rounds
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.rules import parse
@@ -54,8 +54,9 @@ def test_a_classifier_with_one_logit_from_end_to_end(last: tuple[nn.Module, ...]
     found = []
     for engine in (Loop(task), Batched(task)):
         algorithm, recipe = parse("fedprox"), Recipe(rounds=15, cohort=3, lr=0.2, batch_size=10)
-        run = Run.start(engine.start(), algorithm, clients=3, seed=0)
-        for after in drive(rounds(run, algorithm, recipe, clients=3, layout=task.layout), engine):
+        setup = Setup(algorithm, recipe, 3, task.layout)
+        run = Run.start(engine.start(), setup, seed=0)
+        for after in drive(rounds(run, setup), engine):
             run = after
         scores = engine.evaluate(run.x)
         assert scores.accuracy > 0.9

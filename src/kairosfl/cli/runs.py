@@ -152,7 +152,7 @@ def clear(folder: Path, names: set[str]) -> None:
     except (ValueError, KeyError, TypeError):
         found = set()
     if found != names:
-        raise UserError(f"{folder} holds another sweep; choose another place with --out.")
+        raise UserError(f"{folder} contains another sweep; choose another folder with --out.")
     with lock(folder):
         for name in names:
             shutil.rmtree(folder / name, ignore_errors=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kairosfl.report.pictures import counted
 from kairosfl.report.read import Group, RunData
 
 
@@ -14,11 +15,15 @@ def notes(group: Group) -> tuple[str, ...]:
     stopped = [f"{_who(run, group)}stopped after round {run.last}: {run.stopped}" for run in unfinished if run.stopped]
     running = [f"{_who(run, group)}{run.last} of {run.planned} rounds" for run in unfinished if not run.stopped]
     diverged = [f"{_who(run, group)}diverged in round {run.diverged}" for run in group.runs if run.diverged]
+    gaps = [
+        f"{_who(run, group)}{counted(run.last - run.rounds, 'round')}" for run in group.runs if run.last > run.rounds
+    ]
     said = (verdict for run in group.runs for verdict in run.summary.get("verdicts") or ())
     return (
         *([f"unfinished, {left}: {', '.join(running)}"] if running else []),
         *(f"{each} ({left})" for each in stopped),
         *(f"{each}: from there on its test loss is not finite, or has exploded" for each in diverged),
+        *([f"missing from metrics.jsonl, so that later costs are unknown: {', '.join(gaps)}"] if gaps else []),
         *dict.fromkeys(said),
     )
 
