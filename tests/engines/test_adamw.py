@@ -1,4 +1,4 @@
-"""`train.optimizer = "adamw"`, from the configuration to the model: torch.optim.AdamW on every client, and their mean."""
+"""`train.optimizer = "adamw"` from the configuration to the model: torch.optim.AdamW per client, plain averaging."""
 
 from __future__ import annotations
 
