@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 RULES = [
@@ -80,34 +81,24 @@ eval_every = 8
 """
 
 
-def checksums(checkout: Path) -> dict[str, str]:
+def checksums(checkout: Path, processes: int) -> dict[str, str]:
     """The checksum of the final model of every algorithm, or why there is none."""
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
+    algorithms = [*RULES, *COMPOSITIONS]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
         config = Path(folder) / "golden.toml"
         config.write_text(SETTING)
         environment = os.environ | {"PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
-        for number, algorithm in enumerate([*RULES, *COMPOSITIONS]):
-            out = Path(folder) / str(number)
-            command = [
-                sys.executable,
-                "-m",
-                "kairosfl",
-                "run",
-                str(config),
-                "--set",
-                f"algorithm={json.dumps(algorithm)}",
-            ]
-            done = subprocess.run(
-                [*command, "--out", str(out), "--quiet"], env=environment, cwd=folder, capture_output=True, text=True
-            )
+
+        def checksum(algorithm: str) -> str:
+            out = Path(folder) / hashlib.sha256(algorithm.encode()).hexdigest()[:16]
+            command = [sys.executable, "-m", "kairosfl", "run", str(config), "--out", str(out), "--quiet"]
+            command += ["--set", f"algorithm={json.dumps(algorithm)}"]
+            done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
             if done.returncode:
-                found[algorithm] = "refused: " + " ".join((done.stdout + done.stderr).split())[:200]
-                continue
-            newest = sorted(out.glob("checkpoint/state-*.safetensors"))[-1]
-            found[algorithm] = hashlib.sha256(_x(newest)).hexdigest()[:16]
-            print(f"{checkout.name}: {algorithm}: {found[algorithm]}", file=sys.stderr, flush=True)
-    return found
+                return "refused: " + " ".join((done.stdout + done.stderr).split())[:200]
+            return hashlib.sha256(_x(max(out.glob("checkpoint/state-*.safetensors")))).hexdigest()[:16]
+
+        return dict(zip(algorithms, pool.map(checksum, algorithms), strict=True))
 
 
 def _x(path: Path) -> bytes:
@@ -120,8 +111,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     chosen = parser.parse_args()
-    old, new = checksums(chosen.old.resolve()), checksums(chosen.new.resolve())
+    old, new = (checksums(checkout.resolve(), chosen.processes) for checkout in (chosen.old, chosen.new))
     differ = [name for name in old if new[name] != old[name] and not new[name].startswith("refused")]
     refused = {name: text for name, text in new.items() if text.startswith("refused")}
     same = len(old) - len(differ) - len(refused)

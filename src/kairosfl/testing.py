@@ -63,6 +63,12 @@ def check_rule(rule: Rule, *, engines: Mapping[str, Callable[[Task], Engine]] = 
         _last(_course(rule, job, engine)) for engine in (Losing(Loop(job)), Losing(Loop(job), shuffle=True))
     )
     require(torch.equal(straight.x, shuffled.x), rule, "gives another model when the reports arrive in another order")
+    longer = _last(_course(rule, job, Losing(Loop(job)), recipe=replace(RECIPE, rounds=2 * RECIPE.rounds)))
+    require(
+        rule.reads_rounds or torch.equal(straight.x, longer.x),
+        rule,
+        "acts otherwise when the run has more rounds in all; override reads_rounds to say so",
+    )
     job = _task(torch.float64)
     reference = _last(_course(rule, job, Losing(Loop(job)))).x
     for name, make in engines.items():
@@ -100,7 +106,7 @@ def _check_engine(
 
 HOOKS = (
     *("server", "client", "select", "brief", "receive", "weigh", "combine", "observe", "step", "result"),
-    *("verdict", "largest_cohort", "conflicts_with"),
+    *("verdict", "reads_rounds", "largest_cohort", "conflicts_with"),
 )
 
 
@@ -147,13 +153,13 @@ class Losing:
         return replace(reports.take(order), failed=tuple((client, "it was lost") for client in sorted(lost)))
 
 
-def _setup(rule: Rule, job: Task) -> Setup:
-    return Setup(Algorithm((rule,)), RECIPE, len(SIZES), job.layout)
+def _setup(rule: Rule, job: Task, recipe: Recipe = RECIPE) -> Setup:
+    return Setup(Algorithm((rule,)), recipe, len(SIZES), job.layout)
 
 
-def _course(rule: Rule, job: Task, engine: Engine, run: Run | None = None) -> Iterator[Run]:
+def _course(rule: Rule, job: Task, engine: Engine, run: Run | None = None, recipe: Recipe = RECIPE) -> Iterator[Run]:
     """The run after every round, each looked at."""
-    setup = _setup(rule, job)
+    setup = _setup(rule, job, recipe)
     run = run or Run.start(job.start(), setup, seed=0)
     reporters = {client for table in run.tables for client in table.ids}
     course = drive(rounds(run, setup), engine)

@@ -35,6 +35,10 @@ class Watched(Rule):
     def sees_idle(self) -> bool:  # type: ignore[override]
         return self.rule.sees_idle
 
+    @property
+    def reads_rounds(self) -> bool:
+        return self.rule.reads_rounds
+
     def largest_cohort(self, cohort: int, population: int) -> int:
         return self.rule.largest_cohort(cohort, population)
 

@@ -66,6 +66,11 @@ class Rule(Spec):
         """Whether clients count alike, as some papers average, and not by their samples."""
         return False
 
+    @property
+    def reads_rounds(self) -> bool:
+        """Whether what it does depends on how many rounds the run has in all, so that none can be added later."""
+        return False
+
     def conflicts_with(self, other: Rule) -> str | None:
         """Why this rule cannot be combined with `other`, or None when it can."""
         return None
@@ -135,6 +140,7 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         for i, rule in enumerate(self.rules):
+            rule.check_finite()
             for other in self.rules[:i]:
                 if type(rule) is type(other):
                     raise UserError(f"{rule.name()} appears twice in the algorithm; name it once.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,12 @@ class Spec:
             if value != field.default:
                 shown.append(f"{field.name}={value!r}")
         return self.name() + (f"({', '.join(shown)})" if shown else "")
+
+    def check_finite(self) -> None:
+        """Refuse numbers that are infinite or not a number."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            self.check(field.name, not isinstance(value, float) or math.isfinite(value), "use a finite number")
 
     def check(self, field: str, holds: bool, fix: str) -> None:
         """Refuse a hyper-parameter with the field, the value and the fix."""
@@ -57,7 +64,9 @@ def build(kind: str, name: str, options: Mapping[str, Any], known: Mapping[str, 
     for field in fields.values():
         if field.default is field.default_factory is dataclasses.MISSING and field.name not in options:
             raise UserError(f"{name} needs {field.name}: write {name}({field.name}=...), or give it a default.")
-    return cls(**options)
+    made = cls(**options)
+    made.check_finite()
+    return made
 
 
 def parse(kind: str, text: str, known: Mapping[str, type[Spec]]) -> tuple[Spec, ...]:
@@ -84,7 +93,7 @@ def _object(kind: str, term: ast.expr, text: str, known: Mapping[str, type[Spec]
             raise UserError(f"{kind} = {text!r}: name every option, as in 'fedprox(mu=0.01)'.")
         for word in term.keywords:
             if word.arg in options:
-                raise UserError(f"{kind} = {text!r}: {word.arg} stands twice; name it once.")
+                raise UserError(f"{kind} = {text!r}: {word.arg} appears twice; name it once.")
             options[str(word.arg)] = _value(kind, word.value, text)
     return build(kind, ast.unparse(head), options, known)
 
@@ -104,7 +113,7 @@ def _value(kind: str, node: ast.expr, text: str) -> Any:
         return ast.literal_eval(node)
     except ValueError:
         raise UserError(
-            f"{kind} = {text!r}: {ast.unparse(node)!r} is no value; use a number, a 'word' or true/false."
+            f"{kind} = {text!r}: {ast.unparse(node)!r} is not a value; use a number, a 'word' or true/false."
         ) from None
 
 
@@ -117,7 +126,7 @@ def _import(kind: str, name: str) -> type[Spec]:
     if not (isinstance(cls, type) and issubclass(cls, Spec)):
         raise UserError(f"{name!r} is not a {kind}; give the dotted name of a class derived from it.")
     if not dataclasses.is_dataclass(cls):
-        raise UserError(f"{name} is no dataclass; write @dataclass(frozen=True, kw_only=True) above its class.")
+        raise UserError(f"{name} is not a dataclass; write @dataclass(frozen=True, kw_only=True) above its class.")
     return cls
 
 

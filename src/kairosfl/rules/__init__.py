@@ -65,7 +65,7 @@ def parse(text: str | Sequence[str | Mapping[str, Any]]) -> Algorithm:
         specs = parse_spec("rule", _without_fedavg(text), RULES) if _without_fedavg(text) else ()
         for spec in specs:
             if not isinstance(spec, Rule):
-                raise UserError(f"{spec.name()} is no rule; give the name of one.")
+                raise UserError(f"{spec.name()} is not a rule; give the name of one.")
         return Algorithm(tuple(spec for spec in specs if isinstance(spec, Rule)))
     whole = Algorithm()
     for entry in text:
@@ -81,7 +81,7 @@ def parse(text: str | Sequence[str | Mapping[str, Any]]) -> Algorithm:
         if name != "fedavg":
             rule = build("rule", name, options, RULES)
             if not isinstance(rule, Rule):
-                raise UserError(f"{name} is no rule; give the name of one.")
+                raise UserError(f"{name} is not a rule; give the name of one.")
             whole += rule
     return whole
 
@@ -89,7 +89,7 @@ def parse(text: str | Sequence[str | Mapping[str, Any]]) -> Algorithm:
 def _without_fedavg(text: str) -> str:
     parts = text.split("+")
     if len(parts) > 1 and not all(map(str.strip, parts)):
-        raise UserError(f"algorithm = {text!r} cannot be read: beside a + stands nothing; write 'fedprox + fedavgm'.")
+        raise UserError(f"algorithm = {text!r} cannot be read: a + has nothing next to it; write 'fedprox + fedavgm'.")
     return "+".join(part for part in parts if part.strip().lower().removesuffix("()") != "fedavg")
 
 

@@ -40,6 +40,10 @@ class ALT(Rule):
         self.check("per", self.per in ("epoch", "batch"), "use 'epoch' or 'batch'")
         self.check("reference", self.reference in ("global", "previous"), "use 'global' or 'previous'")
 
+    @property
+    def reads_rounds(self) -> bool:
+        return self.threshold != "fixed"
+
     def verdict(self, memory: Memory, now: Round) -> str | None:
         if memory.state["stopped"]:
             return None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import FunctionType
 from typing import Any
 
-from kairosfl.core.rule import Rule
 from kairosfl.runs.config import RunConfig, tables
 from kairosfl.runs.files import plain
 from kairosfl.runs.keys import flatten
@@ -54,14 +52,8 @@ def harmless(edit: Edit, config: RunConfig) -> bool:
     Slots are the exception: they may change the last digits, but a run whose memory ran out can only go on with fewer.
     """
     if edit.key == "train.rounds":
-        return config.train.schedule != "cosine" and not any(map(reads_rounds, config.algorithm.rules))
+        return config.train.schedule != "cosine" and not any(rule.reads_rounds for rule in config.algorithm.rules)
     return edit.key in HARMLESS or (edit.key == "run.slots" and not config.run.deterministic)
-
-
-def reads_rounds(rule: Rule) -> bool:
-    """Whether a rule looks at how many rounds there will be, as ALT does: with more of them it acts otherwise."""
-    methods = (each for kind in type(rule).__mro__ for each in vars(kind).values() if isinstance(each, FunctionType))
-    return any("rounds" in method.__code__.co_names for method in methods)
 
 
 def flat(config: RunConfig) -> dict[str, Any]:

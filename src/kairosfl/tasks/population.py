@@ -67,7 +67,14 @@ class Population:
     def from_owner(
         cls, owner: Ints, clients: int, keys: Ints | None = None, tests: Population | None = None
     ) -> Population:
-        """From the client of every sample (negative: nobody's); a client's samples keep their order."""
+        """From the client of every sample; a client's samples keep their order.
+
+        Args:
+            owner: The client of each training sample, negative for samples that no client has.
+            clients: The number of clients.
+            keys: The natural client that each client is.
+            tests: Which samples of the test set are whose.
+        """
         if len(owner) and int(owner.max()) >= clients:
             sample = int(owner.argmax())
             raise UserError(f"sample {sample} belongs to client {owner[sample]}, but there are only {clients} clients.")
@@ -80,9 +87,11 @@ class Population:
 
     @classmethod
     def from_lists(cls, clients: Sequence[Ints], *, tests: Sequence[Ints] | None = None) -> Population:
-        """From one array of training samples per client and, if clients have test samples of their own, one of those.
+        """From one array of sample indices per client.
 
-        Both hold indices, `clients` into the training set and `tests` into the test set.
+        Args:
+            clients: For each client, the indices of its samples in the training set.
+            tests: For each client, the indices of its own samples in the test set, if clients have some.
         """
         offsets = np.zeros(len(clients) + 1, dtype=np.int64)
         np.cumsum([len(indices) for indices in clients], out=offsets[1:])

@@ -88,9 +88,17 @@ def from_partitioner(
     classes: int | None = None,
     **fields: Any,
 ) -> DataSet:
-    """A flwr-datasets partitioner as it is: its partitions become the natural clients; arguments as above.
+    """A flwr-datasets partitioner: its partitions become the natural clients.
 
-    `test` is one table, or a second partitioner whose partitions are the same clients' test samples.
+    Args:
+        partitioner: With its data set assigned.
+        test: The test table, or a second partitioner whose partitions are the same clients' test samples.
+        input: The column of inputs.
+        target: The column of classes.
+        encode: Turns one value of the input column into an array.
+        name: What reports call the data set.
+        classes: The number of classes; by default counted from the labels.
+        **fields: Further fields of `DataSet`, as in `from_torch`.
     """
     tables = _partitions(partitioner)
     tests = _partitions(test) if hasattr(test, "load_partition") else [test]
