@@ -1,7 +1,11 @@
-"""Every base algorithm with every subset of the adaptive rules: trains, stays finite, resumes to the bit, and acts."""
+"""Every base algorithm with every subset of the adaptive rules: trains, stays finite, resumes to the bit, and acts.
+
+Every pair of rules is refused with a sentence, or was measured to train, or has its reason in the documentation.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import cache
 from itertools import combinations
@@ -134,3 +138,29 @@ def test_aware_turns_the_step(base: str) -> None:
 def test_each_adaptive_rule_changes_the_model(base: str, rule: str) -> None:
     if not _refusal(base, (rule,)):
         assert not np.array_equal(_end(base, (rule,)), _end(base, ()))
+
+
+ROOT = Path(__file__).parents[1]
+MEASURED: dict[str, list[float | str]] = json.loads((ROOT / "benchmarks" / "pairs.json").read_text())
+PAIRS = [f"{one} + {other}" for one, other in combinations(RULES, 2)]
+ALARM = 0.10
+
+
+def test_every_rule_and_every_pair_was_measured() -> None:
+    assert list(MEASURED) == ["fedavg", *RULES, *PAIRS]
+    assert all(len(values) == 3 for values in MEASURED.values())
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_pair_is_refused_or_trains_or_the_documentation_says_why_not(pair: str) -> None:
+    """Within ten points of FedAvg (benchmarks/pairs.py), unless docs/rules/compositions.md names the pair."""
+    values = [value for value in MEASURED[pair] if not isinstance(value, str)]
+    if not values:
+        with pytest.raises(UserError, match=rf"^{pair.replace(' + ', ' and ')} cannot be combined: \w.*\.$"):
+            parse(pair)
+        return
+    parse(pair)
+    assert len(values) == 3
+    below = np.mean(values) < np.mean(np.array(MEASURED["fedavg"], dtype=float)) - ALARM
+    page = (ROOT / "docs" / "rules" / "compositions.md").read_text(encoding="utf-8")
+    assert below == (f"\n| `{pair}` |" in page), f"{pair}: {np.mean(values):.3f}"

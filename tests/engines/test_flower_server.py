@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,7 +87,7 @@ def engine_of(grid: FakeGrid, task: Task, lines: list[str] | None = None, **sett
     return Flower(grid, task, given, [].append if lines is None else lines.append)
 
 
-@pytest.mark.parametrize("text", ["scaffold + fedcl + alt + pa3fed", "moon", "fedmut + fedyogi"])
+@pytest.mark.parametrize("text", ["scaffold + fedcl + alt + pa3fed", "moon", "fedmut + fedavgm"])
 def test_the_bits_of_the_loop_engine(task: Task, text: str) -> None:
     algorithm = parse(text)
     recipe = Recipe(rounds=3, cohort=4, epochs=3, batch_size=4, lr=0.1, momentum=0.5)
@@ -103,6 +104,20 @@ def test_the_bits_of_the_loop_engine(task: Task, text: str) -> None:
         assert torch.equal(x, y)
         assert rejected == also == ()
     assert scores == Loop(task).evaluate(x)
+
+
+@pytest.mark.parametrize("changes", [{"optimizer": "adamw", "weight_decay": 0.1, "beta1": 0.5}, {"momentum": 0.5}])
+def test_adamw_and_a_radius_arrive(task: Task, changes: dict[str, Any]) -> None:
+    recipe = Recipe(rounds=2, cohort=4, epochs=2, batch_size=4, lr=0.1, clip=0.5, **changes)
+    flower = engine_of(grid_of(client_app(lambda _: task)), task)
+    ends = []
+    for engine, text in ((Loop(task), "fedsam(rho=0.3)"), (flower, "fedsam(rho=0.3)"), (flower, "fedavg")):
+        setup = Setup(parse(text), recipe, CLIENTS, task.layout)
+        *_, run = drive(rounds(Run.start(task.start(), setup, seed=2), setup), engine)
+        assert run.record.rejected == ()
+        ends.append(run.x)
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[1], ends[2])
 
 
 def test_a_device_with_only_its_own_data_follows_the_same_brief(task: Task) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,6 +116,18 @@ def test_the_bits_of_the_loop_engine(task: Task, engine: Ray, text: str) -> None
         assert torch.equal(x, y)
         assert rejected == also == ()
     assert not torch.equal(y, task.start())
+
+
+@pytest.mark.parametrize("changes", [{"optimizer": "adamw", "weight_decay": 0.1, "beta1": 0.5}, {"momentum": 0.5}])
+def test_adamw_and_a_radius_arrive(task: Task, engine: Ray, changes: dict[str, Any]) -> None:
+    recipe = Recipe(rounds=2, cohort=5, epochs=2, batch_size=4, lr=0.1, clip=0.5, **changes)
+    ends = []
+    for one, text in ((Loop(task), "fedsam(rho=0.3)"), (engine, "fedsam(rho=0.3)"), (engine, "fedavg")):
+        setup = Setup(parse(text), recipe, CLIENTS, task.layout)
+        *_, run = drive(rounds(Run.start(one.start(), setup, seed=2), setup), one)
+        ends.append(run.x)
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[1], ends[2])
 
 
 def test_a_frozen_part_is_every_actors_and_stays_as_it_is(task: Task) -> None:

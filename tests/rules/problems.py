@@ -93,6 +93,7 @@ def recipe(setting: Setting, cohorts: Sequence[Cohort]) -> Recipe:
         lr=setting.lr,
         momentum=setting.momentum,
         weight_decay=setting.decay,
+        clip=setting.clip if np.isfinite(setting.clip) else 0.0,
         schedule="exponential",
         gamma=setting.gamma,
     )

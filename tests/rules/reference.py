@@ -19,6 +19,7 @@ from reference_clients import (
     Quadratic,
     Setting,
     Vector,
+    ascended,
     cosine,
     shares,
     train,
@@ -27,7 +28,19 @@ from reference_clients import (
 
 from kairosfl.core.streams import stream
 
-__all__ = ["COHORTS", "Cohort", "Local", "Network", "Problem", "Quadratic", "Setting", "shares", "train", "unit_move"]
+__all__ = [
+    "COHORTS",
+    "Cohort",
+    "Local",
+    "Network",
+    "Problem",
+    "Quadratic",
+    "Setting",
+    "ascended",
+    "shares",
+    "train",
+    "unit_move",
+]
 
 Course = list[Vector]
 
@@ -176,6 +189,41 @@ def fedcm(
             means = [(x - local.w) / unit_move(setting, t, local.steps) for local in locals_]
             delta = p @ np.array(means) - setting.decay * x  # decay is the clients' own business
             x = x + lr * (p @ np.array([local.w - x for local in locals_]))
+        course.append(x)
+    return course
+
+
+def fedsam(problem: Problem, setting: Setting, cohorts: Sequence[Cohort], rho: float) -> Course:
+    """Qu et al. 2022, Algorithm 1: every local step follows the batch's gradient at the sharpest point nearby."""
+    x, course = problem.x, []
+    for t, cohort in enumerate(cohorts):
+        if ids := cohort.reported:
+            ends = [train(problem, setting, t, i, x, gradient=ascended(problem, i, rho)).w for i in ids]
+            x = shares(problem, ids, "samples") @ np.array(ends)
+        course.append(x)
+    return course
+
+
+def mofedsam(problem: Problem, setting: Setting, cohorts: Sequence[Cohort], rho: float, beta: float) -> Course:
+    """Qu et al. 2022, Algorithm 2: v = beta g̃ + (1 − beta) Δ, g̃ as in FedSAM, Δ the mean of the last round's v's."""
+    x, course, delta = problem.x, [], np.zeros_like(problem.x)
+    for t, cohort in enumerate(cohorts):
+        if ids := cohort.reported:
+            locals_ = [
+                train(
+                    problem,
+                    setting,
+                    t,
+                    i,
+                    x,
+                    lambda g, w, D=delta: beta * g + (1 - beta) * D,
+                    ascended(problem, i, rho),
+                )
+                for i in ids
+            ]
+            means = [(x - local.w) / unit_move(setting, t, local.steps) for local in locals_]
+            delta = np.mean(means, 0) - setting.decay * x
+            x = np.mean([local.w for local in locals_], 0)
         course.append(x)
     return course
 

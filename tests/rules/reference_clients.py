@@ -28,6 +28,7 @@ class Setting:
     batch: int = 3
     epochs: int = 2
     seed: int = 7
+    clip: float = np.inf  # largest norm of the gradient that a step uses
 
     def lr_at(self, t: int) -> float:
         return self.lr * self.gamma**t
@@ -165,6 +166,7 @@ def train(
                 local.similarity = statistic(rows, local.w)
                 stop = stop or local.similarity < below
             g = slope(rows, local.w)
+            g = g * min(1.0, setting.clip / (np.linalg.norm(g) + 1e-6))
             local.grad_sq += g @ g
             velocity = setting.momentum * velocity + correct(g, local.w) + setting.decay * local.w
             local.w = local.w - setting.lr_at(t) * velocity
@@ -173,6 +175,16 @@ def train(
         if stop:
             break
     return local
+
+
+def ascended(problem: Problem, i: int, rho: float) -> Callable[[Vector, Vector], Vector]:
+    """SAM: the gradient of a batch at w + rho · ∇f(w) / ‖∇f(w)‖, where w was."""
+
+    def slope(rows: Vector, w: Vector) -> Vector:
+        uphill = problem.gradient(i, rows, w)
+        return problem.gradient(i, rows, w + rho * uphill / np.linalg.norm(uphill))
+
+    return slope
 
 
 def unit_move(setting: Setting, t: int, steps: int, pull: float = 0.0) -> float:
