@@ -384,7 +384,7 @@ def test_so_do_rules_of_the_other_hooks(rule: Rule) -> None:
         (WritesRowsInStep(), "in step writes rows; only observe may"),
         (ResultsInLess(), "in result returns torch.float32 of shape [2] where the direction is torch.float32 of shape"),
         (SaysANumber(), "in verdict does not return a sentence or None"),
-        (AsksTooEarly(), "fails in brief, AttributeError ('loss' was asked of briefs, reports or weights that this"),
+        (AsksTooEarly(), "fails in brief, AttributeError ('loss' is not available: this round does not have its"),
         (FailsWhenIdle(), "fails in observe when only 0 of 4 clients report, RuntimeError (max()"),
         (CannotBePrinted(schedule=abs), "cannot be written as text and read back, UserError (rule ="),
         (PrintsHalf(gamma=0.5), "prints as 'test_testing.PrintsHalf' and reads back as another rule"),

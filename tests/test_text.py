@@ -116,12 +116,12 @@ def test_a_rule_of_ones_own_by_its_dotted_name() -> None:
         ("test_text.Asks", "test_text.Asks needs size: write test_text.Asks(size=...), or give it a default."),
         ("os.path", "'os.path' is not a rule; give the dotted name of a class derived from it."),
         ("kairosfl.detectors.FGN", "fgn is not a rule; give the name of one."),
-        ([{"mu": 1}], "algorithm: the table {'mu': 1} names no rule; write {rule = 'fedprox', ...}."),
+        ([{"mu": 1}], "algorithm: the table {'mu': 1} has no rule; write {rule = 'fedprox', ...}."),
         ([{"rule": "fedavg", "mu": 1}], "fedavg has no option 'mu'; it has none."),
         ([{"rule": "kairosfl.detectors.FGN"}], "kairosfl.detectors.FGN is not a rule; give the name of one."),
         (
             "scaffold + vrlsgd",
-            "scaffold and vrlsgd cannot be combined: both correct the same drift, and together they correct it twice.",
+            "scaffold and vrlsgd cannot be combined: both correct the same drift, so together they correct it twice.",
         ),
     ],
 )

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 BLOCK_BYTES = 1 << 26
-SMALL_ROWS = 4096  # rows in a block of small rows: no 64 MB for a handful of numbers
-SPARE = 0.1  # of a GPU's memory that rows leave free for training
+SMALL_ROWS = 4096  # rows in a block of small rows, instead of 64 MB for a handful of numbers
+SPARE = 0.1  # share of a GPU's memory that rows leave free for training
 
 
 def available(device: torch.device) -> int:
-    """Bytes of a GPU that are free or that PyTorch holds and does not use."""
+    """Bytes of a GPU's memory that are free, or cached by PyTorch and unused."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def roomy(device: torch.device, size: int) -> bool:
-    """Whether the device has memory for so many bytes more and enough to spare."""
+    """Whether the device has room for this many more bytes, with enough to spare."""
     if device.type != "cuda":
         return True
     return available(device) - size > SPARE * torch.cuda.get_device_properties(device).total_memory
@@ -29,9 +29,9 @@ class Table:
     """Rows of named tensors by client id. A row takes memory from the first time it is written.
 
     Rows live in slots, numbered in the order in which clients were first seen; slots live in blocks of about 64 MB,
-    so a table grows without moving what it holds. Blocks lie where the default does; when a GPU is full, further ones
-    lie on the host. A default may be a single number where a row is a vector, when the rule does not know yet how long
-    the vector will be.
+    so a table grows without moving its rows. Blocks are on the default's device; when a GPU is full, further ones are
+    on the host. The default may be a single number although a row is a vector, if the rule does not know the vector's
+    length yet.
     """
 
     def __init__(self, default: dict[str, Tensor]) -> None:
@@ -40,7 +40,7 @@ class Table:
         self.blocks: list[dict[str, Tensor]] = []
         self.block_rows = 0  # known from the first write on
         self.written: set[int] = set()  # clients written since `written` was last cleared, for checkpoints
-        self.writes = 0  # how often it was written to
+        self.writes = 0  # number of writes
 
     def __len__(self) -> int:
         return len(self.slot)
@@ -72,7 +72,7 @@ class Table:
             self.slot.setdefault(client, len(self.slot))
 
     def write(self, ids: Tensor, rows: dict[str, Tensor]) -> None:
-        """Store rows in place. Of a client that had no row, the names left out become the default."""
+        """Store rows in place. For a client without a row, names that are left out take the default."""
         new = set(ids.tolist()) - self.slot.keys()
         self.reserve(ids)
         self._grow(rows)
