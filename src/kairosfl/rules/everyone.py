@@ -16,7 +16,7 @@ from kairosfl.core.round import Round
 from kairosfl.core.rule import Memory, State
 
 
-def nobody(now: Round) -> State:
+def no_clients(now: Round) -> State:
     """The server's state before the first round."""
     zero = torch.tensor(0.0, dtype=torch.float64)
     return {"sum": torch.zeros_like(now.x), "n": zero, "seen": zero.clone()}

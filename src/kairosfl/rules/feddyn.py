@@ -38,7 +38,7 @@ class FedDyn(Rule):
         return self.weights == "uniform"
 
     def server(self, now: Round) -> State:
-        return everyone.nobody(now)
+        return everyone.no_clients(now)
 
     def client(self, now: Round) -> State:
         return everyone.unseen(now)

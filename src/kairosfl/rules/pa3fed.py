@@ -46,7 +46,8 @@ class PA3Fed(Rule):
         most = float(memory.state["change"])
         if most >= NOTICEABLE:
             return None
-        return f"pa3fed changed no client's weight by more than {100 * most:.2g} %, nearly as without it"
+        change = f"{100 * most:.2g} %"
+        return f"pa3fed changed no client's weight by more than {change}, so this run is nearly the same as without it"
 
     def server(self, now: Round) -> State:
         return {"change": torch.tensor(0.0, dtype=torch.float64)}  # the largest relative change of a weight so far

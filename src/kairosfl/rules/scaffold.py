@@ -45,7 +45,7 @@ class SCAFFOLD(Rule):
         return None
 
     def server(self, now: Round) -> State:
-        return everyone.nobody(now)
+        return everyone.no_clients(now)
 
     def client(self, now: Round) -> State:
         return everyone.unseen(now)
