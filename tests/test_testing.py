@@ -52,7 +52,7 @@ def test_engines_can_be_named() -> None:
             return super().train(replace(briefs, epochs=torch.ones_like(briefs.epochs)))
 
     assert "loop" in ENGINES
-    with pytest.raises(AssertionError, match="fedprox gives another model on engine 'lazy' than on 'loop'"):
+    with pytest.raises(AssertionError, match="fedprox gives a different model on engine 'lazy' than on 'loop'"):
         check_rule(parse("fedprox").rules[0], engines={"lazy": Lazy})
 
 
@@ -352,15 +352,18 @@ def test_so_do_rules_of_the_other_hooks(rule: Rule) -> None:
         (ChangesTheTable(), "in step changes its arguments in place; return new tensors instead"),
         (KeepsALog(), "in step keeps something on itself; return it in the state, which checkpoints save"),
         (KeepsAnAttribute(), "in step keeps something on itself; return it in the state, which checkpoints save"),
-        (KeepsAGlobal(), "in step answers the same question differently when it is asked again"),
-        (DrawsFreely(), "in weigh answers the same question differently when it is asked again; take random numbers"),
+        (KeepsAGlobal(), "in step returns something else when called again with the same arguments"),
+        (
+            DrawsFreely(),
+            "in weigh returns something else when called again with the same arguments; take random numbers",
+        ),
         (CountsOnEveryone(), "in weigh returns torch.float64 of shape [4] where one number for each of 3 reporters is"),
         (
             FailsWhenSomeoneFails(),
             "fails in weigh when only 3 of 4 clients report, RuntimeError (The size of tensor a (3)",
         ),
         (WritesForEveryone(), "in observe writes torch.float32 of shape [7] into 'turns' where a row for each of 4"),
-        (WritesAnUnknownName(), "in observe writes 'tunrs' into a row, and client() has no such name"),
+        (WritesAnUnknownName(), "in observe writes 'tunrs' into a row, but client() has no such name"),
         (PrefersTheFirst(), "in weigh depends on the order of the clients"),
         (CombinesByPosition(), "in combine depends on the order of the clients"),
         (ObservesByPosition(), "in observe depends on the order of the clients"),
@@ -372,9 +375,9 @@ def test_so_do_rules_of_the_other_hooks(rule: Rule) -> None:
         (Widens(), "in combine returns torch.float64 of shape [53] where the direction is torch.float32 of shape [53]"),
         (ReturnsOneThing(), "in step does not return (direction, memory)"),
         (SelectsIds(), "in select does not return a Plan"),
-        (SelectsEveryone(), "in select asks for 7 clients, and largest_cohort() says 4 at most; override it"),
+        (SelectsEveryone(), "in select asks for 7 clients, but largest_cohort() returns 4; override it"),
         (AsksOthers(), "in brief changes who is asked; that is for select"),
-        (PushesTheWrongWay(), "in brief gives a push of another shape or type than x has"),
+        (PushesTheWrongWay(), "in brief gives a push whose shape or type differs from x"),
         (ChangesTheSeed(), "in brief changes seed, which only the core may"),
         (TellsEveryoneAtOnce(), "in brief gives torch.float32 of shape [] as lr of 4 clients"),
         (ReceivesFewer(), "in receive changes who reported; set a weight to 0 in weigh"),
@@ -384,13 +387,13 @@ def test_so_do_rules_of_the_other_hooks(rule: Rule) -> None:
         (WritesRowsInStep(), "in step writes rows; only observe may"),
         (ResultsInLess(), "in result returns torch.float32 of shape [2] where the direction is torch.float32 of shape"),
         (SaysANumber(), "in verdict does not return a sentence or None"),
-        (AsksTooEarly(), "fails in brief, AttributeError ('loss' was asked of briefs, reports or weights that this"),
+        (AsksTooEarly(), "fails in brief, AttributeError ('loss' is not available: this round does not have its"),
         (FailsWhenIdle(), "fails in observe when only 0 of 4 clients report, RuntimeError (max()"),
         (CannotBePrinted(schedule=abs), "cannot be written as text and read back, UserError (rule ="),
         (PrintsHalf(gamma=0.5), "prints as 'test_testing.PrintsHalf' and reads back as another rule"),
-        (Misspelt(), "has a method 'wiegh', which nobody calls; did you mean 'weigh'?"),
+        (Misspelt(), "has a method 'wiegh', which is never called; did you mean 'weigh'?"),
         (NotFrozen(), "is not a frozen dataclass; write @dataclass(frozen=True, kw_only=True) above its class"),
-        (ForgetsOnResume(), "when the run is resumed from a checkpoint; it remembers something outside its state"),
+        (ForgetsOnResume(), "when the run is resumed from a checkpoint; it keeps something outside its state"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Rule) else "",
 )

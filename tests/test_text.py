@@ -118,12 +118,12 @@ def test_a_rule_of_ones_own_by_its_dotted_name() -> None:
         ("fedprox(mu=1e999)", "fedprox: mu = inf is not allowed; use a finite number."),
         ([{"rule": "fedprox", "mu": float("nan")}], "fedprox: mu = nan is not allowed; use 0 or more."),
         ("fedprox(mu=inf)", "rule = 'fedprox(mu=inf)': 'inf' is not a value; use a number, a 'word' or true/false."),
-        ([{"mu": 1}], "algorithm: the table {'mu': 1} names no rule; write {rule = 'fedprox', ...}."),
+        ([{"mu": 1}], "algorithm: the table {'mu': 1} has no rule; write {rule = 'fedprox', ...}."),
         ([{"rule": "fedavg", "mu": 1}], "fedavg has no option 'mu'; it has none."),
         ([{"rule": "kairosfl.detectors.FGN"}], "kairosfl.detectors.FGN is not a rule; give the name of one."),
         (
             "scaffold + vrlsgd",
-            "scaffold and vrlsgd cannot be combined: both correct the same drift, and together they correct it twice.",
+            "scaffold and vrlsgd cannot be combined: both correct the same drift, so together they correct it twice.",
         ),
     ],
 )

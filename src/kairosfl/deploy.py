@@ -18,7 +18,7 @@ from kairosfl.errors import UserError, nearest
 from kairosfl.runs.checkpoint import model
 from kairosfl.runs.config import RunConfig, change, dump, read, resolve, tables
 from kairosfl.runs.engines import resolve_engine
-from kairosfl.runs.experiment import Notify, build_data, conduct, given, record
+from kairosfl.runs.experiment import Notify, build_data, execute, given, record
 from kairosfl.runs.files import read_lines, write
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.lock import lock
@@ -140,7 +140,7 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
         folder.check(config, task)
     cohort = settings.asked(config.train.cohort, len(task.clients))
     config = replace(config, train=replace(config.train, cohort=cohort))
-    return conduct(record(config, task, engine, folder, resume=begun), engine)
+    return execute(record(config, task, engine, folder, resume=begun), engine)
 
 
 def load(path: Path, changes: Sequence[str] = ()) -> tuple[RunConfig, Deploy]:

@@ -1,7 +1,7 @@
-"""A public contract checker: `check_rule(rule)` says in one sentence what anyone's rule gets wrong.
+"""A public contract checker: `check_rule(rule)` says in one sentence what a rule gets wrong.
 
-It trains a tiny federation in which a client fails, then everyone, and clients are seen for the first time late, and
-holds every call of every hook against what the round, the engines and the checkpoints rely on.
+It trains a tiny federation in which one client fails, then all of them, and some clients take part for the first time
+late, and checks every call of every hook against what the round, the engines and the checkpoints rely on.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from kairosfl.watched import COHORT, Watched, cause, require, sentence
 
 SIZES = (3, 9, 5, 12, 4, 7, 8)
 RECIPE = Recipe(rounds=6, cohort=COHORT, epochs=2, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.01)
-IDLE = 3  # the round in which nobody reports; in the round before, the first client does not
+IDLE = 3  # the round in which no client reports; in the round before, the first client does not
 RESUMED = 3
 
-# Every engine on which a rule is checked, made from a task.
+# The engines on which a rule is checked, each created from a task.
 ENGINES: dict[str, Callable[[Task], Engine]] = {"loop": Loop, "batched": partial(Batched, deterministic=True)}
 
 
 def check_rule(rule: Rule, *, engines: Mapping[str, Callable[[Task], Engine]] = ENGINES) -> None:
     """Raise an AssertionError of one sentence for the first thing that this rule gets wrong.
 
-    Checked are its form (a frozen dataclass that prints as the text it is parsed from), every hook (it changes none of
-    its arguments, answers the same question in the same way, does not depend on the order of the clients, and returns
+    Checks its form (a frozen dataclass that prints as the text it is parsed from), every hook (it changes none of its
+    arguments, returns the same for the same arguments, does not depend on the order of the clients, and returns
     finite tensors of the right shape and type), its state (tensors that survive a checkpoint; rows of reporters
     alone), rounds in which some or all clients fail, and that a resumed run is the same to the bit on every engine.
     """
@@ -62,12 +62,12 @@ def check_rule(rule: Rule, *, engines: Mapping[str, Callable[[Task], Engine]] = 
     straight, shuffled = (
         _last(_course(rule, job, engine)) for engine in (Losing(Loop(job)), Losing(Loop(job), shuffle=True))
     )
-    require(torch.equal(straight.x, shuffled.x), rule, "gives another model when the reports arrive in another order")
+    require(torch.equal(straight.x, shuffled.x), rule, "gives a different model if the reports arrive in another order")
     longer = _last(_course(rule, job, Losing(Loop(job)), recipe=replace(RECIPE, rounds=2 * RECIPE.rounds)))
     require(
         rule.reads_rounds or torch.equal(straight.x, longer.x),
         rule,
-        "acts otherwise when the run has more rounds in all; override reads_rounds to say so",
+        "behaves differently when the run has more rounds in total; override reads_rounds to declare it",
     )
     job = _task(torch.float64)
     reference = _last(_course(rule, job, Losing(Loop(job)))).x
@@ -94,13 +94,13 @@ def _check_engine(
     require(
         torch.equal(run.x, resumed.x),
         rule,
-        f"gives another model on engine {name!r} when the run is resumed from a checkpoint; it remembers something "
+        f"gives a different model on engine {name!r} when the run is resumed from a checkpoint; it keeps something "
         "outside its state",
     )
     require(
         torch.allclose(run.x, reference, rtol=1e-5, atol=1e-7),
         rule,
-        f"gives another model on engine {name!r} than on 'loop'",
+        f"gives a different model on engine {name!r} than on 'loop'",
     )
 
 
@@ -117,7 +117,7 @@ def _check_form(rule: Rule) -> None:
     for name in vars(type(rule)):
         near = difflib.get_close_matches(name, HOOKS, 1, 0.75)
         lost = bool(near) and name not in HOOKS and not name.startswith("_") and callable(getattr(type(rule), name))
-        require(not lost, rule, f"has a method {name!r}, which nobody calls; did you mean {''.join(near)!r}?")
+        require(not lost, rule, f"has a method {name!r}, which is never called; did you mean {''.join(near)!r}?")
     try:
         text = str(rule)
         if RULES.get(rule.name()) is type(rule) or _importable(type(rule)):
@@ -135,7 +135,7 @@ def _importable(cls: type) -> bool:
 
 @dataclass
 class Losing:
-    """An engine that loses a client in one round and everyone in the next, and may shuffle the reports."""
+    """An engine that loses a client in one round and all clients in the next, and may shuffle the reports."""
 
     engine: Engine
     shuffle: bool = False
@@ -158,7 +158,7 @@ def _setup(rule: Rule, job: Task, recipe: Recipe = RECIPE) -> Setup:
 
 
 def _course(rule: Rule, job: Task, engine: Engine, run: Run | None = None, recipe: Recipe = RECIPE) -> Iterator[Run]:
-    """The run after every round, each looked at."""
+    """The run after every round, each one checked."""
     setup = _setup(rule, job, recipe)
     run = run or Run.start(job.start(), setup, seed=0)
     reporters = {client for table in run.tables for client in table.ids}

@@ -1,4 +1,4 @@
-"""A rule that passes every call on to another, and holds what went in and what came out against the contract."""
+"""A rule that forwards every call to another rule and checks arguments and results against the contract."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COHORT = 4  # of the federation in which the rule is watched
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Watched(Rule):
-    """Passes every call on to a rule, and looks at what went in and what came out."""
+    """Forwards every call to a rule and checks arguments and results."""
 
     rule: Rule
     calls: list[tuple[str, tuple[Any, ...], Any]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Watched(Rule):
         return self.rule.largest_cohort(cohort, population)
 
     def replay(self) -> None:
-        """Ask every question again, the last one first: a rule without a memory of its own gives the same answers."""
+        """Repeat every call, the last one first: a rule that keeps nothing on itself gives the same results."""
         for hook, arguments, answer in reversed(self.calls):
             self._ask_again(hook, arguments, answer)
 
@@ -52,8 +52,8 @@ class Watched(Rule):
         self.require(
             same,
             hook,
-            "answers the same question differently when it is asked again; take random numbers from now.stream and "
-            "keep nothing outside the state",
+            "returns something else when called again with the same arguments; take random numbers from now.stream "
+            "and keep nothing outside the state",
         )
 
     def server(self, now: Round) -> State:
@@ -72,7 +72,7 @@ class Watched(Rule):
         asked = min(chosen.size if chosen.ids is None else len(chosen.ids), now.population)
         most = self.rule.largest_cohort(now.cohort, now.population)
         self.require(
-            asked <= most, "select", f"asks for {asked} clients, and largest_cohort() says {most} at most; override it"
+            asked <= most, "select", f"asks for {asked} clients, but largest_cohort() returns {most}; override it"
         )
         return chosen
 
@@ -87,7 +87,7 @@ class Watched(Rule):
                 self.require(kept, "brief", f"changes {entry.name}, which only the core may")
             elif entry.shape == "vector" and value is not None:
                 fits = value.shape in (now.x.shape, (m, *now.x.shape)) and value.dtype == now.x.dtype
-                self.require(fits, "brief", f"gives a {entry.name} of another shape or type than x has")
+                self.require(fits, "brief", f"gives a {entry.name} whose shape or type differs from x")
             elif entry.shape == "each" and value is not None:
                 fits = isinstance(value, Tensor) and value.shape == (m,)
                 self.require(fits, "brief", f"gives {_shape(value)} as {entry.name} of {m} clients")
@@ -105,7 +105,7 @@ class Watched(Rule):
         found: Tensor = self._call("weigh", factors, memory, now)
         m = len(now.reports)
         shaped = isinstance(found, Tensor) and found.shape == (m,)
-        self.require(shaped, "weigh", f"returns {_shape(found)} where one number for each of {m} reporters is due")
+        self.require(shaped, "weigh", f"returns {_shape(found)} where one number for each of {m} reporters is expected")
         fine = bool(torch.isfinite(found).all() and (found >= 0).all() and found.sum() > 0)
         self.require(fine, "weigh", f"returns factors that are not weights: {found.tolist()}")
         for order, swapped in self._orders(m):
@@ -129,9 +129,9 @@ class Watched(Rule):
         self._check_state("observe", after.rows)
         for name, value in after.rows.items():
             known = name in memory.rows
-            self.require(known, "observe", f"writes {name!r} into a row, and client() has no such name")
+            self.require(known, "observe", f"writes {name!r} into a row, but client() has no such name")
             due = value.ndim > 0 and len(value) == m
-            self.require(due, "observe", f"writes {_shape(value)} into {name!r} where a row for each of {m} is due")
+            self.require(due, "observe", f"writes {_shape(value)} into {name!r} where {m} rows are expected")
         for order, swapped in self._orders(m):
             again = self.rule.observe(*self._rearranged(memory, now, order))
             same = all(
@@ -163,7 +163,7 @@ class Watched(Rule):
         return said
 
     def _call(self, hook: str, *arguments: Any) -> Any:
-        """The rule's answer, with its arguments as they were before the call."""
+        """The rule's result; its arguments must be unchanged after the call."""
         given = tuple(replace(a, rules=(self.rule,)) if isinstance(a, Round) else a for a in arguments)
         before, kept, own = _still(given), copy.deepcopy(given), _still(vars(self.rule))
         try:
@@ -218,7 +218,7 @@ def _still(value: Any) -> Any:
     if isinstance(value, Table):
         return "table", tuple(value.ids), _still(value.rows(torch.tensor(value.ids, dtype=torch.int64)))
     if isinstance(value, Rule):
-        return value.name()  # is in now.rules; what it keeps on itself is looked at apart
+        return value.name()  # it is in now.rules; what it keeps on itself is checked separately
     if isinstance(value, Mapping):
         return tuple((key, _still(entry)) for key, entry in value.items())
     if isinstance(value, list | tuple):
@@ -240,7 +240,7 @@ def _shape(value: Any) -> str:
 
 
 def cause(error: Exception) -> str:
-    """Its kind and the first line of what it says."""
+    """Its type and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__} ({lines[0].rstrip('.')})" if lines else type(error).__name__
 

@@ -320,7 +320,7 @@ def test_who_trains() -> None:
 
 
 def test_a_cohort_larger_than_the_population_is_refused() -> None:
-    with pytest.raises(UserError, match=r"train\.cohort = 6 is more than the 5 clients there are; lower it\."):
+    with pytest.raises(UserError, match=r"train\.cohort = 6 is more than the 5 clients available; lower it\."):
         follow("fedavg", Puppet(), cohort=6)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from kairosfl import deploy
 from kairosfl.engines.loop import Loop
-from kairosfl.runs.experiment import conduct, record
+from kairosfl.runs.experiment import execute, record
 from kairosfl.runs.folder import Folder
 from kairosfl.tasks.dataset import Samples
 from kairosfl.tasks.population import Population
@@ -126,7 +126,7 @@ def reference(folder: Path, run: Path, out: Path) -> Folder:
     out.mkdir()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    conduct(record(config, whole, engine := Loop(whole), result), engine)
+    execute(record(config, whole, engine := Loop(whole), result), engine)
     torch.set_num_threads(threads)
     return result
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from kairosfl.core.recipe import Recipe
 from kairosfl.engines.auto import COHORT, SMALL, pick
-from kairosfl.engines.batched import Batched, conv, judge, layers
+from kairosfl.engines.batched import Batched, conv, evaluator, layers
 from kairosfl.engines.choices import Choices
 from kairosfl.engines.precision import Precision
 from kairosfl.runs import experiment
@@ -197,19 +197,19 @@ def test_evaluation_takes_the_way_that_it_took_before(monkeypatch: pytest.Monkey
         def replay(self) -> None:
             """Nothing to do."""
 
-    monkeypatch.setattr(judge.Judge, "_captured", lambda self, predict: Graph(predict))
+    monkeypatch.setattr(evaluator.GraphEvaluator, "_captured", lambda self, predict: Graph(predict))
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     for seconds, wanted in (
         (cycle([2.0, 2.0, 2.0, 1.0, 1.0, 1.0]), other),
         (cycle([1.0, 1.0, 1.0, 2.0, 2.0, 2.0]), way),
     ):
         choices = Choices()
-        monkeypatch.setattr(judge, "timed", lambda _, seconds=seconds: next(seconds))
+        monkeypatch.setattr(evaluator, "timed", lambda _, seconds=seconds: next(seconds))
         for _ in range(2):  # the second as a resumed run does it
-            one = judge.Judge(task, task.dataset.test, way, Precision.of("float32", CPU), choices)
+            one = evaluator.GraphEvaluator(task, task.dataset.test, way, Precision.of("float32", CPU), choices)
             one.other, one._x = other, torch.zeros(1)
             assert one._quicker().predict is wanted  # type: ignore[attr-defined]
-            monkeypatch.setattr(judge, "timed", None)
+            monkeypatch.setattr(evaluator, "timed", None)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import Run, Setup, drive, rounds
 from kairosfl.engines import memory
 from kairosfl.engines.batched import Batched, fast
-from kairosfl.engines.batched.judge import Judge, plain, single
+from kairosfl.engines.batched.evaluator import GraphEvaluator, plain, single
 from kairosfl.engines.choices import Choices
 from kairosfl.engines.loop import Loop
 from kairosfl.rules import parse
@@ -306,8 +306,8 @@ def test_evaluation_is_that_of_the_loop(name: str) -> None:
     for precision, bound in (("float32", 1e-4), ("tf32", 0.01), ("bfloat16", 0.05)):
         engine = Batched(task, "cuda", precision=precision)
         ways = [plain(task, engine.predict, engine.precision), single(engine._work)]
-        judges = [Judge(task, engine.test, way, engine.precision, Choices()) for way in ways]
-        for found in (engine.evaluate(x), *(judge(x) for judge in judges)):
+        evaluators = [GraphEvaluator(task, engine.test, way, engine.precision, Choices()) for way in ways]
+        for found in (engine.evaluate(x), *(evaluator(x) for evaluator in evaluators)):
             assert found.loss == pytest.approx(wanted.loss, rel=bound)
             assert found.accuracy == pytest.approx(wanted.accuracy, abs=0.05 if precision != "float32" else 0.005)
 

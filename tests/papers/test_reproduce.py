@@ -68,7 +68,7 @@ def test_a_run_that_diverges_is_named_and_the_others_are_in_the_table(tmp_path):
     item = replace(ITEM, cells={"wild": wild, "tame": ITEM.cells["digits-fedavg"]})
     said = []
     results = reproduce(item, seeds=1, out=tmp_path, say=said.append)
-    assert said[-1].startswith("1 of 2 runs came to nothing; the first, wild-seed0: 10 rounds in a row")
+    assert said[-1].startswith("1 of 2 runs failed; the first, wild-seed0: 10 rounds in a row")
     assert said[-1].endswith("Its finished rounds are included.")
     assert {name: each["runs"][0]["rounds"] for name, each in results["cells"].items()} == {"wild": 10, "tame": 6}
     with pytest.raises(UserError, match="cnn needs images of at least 16x16"):

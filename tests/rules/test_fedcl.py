@@ -138,7 +138,7 @@ def test_eight_rounds_with_a_lost_client_and_a_lost_round(problem: reference.Pro
 
 
 def test_nonsense_is_refused() -> None:
-    with pytest.raises(UserError, match="it is a part of all clients"):
+    with pytest.raises(UserError, match="it is a fraction of all clients"):
         FedCL(cap=1.5)
-    with pytest.raises(UserError, match="with increase it must stay at most 1"):
+    with pytest.raises(UserError, match="increase and decrease must sum to at most 1"):
         FedCL(increase=0.6, decrease=0.6)

@@ -115,7 +115,7 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_it_used(tmp_path, broke
 
 
 def test_no_whole_checkpoint_is_said(tmp_path):
-    with pytest.raises(UserError, match="no whole checkpoint"):
+    with pytest.raises(UserError, match="no intact checkpoint"):
         Checkpoints(tmp_path).load(blank())
 
 
@@ -220,7 +220,9 @@ def test_when_all_are_broken_every_one_is_named(tmp_path):
     for done in (7, 8):
         store.save(filled(done), {})
         (tmp_path / f"checkpoint-{done:06d}.json").write_text("null")
-    sentence = r"no whole checkpoint .*\(checkpoint-000008.json: it holds no JSON object; checkpoint-000007.json: it"
+    sentence = (
+        r"no intact checkpoint .*\(checkpoint-000008.json: it does not hold a JSON object; checkpoint-000007.json: it"
+    )
     with pytest.raises(UserError, match=sentence):
         Checkpoints(tmp_path).load(blank())
     assert len(list(tmp_path.glob("checkpoint-*.json"))) == 2

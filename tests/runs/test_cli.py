@@ -319,7 +319,7 @@ def test_two_processes_do_not_write_into_one_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("study.toml").write_text("[train]\nrounds = 2\ncohort = 3\n[data]\nclients = 10\n[sweep]\nseed = [0]\n")
     with lock(tmp_path / "runs" / "study"):
-        refused(call("sweep", "study.toml"), "Another process is at work in runs/study; wait for it, end it")
+        refused(call("sweep", "study.toml"), "Another process is using runs/study; wait for it, stop it")
     assert call("sweep", "study.toml", "-q").exit_code == 0
     assert call("run", *SMALL, "--out", "run").exit_code == 0
     config = tmp_path / "run" / "config.toml"

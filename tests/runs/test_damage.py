@@ -64,7 +64,7 @@ def test_a_damaged_line_costs_that_line_alone(whole, stopped, name, how):
     damage(stopped / name, how)
     said = []
     summary = experiment.resume(stopped, say=said.append)
-    expected = f"line 3 of {stopped / name} is damaged: what it said of its round is lost"
+    expected = f"line 3 of {stopped / name} is damaged: the records of its round are lost"
     assert expected in said
     assert expected in (stopped / "log.txt").read_text().splitlines()
     assert [row["round"] for row in read_lines(stopped / name)] == [1, 2, 4, 5, 6]

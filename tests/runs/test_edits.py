@@ -163,7 +163,7 @@ def test_a_run_of_a_sweep_that_was_edited_says_so(tmp_path):
 def test_other_data_than_it_began_with_are_refused(folder):
     about = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(about | {"population_hash": "another"}))
-    with pytest.raises(UserError, match=r"its population hash was 'another' and is '\w+' now; bring back the data"):
+    with pytest.raises(UserError, match=r"its population hash was 'another' and is '\w+' now; restore the data"):
         experiment.resume(folder)
 
 
@@ -172,7 +172,7 @@ def test_a_folder_that_does_not_say_how_it_began_is_trusted_once(folder, about):
     (folder / "run.json").write_text(about)
     edit(folder, "rounds = 3", "rounds = 4")
     experiment.resume(folder)
-    assert "does not say what the run began with: config.toml is trusted" in (folder / "log.txt").read_text()
+    assert "does not record what the run began with: config.toml is used" in (folder / "log.txt").read_text()
     edit(folder, "lr = 0.1", "lr = 0.2")
     with pytest.raises(UserError, match=r"train\.lr = 0\.2"):
         experiment.resume(folder)
@@ -201,7 +201,7 @@ def test_a_model_to_start_from_must_be_there_and_fit(folder, tmp_path):
     with pytest.raises(UserError, match=r"model\.start = '.*nowhere' is not a run folder with a checkpoint; name one"):
         experiment.start(resolve(TABLES, [f"model.start={tmp_path / 'nowhere'}"]), tmp_path / "a")
     assert not (tmp_path / "a").exists()
-    with pytest.raises(UserError, match=r"holds a model of 610 parameters, and this one has 685; choose"):
+    with pytest.raises(UserError, match=r"has a model of 610 parameters, but this one has 685; choose"):
         experiment.start(resolve(TABLES, [f"model.start={folder}", "model.hidden=[9]"]), tmp_path / "b")
 
 

@@ -110,7 +110,7 @@ def test_an_interrupt_keeps_the_last_round_and_resumes(whole, tmp_path):
     engine, folder = Interrupted(task), Folder(tmp_path / "run")
     folder.create(config, task, "")
     with pytest.raises(KeyboardInterrupt):
-        experiment.conduct(experiment.record(config, task, engine, folder), engine)
+        experiment.execute(experiment.record(config, task, engine, folder), engine)
     assert folder.rounds_done() == 7
     experiment.resume(folder.path)
     assert final(folder.path) == final(whole[0])
@@ -132,7 +132,7 @@ def test_ten_rounds_without_a_good_report_stop_the_run(tmp_path):
         experiment.start(config, tmp_path / "run")
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "rejected: its loss is nan" in log
-    assert "the model stays as it was" in log
+    assert "the model does not change" in log
     assert Folder(tmp_path / "run").rounds_done() == 10 + int(log.split("round ")[1].split(":")[0]) - 1
 
 

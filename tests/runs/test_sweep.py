@@ -67,16 +67,21 @@ def test_wrong_lists(lists, sentence):
 
 def test_a_sweep_does_not_go_into_the_folder_of_a_run(tmp_path):
     experiment.start(expand(TABLES | {"sweep": {"seed": [0]}})[0].config, tmp_path / "run")
-    with pytest.raises(UserError, match="holds a run, and a sweep needs a folder of its own"):
+    with pytest.raises(UserError, match="contains a run, and a sweep needs its own folder"):
         sweep(expand(TABLES | {"sweep": {"seed": [0, 1]}}), tmp_path / "run")
 
 
 @pytest.mark.parametrize(
     ("section", "key", "value", "sentence"),
     [
-        ("train", "rounds", 5, "train.rounds = 4, and the sweep now says 5; give another --out, or set it back"),
-        ("train", "lr", 0.2, "train.lr = 0.1, and the sweep now says 0.2"),
-        ("run", "detector", "fgn(delta=0.5)", "run.detector = 'fgn', and the sweep now says 'fgn(delta=0.5)'"),
+        (
+            "train",
+            "rounds",
+            5,
+            "train.rounds = 4, but the sweep now has 5; give another --out, or restore the old value",
+        ),
+        ("train", "lr", 0.2, "train.lr = 0.1, but the sweep now has 0.2"),
+        ("run", "detector", "fgn(delta=0.5)", "run.detector = 'fgn', but the sweep now has 'fgn(delta=0.5)'"),
     ],
 )
 def test_runs_that_were_begun_otherwise_are_not_taken_for_these(tmp_path, section, key, value, sentence):
@@ -193,7 +198,7 @@ def test_a_stopped_sweep_goes_on_and_finished_runs_are_left_alone(tmp_path, engi
 def test_a_run_that_comes_to_nothing_is_named_and_the_others_end(tmp_path, engine):
     tables = TABLES | {"train": {"rounds": 12, "cohort": 3}, "run": {"engine": engine}}
     members = expand(tables | {"sweep": {"train": {"lr": [1e30, 0.1]}}})
-    with pytest.raises(UserError, match=r"1 of 2 runs came to nothing; the first, lr1e\+30: 10 rounds in a row"):
+    with pytest.raises(UserError, match=r"1 of 2 runs failed; the first, lr1e\+30: 10 rounds in a row"):
         sweep(members, tmp_path / "sweep")
     assert len(rows(tmp_path / "sweep" / "lr0.1")) == 12
 
@@ -213,10 +218,10 @@ def test_a_run_without_memory_is_told_so_and_goes_on_later(tmp_path, engine, hoo
         return whole(*everything)
 
     monkeypatch.setattr(SCAFFOLD, hook, short)
-    with pytest.raises(UserError, match=r"1 of 2 runs .* scaffold: The GPU's memory ran out: .* `kairosfl resume`"):
+    with pytest.raises(UserError, match=r"1 of 2 runs .* scaffold: The GPU ran out of memory: .* `kairosfl resume`"):
         sweep(members, tmp_path / "cut")
     assert len(rows(tmp_path / "cut" / "fedavg")) == 4
-    assert (tmp_path / "cut" / "scaffold" / "log.txt").read_text().startswith("stopped: The GPU's memory ran out")
+    assert (tmp_path / "cut" / "scaffold" / "log.txt").read_text().startswith("stopped: The GPU ran out of memory")
     sweep(members, tmp_path / "cut")
     assert rows(tmp_path / "cut" / "scaffold") == rows(tmp_path / "whole" / "scaffold")
 
@@ -241,8 +246,8 @@ def test_an_engine_without_memory_ends_its_runs_in_one_sentence(tmp_path, monkey
     members = expand(TABLES | {"run": {"engine": "batched"}, "sweep": {"seed": [0, 1]}})
     with monkeypatch.context() as patch:
         patch.setattr(Batched, "collect", none)
-        with pytest.raises(UserError, match=r"2 of 2 runs came to nothing; the first, seed0: The GPU's memory ran out"):
+        with pytest.raises(UserError, match=r"2 of 2 runs failed; the first, seed0: The GPU ran out of memory"):
             sweep(members, tmp_path / "a")
     monkeypatch.setattr("kairosfl.runs.sweep.build_engine", none)
-    with pytest.raises(UserError, match="The GPU's memory ran out"):
+    with pytest.raises(UserError, match="The GPU ran out of memory"):
         sweep(members, tmp_path / "b")

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 
 from kairosfl.tasks.metrics import class_scores
 
-# Numbers in the gradients that are held at once: what a processor's cache likes, and what keeps a GPU busy.
+# Gradient elements held in memory at the same time: what fits a CPU's cache, and what keeps a GPU busy.
 CPU_NUMBERS, GPU_NUMBERS = 1 << 23, 1 << 29
 
 

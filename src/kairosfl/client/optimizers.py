@@ -56,7 +56,7 @@ class Step:
 
     @torch.no_grad()
     def __call__(self, g: list[Tensor]) -> Tensor:
-        """Move the weights along these gradients, which are used up; their squared norm after clipping."""
+        """Take a step with these gradients, which are overwritten; returns their squared norm after clipping."""
         brief, w = self.brief, self.w
         square = norms(g).square_().sum()
         if brief.clip < float("inf"):

@@ -30,12 +30,12 @@ from kairosfl.tasks.task import Task, last_linear
 from kairosfl.tasks.vector import flatten, replicas, trained
 
 SCORING_BATCH = 512
-SAM_EPS = 1e-12  # a gradient of zero has no direction
-LARGE = 31 << 20  # bytes; glibc learns from blocks below 32 MiB
+SAM_EPS = 1e-12  # avoids dividing by a gradient norm of zero
+LARGE = 31 << 20  # bytes; glibc adapts its threshold to blocks below 32 MiB
 
 
 def batches(brief: Brief, n: int, streams: Streams | None = None) -> Iterator[list[np.ndarray]]:
-    """For every epoch its batches of sample numbers below n, in an order that depends on nothing but the brief."""
+    """The batches of every epoch, as sample numbers below n, in an order that depends on nothing but the brief."""
     order = (streams or Streams())(brief.seed, "batches", brief.round, brief.client)
     size = min(brief.batch_size, n)
     end = n - n % size if brief.drop_last else n
@@ -44,20 +44,20 @@ def batches(brief: Brief, n: int, streams: Streams | None = None) -> Iterator[li
         yield [shuffled[i : min(i + size, end)] for i in range(0, end, size)]
 
 
-# Of a batch: its loss, the cosine that a stop rule looks at, and the gradients of the loss.
+# For a batch: its loss, the cosine that a stop rule checks, and the gradients of the loss.
 Derivative = tuple[Tensor, Tensor | None, tuple[Tensor, ...]]
 Differentiate = Callable[[Tensor, Tensor, Brief, dict[str, Tensor]], Derivative]
 
 
 class Fisher(NamedTuple):
-    """A trace of the Fisher information, if it was asked for; the seconds and, on a GPU, the bytes that it took."""
+    """The trace of the Fisher information, if requested, with the seconds and, on a GPU, the bytes it took."""
 
     trace: float | None = None
     seconds: float = 0.0
     bytes: int = 0
 
     def reported(self) -> dict[str, float | int]:
-        """What a report says about it."""
+        """Its fields of a report."""
         if self.trace is None:
             return {}
         return {"fisher": self.trace, "fisher_seconds": self.seconds, "fisher_bytes": self.bytes}
@@ -72,26 +72,26 @@ class Trainer:
         self.layout = task.layout
         self.model, self.still = replicas(task.model, device, 2)
         self.model.train()
-        self.still.eval()  # runs with any vector, changes none
+        self.still.eval()  # runs with any vector and changes none
         self.parameters = list(trained(self.model).values())
         self.w = flatten(self.model)
         for (_, view), parameter in zip(self.layout.views(self.w), self.parameters, strict=True):
             parameter.data = view.view(parameter.shape)
         self.views = [parameter.detach() for parameter in self.parameters]
         self.moments = Moments(self.views)
-        self.random: bool | None = None  # whether the model draws random numbers: the first client shows it
+        self.random: bool | None = None  # whether the model draws random numbers; known after the first client
         self.streams = Streams()
-        self.differentiate: Differentiate = self._differentiate  # an engine may put a quicker one in its place
+        self.differentiate: Differentiate = self._differentiate  # an engine may substitute a faster one
         self.features: dict[nn.Module, Tensor] = {}
         self.listening = False
         self.inputs = task.dataset.train.inputs.to(device)
         self.targets = task.dataset.train.targets.to(device)
-        # Once a large block was freed, glibc keeps what a step frees instead of handing it back to the system, which
+        # Once a large block was freed, glibc keeps what a step frees instead of returning it to the system, which
         # would clear every page anew for the next step: a fifth of a small CNN's time. The block is never touched.
         torch.empty(LARGE, dtype=torch.uint8)
 
     def follow(self, brief: Brief, delta: Tensor | None = None) -> Report:
-        """Train as the brief says; the report holds the change of the weights, written into `delta` if it is given."""
+        """Train as the brief says; the report holds the change of the weights, written to `delta` if given."""
         began = time.perf_counter()
         mine = torch.from_numpy(self.task.clients[brief.client].astype(np.int64)).to(self.device)
         start = brief.start.to(self.device)
@@ -121,7 +121,7 @@ class Trainer:
         references = self._references(brief, start)
         # Not augmented, a sample is the same in every epoch, and so are a fixed model's features of it.
         known = {} if self.task.augment else {name: self._all_features(v, mine) for name, v in references.items()}
-        losses: list[Tensor] = []  # of every step, read at the end: no step waits for the device
+        losses: list[Tensor] = []  # of every step; read at the end, so that no step waits for the device
         squares: list[Tensor] = []
         similarity: Tensor | float = 1.0
         samples, epochs = 0, 0.0
@@ -154,7 +154,7 @@ class Trainer:
             epochs += done / len(epoch)
             if brief.stop_below is not None and stop:
                 break
-        # One after another: Python's own sum is another number from 3.12 on.
+        # A plain loop: from Python 3.12 on, sum() gives a different result.
         loss_sum, grad_sq = (
             reduce(add, each) for each in torch.stack([torch.stack(losses), torch.stack(squares)]).tolist()
         )
@@ -163,7 +163,7 @@ class Trainer:
 
     def _differentiate(self, inputs: Tensor, targets: Tensor, brief: Brief, still: dict[str, Tensor]) -> Derivative:
         loss, similar = self._loss(inputs, targets, brief, still)
-        self.features.pop(self.model, None)  # with them the whole forward pass would stay in memory
+        self.features.pop(self.model, None)  # or the whole forward pass would stay in memory
         return loss.detach(), similar, torch.autograd.grad(loss, self.parameters, materialize_grads=True)
 
     def _sharper(
@@ -187,7 +187,7 @@ class Trainer:
     def _loss(
         self, inputs: Tensor, targets: Tensor, brief: Brief, still: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor | None]:
-        """The batch's mean loss, and the cosine that a stop rule looks at; `still` holds the fixed models' features."""
+        """The batch's mean loss, and the cosine that a stop rule checks; `still` holds the fixed models' features."""
         outputs = self.model(inputs)
         loss = self.task.loss(outputs, targets).mean()
         if not still:
@@ -249,7 +249,7 @@ class Trainer:
 
     @contextmanager
     def _dropout(self, brief: Brief) -> Iterator[None]:
-        """Dropout as a function of the brief, whoever trained before."""
+        """Make dropout a function of the brief, independent of the clients that trained before."""
         if self.random is False:
             yield
             return
@@ -295,7 +295,7 @@ class Trainer:
 
 
 def _owned(gradients: tuple[Tensor, ...]) -> list[Tensor]:
-    """Gradients that may be written to: autograd gives a + b the same tensor twice, and a sum one number expanded."""
+    """Gradients that are safe to write to: autograd may return one tensor twice (a + b) or an expanded scalar (sum)."""
     owned: list[Tensor] = []
     places: set[int] = set()
     for gradient in gradients:

@@ -1,1 +1,1 @@
-"""Federated learning itself: the round, the rule, what clients are told and answer, client rows, randomness."""
+"""Federated learning itself: rounds, rules, what clients are told and what they report, client rows, randomness."""

@@ -1,4 +1,4 @@
-"""The one list of fields: everything that a client can be told and everything that it can answer.
+"""The one list of fields: everything that a client can be told and everything that it can report.
 
 A brief is local training as data. Every step of a client is
 
@@ -8,7 +8,7 @@ followed by the optimizer: sgd with momentum and weight decay, or adamw. The cor
 SCAFFOLD, VRL-SGD, FedDyn and FedCM apart.
 
 `Briefs` and `Reports` declare each field once: its type, its shape, its default, which rules may write it, and the
-range in which a client's word is believed. Stacking and unstacking, the wire, the checks of reports, the columns that
+range in which a reported value is accepted. Stacking and unstacking, the wire, the checks of reports, the columns that
 the batched engine and its kernels read, and the table in the documentation are all derived from this list: adding a
 field means adding a line here and using it in `client/`.
 """
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 SCORE_BEFORE, SCORE_AFTER, FISHER, FISHER_SAMPLED = "score_before", "score_after", "fisher", "fisher_sampled"
-SLACK = 1e-6  # of cosines and fractions of an epoch, which are rounded on the way
+SLACK = 1e-6  # for cosines and fractions of an epoch, which are rounded in transit
 
 Shape = Literal["each", "shared", "vector"]
 Writers = Literal["core", "one", "many"]
@@ -39,15 +39,15 @@ class Field:
     kind: type  # of one client's value: float, int, bool, str, frozenset, Tensor
     shape: Shape  # "each": one per client; "shared": one per cohort; "vector": of length d, per client or shared
     doc: str
-    default: Any  # MISSING: it has to be given
+    default: Any  # MISSING: required
     writers: Writers = "core"  # rules that may change it: none, only one, or many, each building on the last
     low: float = -inf  # a smaller value in a report is rejected
     high: float = inf  # and so is a larger one
     limit: str = ""  # the deployment's bound on its absolute value
-    when: tuple[str, ...] = ()  # measurements or brief fields that ask for it; (): always reported
+    when: tuple[str, ...] = ()  # measurements or brief fields that request it; (): always reported
     gate: str = ""  # a vector that only clients with a non-zero value of this field receive
-    local: bool = False  # does not travel: the server computes it
-    label: str = ""  # what messages call it, where that is not its name
+    local: bool = False  # not sent: the server computes it
+    label: str = ""  # its name in messages, where that differs
     row: str = ""  # its name in the record of one client, where that differs
     name: str = ""  # filled in by `fields`
 
@@ -58,11 +58,11 @@ class Field:
         )
 
     def fault(self, value: float) -> str:
-        """What is said about a client whose value is wrong."""
+        """The reason given for rejecting a client with this value."""
         return f"its {self.label or self.name} is {value if isinstance(value, int) else f'{value:g}'}"
 
     def wrong(self, values: Any, limit: float = inf) -> Any:
-        """Where reported values are not finite or out of range; NaN is in no range."""
+        """Where reported values are not finite or out of range; NaN always is."""
         values = np.asarray(values)
         with np.errstate(invalid="ignore"):
             return ~((values >= max(self.low, -limit)) & (values <= min(self.high, limit)) & np.isfinite(values))
@@ -73,7 +73,7 @@ def _entry(field: Field) -> Any:
 
 
 def each(kind: type, doc: str, default: Any = MISSING, **options: Any) -> Any:
-    """One value per client, `[m]`; float64 or int64 on the CPU. None where a default is None and nobody set it."""
+    """One value per client, `[m]`; float64 or int64 on the CPU. None if that is the default and no rule set it."""
     return _entry(Field(kind, "each", doc, default, **options))
 
 
@@ -127,7 +127,7 @@ class Cohort:
         changes: dict[str, Any] = {}
         for entry in fields(type(self)):
             value = getattr(self, entry.name)
-            # A column that was not filled in yet, such as the mass, is empty.
+            # A column that is not filled in yet, such as the mass, is empty.
             if isinstance(value, Tensor) and len(value) and (entry.shape == "each" or value.ndim == 2):
                 changes[entry.name] = value[rows.to(value.device)]
         return replace(self, **changes)  # type: ignore[type-var]
@@ -152,7 +152,7 @@ class Cohort:
         return rows
 
     def numbers(self) -> int:
-        """How many numbers of one client travel, apart from vectors."""
+        """How many numbers, apart from vectors, are sent for one client."""
         travelling = (entry for entry in fields(type(self)) if entry.shape != "vector" and not entry.local)
         return sum(getattr(self, entry.name) is not None for entry in travelling)
 
@@ -196,7 +196,7 @@ class Briefs(Cohort):
     )
 
     def __post_init__(self) -> None:
-        """A plain number given for an `each` field is every client's; a list has one for each."""
+        """Expand a plain number in an `each` field to all clients; a list has one number per client."""
         for entry in fields(type(self)):
             value = getattr(self, entry.name)
             if entry.shape == "each" and isinstance(value, int | float | list):
@@ -205,11 +205,11 @@ class Briefs(Cohort):
                 object.__setattr__(self, entry.name, column)
 
     def pushed(self, push: Tensor) -> Self:
-        """With `push` added to whatever other rules push."""
+        """With `push` added to what other rules push."""
         return replace(self, push=push if self.push is None else self.push + push)
 
     def measured(self, what: str) -> Self:
-        """With one more measurement asked for."""
+        """With one more measurement requested."""
         return replace(self, measure=self.measure | {what})
 
     def vectors_down(self) -> int:
@@ -220,13 +220,13 @@ class Briefs(Cohort):
 
 @dataclass(frozen=True, kw_only=True)
 class Reports(Cohort):
-    """What m clients answered."""
+    """What m clients reported."""
 
     ids: Tensor = each(int, "client ids, ascending", row="client")
     n: Tensor = each(int, "samples", low=1, limit="max_samples", label="number of samples")
     steps: Tensor = each(int, "steps done", low=1, label="number of steps")
     epochs: Tensor = each(
-        float, "epochs done; a fraction where the client stopped inside one", low=5e-324, label="number of epochs"
+        float, "epochs done; a fraction if the client stopped within one", low=5e-324, label="number of epochs"
     )
     delta: Tensor = vector("w − start")
     loss: Tensor = each(float, "mean training loss", limit="max_loss")
@@ -234,7 +234,7 @@ class Reports(Cohort):
     seconds: Tensor = each(float, "time that the client took", low=0)
     similarity: Tensor | None = each(
         float,
-        "last cosine that a stop rule looked at",
+        "last cosine that a stop rule checked",
         None,
         low=-1 - SLACK,
         high=1 + SLACK,
@@ -251,10 +251,10 @@ class Reports(Cohort):
     )
     fisher_seconds: Tensor | None = each(float, "time that it took", None, low=0, when=(FISHER, FISHER_SAMPLED))
     fisher_bytes: Tensor | None = each(
-        int, "most memory that it took, counted on a GPU", None, low=0, when=(FISHER, FISHER_SAMPLED)
+        int, "peak memory that it took, measured on GPUs only", None, low=0, when=(FISHER, FISHER_SAMPLED)
     )
     failed: tuple[tuple[int, str], ...] = shared(
-        tuple, "(client, reason) of those without a usable report", (), local=True
+        tuple, "(client, reason) for those without a usable report", (), local=True
     )
     mass: Tensor = each(
         float, "how far a constant unit gradient would have moved the weights; NaN: undefined", None, local=True
@@ -272,7 +272,7 @@ class Reports(Cohort):
         return cls(**values)
 
     def faults(self, limits: Mapping[str, float] | None = None) -> dict[int, str]:
-        """Rows with a number that cannot be used, and why; every column comes to the host once."""
+        """Rows with a number that cannot be used, and why; every column is copied to the host once."""
         found: dict[int, str] = {}
         for entry in fields(type(self)):
             value = getattr(self, entry.name)

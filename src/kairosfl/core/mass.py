@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def strides(now: Round) -> Tensor:
-    """w − start of each reporter, `[m, d]`: what its own steps did, also where it did not start from x."""
+    """w − start of each reporter, `[m, d]`: the effect of its own steps, even if it did not start from x."""
     start = now.briefs.start
     return now.reports.delta if start.ndim == 1 else now.reports.delta - (start - now.x)
 
@@ -30,7 +30,7 @@ def mass(briefs: Briefs, steps: Tensor) -> Tensor:
     """How far a constant unit gradient would have moved each client's weights, `[m]` float64; NaN under adamw.
 
     −(w − start) / mass is then the client's mean local gradient, whatever its momentum, pull, weight decay and steps.
-    The server computes it from what it ordered and the steps done; a client's word would be an attackable divisor.
+    The server computes it from the brief and the steps done; a divisor reported by a client could be used for attacks.
     """
     if briefs.optimizer != "sgd":
         return torch.full((len(steps),), torch.nan, dtype=torch.float64)

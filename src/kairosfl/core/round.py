@@ -30,10 +30,10 @@ ONE_WRITER = tuple(entry.name for entry in fields(Briefs) if entry.writers == "o
 
 
 class _NotYet:
-    """Stands for what a round does not have before its clients are briefed or have answered."""
+    """Placeholder for what a round does not have before its clients are briefed or have reported."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{name!r} was asked of briefs, reports or weights that this round does not have yet")
+        raise AttributeError(f"{name!r} is not available: this round does not have its briefs, reports or weights yet")
 
     def __repr__(self) -> str:
         return "not yet"
@@ -63,14 +63,14 @@ class Setup:
     def __post_init__(self) -> None:
         if self.recipe.cohort > self.clients:
             raise UserError(
-                f"train.cohort = {self.recipe.cohort} is more than the {self.clients} clients there are; lower it."
+                f"train.cohort = {self.recipe.cohort} is more than the {self.clients} clients available; lower it."
             )
         self.algorithm.check_mass(self.recipe.optimizer)
 
 
 @dataclass(frozen=True)
 class Record:
-    """What happened in one round, for metrics and pictures; not part of the state."""
+    """What happened in one round, for metrics and plots; not part of the state."""
 
     ids: Tensor
     weights: Tensor
@@ -86,7 +86,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Run:
-    """All the state there is. Saving it is a checkpoint; loading it resumes bit for bit.
+    """The entire state of a run. Saving it is a checkpoint; loading it resumes bit for bit.
 
     Client rows are written in place, so a run can only be continued until a later round has written rows; continuing
     from an earlier one afterwards is refused. `snapshot` copies the rows.
@@ -98,7 +98,7 @@ class Run:
     states: tuple[State, ...]  # of every rule, then of every detector
     tables: tuple[Table, ...]  # of client rows, likewise
     signals: Signals = field(default_factory=Signals)
-    idle: int = 0  # rounds in a row without a good report
+    idle: int = 0  # consecutive rounds without a usable report
     record: Record | None = None
     writes: tuple[int, ...] = ()  # how often each table had been written to
 
@@ -132,7 +132,7 @@ class Run:
         if self.writes != tuple(table.writes for table in self.tables):
             raise UserError(
                 f"The client rows of this run, after round {self.round}, were overwritten by a later round; continue "
-                "from the latest run, or keep run.snapshot() before going on."
+                "from the latest run, or keep run.snapshot() before continuing."
             )
 
     def memory(self, i: int, rows: State | None = None) -> Memory:
@@ -147,7 +147,7 @@ class Round:
     number: int  # rounds done before it
     rounds: int
     population: int
-    cohort: int  # as the recipe has it
+    cohort: int  # as in the recipe
     x: Tensor
     lr: float
     layout: Layout
@@ -155,7 +155,7 @@ class Round:
     signals: Signals  # the last round's until the clients have trained, then this round's
     rules: tuple[Rule, ...]
     seed: int
-    briefs: Briefs = NOT_YET  # of the clients asked; from `receive` on of the reporters
+    briefs: Briefs = NOT_YET  # of the selected clients; from `receive` on, of the reporters
     reports: Reports = NOT_YET
     weights: Tensor = NOT_YET  # [m], sum 1
 
@@ -189,7 +189,7 @@ Rounds = Generator[tuple[Run, Briefs | None], Reports, None]
 
 
 def rounds(run: Run, setup: Setup) -> Rounds:
-    """A run as a coroutine: yields the run and the next cohort's briefs, is sent reports; no briefs: it is over."""
+    """A run as a coroutine: yields the run and the next cohort's briefs, is sent reports; briefs of None end it."""
     while run.round < setup.recipe.rounds:
         run.check_fresh()
         now = Round.of(run, setup)
@@ -209,7 +209,7 @@ def result(run: Run, setup: Setup) -> Tensor:
 
 
 def verdicts(run: Run, setup: Setup) -> list[str]:
-    """What the rules have to say about what they did in this run."""
+    """What the rules report about their effect in this run."""
     now = Round.of(run, setup)
     said = (rule.verdict(run.memory(i), now) for i, rule in enumerate(setup.algorithm.rules))
     return [each for each in said if each]
@@ -250,7 +250,7 @@ def brief(run: Run, setup: Setup, now: Round, ids: Tensor) -> Briefs:
 
 
 def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Tensor, tuple[tuple[int, str], ...]]:
-    """The good reports with their briefs, in client order, their squared norms, and why the others were rejected."""
+    """The usable reports with their briefs, in client order, their squared norms, and why the others were rejected."""
     rejected = list(reports.failed)
     d = briefs.start.shape[-1]
     if reports.delta.shape != (len(reports), d):
@@ -286,7 +286,7 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Tensor, t
 
 
 def _moved(x: Tensor, direction: Tensor, memories: Sequence[Memory]) -> Tensor:
-    """x + direction, in the direction's own memory unless a rule keeps it: a model may be most of what there is."""
+    """x + direction, in place unless a rule keeps the direction: a model may take up most of the memory."""
     place = direction.untyped_storage().data_ptr()
     values = (value for memory in memories for value in memory.state.values())
     kept = any(value.untyped_storage().data_ptr() == place for value in values)
@@ -294,11 +294,11 @@ def _moved(x: Tensor, direction: Tensor, memories: Sequence[Memory]) -> Tensor:
 
 
 def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Reports) -> Run:
-    """Stages 4 to 8: receive, weigh, combine, observe, step. Without a good report the model stays as it was."""
+    """Stages 4 to 8: receive, weigh, combine, observe, step. Without a usable report the model does not change."""
     rules, detectors = setup.algorithm.rules, setup.detectors
     asked, vectors, numbers = len(briefs), briefs.vectors_down(), briefs.numbers()
     briefs, reports, squares, rejected = accept(briefs, reports)
-    if briefs.start.ndim == 2 and len(reports):  # clients started elsewhere than from x: count their way from x
+    if briefs.start.ndim == 2 and len(reports):  # clients did not start from x: measure their updates from x
         reports = replace(reports, delta=reports.delta + (briefs.start - run.x))
         squares = squared_norms(reports.delta)
     reports = replace(reports, mass=mass(briefs, reports.steps))
@@ -334,7 +334,7 @@ def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Report
         factors = rule.weigh(factors, memories[i], now)
     now = replace(now, weights=factors / factors.sum())
     direction = now.weights.to(reports.delta) @ reports.delta
-    mean = ref(direction)  # to know it again, not to hold it when a rule replaces it
+    mean = ref(direction)  # to recognise it without keeping it alive when a rule replaces it
     for i, rule in enumerate(rules):
         direction = rule.combine(direction, memories[i], now)
     for i, rule in enumerate(rules):
@@ -346,7 +346,7 @@ def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Report
     consensus, finite = torch.stack([length.double(), x.sum().double()]).tolist()
     if not math.isfinite(finite):
         raise UserError(
-            f"After round {run.round + 1} the model is not finite, though every update that counts is: the step of "
+            f"After round {run.round + 1} the model is not finite, although every accepted update is: the step of "
             f"{setup.algorithm} is too long; lower its lr, or train.lr."
         )
     record = replace(record, weights=now.weights, reports=reports, consensus=consensus, values=tuple(values))
@@ -354,7 +354,7 @@ def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Report
 
 
 def _stored(answer: tuple[Any, Memory], before: Memory, ids: Tensor) -> tuple[Any, Memory]:
-    """The answer of a hook that may write rows, after its rows were stored; nobody holds them from here on."""
+    """The memory returned by a hook that may write rows, after storing them; nothing refers to the rows any more."""
     value, memory = answer
     if memory.rows is not before.rows and memory.rows:
         memory.table.write(ids, memory.rows)
@@ -362,13 +362,13 @@ def _stored(answer: tuple[Any, Memory], before: Memory, ids: Tensor) -> tuple[An
 
 
 def _idle(run: Run, setup: Setup, now: Round, memories: list[Memory], record: Record) -> Run:
-    """A round without a good report: only rules that ask for it act."""
+    """A round without a usable report: only rules with `sees_idle` act."""
     x = run.x
     for i in setup.algorithm.order():
         rule = setup.algorithm.rules[i]
         if rule.sees_idle:
             now = replace(now, weights=torch.empty(0, dtype=torch.float64))
-            seen = rule.observe(memories[i], now).replace(rows={})  # nobody reported, so there are no rows to store
+            seen = rule.observe(memories[i], now).replace(rows={})  # without reports there are no rows to store
             direction, memories[i] = rule.step(torch.zeros_like(run.x), seen, now)
             x = x + direction if acts(rule, "step") else x
     return _after(run, memories, x=x, idle=run.idle + 1, record=record)

@@ -34,7 +34,7 @@ class Memory:
     """What a rule or a detector remembers: about the run, this round's clients, and every client.
 
     `rows` holds the rows of this round's clients stacked, `[m, ...]`: of those asked in `brief`, of the reporters from
-    `receive` on, of nobody in `select`, `step` and `result`.
+    `receive` on; it is empty in `select`, `step` and `result`.
     """
 
     state: State
@@ -59,16 +59,16 @@ class Rule(Spec):
     last: ClassVar[bool] = False  # it selects and steps after every other rule
     server_optimizer: ClassVar[bool] = False  # it turns directions into steps; an algorithm has at most one such rule
     needs_mass: ClassVar[bool] = False  # it uses mean gradients, which only local sgd defines
-    sees_idle: ClassVar[bool] = False  # observe and step are also called in rounds without a good report
+    sees_idle: ClassVar[bool] = False  # observe and step are also called in rounds without a usable report
 
     @property
     def uniform(self) -> bool:
-        """Whether clients count alike, as some papers average, and not by their samples."""
+        """Whether all clients have equal weight, as in some papers, instead of by their samples."""
         return False
 
     @property
     def reads_rounds(self) -> bool:
-        """Whether what it does depends on how many rounds the run has in all, so that none can be added later."""
+        """Whether its behaviour depends on the total number of rounds, so that none can be added later."""
         return False
 
     def conflicts_with(self, other: Rule) -> str | None:
@@ -76,7 +76,7 @@ class Rule(Spec):
         return None
 
     def largest_cohort(self, cohort: int, population: int) -> int:
-        """The largest cohort that it may ask for, so that memory can be reserved."""
+        """The largest cohort that it may select, so that memory can be reserved."""
         return cohort
 
     def server(self, now: Round) -> State:
@@ -84,7 +84,7 @@ class Rule(Spec):
         return {}
 
     def client(self, now: Round) -> State:
-        """A client's row before anything is known about it."""
+        """A client's row before its first report."""
         return {}
 
     def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
@@ -96,11 +96,11 @@ class Rule(Spec):
         return briefs
 
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
-        """The reports as everything after this sees them: clipped, decoded, noised; of the same clients."""
+        """The reports as all later stages see them (clipped, decoded, with noise), of the same clients."""
         return reports
 
     def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
-        """How much each reporter counts, `[m]`; multiply the factors, the core divides by their sum."""
+        """The weight of each reporter, `[m]`: multiply the factors by yours; the core divides by their sum."""
         return factors
 
     def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
@@ -120,7 +120,7 @@ class Rule(Spec):
         return x
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
-        """After the last round: what the user should know about what it did, such as that it never acted."""
+        """After the last round: what the user should know about its effect, for instance that it had none."""
         return None
 
     def __add__(self, other: Rule | Algorithm) -> Algorithm:
@@ -161,16 +161,16 @@ class Algorithm:
         return " + ".join(map(str, self.rules)) or "fedavg"
 
     def counts(self, reports: Reports) -> Tensor:
-        """How much each report counts before any rule weighs it, `[m]`: its samples, or one."""
+        """The weight of each report before any rule changes it, `[m]`: its samples, or one."""
         uniform = any(rule.uniform for rule in self.rules)
         return torch.ones(len(reports)).double() if uniform else reports.n.double()
 
     def largest_cohort(self, cohort: int, population: int) -> int:
-        """The largest cohort that any of its rules may ask for."""
+        """The largest cohort that any of its rules may select."""
         return max((rule.largest_cohort(cohort, population) for rule in self.rules), default=cohort)
 
     def order(self) -> list[int]:
-        """The order in which rules select and step: as written, the `last` ones at the end, of those the adaptive."""
+        """The order in which rules select and step: as written, then the `last` ones, adaptive ones at the end."""
         last = [(rule.last, rule.last and rule.kind == "adaptive") for rule in self.rules]
         return sorted(range(len(last)), key=last.__getitem__)
 

@@ -19,7 +19,7 @@ class Spec:
 
     @classmethod
     def name(cls) -> str:
-        """Its name in text: the class name in lower case, with the module before it when it is not one of ours."""
+        """Its name in text: the class name in lower case, with the module in front unless it is part of kairosfl."""
         return cls.__name__.lower() if cls.__module__.startswith("kairosfl.") else f"{cls.__module__}.{cls.__name__}"
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Spec:
 
 
 def build(kind: str, name: str, options: Mapping[str, Any], known: Mapping[str, type[Spec]]) -> Spec:
-    """The object of that name with those options, or a sentence that says what is wrong with them."""
+    """The object of that name with those options; a UserError says what is wrong with them."""
     base, _, preset = name.rpartition(".")
     if name in known:
         cls = known[name]

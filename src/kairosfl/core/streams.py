@@ -19,9 +19,9 @@ def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.rando
 
 
 class Streams:
-    """`stream`, by one generator that is given key after key: good until the next is asked for.
+    """`stream` with one generator that is given a new key each time; the result is valid until the next call.
 
-    To make a generator takes longer than to shuffle a small client's samples, for it asks the system for entropy.
+    Creating a generator takes longer than shuffling a small client's samples, because it asks the system for entropy.
     """
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ class Table:
         self.blocks: list[dict[str, Tensor]] = []
         self.block_rows = 0  # known from the first write on
         self.written: set[int] = set()  # clients written since `written` was last cleared, for checkpoints
-        self.writes = 0  # how often it was written to
+        self.writes = 0  # number of writes
 
     def __len__(self) -> int:
         return len(self.slot)
@@ -65,7 +65,7 @@ class Table:
             self.slot.setdefault(client, len(self.slot))
 
     def write(self, ids: Tensor, rows: dict[str, Tensor]) -> None:
-        """Store rows in place. Of a client that had no row, the names left out become the default."""
+        """Store rows in place. For a client without a row, names that are left out take the default."""
         new = set(ids.tolist()) - self.slot.keys()
         self.reserve(ids)
         self._grow(rows)

@@ -1,4 +1,4 @@
-"""What is measured about a run while it goes on, and the detectors of critical learning periods."""
+"""What is measured during a run, and the detectors of critical learning periods."""
 
 from kairosfl.detectors.detectors import DETECTORS, FGN, Detector, FedFIM, parse_detectors
 from kairosfl.detectors.measures import Signals, coherence, cosine_matrix, elud, squared_norms

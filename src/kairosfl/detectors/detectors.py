@@ -48,7 +48,7 @@ class Detector(Spec, ABC):
 
 
 def _rising(value: float, memory: Memory, delta: float) -> tuple[bool, Memory]:
-    """Eq. 2: (v_t − v_{t−1}) / v_{t−1} ≥ delta; the first round is critical, and nothing after nothing is not."""
+    """Eq. 2: (v_t − v_{t−1}) / v_{t−1} ≥ delta; the first round is critical, and zero after zero is not."""
     before = float(memory.state["before"])
     critical = before != before or (value - before >= delta * before and max(value, before) > 0)
     return critical, memory.replace(state={"before": torch.tensor(value, dtype=torch.float64)})
@@ -140,5 +140,5 @@ DETECTORS: dict[str, type[Spec]] = {"fgn": FGN, "fedfim": FedFIM}
 
 
 def parse_detectors(text: str) -> tuple[Detector, ...]:
-    """`"fgn"`, `"fgn.released()"`, or several to record side by side, `"fgn + fedfim"`; the first one decides."""
+    """`"fgn"`, `"fgn.released()"`, or several to record together, `"fgn + fedfim"`; the first one decides."""
     return tuple(spec for spec in parse("detector", text, DETECTORS) if isinstance(spec, Detector))

@@ -1,6 +1,6 @@
 """Measures of one round's updates: how long, how diverse, how coherent.
 
-All take `delta`, `[m, d]`, read it a constant number of times and answer on its device.
+All take `delta`, `[m, d]`, read it a constant number of times and return their result on its device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Signals:
-    """What is known about the course of a run. NaN: not measured yet."""
+    """What is known about the progress of a run. NaN: not measured yet."""
 
     critical: bool = True
     fgn: float = float("nan")

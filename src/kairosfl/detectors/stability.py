@@ -24,7 +24,7 @@ class Stability:
     moving_deviation: float  # standard deviation of the moving average
     mean_absolute_deviation: float  # mean distance from the mean
     range: float  # largest minus smallest
-    largest_change: float  # between two turns in a row
+    largest_change: float  # between two consecutive turns
 
 
 def measure(values: Sequence[float], window: int = WINDOW) -> Stability:

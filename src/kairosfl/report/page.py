@@ -19,9 +19,9 @@ from kairosfl.report.tables import Pair, Row, by_problem, chosen_target, megabyt
 from kairosfl.runs.files import write
 
 _SCRIPTS = ("chart.js", "lines.js", "heat.js", "page.js")
-LOOKED_INTO = 12
+DETAILED = 12
 COMPARED = 12
-JUDGED = 3
+SUMMARISED = 3
 _HINT = "Drag across a chart to zoom, double click to see it whole; charts over rounds move together."
 _TEST = (
     "Difference in points of the accuracy over the final 10 % of rounds; p of a paired t-test over the seeds that both "
@@ -67,10 +67,10 @@ def page(study: Study, *, target: float | None = None, mark: str = "") -> str:
 
 def _within_bounds(pictures: list[Picture], left: list[LeftOut], groups: int) -> tuple[list[Picture], list[LeftOut]]:
     """Heat maps are large: a page about many groups holds those of the first ones."""
-    kept = [each for each in pictures if not isinstance(each, HeatMap) or each.group < LOOKED_INTO]
-    why = f"a page looks into its first {LOOKED_INTO} groups; make a report of this one by itself"
-    more = [LeftOut("inside", "Heat maps", why, number) for number in range(LOOKED_INTO, groups)]
-    return kept, [each for each in left if each.group is None or each.group < LOOKED_INTO] + more
+    kept = [each for each in pictures if not isinstance(each, HeatMap) or each.group < DETAILED]
+    why = f"a page looks into its first {DETAILED} groups; make a report of this one by itself"
+    more = [LeftOut("inside", "Heat maps", why, number) for number in range(DETAILED, groups)]
+    return kept, [each for each in left if each.group is None or each.group < DETAILED] + more
 
 
 def shell(title: str, body: str, data: str, mark: str = "") -> str:
@@ -183,11 +183,11 @@ def verdict(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
     if not scored:
         return "No round has been evaluated yet."
     problems = [[scored[i] for i in mine] for mine in by_problem(scored).values()]
-    more = " The table has the results on other data." if len(problems) > JUDGED else ""
-    return " ".join(_judged(each, pairs) for each in problems[:JUDGED]) + more
+    more = " The table has the results on other data." if len(problems) > SUMMARISED else ""
+    return " ".join(_summary(each, pairs) for each in problems[:SUMMARISED]) + more
 
 
-def _judged(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
+def _summary(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
     finished = [row for row in rows if row.finished]
     if len(rows) == 1 or len(finished) == len(rows):
         return _compared(rows, pairs)

@@ -75,7 +75,7 @@ def parse(text: str | Sequence[str | Mapping[str, Any]]) -> Algorithm:
         options = dict(entry)
         name = options.pop("rule", None)
         if not isinstance(name, str):
-            raise UserError(f"algorithm: the table {dict(entry)!r} names no rule; write {{rule = 'fedprox', ...}}.")
+            raise UserError(f"algorithm: the table {dict(entry)!r} has no rule; write {{rule = 'fedprox', ...}}.")
         if name == "fedavg" and options:
             raise UserError(f"fedavg has no option {next(iter(options))!r}; it has none.")
         if name != "fedavg":

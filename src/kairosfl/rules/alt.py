@@ -22,7 +22,7 @@ from kairosfl.core.rule import Memory, Rule, State
 
 @dataclass(frozen=True, kw_only=True)
 class ALT(Rule):
-    """Lets well-aligned clients train long and stops the others early; `train.epochs` is the most that is trained."""
+    """Lets well-aligned clients train longer and stops the others early; `train.epochs` is the maximum."""
 
     kind = "adaptive"
 

@@ -2,7 +2,7 @@
 
     mean = (seen / N) · Σ n_i v_i / Σ n_i      over the clients seen; n_i = 1 where the models are averaged uniformly
 
-Who was never seen counts as zeros of average size; once everyone was, it is Σ p_i v_i. Adding (|S| / N) Σ p_i
+A client never seen counts as zeros of average size; once all have been, it is Σ p_i v_i. Adding (|S| / N) Σ p_i
 (v_i⁺ − v_i) in every round, with p_i over the cohort S, is the same for uniform weights; for sample weights it drifts
 away, and the run converges to a wrong point.
 """
@@ -16,14 +16,14 @@ from kairosfl.core.round import Round
 from kairosfl.core.rule import Memory, State
 
 
-def nobody(now: Round) -> State:
-    """The server's part before the first round."""
+def no_clients(now: Round) -> State:
+    """The server's state before the first round."""
     zero = torch.tensor(0.0, dtype=torch.float64)
     return {"sum": torch.zeros_like(now.x), "n": zero, "seen": zero.clone()}
 
 
 def unseen(now: Round) -> State:
-    """A client's part before it was seen: its vector and its weight."""
+    """A client's row before it was seen: its vector and its weight."""
     return {"vector": torch.zeros_like(now.x), "n": torch.tensor(0.0, dtype=torch.float64)}
 
 

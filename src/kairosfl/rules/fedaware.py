@@ -27,15 +27,15 @@ from kairosfl.rules.minnorm import Floats, frank_wolfe, min_norm
 
 SOLVERS = ("active_set", "frank_wolfe")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-NOWHERE = 1e-5  # of the longest average: a shorter mean of them all is rounding, and points nowhere
+NOWHERE = 1e-5  # of the longest average: a mean shorter than this is rounding error without a direction
 NARROW, WIDE = 1 << 13, 1 << 16  # columns at a time: a piece of a block stays in a core's cache
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAWARE(Rule):
-    """Steps along the shortest mean of all clients' moving averages, which points the same way as each of them.
+    """Steps along the shortest mean of all clients' moving averages, a direction with a positive product with each.
 
-    Beside a base method it projects that method's direction onto its own; `project` forces or forbids it. `explore`
+    With a base method it projects that method's direction onto its own; `project` forces or forbids it. `explore`
     visits every client once and averages plainly until then. `adaptive = False` is the ablation of Figure 4: moving
     averages weighted by samples. `layers`, `clusters`, `dtype` and `store` trade memory for precision.
     """
@@ -92,7 +92,7 @@ class FedAWARE(Rule):
             return plan
         others = np.setdiff1d(pool, unseen)
         if len(others) and seen.sum() < min(now.population, now.number * now.cohort):
-            # A round brought no report, perhaps from the same clients: with one of the others somebody answers.
+            # A round had no report, perhaps because of these clients: include one of the others.
             draw, most = now.stream("explore"), max(plan.size - 1, 1)
             again = draw.choice(unseen, min(len(unseen), most), replace=False)
             return replace(plan, ids=np.append(again, draw.choice(others)))
@@ -103,11 +103,11 @@ class FedAWARE(Rule):
 
     def observe(self, memory: Memory, now: Round) -> Memory:
         rows, reports = memory.rows, now.reports
-        state = {**memory.state, "changed": reports.ids}  # until the step, which also takes the updates out again
+        state = {**memory.state, "changed": reports.ids}  # until the step, which also removes the updates again
         own = strides(now)
         if self.layers:
             state["updates"] = own
-        if self.explore:  # who failed was visited too: one dead client must not keep the others exploring
+        if self.explore:  # a failed client counts as visited: one dead client must not prolong the exploration
             state["seen"] = state["seen"].clone()
             state["seen"][reports.ids] = True
             state["seen"][[client for client, _ in reports.failed]] = True
@@ -156,7 +156,7 @@ class FedAWARE(Rule):
         return self.lr * aware, memory.replace(state=state)
 
     def _shares(self, gram: Floats, lengths: Floats, groups: np.ndarray, state: State, table: Table) -> Floats:
-        """λ for every average. Averages of length zero say nothing and are left out."""
+        """λ for every average. Averages of length zero carry no information and are left out."""
         if not self.adaptive:
             samples: Floats = np.bincount(groups, torch.cat(list(table.column("n"))).numpy()).astype(np.float64)
             samples /= samples.sum()
@@ -178,7 +178,7 @@ class FedAWARE(Rule):
         return shares
 
     def _over_reporters(self, shares: Tensor, updates: Tensor) -> Tensor:
-        """Σ λ_i over this round's full updates, λ renormalised over them; uniform where λ passes them all over."""
+        """Σ λ_i over this round's full updates, λ renormalised over them; uniform if λ is zero for all of them."""
         shares = shares / shares.sum() if shares.sum() > 0 else torch.full_like(shares, 1 / len(shares))
         if self.normalise:
             lengths = torch.stack([row.norm() for row in updates]).cpu().double()
@@ -189,7 +189,7 @@ class FedAWARE(Rule):
         return any(rule.kind == "base" for rule in now.rules) if self.project is None else self.project
 
     def _clustered(self, averages: Tensor, clusters: Tensor, updates: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-        """The clusters' new averages, and the clients' clusters: those not seen before open one or join the nearest."""
+        """The clusters' new averages, and the clients' clusters: new clients start one or join the nearest."""
         clusters = clusters.clone()
         centres = averages.to(torch.float32, copy=True).reshape(len(averages), updates.shape[1])
         before = len(centres)
@@ -210,7 +210,7 @@ class FedAWARE(Rule):
 
 
 def projected(direction: Tensor, onto: Tensor, least: float) -> Tensor:
-    """⟨direction, onto⟩ / ⟨onto, onto⟩ · onto; the direction as it is where `onto` is shorter than `least`."""
+    """⟨direction, onto⟩ / ⟨onto, onto⟩ · onto; the direction unchanged if `onto` is shorter than `least`."""
     square = onto @ onto
     return onto * ((direction @ onto) / square) if float(square) > least**2 else direction
 
@@ -218,7 +218,7 @@ def projected(direction: Tensor, onto: Tensor, least: float) -> Tensor:
 def pieces(
     blocks: Iterable[Tensor], width: int, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Blocks of rows in column pieces: which rows, which columns, and the numbers, on this device."""
+    """Blocks of rows in column chunks: which rows, which columns, and the values, on this device."""
     first = 0
     for block in blocks:
         rows = slice(first, first + len(block))
@@ -230,7 +230,7 @@ def pieces(
 
 def products(rows: Tensor, blocks: list[Tensor]) -> Floats:
     """Inner products of these rows with every row of the blocks, `[m, K]`, summed over the pieces in float64."""
-    # A GPU multiplies float32 with ten bits when TF32 is on, and wants few large pieces.
+    # A GPU multiplies float32 with ten bits when TF32 is on, and is fastest with few large pieces.
     width, dtype = (NARROW, torch.float32) if rows.device.type == "cpu" else (1 << 20, torch.float64)
     found = torch.zeros(len(rows), sum(map(len, blocks)), dtype=torch.float64, device=rows.device)
     for where, columns, piece in pieces(blocks, width, rows.device, dtype):
@@ -239,7 +239,7 @@ def products(rows: Tensor, blocks: list[Tensor]) -> Floats:
 
 
 def refreshed(gram: Floats, found: Floats, changed: np.ndarray) -> Floats:
-    """The Gram matrix with the products of the changed rows put in, grown where rows are new."""
+    """The Gram matrix with the products of the changed rows updated, enlarged for new rows."""
     fresh = np.zeros((found.shape[1], found.shape[1]))
     fresh[: len(gram), : len(gram)] = gram
     found[:, changed] = (found[:, changed] + found[:, changed].T) / 2  # products of float32 pieces are not symmetric

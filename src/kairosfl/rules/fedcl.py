@@ -19,9 +19,9 @@ from kairosfl.core.rule import Memory, Plan, Rule, State
 class FedCL(Rule):
     """Doubles the cohort inside a critical period and halves it outside.
 
-    `cap` is a part of the population, `floor` a part of the starting cohort. With `once` there is no more doubling
-    after the cap was reached; `every` acts in every so many rounds. `increase` and `decrease` are the random baselines
-    of Appendix A.4: with these probabilities a round doubles or halves the cohort, whatever the detector says.
+    `cap` is a fraction of the population, `floor` of the starting cohort. With `once`, the cohort no longer doubles
+    after reaching the cap; `every` is the number of rounds between changes. `increase` and `decrease` are the random
+    baselines of Appendix A.4: a round doubles or halves the cohort with these probabilities; the detector is ignored.
     """
 
     kind = "adaptive"
@@ -44,11 +44,11 @@ class FedCL(Rule):
         return cls(increase=0.3, decrease=0.3)
 
     def __post_init__(self) -> None:
-        self.check("cap", 0 < self.cap <= 1, "it is a part of all clients, above 0 and at most 1")
-        self.check("floor", 0 < self.floor <= 1, "it is a part of the starting cohort, above 0 and at most 1")
+        self.check("cap", 0 < self.cap <= 1, "it is a fraction of all clients, above 0 and at most 1")
+        self.check("floor", 0 < self.floor <= 1, "it is a fraction of the starting cohort, above 0 and at most 1")
         self.check("every", self.every >= 1, "use 1 for every round")
         self.check("increase", 0 <= self.increase <= 1, "it is a probability")
-        self.check("decrease", 0 <= self.decrease <= 1 - self.increase, "with increase it must stay at most 1")
+        self.check("decrease", 0 <= self.decrease <= 1 - self.increase, "increase and decrease must sum to at most 1")
 
     def largest_cohort(self, cohort: int, population: int) -> int:
         return max(_part(self.cap, population), cohort)

@@ -41,7 +41,7 @@ class FedCM(Rule):
     def conflicts_with(self, other: Rule) -> str | None:
         if other.server_optimizer and (getattr(other, "beta", 0.0) > 0 or getattr(other, "beta1", 0.0) > 0):
             return (
-                "both carry the last directions on, FedCM in every local step and the server in its momentum, and "
+                "both reuse the previous directions, FedCM in every local step and the server in its momentum, and "
                 "together they overshoot"
             )
         return None

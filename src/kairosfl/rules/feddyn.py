@@ -22,9 +22,9 @@ from kairosfl.rules import everyone
 
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(Rule):
-    """Bends every client's loss so that its own optimum moves to everyone's. A small `alpha` corrects slowly."""
+    """Modifies every client's loss so that its optimum moves to the global one. A small `alpha` corrects slowly."""
 
-    last = True  # −h / alpha moves the model; no other rule's momentum is to gather it
+    last = True  # −h / alpha moves the model; no other rule's momentum should accumulate it
 
     alpha: float = 0.01
     weights: str = "uniform"
@@ -38,7 +38,7 @@ class FedDyn(Rule):
         return self.weights == "uniform"
 
     def server(self, now: Round) -> State:
-        return everyone.nobody(now)
+        return everyone.no_clients(now)
 
     def client(self, now: Round) -> State:
         return everyone.unseen(now)

@@ -2,14 +2,14 @@
 
     Δ = x^t − x^{t−1},    start_j[k] = x^t[k] + alpha · s_{j,k} · Δ[k]    for every tensor k of the model
 
-Half of the cohort has s = +1, half s = −(1 − ρ), dealt anew for every tensor; in an odd cohort one has 0.
+Half of the cohort has s = +1, half s = −(1 − ρ), drawn anew for every tensor; in an odd cohort one has 0.
 ρ = rate · (1 − min((t − 1) / bound, 1)): early mutants lean forward on average, later ones centre on x.
 
     x^{t+1} = Σ p_j w_j + (1 − M) · (mean of start_j − Σ p_j start_j)
 
-For uniform p that is the mean of the trained mutants. Mutations are the server's own and are to cancel, whatever the
-clients' weights: where they did not, the next step would be alpha times what was left of them, and so on. M, from 0 to
-1, is the part of its mutation that a client's training undid, by least squares over the cohort, for every tensor.
+For uniform p that is the mean of the trained mutants. Mutations come from the server and should cancel whatever the
+clients' weights: otherwise the next step would be alpha times the remainder, and so on. M, from 0 to 1, is the fraction
+of its mutation that a client's training undid, by least squares over the cohort, for every tensor.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kairosfl.rules.fedopt import FedOpt
 class FedMut(Rule):
     """Starts the clients around the model instead of at it, which leads to flatter minima. `alpha = 0` is FedAvg."""
 
-    last = True  # what early mutants lean forward is no direction for another rule's momentum
+    last = True  # the forward lean of early mutants is not a direction for another rule's momentum
 
     alpha: float = 4.0
     rate: float = 0.3
@@ -51,8 +51,8 @@ class FedMut(Rule):
     def conflicts_with(self, other: Rule) -> str | None:
         if isinstance(other, FedOpt | FedAMS):
             return (
-                "an adaptive server step is about as long in every coordinate, however little the clients moved along "
-                "it, so that clients put alpha such steps away start far from the model"
+                "an adaptive server step is about equally long in every coordinate, however little the clients moved "
+                "along it, so clients placed alpha such steps away start far from the model"
             )
         return None
 
@@ -97,7 +97,7 @@ class FedMut(Rule):
         return direction + lean.to(direction), memory.replace(state={"previous": memory.state["previous"]})
 
     def _lean(self, memory: Memory, now: Round) -> Tensor:
-        """How far the mutants of the reporters lie from x on average."""
+        """How far the reporters' mutants are from x on average."""
         signs = self._signs(len(now.reports), now)
         return self.alpha * sum(signs) / len(signs) * (now.x - memory.state["previous"])
 
@@ -108,7 +108,7 @@ class FedMut(Rule):
 
 
 def undone(away: Tensor, own: Tensor) -> float:
-    """The part of where clients were put, `[m, k]`, that their own ways undid: 0 to 1, by least squares."""
+    """The fraction of the clients' mutations, `[m, k]`, that their training undid: 0 to 1, by least squares."""
     apart = away - away.mean(0)
     if apart.square().sum() <= 1e-12 * away.square().sum():  # all on one side
         apart = away

@@ -3,7 +3,7 @@
     d_i = Δ_i / a_i,    x ← x + τ_eff Σ p_i d_i,    τ_eff = Σ p_i a_i
 
 a_i is how far a unit gradient moves the weights: the mass, which knows momentum, proximal pull and weight decay.
-Beside FedProx the paper takes τ_eff = Σ p_i · steps_i · lr_i instead. FedCL's released code divides the weights
+With FedProx the paper takes τ_eff = Σ p_i · steps_i · lr_i instead. FedCL's released code divides the weights
 p_i / a_i by their sum, which is τ_eff = 1 / Σ (p_i / a_i): `convex`.
 """
 
@@ -22,10 +22,11 @@ from kairosfl.rules.fedprox import FedProx
 
 @dataclass(frozen=True, kw_only=True)
 class FedNova(Rule):
-    """Counts every client's mean gradient, not its distance, so that more local steps do not mean more say.
+    """Averages the clients' mean gradients, not their updates, so that more local steps do not mean more influence.
 
-    `momentum` is the server's (gmf), on the normalised direction. `convex` keeps the new model among the clients',
-    where the way of a client of few steps would otherwise be drawn out. Equal steps make it FedAvg, save for FedProx.
+    `momentum` is the server's (gmf), on the normalised direction. `convex` keeps the new model
+    in the convex hull of the clients', where a client's few steps would otherwise be extrapolated. With equal steps it
+    is FedAvg, except with FedProx.
     """
 
     needs_mass = True

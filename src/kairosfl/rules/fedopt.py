@@ -21,7 +21,7 @@ from kairosfl.core.rule import Memory, Rule, State
 
 @dataclass(frozen=True, kw_only=True)
 class FedOpt(Rule):
-    """An adaptive optimiser on the server; its three children say how the second moment grows."""
+    """An adaptive optimiser on the server; its three subclasses define how the second moment is updated."""
 
     server_optimizer = True
 
@@ -57,7 +57,7 @@ class FedOpt(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdagrad(FedOpt):
-    """Step sizes that only ever shrink, most where updates were large."""
+    """Step sizes that only shrink, most where updates were large."""
 
     beta1: float = 0.0
 
@@ -92,7 +92,7 @@ class FedAdam(FedOpt):
 
 @dataclass(frozen=True, kw_only=True)
 class FedYogi(FedAdam):
-    """Like FedAdam, but the second moment moves by the size of Δ² alone, so it does not forget in one large round."""
+    """Like FedAdam, but the second moment changes by the size of Δ² alone, so one large round does not erase it."""
 
     lr: float = 0.01
 

@@ -22,7 +22,7 @@ class FedProx(Rule):
         self.check("mu", self.mu >= 0, "use 0 or more")
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
-        return None if self.mu else "fedprox(mu=0) pulls nobody back: it has no effect"
+        return None if self.mu else "fedprox(mu=0) has no effect"
 
     def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
         return replace(briefs, pull=briefs.pull + self.mu)

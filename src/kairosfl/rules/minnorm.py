@@ -5,8 +5,8 @@
 With unit vectors u_i = v_i / ‖v_i‖, C their cosines and a_i = min‖v‖ / ‖v_i‖ this is a least-squares problem without
 an equation: z ≥ 0 minimises zᵀCz + (aᵀz − 1)², and λ ∝ a·z (Wolfe, "Finding the nearest point in a polytope", 1976).
 A ridge makes its solution unique. Exchanging whole blocks of indices finds it in a handful of linear systems almost
-always (Júdice and Pires, 1994; Kim and Park, 2011); Lawson and Hanson's active set, which goes downhill in every step
-and so comes to an end, takes over where that does not settle.
+always (Júdice and Pires, 1994; Kim and Park, 2011); Lawson and Hanson's active set, which descends in every step
+and therefore terminates, takes over if that does not converge.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 RIDGE = 1e-8  # of every squared norm; the duality gap that it leaves is of the same size
-SLACK = 1e-14  # how far below zero a multiplier may round
+SLACK = 1e-14  # how far below zero rounding may take a multiplier
 EXCHANGES = 20
 
 
 def gap(gram: Floats, weights: Floats) -> float:
-    """Duality gap λᵀGλ − min_i (Gλ)_i: half of how far λᵀGλ can be above the least squared norm."""
+    """Duality gap λᵀGλ − min_i (Gλ)_i: half of the most by which λᵀGλ can exceed the least squared norm."""
     slopes = gram @ weights
     return float(weights @ slopes - slopes.min())
 
@@ -56,7 +56,7 @@ def _solve(matrix: Floats, a: Floats, inside: Mask) -> Floats:
 
 
 def _exchange(matrix: Floats, a: Floats, inside: Mask) -> tuple[Floats, bool]:
-    """The answer and True, or the best z ≥ 0 that the exchanges met and False."""
+    """The solution and True, or the best z ≥ 0 that the exchanges found and False."""
     best, lowest = np.zeros(len(a)), 0.0
     for _ in range(EXCHANGES):
         z = _solve(matrix, a, inside)
@@ -72,7 +72,7 @@ def _exchange(matrix: Floats, a: Floats, inside: Mask) -> tuple[Floats, bool]:
 
 
 def _active_set(matrix: Floats, a: Floats, z: Floats) -> Floats:
-    """Downhill from z ≥ 0: to the best point on the indices in use, dropping those it makes negative; then one more."""
+    """Descend from z ≥ 0: go to the best point on the active indices, drop those it makes negative, add one; repeat."""
     inside, lowest = z > 0, np.inf
     while True:
         now, aim = z, _solve(matrix, a, inside)
@@ -85,7 +85,7 @@ def _active_set(matrix: Floats, a: Floats, z: Floats) -> Floats:
             aim = _solve(matrix, a, inside)
         slopes = matrix @ aim - a
         value = float(aim @ (slopes - a))
-        if not value < lowest:  # what is left of the way down is less than rounding
+        if not value < lowest:  # any further decrease is below rounding error
             return z
         z, lowest = aim, value
         if slopes.min() >= -SLACK:
@@ -94,9 +94,9 @@ def _active_set(matrix: Floats, a: Floats, z: Floats) -> Floats:
 
 
 def frank_wolfe(gram: Floats, iterations: int = 1000, tolerance: float = 1e-5) -> Floats:
-    """λ by the released code's Frank-Wolfe: from the best pair, until λ moves by less than `tolerance` in all.
+    """λ by the released code's Frank-Wolfe: from the best pair, until λ changes by less than `tolerance` in total.
 
-    It has no test of the duality gap; on a hundred unit vectors it ends at 1e-5 to 1e-4.
+    It does not test the duality gap, which on a hundred unit vectors ends at 1e-5 to 1e-4.
     """
     count = len(gram)
     if count == 1:

@@ -32,7 +32,7 @@ class MOON(Rule):
         if not self.mu:
             return "moon(mu=0) has no effect"
         if not memory.state["compared"]:
-            return "moon compared nobody with a previous model: no client took part twice"
+            return "moon compared no client with its previous model, because none took part twice"
         return None
 
     def server(self, now: Round) -> State:

@@ -19,7 +19,7 @@ from kairosfl.core.round import Round
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.errors import UserError
 
-NOTICEABLE = 0.01  # a smaller relative change of a weight is not worth the name
+NOTICEABLE = 0.01  # a smaller relative change of a weight counts as none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,8 @@ class PA3Fed(Rule):
         most = float(memory.state["change"])
         if most >= NOTICEABLE:
             return None
-        return f"pa3fed changed no client's weight by more than {100 * most:.2g} %: this run is about one without it"
+        change = f"{100 * most:.2g} %"
+        return f"pa3fed changed no client's weight by more than {change}, so this run is nearly the same as without it"
 
     def server(self, now: Round) -> State:
         return {"change": torch.tensor(0.0, dtype=torch.float64)}  # the largest relative change of a weight so far
@@ -62,7 +63,7 @@ class PA3Fed(Rule):
 
     def _factors(self, memory: Memory, now: Round) -> Tensor:
         exponent = (-self.beta * (memory.rows["score"] - self._score(now.reports))).nan_to_num(nan=0.0)
-        # Only ratios count: with the largest factor at 1 a score that exploded does not overflow.
+        # Only ratios matter: with the largest factor at 1, a score that exploded does not overflow.
         return torch.exp(exponent - exponent.max())
 
     def observe(self, memory: Memory, now: Round) -> Memory:

@@ -24,7 +24,7 @@ from kairosfl.rules.vrlsgd import VRLSGD
 
 @dataclass(frozen=True, kw_only=True)
 class SCAFFOLD(Rule):
-    """Corrects every local gradient by how far the client's gradient is from everyone's. `lr` is the server's."""
+    """Corrects every local gradient by the global minus the client's own mean gradient. `lr` is the server's."""
 
     needs_mass = True
 
@@ -41,11 +41,11 @@ class SCAFFOLD(Rule):
 
     def conflicts_with(self, other: Rule) -> str | None:
         if isinstance(other, VRLSGD):
-            return "both correct the same drift, and together they correct it twice"
+            return "both correct the same drift, so together they correct it twice"
         return None
 
     def server(self, now: Round) -> State:
-        return everyone.nobody(now)
+        return everyone.no_clients(now)
 
     def client(self, now: Round) -> State:
         return everyone.unseen(now)

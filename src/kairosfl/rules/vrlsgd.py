@@ -3,8 +3,8 @@
     local     g = ∇f_i(w) − Δ_i
     server    Δ_i ← Δ_i + rate · (G_i − Σ p_j G_j),    G_i = (x − w_i) / mass_i the mean local gradient
 
-The centred form keeps Σ n_i Δ_i = 0 over all clients, whoever takes part. p_j are the shares before any other rule
-weighs them: with PA3Fed's, which change from round to round, that sum would wander off and the run with it. The paper's
+The centred form keeps Σ n_i Δ_i = 0 over all clients, independent of who takes part. p_j are the weights before any
+other rule changes them: with PA3Fed's, which change every round, that sum would drift, and the run with it. The paper's
 (x̂ − w_i) / (k · lr) is the same for equal steps; with unequal steps, taken literally, it ends where FedAvg does.
 """
 
@@ -35,7 +35,7 @@ class VRLSGD(Rule):
         self.check("rate", 0 <= self.rate <= 1, "use 0 (FedAvg) to 1 (the paper)")
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
-        return None if self.rate else "vrlsgd(rate=0) corrects nothing: it has no effect"
+        return None if self.rate else "vrlsgd(rate=0) has no effect"
 
     def client(self, now: Round) -> State:
         return {"delta": torch.zeros_like(now.x)}

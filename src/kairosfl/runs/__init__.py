@@ -1,3 +1,3 @@
 """Experiments: configurations, run folders, sweeps."""
 
-STOPPED = "stopped: "  # begins the last line in the log of a run that cannot go on as it is
+STOPPED = "stopped: "  # prefix of the last log line of a run that cannot continue as it is

@@ -1,8 +1,8 @@
-"""Checkpoints: the whole of a `Run` in safetensors plus JSON, and of the client rows only those that changed.
+"""Checkpoints: a complete `Run` in safetensors plus JSON; of the client rows, only those that changed.
 
 A checkpoint is `checkpoint-000040.json`, which names every file it needs with its checksum, `state-000040.safetensors`
-(the model, the states, and where each client row lies) and the `rows-*.safetensors` written since the first one. The
-JSON is renamed into place last, so a checkpoint is whole or it is not there. The last two are kept.
+(the model, the states, and where each client row is) and the `rows-*.safetensors` written since the first one. The
+JSON is renamed into place last, so a checkpoint is either complete or absent. The last two are kept.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ T = TypeVar("T")
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of one run folder. Remembers where every row lies and which files are whole."""
+    """The checkpoints of one run folder. Remembers where every row is and the checksums of the files."""
 
     folder: Path
     places: list[dict[int, tuple[str, int]]] = field(default_factory=list)  # per table: client -> (file, row)
     sums: dict[str, int] = field(default_factory=dict)  # checksum of every file that is in use
 
     def save(self, run: Run, about: dict[str, Any]) -> None:
-        """Write a checkpoint of the run as it stands between two rounds."""
+        """Write a checkpoint of the run between two rounds."""
         self.places = self.places or [{} for _ in run.tables]
         mark = f"{run.round:06d}"
         rows = self._rows_file(run, f"rows-{mark}.safetensors")
@@ -69,9 +69,9 @@ class Checkpoints:
         self._tidy()
 
     def load(self, blank: Run) -> tuple[Run, list[str]]:
-        """The newest whole checkpoint put into a blank run, and a line for each broken one that was passed over.
+        """The newest intact checkpoint loaded into a blank run, and a line for each broken one that was skipped.
 
-        Those are set aside as `*.broken`: the rounds they stand for are trained again.
+        Broken ones are renamed to `*.broken`, and their rounds are trained again.
         """
         (run, self.places, self.sums), passed = _newest(self.folder, lambda path: _load(path, blank))
         for path, _ in passed:
@@ -82,7 +82,7 @@ class Checkpoints:
         return run, [f"{path.name} is broken ({reason}); trying the one before it" for path, reason in passed]
 
     def _rows_file(self, run: Run, name: str) -> list[str]:
-        """Write the rows that changed, and those of old files in which little is still alive."""
+        """Write the rows that changed, and those of old files of which little is still in use."""
         tensors: dict[str, Tensor] = {}
         for i, (table, places) in enumerate(zip(run.tables, self.places, strict=True)):
             clients = sorted(table.written | self._stale(places))
@@ -97,7 +97,7 @@ class Checkpoints:
         return [name]
 
     def _stale(self, places: dict[int, tuple[str, int]]) -> set[int]:
-        """Clients whose rows are the last few in a file: move them on, so that disk use stays within a small factor."""
+        """Clients whose rows are the last few in use of a file: moving them keeps disk use within a small factor."""
         alive: dict[str, list[int]] = {}
         written: dict[str, int] = {}
         for client, (file, row) in places.items():
@@ -111,7 +111,7 @@ class Checkpoints:
         self.sums[name] = _checksum(self.folder / name)
 
     def _tidy(self) -> None:
-        """Remove what no kept checkpoint needs."""
+        """Remove the files that no remaining checkpoint needs."""
         notes = sorted(self.folder.glob("checkpoint-*.json"))
         for old in notes[:-KEPT]:
             old.unlink()
@@ -127,7 +127,7 @@ Places = list[dict[int, tuple[str, int]]]
 
 @dataclass(frozen=True)
 class Note:
-    """The JSON of a checkpoint, checked: its files are there and have their checksums."""
+    """The JSON of a checkpoint, validated: its files exist and match their checksums."""
 
     round: int
     seed: int
@@ -140,17 +140,17 @@ class Note:
     def read(cls, path: Path) -> Note:
         content = json.loads(path.read_bytes())
         if not isinstance(content, dict):
-            raise ValueError("it holds no JSON object")
+            raise ValueError("it does not hold a JSON object")
         for each in fields(cls):
             kind = {"int": int, "dict": dict, "list": list}[str(each.type).partition("[")[0]]
             if type(content.get(each.name)) is not kind:
-                raise ValueError(f"its {each.name!r} is missing or of another type")
+                raise ValueError(f"its {each.name!r} is missing or has the wrong type")
         note = cls(**{each.name: content[each.name] for each in fields(cls)})
         if note.round < 0 or note.idle < 0 or path.name != f"checkpoint-{note.round:06d}.json":
-            raise ValueError(f"it says that it is of round {note.round}, idle for {note.idle}")
+            raise ValueError(f"it claims to be from round {note.round}, idle for {note.idle}")
         for name in (note.state, *note.rows):
             if name not in note.sums:
-                raise ValueError(f"it has no checksum of {name}")
+                raise ValueError(f"it has no checksum for {name}")
         for name, checksum in note.sums.items():
             if _checksum(path.parent / Path(name).name) != checksum:
                 raise ValueError(f"{name} is damaged")
@@ -162,24 +162,24 @@ class Note:
 
 
 def _newest(folder: Path, read: Callable[[Path], T]) -> tuple[T, list[tuple[Path, str]]]:
-    """What `read` makes of the newest checkpoint that it can read, and the newer ones with what is wrong with them."""
+    """What `read` returns for the newest checkpoint that it can read, and the newer ones with their faults."""
     passed: list[tuple[Path, str]] = []
     for path in sorted(folder.glob("checkpoint-*.json"), reverse=True):
         try:
             return read(path), passed
-        except (MemoryError, torch.OutOfMemoryError):  # no fault of the checkpoint's
+        except (MemoryError, torch.OutOfMemoryError):  # not the checkpoint's fault
             raise
-        except Exception as error:  # whatever is wrong with it, there may be a good one before it
+        except Exception as error:  # whatever is wrong with it, the one before it may be intact
             passed.append((path, (str(error).strip() or type(error).__name__).splitlines()[0]))
     why = f" ({'; '.join(f'{path.name}: {reason}' for path, reason in passed)})" if passed else ""
-    raise UserError(f"{folder} holds no whole checkpoint to resume from{why}; start the run again.")
+    raise UserError(f"{folder} has no intact checkpoint to resume from{why}; start the run again.")
 
 
 def _load(path: Path, blank: Run) -> tuple[Run, Places, dict[str, int]]:
     note = Note.read(path)
     tensors = load_file(path.parent / note.state)
     if tensors["x"].shape != blank.x.shape or tensors["x"].dtype != blank.x.dtype:
-        raise ValueError(f"its model is {_form(tensors['x'])}, and the run's {_form(blank.x)}")
+        raise ValueError(f"its model is {_form(tensors['x'])}, the run's is {_form(blank.x)}")
     tables, places = [], []
     for i, table in enumerate(blank.tables):
         table = Table(table.default, table.allocate)
@@ -210,7 +210,7 @@ def _load(path: Path, blank: Run) -> tuple[Run, Places, dict[str, int]]:
 
 
 def model(folder: Path) -> tuple[Tensor, int]:
-    """The model in the newest whole checkpoint of a run folder, and how many rounds it was trained."""
+    """The model in the newest intact checkpoint of a run folder, and the number of rounds it was trained."""
 
     def read(path: Path) -> tuple[Tensor, int]:
         note = Note.read(path)
@@ -221,7 +221,7 @@ def model(folder: Path) -> tuple[Tensor, int]:
 
 
 def rounds_done(checkpoints: Path) -> int | None:
-    """The round of the newest checkpoint that says one, without loading any tensor; None: there is none."""
+    """The round of the newest readable checkpoint, without loading tensors; None if there is none."""
     for path in sorted(checkpoints.glob("checkpoint-*.json"), reverse=True):
         if type(round := read_json(path).get("round")) is int:
             return round
@@ -239,10 +239,10 @@ def _states(
             found[int(i)][name] = value.to(like.device) if like is not None else value
     for number, (state, mine) in enumerate(zip(blank, found, strict=True)):
         for name, like in state.items():
-            # Other lengths than the model's may change from round to round.
+            # Tensors of other lengths than the model's may change their length from round to round.
             if name not in mine or (like.shape == x.shape and mine[name].shape != x.shape):
                 form = _form(mine[name]) if name in mine else "missing"
-                raise ValueError(f"its state.{number}.{name} is {form}, and the run's {_form(like)}")
+                raise ValueError(f"its state.{number}.{name} is {form}, the run's is {_form(like)}")
     return tuple(found)
 
 
@@ -250,9 +250,9 @@ def _read_rows(path: Path, rule: int, rows: Tensor, table: Table) -> dict[str, T
     with safe_open(path, framework="pt") as file:
         found = {name: file.get_tensor(f"{rule}.{name}")[rows] for name in table.default}
     for name, default in table.default.items():
-        # A default of one number may stand for a vector, whose length is not known here.
+        # A default of one number may represent a vector, whose length is not known here.
         if found[name].dtype != default.dtype or (default.ndim and found[name].shape[1:] != default.shape):
-            raise ValueError(f"{path.name} has rows {_form(found[name])} where a row is {_form(default)}")
+            raise ValueError(f"{path.name} has rows {_form(found[name])}, but a row is {_form(default)}")
     return {name: value.to(table.default[name].device) for name, value in found.items()}
 
 

@@ -1,4 +1,4 @@
-"""The configuration of one experiment: a TOML file, every key with a default, every mistake named."""
+"""The configuration of one experiment: a TOML file in which every key has a default and every mistake is named."""
 
 from __future__ import annotations
 
@@ -25,48 +25,48 @@ from kairosfl.tasks.partitions import PARTITIONS
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """[data]: the data set and how it is dealt to the clients; options of the loader stand beside these."""
+    """[data]: the data set and how it is divided among the clients; options of the loader are further keys."""
 
     name: str = "digits"
-    clients: int = 40  # 0 with the natural partition: all there are
+    clients: int = 40  # 0 with the natural partition: all of them
     partition: str = "dirichlet"
     alpha: float = 0.3
     minimum: int = 2
     shards: int = 2
     balance: bool = False
     augment: bool = False
-    validation: float = 0.0  # part of the training samples held out and scored on instead of the test set
+    validation: float = 0.0  # fraction of the training samples held out for evaluation instead of the test set
     partition_seed: int = -1  # -1: the seed of the run
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """[model]: the model; its own options stand beside its name."""
+    """[model]: the model; its options are further keys."""
 
     name: str = "mlp"
-    start: str = ""  # a run folder whose model is the first one here; empty: a new one
+    start: str = ""  # a run folder whose model is the starting point; empty: a new model
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conduct:
-    """[run]: how the run is carried out and what is written down."""
+class Execution:
+    """[run]: how the run is executed and what is recorded."""
 
     engine: str = "auto"
     device: str = "auto"
     precision: str = "auto"
-    threads: int = 0  # of torch on the CPU; 0: one for small models, else one per core
-    slots: int = 0  # of the batched engine: clients at once; 0: as many as memory allows
-    deterministic: bool = False  # batched: fixed slots, so that a result does not depend on who trains beside it
+    threads: int = 0  # torch threads on the CPU; 0: one for small models, else one per core
+    slots: int = 0  # batched: clients trained at the same time; 0: as many as memory allows
+    deterministic: bool = False  # batched: fixed slots, so that results do not depend on which clients train together
     actors: int = 2  # of the ray engine
-    ray_address: str = ""  # of a Ray cluster; empty: start one here
+    ray_address: str = ""  # of a Ray cluster; empty: start one on this machine
     detector: str = "fgn"
     eval_every: int = 1
     checkpoint_every: int = 10
     client_accuracy: bool = False
-    cosines: tuple[int, ...] = ()  # rounds of which the cosines between the clients' updates are kept
-    track: tuple[str, ...] = ()  # further places for the metrics: "tensorboard", "mlflow"
+    cosines: tuple[int, ...] = ()  # rounds for which the cosines between the clients' updates are recorded
+    track: tuple[str, ...] = ()  # further destinations for the metrics: "tensorboard", "mlflow"
 
 
 ENGINES = ("auto", "loop", "batched", "ray")
@@ -77,14 +77,14 @@ PRECISIONS = ("auto", "float32", "tf32", "bfloat16")
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """All of it, resolved."""
+    """The whole configuration, resolved."""
 
     algorithm: Algorithm = field(default_factory=Algorithm)
     seed: int = 0
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
     train: Recipe = field(default_factory=Recipe)
-    run: Conduct = field(default_factory=Conduct)
+    run: Execution = field(default_factory=Execution)
 
     def __post_init__(self) -> None:
         _one_of("data.name", self.data.name, DATASETS)
@@ -101,14 +101,14 @@ class RunConfig:
             if round < 1:
                 raise UserError(f"run.cosines names round {round}; rounds count from 1.")
         if not 0 <= self.run.threads <= THREADS:
-            raise UserError(f"run.threads = {self.run.threads} must be 1 to {THREADS}, or 0 to leave the choice.")
+            raise UserError(f"run.threads = {self.run.threads} must be 1 to {THREADS}, or 0 for an automatic choice.")
         if self.seed < 0:
             raise UserError(f"seed = {self.seed} must be 0 or more.")
         if not 0 <= self.data.validation < 1:
             raise UserError(f"data.validation = {self.data.validation} must be at least 0 and below 1.")
         if self.data.clients < 0:
             raise UserError(
-                f"data.clients = {self.data.clients} must be 1 or more, or 0 where the data set has its own."
+                f"data.clients = {self.data.clients} must be 1 or more, or 0 if the data set has its own clients."
             )
         if self.data.clients and self.train.cohort > self.data.clients:
             raise UserError(
@@ -116,7 +116,7 @@ class RunConfig:
             )
 
 
-SECTIONS = {"data": Data, "model": Model, "train": Recipe, "run": Conduct}
+SECTIONS = {"data": Data, "model": Model, "train": Recipe, "run": Execution}
 
 
 def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
@@ -129,7 +129,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise UserError(f"There is no file {path}; give the path of a TOML configuration.") from None
+        raise UserError(f"{path} does not exist; give the path of a TOML configuration.") from None
     except IsADirectoryError:
         raise UserError(f"{path} is a folder; give a TOML file, such as {path}/config.toml.") from None
     except OSError as error:
@@ -146,11 +146,11 @@ def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> RunConfig
     known = [each.name for each in dataclasses.fields(RunConfig)]
     for key in tables:
         if key == "sweep":
-            raise UserError("[sweep] lists values for many runs: use `kairosfl sweep`, or take the section out.")
+            raise UserError("[sweep] lists values for many runs: use `kairosfl sweep`, or remove the section.")
         if key not in known:
             homes = [f"{name}.{key}" for name, cls in SECTIONS.items() if key in get_type_hints(cls)]
-            mend = f"did you mean {' or '.join(homes)}?" if homes else nearest(key, known)
-            raise UserError(f"Unknown key {key!r}; {mend}")
+            fix = f"did you mean {' or '.join(homes)}?" if homes else nearest(key, known)
+            raise UserError(f"Unknown key {key!r}; {fix}")
     parts: dict[str, Any] = {name: _section(name, cls, tables.get(name, {})) for name, cls in SECTIONS.items()}
     algorithm = tables.get("algorithm", "fedavg")
     if not isinstance(algorithm, str | list):
@@ -160,7 +160,7 @@ def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> RunConfig
 
 
 def change(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """The tables with `section.key=value` changes; a value that is not TOML is text."""
+    """The tables with `section.key=value` changes; a value that is not TOML is taken as text."""
     changed = updated(tables, {})
     for text in changes:
         name, equals, value = (part.strip() for part in text.partition("="))
@@ -179,14 +179,14 @@ def _value(text: str) -> Any:
 
 
 def _check_values(tables: Mapping[str, Any]) -> None:
-    """Refuse what no key can hold, wherever it is."""
+    """Refuse what no key can hold, at any level."""
     waiting: list[tuple[str, Any, int]] = [(key, value, 1) for key, value in tables.items()]
     while waiting:
         name, value, depth = waiting.pop()
         if depth > DEEP:
             raise UserError(f"{name.partition('.')[0]} nests tables or lists too deep; {DEEP} levels are allowed.")
         if isinstance(value, str) and "\0" in value:
-            raise UserError(f"{name} = {value!r} holds a NUL character; take it out.")
+            raise UserError(f"{name} = {value!r} contains a NUL character; remove it.")
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise UserError(f"{name} = {value} is too large; whole numbers go up to 2^63 - 1.")
         if isinstance(value, Mapping):
@@ -197,7 +197,7 @@ def _check_values(tables: Mapping[str, Any]) -> None:
 
 def _section(name: str, cls: type, table: Any) -> Any:
     if not isinstance(table, Mapping):
-        raise UserError(f"{name} = {table!r} must be a section: [{name}] and its keys below.")
+        raise UserError(f"{name} = {table!r} must be a section: write [{name}] and its keys below.")
     hints = get_type_hints(cls)
     fields = {key: hint for key, hint in hints.items() if key != "options"}
     chosen: dict[str, Any] = {}
@@ -216,10 +216,10 @@ def _section(name: str, cls: type, table: Any) -> Any:
 
 
 def _options(section: str, table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Further keys that the chosen data set or model brings along."""
+    """Further keys that the chosen data set or model accepts."""
     if section == "data":
         name = table.get("name", Data.name)
-        if isinstance(name, str):  # its keys would be unknown for no fault of theirs
+        if isinstance(name, str):  # otherwise its keys would be reported as unknown too
             _one_of("data.name", name, DATASETS)
         return inspect.signature(DATASETS[name]).parameters if name in DATASETS else {}
     if section == "model":

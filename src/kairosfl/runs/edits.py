@@ -1,4 +1,4 @@
-"""Which edits of `config.toml` a run can be resumed with: those that change none of its numbers."""
+"""Which edits of `config.toml` a run can be resumed with: those that do not change its results."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from kairosfl.runs.config import RunConfig, tables
 from kairosfl.runs.files import plain
 from kairosfl.runs.keys import flatten
 
-# What is written down, when, and where clients train, not what they compute.
+# What is recorded, when, and where clients train, not what they compute.
 HARMLESS = frozenset(
     f"run.{key}"
     for key in ("eval_every", "checkpoint_every", "client_accuracy", "cosines", "track", "actors", "ray_address")
 )
-AUTOMATIC = {"engine": "auto", "device": "auto", "precision": "auto", "threads": 0}  # [run]: as it was decided before
+AUTOMATIC = {"engine": "auto", "device": "auto", "precision": "auto", "threads": 0}  # [run]: keep the earlier decision
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One key that is not what the run began with."""
+    """One key that differs from what the run began with."""
 
     key: str
     then: Any
@@ -31,25 +31,25 @@ class Edit:
 
 
 def pinned(config: RunConfig, begun: Mapping[str, Any]) -> RunConfig:
-    """The configuration with what it leaves open as it was decided when the run began."""
+    """The configuration with automatic choices as they were made when the run began."""
     run = config.run
     open_ = {key for key, value in AUTOMATIC.items() if getattr(run, key) == value and f"run.{key}" in begun}
     return replace(config, run=replace(run, **{key: begun[f"run.{key}"] for key in open_}))
 
 
 def edits(config: RunConfig, begun: Mapping[str, Any]) -> list[Edit]:
-    """Every key in which a configuration is not what the run began with (dotted keys, as JSON has their values)."""
+    """Every key in which a configuration differs from what the run began with (dotted keys, JSON values)."""
     now = flat(config)
-    default = flat(RunConfig())  # of a key that did not exist when the run began
+    default = flat(RunConfig())  # for keys that did not exist when the run began
     keys = [*now, *(key for key in begun if key not in now)]
     pairs = [Edit(key, begun.get(key, default.get(key)), now.get(key)) for key in keys]
     return [edit for edit in pairs if _kind(edit.key, edit.then) != _kind(edit.key, edit.now)]
 
 
 def harmless(edit: Edit, config: RunConfig) -> bool:
-    """Whether the rounds to come are the same numbers with this edit as without it.
+    """Whether the remaining rounds give the same numbers with this edit as without it.
 
-    Slots are the exception: they may change the last digits, but a run whose memory ran out can only go on with fewer.
+    Slots are the exception: they may change the last digits, but a run that ran out of memory needs fewer to resume.
     """
     if edit.key == "train.rounds":
         return config.train.schedule != "cosine" and not any(rule.reads_rounds for rule in config.algorithm.rules)
@@ -57,10 +57,10 @@ def harmless(edit: Edit, config: RunConfig) -> bool:
 
 
 def flat(config: RunConfig) -> dict[str, Any]:
-    """The configuration by dotted keys, its values as JSON has them."""
+    """The configuration by dotted keys, with JSON values."""
     return {key: plain(value) for key, value in flatten(tables(config)).items()}
 
 
 def _kind(key: str, value: Any) -> Any:
-    """Which of several GPUs a run has does not matter."""
+    """The device without its number: which of several GPUs a run uses does not matter."""
     return str(value).partition(":")[0] if key == "run.device" else value

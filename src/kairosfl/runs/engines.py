@@ -26,9 +26,9 @@ SMALL = 1 << 22  # parameters times samples in a batch below which a second thre
 
 
 def resolve_engine(config: RunConfig, task: Task) -> tuple[RunConfig, str]:
-    """The configuration with `auto` replaced by what suits task and machine; why this engine, where it was left open.
+    """The configuration with `auto` replaced by what suits task and machine, and the reason if the engine was `auto`.
 
-    It depends on the configuration and the kind of device alone, so that a run started twice has one engine.
+    It depends only on the configuration and the kind of device, so that a run started twice uses the same engine.
     """
     device = config.run.device
     if device == "auto":
@@ -59,9 +59,9 @@ def largest(config: RunConfig, task: Task) -> int:
 
 
 def build_engine(config: RunConfig, task: Task, cohorts: Sequence[int] = (), because: str = "") -> Engine:
-    """The engine that a resolved configuration names, with torch set to its threads.
+    """The engine that a resolved configuration names; sets torch's number of threads.
 
-    It is for runs with cohorts up to these, by default for that one run; `because` is why it was chosen.
+    `cohorts` are the largest cohorts of the runs that use it, by default of this run; `because` is why it was chosen.
     """
     torch.set_num_threads(config.run.threads)
     engine = _engine(config, task, cohorts)
@@ -97,13 +97,13 @@ def _engine(config: RunConfig, task: Task, cohorts: Sequence[int]) -> Engine:
 
 
 def method(config: RunConfig, engine: Engine) -> str:
-    """How a resolved configuration is run, in a line."""
+    """How a resolved configuration is run, in one line."""
     run = config.run
     return f"engine {run.engine} on {run.device}, {run.precision}" + (f": {engine.why}" if engine.why else "")
 
 
-class Seat(Evaluator):
-    """One run's place on an engine that it shares: its own clients and start, the engine's model and test set."""
+class SharedEngine(Evaluator):
+    """One run's view of an engine that it shares: its own clients and start, the engine's model and test set."""
 
     def __init__(self, engine: Batched, task: Task) -> None:
         super().__init__(task, engine.device, engine.predict, engine.test)
@@ -114,9 +114,9 @@ class Seat(Evaluator):
         return self.task.start().to(self.engine.home)
 
     def evaluate(self, x: Tensor) -> Scores:
-        """As the engine does it: the runs have the test set in common."""
+        """By the engine: the runs share the test set."""
         return self.engine.evaluate(x)
 
     def train(self, briefs: Briefs) -> Reports:
         """Never called: the sweep submits the briefs of all runs together."""
-        raise UserError("A run of a shared engine trains with the others; use Batched.submit.")
+        raise UserError("A run on a shared engine trains together with the others; use Batched.submit.")

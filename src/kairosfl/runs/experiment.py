@@ -1,4 +1,4 @@
-"""An experiment: from a configuration to a task, an engine and a run folder that survives anything."""
+"""An experiment: from a configuration to a task, an engine and a run folder that survives interruptions."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 
-IDLE_LIMIT = 10  # rounds without a good report, one after another, end a run
+IDLE_LIMIT = 10  # consecutive rounds without a good report that end a run
 Notify = Callable[[dict[str, Any]], None]
-Course = Generator[Briefs, Reports, dict[str, Any]]
+RecordedRun = Generator[Briefs, Reports, dict[str, Any]]
 
 
 @lru_cache(maxsize=2)
@@ -84,17 +84,17 @@ def record(
     resume: bool = False,
     start: Tensor | None = None,
     notify: Notify | None = None,
-) -> Course:
-    """A run that writes itself down: yields briefs, is sent reports, returns the summary.
+) -> RecordedRun:
+    """A run that is recorded in a folder: yields briefs, is sent reports, returns the summary.
 
-    After every round a line of metrics; every `checkpoint_every` rounds, and when closed, a checkpoint. `start` is
-    another model than the engine's to begin with.
+    It writes a line of metrics after every round, and a checkpoint every `checkpoint_every` rounds and when closed.
+    `start` replaces the engine's initial model.
     """
     x = engine.start()
     if start is not None:
         if len(start) != len(x):
             raise UserError(
-                f"model.start = {config.model.start!r} holds a model of {len(start)} parameters, and this one has "
+                f"model.start = {config.model.start!r} has a model of {len(start)} parameters, but this one has "
                 f"{len(x)}; choose a run of the same model."
             )
         x = start.to(x)
@@ -115,13 +115,13 @@ def record(
     settings = flatten(tables(config))
     tracked = [TRACKERS[name](folder.path, settings, run.round) for name in config.run.track]
     listeners: list[Notify] = [*([notify] if notify else []), *tracked]
-    course = _write_down(config, task, engine, folder, setup, run, checkpoints, listeners)
+    recorded = _record_rounds(config, task, engine, folder, setup, run, checkpoints, listeners)
     del run
     try:
         with within_memory():
-            done, said = yield from course
+            done, said = yield from recorded
     except UserError as error:
-        with suppress(UserError):  # of a full disk
+        with suppress(UserError):  # the disk may be full
             folder.log(f"{STOPPED}{error}")
         raise
     finally:
@@ -130,7 +130,7 @@ def record(
     return folder.summarise(done, said)
 
 
-def _write_down(
+def _record_rounds(
     config: RunConfig,
     task: Task,
     engine: Engine,
@@ -140,23 +140,23 @@ def _write_down(
     checkpoints: Checkpoints,
     listeners: list[Notify],
 ) -> Generator[Briefs, Reports, tuple[int, list[str]]]:
-    """The rounds of a run, each written down before the next begins; how many there are, and the rules' verdicts."""
+    """The rounds of a run, each recorded before the next begins; returns their number and the rules' verdicts."""
     note = {"algorithm": str(config.algorithm), "detector": config.run.detector}
     saved, chosen = run.round, len(engine.choices.made)
-    course = rounds(run, setup)
-    run, briefs = next(course)
+    stages = rounds(run, setup)
+    run, briefs = next(stages)
     if briefs is None and run.idle >= IDLE_LIMIT:
         raise UserError(_idle(run))
     while briefs is not None:
         began = time.perf_counter()
         try:
             reports = yield briefs
-        except GeneratorExit:  # stopped between two rounds: nothing but the round in flight is lost
+        except GeneratorExit:  # stopped between two rounds: only the round in flight is lost
             if run.round > saved:
                 checkpoints.save(run, note)
             raise
         with undisturbed() as held:
-            run, briefs = course.send(reports)
+            run, briefs = stages.send(reports)
             last = briefs is None
             outcome = result(run, setup)
             scores = engine.evaluate(outcome) if last or run.round % config.run.eval_every == 0 else None
@@ -187,7 +187,7 @@ def _log_rejections(run: Run, folder: Folder) -> None:
     for client, reason in run.record.rejected if run.record else ():
         folder.log(f"round {run.round}: client {client} rejected: {reason}")
     if run.idle:
-        folder.log(f"round {run.round}: no good report, the model stays as it was")
+        folder.log(f"round {run.round}: no good report, the model does not change")
 
 
 def _idle(run: Run) -> str:
@@ -200,58 +200,61 @@ def _idle(run: Run) -> str:
 
 @contextmanager
 def within_memory() -> Iterator[None]:
-    """A GPU whose memory runs out is the user's to fix."""
+    """Turn running out of GPU memory into an error that says how to fix it."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise UserError(
-            "The GPU's memory ran out: free it of other programs, or set run.slots, the clients at once, in the run's "
-            "config.toml; then `kairosfl resume`, or the same sweep again, goes on from the last checkpoint."
+            "The GPU ran out of memory: stop other programs that use it, or set run.slots, the clients trained at the "
+            "same time, in the run's config.toml; then `kairosfl resume`, or the same sweep again, continues from the "
+            "last checkpoint."
         ) from error
 
 
-def conduct(course: Course, engine: Engine) -> dict[str, Any]:
-    """Drive one recorded run to its end on one engine."""
+def execute(recorded: RecordedRun, engine: Engine) -> dict[str, Any]:
+    """Run one recorded run to its end on one engine."""
     try:
         with within_memory():
-            briefs = next(course)
+            briefs = next(recorded)
             while True:
-                briefs = course.send(engine.train(briefs))
+                briefs = recorded.send(engine.train(briefs))
     except StopIteration as end:
         summary: dict[str, Any] = end.value
         return summary
     finally:
-        course.close()
+        recorded.close()
 
 
 def start(
     config: RunConfig, path: Path, *, command: str = "", notify: Notify | None = None, say: Say = silent
 ) -> dict[str, Any]:
-    """Run a configuration in a new folder; returns the summary. `say` is told in a line how it is run."""
+    """Run a configuration in a new folder; returns the summary. `say` is called with a line on how it is run."""
     task = build_task(config)
     with within_memory():
         config, because = resolve_engine(config, task)
         engine = build_engine(config, task, because=because)
-    course = begin(config, task, engine, Folder(path, say), command=command, notify=notify)
+    recorded = begin(config, task, engine, Folder(path, say), command=command, notify=notify)
     say(method(config, engine))
     with lock(path):
-        return conduct(course, engine)
+        return execute(recorded, engine)
 
 
 def begin(
     config: RunConfig, task: Task, engine: Engine, folder: Folder, *, command: str = "", notify: Notify | None = None
-) -> Course:
+) -> RecordedRun:
     """A recorded run in a new folder."""
     start, note = given("model.start", config.model.start)
     folder.create(config, task, command or " ".join(sys.argv), why=engine.why, **note)
     return record(config, task, engine, folder, start=start, notify=notify)
 
 
-def reopen(config: RunConfig, task: Task, engine: Engine, folder: Folder, *, notify: Notify | None = None) -> Course:
-    """A recorded run that was stopped, from its last whole checkpoint, or from the start if it never got that far."""
+def reopen(
+    config: RunConfig, task: Task, engine: Engine, folder: Folder, *, notify: Notify | None = None
+) -> RecordedRun:
+    """A recorded run that was stopped, from its last intact checkpoint, or from the start if it has none."""
     if folder.begun():
         folder.check(config, task)
-        (folder.path / "summary.json").unlink(missing_ok=True)  # of fewer rounds
+        (folder.path / "summary.json").unlink(missing_ok=True)  # written after fewer rounds
         return record(config, task, engine, folder, resume=True, notify=notify)
     start, note = given("model.start", config.model.start)
     folder.describe(config, task, " ".join(sys.argv), why=engine.why, **note)
@@ -259,7 +262,7 @@ def reopen(config: RunConfig, task: Task, engine: Engine, folder: Folder, *, not
 
 
 def given(key: str, folder: str) -> tuple[Tensor | None, dict[str, Any]]:
-    """The model of the run folder that a key names, and for `run.json` where it came from; none is named: none."""
+    """The model of the run folder that a key names, and its origin for `run.json`; None if the key is empty."""
     if not folder:
         return None, {}
     if Folder(Path(folder)).rounds_done() is None:
@@ -269,7 +272,7 @@ def given(key: str, folder: str) -> tuple[Tensor | None, dict[str, Any]]:
 
 
 def resume(path: Path, *, notify: Notify | None = None, say: Say = silent) -> dict[str, Any]:
-    """Go on with the run in a folder; one that has come to its end is left as it is."""
+    """Resume the run in a folder; a finished one is left as it is."""
     folder = Folder(path, say)
     config = folder.config()
     if folder.finished():
@@ -280,4 +283,4 @@ def resume(path: Path, *, notify: Notify | None = None, say: Say = silent) -> di
             config, because = resolve_engine(config, task)
             engine = build_engine(config, task, because=because)
         say(method(config, engine))
-        return conduct(reopen(config, task, engine, folder, notify=notify), engine)
+        return execute(reopen(config, task, engine, folder, notify=notify), engine)

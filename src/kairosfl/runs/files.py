@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written to a temporary name, flushed, then renamed."""
+"""Files that are either complete or absent: written to a temporary name, flushed, then renamed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NOTHING: Needs = {}
 
 
 def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
-    """Put a whole file at `path`: text, bytes, or what a function writes at the temporary path it is given.
+    """Write a file atomically: text, bytes, or what a function writes to the temporary path it is given.
 
-    A link stays a link to it. Into a device or pipe, which cannot be replaced, it is written as it is.
+    A link remains a link. A device or pipe, which cannot be replaced, is written to directly.
     """
     target = path.resolve() if path.is_symlink() else path
     temporary = target.with_name(f".{target.name}.part")
@@ -45,7 +45,7 @@ def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
 
 
 def _first_file(path: Path) -> Path:
-    """What stands where a folder should be."""
+    """The file that is where a folder should be."""
     known = (parent for parent in reversed(path.parents) if parent.exists() or parent.is_symlink())
     return next((parent for parent in known if not parent.is_dir()), path.parent)
 
@@ -69,12 +69,12 @@ def plain(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """A whole JSON file."""
+    """Write a JSON file atomically."""
     write(path, json.dumps(plain(value), indent=1) + "\n")
 
 
 def append_json(path: Path, value: Any) -> None:
-    """One more line of a JSON-lines file, on disk when this returns."""
+    """Append a line to a JSON Lines file; it is on disk when this returns."""
     try:
         with path.open("a", encoding="utf-8") as handle:
             handle.write(json.dumps(plain(value)) + "\n")
@@ -85,10 +85,10 @@ def append_json(path: Path, value: Any) -> None:
 def read_lines(
     path: Path, damaged: Callable[[int], None] | None = None, needs: Needs = NOTHING
 ) -> Iterator[dict[str, Any]]:
-    """The lines of a JSON-lines file that are objects with the number of a round.
+    """The lines of a JSON Lines file that are objects with the number of a round.
 
-    A line that is not, or that lacks one of `needs` (a name and the type of its value), costs itself alone; `damaged`
-    is told its number, counted from 1.
+    Any other line, and one that lacks one of `needs` (a name and the type of its value), is skipped; `damaged` is
+    called with its number, counted from 1.
     """
     for number, _, row in _lines(path, needs):
         if row is not None:
@@ -98,9 +98,9 @@ def read_lines(
 
 
 def cut_lines(path: Path, rounds: int, damaged: Callable[[int], None], needs: Needs = NOTHING) -> None:
-    """Drop the lines of rounds after `rounds`, and damaged ones. `damaged` is told of those that cost a round."""
+    """Drop the lines of rounds after `rounds`, and damaged ones. `damaged` is called for those that cost a round."""
     kept: list[bytes] = []
-    doubtful: list[int] = []  # damaged if a round that stays comes after them; else what a killed process left
+    doubtful: list[int] = []  # damaged if a round that is kept follows them; otherwise left by a killed process
     last = 0
     for number, line, row in _lines(path, needs):
         if row is None or row["round"] > rounds:
@@ -117,7 +117,7 @@ def cut_lines(path: Path, rounds: int, damaged: Callable[[int], None], needs: Ne
 
 
 def _lines(path: Path, needs: Needs) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
-    """Number, text and content of each line that is not blank; None: it is damaged."""
+    """Number, text and content of each line that is not blank; the content is None if it is damaged."""
     try:
         with path.open("rb") as handle:
             for number, line in enumerate(handle, 1):
@@ -141,7 +141,7 @@ def _row(line: bytes, needs: Needs) -> dict[str, Any] | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is none, or no whole one."""
+    """The object in a JSON file; empty if the file is missing or damaged."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

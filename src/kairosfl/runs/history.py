@@ -1,4 +1,4 @@
-"""What a run's lines of `metrics.jsonl` say about it as a whole."""
+"""What the lines of a run's `metrics.jsonl` say about the whole run."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def final_tenth(values: Values) -> Values:
 
 
 def rounds_to(metrics: Sequence[dict[str, Any]], target: float) -> int | None:
-    """The first round whose model reached this test accuracy, of those that were evaluated; None: never."""
+    """The first round whose model reached this test accuracy, among those that were evaluated; None: never."""
     scored = ((row["round"], row["accuracy"]) for row in metrics if row["accuracy"] is not None)
     return next((number for number, accuracy in scored if math.isfinite(accuracy) and accuracy >= target), None)

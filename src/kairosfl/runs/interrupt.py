@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM wait until a round is written down."""
+"""Ctrl-C and SIGTERM wait until a round is recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def undisturbed() -> Iterator[list[int]]:
-    """Holds the first signal back: its number stands in the list. A second one gets through at once."""
+    """Delays the first signal: its number is put into the list. A second one takes effect immediately."""
     held: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield held

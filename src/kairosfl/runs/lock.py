@@ -12,13 +12,13 @@ from kairosfl.errors import UserError
 
 try:
     import fcntl
-except ImportError:  # Windows has none
+except ImportError:  # not available on Windows
     fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
 def lock(folder: Path, patience: float = 0.0) -> Iterator[None]:
-    """Hold a folder, after waiting so many seconds for who has it. The hold ends with the process, however it ends."""
+    """Lock a folder, waiting up to this many seconds. The lock ends with the process, however it ends."""
     until = time.monotonic() + patience
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -28,13 +28,13 @@ def lock(folder: Path, patience: float = 0.0) -> Iterator[None]:
     with file:
         while _taken(file):
             if time.monotonic() > until:
-                raise UserError(f"Another process is at work in {folder}; wait for it, end it, or name another folder.")
+                raise UserError(f"Another process is using {folder}; wait for it, stop it, or choose another folder.")
             time.sleep(0.2)
         yield
 
 
 def _taken(file: BinaryIO) -> bool:
-    """Whether another process has it; if not, we do. Where there are no locks nobody has."""
+    """Whether another process has the lock; if not, we take it. Without lock support, never."""
     if fcntl is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""What is written down about a round and about a run."""
+"""What is recorded about a round and about a run."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ def row(run: Run, task: Task, scores: Scores | None, own: np.ndarray | None, sec
 
 
 def _all(reports: Reports | None, name: str, together: Callable[[list[Any]], Any]) -> Any:
-    """A measurement of all reporters taken together; None: not measured."""
+    """A measurement summed up over all reporters; None: not measured."""
     value = getattr(reports, name, None)
     return None if value is None else together(value.tolist())
 
 
 def worst_tenth(accuracy: np.ndarray) -> float:
-    """Mean accuracy of the tenth of the clients for which the model works worst."""
+    """Mean accuracy of the tenth of the clients with the lowest accuracy."""
     known = np.sort(accuracy[~np.isnan(accuracy)])
     return float(known[: max(1, len(known) // 10)].mean())
 
 
 def clients_row(run: Run, own: np.ndarray | None, *, cosines: bool = False) -> dict[str, Any]:
-    """One line of clients.jsonl; `own` is every client's accuracy, where it was asked for."""
+    """One line of clients.jsonl; `own` is every client's accuracy, if requested."""
     record = run.record
     assert record is not None
     reports = record.reports
@@ -123,7 +123,7 @@ NEEDED: dict[str, Any] = dict.fromkeys(("accuracy", "loss", "elud"), int | float
 
 
 def summary(rows: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
-    """A run of so many rounds in one object, from the lines of metrics that there are."""
+    """The summary of a run of this many rounds, from the lines of metrics that exist."""
     rows = [row for row in rows if row["round"] <= rounds]
     written = {row["round"] for row in rows}
     scored = [row for row in rows if row["accuracy"] is not None]

@@ -5,7 +5,7 @@
     algorithm = ["fedavg", "scaffold"]
     data.alpha = [0.1, 0.5]
 
-A sweep that is started again in the same folder goes on where it was: finished runs are left alone, begun ones resume.
+A sweep that is started again in the same folder continues: finished runs are left alone, unfinished ones resume.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs import experiment
 from kairosfl.runs.config import SECTIONS, RunConfig, resolve, tables
-from kairosfl.runs.engines import Seat, build_engine, largest, method, resolve_engine
+from kairosfl.runs.engines import SharedEngine, build_engine, largest, method, resolve_engine
 from kairosfl.runs.files import write_json
 from kairosfl.runs.folder import Folder, Say, silent
 from kairosfl.runs.keys import flatten, updated
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Watch = Callable[[str, int], experiment.Notify]
 LONGEST = 200  # characters in the name of a folder
-ENGINE = ("device", "precision", "slots", "deterministic")  # keys of [run] that make an engine
+ENGINE = ("device", "precision", "slots", "deterministic")  # keys of [run] that define an engine
 
 
 @dataclass(frozen=True)
@@ -80,23 +80,23 @@ def sweep(
 ) -> dict[str, Any]:
     """Run all members under `out`, those with the batched engine together; their summaries by name.
 
-    `watch` is told of each run with the rounds it has done, and gives a listener for its metrics; `say` is told in a
-    line how the runs of an engine are run. A run that comes to
-    nothing does not keep the others from their end; afterwards it is named.
+    `watch` is called for each run with its name and the rounds it has done, and returns a listener for its metrics;
+    `say` is called with a line on how the runs of an engine are run. A run that fails does not stop the others; it is
+    named at the end.
     """
     if (out / "config.toml").exists():
-        raise UserError(f"{out} holds a run, and a sweep needs a folder of its own; give another --out.")
+        raise UserError(f"{out} contains a run, and a sweep needs its own folder; give another --out.")
     with lock(out), experiment.within_memory():
-        return _carry_out(members, out, command, watch, say)
+        return _run_members(members, out, command, watch, say)
 
 
-def _carry_out(members: list[Member], out: Path, command: str, watch: Watch | None, say: Say) -> dict[str, Any]:
+def _run_members(members: list[Member], out: Path, command: str, watch: Watch | None, say: Say) -> dict[str, Any]:
     listed = [{"name": m.name, "path": m.name, "settings": dict(m.settings)} for m in members]
     write_json(out / "sweep.json", {"runs": listed})
     say = cache(say)  # the same line once
     summaries: dict[str, Any] = {}
     failed: dict[str, str] = {}
-    together: dict[str, list[_Open]] = {}
+    together: dict[str, list[_Pending]] = {}
     done = {member.name: Folder(out / member.name).rounds_done() or 0 for member in members}
     told = {name: watch(name, rounds) for name, rounds in done.items()} if watch else {}
     for member in members:
@@ -110,38 +110,38 @@ def _carry_out(members: list[Member], out: Path, command: str, watch: Watch | No
         config = folder.config() if begun else member.config
         task = experiment.build_task(config)
         config, because = resolve_engine(config, task)
-        opened = _Open(member.name, config, task, folder, begun, told.get(member.name), because)
+        opened = _Pending(member.name, config, task, folder, begun, told.get(member.name), because)
         if config.run.engine == "batched":
             together.setdefault(f"{_kind(config)} {task.base_hash}", []).append(opened)
         else:
             engine = build_engine(config, task, because=because)
             say(method(config, engine))
             try:
-                summaries[member.name] = experiment.conduct(opened.course(engine, command), engine)
+                summaries[member.name] = experiment.execute(opened.open(engine, command), engine)
             except UserError as error:
                 failed[member.name] = str(error)
     for group in together.values():
         summaries |= _share(group, command, failed, say)
     if failed:
         name, reason = next(iter(failed.items()))
-        raise UserError(f"{len(failed)} of {len(members)} runs came to nothing; the first, {name}: {reason}")
+        raise UserError(f"{len(failed)} of {len(members)} runs failed; the first, {name}: {reason}")
     return {member.name: summaries[member.name] for member in members}
 
 
 def _unchanged(member: Member, folder: Folder) -> None:
-    """A run that was begun otherwise than it is asked for now is not taken for it."""
+    """Refuse a run that was begun with other settings than the sweep asks for now."""
     then, now = (flatten(tables(config)) for config in (folder.config(), member.config))
-    for key in now:  # of [run] the detector alone is part of what is asked
+    for key in now:  # of [run], only the detector matters
         if (key == "run.detector" or not key.startswith("run.")) and then.get(key) != now[key]:
             raise UserError(
-                f"{folder.path} was begun with {key} = {then.get(key)!r}, and the sweep now says {now[key]!r}; give "
-                "another --out, or set it back."
+                f"{folder.path} was begun with {key} = {then.get(key)!r}, but the sweep now has {now[key]!r}; give "
+                "another --out, or restore the old value."
             )
 
 
 @dataclass(eq=False)
-class _Open:
-    """A run that is to be carried out."""
+class _Pending:
+    """A run that is to be executed."""
 
     name: str
     config: RunConfig
@@ -149,21 +149,21 @@ class _Open:
     folder: Folder
     begun: bool
     notify: experiment.Notify | None
-    because: str  # why it has this engine
+    because: str  # why this engine was chosen
 
     @property
     def largest(self) -> int:
         """Its largest cohort."""
         return largest(self.config, self.task)
 
-    def course(self, engine: Engine, command: str) -> experiment.Course:
+    def open(self, engine: Engine, command: str) -> experiment.RecordedRun:
         if self.begun:
             return experiment.reopen(self.config, self.task, engine, self.folder, notify=self.notify)
         return experiment.begin(self.config, self.task, engine, self.folder, command=command, notify=self.notify)
 
 
-def _share(group: list[_Open], command: str, failed: dict[str, str], say: Say) -> dict[str, Any]:
-    """Runs on one batched engine: the clients of all of them wait in one queue for its slots."""
+def _share(group: list[_Pending], command: str, failed: dict[str, str], say: Say) -> dict[str, Any]:
+    """Runs on one batched engine: the clients of all of them share one queue for its slots."""
     from kairosfl.engines.batched import Batched
 
     first = group[0]
@@ -171,48 +171,48 @@ def _share(group: list[_Open], command: str, failed: dict[str, str], say: Say) -
     assert isinstance(engine, Batched)
     say(method(first.config, engine))
     waiting = list(group)
-    courses: dict[_Open, experiment.Course] = {}
-    training: dict[Ticket, _Open] = {}
+    active: dict[_Pending, experiment.RecordedRun] = {}
+    training: dict[Ticket, _Pending] = {}
     summaries: dict[str, Any] = {}
 
-    def go_on(run: _Open, reports: Reports | None) -> None:
+    def advance(run: _Pending, reports: Reports | None) -> None:
         """The next round of a run, the first without reports; or its end."""
         try:
             with experiment.within_memory():
-                if run not in courses:
-                    courses[run] = run.course(Seat(engine, run.task), command)
-                briefs = next(courses[run]) if reports is None else courses[run].send(reports)
+                if run not in active:
+                    active[run] = run.open(SharedEngine(engine, run.task), command)
+                briefs = next(active[run]) if reports is None else active[run].send(reports)
                 training[engine.submit(run.task, briefs)] = run
         except StopIteration as end:
             summaries[run.name] = end.value
-            del courses[run]
+            del active[run]
         except UserError as error:
             failed[run.name] = str(error)
-            courses.pop(run, None)
+            active.pop(run, None)
 
     try:
         while waiting or training:
-            for run in _next(waiting, list(courses), engine.room):
+            for run in _next(waiting, list(active), engine.room):
                 waiting.remove(run)
-                go_on(run, None)
+                advance(run, None)
             if training:
                 with experiment.within_memory():
                     ticket = engine.collect()
-                go_on(training.pop(ticket), ticket.reports())
-    except UserError as error:  # the engine's own: none of them can go on
-        failed |= {run.name: str(error) for run in (*courses, *waiting)}
+                advance(training.pop(ticket), ticket.reports())
+    except UserError as error:  # the engine's own: none of the runs can continue
+        failed |= {run.name: str(error) for run in (*active, *waiting)}
     finally:
-        for course in courses.values():
-            course.close()
+        for recorded in active.values():
+            recorded.close()
     return summaries
 
 
-def _next(waiting: Sequence[_Open], going: Sequence[_Open], room: int) -> list[_Open]:
-    """Which runs to begin beside those going on, so that their largest cohorts find room; one run always does."""
-    chosen: list[_Open] = []
-    taken = sum(run.largest for run in going)
+def _next(waiting: Sequence[_Pending], active: Sequence[_Pending], room: int) -> list[_Pending]:
+    """Which runs to begin in addition to the active ones, so that their largest cohorts fit; one run always does."""
+    chosen: list[_Pending] = []
+    taken = sum(run.largest for run in active)
     for run in waiting:
-        if not (going or chosen) or taken + run.largest <= room:
+        if not (active or chosen) or taken + run.largest <= room:
             chosen.append(run)
             taken += run.largest
     return chosen
@@ -222,8 +222,8 @@ def _kind(config: RunConfig) -> str:
     """What runs must have in common to share an engine."""
     data = config.data
     threads = config.run.threads if config.run.device == "cpu" else None
-    conduct = [threads, *(getattr(config.run, name) for name in ENGINE)]
-    return repr((data.name, data.options, data.augment, data.validation, config.model, conduct))
+    engine = [threads, *(getattr(config.run, name) for name in ENGINE)]
+    return repr((data.name, data.options, data.augment, data.validation, config.model, engine))
 
 
 def _short(key: str, value: Any) -> str:

@@ -17,15 +17,15 @@ from kairosfl.runs.files import write
 
 
 class Tracker(ABC):
-    """Takes the metrics of a run, one row a round."""
+    """Receives the metrics of a run, one row per round."""
 
     @abstractmethod
     def __call__(self, row: dict[str, Any]) -> None:
-        """One more round."""
+        """Log one round."""
 
     @abstractmethod
     def close(self) -> None:
-        """Nothing more comes."""
+        """The run has ended."""
 
 
 class TensorBoard(Tracker):
@@ -43,11 +43,11 @@ class TensorBoard(Tracker):
 
 
 class MLflow(Tracker):
-    """A run of the tracking server that MLflow's own settings name; other runs may be open beside it."""
+    """A run on the tracking server that MLflow's own settings name; other runs may be open at the same time."""
 
     def __init__(self, folder: Path, settings: dict[str, Any], done: int) -> None:
         self.library = library("mlflow")
-        known = folder / "mlflow-run-id.txt"  # a resumed run goes on under its old identity
+        known = folder / "mlflow-run-id.txt"  # a resumed run keeps its identity
         with self._explained():
             self.client = self.library.MlflowClient()
             if known.is_file():
@@ -66,11 +66,11 @@ class MLflow(Tracker):
             self.client.log_batch(self.id, metrics=values)
 
     def close(self) -> None:
-        with suppress(self.library.MlflowException):  # of a server that is gone: the run itself has ended
+        with suppress(self.library.MlflowException):  # the server may be gone, but the run itself has ended
             self.client.set_terminated(self.id)
 
     def _experiment(self) -> str:
-        """The experiment that MLflow's own variables name, made if it is not there."""
+        """The experiment that MLflow's own variables name, created if it does not exist."""
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
         if not name:
             return os.environ.get("MLFLOW_EXPERIMENT_ID", "0")
@@ -84,8 +84,8 @@ class MLflow(Tracker):
         except self.library.MlflowException as error:
             words = str(error).strip().partition("\n")[0]
             raise UserError(
-                f'run.track = "mlflow": {words} Set MLFLOW_TRACKING_URI to a server that answers, '
-                "or pip install the whole of mlflow."
+                f'run.track = "mlflow": {words} Set MLFLOW_TRACKING_URI to a reachable server, '
+                "or install the full package: pip install mlflow."
             ) from None
 
 
@@ -96,7 +96,7 @@ LIBRARIES = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow"}
 
 
 def library(name: str) -> Any:
-    """The library of a tracker; a sentence where it is not installed."""
+    """The library of a tracker; a UserError if it is not installed."""
     try:
         return import_module(LIBRARIES[name])
     except ImportError:
@@ -111,6 +111,6 @@ def check(names: tuple[str, ...]) -> None:
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
-    """What can be drawn of a row: everything but the round and what was not measured."""
+    """The loggable values of a row: everything but the round and what was not measured."""
     known = {name: value for name, value in row.items() if name != "round" and value is not None}
     return {name: float(value) for name, value in known.items() if math.isfinite(value)}

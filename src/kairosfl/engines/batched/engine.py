@@ -14,9 +14,9 @@ from torch import Tensor
 from kairosfl.client.trainer import Trainer
 from kairosfl.core.fields import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
 from kairosfl.engines.batched.captured import capture
+from kairosfl.engines.batched.evaluator import GraphEvaluator, plain, single
 from kairosfl.engines.batched.graphs import Steps
 from kairosfl.engines.batched.jobs import Job, Ticket, joint
-from kairosfl.engines.batched.judge import Judge, plain, single
 from kairosfl.engines.batched.layers import Unstackable
 from kairosfl.engines.batched.memory import SERVER_VECTORS, affordable, home
 from kairosfl.engines.batched.scoring import scores
@@ -79,7 +79,9 @@ class Batched(Evaluator):
         self._done: deque[Ticket] = deque()
         self._work: Work | None = None
         way = plain(task, self.predict, self.precision)
-        self._judge = Judge(task, self.test, way, self.precision, self.choices) if self._stream is not None else None
+        self._evaluator = (
+            GraphEvaluator(task, self.test, way, self.precision, self.choices) if self._stream is not None else None
+        )
         try:
             compute = self.precision.compute(self.trainer.w.dtype)
             stacked = stack(task.model, task.trial()[0], compute)
@@ -92,8 +94,8 @@ class Batched(Evaluator):
             stacked.frame.measures = not deterministic and self.device.type == "cuda"
             self._work = Work(stacked, task, self.trainer.inputs, self.trainer.targets, compute)
             self.why = stacked.why
-            if self._judge is not None and not deterministic:
-                self._judge.other = single(self._work)
+            if self._evaluator is not None and not deterministic:
+                self._evaluator.other = single(self._work)
 
     def _alone(self, reason: str) -> str:
         """Train one client after another, on a GPU by captured graphs if that can be; says how and why."""
@@ -106,7 +108,7 @@ class Batched(Evaluator):
                     capture(self.trainer)
                 how += ", batches as captured graphs"
             except Unstackable as further:
-                self._judge = None  # which captures, too
+                self._evaluator = None  # which captures, too
                 reason += f"; it cannot be captured: {further}"
         return f"{how}: {reason}"
 
@@ -121,7 +123,7 @@ class Batched(Evaluator):
 
     def evaluate(self, x: Tensor) -> Scores:
         """On the whole test set."""
-        return super().evaluate(x) if self._judge is None else self._judge(x)
+        return super().evaluate(x) if self._evaluator is None else self._evaluator(x)
 
     def train(self, briefs: Briefs) -> Reports:
         """One report per client."""

@@ -31,10 +31,10 @@ class StackedLinear(nn.Module):
         super().__init__()
         self.weight, self.frame = found(find(layer.weight)), frame
         self.bias, self.late = _biases(frame, self.weight, find(layer.bias))
-        self.speaks = False  # its input is the model's features
+        self.is_head = False  # its input is the model's features
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.speaks:
+        if self.is_head:
             self.frame.features = x
         rows = x.reshape(self.frame.clients, -1, x.shape[-1])
         frozen = self.frame.frozen(self.weight)

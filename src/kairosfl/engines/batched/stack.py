@@ -87,7 +87,7 @@ class Traced:
                 if id(layer) not in new:
                     new[id(layer)] = stacked = LAYERS[type(layer)](layer, find, self.frame)
                     if isinstance(stacked, StackedLinear):
-                        stacked.speaks = layer is linear[-1]
+                        stacked.is_head = layer is linear[-1]
                 node.target = _add(traced, "stacked_" + node.target.replace(".", "_"), new[id(layer)])
         _fuse(traced)
         traced.delete_all_unused_submodules()

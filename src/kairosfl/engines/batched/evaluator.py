@@ -21,7 +21,7 @@ BATCH = 2000
 Predict = Callable[[Tensor, Tensor], Tensor]
 
 
-class Judge:
+class GraphEvaluator:
     """Accuracy and loss of one vector after another on a GPU; by the quicker, where there is an `other` way."""
 
     def __init__(self, task: Task, test: Samples, way: Predict, precision: Precision, choices: Choices) -> None:
