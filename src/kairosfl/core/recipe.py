@@ -57,6 +57,11 @@ class Recipe:
         if not holds:
             raise UserError(f"train.{field} = {getattr(self, field)!r} must be {wanted}.")
 
+    def check_cohort(self, clients: int) -> None:
+        """Refuse a cohort that is larger than the population."""
+        if self.cohort > clients:
+            raise UserError(f"train.cohort = {self.cohort} is more than the {clients} clients available; lower it.")
+
     def lr_at(self, round: int) -> float:
         """The local learning rate of a round, counted from 0."""
         if self.schedule == "exponential":

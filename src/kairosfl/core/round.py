@@ -61,10 +61,7 @@ class Setup:
     detectors: tuple[Detector, ...] = (FGN(),)
 
     def __post_init__(self) -> None:
-        if self.recipe.cohort > self.clients:
-            raise UserError(
-                f"train.cohort = {self.recipe.cohort} is more than the {self.clients} clients available; lower it."
-            )
+        self.recipe.check_cohort(self.clients)
         self.algorithm.check_mass(self.recipe.optimizer)
 
 

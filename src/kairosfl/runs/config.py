@@ -110,10 +110,8 @@ class RunConfig:
             raise UserError(
                 f"data.clients = {self.data.clients} must be 1 or more, or 0 if the data set has its own clients."
             )
-        if self.data.clients and self.train.cohort > self.data.clients:
-            raise UserError(
-                f"train.cohort = {self.train.cohort} is more than data.clients = {self.data.clients}; lower it."
-            )
+        if self.data.clients:
+            self.train.check_cohort(self.data.clients)
 
 
 SECTIONS = {"data": Data, "model": Model, "train": Recipe, "run": Execution}
