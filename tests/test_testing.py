@@ -362,7 +362,7 @@ def test_so_do_rules_of_the_other_hooks(rule: Rule) -> None:
             FailsWhenSomeoneFails(),
             "fails in weigh when only 3 of 4 clients report, RuntimeError (The size of tensor a (3)",
         ),
-        (WritesForEveryone(), "in observe writes torch.float32 of shape [7] into 'turns' where a row for each of 4"),
+        (WritesForEveryone(), "in observe writes torch.float32 of shape [7] into 'turns' where 4 rows are expected"),
         (WritesAnUnknownName(), "in observe writes 'tunrs' into a row, but client() has no such name"),
         (PrefersTheFirst(), "in weigh depends on the order of the clients"),
         (CombinesByPosition(), "in combine depends on the order of the clients"),

@@ -284,7 +284,7 @@ def test_another_task_is_refused_when_it_differs() -> None:
         engine.submit(replace(task, augment=True), make_briefs(task))
     with pytest.raises(UserError, match="another model cannot share"):
         engine.submit(replace(task, model=named("logistic").model), make_briefs(task))
-    with pytest.raises(UserError, match=r"run\.precision 'half' is not a precision"):
+    with pytest.raises(UserError, match=r"run\.precision = 'half' is not a precision"):
         Batched(task, precision="half")
     with pytest.raises(UserError, match=r"run\.slots = 0 must be 1 or more"):
         Batched(task, slots=0)

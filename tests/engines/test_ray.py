@@ -207,5 +207,5 @@ def test_mistakes_reach_the_user(task: Task) -> None:
         Ray(task, actors=1, make=Refuses)
     with pytest.raises(UserError, match=r"run\.actors = 0 must"):
         Ray(task, actors=0)
-    with pytest.raises(UserError, match=r"run\.actors = 2 with 0\.5 GPUs each need 1 GPUs and the cluster has 0"):
+    with pytest.raises(UserError, match=r"run\.actors = 2 with 0\.5 GPUs each need 1 GPUs, but the cluster has 0"):
         Ray(task, actors=2, gpus=0.5)

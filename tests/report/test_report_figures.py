@@ -60,9 +60,9 @@ def test_everything_is_drawn_that_is_there(tmp_path):
     heats = "partition-0 weights-0 lambda-0 epochs-0 similarity-0"
     assert set(pictures) == {*curves.split(), "cohort", "epochs", "lr", "rejected", *heats.split()} - {"cohort"}
     assert left == {
-        "PA3Fed's score": "only PA3Fed asks for it",
+        "PA3Fed's score": "only PA3Fed measures it",
         "Cohort size": "20 in every round of every run",
-        "Cosines between updates": "no round was asked for; set run.cosines = [1, 10]",
+        "Cosines between updates": "no round was requested; set run.cosines = [1, 10]",
     }
 
 
@@ -74,8 +74,8 @@ def test_what_is_missing_is_left_out_with_the_reason(tmp_path):
     pictures, left = drawn(tmp_path)
     assert set(pictures) == {"train-loss", "elud", "coherence"}
     assert left["Test accuracy"] == "no round was evaluated"
-    assert left["Accuracy per client"] == "it was not asked for; set run.client_accuracy = true"
-    assert left["Accuracy of every client in the end"] == left["Accuracy per client"]
+    assert left["Accuracy per client"] == "it was not requested; set run.client_accuracy = true"
+    assert left["Final accuracy of every client"] == left["Accuracy per client"]
     assert left["Federated gradient norm"] == "the FGN detector did not run; add fgn to run.detector"
     assert left["Client × class"] == "partition.json is missing"
     assert left["Aggregation weights"] == "clients.jsonl says nothing of them"
@@ -120,7 +120,7 @@ def test_cosines_are_drawn_for_the_first_the_last_and_a_round_between(tmp_path, 
     drawn_maps = [pictures[f"cosines-{number}-0"] for number in (1, 3, 4)]
     assert [key for key in pictures if key.startswith("cosines")] == [each.key for each in drawn_maps]
     assert {each.span for each in drawn_maps} == {(0.1, 0.4)}  # one scale, or they could not be compared
-    assert "Of 4 rounds that were kept these are 3" in drawn_maps[0].note
+    assert "These are 3 of the 4 recorded rounds" in drawn_maps[0].note
     assert "Cosines between updates" not in left
     np.testing.assert_array_equal(pictures["cosines-3-0"].grid, [[math.nan, 0.3], [0.3, math.nan]])
     assert pictures["cosines-3-0"].x_label == "place in the cohort"
@@ -151,7 +151,7 @@ def test_cosines_that_have_not_come_yet_are_said_to(tmp_path):
     run = fake.write_run(tmp_path / "a", rounds=1)
     config = run / "config.toml"
     config.write_text(config.read_text().replace("[run]", "[run]\ncosines = [9]"))
-    assert drawn(tmp_path)[1]["Cosines between updates"].startswith("no round in run.cosines has come yet")
+    assert drawn(tmp_path)[1]["Cosines between updates"].startswith("no round in run.cosines has been reached yet")
 
 
 def test_many_clients_and_rounds_are_averaged_in_blocks(tmp_path, monkeypatch):

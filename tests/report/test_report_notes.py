@@ -61,7 +61,7 @@ def test_runs_of_which_none_has_finished_are_not_ranked(tmp_path):
     for algorithm in ("fedavg", "alt"):
         fake.write_run(tmp_path / algorithm, algorithm=algorithm, rounds=5, planned=20, done=False)
     assert judge(tmp_path) == (
-        "None of 2 algorithms has finished: they are not compared; the table says how far they got."
+        "None of 2 algorithms has finished, so they are not compared; the table shows their progress."
     )
 
 
@@ -118,7 +118,7 @@ def test_the_samples_that_clients_are_scored_on_are_named(tmp_path, said, title)
         summarise(fake.write_run(tmp_path / str(seed), seed=seed, rounds=10), client_accuracy_on=on)
     titles = {each.key: each.title for each in figures(read_groups([tmp_path]))[0]}
     assert titles["client-accuracy"] == title
-    assert titles["client-quantiles"] == title.replace("Accuracy per client", "Accuracy of every client in the end")
+    assert titles["client-quantiles"] == title.replace("Accuracy per client", "Final accuracy of every client")
 
 
 def test_the_command_names_what_is_damaged_and_goes_on(tmp_path):

@@ -52,8 +52,8 @@ def test_text_from_a_folder_is_escaped(tmp_path):
     ("tops", "seeds", "sentence"),
     [
         ([0.5, 0.7], 3, "points above <b>a</b> (paired test, p "),
-        ([0.5, 0.5001], 3, "which the seeds do not set apart from chance"),
-        ([0.5, 0.7], 1, "They share one seed only: the difference may be chance."),
+        ([0.5, 0.5001], 3, "the difference is not statistically significant"),
+        ([0.5, 0.7], 1, "They share only one seed: the difference may be due to chance."),
         ([0.5], 1, "MB and 600 client epochs."),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_run_that_stopped_is_not_taken_for_one_that_goes_on(tmp_path):
     assert "So far" not in text
     assert "Federated gradient norm (no round had a good report)" in text
     assert "Fisher trace (the FedFIM detector did not run" in text
-    assert "Accuracy per client (it was not asked for" in text
+    assert "Accuracy per client (it was not requested" in text
     assert "Accuracy against local epochs (metrics.jsonl holds no evaluated round with its epochs)" in text
 
 
@@ -126,11 +126,11 @@ def test_a_page_about_many_groups_looks_into_the_first_of_them(tmp_path):
     heats = {heat["key"] for heat in data_of(text)["heats"]}
     assert heats == {f"{kind}-{i}" for i in range(12) for kind in ("partition", "weights")}
     assert len(data_of(text)["groups"]) == 14
-    assert text.count("Heat maps (a page looks into its first 12 groups") == 2
+    assert text.count("Heat maps (a page has heat maps of its first 12 groups") == 2
 
 
 def test_an_empty_folder_is_refused_and_nothing_is_written(tmp_path):
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="contains no run"):
         write_report([tmp_path], tmp_path / "report.html")
     assert list(tmp_path.iterdir()) == []
 
@@ -318,5 +318,5 @@ def test_a_taken_port_and_a_missing_folder_are_named(server, tmp_path):
         serve(tmp_path, server.server_port)
     with pytest.raises(UserError, match="port = 99999 is not a port"):
         serve(tmp_path, 99999)
-    with pytest.raises(UserError, match="There is no folder"):
+    with pytest.raises(UserError, match="nowhere does not exist; give the folder"):
         serve(tmp_path / "nowhere")

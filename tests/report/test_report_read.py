@@ -94,9 +94,9 @@ def test_runs_without_a_configuration_stay_apart(tmp_path):
 
 
 def test_a_wrong_folder_is_named_in_one_sentence(tmp_path):
-    with pytest.raises(UserError, match=r"There is no folder .*nowhere; give a run folder"):
+    with pytest.raises(UserError, match=r"nowhere does not exist; give a run folder"):
         read_groups([tmp_path / "nowhere"])
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="contains no run"):
         read_groups([tmp_path])
     (tmp_path / "metrics.jsonl").touch()
     with pytest.raises(UserError, match="has finished a round yet"):

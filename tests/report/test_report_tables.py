@@ -84,7 +84,7 @@ def test_text_shows_what_is_known():
 def test_the_default_target_is_one_that_half_of_the_algorithms_reach_with_every_seed(folder):
     assert default_target(read_groups([folder])) == 0.48
     assert compare([folder]).table()[0]["rounds to 48 %"] == "7 ± 3"
-    with pytest.raises(UserError, match=r"target = 60 is not an accuracy; give a share of 1"):
+    with pytest.raises(UserError, match=r"target = 60 is not an accuracy; give a fraction"):
         compare([folder], target=60)
 
 

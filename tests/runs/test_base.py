@@ -62,7 +62,8 @@ def test_a_run_does_not_resume_on_another_base(tmp_path):
     MODELS["head_only"].__kwdefaults__["scale"] = 1.5
     with pytest.raises(
         UserError,
-        match=r"cannot be resumed: its base hash was '[0-9a-f]{64}' and is '[0-9a-f]{64}' now; restore the data and",
+        match=r"cannot be resumed: its base hash was '[0-9a-f]{64}' and is '[0-9a-f]{64}' now; "
+        "restore the data and the model",
     ):
         experiment.resume(folder)
     assert json.loads((folder / "run.json").read_text())["base_hash"] is not None

@@ -325,5 +325,5 @@ def test_two_processes_do_not_write_into_one_folder(tmp_path, monkeypatch):
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace("rounds = 2", "rounds = 3"))
     with lock(tmp_path / "run"):
-        refused(call("resume", "run"), "Another process is at work in run;")
+        refused(call("resume", "run"), "Another process is using run;")
     assert "after 3 rounds" in call("resume", "run", "-q").stdout

@@ -74,7 +74,7 @@ def test_an_edit_that_changes_the_numbers_is_refused(folder, old, new, named):
     assert result.exit_code == 2, result.output
     (line,) = result.stderr.splitlines()
     assert named in line
-    assert "put it back" in line
+    assert "undo the edit" in line
     assert f"kairosfl run {folder}/config.toml --from {folder}" in line
     assert (folder / "metrics.jsonl").read_bytes() == before
     edit(folder, new or "[model]\n", old if new else f"[model]\n{old}")
@@ -100,8 +100,8 @@ def test_an_edit_that_changes_no_number_is_accepted_and_logged(folder, tmp_path,
     summary = experiment.resume(folder, say=said.append)
     assert summary["rounds"] == load(folder / "config.toml").train.rounds
     assert said[0].startswith("engine loop on cpu")
-    notes = [line for line in (folder / "log.txt").read_text().splitlines() if line.startswith("goes on with")]
-    assert notes == ([f"goes on with {named}"] if named else [])
+    notes = [line for line in (folder / "log.txt").read_text().splitlines() if line.startswith("continues with")]
+    assert notes == ([f"continues with {named}"] if named else [])
     assert said[1:] == notes
     experiment.start(resolve(TABLES, [f"train.rounds={summary['rounds']}"]), tmp_path / "whole")
     assert torch.equal(model(folder)[0], model(tmp_path / "whole")[0])

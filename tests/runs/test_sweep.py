@@ -230,11 +230,11 @@ def test_a_run_without_memory_is_told_so_and_goes_on_later(tmp_path, engine, hoo
 def test_runs_that_have_nothing_left_to_do_do_not_keep_the_others_from_their_end(tmp_path, engine):
     tables = TABLES | {"train": {"rounds": 10, "cohort": 3}, "run": {"engine": engine}}
     members = expand(tables | {"sweep": {"train": {"lr": [1e30, 0.1, 0.2]}}})
-    with pytest.raises(UserError, match="1 of 3 runs came to nothing"):
+    with pytest.raises(UserError, match="1 of 3 runs failed"):
         sweep(members, tmp_path / "sweep")
     (tmp_path / "sweep" / "lr0.1" / "summary.json").unlink()  # killed between the last checkpoint and the summary
     (tmp_path / "sweep" / "lr0.2").rename(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match="1 of 3 runs came to nothing"):
+    with pytest.raises(UserError, match="1 of 3 runs failed"):
         sweep(members, tmp_path / "sweep")
     assert all((tmp_path / "sweep" / name / "summary.json").is_file() for name in ("lr0.1", "lr0.2"))
 

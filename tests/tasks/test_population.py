@@ -89,7 +89,7 @@ def test_own_tests_follow_the_natural_key_of_each_client():
             {"keys": np.arange(3)},
             "keys of data set 'toy' has shape [3]; give one key for each of the 4 samples.",
         ),
-        ({"mean": (0.5,)}, "data set 'toy' has 1 means and 0 deviations; give as many."),
+        ({"mean": (0.5,)}, "data set 'toy' has 1 means and 0 deviations; give one of each per channel."),
         (
             {"train": Samples(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))},
             "data set 'toy' has no training samples.",
@@ -133,7 +133,7 @@ def test_clients_whose_samples_have_one_key_each_get_the_test_samples_of_that_ke
 
 
 def test_test_samples_that_do_not_fit_are_refused():
-    with pytest.raises(UserError, match=r"tests are of 1 clients; give one list for each of the 2\."):
+    with pytest.raises(UserError, match=r"tests has 1 clients; give one list for each of the 2\."):
         Population.from_lists([[0], [1]], tests=[[0]])
     with pytest.raises(UserError, match=r"the population names sample 4; the data has test samples 0 to 3\."):
         Task(nn.Linear(2, 2), _data(), Population.from_lists([[0], [1]], tests=[[0], [4]]))

@@ -12,7 +12,7 @@ from kairosfl.tasks.task import Task
 
 # On a CPU, stacking saves calls, not arithmetic. Measured on digits, random images and texts: `batched` takes 0.1 to
 # 0.9 of the loop's time within these bounds, about as long with four clients, and longer beyond 2^22 and with
-# recurrent layers, whose every time step it runs by itself.
+# recurrent layers, of which it runs every time step separately.
 COHORT = 8  # clients
 SMALL = 1 << 22  # parameters times samples in a batch
 

@@ -15,7 +15,7 @@ from kairosfl.tasks.metrics import correct
 from kairosfl.tasks.prepare import ordered, prepare
 from kairosfl.tasks.task import Task
 
-CPU_BATCH, GPU_BATCH = 256, 1024  # what a CPU has in use at once should stay with its allocator
+CPU_BATCH, GPU_BATCH = 256, 1024  # on a CPU, small enough that the allocator reuses the memory
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Scores:
 
 
 class Evaluator:
-    """Evaluates on a device on which the test set stays."""
+    """Evaluates on a device that holds the test set."""
 
     why = ""  # how this engine runs the model, where there is a choice
 
@@ -44,7 +44,7 @@ class Evaluator:
 
     @torch.no_grad()
     def _outcomes(self, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-        """For every sample: is it right, and its loss."""
+        """For every sample, whether the prediction is correct, and its loss."""
         right, losses = [], []
         x = x.to(self.device)
         batch = CPU_BATCH if self.device.type == "cpu" else GPU_BATCH
@@ -63,7 +63,7 @@ class Evaluator:
 
     def evaluate_clients(self, x: Tensor) -> np.ndarray:
         """Every client's accuracy `[N]`, on the samples that `Task.client_accuracy_on` names: its own test samples (NaN
-        for a client without any) or, where no client has some, those it trains on."""
+        for a client without any) or, if no client has any, those it trains on."""
         own = self.task.tests
         samples, clients = (self.test, own) if own is not None else (self.task.dataset.train, self.task.clients)
         right = self._outcomes(x, samples)[0].cpu().numpy().astype(np.float64)

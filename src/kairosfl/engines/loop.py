@@ -14,7 +14,7 @@ from kairosfl.tasks.task import Task
 
 
 class Loop(Evaluator):
-    """Follows every brief with the plain trainer of `client/`, one client after another.
+    """Trains with the plain trainer of `client/`, one client after another.
 
     Args:
         task: What is learnt.

@@ -22,24 +22,24 @@ class Precision:
 
     @classmethod
     def of(cls, name: str | None, device: torch.device) -> Precision:
-        """By name; by default tf32 on a GPU."""
+        """The precision of this name; by default tf32 on a GPU."""
         if name is None:
             return cls("tf32" if device.type == "cuda" else "float32")
         if name not in PRECISIONS:
-            raise UserError(f"run.precision {name!r} is not a precision: {nearest(name, PRECISIONS)}")
+            raise UserError(f"run.precision = {name!r} is not a precision; {nearest(name, PRECISIONS)}")
         return cls(name)
 
     def compute(self, weights: torch.dtype) -> torch.dtype:
-        """The type of activations for weights of this type; float64 stays what it is."""
+        """The type of activations for weights of this type; float64 stays float64."""
         return torch.bfloat16 if self.name == "bfloat16" and weights == torch.float32 else weights
 
     @property
     def dot(self) -> str:
-        """Triton's word for how float32 numbers are multiplied."""
+        """Triton's name for how float32 numbers are multiplied."""
         return "ieee" if self.name == "float32" else "tf32"
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """For models that run as they are: bfloat16 where it is asked for."""
+        """Autocast for models that are not stacked: bfloat16 if requested."""
         wanted = self.name == "bfloat16"
         return torch.autocast(device.type, torch.bfloat16, enabled=wanted, cache_enabled=False)
 

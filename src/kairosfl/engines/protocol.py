@@ -1,4 +1,4 @@
-"""What a run needs of an engine: the one seam between `loop`, `batched`, `ray` and `flower`."""
+"""What a run needs from an engine: the interface of `loop`, `batched`, `ray` and `flower`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Engine(Protocol):
     choices: Choices  # what it chose by measuring
 
     def start(self) -> Tensor:
-        """The model before training, where this engine wants it."""
+        """The model before training, on the device of the server's vectors."""
         ...
 
     def train(self, briefs: Briefs) -> Reports:

@@ -1,7 +1,7 @@
-"""Engine `ray`: the cohort in shards over Ray actors, each with the data and an engine of its own.
+"""Engine `ray`: the cohort in shards over Ray actors, each with the data and its own engine.
 
 Shards are balanced by the steps they are expected to take. An actor that dies costs only its shard, which is tried
-once more elsewhere and then reported as failed; a new actor takes the dead one's place as soon as it is up.
+once more elsewhere and then reported as failed; a new actor replaces the dead one as soon as it is up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ try:
 except ImportError:
     raise UserError("engine = 'ray' needs Ray; install it with: pip install 'kairosfl[ray]'.") from None
 
-STARTS = 3  # actors that may die in a row before they are up; then something is wrong with all of them
+STARTS = 3  # actors that may die in a row during startup; then something is wrong with all of them
 
 
 class ShardEngine(Protocol):
@@ -68,14 +68,14 @@ def shards(steps: np.ndarray, parts: int) -> list[np.ndarray]:
 
 
 class _Actor:
-    """Lives in another process, with the data and an engine."""
+    """Runs in another process, with the data and an engine."""
 
     def __init__(self, parcel: Mapping[str, Any], make: Make, device: str, threads: int) -> None:
         self.arguments = parcel, make, device
         self.threads = threads
 
     def ready(self) -> None:
-        """Makes the engine; not in `__init__`, where Ray would turn its exception into a death."""
+        """Creates the engine; not in `__init__`, where Ray would report an exception as a dead actor."""
         torch.set_num_threads(self.threads)
         parcel, make, device = self.arguments
         self.device = torch.device(device)
@@ -87,20 +87,20 @@ class _Actor:
         return _arrays(self.engine.train(replace(_tensors(briefs), **vectors)))
 
     def ask(self, method: str, x: np.ndarray) -> Any:
-        """One of the engine's questions about a vector."""
+        """One of the engine's evaluation methods on a vector."""
         return getattr(self.engine, method)(_tensor(x).to(self.device))
 
 
 @dataclass
 class _Shard:
-    """Rows on their way; `lost` is the actor that did not bring them back."""
+    """Rows in training; `lost` is the actor that failed to return them."""
 
     rows: np.ndarray
     lost: Any = None
 
 
 class Ray:
-    """Follows briefs on many processes, GPUs and machines; the results are those of `make`'s engine in one process.
+    """Trains on many processes, GPUs and machines, with the same results as `make`'s engine in one process.
 
     Use it as a context manager, or call `close`.
 
@@ -155,7 +155,7 @@ class Ray:
         return self.task.start().to(self.home)
 
     def train(self, briefs: Briefs) -> Reports:
-        """One report per client, in client order; the clients of a shard that was lost twice stand in `failed`."""
+        """One report per client, in client order; the clients of a shard that was lost twice are in `failed`."""
         vectors = {entry.name: getattr(briefs, entry.name) for entry in entries(Briefs) if entry.shape == "vector"}
         shared = {name: value.cpu().numpy() for name, value in vectors.items() if value is not None and value.ndim == 1}
         empty: dict[str, Any] = {name: torch.empty(0) for name in shared}
@@ -192,7 +192,7 @@ class Ray:
                 else:
                     failed += [(client, f"{reason} (second try)") for client in briefs.ids[shard.rows].tolist()]
         if not parts and error is not None and not isinstance(error, RayError):
-            raise error  # every shard raised: to go on would train nothing in silence
+            raise error  # every shard raised: continuing would silently train nothing
         return _join(briefs, parts, failed)
 
     def evaluate(self, x: Tensor) -> Scores:
@@ -239,7 +239,7 @@ class Ray:
         self._coming[actor.ready.remote()] = actor
 
     def _welcome(self, reference: Any) -> list[Any]:
-        """The actor whose `ready` has answered joins the others; one that died while it started gets a successor."""
+        """An actor that is ready joins the others; one that died while starting is replaced."""
         actor = self._coming.pop(reference)
         try:
             ray.get(reference)
@@ -247,7 +247,7 @@ class Ray:
             self._stillborn += 1
             if self._stillborn == STARTS:
                 last = str(raised).strip().splitlines()[-1].strip()
-                raise UserError(f"{STARTS} Ray actors in a row died while they started: {last}") from None
+                raise UserError(f"{STARTS} Ray actors in a row died while starting: {last}") from None
             self._spawn()
             return []
         except RayError as raised:
@@ -257,7 +257,7 @@ class Ray:
         return [actor]
 
     def _gone(self, actor: Any, raised: Exception) -> bool:
-        """Whether the actor is dead or out of reach; then another one is on its way."""
+        """Whether the actor is dead or unreachable; if so, another one is being started."""
         if not isinstance(raised, RayActorError):
             return False
         self._live.remove(actor)
@@ -273,23 +273,23 @@ def _connect(address: str | None) -> None:
     except (ConnectionError, ValueError) as raised:
         raise UserError(
             f"run.ray_address = {address!r} cannot be reached: {raised}; "
-            "if the cluster asks for a token, set RAY_AUTH_MODE=token in the environment."
+            "if the cluster requires a token, set RAY_AUTH_MODE=token in the environment."
         ) from None
 
 
 def _share(actors: int, gpus: float, threads: int) -> float:
-    """Cores of one actor: its threads, or its share of the cores there are, since actors may outnumber them."""
+    """Cores of one actor: its threads, or its share of the cores, of which there may be fewer than actors."""
     have: dict[str, float] = ray.cluster_resources()
     if gpus * actors > have.get("GPU", 0.0):
         raise UserError(
-            f"run.actors = {actors} with {gpus:g} GPUs each need {gpus * actors:g} GPUs and the cluster has "
+            f"run.actors = {actors} with {gpus:g} GPUs each need {gpus * actors:g} GPUs, but the cluster has "
             f"{have.get('GPU', 0.0):g}; lower run.actors."
         )
     return min(float(threads), math.floor(have.get("CPU", 1.0) / actors * 1e4) / 1e4)
 
 
 def _another(idle: list[Any], lost: Any, *, alone: bool) -> Any:
-    """Takes an idle actor other than the one that lost the shard; that one when it is `alone`."""
+    """Takes an idle actor other than the one that lost the shard, unless that one is `alone`."""
     for actor in idle:
         if actor is not lost or (alone and len(idle) == 1):
             idle.remove(actor)
@@ -347,7 +347,7 @@ def _tensors(record: C) -> C:
 
 
 def _tensor(array: Any) -> Tensor:
-    """A view of an array in Ray's shared memory, which nobody writes to; torch would warn that it could."""
+    """A view of an array in Ray's shared memory, which is read-only; torch would warn about that."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)

@@ -1,1 +1,1 @@
-"""Pictures and pages: what a researcher looks at after, or during, a run."""
+"""Plots and pages for researchers, after or during a run."""

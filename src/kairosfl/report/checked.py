@@ -1,4 +1,4 @@
-"""The files of a run folder as a report can use them: what is damaged is left out and named in one sentence."""
+"""The files of a run folder, checked for use in a report: damaged parts are left out and named in one sentence."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def silent(_: str) -> None:
 
 
 def toml(path: Path, say: Say) -> tuple[str, dict[str, Any]]:
-    """The text of a TOML file, and its values by dotted key; both empty where there is no such file."""
+    """The text of a TOML file, and its values by dotted key; both empty if there is no such file."""
     text = _text(path, say) or ""
     try:
         values = flatten(tomllib.loads(text))
@@ -48,7 +48,7 @@ def toml(path: Path, say: Say) -> tuple[str, dict[str, Any]]:
 
 
 def table(path: Path, say: Say, wanted: Wanted) -> dict[str, Any]:
-    """The object in a JSON file, without values that are not as wanted; empty where there is no such file."""
+    """The object in a JSON file, without invalid values; empty if there is no such file."""
     text = _text(path, say)
     if text is None:
         return {}
@@ -65,22 +65,22 @@ def table(path: Path, say: Say, wanted: Wanted) -> dict[str, Any]:
 
 
 def _writable(value: Any) -> None:
-    """A ValueError for what can be read but not shown: half a character, a number of thousands of digits."""
+    """Raise a ValueError for what can be parsed but not shown: half a character, a number with thousands of digits."""
     json.dumps(value, ensure_ascii=False, default=str).encode()
 
 
 def kept(values: Mapping[str, Any], wanted: Wanted, path: Path, say: Say) -> dict[str, Any]:
-    """The values of a file, without those that are neither null nor as wanted."""
+    """The values of a file, without those that are neither null nor valid."""
     wrong = [key for key, good in wanted.items() if values.get(key) is not None and not good(values[key])]
     for key in wrong:
         text = repr(values[key])
         shown = text if len(text) <= 40 else f"{text[:37]}..."
-        say(f"{path}: {key} = {shown} is not a possible value and is left out.")
+        say(f"{path}: {key} = {shown} is not a valid value and is left out.")
     return {key: value for key, value in values.items() if key not in wrong}
 
 
 def metrics(path: Path, say: Say) -> dict[str, Array]:
-    """Metrics as columns, a value a round; a round that was written twice counts as it was written last."""
+    """Metrics as columns, one value per round; of a round that was written twice, the last one counts."""
     rows = _by_round(path, say)
     wrong: dict[str, list[int]] = {}
 
@@ -93,12 +93,12 @@ def metrics(path: Path, say: Say) -> dict[str, Array]:
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: np.array([value(row, name) for row in rows], dtype=np.float64) for name in names}
     _name_fields(path, wrong, say)
-    lost = [row.get("accuracy") is not None and row.get("loss", 0.0) is None for row in rows]  # null: was not finite
+    lost = [row.get("accuracy") is not None and row.get("loss", 0.0) is None for row in rows]  # null: it was not finite
     return {"round": np.zeros(0)} | columns | {"not_finite": np.array(lost, dtype=np.float64)}
 
 
 def clients(path: Path, say: Say) -> list[dict[str, Any]]:
-    """What happened to each client, an object a round, without fields that are damaged."""
+    """What happened to each client, one object per round, without damaged fields."""
     wrong: dict[str, list[int]] = {}
     rows = []
     for row in _by_round(path, say):
@@ -115,7 +115,7 @@ def clients(path: Path, say: Say) -> list[dict[str, Any]]:
 
 
 def number(value: Any, low: float = -math.inf, high: float = math.inf) -> float | None:
-    """A JSON value as a number, NaN where nothing was measured; None if it is not a number or out of range."""
+    """A JSON value as a number, NaN if nothing was measured; None if it is not a number or out of range."""
     if value is None:
         return math.nan
     if not isinstance(value, int | float):
@@ -128,7 +128,7 @@ def number(value: Any, low: float = -math.inf, high: float = math.inf) -> float 
 
 
 def is_whole(value: Any, most: int = _MOST) -> bool:
-    """Whether it counts something: a whole number of 0 or more."""
+    """Whether it is a count: a whole number of 0 or more."""
     return type(value) is int and 0 <= value < most
 
 
@@ -148,7 +148,7 @@ def is_texts(value: Any) -> bool:
 
 
 def is_counts(value: Any) -> bool:
-    """Whether it is a table of amounts that has rows and columns."""
+    """Whether it is a non-empty table of counts."""
     widths = {len(row) for row in value} if _is_list(value, lambda row: _is_list(row, _is_amount)) else set()
     return len(widths) == 1 and widths != {0}
 
@@ -193,7 +193,7 @@ _CLIENT_FIELDS: dict[str, Callable[[Mapping[str, Any], str], bool]] = {
 
 
 def _by_round(path: Path, say: Say) -> list[dict[str, Any]]:
-    """The lines of a file in the order of their rounds; of two about one round, the later."""
+    """The lines of a file in the order of their rounds; of two for the same round, the later one."""
     damaged: list[int] = []
     try:
         lines = list(read_lines(path, damaged.append))
@@ -212,7 +212,7 @@ def _by_round(path: Path, say: Say) -> list[dict[str, Any]]:
 
 
 def _unended(path: Path, number: int) -> bool:
-    """Whether a line is the last of an unfinished run and has no end: it is still being written."""
+    """Whether a line is still being written: the last one of an unfinished run, without a newline."""
     lines = path.read_bytes().split(b"\n")
     return len(lines) == number and lines[-1] != b"" and not (path.parent / "summary.json").exists()
 
@@ -230,7 +230,7 @@ def _listed(word: str, numbers: Sequence[int]) -> str:
 
 
 def _text(path: Path, say: Say) -> str | None:
-    """None where there is no such file, or it cannot be read."""
+    """None if there is no such file or it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

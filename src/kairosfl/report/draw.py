@@ -1,4 +1,4 @@
-"""Pictures drawn with matplotlib: the same data as in the page, for papers and quick looks."""
+"""Plots drawn with matplotlib: the same data as in the page, for papers and for a quick overview."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STRIPS = 12  # at most: more would hide the curves
 
 
 def style() -> AbstractContextManager[None]:
-    """The look of all pictures, for as long as the context lasts."""
+    """The style of all plots, for as long as the context lasts."""
     try:
         import matplotlib
     except ImportError:
@@ -50,26 +50,26 @@ def style() -> AbstractContextManager[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure that no window or global state knows of."""
+    """An empty figure that is not registered with pyplot."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def save(figure: Figure, path: Path, kind: str) -> None:
-    """Write a figure; without the date, which would make every file differ from the last one."""
+    """Write a figure without the date, which would make every file different."""
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
     write(path, lambda at: figure.savefig(at, format=kind, dpi=180, metadata=metadata))
 
 
 def draw(picture: Picture, groups: Sequence[Group]) -> Figure:
-    """One picture by itself."""
+    """One plot in its own figure."""
     figure = new_figure(6.4, 3.8)
     axes = figure.subplots()
     if isinstance(picture, Lines):
         shading = draw_lines(axes, picture, groups)
         handles = [*(axes.get_legend_handles_labels()[0] if len(picture.series) > 1 else []), *shading]
-        if len(picture.series) > 4:  # so many lines would lie on the curves
+        if len(picture.series) > 4:  # more entries would cover the curves
             figure.legend(handles=handles, fontsize=7, loc="outside lower center", ncols=2)
         elif handles:
             axes.legend(handles=handles, fontsize=7)
@@ -80,7 +80,7 @@ def draw(picture: Picture, groups: Sequence[Group]) -> Figure:
 
 
 def draw_lines(axes: Axes, picture: Lines, groups: Sequence[Group]) -> list[Artist]:
-    """Curves with a band of one deviation, and the critical periods shaded where x is the round.
+    """Curves with a band of one deviation, and the critical periods shaded if x is the round.
 
     Returns what a legend needs to explain the shading that was drawn.
     """
@@ -101,14 +101,14 @@ def draw_lines(axes: Axes, picture: Lines, groups: Sequence[Group]) -> list[Arti
 
 
 def whole(axis: Axis) -> None:
-    """Whole numbers only: there is no half of a round or client."""
+    """Whole numbers only, for rounds and clients."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
 
 
 def _curve(axes: Axes, series: Series, scale: float, name: str, picture: Lines) -> bool:
-    """Draw one; whether it has a band that can be seen."""
+    """Draw one; returns whether it has a visible band."""
     turn = series.group // len(COLOURS)
     style = "--" if series.dashed else ("-", "-.", ":")[turn % 3]
     own = colour(series.group)
@@ -120,7 +120,7 @@ def _curve(axes: Axes, series: Series, scale: float, name: str, picture: Lines) 
 
 
 def plot(axes: Axes, x: Array, mean: Array, low: Array, high: Array, **look: Any) -> None:
-    """A line, a dot where it has one point, with a band around it where one is known."""
+    """A line, or a dot for a single point, with a band if there is one."""
     dot = "o" if np.isfinite(mean).sum() == 1 else None
     axes.plot(x, mean, marker=dot, **look)
     if np.isfinite(low).any():
@@ -129,14 +129,14 @@ def plot(axes: Axes, x: Array, mean: Array, low: Array, high: Array, **look: Any
 
 
 def band(series: Series, percent: bool) -> tuple[Array, Array]:
-    """One deviation to either side: not below nothing where no seed is, and no share above all."""
+    """One deviation to either side, but not below zero if no seed is, and no share above one."""
     low, high = series.mean - series.deviation, series.mean + series.deviation
     signed = any((seed < 0).any() for seed in series.seeds)
     return low if signed else np.maximum(low, 0), np.minimum(high, 1) if percent else high
 
 
 def _shade(axes: Axes, shown: Sequence[int], groups: Sequence[Group]) -> str:
-    """One group: the whole height, lightly. Several: a strip each at the foot; many: none. What it drew, in a word."""
+    """One group: the whole height, shaded lightly. Several: a strip each at the bottom; many: none. Returns which."""
     if len(shown) > STRIPS:
         return ""
     height = 1.0 if len(shown) == 1 else 0.018
@@ -177,5 +177,5 @@ def _name(series: Series, groups: Sequence[Group]) -> str:
 
 
 def _short(text: str, most: int = 60) -> str:
-    """Cut in the middle: what sets groups apart often stands at the end."""
+    """Shortened in the middle: what distinguishes groups is often at the end."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"

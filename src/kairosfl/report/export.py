@@ -1,4 +1,4 @@
-"""Every picture as a file for a paper, and every table as CSV and LaTeX."""
+"""Every plot as a file for a paper, and every table as CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = ("svg", "pdf", "png")
 
 
 def checked_kind(kind: str) -> None:
-    """Refuse what is no format of a picture."""
+    """Refuse an unknown picture format."""
     if kind not in KINDS:
         raise UserError(f"kind = {kind!r} is not a picture format; use {', '.join(KINDS)}.")
 
@@ -58,7 +58,7 @@ def export_tables(dirs: Sequence[Path], folder: Path, target: float | None = Non
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows as CSV with a header; what is not known is left empty."""
+    """Rows as CSV with a header; unknown values are left empty."""
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -101,5 +101,5 @@ _LATEX = {
 
 
 def latex(text: str) -> str:
-    """Text with everything escaped that LaTeX would take for a command."""
+    """Text with all special characters of LaTeX escaped."""
     return "".join(_LATEX.get(character, character) for character in text)

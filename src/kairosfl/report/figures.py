@@ -1,4 +1,4 @@
-"""The pictures of a report: curves of all groups, heat maps of each, and what is left out and why."""
+"""The plots of a report: curves of all groups, heat maps of each, and what is left out and why."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Curve:
 
 
 _UNSCORED = "no round was evaluated"
-_UNASKED = "it was not asked for; set run.client_accuracy = true"
+_UNASKED = "it was not requested; set run.client_accuracy = true"
 _QUANTILES = "accuracy_quantiles"  # of a line in clients.jsonl
 _CURVES = (
     _Curve(
@@ -64,7 +64,7 @@ _CURVES = (
         "accuracy",
         "metrics.jsonl holds no evaluated round with its epochs",
         ("accuracy",),
-        note="Epochs of all clients added up; seeds are compared at equal epochs.",
+        note="Total epochs of all clients; seeds are compared at equal epochs.",
         percent=True,
         x_label="client epochs",
         cost=lambda run: run.total("epochs_total"),
@@ -88,7 +88,7 @@ _CURVES = (
         ("client_accuracy_mean", "client_accuracy_worst"),
         asked=lambda run: bool(run.settings.get("run.client_accuracy")),
         names=("mean", "worst tenth"),
-        note="Solid: mean over clients; dashed: the worst-served tenth.",
+        note="Solid: mean over clients; dashed: the tenth with the lowest accuracy.",
         percent=True,
     ),
     _Curve(
@@ -117,7 +117,7 @@ _CURVES = (
         "e-LUD",
         "metrics.jsonl holds none",
         ("elud",),
-        note="1: all clients pull the same way; higher: further apart.",
+        note="1: all clients move in the same direction; higher: more diverse.",
     ),
     _Curve("coherence", "signals", "Client coherence", "coherence", "metrics.jsonl holds none", ("coherence",)),
     _Curve("cohort", "decisions", "Cohort size", "clients", "metrics.jsonl holds none", ("cohort",), plain=True),
@@ -137,7 +137,7 @@ _CURVES = (
         "decisions",
         "Reports rejected",
         "clients",
-        "metrics.jsonl does not say",
+        "metrics.jsonl does not record it",
         ("rejected",),
         plain=True,
     ),
@@ -145,7 +145,7 @@ _CURVES = (
 
 
 def figures(groups: Sequence[Group]) -> tuple[list[Picture], list[LeftOut]]:
-    """All pictures of these groups in the order of the page, and those that are left out."""
+    """All plots of these groups in the order of the page, and those that are left out."""
     made: list[Picture | LeftOut] = [*(_lines(curve, groups) for curve in _CURVES), _served(groups)]
     made = [_with_samples(each, groups) for each in made]
     for number, group in enumerate(groups):
@@ -156,7 +156,7 @@ def figures(groups: Sequence[Group]) -> tuple[list[Picture], list[LeftOut]]:
 
 
 def _with_samples(picture: Picture | LeftOut, groups: Sequence[Group]) -> Picture | LeftOut:
-    """The accuracy of clients with the samples that it was measured on in its title."""
+    """The accuracy of clients, with the samples it was measured on in the title."""
     samples = measured_on(run for group in groups for run in group.runs)
     if not (samples and isinstance(picture, Lines) and picture.key in ("client-accuracy", "client-quantiles")):
         return picture
@@ -191,7 +191,7 @@ def _lines(curve: _Curve, groups: Sequence[Group]) -> Lines | LeftOut:
 
 
 def _missing(curve: _Curve, groups: Sequence[Group]) -> str:
-    """Why there is nothing to draw: where training failed, not for want of asking."""
+    """Why there is nothing to draw: a failed training comes before a missing setting."""
     runs = [run for group in groups for run in group.runs]
     if not any(map(curve.asked, runs)):
         return curve.why
@@ -202,8 +202,8 @@ def _missing(curve: _Curve, groups: Sequence[Group]) -> str:
 
 
 def _served(groups: Sequence[Group]) -> Lines | LeftOut:
-    """How well the last evaluated model serves the clients, from the worst-served on."""
-    title, series = "Accuracy of every client in the end", []
+    """The clients' accuracies of the last evaluated model, from the lowest to the highest."""
+    title, series = "Final accuracy of every client", []
     for number, group in enumerate(groups):
         seeds = [
             next((row[_QUANTILES] for row in reversed(run.clients) if _QUANTILES in row), None) for run in group.runs
@@ -215,7 +215,7 @@ def _served(groups: Sequence[Group]) -> Lines | LeftOut:
             series.append(_series(number, at, served, "", False))
     if not series:
         return LeftOut("learning", title, _UNASKED)
-    note = "Clients from the worst-served to the best; the flatter, the fairer."
+    note = "Clients from the lowest to the highest accuracy; the flatter, the fairer."
     return Lines("client-quantiles", "learning", title, note, "% of the clients", "accuracy", tuple(series), True)
 
 
@@ -229,7 +229,7 @@ def _over_rounds(group: Group, column: str) -> tuple[Array, Array]:
 
 
 def _over_cost(group: Group, column: str, cost: Callable[[RunData], Array]) -> tuple[Array, Array]:
-    """The seeds at equal cost, where all of them have been: interpolated at the costs of the one that spent least."""
+    """The seeds at equal cost, as far as all of them got: interpolated at the costs of the one that spent least."""
     curves = []
     for run in [run for run in group.shown if np.isfinite(cost(run)[-1])] or group.shown:  # not cut to the shortest
         x, y = cost(run), run.column(column)
@@ -247,10 +247,12 @@ def _series(number: int, x: Array, seeds: Array, name: str, dashed: bool) -> Ser
     x, seeds = x[kept], seeds[:, kept]
     known = np.isfinite(seeds)
     count = known.sum(axis=0)
-    with np.errstate(over="ignore", invalid="ignore"):  # of a loss that exploded
+    with np.errstate(over="ignore", invalid="ignore"):  # a loss may have exploded
         mean = np.where(known, seeds, 0).sum(axis=0) / count
         squares = np.where(known, (seeds - mean) ** 2, 0).sum(axis=0)
-    alike = np.nanmax(seeds, axis=0, initial=-np.inf) == np.nanmin(seeds, axis=0, initial=np.inf)  # a mean may not be
+    alike = np.nanmax(seeds, axis=0, initial=-np.inf) == np.nanmin(
+        seeds, axis=0, initial=np.inf
+    )  # the mean may be rounded
     deviation = np.where(count > 1, np.where(alike, 0.0, np.sqrt(squares / np.maximum(count - 1, 1))), np.nan)
     return Series(number, x, mean, deviation, count, seeds, name, dashed)
 

@@ -11,20 +11,20 @@ from kairosfl.report.checked import Array
 from kairosfl.report.pictures import HeatMap, LeftOut, counted
 from kairosfl.report.read import Group, RunData
 
-# More cells than this cannot be seen on a screen; neighbours are averaged, and the note says so.
+# More cells than this are not visible on a screen; neighbours are averaged, and the note says so.
 MOST_COLUMNS = 240
 MOST_ROWS = 150
-MOST_MATRICES = 6  # of cosines: the first, the last and those evenly between
+MOST_MATRICES = 6  # of cosines: the first, the last and evenly spaced ones in between
 
 _FIELDS = {
     "weights": ("Aggregation weights", "weight", "Share of each client in the average; blank: not in the cohort."),
-    "lambda": ("AWARE's λ", "λ", "Weights of the minimum-norm direction; blank: nil, or a client not met yet."),
+    "lambda": ("AWARE's λ", "λ", "Weights of the minimum-norm direction; blank: zero, or a client not seen yet."),
     "epochs": (
         "Epochs of each client",
         "epochs",
         "Local epochs before ALT stopped a client; blank: not in the cohort.",
     ),
-    "similarity": ("Similarity to the reference", "cosine", "What ALT's stop rule saw when the client ended."),
+    "similarity": ("Similarity to the reference", "cosine", "The last cosine that ALT's stop rule checked."),
     "score": ("PA3Fed's score", "loss", "Loss of the scored model on the client's own data."),
 }
 _ABSENT = {
@@ -32,12 +32,12 @@ _ABSENT = {
     "lambda": "only FedAWARE solves for it",
     "epochs": "clients.jsonl says nothing of them",
     "similarity": "only ALT measures it",
-    "score": "only PA3Fed asks for it",
+    "score": "only PA3Fed measures it",
 }
 
 
 def inside(number: int, group: Group) -> list[HeatMap | LeftOut]:
-    """The heat maps of a group's first run; the cosines are of the first that kept them."""
+    """The heat maps of a group's first run; the cosines are from the first run that recorded them."""
     run = group.runs[0]
     whose = _whose(run, group)
     made = [_client_by_class(number, run, whose)]
@@ -51,7 +51,7 @@ def _whose(run: RunData, group: Group) -> str:
 
 def _client_by_round(number: int, run: RunData, field: str, whose: str) -> HeatMap | LeftOut:
     title, value, note = _FIELDS[field]
-    last = run.last  # clients.jsonl may be a round ahead of metrics.jsonl while a run goes on
+    last = run.last  # clients.jsonl may be a round ahead of metrics.jsonl during a run
     rows = [row for row in run.clients if row.get(field) and row["round"] <= last]
     if not rows:
         return LeftOut("inside", title, _ABSENT[field], number)
@@ -93,7 +93,7 @@ def _cells(row: dict[str, Any], field: str) -> tuple[Array, Array]:
 
 
 def _binned(ids: Array, rounds: Array, values: Array, clients: int, last: int) -> tuple[Array, int, int]:
-    """Means over blocks of `tall` clients and `wide` rounds, as few as make the picture fit."""
+    """Means over blocks of `tall` clients and `wide` rounds, as small as the size of the picture allows."""
     tall, wide = -(-clients // MOST_ROWS), -(-last // MOST_COLUMNS)
     shape = (-(-clients // tall), -(-last // wide))
     place = (ids // tall).astype(np.int64) * shape[1] + (rounds // wide).astype(np.int64)
@@ -139,18 +139,18 @@ def _client_by_class(number: int, run: RunData, whose: str) -> HeatMap | LeftOut
 
 
 def _client_by_client(number: int, group: Group) -> list[HeatMap | LeftOut]:
-    """The cosines between the updates of a cohort, of the first run that kept any, on one scale for all rounds."""
+    """The cosines between the updates of a cohort, from the first run that has any, on one scale for all rounds."""
     title = "Cosines between updates"
     found = ((run, [row for row in run.clients if _paired(row)]) for run in group.runs)
     run, rows = next(((run, rows) for run, rows in found if rows), (group.runs[0], []))
     if not rows:
-        none = "no round in run.cosines has come yet, or none with two clients"
-        why = none if run.settings.get("run.cosines") else "no round was asked for; set run.cosines = [1, 10]"
+        none = "no round in run.cosines has been reached yet, or none with two clients"
+        why = none if run.settings.get("run.cosines") else "no round was requested; set run.cosines = [1, 10]"
         return [LeftOut("inside", title, why, number)]
     places = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_MATRICES)).round().astype(int))
     note = "How alike the updates of every two clients are; blank: a client and itself. All rounds share one scale."
     if len(places) < len(rows):
-        note += f" Of {len(rows)} rounds that were kept these are {len(places)}; clients.jsonl has all."
+        note += f" These are {len(places)} of the {len(rows)} recorded rounds; clients.jsonl has all."
     shown = [(rows[place], _cosines(rows[place])) for place in places]
     scale = (min(float(np.nanmin(table)) for _, table in shown), max(float(np.nanmax(table)) for _, table in shown))
     return [_matrix(number, title, row, table, scale, f"{note} {_whose(run, group)}".strip()) for row, table in shown]
@@ -161,7 +161,7 @@ def _matrix(
 ) -> HeatMap | LeftOut:
     tall = -(-len(table) // MOST_ROWS)
     grid = _blocks(_blocks(table, tall).T, tall).T
-    axis = "client" if max(row["ids"]) < len(row["ids"]) else "place in the cohort"  # of everyone, or of some in order
+    axis = "client" if max(row["ids"]) < len(row["ids"]) else "place in the cohort"  # all clients, or some in order
     ends = (-0.5, tall * len(grid) - 0.5)
     return HeatMap(
         key=f"cosines-{row['round']}-{number}",
@@ -180,12 +180,12 @@ def _matrix(
 
 
 def _paired(row: dict[str, Any]) -> bool:
-    """Whether a line of clients.jsonl has the cosine of some two clients."""
+    """Whether a line of clients.jsonl has the cosine of any two clients."""
     return bool(row.get("cosines")) and bool(np.isfinite(_cosines(row)).any())
 
 
 def _cosines(row: dict[str, Any]) -> Array:
-    """The matrix in the order of the clients, without the ones on its diagonal: nothing else would have a colour."""
+    """The matrix in the order of the clients, without the ones on its diagonal, which would dominate the colours."""
     table = np.array(row["cosines"], dtype=np.float64)
     np.fill_diagonal(table, np.nan)
     ordered = np.argsort(row["ids"])

@@ -9,7 +9,7 @@ from kairosfl.report.read import Group, RunData
 
 
 def notes(group: Group) -> tuple[str, ...]:
-    """Runs that are unfinished, stopped or diverged, and rules that never acted, a line each."""
+    """A line for each run that is unfinished, stopped or diverged, and for each rule that had no effect."""
     unfinished = [run for run in group.runs if not run.done]
     left = "left out of the numbers" if group.finished else "not compared"
     stopped = [f"{_who(run, group)}stopped after round {run.last}: {run.stopped}" for run in unfinished if run.stopped]
@@ -29,7 +29,7 @@ def notes(group: Group) -> tuple[str, ...]:
 
 
 def measured_on(runs: Iterable[RunData]) -> str:
-    """Which samples the accuracy per client is about, where the runs say so."""
+    """Which samples the accuracy per client was measured on, if the runs say so."""
     words = {"test": "its own test samples", "train": "its training samples"}
     found = dict.fromkeys(run.summary.get("client_accuracy_on") or run.about.get("client_accuracy_on") for run in runs)
     return " or ".join(words.get(each, each) for each in found if each)

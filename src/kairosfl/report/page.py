@@ -22,15 +22,15 @@ _SCRIPTS = ("chart.js", "lines.js", "heat.js", "page.js")
 DETAILED = 12
 COMPARED = 12
 SUMMARISED = 3
-_HINT = "Drag across a chart to zoom, double click to see it whole; charts over rounds move together."
+_HINT = "Drag across a chart to zoom, double-click to reset; charts over rounds zoom together."
 _TEST = (
     "Difference in points of the accuracy over the final 10 % of rounds; p of a paired t-test over the seeds that both "
-    "have finished, Holm-corrected for all pairs. With few seeds the test rests on the differences being normal."
+    "have finished, Holm-corrected for all pairs. With few seeds the test assumes normally distributed differences."
 )
 
 
 def write_report(dirs: Sequence[Path], out: Path, *, target: float | None = None, say: Say = silent) -> Path:
-    """Read run folders, or folders of them, and write one page about all of them; `say` is told what is damaged."""
+    """Read run folders, or folders of them, and write one page about all; `say` is called with what is damaged."""
     out, study = Path(out), read_study(dirs)
     write(out, page(study, target=target))
     for sentence in study.all_damaged():
@@ -39,7 +39,7 @@ def write_report(dirs: Sequence[Path], out: Path, *, target: float | None = None
 
 
 def page(study: Study, *, target: float | None = None, mark: str = "") -> str:
-    """The page as text. With a mark it is a live one, which asks its server for a newer page than this mark."""
+    """The page as text. With a mark it is a live page, which asks its server for a version newer than this mark."""
     groups = study.groups
     target = chosen_target(groups, target)
     rows, pairs = results(groups, target), paired_tests(groups)
@@ -66,9 +66,9 @@ def page(study: Study, *, target: float | None = None, mark: str = "") -> str:
 
 
 def _within_bounds(pictures: list[Picture], left: list[LeftOut], groups: int) -> tuple[list[Picture], list[LeftOut]]:
-    """Heat maps are large: a page about many groups holds those of the first ones."""
+    """Heat maps are large, so a page about many groups has those of the first ones only."""
     kept = [each for each in pictures if not isinstance(each, HeatMap) or each.group < DETAILED]
-    why = f"a page looks into its first {DETAILED} groups; make a report of this one by itself"
+    why = f"a page has heat maps of its first {DETAILED} groups; make a report of this one alone"
     more = [LeftOut("inside", "Heat maps", why, number) for number in range(DETAILED, groups)]
     return kept, [each for each in left if each.group is None or each.group < DETAILED] + more
 
@@ -192,13 +192,13 @@ def _summary(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
     if len(rows) == 1 or len(finished) == len(rows):
         return _compared(rows, pairs)
     if not finished:
-        return f"None of {len(rows)} algorithms has finished: they are not compared; the table says how far they got."
+        return f"None of {len(rows)} algorithms has finished, so they are not compared; the table shows their progress."
     left = counted(len(rows) - len(finished), "unfinished algorithm")
     return f"{_compared(finished, pairs)} Not compared: {left}."
 
 
 def _compared(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
-    """The best against the second best of these."""
+    """The best of these against the second best."""
     order = sorted(rows, key=lambda row: -row.last_tenth.mean)
     best = order[0]
     so_far = "So far " if any(row.going for row in rows) else ""
@@ -215,13 +215,13 @@ def _compared(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
     text += f", {gap:.2f} points above " if gap >= 0.005 else ", level with "
     text += f"<b>{escape(second.label)}</b>"
     if test is None:
-        return f"{text}. The two have finished no common seed, so no paired test can be made."
+        return f"{text}. The two have no finished seed in common, so a paired test is not possible."
     if math.isnan(test.p):
-        return f"{text}. They share one seed only: the difference may be chance."
+        return f"{text}. They share only one seed: the difference may be due to chance."
     p = f"{said(test.adjusted)} over {len(test.seeds)} shared seeds"
     if test.adjusted < 0.05:
         return f"{text} (paired test, {escape(p)})."
-    return f"{text}, which the seeds do not set apart from chance (paired test, {escape(p)})."
+    return f"{text}; the difference is not statistically significant (paired test, {escape(p)})."
 
 
 def _title(groups: Sequence[Group]) -> str:
@@ -236,7 +236,7 @@ def _title(groups: Sequence[Group]) -> str:
 
 def _facts(groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
-    known = runs[0].about.get("clients")  # where the setting is 0: all there are
+    known = runs[0].about.get("clients")  # the setting may be 0, for all clients
     settings = {**runs[0].settings, **({"data.clients": known} if known else {})}
     apart = set(differing(runs))
     facts = []

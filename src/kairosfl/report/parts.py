@@ -1,4 +1,4 @@
-"""Parts of the page as HTML: tables, figures, and what repeats a run. All text from folders is escaped here."""
+"""Parts of the page as HTML: tables, figures, and how to repeat a run. All text from folders is escaped here."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _HEADS = {
     "final 10 %": "Mean accuracy over the final 10 % of the evaluated rounds",
     "final": "Accuracy in the last evaluated round",
     "best": "Highest accuracy of any evaluated round",
-    "rounds to target": "Rounds until the accuracy first was at the target",
+    "rounds to target": "Rounds until the accuracy first reached the target",
     "MB to target": "Megabytes, down and up, until then",
-    "MB": "Megabytes, down and up, in all",
+    "MB": "Megabytes, down and up, in total",
     "epochs": "Local epochs of all clients in all rounds",
-    "cohort": "Mean number of clients a round",
+    "cohort": "Mean number of clients per round",
     "e-LUD": "Mean local update diversity",
-    "seconds": "By the clock, all rounds; runs of a sweep that trained together on one engine waited for each other",
+    "seconds": "Wall-clock time of all rounds; runs of a sweep that shared an engine waited for each other",
 }
 
 
-CLEAR = ' class="clear"'  # of chance
+CLEAR = ' class="clear"'  # statistically significant
 
 
 def key(number: int) -> str:
@@ -34,7 +34,7 @@ def key(number: int) -> str:
 
 def chips(groups: Sequence[Group]) -> str:
     """The legend: a button for each group."""
-    title = "click: hide or show; double click: alone"
+    title = "click: hide or show; double-click: show only this"
     return "".join(
         f'<button type="button" class="chip g{i % len(COLOURS)}" data-group="{i}" aria-pressed="true" '
         f'title="{escape(group.label)} ({title})">{key(i)}<span>{escape(group.label)}</span></button>'
@@ -43,7 +43,7 @@ def chips(groups: Sequence[Group]) -> str:
 
 
 def results_table(rows: Sequence[Row]) -> str:
-    """The table of results; the highest accuracies on the same data stand out."""
+    """The table of results; the highest accuracies on the same data are highlighted."""
     shown = [cells(row) for row in rows]
     heads = "".join(
         f'<th scope="col" title="{escape(_HEADS.get(name, ""))}"><button type="button">{escape(name)}</button></th>'
@@ -73,7 +73,7 @@ def _highest(rows: Sequence[Row], value: Callable[[Row], float]) -> set[int]:
 
 
 def tests_table(groups: Sequence[Group], pairs: Sequence[Pair], shown: Sequence[int]) -> str:
-    """Row minus column, in points, with the p-value below it, for these groups; what is clear of chance stands out."""
+    """Row minus column, in points, with the p-value below, for these groups; significant ones are highlighted."""
     number = {group.label: i for i, group in enumerate(groups)}
     found: dict[tuple[int, int], str] = {}
     for pair in pairs:
@@ -104,7 +104,7 @@ def sentences(kind: str, lines: Iterable[str]) -> str:
 
 
 def notes(rows: Sequence[Row]) -> str:
-    """What to know about the runs of each row before believing its numbers."""
+    """Notes on the runs of each row that qualify its numbers."""
     return sentences("notes", (f"{key(i)} {escape(note)}" for i, row in enumerate(rows) for note in row.notes))
 
 
@@ -115,7 +115,7 @@ def figure(picture: Picture) -> str:
     target = ' data-target="yes"' if picture.key.startswith("accuracy") else ""
     note = f'<span class="about">{escape(picture.note)}</span>' if picture.note else ""
     if not isinstance(picture, HeatMap):
-        note += '<span class="about shading"></span>'  # what is shaded, written when it is drawn
+        note += '<span class="about shading"></span>'  # an explanation of the shading, filled in when it is drawn
     return (
         f'<figure id="fig-{picture.key}" class="{kind}" data-title="{escape(picture.title)}"{inside}{target}>'
         f'<figcaption><b>{escape(picture.title)}</b>{note}</figcaption><div class="plot"></div></figure>'
@@ -135,15 +135,15 @@ def missing(left: Sequence[LeftOut]) -> str:
 
 
 def repeat(groups: Sequence[Group]) -> str:
-    """Command, configuration and surroundings of every group."""
+    """Command, configuration and environment of every group."""
     runs = [run for group in groups for run in group.runs]
     differences = differing(runs)
     out = ""
     if differences:
         lines = ", ".join(f"<code>{escape(name)}</code>" for name in differences)
-        out += f"<p>Beside algorithm and seed, the runs differ in {lines}.</p>"
+        out += f"<p>Besides algorithm and seed, the runs differ in {lines}.</p>"
     elif len(groups) > 1:
-        out += "<p>The runs differ in algorithm and seed alone.</p>"
+        out += "<p>The runs differ only in algorithm and seed.</p>"
     return out + "".join(_recipe(i, group, len(groups) == 1) for i, group in enumerate(groups))
 
 
@@ -173,7 +173,7 @@ def _command(run: RunData) -> str:
     command = run.about.get("command")
     if isinstance(command, list):
         return " ".join(map(str, command))
-    return str(command) if command else f"# {run.path.name} does not say how it was started"
+    return str(command) if command else f"# {run.path.name} does not record how it was started"
 
 
 def _surroundings(run: RunData) -> dict[str, str]:

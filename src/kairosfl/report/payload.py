@@ -1,4 +1,4 @@
-"""The data of a page: pictures as JSON, numbers short, heat maps packed."""
+"""The data of a page: plots as JSON, with shortened numbers and packed heat maps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kairosfl.report.read import Group, RunData
 from kairosfl.report.tables import scored
 
 DIGITS = 5  # significant ones: more than a screen shows
-# Evaluated rounds from which noise hides the curves: they start out smoothed, with the raw ones faint behind them.
+# Evaluated rounds above which noise hides the curves: they are smoothed initially, with the raw ones faintly behind.
 MANY = 150
 
 
@@ -87,7 +87,7 @@ def _heat(picture: HeatMap) -> dict[str, Any]:
 
 
 def pack(grid: Array, low: float, high: float) -> str:
-    """A grid as 16-bit steps between low and high, row by row, in base64; 0 stands for no value."""
+    """A grid as 16-bit steps between low and high, row by row, in base64; 0 means no value."""
     share = (grid - low) / ((high - low) or 1.0)
     steps = np.where(np.isfinite(grid), 1 + np.round(65534 * np.nan_to_num(share)), 0)
     return base64.b64encode(steps.astype("<u2").tobytes()).decode()

@@ -1,4 +1,4 @@
-"""What a picture is: plain data that the page draws in a browser and the export draws with matplotlib."""
+"""Plots as plain data, which the page draws in a browser and the export with matplotlib."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 
 from kairosfl.report.checked import Array
 
-# What shading means, wherever it is drawn: in the page, in exported pictures and in the quick look.
+# What shading means, wherever it is drawn: in the page, in exported plots and in the overview.
 BAND = "± standard deviation over seeds"
 CRITICAL = "critical learning periods"
 
-# Okabe and Ito's colours, without the yellow that is lost on white: told apart by all common kinds of sight.
+# Okabe and Ito's colours, without the yellow, which is hard to see on white: safe for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
 
 SECTIONS = {
     "result": "Result",
     "cost": "What it cost",
     "learning": "How it learnt",
-    "signals": "What the server saw",
+    "signals": "What the server measured",
     "decisions": "What the server decided",
     "inside": "Inside one run",
 }
@@ -35,7 +35,7 @@ class Series:
     deviation: Array
     count: Array
     seeds: Array  # [seeds, points]
-    name: str = ""  # where a group has several curves in one picture
+    name: str = ""  # if a group has several curves in one plot
     dashed: bool = False
 
 
@@ -56,7 +56,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A value per cell of one group's first run, NaN where there is none; row 0 is drawn at the bottom."""
+    """A value per cell of one group's first run, NaN if there is none; row 0 is drawn at the bottom."""
 
     key: str
     section: str
@@ -70,9 +70,9 @@ class HeatMap:
     y_range: tuple[float, float]
     grid: Array  # [rows, columns]
     names: tuple[str, ...] = ()  # of the rows, where they are not numbers
-    power: float = 1.0  # the colour goes with share ** power of the span
-    from_zero: bool = True  # else from the least value: for values that lie close together
-    scale: tuple[float, float] | None = None  # instead of both, where pictures are to be compared
+    power: float = 1.0  # the colour is proportional to share ** power of the span
+    from_zero: bool = True  # else from the least value: for values that are close together
+    scale: tuple[float, float] | None = None  # instead of both, if plots are to be compared
 
     @property
     def span(self) -> tuple[float, float]:
@@ -108,6 +108,6 @@ def colour(group: int) -> str:
 
 
 def letter(group: int) -> str:
-    """The letter of a group, so that no one has to tell curves apart by colour: A to Z, then AA, AB and so on."""
+    """The letter of a group, so that curves need not be distinguished by colour: A to Z, then AA, AB and so on."""
     tens, ones = divmod(group, 26)
     return (letter(tens - 1) if tens else "") + chr(ord("A") + ones)

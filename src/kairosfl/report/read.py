@@ -17,14 +17,14 @@ from kairosfl.report import checked
 from kairosfl.report.checked import Array, Say, silent
 from kairosfl.runs import STOPPED
 
-# What two runs of one curve may differ in: it changes neither the algorithm nor the problem.
+# Settings that may differ between two runs of one curve: they change neither the algorithm nor the problem.
 _INCIDENTAL = {"seed", "run.checkpoint_every", "run.threads", "run.client_accuracy", "run.cosines", "run.track"}
-# What of [data] is how clients train, not what there is to learn.
+# Keys of [data] that are about how clients train, not about the problem.
 _RECIPE = {"data.augment"}
-# How samples are dealt to clients: with the same samples for each, it does not matter which way.
+# How samples are divided among clients: if each has the same samples, it does not matter how.
 _DEALS = ("partition", "clients", "alpha", "minimum", "shards", "balance", "partition_seed")
 _DEALING = {f"data.{name}" for name in _DEALS}
-# Nor does it matter who trained, unless that is what is compared: one seed by several.
+# Nor does the engine matter, unless that is what is compared: one seed on several.
 _TRAINERS = {"run.engine", "run.device", "run.slots", "run.deterministic"}
 EXPLODED = 1000  # times the first test loss
 _SETTINGS = {"seed": checked.is_seed, "train.rounds": checked.is_whole}
@@ -35,7 +35,7 @@ _PARTITION = {"clients": checked.is_whole, "labels": checked.is_texts, "counts":
 
 @dataclass(frozen=True)
 class RunData:
-    """One run folder. Columns hold a value a round, NaN where nothing was written."""
+    """One run folder. Columns hold one value per round, NaN if nothing was written."""
 
     path: Path
     algorithm: str
@@ -43,13 +43,13 @@ class RunData:
     settings: Mapping[str, Any]  # the configuration, flat: "train.lr" -> 0.1
     config: str  # the same as the text of config.toml
     about: Mapping[str, Any]  # run.json
-    summary: Mapping[str, Any]  # summary.json; empty while the run goes on
+    summary: Mapping[str, Any]  # summary.json; empty during the run
     partition: Mapping[str, Any]  # partition.json
     columns: Mapping[str, Array]
-    damaged: tuple[str, ...] = ()  # a sentence on each file of the folder that could not be read as a whole
+    damaged: tuple[str, ...] = ()  # a sentence on each file of the folder that is not intact
 
     def column(self, name: str) -> Array:
-        """One value a round; all NaN when the folder has none."""
+        """One value per round; all NaN if the folder has none."""
         return self.columns.get(name, np.full(self.rounds, np.nan))
 
     def total(self, *names: str) -> Array:
@@ -61,17 +61,17 @@ class RunData:
 
     @property
     def rounds(self) -> int:
-        """Rounds written down so far."""
+        """Number of rounds recorded so far."""
         return len(self.columns["round"])
 
     @property
     def last(self) -> int:
-        """The number of the last round written down."""
+        """The number of the last recorded round."""
         return int(self.columns["round"][-1])
 
     @property
     def planned(self) -> int:
-        """Rounds that the run was asked for."""
+        """The number of rounds that were requested."""
         return int(self.settings.get("train.rounds") or self.rounds)
 
     @property
@@ -81,7 +81,7 @@ class RunData:
 
     @cached_property
     def stopped(self) -> str:
-        """Why it cannot go on as it is, if it said so."""
+        """Why it cannot continue as it is, if it said so."""
         try:
             lines = (self.path / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
@@ -101,7 +101,7 @@ class RunData:
 
     @cached_property
     def clients(self) -> list[dict[str, Any]]:
-        """What happened to each client, an object a round; read when first asked for, as it may be large."""
+        """What happened to each client, one object per round; read on first use, as it may be large."""
         return self._clients[0]
 
     @property
@@ -119,7 +119,7 @@ class RunData:
 class Group:
     """Runs that differ only in their seed: one curve with a band.
 
-    `problem` names the data where groups differ in them: accuracies on other data are not better or worse.
+    `problem` names the data if groups differ in them: accuracies on different data cannot be compared.
     """
 
     label: str
@@ -133,20 +133,20 @@ class Group:
 
     @property
     def shown(self) -> tuple[RunData, ...]:
-        """The runs that its numbers are about: unfinished ones only where none has finished."""
+        """The runs that its numbers are about: unfinished ones only if none has finished."""
         return self.finished or self.runs
 
 
 @dataclass(frozen=True)
 class Study:
-    """What there is in some folders."""
+    """The contents of some folders."""
 
     groups: list[Group]
     waiting: int  # runs of a sweep that have not begun
     damaged: list[str]  # what could not be read, in sentences
 
     def all_damaged(self) -> list[str]:
-        """With what is damaged in clients.jsonl, which is large and read for this."""
+        """Including what is damaged in clients.jsonl, which is large and read for this."""
         return self.damaged + [each for group in self.groups for run in group.runs for each in run.clients_damaged]
 
 
@@ -155,13 +155,13 @@ def find_runs(dirs: Sequence[Path], say: Say = silent) -> list[Path]:
     found: dict[Path, None] = {}
     for given in map(Path, dirs):
         if not given.exists():
-            raise UserError(f"There is no folder {given}; give a run folder or a folder of run folders.")
+            raise UserError(f"{given} does not exist; give a run folder or a folder of run folders.")
         inside = [given] if _is_run(given) else _inside(given, say) if given.is_dir() else []
-        # Among others, as runs/* may have them, files and empty folders are passed over.
-        exported = (given.parent / "sweep.json").is_file()  # pictures or tables next to the runs, as study/* has them
+        # If several paths are given, such as runs/*, files and empty folders are skipped.
+        exported = (given.parent / "sweep.json").is_file()  # plots or tables next to the runs, as in study/*
         if not inside and (len(dirs) == 1 or (given.is_dir() and any(given.iterdir()) and not exported)):
             raise UserError(
-                f"{given} holds no run (no file metrics.jsonl in it or in a folder below); give a folder that "
+                f"{given} contains no run (no metrics.jsonl in it or in a folder below it); give a folder that "
                 "`kairosfl run` or `kairosfl sweep` wrote."
             )
         found.update(dict.fromkeys(path.resolve() for path in inside))
@@ -178,7 +178,7 @@ def read_run(path: Path) -> RunData:
     summary = checked.table(path / "summary.json", said.append, _SAID)
     rounds = len(columns["round"])
     if (path / "summary.json").exists() and not summary and rounds >= settings.get("train.rounds", rounds + 1):
-        summary = {"rounds": rounds}  # it is damaged, and the rounds are all there
+        summary = {"rounds": rounds}  # it is damaged, but all rounds are there
     return RunData(
         path=path,
         algorithm=str(settings.get("algorithm", about.get("algorithm", path.name))),
@@ -213,7 +213,7 @@ def read_groups(dirs: Sequence[Path]) -> list[Group]:
 
 
 def group_runs(runs: Iterable[RunData]) -> list[Group]:
-    """Runs that differ only in their seed together, each group labelled by what sets it apart."""
+    """Groups of runs that differ only in their seed, each labelled by what distinguishes it."""
     members = []
     for group in _alike(runs, _INCIDENTAL | _TRAINERS):
         parts = _alike(group, _INCIDENTAL)
@@ -222,24 +222,24 @@ def group_runs(runs: Iterable[RunData]) -> list[Group]:
     problems = _problems(members)
     first = [each[0] for each in members]
     stated = {key for key in differing(first) if any(problems) and _of_the_problem(key)}
-    for without in (stated | _TRAINERS, stated, _TRAINERS, set()):  # the shortest labels that tell all apart
+    for without in (stated | _TRAINERS, stated, _TRAINERS, set()):  # the shortest labels that are all different
         pairs = zip(_labels(first, without), problems, strict=True)
         labels = [own if problem in own else " · ".join(filter(None, (own, problem))) for own, problem in pairs]
         if len(set(labels)) == len(members):
             break
-    else:  # what told them apart could not be read
+    else:  # what distinguishes them could not be read
         labels = [f"{label} · {each[0].path}" for label, each in zip(labels, members, strict=True)]
     return [Group(label, each, problem) for label, each, problem in zip(labels, members, problems, strict=True)]
 
 
 def _longest(runs: Sequence[RunData]) -> tuple[RunData, ...]:
-    """By seed; of runs that repeat one, those that got furthest: a stopped one would be averaged into the finished."""
+    """By seed; of runs with the same seed, those that got furthest, so that stopped ones do not enter the mean."""
     most = {seed: max(run.rounds for run in runs if run.seed == seed) for seed in sorted({run.seed for run in runs})}
     return tuple(run for seed, rounds in most.items() for run in runs if run.seed == seed and run.rounds == rounds)
 
 
 def _alike(runs: Iterable[RunData], but: set[str]) -> list[list[RunData]]:
-    """Runs with the same settings together, but for these."""
+    """Groups of runs with the same settings apart from these."""
     groups: dict[str, list[RunData]] = {}
     for run in runs:
         own = {key: value for key, value in run.settings.items() if key not in but} or {"path": str(run.path)}
@@ -248,7 +248,7 @@ def _alike(runs: Iterable[RunData], but: set[str]) -> list[list[RunData]]:
 
 
 def differing(runs: Sequence[RunData]) -> list[str]:
-    """The settings in which these runs are not all alike, seed and algorithm apart, of those that have any."""
+    """The settings, other than seed and algorithm, in which those of these runs that have any differ."""
     runs = [run for run in runs if run.settings]
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     own = [key for key in keys if key not in _INCIDENTAL | {"algorithm"}]
@@ -256,7 +256,7 @@ def differing(runs: Sequence[RunData]) -> list[str]:
 
 
 def _labels(runs: Sequence[RunData], without: set[str]) -> list[str]:
-    """The algorithm, with the settings that tell apart those of the same text; only those if all have one text."""
+    """The algorithm, with the settings that distinguish equal texts; only the settings if all texts are equal."""
     labels = []
     for run in runs:
         alike = [other for other in runs if other.algorithm == run.algorithm]
@@ -265,7 +265,7 @@ def _labels(runs: Sequence[RunData], without: set[str]) -> list[str]:
             continue
         keys = [key for key in differing(alike) if key not in without]
         own = ", ".join(f"{key.rpartition('.')[2]}={run.settings.get(key)}" for key in keys)
-        told = own or any(_of_the_problem(key) for key in without)  # by what stands beside it
+        told = own or any(_of_the_problem(key) for key in without)  # by the rest of the label
         whole = own if told and len(alike) == len(runs) else " · ".join(filter(None, [run.algorithm, own]))
         labels.append(whole)
     return labels
@@ -276,7 +276,7 @@ def _of_the_problem(key: str) -> bool:
 
 
 def _problems(groups: Sequence[tuple[RunData, ...]]) -> list[str]:
-    """The data of each group, as far as they are not all alike by their settings or by the samples themselves."""
+    """The data of each group, as far as they differ in their settings or in the samples themselves."""
     keys = [key for key in differing([runs[0] for runs in groups]) if _of_the_problem(key)]
     texts: list[str] = []
     for i, runs in enumerate(groups):
@@ -288,7 +288,7 @@ def _problems(groups: Sequence[tuple[RunData, ...]]) -> list[str]:
 
 
 def _same_samples(one: Sequence[RunData], other: Sequence[RunData]) -> bool:
-    """Whether every seed that both have dealt the same samples to the same clients."""
+    """Whether every common seed gave the same samples to the same clients."""
     ours, theirs = ({run.seed: _samples(run) for run in runs} for runs in (one, other))
     shared = ours.keys() & theirs.keys()
     return bool(shared) and all(ours[seed] is not None and ours[seed] == theirs[seed] for seed in shared)
@@ -309,7 +309,7 @@ def _inside(folder: Path, say: Say) -> list[Path]:
     below = sorted((path.parent.resolve() for path in folder.rglob("metrics.jsonl")), key=_natural)
     for path in below:
         if not _is_run(path):
-            say(f"{path / 'metrics.jsonl'} is not a file, and the run is left out.")
+            say(f"{path / 'metrics.jsonl'} is not a file; the run is left out.")
     return [path for path in dict.fromkeys([*_listed(folder / "sweep.json", say), *below]) if _is_run(path)]
 
 

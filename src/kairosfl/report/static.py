@@ -1,4 +1,4 @@
-"""One PNG for a quick look: accuracy, what it cost, and the cohort."""
+"""One PNG as an overview: accuracy, what it cost, and the cohort."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from kairosfl.report.read import read_groups
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
 
-# The first is drawn large, the next two beside it: an adaptive cohort or number of epochs says more than the loss.
+# The first is drawn large, the next two beside it: an adaptive cohort or number of epochs tells more than the loss.
 _ORDER = ("accuracy", "accuracy-bytes", "cohort", "epochs", "loss", "fgn")
 
 
 def checked_png(path: Path) -> None:
-    """Refuse a name that promises another format."""
+    """Refuse a file name with another extension."""
     if path.suffix != ".png":
         raise UserError(f"{path} does not end in .png; rename it, or export others with `kairosfl report --figures`.")
 
 
 def draw_comparison(dirs: Sequence[Path], out_png: Path) -> Path:
-    """Accuracy with its band and the critical periods, and next to it the two that tell most."""
+    """Accuracy with its band and the critical periods, and next to it the two most informative plots."""
     checked_png(out_png)
     groups = read_groups(dirs)
     drawn = {each.key: each for each in figures(groups)[0] if isinstance(each, Lines)}

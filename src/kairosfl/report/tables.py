@@ -1,4 +1,4 @@
-"""What the runs came to: mean ± deviation over seeds, what a target costs, and paired tests between algorithms."""
+"""Results of the runs: mean ± deviation over seeds, what a target costs, and paired tests between algorithms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kairosfl.report.notes import notes
 from kairosfl.report.read import Group, RunData, read_study
 from kairosfl.runs.history import final_tenth
 
-_WIDE = ("final", "cohort", "e-LUD", "seconds")  # left to the page and the files
+_WIDE = ("final", "cohort", "e-LUD", "seconds")  # shown only in the page and the files
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Spread:
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
         given = [float(value) for value in values]
-        known = [value for value in given if abs(value) < 1e150]  # what exploded further has no deviation in a float
+        known = [value for value in given if abs(value) < 1e150]  # the deviation of larger values overflows
         mean = statistics.fmean(known) if known else math.nan
         deviation = statistics.stdev(known) if len(known) > 1 else math.nan
         return cls(mean, deviation, len(known), len(given))
 
     def text(self, digits: int = 1, scale: float = 1.0) -> str:
-        """As a table shows it: a dash for none, a deviation where values differ, how many where it is not all."""
+        """As shown in a table: a dash for none, a deviation if values differ, a count if it is not all of them."""
         if not self.count:
             return "–"
         shown = fixed(self.mean * scale, digits)
@@ -57,8 +57,8 @@ class Row:
     label: str
     problem: str
     seeds: tuple[int, ...]
-    going: int  # runs that have neither finished nor stopped for a reason
-    finished: int  # runs; where there are any, the numbers are about these
+    going: int  # runs that have neither finished nor stopped with an error
+    finished: int  # runs; if there are any, the numbers are about these
     rounds: Spread
     planned: int
     final: Spread  # the last evaluated round
@@ -71,7 +71,7 @@ class Row:
     cohort: Spread
     elud: Spread
     seconds: Spread
-    notes: tuple[str, ...]  # what to know before believing it
+    notes: tuple[str, ...]  # what qualifies its numbers
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _row(group: Group, target: float) -> Row:
     seeds = tuple(dict.fromkeys(run.seed for run in group.runs))
 
     def over(value: Callable[[RunData], float]) -> Spread:
-        """Over the seeds: runs that repeat one count as one."""
+        """Over the seeds: runs with the same seed count as one."""
         return Spread.of(_mean(np.array([value(run) for run in group.shown if run.seed == seed])) for seed in seeds)
 
     return Row(
@@ -136,13 +136,13 @@ def last_tenth(run: RunData) -> float:
 
 
 def reach(run: RunData, cost: Array, target: float) -> float:
-    """What had been spent when the test accuracy first was at the target; NaN if it never was."""
+    """The cost when the test accuracy first reached the target; NaN if it never did."""
     there = np.flatnonzero(run.column("accuracy") >= target)
     return float(cost[there[0]]) if len(there) else math.nan
 
 
 def chosen_target(groups: Sequence[Group], target: float | None) -> float:
-    """The target that was asked for, checked, or the default one."""
+    """The requested target, checked, or the default one."""
     checked_target(target)
     return default_target(groups) if target is None else target
 
@@ -150,11 +150,11 @@ def chosen_target(groups: Sequence[Group], target: float | None) -> float:
 def checked_target(target: float | None) -> None:
     """Refuse what is not an accuracy."""
     if target is not None and not 0 < target <= 1:
-        raise UserError(f"target = {target:g} is not an accuracy; give a share of 1, such as 0.6 for 60 %.")
+        raise UserError(f"target = {target:g} is not an accuracy; give a fraction, such as 0.6 for 60 %.")
 
 
 def default_target(groups: Sequence[Group]) -> float:
-    """A whole per cent that at least half of the algorithms reach with every seed."""
+    """A whole percentage that at least half of the algorithms reach with every seed."""
     counted = [group for group in groups if group.finished] or groups
     bests = [min(_best(run) for run in group.shown) for group in counted]
     known = [best for best in bests if math.isfinite(best)]
@@ -200,7 +200,7 @@ def _by_seed(group: Group) -> dict[int, float]:
 
 
 def paired_t(differences: Sequence[float]) -> float:
-    """The two-sided p-value of "the mean difference is nil"; NaN with fewer than two differences."""
+    """The two-sided p-value of "the mean difference is zero"; NaN with fewer than two differences."""
     n = len(differences)
     if n < 2:
         return math.nan
@@ -225,7 +225,7 @@ def student_tail(t: float, freedom: int) -> float:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """p-values corrected for having made as many tests as there are values; NaN stays and does not count."""
+    """p-values corrected for as many tests as there are values; NaN stays and does not count."""
     order = sorted((i for i, p in enumerate(values) if math.isfinite(p)), key=lambda i: values[i])
     adjusted, highest = [math.nan] * len(values), 0.0
     for rank, i in enumerate(order):
@@ -235,7 +235,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def fixed(value: float, digits: int) -> str:
-    """A number with so many digits after the point; halves away from nil, as the page's scripts do."""
+    """A number with this many decimals; halves are rounded away from zero, as in the page's scripts."""
     if abs(value) >= 1e9:  # it has exploded
         return f"{value:.{digits}e}"
     exact = Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, Context(prec=400))
@@ -243,7 +243,7 @@ def fixed(value: float, digits: int) -> str:
 
 
 def signed(value: float, digits: int = 2) -> str:
-    """A difference: with its sign, unless it is nil as shown."""
+    """A difference with its sign, unless it is shown as zero."""
     shown = fixed(abs(value), digits)
     return shown if not float(shown) else f"{'−' if value < 0 else '+'}{shown}"
 
@@ -282,7 +282,7 @@ def cells(row: Row) -> dict[str, str]:
 
 
 def megabytes(spread: Spread) -> str:
-    """Bytes in millions; models so small that a tenth says nothing get three digits."""
+    """Bytes in millions, with three decimals for very small models."""
     shown = replace(spread, mean=spread.mean / 1e6, deviation=spread.deviation / 1e6)
     return shown.text(1 if spread.mean >= 1e6 else 3)
 
@@ -305,7 +305,7 @@ def _points(spread: Spread) -> str:
 
 
 def results_table(rows: Sequence[Row], target: float) -> list[dict[str, str]]:
-    """The whole table of results as text, a dictionary a row, with the target named in its columns."""
+    """The whole table of results as text, one dictionary per row, with the target named in its columns."""
     shown = map(cells, rows)
     if math.isnan(target):
         return list(shown)
@@ -313,7 +313,7 @@ def results_table(rows: Sequence[Row], target: float) -> list[dict[str, str]]:
 
 
 def columns(row: Row | Pair) -> dict[str, Any]:
-    """A row or test as numbers by column: mean, deviation and count of each value, lists as how many they hold."""
+    """A row or test as numbers by column: mean, deviation and count of each value, lists as their length."""
     flat: dict[str, Any] = {}
     for name, value in vars(row).items():
         if isinstance(value, Spread):
@@ -341,7 +341,7 @@ class Comparison:
         return [{"target": self.target} | asdict(row) for row in self.rows]
 
     def notes(self) -> list[str]:
-        """What to know about the rows."""
+        """Notes on the rows."""
         return [f"{row.label}: {note}" for row in self.rows for note in row.notes]
 
 

@@ -1,4 +1,4 @@
-"""The report as a live page: served from this machine, fresh while a run or a sweep goes on."""
+"""The report as a live page: served from this machine and updated during a run or a sweep."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from kairosfl.report.read import read_study
 from kairosfl.report.tables import checked_target
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-REST = 5  # times as long as the last look at the folder took: the training beside us needs the machine more
+REST = 5  # times as long as the last refresh took: the training needs the machine more
 _FILES = ("metrics.jsonl", "summary.json", "sweep.json")
 
 
 class LivePage:
-    """The page about a folder, made anew when a file in it has changed, but never taking much of the machine."""
+    """The page about a folder, rebuilt when a file in it has changed, at a limited rate."""
 
     def __init__(self, folder: Path, target: float | None = None, say: Say = silent) -> None:
         self.folder, self.target, self.say = folder, target, say
@@ -37,7 +37,7 @@ class LivePage:
         self._due = 0.0
 
     def newer(self, since: str) -> str | None:
-        """The document, unless the reader's mark says that they have it."""
+        """The document, unless the reader's mark says that they have it already."""
         with self._lock:
             if time.monotonic() >= self._due:
                 began, mark = time.monotonic(), self._state()
@@ -47,11 +47,11 @@ class LivePage:
             return None if since == self._mark else self._text
 
     def _state(self) -> str:
-        """A short name for the state that the folder is in."""
+        """A short digest of the state of the folder."""
         state = hashlib.sha256()
         for name in _FILES:
             for path in sorted(self.folder.rglob(name)):
-                with contextlib.suppress(FileNotFoundError):  # a run that was removed while we looked
+                with contextlib.suppress(FileNotFoundError):  # a run may be removed at any time
                     stat = path.stat()
                     state.update(f"{path} {stat.st_mtime_ns} {stat.st_size}\n".encode())
         return state.hexdigest()[:16]
@@ -77,7 +77,7 @@ def serve(
 ) -> ThreadingHTTPServer:
     """A server that is bound but not yet running; port 0 takes a free one."""
     if not folder.is_dir():
-        wrong = f"{folder} is not a directory" if folder.exists() else f"There is no folder {folder}"
+        wrong = f"{folder} is not a directory" if folder.exists() else f"{folder} does not exist"
         raise UserError(f"{wrong}; give the folder that a run or a sweep writes to.")
     checked_target(target)
     live = LivePage(folder, target, say)
@@ -100,7 +100,7 @@ def watch(
 ) -> None:
     """Serve the folder's report until interrupted; the address is printed, or given to `ready`.
 
-    `say` is told, once, of each file that is damaged.
+    `say` is called once for each damaged file.
     """
     with serve(Path(folder), port, host, target, say) as server:
         address = f"http://{host}:{server.server_port}/"
@@ -143,6 +143,6 @@ def _handler(live: LivePage, host: str) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing: the terminal belongs to the one who watches."""
+            """Log nothing to the terminal."""
 
     return Handler

@@ -45,16 +45,16 @@ class DataSet:
 
     Args:
         name: What reports call it.
-        train: The training samples, which are dealt to the clients.
+        train: The training samples, which are divided among the clients.
         test: The samples on which the global model is evaluated.
         classes: The number of classes; targets are 0 to `classes - 1`.
         mean: One number per channel. With `std`, uint8 images become (x/255 - mean)/std on the device; without
             them inputs are used as they are.
         std: One number per channel, as many as in `mean`.
         vocabulary: The number of token ids, 0 for other inputs.
-        labels: The names of the classes.
+        labels: The class names.
         keys: The natural client (0 to K - 1) of each training sample where the data has one, a writer or a speaker.
-        test_keys: The same for each test sample, -1 for samples of nobody.
+        test_keys: The same for each test sample, -1 for samples of no client.
         key_names: The names of the natural clients.
         hashes: The md5 sums of the files that were read.
         notes: Further numbers to print, such as how many roles a play has.
@@ -90,7 +90,7 @@ class DataSet:
                 )
         if len(self.mean) != len(self.std):
             counts = f"{len(self.mean)} means and {len(self.std)} deviations"
-            raise UserError(f"data set {self.name!r} has {counts}; give as many.")
+            raise UserError(f"data set {self.name!r} has {counts}; give one of each per channel.")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -99,7 +99,7 @@ class DataSet:
 
 
 def held_out(dataset: DataSet, part: float) -> DataSet:
-    """The data set with this part of its training samples, the same for every run, in the place of its test samples.
+    """The data set with a fraction of its training samples, the same for every run, instead of its test samples.
 
     Args:
         dataset: The data set, whose own test samples are left out.
@@ -110,7 +110,7 @@ def held_out(dataset: DataSet, part: float) -> DataSet:
     if not 0 < count < len(order):
         raise UserError(
             f"data.validation = {part} leaves {len(order) - count} of {len(order)} samples for training; "
-            "use a part above 0 and below 1."
+            "use a fraction above 0 and below 1."
         )
     scored, kept = np.sort(order[:count]), np.sort(order[count:])
 

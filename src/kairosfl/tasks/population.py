@@ -21,7 +21,7 @@ class Population:
     Args:
         order: Indices of training samples, those of each client together.
         offsets: Where each client's samples begin and the last one's end, `[clients + 1]`.
-        keys: The natural client (writer, speaker) that each client is, where there are such.
+        keys: The natural client (writer, speaker) that each client is, if there are such.
         tests: Which samples of the test set are whose; a client may have none, and clients may share some.
     """
 
@@ -36,7 +36,7 @@ class Population:
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.order) or np.any(np.diff(self.offsets) < 0):
             raise UserError(f"offsets must rise from 0 to the number of samples, {len(self.order)}.")
         if self.tests is not None and len(self.tests) != len(self):
-            raise UserError(f"tests are of {len(self.tests)} clients; give one list for each of the {len(self)}.")
+            raise UserError(f"tests has {len(self.tests)} clients; give one list for each of the {len(self)}.")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -125,8 +125,8 @@ class Population:
 
 
 def own_tests(dataset: DataSet, population: Population) -> Population | None:
-    """The test samples of each client's own (some may have none), or None where neither the population nor the keys of
-    the data say whose they are."""
+    """Each client's own test samples (some may have none), or None if neither the population nor the keys of the data
+    assign them."""
     if population.tests is not None:
         return population.tests
     keys = population.keys if population.keys is not None else _keys(dataset, population)
@@ -140,7 +140,7 @@ def own_tests(dataset: DataSet, population: Population) -> Population | None:
 
 
 def _keys(dataset: DataSet, population: Population) -> Ints | None:
-    """The natural key of each client, where all samples of a client have one and no two clients the same."""
+    """The natural key of each client, if all samples of a client share one and no two clients have the same."""
     if dataset.keys is None or not population.sizes.all():
         return None
     keys = dataset.keys[population.order]

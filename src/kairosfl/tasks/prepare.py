@@ -19,7 +19,7 @@ def prepare(inputs: torch.Tensor, dataset: DataSet) -> torch.Tensor:
     if inputs.dtype != torch.uint8:
         return inputs
     scale, shift = _affine(dataset.mean, dataset.std, inputs.device)
-    # Two operations, each rounded: a fused one would give other bits on other devices and at the end of a vector.
+    # Two operations, each rounded: a fused one would give different bits on other devices and at the end of a vector.
     return inputs.float().mul_(scale).add_(shift)
 
 
@@ -57,7 +57,7 @@ def ordered(inputs: torch.Tensor) -> torch.Tensor:
 def augment(images: torch.Tensor, keys: torch.Tensor, *, padding: int = 4, flip: bool = True) -> torch.Tensor:
     """A random crop of every image [...,C,H,W] after padding with zeros, and a mirror image of every other one.
 
-    `keys` [...] are those of `sample_keys`; what happens to an image depends on its key and on nothing else.
+    `keys` [...] are those of `sample_keys`; the result for an image depends on its key and on nothing else.
     """
     channels, height, width = images.shape[-3:]
     bits = keys.reshape(-1, 1)

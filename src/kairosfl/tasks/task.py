@@ -1,4 +1,4 @@
-"""A task: a model, a data set, and whose samples are whose."""
+"""A task: a model, a data set, and the samples of each client."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ class Task:
 
     @cached_property
     def layout(self) -> Layout:
-        """Where each trained tensor of the model lies in the vector."""
+        """Where each trained tensor of the model is in the vector."""
         layout = Layout.of(self.model)
         check_base(self.model, *self.trial(), self.loss)
         return layout
 
     @cached_property
     def base_hash(self) -> str | None:
-        """A digest of the frozen parameters and buffers; None where the model has none."""
+        """A digest of the frozen parameters and buffers; None if the model has none."""
         return base_hash(self.model)
 
     @cached_property
     def tests(self) -> Population | None:
-        """Each client's own test samples, where any client has some."""
+        """Each client's own test samples, if any client has some."""
         own = own_tests(self.dataset, self.clients)
         return own if own is not None and own.sizes.any() else None
 
@@ -75,7 +75,7 @@ class Task:
         return "train" if self.tests is None else "test"
 
     def start(self) -> Tensor:
-        """The model as it is now, as a new vector."""
+        """The current model as a new vector."""
         return flatten(self.model)
 
     def trial(self) -> tuple[Tensor, Tensor]:
@@ -92,6 +92,6 @@ def last_linear(model: nn.Module) -> nn.Linear:
     if not layers:
         raise UserError(
             f"The model {type(model).__name__} has no nn.Linear, whose input would be the features that ALT and MOON "
-            "compare; end the model with one."
+            "compare; make it the last layer."
         )
     return layers[-1]

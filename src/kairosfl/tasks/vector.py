@@ -1,4 +1,4 @@
-"""A model as one flat vector: its trained tensors, where each of them lies, and the base that training leaves alone."""
+"""A model as one flat vector: its trained tensors, where each of them is, and the base, which is not trained."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """The trained tensors of a model in the order in which they lie in the vector."""
+    """The trained tensors of a model in the order of the vector."""
 
     entries: tuple[Entry, ...]
 
@@ -69,7 +69,7 @@ def base(model: nn.Module) -> dict[str, Tensor]:
 
 
 def base_hash(model: nn.Module) -> str | None:
-    """A digest of the names, types, shapes and bytes of the base; None where there is none."""
+    """A digest of the names, types, shapes and bytes of the base; None if there is none."""
     digest = hashlib.sha256()
     for name, tensor in sorted(base(model).items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -103,10 +103,10 @@ def check_state(model: nn.Module) -> None:
 
 
 def check_base(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Refuse a model of which a training step, tried on a copy with a few samples, changes more than it trains."""
+    """Refuse a model if a training step, tried on a copy with a few samples, changes more than what is trained."""
     some = next(iter(trained(model).values()))
-    keeps = any(module._buffers for module in model.modules()) or base(model)  # buffers, even such as are still None
-    if not keeps or some.is_meta:  # a model without its numbers was checked when it had them
+    keeps = any(module._buffers for module in model.modules()) or base(model)  # buffers, even if still None
+    if not keeps or some.is_meta:  # a model on the meta device was checked when it had values
         return
     trial = copy.deepcopy(model).train()
     before = {name: _bytes(tensor).clone() for name, tensor in base(trial).items()}
@@ -115,7 +115,7 @@ def check_base(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Callable
             losses = loss(trial(inputs.to(some.device)), targets.to(some.device))
             if losses.requires_grad:
                 torch.autograd.backward(losses.mean())
-    except Exception as error:  # the user's forward: anything may come out of it
+    except Exception as error:  # the user's forward may raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"The model {type(model).__name__} fails on a trial batch of {len(inputs)} training samples: {reason}"

@@ -1,4 +1,4 @@
-"""For models that cannot be stacked, on a GPU: one client after another, but forward and backward pass as one graph."""
+"""For models that cannot be stacked, on a GPU: one client after another, with forward and backward as one graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST = 32  # samples in a trial batch
 
 
 def capture(trainer: Trainer) -> None:
-    """Let this trainer replay its batches, which must give what it gives without; `Unstackable` says why it cannot."""
+    """Let this trainer replay captured batches, with unchanged results; `Unstackable` says why it cannot."""
     plain = trainer.differentiate
     sizes = trainer.task.clients.sizes
     client = int(np.argmin(sizes))
@@ -32,14 +32,14 @@ def capture(trainer: Trainer) -> None:
         found = trainer.follow(brief)
         if not alike(found.delta, wanted.delta):
             raise Unstackable("a replayed step is not the step itself")
-    except Exception as error:  # the user's forward: anything may come out of it
+    except Exception as error:  # the user's forward may raise anything
         trainer.differentiate = plain
         raise error if isinstance(error, Unstackable) else Unstackable(line(error)) from error
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A captured graph, the buffers that it reads, and what it leaves."""
+    """A captured graph, its input buffers and its outputs."""
 
     graph: torch.cuda.CUDAGraph
     given: tuple[Tensor, ...]
@@ -47,7 +47,7 @@ class Pass:
 
 
 class Captured:
-    """The derivative of a batch: one graph for every form of batch that comes back, as odd last ones hardly do."""
+    """The derivative of a batch: one graph for every batch shape that recurs, as odd last batches rarely do."""
 
     def __init__(self, plain: Differentiate) -> None:
         self.plain = plain
@@ -81,17 +81,17 @@ class Captured:
 
 
 def _end() -> None:
-    """After a capture that failed the random generator believes that it goes on; one that ends well tells it better."""
+    """After a failed capture the random generator believes it is still running; a successful one resets it."""
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.zeros(1, device="cuda")
 
 
 def _unwaiting(plain: Differentiate) -> Differentiate:
-    """A derivative that may not wait for the device: what does would spoil a capture."""
+    """A derivative that must not synchronise with the device, which would break a capture."""
 
     def derive(inputs: Tensor, targets: Tensor, brief: Brief, still: dict[str, Tensor]) -> Derivative:
         before = torch.cuda.get_sync_debug_mode()
-        with warnings.catch_warnings(action="ignore"):  # it calls itself a prototype
+        with warnings.catch_warnings(action="ignore"):  # torch warns that this is a prototype
             torch.cuda.set_sync_debug_mode("error")
         try:
             return plain(inputs, targets, brief, still)

@@ -1,6 +1,6 @@
-"""Ways to convolve stacked clients: one grouped convolution, or patches times weights, stored or gathered on the way.
+"""Ways to convolve stacked clients: one grouped convolution, or patches times weights, stored or gathered on the fly.
 
-Images are `[m·b, C, H, W]`, weights `[m, O, h, w, C / groups]`, biases `[m, O]`. The engine measures which is quickest.
+Images are `[m·b, C, H, W]`, weights `[m, O, h, w, C / groups]`, biases `[m, O]`. The engine measures which is fastest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Shape:
-    """What a convolution is, but for its weights and the images."""
+    """A convolution apart from its weights and the images."""
 
     inputs: int
     outputs: int
@@ -136,7 +136,7 @@ def _patches(shape: Shape, x: Tensor, m: int) -> Tensor:
 
 
 def _spread(shape: Shape, columns: Tensor, size: torch.Size) -> Tensor:
-    """The transpose of `_patches`: every patch is added where it was taken."""
+    """The transpose of `_patches`: every patch is added back at its place."""
     n, channels, height, width = size
     (top, left), (down, right), (kernel_h, kernel_w) = shape.padding, shape.stride, shape.kernel
     rows, wide = shape.size(height, width)
@@ -193,13 +193,13 @@ def _last(x: Tensor) -> Tensor:
 
 
 def pair(sides: tuple[int, ...] | str) -> Pair:
-    """Two numbers, as a convolution of images has them."""
+    """A pair of numbers, as in the options of a 2d convolution."""
     height, width = (int(side) for side in sides)
     return height, width
 
 
 def methods(shape: Shape, x: Tensor, clients: int, dot: str) -> dict[str, Method]:
-    """The ways open to this convolution of such images, by name; the first is taken where nothing is measured."""
+    """The ways available for this convolution of such images, by name; the first is used if nothing is measured."""
     found: dict[str, Method] = {}
     module = kernels("conv", x)
     if shape.groups == 1 and module is not None and shape.dilation == (1, 1) and _countable(shape, x, clients):
@@ -211,13 +211,13 @@ def methods(shape: Shape, x: Tensor, clients: int, dot: str) -> dict[str, Method
 
 
 def _countable(shape: Shape, x: Tensor, clients: int) -> bool:
-    """Whether 32 bits number everything that goes in and out of one client's layer."""
+    """Whether 32-bit indices suffice for the inputs and outputs of one client's layer."""
     rows, columns = shape.size(*x.shape[2:])
     return max(x.numel(), len(x) * rows * columns * shape.outputs) // clients < 1 << 31
 
 
 def quickest(ways: dict[str, Method], shape: Shape, x: Tensor, w: Tensor, inward: bool) -> str:
-    """The way that took the least time, there and back, on these images; with the gradient of them, if `inward`."""
+    """The fastest way, forward and backward, on these images; with their gradient, if `inward`."""
     times: dict[str, float] = {}
     for name, way in ways.items():
         try:
@@ -229,7 +229,7 @@ def quickest(ways: dict[str, Method], shape: Shape, x: Tensor, w: Tensor, inward
 
 
 def _seconds(way: Method, shape: Shape, x: Tensor, w: Tensor, inward: bool, best: float) -> float:
-    """The least of a few goes; a way that is far from the best gets no second one."""
+    """The least time of a few trials; a way that is far from the best is tried only once."""
     dw = torch.empty(w.shape, dtype=w.dtype, device=w.device)
 
     def there_and_back() -> None:

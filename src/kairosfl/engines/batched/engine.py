@@ -31,22 +31,22 @@ from kairosfl.engines.precision import Precision
 from kairosfl.errors import UserError
 from kairosfl.tasks.task import Task
 
-FIXED_SLOTS = 16  # where the result must not depend on who else trains
-PASS = 1 << 28  # numbers moved out of the slots at once
-AHEAD = 0.02  # seconds of work that the device is left with while the caller is busy
+FIXED_SLOTS = 16  # used if results must not depend on which other clients train
+PASS = 1 << 28  # numbers moved out of the slots at a time
+AHEAD = 0.02  # seconds of work left queued on the device while the caller is busy
 
 
 class Batched(Evaluator):
-    """Follows briefs as `Loop` does, many clients at a time. `why` says how the model is run.
+    """Trains as `Loop` does, many clients at a time. `why` says how the model is run.
 
-    The servers have room for the vectors of `room` clients at once; `home` is the host where those of one cohort are
-    more than the device should hold.
+    The servers have room for the vectors of `room` clients; `home` is the host if one cohort's vectors are more than
+    the device should hold.
 
     Args:
         task: What is learnt.
         device: Where clients train.
         precision: "float32", "tf32" or "bfloat16"; by default "tf32" on a GPU.
-        slots: How many clients train at once, by default as many as memory allows.
+        slots: How many clients train at the same time, by default as many as memory allows.
         deterministic: Whether that number is fixed, so that a client's result does not depend, to the bit, on which
             other clients train at the same time.
         cohorts: The largest cohort of each run that will train here.
@@ -98,7 +98,7 @@ class Batched(Evaluator):
                 self._evaluator.other = single(self._work)
 
     def _alone(self, reason: str) -> str:
-        """Train one client after another, on a GPU by captured graphs if that can be; says how and why."""
+        """Train one client after another, on a GPU by captured graphs if possible; `why` says how and why."""
         if self.precision.name == "bfloat16":
             raise UserError(f"run.precision = 'bfloat16' needs a model that stacks, and here {reason}; use 'float32'.")
         how = "one client after another"
@@ -108,12 +108,12 @@ class Batched(Evaluator):
                     capture(self.trainer)
                 how += ", batches as captured graphs"
             except Unstackable as further:
-                self._evaluator = None  # which captures, too
+                self._evaluator = None  # it would capture, too
                 reason += f"; it cannot be captured: {further}"
         return f"{how}: {reason}"
 
     def start(self) -> Tensor:
-        """The model before training, where this engine wants it."""
+        """The model before training, on the device that the servers use."""
         return self.task.start().to(self.home)
 
     @property
@@ -156,9 +156,9 @@ class Batched(Evaluator):
         return ticket
 
     def collect(self) -> Ticket:
-        """Train until a cohort is complete; cohorts submitted between two calls share the slots.
+        """Train until a cohort is complete; cohorts submitted in the meantime share the slots.
 
-        The device is left with work for the time that the caller takes until it comes back.
+        Some work stays queued on the device for the time until the caller returns.
         """
         while not self._done or self._idles():
             if not self._training():
@@ -172,7 +172,7 @@ class Batched(Evaluator):
         return ticket
 
     def _make_room(self, clients: int) -> None:
-        """Before a server goes on from so many reports: halve the slots if it would find no memory.
+        """Before a server processes this many reports: halve the slots if it would run out of memory.
 
         Its next cohort may be twice as large, as FedCL's are.
         """
@@ -190,12 +190,12 @@ class Batched(Evaluator):
         return bool(self._waiting) or (self._slots is not None and any(self._slots.jobs))
 
     def _idles(self) -> bool:
-        """Whether the device will be done with what it has before the caller is back, though there is more to do."""
+        """Whether the device would finish its queue before the caller returns, although there is more to do."""
         waits = self._stream is not None and self._training()
         return waits and self._steps is not None and self._steps.queued() < AHEAD
 
     def check(self, task: Task) -> None:
-        """Refuse a task whose clients cannot train beside those of the engine's own."""
+        """Refuse a task whose clients cannot train together with those of the engine's own task."""
         if task in self._alike:
             return
         alike = {
@@ -212,12 +212,12 @@ class Batched(Evaluator):
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """On the engine's own stream, in its precision: what the caller does meanwhile runs beside it."""
+        """On the engine's own stream and in its precision; the caller's work runs concurrently."""
         with self.precision(), torch.cuda.stream(self._stream) if self._stream else nullcontext():
             yield
 
     def _measure(self, ticket: Ticket) -> None:
-        """What the briefs ask to know about the model before training."""
+        """What the briefs request about the model before training."""
         briefs = ticket.briefs
         for row, brief in enumerate(briefs.each() if briefs.measure & {FISHER, FISHER_SAMPLED} else ()):
             mine = upload(ticket.jobs[row].mine.astype(np.int64), self.device)
@@ -231,7 +231,7 @@ class Batched(Evaluator):
             ticket.scores[SCORE_AFTER] = torch.empty(len(briefs), dtype=torch.float64, device=self.device)
 
     def _advance(self) -> None:
-        """Train on until something changes; where memory runs out, begin again with half as many slots."""
+        """Train until something changes; if memory runs out, start again with half as many slots."""
         try:
             self._ready().advance(self._retire)
         except torch.OutOfMemoryError as error:
@@ -244,7 +244,7 @@ class Batched(Evaluator):
             self._shrink()
 
     def _ready(self) -> Slots:
-        """Slots for all that train and wait, as far as memory goes; clients in slots that are too few begin again."""
+        """Slots for all clients that train or wait, as far as memory allows; replacing slots restarts their clients."""
         assert self._work is not None
         held = self._slots
         length = max((job.length for job in self._waiting), default=0)
@@ -268,7 +268,7 @@ class Batched(Evaluator):
         return self._slots
 
     def _close(self) -> None:
-        """Give the slots' memory back; their clients go to the head of the queue."""
+        """Free the slots' memory; their clients go to the head of the queue."""
         if self._slots is not None:
             self._waiting.extendleft(reversed([job for job in self._slots.jobs if job is not None]))
             self._slots = None

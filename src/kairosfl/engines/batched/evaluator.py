@@ -1,4 +1,4 @@
-"""Evaluation as one captured graph: the test set stays on the device, two numbers come back."""
+"""Evaluation as one captured graph: the test set stays on the device, and two numbers are copied back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Predict = Callable[[Tensor, Tensor], Tensor]
 
 
 class GraphEvaluator:
-    """Accuracy and loss of one vector after another on a GPU; by the quicker, where there is an `other` way."""
+    """Accuracy and loss of one vector after another on a GPU; if there is an `other` way, by the faster one."""
 
     def __init__(self, task: Task, test: Samples, way: Predict, precision: Precision, choices: Choices) -> None:
         self.task, self.test, self.way, self.precision, self.choices = task, test, way, precision, choices
@@ -50,7 +50,7 @@ class GraphEvaluator:
             graphs["plain"] = self._captured(ways["plain"])
             try:
                 graphs["stacked"] = self._captured(ways["stacked"])
-            except Exception:  # it would only have been quicker
+            except Exception:  # it would only have been faster
                 return "plain"
             with torch.cuda.device(self._x.device):
                 times = {name: min(timed(graph.replay) for _ in range(3)) for name, graph in graphs.items()}
@@ -84,7 +84,7 @@ class GraphEvaluator:
 
 def plain(task: Task, predict: Predict, precision: Precision) -> Predict:
     """The model as it is."""
-    # Convolutions are quicker in this order; PyTorch's GroupNorm loses digits in it.
+    # Convolutions are faster in this order, but PyTorch's GroupNorm is less accurate in it.
     last = not any(isinstance(module, nn.GroupNorm) for module in task.model.modules())
 
     def outputs(x: Tensor, inputs: Tensor) -> Tensor:

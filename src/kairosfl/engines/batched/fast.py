@@ -1,4 +1,4 @@
-"""Whether the Triton kernels can run, and their modules; without them the plain operations serve. Time on a GPU."""
+"""Whether the Triton kernels can run, and their modules (the fallback is plain operations); timing on a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def kernels(name: str, tensor: Tensor) -> ModuleType | None:
-    """The module of kernels with this name, where they can act on such a tensor."""
+    """The module of kernels with this name, if they support such a tensor."""
     if tensor.device.type != "cuda" or tensor.dtype not in (torch.float32, torch.bfloat16):
         return None
     return _module(name) if _able(tensor.device.index or 0) else None
@@ -20,7 +20,7 @@ def kernels(name: str, tensor: Tensor) -> ModuleType | None:
 
 @cache
 def _able(index: int) -> bool:
-    """Triton is there and the GPU is new enough for it."""
+    """Whether Triton is installed and the GPU is new enough for it."""
     try:
         import_module("triton")
     except ImportError:

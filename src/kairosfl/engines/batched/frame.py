@@ -1,4 +1,4 @@
-"""What the stacked layers of one pass share: the weights' rows, where gradients go, dropout's keys, the features."""
+"""What the stacked layers of one pass share: rows of weights and of gradients, dropout keys, features."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from kairosfl.engines.choices import Choices
 class Frame:
     """Layers read their weights from `rows` and, in the backward pass, write their gradients into `gradients`.
 
-    Layers with large weights write their gradients themselves, at the place where the optimiser reads them. The others
+    Layers with large weights write their gradients themselves, to where the optimiser reads them. The others
     take a `leaf`, whose gradient autograd returns. `tape` is an input of every layer of the first kind, so that its
     backward runs although autograd knows nothing of its weights.
     """
 
     def __init__(self, layout: RowLayout, uses: dict[int, int]) -> None:
         self.layout = layout
-        # Gradients that are added up, from zero: of what is used more than once, and of what is never used.
+        # Gradients that are accumulated from zero: of tensors used more than once, or never.
         self.shared = frozenset(index for index, count in uses.items() if count != 1)
         self.fixed: list[Tensor] = []  # frozen tensors of stacked layers, numbered after those in the rows
         self.compute = torch.float32  # type of activations
         self.dot = "ieee"  # how Triton multiplies float32
         self.measures = False  # whether layers may time their methods
-        self.choices = Choices()  # what they found
+        self.choices = Choices()  # the results
         self.rows = torch.empty(0)
         self.gradients: Tensor | None = None
         self.keys: Tensor | None = None  # [m, 1] int64; None: dropout is off
@@ -57,7 +57,7 @@ class Frame:
             self.layout.view(gradients, index).zero_()
 
     def close(self) -> None:
-        """Let go of everything that belongs to the last pass."""
+        """Release everything that belongs to the last pass."""
         self.open(torch.empty(0))
 
     @property
@@ -72,12 +72,12 @@ class Frame:
         return len(self.layout.places) + (known[0] if known else len(self.fixed) - 1)
 
     def frozen(self, index: int | None) -> Tensor | None:
-        """The frozen tensor with this number; None: it is trained, or there is none."""
+        """The frozen tensor with this number; None if it is trained or absent."""
         first = len(self.layout.places)
         return None if index is None or index < first else self.fixed[index - first]
 
     def weight(self, index: int) -> Tensor:
-        """A tensor of the model for every client, as it lies in the rows."""
+        """A tensor of the model for every client, in the layout of the rows."""
         return self.layout.view(self.rows, index)
 
     def slope(self, index: int) -> Tensor:

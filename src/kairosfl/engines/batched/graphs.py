@@ -1,4 +1,4 @@
-"""Steps captured once per kind and replayed: no launch of single kernels, nothing from the host."""
+"""Steps captured once per kind and replayed, without launching single kernels or copying from the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kairosfl.engines.batched.fast import timed
 from kairosfl.engines.batched.state import Kind, State
 from kairosfl.engines.batched.step import Work, step
 
-WARM = 2  # steps that change nothing before the capture: they compile, and choose algorithms
+WARM = 2  # steps without effect before the capture, which compile kernels and choose algorithms
 
 
 class Steps:
@@ -24,7 +24,7 @@ class Steps:
         self._pool = torch.cuda.graph_pool_handle() if state.device.type == "cuda" else None
 
     def __call__(self, kind: Kind, count: int) -> None:
-        """So many steps of this kind."""
+        """Take this many steps of this kind."""
         if self._pool is None:
             for _ in range(count):
                 step(self.work, self.state, kind)
@@ -37,7 +37,7 @@ class Steps:
         self._queue.append((ended, count * self._seconds[kind]))
 
     def queued(self) -> float:
-        """Seconds of work that the device still has to do, about; on a CPU there is none."""
+        """Approximate seconds of work queued on the device; zero on a CPU."""
         while self._queue and self._queue[0][0].query():
             self._queue.popleft()
         return sum(seconds for _, seconds in self._queue)

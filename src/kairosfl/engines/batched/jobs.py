@@ -1,4 +1,4 @@
-"""Jobs: one client's brief made ready for a slot, and tickets: a cohort's jobs and what has come back of them."""
+"""Jobs, each one client's brief prepared for a slot, and tickets, a cohort's jobs and their results so far."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kairosfl.tasks.task import Task
 
 @dataclass(eq=False)
 class Ticket:
-    """A cohort on its way through the slots. `sums` and `wholes` are the slots' columns, at first as clients begin."""
+    """A cohort in training. `sums` and `wholes` are columns of the slots, initially as clients begin."""
 
     task: Task
     briefs: Briefs
@@ -36,20 +36,20 @@ class Ticket:
     wholes: Tensor = field(default_factory=lambda: torch.empty(0))  # [m, wholes] int64
     order: Tensor = field(default_factory=lambda: torch.empty(0))  # [m, longest]: samples of all epochs, one by one
     scores: dict[str, Tensor] = field(default_factory=dict)  # [m] float64
-    fishers: list[Fisher] = field(default_factory=list)  # of each client, where they are asked for
-    ready: torch.cuda.Event | None = None  # when the device has filled all this
+    fishers: list[Fisher] = field(default_factory=list)  # of each client, if requested
+    ready: torch.cuda.Event | None = None  # recorded when the device has filled all this
     answer: Reports | None = None  # from the loop, where the model cannot be stacked
     began: float = field(default_factory=time.perf_counter)
 
     @classmethod
     def of(cls, task: Task, briefs: Briefs) -> Ticket:
-        """Before anything is done."""
+        """A ticket before training."""
         m, start = len(briefs), briefs.start
         delta = torch.empty(m, start.shape[-1], dtype=start.dtype, device=start.device)
         return cls(task, briefs, delta, left=m)
 
     def prepare(self, dtype: torch.dtype, device: torch.device, drops: bool) -> None:
-        """Make its clients ready for slots; `drops` says whether the model has dropout."""
+        """Prepare its clients for slots; `drops` says whether the model has dropout."""
         briefs, clients = self.briefs, self.briefs.ids.tolist()
         mine = [self.task.clients[client] for client in clients]
         n, batch, epochs = np.array([len(each) for each in mine]), _host(briefs.batch_size), _host(briefs.epochs)
@@ -71,7 +71,7 @@ class Ticket:
             wholes[:, Whole.STOPS], wholes[:, Whole.LEAST] = 1, briefs.stop_statistic == "min"
             wholes[:, Whole.AT_ONCE] = briefs.stop_per == "batch"
         sums = np.zeros((len(clients), len(Sum)))
-        sums[:, Sum.SIMILARITY] = 1.0  # before the first look
+        sums[:, Sum.SIMILARITY] = 1.0  # before the first comparison
         self.wholes, self.sums = upload(wholes, device), upload(sums, device)
         self.reals = upload(torch.from_numpy(reals(briefs)).to(dtype), device)
         self.order = upload(_order(briefs, mine, end.tolist(), epochs.tolist()), device)
@@ -88,10 +88,10 @@ class Ticket:
         self.sums[rows], self.wholes[rows] = sums, wholes
         self.left -= len(delta)
         if not self.left:
-            self.jobs = []  # they point back: without them the memory is free as soon as nobody holds the ticket
+            self.jobs = []  # they refer back to the ticket: without them its memory is freed with the last reference
 
     def reports(self) -> Reports:
-        """What the cohort answers; waits for the device."""
+        """The cohort's reports; waits for the device."""
         if self.answer is not None:
             return self.answer
         m = len(self.n)
@@ -152,7 +152,7 @@ class Job:
 
 
 def joint(jobs: Iterable[Job]) -> Kind:
-    """What serves all of these clients."""
+    """A kind of step that suits all of these clients."""
     kinds = {id(job.kind): job.kind for job in jobs}  # they come from a cache, and hashing a hundred takes longer
     return reduce(or_, kinds.values())
 

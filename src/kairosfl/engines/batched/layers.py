@@ -21,7 +21,7 @@ MEASURE = 8  # clients
 
 
 class Unstackable(Exception):
-    """Why a model cannot run stacked."""
+    """Raised with the reason why a model cannot be stacked."""
 
 
 class StackedLinear(nn.Module):
@@ -115,7 +115,7 @@ class StackedConv2d(nn.Module):
         )
 
     def method(self, x: Tensor, inward: bool) -> conv.Method:
-        """The quickest on a GPU, once there were enough clients for a fair measurement; else the first there is."""
+        """The fastest on a GPU, once there are enough clients for a fair measurement; otherwise the first available."""
         frame, name = self.frame, f"conv {self.shape} {tuple(x.shape[1:])} {x.dtype}"
         ways = conv.methods(self.shape, x, frame.clients, frame.dot)
         trains = frame.gradients is not None
@@ -196,7 +196,7 @@ def _numbers(tokens: Tensor) -> Tensor:
 
 
 class StackedGroupNorm(nn.Module):
-    """One normalisation of all samples, every client's own scale and shift, and a ReLU where one follows."""
+    """One normalisation of all samples, every client's own scale and shift, and a ReLU if one follows."""
 
     def __init__(self, layer: nn.GroupNorm, find: Find, frame: Frame) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class StackedGroupNorm(nn.Module):
         if module is not None and x.ndim == 4 and own and module.fits(x.shape[1], self.groups):
             fused: Tensor = _GroupNorm.apply(x, self.frame.tape, self, module)  # type: ignore[no-untyped-call]
             return fused
-        # In channels-last order PyTorch's variance is E[x²] − E[x]², which loses digits.
+        # In channels-last order PyTorch's variance is E[x²] − E[x]², which is inaccurate.
         y = F.group_norm(x.contiguous(), self.groups, eps=self.eps)
         y = _affine(y, self.frame, self.weight, self.bias, (1, x.shape[1]) + (1,) * (x.ndim - 2))
         return y.relu() if self.relu else y
@@ -288,7 +288,7 @@ class _ReluPool(torch.autograd.Function):
 
 
 class StackedDropout(nn.Module):
-    """Masks from counters: a function of the client's key, the layer and the place, whoever else is stacked."""
+    """Masks from counters: a function of the client's key, the layer and the position, not of the other clients."""
 
     def __init__(self, p: float, number: int, frame: Frame) -> None:
         super().__init__()
@@ -321,7 +321,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def keep(seeds: Tensor, p: float, count: int) -> Tensor:
-    """Which of `count` numbers of each client stay: `[m, count]` bool from seeds `[m, 1]`."""
+    """Which of `count` numbers of each client are kept: `[m, count]` bool from seeds `[m, 1]`."""
     return _scramble(torch.arange(count, device=seeds.device) ^ seeds) >= int(p * 2**32)
 
 
@@ -336,7 +336,7 @@ _LOW = 0xFFFFFFFF
 
 
 def found(index: int | None) -> int:
-    """The number of a parameter that must be there."""
+    """The number of a parameter that must exist."""
     assert index is not None
     return index
 

@@ -1,6 +1,6 @@
 """Models as rows of one matrix `[m, width]`, laid out for the matrix units.
 
-Every tensor starts at a multiple of 128 bytes, or matrix products fall off the tensor-core path, and the weights of
+Every tensor starts at a multiple of 128 bytes, or matrix products do not use the tensor cores, and the weights of
 convolutions lie as (outputs, height, width, inputs), so that the inputs of one pixel are neighbours.
 """
 
@@ -20,7 +20,7 @@ STRIP = 64  # columns of a matrix that one program steps
 
 @dataclass(frozen=True)
 class Place:
-    """Where one tensor lies: `shape` is its shape in a row, `swapped` whether that is (O, H, W, I) for (O, I, H, W)."""
+    """Where one tensor is: `shape` is its shape in a row, `swapped` whether that is (O, H, W, I) for (O, I, H, W)."""
 
     shape: tuple[int, ...]
     offset: int  # in a row
@@ -34,7 +34,7 @@ class Place:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where every tensor of a model lies in a row."""
+    """Where every tensor of a model is in a row."""
 
     places: tuple[Place, ...]
     width: int
@@ -50,7 +50,7 @@ class RowLayout:
         return cls(tuple(places), offset)
 
     def view(self, rows: Tensor, index: int) -> Tensor:
-        """The tensor with this number in every row, `[m, *shape]`, as it lies."""
+        """The tensor with this number in every row, `[m, *shape]`, in the layout of the rows."""
         place = self.places[index]
         return rows[:, place.offset : place.offset + place.size].view(len(rows), *place.shape)
 
@@ -60,7 +60,7 @@ class RowLayout:
         return view.permute(0, 1, 4, 2, 3) if self.places[index].swapped else view
 
     def ranges(self, without: frozenset[int]) -> list[tuple[int, int]]:
-        """Columns (begin, end) of all tensors but these, neighbours joined."""
+        """Columns (begin, end) of all tensors but these, adjacent ones merged."""
         found: list[tuple[int, int]] = []
         ends = [place.offset for place in self.places[1:]] + [self.width]
         for index, (place, end) in enumerate(zip(self.places, ends, strict=True)):

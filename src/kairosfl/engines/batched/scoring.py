@@ -11,7 +11,7 @@ from torch import Tensor
 from kairosfl.engines.batched.state import upload
 from kairosfl.engines.batched.step import Work
 
-SAMPLES = 2048  # at once, over all clients
+SAMPLES = 2048  # per batch, over all clients
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from kairosfl.engines.batched.layers import (
 )
 
 State = tuple[Tensor, ...]
-INNER = 1 << 16  # numbers of the dropouts inside layers: far from those of the model's own
+INNER = 1 << 16  # numbers of the dropouts inside layers, which must not clash with the model's own
 
 
 def _lstm(into: Tensor, back: Tensor, state: State) -> State:
@@ -94,7 +94,7 @@ class StackedRecurrent(nn.Module):
     def _run(self, x: Tensor, group: int, state: State) -> tuple[Tensor, State]:
         inward, recurrent, *biases = (self.frame.leaf(found(index)).to(x.dtype) for index in self.weights[group])
         rows = x.unflatten(0, (self.frame.clients, -1))
-        # The input's part of the gates needs no recurrence: one product for all steps.
+        # The input's contribution to the gates needs no recurrence: one product for all steps.
         into = torch.bmm(rows.flatten(1, 2), inward.mT).unflatten(1, rows.shape[1:3])
         if biases:
             into = into + biases[0][:, None, None]
@@ -107,7 +107,7 @@ class StackedRecurrent(nn.Module):
 
 
 class StackedAttention(nn.Module):
-    """Every client's multi-head attention; it gives no attention weights."""
+    """Every client's multi-head attention; it does not return attention weights."""
 
     def __init__(self, layer: nn.MultiheadAttention, find: Find, frame: Frame) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class StackedAttention(nn.Module):
 
 
 def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A mask as numbers to add to the scores; where a boolean one is true is not to be looked at."""
+    """A mask as numbers to add to the scores; positions where a boolean mask is true are ignored."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, float("-inf"))

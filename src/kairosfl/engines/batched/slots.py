@@ -1,7 +1,7 @@
-"""Slots: waiting clients move in, the clients that train are kept a prefix, finished ones move out.
+"""Slots: waiting clients move in, those in training are kept at the front, finished ones move out.
 
 A step acts on the first `width` slots. Widths come in a few sizes, so that few steps have to be captured. A finished
-client stays until its cohort is complete or its slot is wanted.
+client stays until its cohort is complete or its slot is needed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 from kairosfl.engines.batched.jobs import Job, Ticket, joint
 from kairosfl.engines.batched.state import Kind, State, Whole, places
 
-LOOK = 8  # steps between two looks at clients that may stop at any batch
+POLL = 8  # steps between two checks of clients that may stop at any batch
 
 
 def widths(slots: int) -> list[int]:
-    """1 to 8, then four sizes for every doubling, and the number of slots: little is wasted, little is captured."""
+    """1 to 8, then four sizes for every doubling, and the number of slots: few slots are wasted, few steps captured."""
     sizes, size = [], 1
     while size < slots:
         sizes.append(size)
@@ -34,8 +34,8 @@ class Slots:
         self.state = state
         self.waiting = waiting
         self.jobs: list[Job | None] = [None] * state.slots
-        self._run = run  # takes so many steps of a kind
-        self._fixed = fixed  # always all slots: the same operations whoever trains beside
+        self._run = run  # takes a number of steps of a kind
+        self._fixed = fixed  # always all slots: the same operations whichever clients train
         self._any = state.device.type == "cpu"
         self._widths = widths(state.slots)
         self._looks: deque[tuple[Tensor, torch.cuda.Event | None, list[Job | None]]] = deque()
@@ -45,7 +45,7 @@ class Slots:
         return [slot for slot, job in enumerate(self.jobs) if job is not None and job.done < job.limit]
 
     def advance(self, retire: Callable[[list[int]], None]) -> None:
-        """Move clients in and out and train until somebody's work is done; `retire` is called for those slots."""
+        """Move clients in and out and train until some have finished; `retire` is called for their slots."""
         self._settle(retire)
         active = self.active()
         if not active:
@@ -55,23 +55,23 @@ class Slots:
         self._run(joint(jobs).wide(self._width(active[-1] + 1)), count)
         for job in jobs:
             job.done += count
-        self._look(jobs)
+        self._poll(jobs)
 
     def _ahead(self, job: Job) -> int:
-        """Steps until the host has to think about this client again."""
+        """Steps until the host has to check this client again."""
         left = job.limit - job.done
         briefs = job.ticket.briefs
         if briefs.stop_below is None:
             return left
-        return min(left, LOOK if briefs.stop_per == "batch" else job.batches - job.done % job.batches)
+        return min(left, POLL if briefs.stop_per == "batch" else job.batches - job.done % job.batches)
 
     def _width(self, used: int) -> int:
         if self._fixed:
             return self.state.slots
-        # Nothing is captured on a CPU, so that every width is as good.
+        # Nothing is captured on a CPU, so any width will do.
         return used if self._any else next(size for size in self._widths if size >= used)
 
-    def _look(self, jobs: list[Job]) -> None:
+    def _poll(self, jobs: list[Job]) -> None:
         """Ask the device which clients have stopped; the answer is read one round of steps later, without waiting."""
         if any(job.kind.stop for job in jobs):
             totals = self.state.wholes[Whole.TOTAL]
@@ -93,7 +93,7 @@ class Slots:
                     job.limit = min(job.limit, total)
 
     def _settle(self, retire: Callable[[list[int]], None]) -> None:
-        """Let complete cohorts out, and waiting clients in; keep those that train a prefix."""
+        """Move complete cohorts out and waiting clients in; keep those in training at the front."""
         finished = [slot for slot, job in enumerate(self.jobs) if job is not None and job.done >= job.limit]
         if sum(job is None for job in self.jobs) >= len(self.waiting):
             finished = self._complete(finished)
@@ -106,7 +106,7 @@ class Slots:
         self._close()
 
     def _complete(self, finished: list[int]) -> list[int]:
-        """The slots of cohorts that have nobody left who trains or waits."""
+        """The slots of cohorts without clients that train or wait."""
         cohorts: dict[Ticket, list[int]] = {}
         for slot in finished:
             job = self.jobs[slot]
@@ -121,7 +121,7 @@ class Slots:
         kinds = {job.kind for job in training if job is not None} if self._fixed else set()
         while free and self.waiting:
             if self._fixed and kinds and self.waiting[0].kind not in kinds:
-                break  # a step of another kind has other operations, and with them other last bits
+                break  # a step of another kind has other operations and may differ in the last bits
             job = self.waiting.popleft()
             kinds.add(job.kind)
             coming.append((free.pop(0), job))
@@ -167,7 +167,7 @@ class Slots:
         elif "previous" in state.extra:
             state.extra["previous"][here] = 0
         if briefs.stop_reference is not None:
-            if "reference" not in state.extra:  # for the others it is where they started
+            if "reference" not in state.extra:  # the others use their start
                 state.rows("reference").copy_(state.rows("anchor"))
             state.extra["reference"][here] = chosen(briefs.stop_reference)
         elif "reference" in state.extra:
@@ -178,7 +178,7 @@ class Slots:
             state.extra["second"][here] = 0
 
     def _close(self) -> None:
-        """Bring the clients that train to the front where a smaller width then does."""
+        """Move the clients in training to the front if a smaller width then suffices."""
         active = self.active()
         count = len(active)
         if not active or self._width(count) == self._width(active[-1] + 1):

@@ -29,7 +29,7 @@ from kairosfl.tasks.vector import Layout, base, flatten, replicas, trained
 
 
 class Stack(Protocol):
-    """Outputs `[m·b, classes]` for inputs `[m·b, ...]` with the weights of the frame, which then has the features."""
+    """Outputs `[m·b, classes]` for inputs `[m·b, ...]` with the weights of the frame, which then holds the features."""
 
     frame: Frame
     model: nn.Module  # holds the frozen tensors
@@ -40,7 +40,7 @@ class Stack(Protocol):
 
 
 class Traced:
-    """The model's own graph with its layers replaced by stacked ones; the rest acts on `[m·b, ...]` as it is.
+    """The model's own graph with its layers replaced by stacked ones; the rest acts on `[m·b, ...]` unchanged.
 
     Frozen layers are part of the rest: all clients share them, as they share buffers.
     """
@@ -50,7 +50,7 @@ class Traced:
         places = {id(parameter): number for number, parameter in enumerate(trained(model).values())}
         try:
             traced = fx.symbolic_trace(model)
-        except Exception as error:  # tracing runs the user's forward: anything may come out of it
+        except Exception as error:  # tracing runs the user's forward, which may raise anything
             raise Unstackable(f"torch.fx cannot trace it ({line(error)})") from error
         self.frame = Frame(RowLayout.of(Layout.of(model)), _uses(traced, places))
         self._replace(traced, places)
@@ -102,7 +102,7 @@ class Traced:
 
 
 def _drops(layer: nn.Module) -> bool:
-    """Whether a layer of several parts has a dropout among them, whose masks must be each client's own."""
+    """Whether a composite layer contains dropout, which needs masks for each client."""
     parts = [getattr(part, "dropout", 0.0) for part in layer.modules()]
     return any(isinstance(part, float) and part > 0 for part in parts) or _dropouts(layer)
 
@@ -117,7 +117,7 @@ def _add(traced: fx.GraphModule, name: str, module: nn.Module) -> str:
 
 
 def _fuse(traced: fx.GraphModule) -> None:
-    """Let a 2×2 max-pooling, or else a GroupNorm, do the ReLU that stands between them and nobody else sees."""
+    """Fuse a ReLU between a GroupNorm and a 2×2 max-pooling into one of them, if nothing else uses its output."""
     for node in list(traced.graph.nodes):
         if not _is(traced, node, nn.ReLU) or len(node.users) != 1:
             continue
@@ -160,7 +160,7 @@ class Mapped:
         self.frame = Frame(RowLayout.of(Layout.of(model)), {})
         self.why, self.drops = f"stacked by vmap: {reason}", False
         for module in self.model.modules():
-            if isinstance(module, nn.GroupNorm):  # vmap has none in channels-last order, which convolutions may choose
+            if isinstance(module, nn.GroupNorm):  # vmap does not support channels-last, which convolutions may use
                 module.register_forward_pre_hook(lambda _, arguments: (arguments[0].contiguous(), *arguments[1:]))
         self._heard: list[Tensor] = []
         if any(isinstance(module, nn.Linear) for module in self.model.modules()):
@@ -180,7 +180,7 @@ class Mapped:
 
 
 def stack(model: nn.Module, samples: Tensor, compute: torch.dtype) -> Stack:
-    """The model for many clients, tried on a few prepared samples; `Unstackable` says why it cannot be.
+    """The model for many clients, tested on a few prepared samples; raises `Unstackable` with the reason.
 
     `compute` is the type of its activations.
     """
@@ -209,7 +209,7 @@ def _alone(still: nn.Module, layout: Layout, vectors: Tensor, samples: Tensor) -
     try:
         with torch.no_grad():
             single = torch.cat([functional_call(still, first, (one,)) for one in ones])
-    except Exception as error:  # BatchNorm without running statistics does not take a sample alone
+    except Exception as error:  # BatchNorm without running statistics rejects a single sample
         raise Unstackable(f"it fails on a single sample ({line(error)})") from error
     if not alike(single, outputs[0].detach()):
         raise Unstackable("the samples of a batch change each other's outputs, so that batches cannot be filled up")
@@ -217,14 +217,14 @@ def _alone(still: nn.Module, layout: Layout, vectors: Tensor, samples: Tensor) -
 
 
 def _probe(outputs: Tensor, clients: int) -> Tensor:
-    """A number that depends on every output, the same way for every client."""
+    """A scalar that depends on every output in the same way for every client."""
     rows = outputs.reshape(clients, -1)
     return (rows * torch.arange(rows.shape[1], device=rows.device).sin().to(rows.dtype)).sum()
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """Two clients with weights of their own must get what they get alone: outputs and gradients."""
+    """Two clients with different weights must get the same outputs and gradients as each alone."""
 
     layout: Layout
     vectors: Tensor
@@ -233,20 +233,20 @@ class _Trial:
     slopes: Tensor
 
     def __call__(self, stacked: Stack, compute: torch.dtype) -> None:
-        """Raises `Unstackable` if they do not, or if it cannot compute in this type, as it then will."""
+        """Raises `Unstackable` if they do not, or if the model cannot compute in this type, in which it will run."""
         stacked.frame.compute = self.vectors.dtype
         outputs, slopes = self._run(stacked, self.samples)
         if not alike(outputs, self.outputs):
-            raise Unstackable(f"{_name(stacked)} gives it other outputs than one client after another")
-        # By tensor, since a ReLU may decide otherwise by rounding: a single number says little.
+            raise Unstackable(f"{_name(stacked)} gives different outputs than one client after another")
+        # By tensor, since rounding may flip a ReLU: a single number says little.
         most = float(self.slopes.norm())
         for (_, found), (_, wanted) in zip(self.layout.views(slopes), self.layout.views(self.slopes), strict=True):
             if not (found - wanted).norm() <= 0.02 * wanted.norm() + 1e-3 * most:
-                raise Unstackable(f"{_name(stacked)} gives it other gradients than one client after another")
+                raise Unstackable(f"{_name(stacked)} gives different gradients than one client after another")
         if compute == self.vectors.dtype:
             return
         _cast(stacked, self.vectors.dtype, compute)
-        if base(stacked.model):  # the types of a user's own tensors may not go together
+        if base(stacked.model):  # the types of a user's own tensors may not match
             self._run(stacked, self.samples.to(compute) if self.samples.is_floating_point() else self.samples)
 
     def _run(self, stacked: Stack, samples: Tensor) -> tuple[Tensor, Tensor]:
@@ -257,7 +257,7 @@ class _Trial:
             frame.open(rows, gradients)
             outputs = stacked(samples)
             frame.backward(_probe(outputs, len(rows)))
-        except Exception as error:  # the user's forward again
+        except Exception as error:  # the user's forward may raise anything
             raise Unstackable(f"{_name(stacked)} fails on it ({line(error)})") from error
         finally:
             frame.close()
@@ -267,9 +267,9 @@ class _Trial:
 
 
 def _cast(stacked: Stack, weights: torch.dtype, compute: torch.dtype) -> None:
-    """Let it compute in this type, its frozen layers as well.
+    """Make it compute in this type, including its frozen layers.
 
-    Buffers keep their own type, since a table or a mask could lose its meaning; activations that they have turned into
+    Buffers keep their own type, since a table or a mask could lose its meaning; activations that they convert to
     float32 are cast back where they enter the next frozen layer.
     """
     frame = stacked.frame
@@ -294,7 +294,7 @@ def _name(stacked: Stack) -> str:
 
 
 def alike(found: Tensor, wanted: Tensor) -> bool:
-    """Whether two ways to compute something agree, but for the order of sums."""
+    """Whether two ways to compute something agree up to the order of sums."""
     if found.shape != wanted.shape:
         return False
     return torch.allclose(found, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))

@@ -1,4 +1,4 @@
-"""What the clients in the slots are: rows of weights, and numbers of each, on the device."""
+"""The state of the clients in the slots: rows of weights, and numbers for each, on the device."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Whole(IntEnum):
     BATCHES = auto()  # batches in an epoch
     SAMPLES = auto()  # samples trained on
     STOPS = auto()  # has a stop rule
-    LEAST = auto()  # which looks at the least cosine, not the mean
-    AT_ONCE = auto()  # and stops at once, not at the epoch's end
+    LEAST = auto()  # which uses the smallest cosine, not the mean
+    AT_ONCE = auto()  # and stops immediately, not at the end of the epoch
     FLAG = auto()  # a cosine of this epoch was below the threshold
     CLIENT = auto()
     CROPS = auto()  # the key of the crops in this run and round
@@ -45,7 +45,7 @@ class Sum(IntEnum):
 
 @dataclass(frozen=True)
 class Kind:
-    """Which step it is: everything that decides the operations, not their operands."""
+    """The kind of a step: everything that determines the operations, not their operands."""
 
     width: int  # slots that take part
     batch: int
@@ -55,27 +55,27 @@ class Kind:
     push: bool = False
     momentum: bool = False
     stop: bool = False
-    reference: bool = False  # a stop rule compares with another model than the start
+    reference: bool = False  # a stop rule compares with a model other than the start
     contrast: bool = False
     adamw: bool = False
     sam: bool = False
 
     @property
     def fuses(self) -> bool:
-        """Whether layers may step in their backward pass: not where the whole gradient has to be known first."""
+        """Whether layers may step in their backward pass: not if the whole gradient has to be known first."""
         return not (self.clip or self.adamw or self.sam)
 
     def __or__(self, other: Kind) -> Kind:
-        """What serves the clients of both."""
+        """A kind that suits the clients of both."""
         flags = {name: getattr(self, name) or getattr(other, name) for name in _FLAGS}
         return Kind(max(self.width, other.width), max(self.batch, other.batch), **flags)
 
     def wide(self, width: int) -> Kind:
-        """The same for other slots."""
+        """The same kind for another number of slots."""
         return replace(self, width=width)
 
     def needs(self) -> frozenset[str]:
-        """Which model-sized rows it reads beside weights, momenta and gradients."""
+        """Which model-sized rows it reads in addition to weights, momenta and gradients."""
         wanted = {
             "anchor": self.pull or self.contrast or self.stop,
             "push": self.push,
@@ -91,7 +91,7 @@ _FLAGS = tuple(entry.name for entry in fields(Kind) if entry.name not in ("width
 
 
 class State:
-    """Buffers of fixed addresses for `slots` clients, so that a captured step finds them."""
+    """Buffers at fixed addresses for `slots` clients, as captured steps need them."""
 
     def __init__(self, layout: RowLayout, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
         self.layout, self.slots, self.length, self.dtype, self.device = layout, slots, length, dtype, device
@@ -110,7 +110,7 @@ class State:
         return torch.zeros(self.slots, self.layout.width, dtype=self.dtype, device=self.device)
 
     def rows(self, name: str) -> Tensor:
-        """One of the extra buffers, made when first asked for."""
+        """One of the extra buffers, created on first use."""
         if name not in self.extra:
             self.extra[name] = self._rows()
         return self.extra[name]
@@ -131,12 +131,12 @@ class State:
 
 
 def upload(numbers: Any, device: torch.device) -> Tensor:
-    """On the device, without waiting for it."""
+    """Copied to the device, without waiting for it."""
     tensor = torch.as_tensor(numbers)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def places(numbers: list[int], device: torch.device) -> slice | Tensor:
-    """An index of these places: neighbours as a slice, which needs neither an upload nor a gather."""
+    """An index of these positions: a slice if they are consecutive, which needs neither an upload nor a gather."""
     first, count = numbers[0], len(numbers)
     return slice(first, first + count) if numbers == list(range(first, first + count)) else upload(numbers, device)

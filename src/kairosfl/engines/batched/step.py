@@ -27,7 +27,7 @@ class Work:
     compute: torch.dtype  # of activations; the weights keep theirs
 
     def prepared(self, samples: Tensor, crops: Tensor | None = None) -> Tensor:
-        """What the model sees of these samples, with the keys of their crops if they are augmented."""
+        """These samples as the model sees them, with the keys of their crops if they are augmented."""
         inputs = self.inputs[samples]
         inputs = prepare(inputs if crops is None else augment(inputs, crops), self.task.dataset)
         return inputs.to(self.compute) if inputs.is_floating_point() else inputs
@@ -43,7 +43,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Batch:
-    """The samples of this step, `[a, b]`: their numbers, which are real, and each one's share in the mean."""
+    """The samples of this step, `[a, b]`: their indices, which are not padding, and each one's share in the mean."""
 
     samples: Tensor
     mask: Tensor
@@ -90,7 +90,7 @@ def _derive(
     still: dict[str, Tensor],
     optimiser: Optimiser,
 ) -> tuple[Tensor, Tensor | None]:
-    """Fill the gradients at the clients' weights; every client's loss, and the features where they are compared."""
+    """Fill the gradients at the clients' weights; returns every client's loss, and the features if needed."""
     frame, (inputs, targets) = work.stack.frame, samples
     frame.open(state.w[: kind.width], state.g[: kind.width], keys, optimiser)
     outputs = work.stack(inputs).to(state.dtype)
@@ -114,14 +114,14 @@ def _climb(state: State, kind: Kind, live: Tensor) -> Tensor:
     return squares
 
 
-_ODD = 0x1E3779B97F4A7C15  # sets the keys of the steps far apart
+_ODD = 0x1E3779B97F4A7C15  # spreads the keys of the steps
 
 
 def _crops(work: Work, batch: Batch, whole: Tensor) -> Tensor | None:
     if not work.task.augment:
         return None
     run, client, step = (whole[each, :, None] for each in (Whole.CROPS, Whole.CLIENT, Whole.POSITION))
-    # The seed differs between runs, so it enters where a tensor may: 0 ^ seed is seed ^ 0.
+    # The seed differs between runs, so it is passed where a tensor is allowed: 0 ^ seed is seed ^ 0.
     return sample_keys(batch.samples, seed=0, round=run, client=client, step=step).flatten()
 
 
@@ -161,7 +161,7 @@ def _contrast(state: State, kind: Kind, batch: Batch, features: Tensor, still: d
 
 
 def _stop(state: State, kind: Kind, batch: Batch, features: Tensor, reference: Tensor) -> None:
-    """ALT: a client whose features have turned away gets its present step as its last, or the epoch's last."""
+    """ALT: a client whose features have diverged stops after this step, or after the epoch."""
     whole, sums = state.wholes[:, : kind.width], state.sums[:, : kind.width]
     cosines = F.cosine_similarity(features, reference, dim=1).view(batch.samples.shape)
     mean = (cosines * batch.share).sum(1)

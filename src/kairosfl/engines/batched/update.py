@@ -18,7 +18,7 @@ from kairosfl.engines.batched.state import Kind, Real, State, Whole
 
 
 def square_norms(g: Tensor) -> Tensor:
-    """‖g‖² of every row, in pieces: one long sum in float32 loses digits."""
+    """‖g‖² of every row, in pieces: one long sum in float32 loses accuracy."""
     squares: Tensor = torch.linalg.vector_norm(g.view(len(g), ALIGN, -1), dim=2).square().sum(1)
     return squares
 
@@ -36,7 +36,7 @@ class Optimiser:
         self._kernels: Any = None if kind.adamw else kernels("update", state.w)
         if self._kernels is not None:
             self._alive = live.to(torch.int32)
-            # The strips of linear layers, then the pieces of the rest: a layer that steps itself may cut one in two.
+            # The strips of linear layers, then the pieces of the rest: a layer that steps itself may split one in two.
             pieces = len(state.blocks(frozenset(), self._kernels)) + len(state.layout.places)
             self._partials = torch.zeros(a, state.strips[-1] + pieces, dtype=torch.float32, device=state.device)
 

@@ -87,7 +87,7 @@ class Chart {
     this.linked = spec.x_label === "round";
     this.plot = figure.querySelector(".plot");
     this.tools = html("span", { class: "tools" }, figure.querySelector("figcaption"));
-    this.back = this.button("↺ whole", "Back to the whole range (double click, or 0)", () => this.zoom(null));
+    this.back = this.button("↺ reset", "Show the whole range (double-click, or 0)", () => this.zoom(null));
     this.back.hidden = true;
   }
 
@@ -280,7 +280,7 @@ class Chart {
     this.page.point(this, value, place);
   }
 
-  // What the reader set, for the chart that takes this one's place when the page is fresh.
+  // What the reader set, for the chart that replaces this one when the page is updated.
   kept() {
     return { own: this.own };
   }
@@ -289,12 +289,12 @@ class Chart {
     return this.figure.dataset.title;
   }
 
-  // Who is who, below a saved picture; returns the room that it takes.
+  // The legend below a saved picture; returns the height that it takes.
   legend() {
     return { width: 0, height: 0 };
   }
 
-  // A file that looks the same by itself: the style sheet's part is written into it.
+  // A standalone file that looks the same: the relevant styles are written into it.
   save() {
     const copy = this.svg.cloneNode(true);
     const from = [this.svg, ...this.svg.querySelectorAll("*")];

@@ -1,7 +1,7 @@
 // Heat maps: clients by rounds and clients by classes.
 "use strict";
 
-// Viridis at nine points: rises evenly in lightness, so it reads in grey and for every kind of sight.
+// Viridis at nine points: lightness rises evenly, so it is readable in grey and for colour-blind readers.
 const VIRIDIS = ["440154", "472d7b", "3b528b", "2c728e", "21918c", "28ae80", "5ec962", "addc30", "fde725"].map((hex) =>
   [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16)));
 
@@ -110,7 +110,7 @@ class HeatChart extends Chart {
     });
   }
 
-  // Which clients or rounds a cell stands for.
+  // Which clients or rounds a cell covers.
   span([a, b], parts, i) {
     const size = Math.round((b - a) / parts), first = Math.round(a + 0.5 + i * size);
     return size > 1 ? `${first}–${first + size - 1}` : `${first}`;

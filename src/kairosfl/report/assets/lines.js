@@ -57,7 +57,7 @@ class LineChart extends Chart {
     });
   }
 
-  // The band at a point: not below nothing where no seed is, and no share above all.
+  // The band at a point: not below zero if no seed is, and no share above one.
   edges(s, i) {
     const low = s.mean[i] - s.deviation[i], high = s.mean[i] + s.deviation[i];
     return [s.signed ? low : Math.max(0, low), this.spec.percent ? Math.min(1, high) : high];
@@ -147,7 +147,7 @@ class LineChart extends Chart {
       node("text", { class: "hint", x: left - 7, y: top + height + 16, "text-anchor": "end" }, this.svg, "critical");
   }
 
-  // What is shaded, in words: only what is drawn just now.
+  // The explanation of the shading: only what is currently drawn.
   shading() {
     const { band, critical } = this.page.data.words;
     const drawn = (kind) => this.svg.querySelector(kind);

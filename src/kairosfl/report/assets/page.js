@@ -1,4 +1,4 @@
-// The page around the charts: who is shown, the target, the tables, and, while a run goes on, fresh data.
+// The page around the charts: which groups are shown, the target, the tables, and fresh data during a run.
 "use strict";
 
 const page = {
@@ -8,7 +8,7 @@ const page = {
   cursor: null,
   smooth: null, // points in a mean; the data says how many to begin with
   spread: "band",
-  inside: 0, // the group looked into
+  inside: 0, // the group whose heat maps are shown
   charts: [],
 
   load() {
@@ -34,7 +34,7 @@ const page = {
     if (figure) this.charts.push(Object.assign(new kind(figure, spec, this), this.kept.get(spec.key)));
   },
 
-  // The group that stands out: one that is hidden cannot, or the others would fade for nothing.
+  // The highlighted group; a hidden one is not, or the others would fade without a reason.
   get focused() {
     return this.focus === null || this.hidden.has(this.focus) ? null : this.focus;
   },
@@ -170,7 +170,7 @@ function bind(id, value, act) {
 
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 
-// As the server writes it: mean, deviation where values differ, how many where it is not all.
+// As the server writes it: mean, deviation if values differ, a count if it is not all of them.
 function spread(values, asked, digitsOf) {
   if (!values.length) return "–";
   const middle = mean(values);

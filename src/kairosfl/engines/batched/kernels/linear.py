@@ -88,7 +88,7 @@ def _backward(
     scale = tl.load(reals + SCALE * slots + client)
     pull = tl.load(reals + PULL_ROW * slots + client)
     if tl.load(live + client) != 0:
-        # The number of stages has to stand here, or only what is multiplied is loaded ahead, and not the momenta.
+        # The number of stages must be given here, or only the operands of the product are prefetched, not the momenta.
         for begin in tl.range(0, OUT, BO, num_stages=STAGES):
             outputs = begin + tl.arange(0, BO)
             places = base + weight + outputs[:, None] * IN + inputs[None, :]
@@ -230,7 +230,7 @@ def backward(
     `column` on.
     """
     m, samples, inputs = x.shape
-    x, dy = x.contiguous(), dy.contiguous()  # the last of a sequence's steps, say, lies in strides
+    x, dy = x.contiguous(), dy.contiguous()  # for instance the last step of a sequence is strided
     dx = torch.empty_like(x) if inward else None
     ahead = stages(x.device) - (anchor is not None or push is not None)
     _backward[(triton.cdiv(inputs, STRIP), m)](
