@@ -147,7 +147,7 @@ def test_a_frozen_part_stays_with_the_task_and_is_never_sent(task: Task) -> None
     assert torch.equal(reports.delta, loop.train(briefs).delta)
     assert engine.evaluate(briefs.start + reports.delta[0]) == loop.evaluate(briefs.start + reports.delta[0])
     whole = engine_of(grid_of(client_app(lambda _: task)), part).train(orders(part, [1]))
-    assert "the server's model has 18 numbers, this client's 33." in whole.failed[0][1]
+    assert "the server's model has 18 parameters, but this client's has 33;" in whole.failed[0][1]
 
 
 Change = Callable[[RecordDict], None]
