@@ -19,7 +19,8 @@ import torch
 
 from kairosfl.core.fields import Briefs, Report, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Round, Run, Setup, brief, conclude
+from kairosfl.core.round import brief, conclude
+from kairosfl.core.run import Round, Run, Setup
 from kairosfl.rules import parse
 from kairosfl.rules.fedaware import products, weighted_sum
 from kairosfl.rules.minnorm import gap, min_norm

@@ -35,7 +35,8 @@ import torch.nn.functional as F
 
 from kairosfl.core.fields import Briefs
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Rounds, Run, Setup, rounds
+from kairosfl.core.round import Rounds, rounds
+from kairosfl.core.run import Run, Setup
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from kairosfl import Loop, Recipe, Run, Task, drive, parse, rounds
-from kairosfl.core.round import Setup
+from kairosfl.core.run import Setup
 from kairosfl.engines.batched import Batched
 from kairosfl.tasks import models
 from kairosfl.tasks.data import load

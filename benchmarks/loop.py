@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from kairosfl import Loop, Recipe, Run, Task, drive, parse, rounds
-from kairosfl.core.round import Setup
+from kairosfl.core.run import Setup
 from kairosfl.tasks import models
 from kairosfl.tasks.data import load
 from kairosfl.tasks.partitions import iid

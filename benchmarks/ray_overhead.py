@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, Setup, rounds
+from kairosfl.core.round import rounds
 from kairosfl.core.rule import Algorithm
+from kairosfl.core.run import Run, Setup
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.protocol import Engine
 from kairosfl.engines.ray import Ray

@@ -20,8 +20,9 @@ import torch
 from torch import nn
 
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Round, Run, Setup, rounds
+from kairosfl.core.round import rounds
 from kairosfl.core.rule import Memory, Plan, Rule
+from kairosfl.core.run import Round, Run, Setup
 from kairosfl.engines.loop import Loop
 from kairosfl.rules import parse
 from kairosfl.runs.checkpoint import Checkpoints

@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, Setup, drive, rounds
+from kairosfl.core.round import drive, rounds
 from kairosfl.core.rule import Algorithm, Rule
+from kairosfl.core.run import Run, Setup
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.rules import RULES, parse

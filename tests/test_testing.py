@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Reports
-from kairosfl.core.round import Round
 from kairosfl.core.rule import Memory, Plan, Rule, State
+from kairosfl.core.run import Round
 from kairosfl.engines.loop import Loop
 from kairosfl.rules import RULES, parse
 from kairosfl.testing import ENGINES, check_rule

@@ -12,8 +12,8 @@ from peers.common import CLASSES, Job, measure
 from torch import Tensor
 
 from kairosfl import Algorithm, DataSet, Loop, Population, Recipe, Round, Rule, Run, Samples, Task, drive, rounds
-from kairosfl.core.round import Setup
 from kairosfl.core.rule import Memory, Plan
+from kairosfl.core.run import Setup
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from kairosfl import detectors, engines, rules, tasks, testing
     from kairosfl.core.fields import Briefs, Reports
     from kairosfl.core.recipe import Recipe
-    from kairosfl.core.round import Round, Run, Setup, drive, result, rounds
+    from kairosfl.core.round import drive, result, rounds
     from kairosfl.core.rule import Algorithm, Memory, Plan, Rule
+    from kairosfl.core.run import Round, Run, Setup
     from kairosfl.engines.batched import Batched
     from kairosfl.engines.loop import Loop
     from kairosfl.errors import UserError
@@ -36,11 +37,11 @@ else:
             "Population": "kairosfl.tasks.population",
             "Recipe": "kairosfl.core.recipe",
             "Reports": "kairosfl.core.fields",
-            "Round": "kairosfl.core.round",
+            "Round": "kairosfl.core.run",
             "Rule": "kairosfl.core.rule",
-            "Run": "kairosfl.core.round",
+            "Run": "kairosfl.core.run",
             "Samples": "kairosfl.tasks.dataset",
-            "Setup": "kairosfl.core.round",
+            "Setup": "kairosfl.core.run",
             "Task": "kairosfl.tasks.task",
             "UserError": "kairosfl.errors",
             "check_rule": "kairosfl.testing",

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, Setup, drive, result, rounds, verdicts
+from kairosfl.core.round import drive, result, rounds, verdicts
 from kairosfl.core.rule import Algorithm, Rule
+from kairosfl.core.run import Run, Setup
 from kairosfl.core.spec import parse
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop

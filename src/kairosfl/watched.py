@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Reports, fields
-from kairosfl.core.round import Round
 from kairosfl.core.rule import Memory, Plan, Rule, State
+from kairosfl.core.run import Round
 from kairosfl.core.table import Table
 
 COHORT = 4  # of the federation in which the rule is watched

@@ -15,8 +15,9 @@ from torch import Tensor
 from kairosfl.core.fields import Briefs, Report, Reports
 from kairosfl.core.mass import mass
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Round, Run, Setup, drive, result, rounds, verdicts
+from kairosfl.core.round import drive, result, rounds, verdicts
 from kairosfl.core.rule import Algorithm, Memory, Plan, Rule, State
+from kairosfl.core.run import Round, Run, Setup
 from kairosfl.detectors import FGN, Detector
 from kairosfl.errors import UserError
 from kairosfl.rules import parse

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Report, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Round, Run, Setup, accept, drive, rounds
+from kairosfl.core.round import accept, drive, rounds
 from kairosfl.core.rule import Algorithm, Memory, Plan, Rule, State
+from kairosfl.core.run import Round, Run, Setup
 from kairosfl.detectors import FGN, Detector, FedFIM
 from kairosfl.errors import UserError
 from kairosfl.rules import parse

@@ -14,7 +14,8 @@ from flwr.app import Context, Error, Message, MessageType
 from kit import CLIENTS, configure, lines, make_app, order
 
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, Setup, rounds
+from kairosfl.core.round import rounds
+from kairosfl.core.run import Run, Setup
 from kairosfl.deploy import model_of, run_to_end
 from kairosfl.engines.flower import roster, server
 from kairosfl.engines.flower.client import client_app

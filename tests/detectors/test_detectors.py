@@ -12,8 +12,9 @@ import torch
 
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, Setup, rounds
+from kairosfl.core.round import rounds
 from kairosfl.core.rule import Memory
+from kairosfl.core.run import Run, Setup
 from kairosfl.core.table import Table
 from kairosfl.detectors import FGN, Detector, FedFIM, parse_detectors
 from kairosfl.errors import UserError

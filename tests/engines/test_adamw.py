@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kairosfl.core.round import Run, Setup, drive, rounds
+from kairosfl.core.round import drive, rounds
+from kairosfl.core.run import Run, Setup
 from kairosfl.core.streams import stream
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop

@@ -11,7 +11,8 @@ from torch import nn
 
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, Setup, drive, rounds
+from kairosfl.core.round import drive, rounds
+from kairosfl.core.run import Run, Setup
 from kairosfl.detectors import FGN, FedFIM
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.batched import engine as batched_engine

@@ -19,7 +19,8 @@ from torch import nn
 
 from kairosfl.core.fields import Briefs
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, Setup, drive, rounds
+from kairosfl.core.round import drive, rounds
+from kairosfl.core.run import Run, Setup
 from kairosfl.engines.flower import roster, server
 from kairosfl.engines.flower.checks import Trust
 from kairosfl.engines.flower.client import client_app

@@ -14,7 +14,8 @@ from torch import nn
 
 from kairosfl.core.fields import Briefs
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, Setup, drive, rounds
+from kairosfl.core.round import drive, rounds
+from kairosfl.core.run import Run, Setup
 from kairosfl.engines import memory
 from kairosfl.engines.batched import Batched, fast
 from kairosfl.engines.batched.evaluator import GraphEvaluator, plain, single

@@ -20,7 +20,8 @@ from torch import nn
 
 from kairosfl.core.fields import FISHER, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, Setup, drive, rounds
+from kairosfl.core.round import drive, rounds
+from kairosfl.core.run import Run, Setup
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.ray import Ray, expected_steps, shards
 from kairosfl.errors import UserError

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from kairosfl.core.fields import Briefs, Report, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Round, Run, Setup, drive, rounds
+from kairosfl.core.round import drive, rounds
 from kairosfl.core.rule import Algorithm, Memory, Plan, Rule
+from kairosfl.core.run import Round, Run, Setup
 from kairosfl.engines.loop import Loop
 from kairosfl.rules import parse
 from kairosfl.tasks.dataset import DataSet, Samples

@@ -15,8 +15,9 @@ from scipy.optimize import nnls
 
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, Setup, drive, rounds
+from kairosfl.core.round import drive, rounds
 from kairosfl.core.rule import Algorithm
+from kairosfl.core.run import Run, Setup
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.rules import FedAvgM, FedAWARE, FedCL, parse

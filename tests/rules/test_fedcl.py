@@ -11,8 +11,9 @@ import reference
 from problems import Flaky, recipe, task
 from reference import Cohort, Network, Quadratic, Setting, fgn, train
 
-from kairosfl.core.round import Run, Setup, drive, rounds
+from kairosfl.core.round import drive, rounds
 from kairosfl.core.rule import Algorithm, Memory
+from kairosfl.core.run import Run, Setup
 from kairosfl.core.streams import stream
 from kairosfl.core.table import Table
 from kairosfl.detectors import FGN, Signals

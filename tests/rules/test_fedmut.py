@@ -13,8 +13,8 @@ from reference import COHORTS, Cohort, Network, Quadratic, Setting
 
 from kairosfl.core.fields import Briefs
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Round, Run, Setup
 from kairosfl.core.rule import Algorithm, Memory
+from kairosfl.core.run import Round, Run, Setup
 from kairosfl.core.table import Table
 from kairosfl.rules import FedMut
 from kairosfl.rules.fedmut import undone

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kairosfl import Recipe, Run, UserError, parse
-from kairosfl.core.round import Setup
+from kairosfl.core.run import Setup
 from kairosfl.detectors import Signals
 from kairosfl.runs import checkpoint
 from kairosfl.runs.checkpoint import Checkpoints, _checksum, rounds_done

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from kairosfl.core.fields import FISHER, Briefs
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import Run, Setup, drive, rounds
+from kairosfl.core.round import drive, rounds
+from kairosfl.core.run import Run, Setup
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.rules import parse

@@ -12,7 +12,7 @@ from torch import Tensor
 from kairosfl.core.fields import Briefs
 
 if TYPE_CHECKING:
-    from kairosfl.core.round import Round
+    from kairosfl.core.run import Round
 
 
 def strides(now: Round) -> Tensor:

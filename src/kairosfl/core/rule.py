@@ -15,7 +15,7 @@ from kairosfl.core.table import Table
 from kairosfl.errors import UserError
 
 if TYPE_CHECKING:
-    from kairosfl.core.round import Round
+    from kairosfl.core.run import Round
 
 State = dict[str, Tensor]
 

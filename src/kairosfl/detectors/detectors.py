@@ -19,7 +19,7 @@ from kairosfl.core.spec import Spec, parse
 from kairosfl.errors import UserError
 
 if TYPE_CHECKING:
-    from kairosfl.core.round import Round
+    from kairosfl.core.run import Round
 
 
 class Detector(Spec, ABC):

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from kairosfl.core.fields import Briefs
-from kairosfl.core.round import Round
 from kairosfl.core.rule import Memory, Rule, State
+from kairosfl.core.run import Round
 
 
 @dataclass(frozen=True, kw_only=True)

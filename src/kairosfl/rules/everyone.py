@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kairosfl.core.round import Round
 from kairosfl.core.rule import Memory, State
+from kairosfl.core.run import Round
 
 
 def no_clients(now: Round) -> State:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.mass import strides
-from kairosfl.core.round import Round
 from kairosfl.core.rule import Memory, Plan, Rule, State
+from kairosfl.core.run import Round
 from kairosfl.core.table import Table
 from kairosfl.rules.feddyn import FedDyn
 from kairosfl.rules.minnorm import Floats, frank_wolfe, min_norm

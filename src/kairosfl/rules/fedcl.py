@@ -11,8 +11,8 @@ from typing import Self
 
 import torch
 
-from kairosfl.core.round import Round
 from kairosfl.core.rule import Memory, Plan, Rule, State
+from kairosfl.core.run import Round
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kairosfl.core.fields import Briefs
 from kairosfl.core.mass import strides
-from kairosfl.core.round import Round
 from kairosfl.core.rule import Memory, Rule, State
+from kairosfl.core.run import Round
 from kairosfl.rules import everyone
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kairosfl.core.fields import Briefs
-from kairosfl.core.round import Round
 from kairosfl.core.rule import Memory, Rule
+from kairosfl.core.run import Round
 
 
 @dataclass(frozen=True, kw_only=True)

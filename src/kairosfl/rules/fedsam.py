@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kairosfl.core.fields import Briefs
-from kairosfl.core.round import Round
 from kairosfl.core.rule import Memory, Rule
+from kairosfl.core.run import Round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class FedSAM(Rule):
     rho: float = 0.05
 
     def __post_init__(self) -> None:
-        self.check("rho", 0 <= self.rho < float("inf"), "use 0 (FedAvg) or more, and finite; the paper uses 0.01 to 1")
+        self.check("rho", 0 <= self.rho < float("inf"), "use 0 (FedAvg) or more, and finite")
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         return None if self.rho else "fedsam(rho=0) has no effect"

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
-from kairosfl.core.round import Round
 from kairosfl.core.rule import Memory, Rule, State
+from kairosfl.core.run import Round
 from kairosfl.errors import UserError
 
 NOTICEABLE = 0.01  # a smaller relative change of a weight counts as none

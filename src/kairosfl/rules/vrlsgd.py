@@ -16,8 +16,8 @@ import torch
 
 from kairosfl.core.fields import Briefs
 from kairosfl.core.mass import mean_gradients
-from kairosfl.core.round import Round
 from kairosfl.core.rule import Memory, Rule, State
+from kairosfl.core.run import Round
 
 
 @dataclass(frozen=True, kw_only=True)

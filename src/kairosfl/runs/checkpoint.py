@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kairosfl.core.round import Run
+from kairosfl.core.run import Run
 from kairosfl.core.table import Table
 from kairosfl.detectors import Signals
 from kairosfl.errors import UserError

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Reports
-from kairosfl.core.round import Run, Setup, result, rounds, verdicts
+from kairosfl.core.round import result, rounds, verdicts
+from kairosfl.core.run import Run, Setup
 from kairosfl.detectors import parse_detectors
 from kairosfl.engines.memory import spilling
 from kairosfl.engines.protocol import Engine

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kairosfl.core.fields import Reports
-from kairosfl.core.round import Run
+from kairosfl.core.run import Run
 from kairosfl.detectors import cosine_matrix
 from kairosfl.engines.evaluate import Scores
 from kairosfl.runs.history import final_tenth
