@@ -73,6 +73,16 @@ def test_the_reference_names_everything_public() -> None:
 
 
 DOCUMENTED = [
+    kairosfl.Recipe,
+    kairosfl.Run.start,
+    kairosfl.Setup,
+    kairosfl.check_rule,
+    kairosfl.detectors.FGN,
+    kairosfl.detectors.FedFIM,
+    kairosfl.drive,
+    kairosfl.parse,
+    kairosfl.result,
+    kairosfl.rounds,
     kairosfl.Batched,
     kairosfl.DataSet,
     kairosfl.Loop,

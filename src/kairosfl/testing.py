@@ -54,6 +54,10 @@ def check_rule(rule: Rule, *, engines: Mapping[str, Callable[[Task], Engine]] = 
     arguments, returns the same for the same arguments, does not depend on the order of the clients, and returns
     finite tensors of the right shape and type), its state (tensors that survive a checkpoint; rows of reporters
     alone), rounds in which some or all clients fail, and that a resumed run is the same to the bit on every engine.
+
+    Args:
+        rule: The rule, with the options to check.
+        engines: The engines on which it must train the same model, by name.
     """
     _check_form(rule)
     pristine, job = copy.deepcopy(rule), _task(torch.float32)

@@ -16,7 +16,27 @@ SCHEDULES = ("constant", "exponential", "steps", "cosine")
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Plain numbers, the same for every engine. A rule may change them for single clients through the brief."""
+    """Plain numbers, the same for every engine. A rule may change them for single clients through the brief.
+
+    Args:
+        rounds: How many rounds the run has.
+        cohort: Clients per round; a rule may select more or fewer.
+        epochs: Passes over a client's data in a round, at most.
+        batch_size: Samples in a batch; a client with fewer uses all of them.
+        drop_last: Whether the last batch of an epoch is dropped if it is smaller.
+        optimizer: The clients' optimizer, "sgd" or "adamw".
+        lr: The clients' learning rate in the first round.
+        momentum: Of "sgd", reset in every round.
+        beta1: Of "adamw": decay of the first moment.
+        beta2: Of "adamw": decay of the second moment.
+        eps: Of "adamw": added to the root of the second moment.
+        weight_decay: Added to the gradient by "sgd", decoupled in "adamw".
+        clip: Largest norm of a batch's gradient; 0 for no clipping.
+        schedule: Of the learning rate over the rounds: "constant", "exponential", "steps" or "cosine".
+        gamma: Factor per round ("exponential") or per milestone ("steps").
+        milestones: Rounds at which the learning rate falls ("steps").
+        lr_min: Where "cosine" ends.
+    """
 
     rounds: int = 100
     cohort: int = 10
@@ -25,16 +45,16 @@ class Recipe:
     drop_last: bool = False
     optimizer: str = "sgd"
     lr: float = 0.1
-    momentum: float = 0.0  # of sgd
-    beta1: float = 0.9  # of adamw, as the next two
+    momentum: float = 0.0
+    beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
-    clip: float = 0.0  # largest norm of a mini-batch gradient; 0: no clipping
+    clip: float = 0.0
     schedule: str = "constant"
-    gamma: float = 0.99  # exponential: factor per round; steps: factor per milestone
-    milestones: tuple[int, ...] = ()  # steps: rounds at which the learning rate falls
-    lr_min: float = 0.0  # cosine: where it ends
+    gamma: float = 0.99
+    milestones: tuple[int, ...] = ()
+    lr_min: float = 0.0
 
     def __post_init__(self) -> None:
         whole = range(1, MOST + 1)

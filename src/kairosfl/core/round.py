@@ -29,7 +29,12 @@ Rounds = Generator[tuple[Run, Briefs | None], Reports, None]
 
 
 def rounds(run: Run, setup: Setup) -> Rounds:
-    """A run as a coroutine: yields the run and the next cohort's briefs, is sent reports; briefs of None end it."""
+    """A run as a coroutine: yields the run and the next cohort's briefs, is sent reports; briefs of None end it.
+
+    Args:
+        run: Where to begin: `Run.start(...)`, or a run that was interrupted.
+        setup: What stays the same throughout the run.
+    """
     while run.round < setup.recipe.rounds:
         run.check_fresh()
         now = Round.of(run, setup)
@@ -41,7 +46,12 @@ def rounds(run: Run, setup: Setup) -> Rounds:
 
 
 def result(run: Run, setup: Setup) -> Tensor:
-    """The vector to evaluate, export and deploy."""
+    """The vector to evaluate, export and deploy.
+
+    Args:
+        run: A run between two rounds.
+        setup: What it was started with.
+    """
     x, now = run.x, Round.of(run, setup)
     for i in setup.algorithm.order():
         x = setup.algorithm.rules[i].result(x, run.memory(i), now)
@@ -221,7 +231,12 @@ def _after(run: Run, memories: Sequence[Memory], **changes: Any) -> Run:
 
 
 def drive(course: Rounds, engine: Engine) -> Iterator[Run]:
-    """One run on one engine: the run after every round."""
+    """One run on one engine: the run after every round.
+
+    Args:
+        course: The run's rounds, from `rounds`.
+        engine: What trains its cohorts.
+    """
     run, briefs = next(course)
     while briefs is not None:
         run, briefs = course.send(engine.train(briefs))

@@ -37,11 +37,11 @@ class Setup:
     """What stays the same throughout a run.
 
     Args:
-        algorithm: the rules.
-        recipe: rounds, cohort, and how clients train.
-        clients: size of the population.
-        layout: where the model's tensors lie in the vector, `task.layout`.
-        detectors: of critical periods; all are recorded, the first one decides.
+        algorithm: The rules.
+        recipe: Rounds, cohort, and how clients train.
+        clients: Size of the population.
+        layout: Where the model's tensors lie in the vector, `task.layout`.
+        detectors: Of critical periods; all are recorded, the first one decides.
     """
 
     algorithm: Algorithm
@@ -94,10 +94,10 @@ class Run:
         """A run before its first round.
 
         Args:
-            x: the model to start from, `engine.start()`.
-            setup: what stays the same throughout the run.
-            seed: of everything random in the run.
-            allocate: gives memory for client rows; `kairosfl.engines.memory.spilling` uses the host when a GPU is full.
+            x: The model to start from, `engine.start()`.
+            setup: What stays the same throughout the run.
+            seed: Of everything random in the run.
+            allocate: Gives memory for client rows; `kairosfl.engines.memory.spilling` uses the host when a GPU is full.
         """
         run = cls(seed=seed, round=0, x=x, states=(), tables=())
         now = Round.of(run, setup)

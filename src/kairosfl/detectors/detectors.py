@@ -63,8 +63,14 @@ def _mean(values: Tensor, n: Tensor, weighted: bool) -> float:
 class FGN(Detector):
     """Federated gradient norm: Σ_k p_k · lr_k · (Σ over batches of ‖∇L‖²) / epochs_k, and its rise.
 
-    `window = 0` compares consecutive rounds (Eq. 2). A window compares means over that many checks, made every
-    `every` rounds on a history that starts as zeros; the first `forced` checks count as critical.
+    Args:
+        delta: The relative rise from which on a period is critical.
+        include_lr: Whether the learning rate is part of the value.
+        weighted: Whether clients count by their samples.
+        window: 0 compares consecutive rounds (Eq. 2); otherwise means over so many checks are compared, on a history
+            that starts as zeros.
+        every: Rounds between two checks of a window.
+        forced: Checks of a window that count as critical at the start.
     """
 
     delta: float = 0.01
@@ -114,7 +120,10 @@ class FGN(Detector):
 class FedFIM(Detector):
     """Trace of the Fisher information of the model as sent out, Σ_k p_k · tr F_k, and its rise.
 
-    `exact` sums over the classes; otherwise one label per sample is drawn from the model's own distribution.
+    Args:
+        delta: The relative rise from which on a period is critical.
+        exact: Whether the trace sums over the classes; otherwise one label per sample is drawn from the model's own
+            distribution.
     """
 
     delta: float = 0.01

@@ -59,7 +59,9 @@ def FedAvg() -> Algorithm:
 def parse(text: str | Sequence[str | Mapping[str, Any]]) -> Algorithm:
     """An algorithm from text, `"fedprox(mu=0.01) + fedavgm"`, or from a list as TOML has it.
 
-    An entry of the list is text or a table, `{rule = "fedprox", mu = 0.01}`. `"fedavg"` is the empty sum.
+    Args:
+        text: The sum of rules; `"fedavg"` is the empty one. An entry of a list is text, or a table such as
+            `{rule = "fedprox", mu = 0.01}`.
     """
     if isinstance(text, str):
         specs = parse_spec("rule", _without_fedavg(text), RULES) if _without_fedavg(text) else ()
