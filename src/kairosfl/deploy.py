@@ -17,6 +17,7 @@ from torch import Tensor
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs.checkpoint import model
 from kairosfl.runs.config import RunConfig, change, dump, read, resolve, tables
+from kairosfl.runs.edits import edits, flat
 from kairosfl.runs.engines import resolve_engine
 from kairosfl.runs.experiment import Notify, build_data, execute, given, record
 from kairosfl.runs.files import read_lines, write
@@ -116,7 +117,8 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
         return folder.summary()
     begun = folder.begun()
     if begun:
-        config = folder.config()
+        asked, config = config, folder.config()
+        _check_same(asked, config, run, folder)
     task = make(None)
     if deploy.clients:
         if config.run.client_accuracy:
@@ -141,6 +143,17 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
     cohort = settings.asked(config.train.cohort, len(task.clients))
     config = replace(config, train=replace(config.train, cohort=cohort))
     return execute(record(config, task, engine, folder, resume=begun), engine)
+
+
+def _check_same(asked: RunConfig, begun: RunConfig, run: Path, folder: Folder) -> None:
+    """Refuse a run file that asks for other numbers than the run in the folder; how it is carried out may differ."""
+    ours = {"algorithm", "seed", "train", "run.detector"}
+    wanted = [edit for edit in edits(asked, flat(begun)) if {edit.key, edit.key.partition(".")[0]} & ours]
+    if wanted:
+        raise UserError(
+            f"{run} asks for {wanted[0].key} = {wanted[0].now!r}, and the run in {folder.path} has {wanted[0].then!r}; "
+            f"change it back, edit {folder.path / 'config.toml'}, or give another out."
+        )
 
 
 def load(path: Path, changes: Sequence[str] = ()) -> tuple[RunConfig, Deploy]:
