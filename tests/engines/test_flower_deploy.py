@@ -93,9 +93,9 @@ def test_a_server_that_is_stopped_goes_on(config: Path, task: Task, tmp_path: Pa
     with pytest.raises(Stopped):
         deploy.serve(Failing(grid_of(task).nodes), lambda _: task, config, tmp_path / "run")
     text = config.read_text()
-    config.write_text(f"seed = 5\n{text}")
+    config.write_text(text.replace("epochs = 1", "epochs = 2"))
     with pytest.raises(
-        UserError, match=r"asks for seed = 5, and the run in .* has 0; change it back, edit .*config\.toml"
+        UserError, match=r"asks for train\.epochs = 2, and the run in .* has 1; change it back, edit .*config\.toml"
     ):
         deploy.serve(grid_of(task), lambda _: task, config, tmp_path / "run")
     config.write_text(text)
