@@ -49,7 +49,7 @@ def refused(result, *parts):
         ("train.lr=0", ["train.lr", "above 0"]),
         ("train.rounds=2.5", ["train.rounds", "2.5", "whole number"]),
         ("train.rounds=0", ["train.rounds", "1 or more"]),
-        ("train.cohort=41", ["train.cohort = 41", "data.clients = 40"]),
+        ("train.cohort=41", ["train.cohort = 41", "the 40 clients available"]),
         ("train.schedule=linear", ["train.schedule", "cosine"]),
         ("train.momentum=1", ["train.momentum", "below 1"]),
         ("data.alpha=-1", ["data.alpha", "-1"]),
@@ -112,7 +112,7 @@ def test_a_wrong_key_or_value(change, parts, tmp_path):
 
 
 def test_wrong_files(tmp_path):
-    refused(call("run", tmp_path / "none.toml", "--out", tmp_path / "run"), "none.toml", "no file")
+    refused(call("run", tmp_path / "none.toml", "--out", tmp_path / "run"), "none.toml does not exist", "TOML")
     refused(call("run", tmp_path, "--out", tmp_path / "run"), "folder")
     (tmp_path / "bad.toml").write_text("algorithm = ")
     refused(call("run", tmp_path / "bad.toml", "--out", tmp_path / "run"), "not valid TOML")
