@@ -112,7 +112,7 @@ def test_a_wrong_key_or_value(change, parts, tmp_path):
 
 
 def test_wrong_files(tmp_path):
-    refused(call("run", tmp_path / "none.toml", "--out", tmp_path / "run"), "none.toml", "no file")
+    refused(call("run", tmp_path / "none.toml", "--out", tmp_path / "run"), "none.toml", "none.toml does not exist")
     refused(call("run", tmp_path, "--out", tmp_path / "run"), "folder")
     (tmp_path / "bad.toml").write_text("algorithm = ")
     refused(call("run", tmp_path / "bad.toml", "--out", tmp_path / "run"), "not valid TOML")
