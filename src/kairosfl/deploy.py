@@ -166,7 +166,7 @@ def load(path: Path, changes: Sequence[str] = ()) -> tuple[RunConfig, Deploy]:
 
 
 def model_of(folder: Path) -> Tensor:
-    """The model in the newest checkpoint of a run folder: for going on with another algorithm."""
+    """The model in the newest checkpoint of a run folder: to continue with another algorithm."""
     return model(folder)[0]
 
 

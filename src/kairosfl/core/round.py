@@ -106,8 +106,8 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Tensor, t
     if reports.delta.shape != (len(reports), d):
         shape = tuple(reports.delta.shape[1:])
         rejected += [(int(i), f"its update has the shape {shape}, not ({d},)") for i in reports.ids]
-        nobody = torch.empty(0, dtype=torch.int64)
-        return briefs.take(nobody), reports.take(nobody), torch.empty(0), tuple(rejected)
+        none = torch.empty(0, dtype=torch.int64)
+        return briefs.take(none), reports.take(none), torch.empty(0), tuple(rejected)
     position = {client: row for row, client in enumerate(briefs.ids.tolist())}
     squares = squared_norms(reports.delta) if len(reports) else torch.empty(0)
     faults = reports.faults()

@@ -194,7 +194,7 @@ def partition(
     """The partition called `name` of a data set; options that it does not use are ignored.
 
     Args:
-        dataset: Its training samples are dealt to the clients.
+        dataset: Its training samples are divided among the clients.
         name: One of `PARTITIONS`: "iid", "dirichlet", "quantity", "shards", "mixed" or "natural".
         clients: The number of clients; with "natural", None for all.
         seed: Of the random numbers, 0 or more: the same seed gives the same partition on every platform.

@@ -210,7 +210,7 @@ async function copy(button) {
   setTimeout(() => (button.textContent = "copy"), 1500);
 }
 
-// While a run goes on: ask now and then, and put in what has changed, keeping what the reader chose.
+// During a run: poll now and then and update what has changed, keeping what the reader chose.
 async function refresh() {
   if (page.charts.some((chart) => chart.from !== undefined)) return; // not under a hand that is drawing a range
   const live = document.documentElement.dataset;
