@@ -179,7 +179,7 @@ class Flower(Evaluator):
         return in_flight, failed
 
     def _outcome(self, sent: str, node: int, brief: Brief, out: Tensor) -> Report | str | None:
-        """The accepted report, with its update in `out`, or why there is none; None while there is no answer."""
+        """The accepted report, with its update in `out`, or why there is none; None while no answer has arrived."""
         reply = pull(self.grid, sent)
         if not isinstance(reply, Message):
             return reply
