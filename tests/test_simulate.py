@@ -98,7 +98,7 @@ def test_every_form_of_data_gives_the_bits_of_the_expert_interface(form: str) ->
 CLIENTS: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
     "pairs of arrays": lambda: ([(X[i], Y[i]) for i in OWNERS], TEST, {}),
     "data sets": lambda: ([TensorDataset(X[i], Y[i]) for i in OWNERS], TEST, {}),
-    "tables": lambda: ([table(X[i], Y[i]) for i in OWNERS], TEST, {"input": "features"}),
+    "tables": lambda: ([table(X[i], Y[i]) for i in OWNERS], TEST, {}),
     "indices": lambda: (TRAIN, TEST, {"clients": OWNERS}),
     "population": lambda: (TRAIN, TEST, {"clients": Population.from_lists(OWNERS)}),
     "column": lambda: (
@@ -296,12 +296,17 @@ def test_wrong_data_is_refused() -> None:
     refuse(r"inputs of client 1 have shape \[5\] and those of client 0 \[6\]", [TRAIN, (X[:, :5], Y)], TEST)
     refuse("list of 2 clients and test of 1", [TRAIN, TRAIN], [TEST])
     refuse("give both per client", TRAIN, [TEST])
-    refuse("names a column", client="who")
+    refuse("client = 'who' is about columns", client="who")
+    refuse("client = 'who' is about columns", table(*TRAIN), TEST, client="who")
+    refuse("encode = .* is about columns", encode=len)
+    refuse("mean must be left out when train is a DataSet", DataSet("a", Samples(*TRAIN), Samples(*TEST), 3), mean=[0])
 
 
 def test_wrong_arguments_are_refused() -> None:
     refuse("simulate has no argument 'round'; did you mean 'rounds'", round=3)
     refuse("simulate has no argument 'momentun'; did you mean 'momentum'", momentun=0.9)
+    refuse("algorithm = 3 must be text", algorithm=3)
+    refuse("on_round = 3 must be a function", on_round=3)
     refuse("train.lr = 'fast' must be a number", lr="fast")
     refuse("train.cohort = 9 is more than the 4 clients", cohort=9)
     refuse("train.cohort = 9 is more than the 3 clients", [(X[i], Y[i]) for i in OWNERS], TEST, cohort=9, clients=None)

@@ -137,7 +137,7 @@ def simulate(
     out: str | Path | None = None,
     on_round: Callable[[History], bool | None] | None = None,
     progress: bool = True,
-    name: str = "own",
+    name: str | None = None,
     classes: int | None = None,
     input: str | None = None,
     target: str = "label",
@@ -172,7 +172,7 @@ def simulate(
             from its last checkpoint, including its weights; a finished one is returned without training.
         on_round: Called after every round with the `History` so far; the run ends if it returns False.
         progress: Whether progress is shown.
-        name: What reports call the data.
+        name: What reports call the data; by default "own", or a `DataSet`'s own name.
         classes: The number of classes; by default counted from the labels.
         input: Hugging Face: the column of inputs; by default "image", or the only one left.
         target: Hugging Face: the column of classes.
@@ -186,6 +186,10 @@ def simulate(
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"model is a {type(model).__name__}; give a torch.nn.Module.")
+    if not isinstance(algorithm, str | Algorithm | Rule):
+        raise UserError(f"algorithm = {algorithm!r} must be text like 'fedprox(mu=0.01)', or a sum of rules.")
+    if on_round is not None and not callable(on_round):
+        raise UserError(f"on_round = {on_round!r} must be a function of the history so far.")
     initial = copy.deepcopy(model).cpu()
     sections = _sections(settings)
     fields = {key: settings[key] for key in OF_DATASET if key in settings}

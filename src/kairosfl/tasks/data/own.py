@@ -125,7 +125,7 @@ def from_any(
     target: str = "label",
     client: str | None = None,
     encode: Encode | None = None,
-    name: str = "own",
+    name: str | None = None,
     classes: int | None = None,
     **fields: Any,
 ) -> DataSet:
@@ -141,26 +141,31 @@ def from_any(
         target: Hugging Face: the column of classes.
         client: Hugging Face: the column that names the natural client of each row.
         encode: Hugging Face: turns one value of the input column into an array.
-        name: What reports call the data set.
+        name: What reports call the data set; by default "own", or a `DataSet`'s own name.
         classes: The number of classes; by default counted from the labels.
         **fields: Further fields of `DataSet`, as in `from_torch`.
     """
     if isinstance(train, DataSet):
         if test is not None:
             raise UserError("test must be left out when train is a DataSet, which has test samples of its own.")
-        return train
+        if classes is not None or fields:
+            wrong = "classes" if classes is not None else next(iter(fields))
+            raise UserError(f"{wrong} must be left out when train is a DataSet, which has its own; change it there.")
+        return replace(train, name=name or train.name)
     if isinstance(train, Mapping):
         train, test = _splits(train, test)
     if test is None:
         raise UserError("test is missing; give test samples, such as test=(x, y).")
-    tables = [table for table in (train, test) if hasattr(table, "column_names")]
+    sets = [each for data in (train, test) for each in (data if _per_client(data) else [data])]
+    tables = [each for each in sets if hasattr(each, "column_names")]
+    for key, value in (("input", input), ("client", client), ("encode", encode)):
+        if value is not None and (not tables or (key == "client" and len(tables) < len(sets))):
+            raise UserError(f"{key} = {value!r} is about columns; leave it out, or give Hugging Face tables.")
     if input is None:
         input = _input_column(tables[0], {target, client}) if tables else "image"
-    if len(tables) == 2:
+    if len(tables) == len(sets) == 2 and not _per_client(train):
         columns: dict[str, Any] = {"input": input, "target": target, "client": client, "encode": encode}
-        return from_hugging_face(train, test, name=name, classes=classes, **columns, **fields)
-    if client is not None:
-        raise UserError(f"client = {client!r} names a column; it needs Hugging Face tables as train and test.")
+        return from_hugging_face(train, test, name=name or "own", classes=classes, **columns, **fields)
     if _per_client(test) and not _per_client(train):
         raise UserError("test is a list with data for each client, and train is not; give both per client.")
     read = {"input": input, "target": target, "encode": encode}
@@ -172,7 +177,7 @@ def from_any(
     if held.inputs.shape[1:] != whole.inputs.shape[1:]:
         shapes = [list(samples.inputs.shape[1:]) for samples in (held, whole)]
         raise UserError(f"test inputs have shape {shapes[0]} and training inputs {shapes[1]}; give them the same.")
-    data = _dataset(name, whole, held, classes, fields)
+    data = _dataset(name or "own", whole, held, classes, fields)
     if not _per_client(train):
         return data
     keys, test_keys = (np.repeat(np.arange(len(each)), [len(part) for part in each]) for each in (parts, tests))
