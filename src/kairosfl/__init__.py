@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kairosfl.engines.loop import Loop
     from kairosfl.errors import UserError
     from kairosfl.rules import parse
+    from kairosfl.simulation import History, simulate
     from kairosfl.tasks.dataset import DataSet, Samples
     from kairosfl.tasks.population import Population
     from kairosfl.tasks.task import Task
@@ -31,6 +32,7 @@ else:
             "Batched": "kairosfl.engines.batched",
             "Briefs": "kairosfl.core.fields",
             "DataSet": "kairosfl.tasks.dataset",
+            "History": "kairosfl.simulation",
             "Loop": "kairosfl.engines.loop",
             "Memory": "kairosfl.core.rule",
             "Plan": "kairosfl.core.rule",
@@ -52,6 +54,7 @@ else:
             "result": "kairosfl.core.round",
             "rounds": "kairosfl.core.round",
             "rules": "kairosfl.rules",
+            "simulate": "kairosfl.simulation",
             "tasks": "kairosfl.tasks",
             "testing": "kairosfl.testing",
         },
@@ -62,6 +65,7 @@ __all__ = [
     "Batched",
     "Briefs",
     "DataSet",
+    "History",
     "Loop",
     "Memory",
     "Plan",
@@ -84,6 +88,7 @@ __all__ = [
     "result",
     "rounds",
     "rules",
+    "simulate",
     "tasks",
     "testing",
 ]

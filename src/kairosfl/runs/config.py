@@ -69,6 +69,7 @@ class Execution:
     track: tuple[str, ...] = ()  # further destinations for the metrics: "tensorboard", "mlflow"
 
 
+GIVEN = "python:"  # begins the name of data, clients and a model that were passed to `kairosfl.simulate`
 ENGINES = ("auto", "loop", "batched", "ray")
 THREADS = 1024
 DEEP = 16  # tables and lists inside each other
@@ -244,7 +245,8 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
 
 
 def _one_of(name: str, value: str, known: Mapping[str, Any] | Sequence[str]) -> None:
-    if value not in known:
+    given = name in ("data.name", "data.partition", "model.name") and value.startswith(GIVEN)
+    if value not in known and not given:
         raise UserError(f"{name} = {value!r} does not exist; {nearest(value, known)}")
 
 

@@ -23,7 +23,7 @@ from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError
 from kairosfl.runs import STOPPED, metrics
 from kairosfl.runs.checkpoint import Checkpoints, model
-from kairosfl.runs.config import RunConfig, tables
+from kairosfl.runs.config import GIVEN, RunConfig, tables
 from kairosfl.runs.engines import build_engine, method, resolve_engine
 from kairosfl.runs.files import append_json
 from kairosfl.runs.folder import Folder, Say, silent
@@ -39,6 +39,7 @@ from kairosfl.tasks.task import Task
 
 IDLE_LIMIT = 10  # consecutive rounds without a good report that end a run
 Notify = Callable[[dict[str, Any]], None]
+Watch = Callable[[dict[str, Any], Tensor], bool | None]
 RecordedRun = Generator[Briefs, Reports, dict[str, Any]]
 
 
@@ -50,10 +51,21 @@ def _load(name: str, validation: float, options: tuple[tuple[str, Any], ...]) ->
 
 def build_data(config: RunConfig) -> tuple[DataSet, Population]:
     """The data set and the clients that a configuration names."""
+    for key, name in (("data.name", config.data.name), ("model.name", config.model.name)):
+        if name.startswith(GIVEN):
+            raise UserError(
+                f"{key} = {name!r} was passed to kairosfl.simulate and is not stored; continue the run from Python, "
+                "by calling simulate with the same arguments and the same out."
+            )
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in config.data.options.items()}
     dataset = _load(config.data.name, config.data.validation, tuple(sorted(options.items())))
+    return dataset, divide(config, dataset)
+
+
+def divide(config: RunConfig, dataset: DataSet) -> Population:
+    """The clients among which a configuration divides a data set."""
     seed = config.seed if config.data.partition_seed < 0 else config.data.partition_seed
-    clients = partition(
+    return partition(
         dataset,
         name=config.data.partition,
         clients=config.data.clients or None,
@@ -63,7 +75,6 @@ def build_data(config: RunConfig) -> tuple[DataSet, Population]:
         shards=config.data.shards,
         balance=config.data.balance,
     )
-    return dataset, clients
 
 
 def build_task(config: RunConfig) -> Task:
@@ -85,11 +96,13 @@ def record(
     resume: bool = False,
     start: Tensor | None = None,
     notify: Notify | None = None,
+    watch: Watch | None = None,
 ) -> RecordedRun:
     """A run that is recorded in a folder: yields briefs, is sent reports, returns the summary.
 
     It writes a line of metrics after every round, and a checkpoint every `checkpoint_every` rounds and when closed.
-    `start` replaces the engine's initial model.
+    `start` replaces the engine's initial model. `watch` is called with the metrics and the vector of every round, and
+    ends the run by returning False.
     """
     x = engine.start()
     if start is not None:
@@ -116,7 +129,7 @@ def record(
     settings = flatten(tables(config))
     tracked = [TRACKERS[name](folder.path, settings, run.round) for name in config.run.track]
     listeners: list[Notify] = [*([notify] if notify else []), *tracked]
-    recorded = _record_rounds(config, task, engine, folder, setup, run, checkpoints, listeners)
+    recorded = _record_rounds(config, task, engine, folder, setup, run, checkpoints, listeners, watch)
     del run
     try:
         with within_memory():
@@ -140,6 +153,7 @@ def _record_rounds(
     run: Run,
     checkpoints: Checkpoints,
     listeners: list[Notify],
+    watch: Watch | None,
 ) -> Generator[Briefs, Reports, tuple[int, list[str]]]:
     """The rounds of a run, each recorded before the next begins; returns their number and the rules' verdicts."""
     note = {"algorithm": str(config.algorithm), "detector": config.run.detector}
@@ -181,6 +195,14 @@ def _record_rounds(
             if run.round > saved:
                 checkpoints.save(run, note)
             signal.raise_signal(held[0])
+        stopped = True  # also if `watch` raises
+        try:
+            stopped = watch is not None and watch(row, outcome) is False
+        finally:
+            if stopped and run.round > saved:
+                checkpoints.save(run, note)
+        if stopped:
+            break
     return run.round, verdicts(run, setup)
 
 
@@ -241,25 +263,38 @@ def start(
 
 
 def begin(
-    config: RunConfig, task: Task, engine: Engine, folder: Folder, *, command: str = "", notify: Notify | None = None
+    config: RunConfig,
+    task: Task,
+    engine: Engine,
+    folder: Folder,
+    *,
+    command: str = "",
+    notify: Notify | None = None,
+    watch: Watch | None = None,
 ) -> RecordedRun:
     """A recorded run in a new folder."""
     start, note = given("model.start", config.model.start)
     folder.create(config, task, command or " ".join(sys.argv), why=engine.why, **note)
-    return record(config, task, engine, folder, start=start, notify=notify)
+    return record(config, task, engine, folder, start=start, notify=notify, watch=watch)
 
 
 def reopen(
-    config: RunConfig, task: Task, engine: Engine, folder: Folder, *, notify: Notify | None = None
+    config: RunConfig,
+    task: Task,
+    engine: Engine,
+    folder: Folder,
+    *,
+    notify: Notify | None = None,
+    watch: Watch | None = None,
 ) -> RecordedRun:
     """A recorded run that was stopped, from its last intact checkpoint, or from the start if it has none."""
     if folder.begun():
         folder.check(config, task)
         (folder.path / "summary.json").unlink(missing_ok=True)  # written after fewer rounds
-        return record(config, task, engine, folder, resume=True, notify=notify)
+        return record(config, task, engine, folder, resume=True, notify=notify, watch=watch)
     start, note = given("model.start", config.model.start)
     folder.describe(config, task, " ".join(sys.argv), why=engine.why, **note)
-    return record(config, task, engine, folder, start=start, notify=notify)
+    return record(config, task, engine, folder, start=start, notify=notify, watch=watch)
 
 
 def given(key: str, folder: str) -> tuple[Tensor | None, dict[str, Any]]:

@@ -179,6 +179,7 @@ def facts(task: Task) -> dict[str, Any]:
         "base_hash": task.base_hash,  # of the frozen part; null: the whole model is trained
         "population_hash": task.clients.hash(),
         "data_hashes": dict(task.dataset.hashes),
+        "loss": getattr(task.loss, "__name__", type(task.loss).__name__),
     }
 
 

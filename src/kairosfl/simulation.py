@@ -1,0 +1,395 @@
+"""One call: from data and a model to a trained model."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import inspect
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_model
+from torch import Tensor, nn
+
+from kairosfl.core.round import Run, Setup, result
+from kairosfl.core.rule import Algorithm, Rule
+from kairosfl.detectors import parse_detectors
+from kairosfl.engines.memory import spilling
+from kairosfl.errors import UserError, nearest
+from kairosfl.runs.checkpoint import Checkpoints
+from kairosfl.runs.config import GIVEN, SECTIONS, RunConfig, dump, resolve, tables
+from kairosfl.runs.edits import edits, harmless, pinned
+from kairosfl.runs.engines import build_engine, method, resolve_engine
+from kairosfl.runs.experiment import begin, divide, execute, reopen, within_memory
+from kairosfl.runs.files import plain, read_lines, write
+from kairosfl.runs.folder import Folder, silent
+from kairosfl.runs.lock import lock
+from kairosfl.runs.metrics import NEEDED
+from kairosfl.tasks.data.own import from_any
+from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.population import Population
+from kairosfl.tasks.task import Loss, Task, cross_entropy
+from kairosfl.tasks.vector import check_state, load
+
+COHORT = 10  # or all clients, where there are fewer
+OF_DATASET = ("mean", "std", "vocabulary", "labels")
+UNAVAILABLE = ("name", "options", "start", "validation")  # keys of a configuration that say what is an argument here
+
+
+class _Home:
+    """Where a run is recorded: the folder that was asked for, or a temporary one that is deleted with its last user."""
+
+    def __init__(self, out: str | Path | None) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="kairosfl-")) / "run" if out is None else Path(out)
+        if out is None:
+            weakref.finalize(self, shutil.rmtree, self.path.parent, ignore_errors=True)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class History:
+    """What a run has done so far.
+
+    Args:
+        metrics: One dict per round, as in `metrics.jsonl`: `round`, `accuracy`, `loss`, `train_loss`, `cohort`,
+            `bytes_up` and so on.
+        initial: The model before training.
+        x: The trained parameters after the last of these rounds.
+        home: Where the run is recorded.
+    """
+
+    metrics: list[dict[str, Any]]
+    initial: nn.Module
+    x: Tensor
+    home: _Home
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The trained model, on the CPU; the model passed to `simulate` is not changed."""
+        return load(copy.deepcopy(self.initial), self.x)
+
+    @property
+    def accuracy(self) -> float:
+        """The test accuracy in the last round that was evaluated; NaN if none was."""
+        known = (row["accuracy"] for row in reversed(self.metrics) if row["accuracy"] is not None)
+        return float(next(known, float("nan")))
+
+    @property
+    def folder(self) -> Path:
+        """The run folder; without `out` it is temporary and deleted with the last `History` of the run."""
+        return self.home.path
+
+    def frame(self) -> Any:
+        """The metrics as a pandas `DataFrame`, or as a list of dicts if pandas is not installed."""
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            return list(self.metrics)
+        return pandas.DataFrame(self.metrics)
+
+    def report(self, path: str | Path = "report.html") -> Path:
+        """Write the report, one HTML page that works offline; returns its path."""
+        from kairosfl.report.page import write_report
+
+        return write_report([self.folder], Path(path))
+
+    def save(self, directory: str | Path) -> Path:
+        """Copy the run folder to a new directory, with the trained model as `model.safetensors`; returns its path."""
+        directory = Path(directory)
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise UserError(f"{directory} exists and is not an empty directory; save to another one.")
+        shutil.copytree(self.folder, directory, ignore=shutil.ignore_patterns(".lock"), dirs_exist_ok=True)
+        write(directory / "model.safetensors", lambda file: save_model(self.model, str(file)))
+        return directory
+
+    def __repr__(self) -> str:
+        return f"History(rounds={len(self.metrics)}, accuracy={self.accuracy:.4f}, folder={str(self.folder)!r})"
+
+
+def simulate(
+    model: nn.Module,
+    train: Any,
+    test: Any = None,
+    *,
+    algorithm: str | Algorithm | Rule = "fedavg",
+    rounds: int = 100,
+    cohort: int | None = None,
+    clients: int | Population | Sequence[Any] | None = None,
+    partition: str | None = None,
+    alpha: float = 0.3,
+    epochs: int = 1,
+    batch_size: int = 32,
+    lr: float = 0.1,
+    optimizer: str = "sgd",
+    loss: Loss = cross_entropy,
+    seed: int = 0,
+    engine: str = "auto",
+    device: str = "auto",
+    out: str | Path | None = None,
+    on_round: Callable[[History], bool | None] | None = None,
+    progress: bool = True,
+    name: str | None = None,
+    classes: int | None = None,
+    input: str | None = None,
+    target: str = "label",
+    client: str | None = None,
+    encode: Callable[[Any], Any] | None = None,
+    **settings: Any,
+) -> History:
+    """Train a classifier by federated learning, simulated on this machine.
+
+    Args:
+        model: Any module with a score for each class, or one logit with a `loss` for it. It is copied, not modified.
+        train: A tuple `(x, y)` of arrays or tensors, a torch data set of (input, class) pairs, a Hugging Face
+            `Dataset` or `DatasetDict`, a `DataSet`, or a list with one of these for each client.
+        test: The test samples, in any of these forms; None where `train` contains them.
+        algorithm: A sum of rules, as text or in Python.
+        rounds: The number of rounds.
+        cohort: Clients in each round; by default 10, or all where there are fewer.
+        clients: The number of clients, a `Population`, or the indices of each client's training samples in a list. By
+            default the clients that the data has, or else 40.
+        partition: How samples are dealt to the clients: "dirichlet", "iid", "natural" and others. By default "natural"
+            where the data has its own clients, or else "dirichlet".
+        alpha: Of the Dirichlet distribution: the smaller, the more clients differ.
+        epochs: Local epochs.
+        batch_size: Samples in a local step.
+        lr: The local learning rate.
+        optimizer: The local optimizer, "sgd" or "adamw".
+        loss: From outputs and targets of a batch to one loss per sample.
+        seed: Of everything random but the model, whose initial weights are those passed in.
+        engine: "auto", "loop", "batched" or "ray".
+        device: "auto", "cpu" or "cuda".
+        out: A run folder, as the command line writes one. If it has a run with the same arguments, that is continued
+            from its last checkpoint, including its weights; a finished one is returned without training.
+        on_round: Called after every round with the `History` so far; the run ends if it returns False.
+        progress: Whether progress is shown.
+        name: What reports call the data; by default "own", or a `DataSet`'s own name.
+        classes: The number of classes; by default counted from the labels.
+        input: Hugging Face: the column of inputs; by default "image", or the only one left.
+        target: Hugging Face: the column of classes.
+        client: Hugging Face: the column with each row's client.
+        encode: Hugging Face: turns one input into an array.
+        **settings: Any other key of `[data]`, `[train]` and `[run]` in a configuration, such as `momentum`, `schedule`,
+            `minimum`, `eval_every` or `precision`, and `mean`, `std`, `vocabulary` and `labels` of a `DataSet`.
+
+    Raises:
+        UserError: For an argument that does not fit, with the fix.
+    """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model is a {type(model).__name__}; give a torch.nn.Module.")
+    if not isinstance(algorithm, str | Algorithm | Rule):
+        raise UserError(f"algorithm = {algorithm!r} must be text like 'fedprox(mu=0.01)', or a sum of rules.")
+    if on_round is not None and not callable(on_round):
+        raise UserError(f"on_round = {on_round!r} must be a function of the history so far.")
+    initial = copy.deepcopy(model).cpu()
+    sections = _sections(settings)
+    fields = {key: settings[key] for key in OF_DATASET if key in settings}
+    columns: dict[str, Any] = {"input": input, "target": target, "client": client, "encode": encode}
+    dataset = _hashed(from_any(train, test, name=name, classes=classes, **columns, **fields))
+    sections["train"] |= {"rounds": rounds, "cohort": 1 if cohort is None else cohort}
+    sections["train"] |= {"epochs": epochs, "batch_size": batch_size, "lr": lr, "optimizer": optimizer}
+    sections["run"] |= {"engine": engine, "device": str(device)}
+    sections["data"] |= {"name": GIVEN + dataset.name, "alpha": alpha} | _dealt(dataset, clients, partition)
+    sections["model"] = {"name": GIVEN + type(model).__name__}
+    named = {key: {k: _scalar(v) for k, v in section.items()} for key, section in sections.items()}
+    config = resolve(
+        {"seed": _scalar(seed), **named, **({"algorithm": algorithm} if isinstance(algorithm, str) else {})}
+    )
+    if not isinstance(algorithm, str):
+        config = replace(config, algorithm=Algorithm() + algorithm)
+    own = clients is not None and not isinstance(clients, int | np.integer)
+    task = Task(initial, dataset, _population(clients) if own else divide(config, dataset), loss, config.data.augment)
+    if cohort is None:
+        config = replace(config, train=replace(config.train, cohort=min(COHORT, len(task.clients))))
+    config.train.check_cohort(len(task.clients))
+    check_outputs(task)
+    threads = torch.get_num_threads()
+    try:
+        return _run(config, task, _Home(out), on_round, progress)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(
+    config: RunConfig, task: Task, home: _Home, on_round: Callable[[History], bool | None] | None, progress: bool
+) -> History:
+    folder = Folder(home.path)
+    begun = (home.path / "config.toml").is_file()
+    if begun:
+        config = _continued(config, folder)
+    elif home.path.exists() and (not home.path.is_dir() or any(home.path.iterdir())):
+        raise UserError(f"out = {str(home.path)!r} exists and is not a run folder; choose another one.")
+    rows = list(read_lines(home.path / "metrics.jsonl", needs=NEEDED))
+    done = (folder.rounds_done() or 0) if begun else 0
+    if folder.summary().get("rounds", 0) >= config.train.rounds:
+        folder.check(config, task)
+        return History(rows, task.model, _result(config, task, folder), home)
+    rows = [row for row in rows if row["round"] <= done]
+    last: list[Tensor] = []
+
+    def watch(row: dict[str, Any], x: Tensor) -> bool | None:
+        rows[:] = [*(each for each in rows if each["round"] < row["round"]), plain(row)]
+        last[:] = [x]
+        if on_round is None:
+            return None
+        try:
+            answer = on_round(History(list(rows), task.model, x, home))
+        except StopIteration:
+            return False
+        return None if answer is None else bool(answer)
+
+    with _shown(config.train.rounds, done, progress) as show, within_memory():
+        folder.say = show.say if show else silent
+        config, because = resolve_engine(config, task)
+        engine = build_engine(config, task, because=because)
+        if not begun:
+            recorded = begin(config, task, engine, folder, command="kairosfl.simulate", notify=show, watch=watch)
+        folder.say(method(config, engine))
+        with lock(home.path):
+            if begun:
+                recorded = reopen(config, task, engine, folder, notify=show, watch=watch)
+            execute(recorded, engine)
+    return History(rows, task.model, last[0] if last else _result(config, task, folder), home)
+
+
+def _continued(config: RunConfig, folder: Folder) -> RunConfig:
+    """The configuration to continue the run in a folder with; refuses one that is of another run."""
+    origin = folder.origin()
+    config = pinned(config, origin)
+    other = [str(edit) for edit in edits(config, origin) if not harmless(edit, config)] if origin else []
+    if other:
+        raise UserError(
+            f"out = {str(folder.path)!r} contains another run: {', '.join(other)}; choose another folder, or give the "
+            "arguments that it began with."
+        )
+    done = folder.rounds_done() or 0
+    if done > config.train.rounds:
+        raise UserError(
+            f"rounds = {config.train.rounds} is less than the {done} that the run in {str(folder.path)!r} has done; "
+            f"give {done} or more, or choose another out."
+        )
+    write(folder.path / "config.toml", dump(tables(config)))
+    return config
+
+
+def _result(config: RunConfig, task: Task, folder: Folder) -> Tensor:
+    """The vector of the newest checkpoint."""
+    setup = Setup(config.algorithm, config.train, len(task.clients), task.layout, parse_detectors(config.run.detector))
+    blank = Run.start(task.start(), setup, seed=config.seed, allocate=spilling)
+    return result(Checkpoints(folder.checkpoints).load(blank)[0], setup)
+
+
+def _shown(rounds: int, done: int, progress: bool) -> AbstractContextManager[Any]:
+    """The progress bar; nothing where rich is not installed."""
+    if not progress:
+        return nullcontext()
+    try:
+        from kairosfl.progress import RunProgress
+    except ModuleNotFoundError:
+        return nullcontext()
+    return RunProgress(rounds, done=done)
+
+
+def _sections(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Further keyword arguments by the section of the configuration that has the key."""
+    keys = {name: [field.name for field in dataclasses.fields(cls)] for name, cls in SECTIONS.items()}
+    homes = {key: name for name, own in keys.items() for key in own if key not in UNAVAILABLE}
+    sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    for key, value in settings.items():
+        if key in homes:
+            sections[homes[key]][key] = value
+        elif key not in OF_DATASET:
+            known = [p.name for p in inspect.signature(simulate).parameters.values() if p.name != "settings"]
+            raise UserError(f"simulate has no argument {key!r}; {nearest(key, [*known, *homes, *OF_DATASET])}")
+    return sections
+
+
+def _scalar(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _dealt(dataset: DataSet, clients: Any, partition: str | None) -> dict[str, Any]:
+    """The keys of [data] that say who the clients are."""
+    if clients is None or isinstance(clients, int | np.integer):
+        partition = partition or ("natural" if dataset.keys is not None else "dirichlet")
+        default = {} if partition != "natural" else {"clients": 0}
+        return {"partition": partition} | (default if clients is None else {"clients": clients})
+    if partition is not None:
+        raise UserError(f"partition = {partition!r} cannot be combined with clients that are given; leave one out.")
+    if not isinstance(clients, Population | Sequence) or isinstance(clients, str) or not len(clients):
+        raise UserError(f"clients = {clients!r} must be a number, a Population, or a list of index arrays.")
+    return {"partition": f"{GIVEN}clients", "clients": len(clients)}
+
+
+def _population(clients: Any) -> Population:
+    if isinstance(clients, Population):
+        return clients
+    lists = [np.asarray(each) for each in clients]
+    for number, each in enumerate(lists):
+        if each.ndim != 1 or (len(each) and each.dtype.kind not in "iu"):
+            raise UserError(
+                f"clients[{number}] has {each.dtype} values of shape {list(each.shape)}; give the indices of the "
+                "client's training samples, whole numbers of shape [n]."
+            )
+    return Population.from_lists(lists)
+
+
+def _hashed(dataset: DataSet) -> DataSet:
+    """With a digest of the samples, so that a run is not resumed with others."""
+
+    def digest(samples: Samples) -> str:
+        found = hashlib.md5(f"{samples.inputs.dtype} {list(samples.inputs.shape)}".encode(), usedforsecurity=False)
+        for tensor in (samples.inputs, samples.targets):
+            found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return found.hexdigest()
+
+    own = {"train": digest(dataset.train), "test": digest(dataset.test)}
+    return replace(dataset, hashes={**dataset.hashes, **own})
+
+
+def check_outputs(task: Task) -> None:
+    """Refuse a model whose outputs for a few samples are not scores of the classes, or losses not one per sample."""
+    check_state(task.model)
+    inputs, targets = task.trial()
+    shape, kind = list(inputs.shape), type(task.model).__name__
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            outputs = copy.deepcopy(task.model)(inputs)
+    except Exception as error:  # the user's forward: anything may come out of it
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"The model {kind} fails on training inputs of shape {shape}: {reason}") from error
+    if not isinstance(outputs, Tensor):
+        raise UserError(f"The model {kind} returns a {type(outputs).__name__}; wrap it to return a tensor of scores.")
+    made = f"The model {kind} turns inputs of shape {shape} into outputs of shape {list(outputs.shape)}"
+    logit = (
+        task.loss is not cross_entropy
+        and task.dataset.classes <= 2
+        and outputs.shape in ((len(inputs),), (len(inputs), 1))
+    )
+    if not logit and (outputs.ndim != 2 or len(outputs) != len(inputs) or outputs.shape[1] < task.dataset.classes):
+        wanted = f"[{len(inputs)}, {task.dataset.classes}]"
+        raise UserError(
+            f"{made}, but the data has {task.dataset.classes} classes: give its last layer as many outputs, shape "
+            f"{wanted}" + (", or pass a loss for a single logit." if task.dataset.classes == 2 else ".")
+        )
+    try:
+        losses = task.loss(outputs, targets)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"loss fails on outputs {list(outputs.shape)} and targets {list(targets.shape)}: {reason}"
+        ) from error
+    if not isinstance(losses, Tensor) or losses.shape != targets.shape:
+        found = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise UserError(
+            f"loss returned {found} for {len(targets)} samples; return one loss per sample, shape [{len(targets)}]."
+        )
