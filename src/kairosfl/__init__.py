@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kairosfl.engines.loop import Loop
     from kairosfl.errors import UserError
     from kairosfl.rules import parse
+    from kairosfl.runs.export import load
     from kairosfl.tasks.dataset import DataSet, Samples
     from kairosfl.tasks.population import Population
     from kairosfl.tasks.task import Task
@@ -47,6 +48,7 @@ else:
             "detectors": "kairosfl.detectors",
             "drive": "kairosfl.core.round",
             "engines": "kairosfl.engines",
+            "load": "kairosfl.runs.export",
             "parse": "kairosfl.rules",
             "result": "kairosfl.core.round",
             "rounds": "kairosfl.core.round",
@@ -79,6 +81,7 @@ __all__ = [
     "detectors",
     "drive",
     "engines",
+    "load",
     "parse",
     "result",
     "rounds",

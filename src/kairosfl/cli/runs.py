@@ -1,4 +1,4 @@
-"""Commands that train: run, resume, sweep, demo."""
+"""Commands that train, and export what was trained: run, resume, sweep, demo, export."""
 
 from __future__ import annotations
 
@@ -139,6 +139,21 @@ def demo(
         print_table([out])
         typer.echo(f"picture: {draw_comparison([out], out / 'comparison.png')}")
         typer.echo(f"report:  {write_report([out], out / 'report.html')}  (open it in a browser)")
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("model.safetensors"),
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX instead of safetensors.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write the trained model of a run to a file, for use without Kairos."""
+    with friendly():
+        from kairosfl.runs.export import export as write
+
+        if onnx and out == Path("model.safetensors"):
+            out = Path("model.onnx")
+        typer.echo(f"model: {write(folder, out, force=force, onnx=onnx)}")
 
 
 def clear(folder: Path, names: set[str]) -> None:
