@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kairosfl.errors import UserError
     from kairosfl.rules import parse
     from kairosfl.runs.export import load
+    from kairosfl.tasks import models
     from kairosfl.tasks.dataset import DataSet, Samples
     from kairosfl.tasks.population import Population
     from kairosfl.tasks.task import Task
@@ -49,6 +50,7 @@ else:
             "drive": "kairosfl.core.round",
             "engines": "kairosfl.engines",
             "load": "kairosfl.runs.export",
+            "models": "kairosfl.tasks",
             "parse": "kairosfl.rules",
             "result": "kairosfl.core.round",
             "rounds": "kairosfl.core.round",
@@ -82,6 +84,7 @@ __all__ = [
     "drive",
     "engines",
     "load",
+    "models",
     "parse",
     "result",
     "rounds",
