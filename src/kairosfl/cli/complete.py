@@ -30,6 +30,7 @@ VALUES = {
     "train.optimizer": "sgd adamw",
     "train.schedule": "constant exponential steps cosine",
 }
+GROUPS = {"algorithm": "kairosfl.rules", "data.name": "kairosfl.data", "model.name": "kairosfl.models"}
 
 
 def preset(incomplete: str) -> list[str]:
@@ -79,7 +80,9 @@ def dataset(incomplete: str) -> list[str]:
 
 def _values(key: str, incomplete: str) -> list[str]:
     """For a sum of rules, the last one."""
-    known = VALUES.get(key, "").split()
+    from kairosfl.plugins import external
+
+    known = [*VALUES.get(key, "").split(), *(external(GROUPS[key]) if key in GROUPS else ())]
     head, plus, tail = incomplete.rpartition("+") if key == "algorithm" else ("", "", incomplete)
     space = tail[: len(tail) - len(tail.lstrip())]
     return [f"{head}{plus}{space}{each}" for each in _from(known, tail.strip())]
