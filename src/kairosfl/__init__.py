@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from kairosfl.engines.loop import Loop
     from kairosfl.errors import UserError
     from kairosfl.rules import parse
+    from kairosfl.runs.export import load
     from kairosfl.simulation import History, simulate
+    from kairosfl.tasks import models
     from kairosfl.tasks.dataset import DataSet, Samples
     from kairosfl.tasks.population import Population
     from kairosfl.tasks.task import Task
@@ -50,6 +52,8 @@ else:
             "detectors": "kairosfl.detectors",
             "drive": "kairosfl.core.round",
             "engines": "kairosfl.engines",
+            "load": "kairosfl.runs.export",
+            "models": "kairosfl.tasks",
             "parse": "kairosfl.rules",
             "result": "kairosfl.core.round",
             "rounds": "kairosfl.core.round",
@@ -84,6 +88,8 @@ __all__ = [
     "detectors",
     "drive",
     "engines",
+    "load",
+    "models",
     "parse",
     "result",
     "rounds",

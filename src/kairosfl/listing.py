@@ -9,6 +9,8 @@ from typing import Any
 
 from kairosfl import presets
 from kairosfl.detectors import DETECTORS
+from kairosfl.errors import UserError
+from kairosfl.plugins import Registry, origin
 from kairosfl.rules import RULES
 from kairosfl.tasks.data import DATASETS
 from kairosfl.tasks.models import MODELS, describe
@@ -18,16 +20,28 @@ from kairosfl.tasks.partitions import PARTITIONS
 def listing(what: str) -> list[tuple[str, str]]:
     """All rules, data sets, models, partitions, detectors or presets."""
     if what == "models":
-        return [(name, str(describe(name)).partition(": ")[2]) for name in MODELS]
+        return [(name, str(describe(name)).partition(": ")[2]) for name in MODELS.own] + _others(MODELS)
     if what == "rules":
         fedavg = ("fedavg", "The empty algorithm: the mean of the clients' models, weighted by their samples.")
-        return [fedavg, *_specs(RULES)]
+        return [fedavg, *_specs(RULES.own), *_others(RULES)]
     if what == "presets":
         return presets.descriptions()
     if what == "detectors":
         return _specs(DETECTORS)
-    functions: Mapping[str, Any] = DATASETS if what == "data" else PARTITIONS
-    return [(name, _first_line(function)) for name, function in functions.items()]
+    if what == "data":
+        return [(name, _first_line(function)) for name, function in DATASETS.own.items()] + _others(DATASETS)
+    return [(name, _first_line(function)) for name, function in PARTITIONS.items()]
+
+
+def _others(registry: Registry[Any]) -> list[tuple[str, str]]:
+    """What other distributions add; one that cannot be loaded is listed with the reason."""
+    rows = []
+    for name, point in registry.others().items():
+        try:
+            rows.append((name, f"{_first_line(registry[name])} (from {origin(point)})".lstrip()))
+        except UserError as error:
+            rows.append((name, f"broken: {error}"))
+    return rows
 
 
 def _specs(classes: Mapping[str, type]) -> list[tuple[str, str]]:

@@ -181,16 +181,34 @@ def test_a_folder_of_per_client_files(clients):
     assert set(data.hashes) == {"ann.csv", "bob.npz"}
 
 
-DAMAGED = "{} is damaged: {}; delete it and run again, or replace it with an intact copy."
-
-
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("eve.csv", "a,label\n1,0\n2\n", DAMAGED.format("{}", "line 3 has 1 columns instead of 2")),
-        ("eve.csv", "a,label\n1,0\nx,1\n", DAMAGED.format("{}", "line 3 has 'x', which is not a finite number")),
-        ("eve.csv", 'a,label\n1,"0', DAMAGED.format("{}", "line 2 is malformed (unexpected end of data)")),
-        ("eve.csv", "a,label\n1,0.5\n", DAMAGED.format("{}", "line 2 has label '0.5', which is not an integer")),
+        ("eve.csv", "a,label\n1,0\n2\n", "{} has 1 columns instead of 2 in line 3; fix that line."),
+        (
+            "eve.csv",
+            "a,label\n1,0\nx,1\n",
+            "{}, line 3, column 'a' has 'x', which is not a finite number; correct it or remove the column.",
+        ),
+        ("eve.csv", 'a,label\n1,"0', "{} is malformed in line 2 (unexpected end of data); fix that line."),
+        (
+            "eve.csv",
+            "a,label\n1,0.5\n",
+            "{}, line 2, column 'label' has the label '0.5'; a class is an integer or a name.",
+        ),
+        ("eve.csv", "a,label\n1,0\n,1\n", "{}, line 3, column 'a' has no value; fill it in or remove the line."),
+        ("eve.csv", "a,label\n1,0\nNaN,1\n", "{}, line 3, column 'a' has no value; fill it in or remove the line."),
+        ("eve.csv", "a,label\n1,0\n1, \n", "{}, line 3, column 'label' has no label; fill it in or remove the line."),
+        (
+            "eve.csv",
+            "a,label\n1,0\n1,cat\n",
+            "{} has the labels 0 and 'cat' in the column 'label'; make them all integers, or all names.",
+        ),
+        (
+            "eve.csv",
+            "height,label,weight\n1,cat,2\n",
+            "{} has names as labels, but ann.csv has integers; make them all integers, or all names.",
+        ),
         ("eve.csv", "a,b\n1,0\n", "{} has no column 'label' in its header; set data.label to the column of the class."),
         ("eve.csv", "", "{} has no column 'label' in its header; set data.label to the column of the class."),
         (
@@ -259,13 +277,35 @@ def test_clients_with_their_columns_in_another_order_are_refused(clients):
         load("folder", path=clients)
 
 
+def test_labels_may_be_names(tmp_path):
+    (tmp_path / "ann.csv").write_text("a,kind\n1,wolf\n2, dog \n3,wolf\n4,dog\n5,cat\n")
+    (tmp_path / "bob.csv").write_text("a,kind\n6,1_0\n7,dog\n")
+    data = load("folder", path=tmp_path, label="kind")
+    assert (data.classes, data.labels) == (4, ("1_0", "cat", "dog", "wolf"))
+    assert data.train.targets.tolist() == [3, 2, 3, 2, 0, 2]
+    assert data.test.targets.tolist() == [1]
+    assert load("folder", path=tmp_path, label="kind", classes=6).classes == 6
+    with pytest.raises(
+        UserError, match=r"^data\.classes is 3, but the files have 4 labels \(1_0, cat, dog, wolf\); leave"
+    ):
+        load("folder", path=tmp_path, label="kind", classes=3)
+
+
+def test_integers_may_be_written_as_tables_write_them(tmp_path):
+    (tmp_path / "ann.csv").write_text("a,label\n1,0.0\n2,1.0\n3,+2\n")
+    data = load("folder", path=tmp_path, test=0.0)
+    assert (data.train.targets.tolist(), data.labels) == ([0, 1, 2], ())
+
+
 @pytest.mark.parametrize("text", ["nan", "inf"])
 def test_inputs_that_are_not_finite_are_refused(clients, text):
     first = next(iter(sorted(clients.glob("*.csv")))).read_text().splitlines()
     header, row = first[0].split(","), first[1].split(",")
     row[next(i for i, name in enumerate(header) if name != "label")] = text
     (clients / "zoe.csv").write_text(f"{first[0]}\n{','.join(row)}\n")
-    with pytest.raises(UserError, match="which is not a finite number"):
+    with pytest.raises(
+        UserError, match=r"zoe\.csv, line 2, column 'height' has (no value|'inf', which is not a finite)"
+    ):
         load("folder", path=clients)
     (clients / "zoe.csv").unlink()
     inputs = np.full((2, len(header) - 1), float(text), dtype=np.float32)

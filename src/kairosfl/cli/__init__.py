@@ -35,7 +35,7 @@ def main(
     """Global options."""
 
 
-for function in (runs.run, runs.resume, runs.sweep, runs.demo, view.compare, view.report, view.watch):
+for function in (runs.run, runs.resume, runs.sweep, runs.demo, runs.export, view.compare, view.report, view.watch):
     app.command(cls=Command)(function)
 app.command("list", cls=Command)(view.list_)
 app.command(cls=Command)(papers.reproduce)

@@ -14,11 +14,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from click.shell_completion import CompletionItem
 from typer.core import TyperCommand
 
+from kairosfl.cli import complete
 from kairosfl.errors import UserError
 
-Set = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one key; repeatable.")]
+Set = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Override one key; repeatable.",
+        autocompletion=complete.change,
+    ),
+]
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; by default a new one under runs/.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda.")]
 Engine = Annotated[str | None, typer.Option("--engine", help="auto, loop, batched or ray; for run, also flower.")]
@@ -34,6 +44,11 @@ class Command(TyperCommand):
 
     def get_help(self, ctx: Any) -> str:
         return super().get_help(ctx).replace("\\[", "[")
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
+        """Asked where no argument is left, as after the `=` of `--set` in bash."""
+        values = complete.after_equals(incomplete)
+        return super().shell_complete(ctx, incomplete) if values is None else [CompletionItem(each) for each in values]
 
 
 @contextmanager

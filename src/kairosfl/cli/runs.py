@@ -1,4 +1,4 @@
-"""Commands that train: run, resume, sweep, demo."""
+"""Commands that train, and export what was trained: run, resume, sweep, demo, export."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from kairosfl.cli import complete
 from kairosfl.cli.common import (
     Device,
     Engine,
@@ -28,9 +29,20 @@ from kairosfl.errors import UserError
 
 
 def run(
-    file: Annotated[Path | None, typer.Argument(help="TOML configuration; if omitted, use the defaults.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="TOML configuration, or the name of a preset; if omitted, use the defaults.",
+            autocompletion=complete.file,
+        ),
+    ] = None,
     preset: Annotated[
-        str | None, typer.Option("--preset", help="A predefined configuration; see `kairosfl list presets`.")
+        str | None,
+        typer.Option(
+            "--preset",
+            help="A predefined configuration; see `kairosfl list presets`.",
+            autocompletion=complete.preset,
+        ),
     ] = None,
     changes: Set = [],  # noqa: B006
     out: Out = None,
@@ -42,6 +54,10 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run one experiment. With --engine flower, clients are separate processes on this machine."""
+    with friendly():
+        if preset and file:
+            raise UserError("Give a file or --preset, not both; override single keys with --set.")
+        file, preset = found(file, preset, quiet=quiet or as_json)
     if engine == "flower":
         from kairosfl.cli.deploy import rehearse
 
@@ -58,14 +74,7 @@ def run(
     with friendly():
         folder = out or fresh(preset or file)
     with friendly(lambda: how_to_resume(folder)):
-        if preset and file:
-            raise UserError("Give a file or --preset, not both; override single keys with --set.")
-        if preset:
-            from kairosfl import presets
-
-            tables = presets.read(preset)
-        else:
-            tables = read(file) if file else {}
+        tables = read(file) if file else {}
         engine = "ray" if ray_address and engine is None else engine
         config = resolve(tables, [*changes, *asked(engine=engine, device=device, ray_address=ray_address)])
         with RunProgress(config.train.rounds, quiet=quiet or as_json) as show:
@@ -141,6 +150,21 @@ def demo(
         typer.echo(f"report:  {write_report([out], out / 'report.html')}  (open it in a browser)")
 
 
+def export(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("model.safetensors"),
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX instead of safetensors.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write the trained model of a run to a file, for use without Kairos."""
+    with friendly():
+        from kairosfl.runs.export import export as write
+
+        if onnx and out == Path("model.safetensors"):
+            out = Path("model.onnx")
+        typer.echo(f"model: {write(folder, out, force=force, onnx=onnx)}")
+
+
 def clear(folder: Path, names: set[str]) -> None:
     """Delete the runs of a sweep that consists of exactly these; other files in the folder are kept."""
     import shutil
@@ -156,6 +180,21 @@ def clear(folder: Path, names: set[str]) -> None:
     with lock(folder):
         for name in names:
             shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def found(file: Path | None, preset: str | None, *, quiet: bool) -> tuple[Path | None, str | None]:
+    """The file to run, and the name of the preset if it is one: `kairosfl run kairos` means the preset of that name."""
+    from kairosfl import presets
+
+    if file is None or file.is_file():
+        return (presets.path(preset), preset) if preset else (file, None)
+    if str(file) in presets.names():
+        if not quiet:
+            typer.echo(f"preset {file}; there is no file of this name", err=True)
+        return presets.path(str(file)), str(file)
+    if not file.exists() and (hint := presets.guess(file)):
+        raise UserError(f"{file} does not exist; {hint}")
+    return file, None
 
 
 def fresh(source: Path | str | None) -> Path:

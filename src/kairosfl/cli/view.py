@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from kairosfl.cli import complete
 from kairosfl.cli.common import Json, Set, friendly, print_pairs, print_table, warn
 
 Target = Annotated[float | None, typer.Option("--target", help="Accuracy up to which rounds and bytes are counted.")]
@@ -90,17 +91,27 @@ def watch(
 
 
 def list_(
-    what: Annotated[Listed, typer.Argument(metavar="WHAT", help=f"{', '.join(Listed)}.")], as_json: Json = False
+    what: Annotated[
+        Listed | None, typer.Argument(metavar="[WHAT]", help=f"{', '.join(Listed)}; if omitted, how many of each.")
+    ] = None,
+    as_json: Json = False,
 ) -> None:
     """List the available rules, data sets, models, partitions, detectors or presets."""
     from kairosfl.listing import listing
 
     with friendly():
-        print_pairs(listing(what.value), as_json)
+        if what is not None:
+            print_pairs(listing(what.value), as_json)
+            return
+        counts = {each.value: len(listing(each.value)) for each in Listed}
+        if as_json:
+            typer.echo(json.dumps(counts, indent=1))
+        else:
+            print_pairs([(name, f"{count:3}  kairosfl list {name}") for name, count in counts.items()], as_json=False)
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="Name of the data set.")] = "digits",
+    name: Annotated[str, typer.Argument(help="Name of the data set.", autocompletion=complete.dataset)] = "digits",
     partition: Annotated[str, typer.Option(help="How it is partitioned among clients.")] = "dirichlet",
     clients: Annotated[int, typer.Option(help="Number of clients; with the natural partition, 0 means all.")] = 40,
     alpha: Annotated[float, typer.Option(help="Concentration of the Dirichlet distribution.")] = 0.3,

@@ -46,9 +46,9 @@ def build(kind: str, name: str, options: Mapping[str, Any], known: Mapping[str, 
     """The object of that name with those options; a UserError says what is wrong with them."""
     base, _, preset = name.rpartition(".")
     if name in known:
-        cls = known[name]
+        cls = _checked(kind, name, known[name])
     elif base in known:
-        cls = known[base]
+        cls = _checked(kind, base, known[base])
         if not isinstance(vars(cls).get(preset), classmethod):
             raise UserError(f"{base} has no preset {preset!r}; {nearest(preset, _presets(cls))}")
         options = {**_settings(getattr(cls, preset)()), **options}
@@ -123,6 +123,10 @@ def _import(kind: str, name: str) -> type[Spec]:
         cls = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise UserError(f"The {kind} {name!r} cannot be imported ({error}); is it on the Python path?") from None
+    return _checked(kind, name, cls)
+
+
+def _checked(kind: str, name: str, cls: Any) -> type[Spec]:
     if not (isinstance(cls, type) and issubclass(cls, Spec)):
         raise UserError(f"{name!r} is not a {kind}; give the dotted name of a class derived from it.")
     if not dataclasses.is_dataclass(cls):

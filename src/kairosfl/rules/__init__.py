@@ -9,6 +9,7 @@ from kairosfl.core.rule import Algorithm, Rule
 from kairosfl.core.spec import Spec, build
 from kairosfl.core.spec import parse as parse_spec
 from kairosfl.errors import UserError
+from kairosfl.plugins import Registry
 from kairosfl.rules.alt import ALT
 from kairosfl.rules.fedams import FedAMS
 from kairosfl.rules.fedavgm import FedAvgM
@@ -26,29 +27,32 @@ from kairosfl.rules.pa3fed import PA3Fed
 from kairosfl.rules.scaffold import SCAFFOLD
 from kairosfl.rules.vrlsgd import VRLSGD
 
-RULES: dict[str, type[Spec]] = {
-    rule.name(): rule
-    for rule in (
-        FedProx,
-        FedNova,
-        VRLSGD,
-        FedMut,
-        SCAFFOLD,
-        FedDyn,
-        FedCM,
-        FedSAM,
-        MOON,
-        FedAvgM,
-        FedAdagrad,
-        FedAdam,
-        FedYogi,
-        FedAMS,
-        FedCL,
-        ALT,
-        PA3Fed,
-        FedAWARE,
-    )
-}
+RULES: Registry[type[Spec]] = Registry(
+    "kairosfl.rules",
+    {
+        rule.name(): rule
+        for rule in (
+            FedProx,
+            FedNova,
+            VRLSGD,
+            FedMut,
+            SCAFFOLD,
+            FedDyn,
+            FedCM,
+            FedSAM,
+            MOON,
+            FedAvgM,
+            FedAdagrad,
+            FedAdam,
+            FedYogi,
+            FedAMS,
+            FedCL,
+            ALT,
+            PA3Fed,
+            FedAWARE,
+        )
+    },
+)
 
 
 def FedAvg() -> Algorithm:

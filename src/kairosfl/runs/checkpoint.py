@@ -79,7 +79,7 @@ class Checkpoints:
             for file in [path, *(each for each in self.folder.glob(f"*-{mark}.safetensors") if each.is_dir())]:
                 with suppress(OSError):
                     file.rename(file.with_suffix(".broken"))
-        return run, [f"{path.name} is broken ({reason}); trying the one before it" for path, reason in passed]
+        return run, _skipped(passed)
 
     def _rows_file(self, run: Run, name: str) -> list[str]:
         """Write the rows that changed, and those of old files of which little is still in use."""
@@ -218,6 +218,16 @@ def model(folder: Path) -> tuple[Tensor, int]:
             return file.get_tensor("x"), note.round
 
     return _newest(folder / "checkpoint", read)[0]
+
+
+def newest(checkpoints: Path, blank: Run) -> tuple[Run, list[str]]:
+    """As `Checkpoints.load`, for a run that is not continued: nothing is renamed."""
+    (run, _, _), passed = _newest(checkpoints, lambda path: _load(path, blank))
+    return run, _skipped(passed)
+
+
+def _skipped(passed: list[tuple[Path, str]]) -> list[str]:
+    return [f"{path.name} is broken ({reason}); trying the one before it" for path, reason in passed]
 
 
 def rounds_done(checkpoints: Path) -> int | None:

@@ -129,7 +129,8 @@ def check_base(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Callable
 
 def _changing(model: nn.Module, name: str) -> UserError:
     kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
-    fix = "use nn.GroupNorm instead" if "BatchNorm" in kind else "make it a constant, or a parameter that is trained"
+    convert, keep = "use kairosfl.models.group_norm(model)", "make it a constant, or a parameter that is trained"
+    fix = convert if "BatchNorm" in kind else keep
     return UserError(
         f"The model keeps state outside its trained parameters: a training step changes {name!r} of a {kind}; {fix}."
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
 from kairosfl.errors import UserError, nearest
+from kairosfl.plugins import Registry
 from kairosfl.tasks.data.agnews import agnews
 from kairosfl.tasks.data.cifar import cifar10, cifar100
 from kairosfl.tasks.data.digits import digits
@@ -18,18 +19,21 @@ from kairosfl.tasks.data.synthetic import synthetic
 from kairosfl.tasks.data.tinyimagenet import tinyimagenet
 from kairosfl.tasks.dataset import DataSet
 
-DATASETS: dict[str, Callable[..., DataSet]] = {
-    "digits": digits,
-    "mnist": mnist,
-    "fashion_mnist": fashion_mnist,
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "tinyimagenet": tinyimagenet,
-    "shakespeare": shakespeare,
-    "agnews": agnews,
-    "synthetic": synthetic,
-    "folder": folder,
-}
+DATASETS: Registry[Callable[..., DataSet]] = Registry(
+    "kairosfl.data",
+    {
+        "digits": digits,
+        "mnist": mnist,
+        "fashion_mnist": fashion_mnist,
+        "cifar10": cifar10,
+        "cifar100": cifar100,
+        "tinyimagenet": tinyimagenet,
+        "shakespeare": shakespeare,
+        "agnews": agnews,
+        "synthetic": synthetic,
+        "folder": folder,
+    },
+)
 
 
 def load(name: str, **options: object) -> DataSet:
@@ -49,7 +53,8 @@ def load(name: str, **options: object) -> DataSet:
         if option not in known:
             hint = nearest(option, known) if known else "it has none"
             raise UserError(f"data.{option} is not an option of data set {name!r}; {hint}")
-        _check_type(option, value, hints[option])
+        if option in hints:
+            _check_type(option, value, hints[option])
     for option, parameter in known.items():
         if parameter.default is parameter.empty and option not in options:
             raise UserError(f"data.{option} is missing; data set {name!r} needs it.")

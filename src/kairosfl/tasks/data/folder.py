@@ -18,15 +18,17 @@ from kairosfl.errors import UserError
 from kairosfl.tasks.data.files import damaged
 from kairosfl.tasks.dataset import DataSet, Samples
 
-Part = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]  # inputs and classes
+Part = tuple[npt.NDArray[Any], npt.NDArray[Any]]  # inputs and classes, as int64 or by name
+MISSING = ("", "?", "na", "n/a", "nan", "null")  # in lower case
 
 
 def folder(*, path: str | os.PathLike[str], label: str = "label", test: float = 0.2, classes: int = 0) -> DataSet:
     """One client per file in a directory; use it with the partition `natural`.
 
     An .npz file holds `inputs` [n,...] and `targets` [n], and optionally `test_inputs` and `test_targets`. A .csv
-    file has a header, the class in the column `label` and numbers in all other columns. If a client has no test
-    data, the last `test` fraction of its samples is used. `classes` is inferred from the labels unless given.
+    file has a header, the class in the column `label` and numbers in all other columns. Classes are integers from 0, or
+    names, which are sorted. If a client has no test data, the last `test` fraction of its samples is used. `classes` is
+    inferred from the labels unless given.
     """
     if not 0 <= test < 1:
         raise UserError(f"data.test is {test}; give a fraction of at least 0 and below 1, such as 0.2.")
@@ -54,13 +56,17 @@ def folder(*, path: str | os.PathLike[str], label: str = "label", test: float = 
                 f"{file} has the columns {', '.join(header)}, but {first.name} has {', '.join(wanted)}; "
                 "give all files the same columns in the same order."
             )
+    names = _names(files, parts, classes)
+    if names:
+        parts = [(_numbered(train, names), _numbered(tests, names)) for train, tests in parts]
     train, tests = _join([part[0] for part in parts]), _join([part[1] for part in parts])
     keys, test_keys = (np.repeat(np.arange(len(parts)), [len(part[which][1]) for part in parts]) for which in (0, 1))
     return DataSet(
         place.name,
         train,
         tests,
-        classes or 1 + max(int(part.targets.max()) for part in (train, tests) if len(part)),
+        classes or len(names) or 1 + max(int(part.targets.max()) for part in (train, tests) if len(part)),
+        labels=names,
         keys=keys,
         test_keys=test_keys,
         key_names=tuple(file.stem for file in files),
@@ -86,6 +92,8 @@ def _client(file: Path, label: str, test: float, classes: int) -> tuple[Part, Pa
         raise UserError(f"client {file.stem!r} has no data: {file} is empty; add samples or remove the file.")
     if np.issubdtype(inputs.dtype, np.floating) and not np.isfinite(inputs).all():
         raise UserError(f"{file} has inputs that are not finite; remove or impute those samples.")
+    if targets.dtype.kind == "U":
+        return train, tests
     low, high = int(targets.min()), int(targets.max())
     if low < 0 or (classes and high >= classes):
         limit = f"0 to {classes - 1}" if classes else "integers from 0"
@@ -124,31 +132,74 @@ def read_csv(file: Path, label: str) -> dict[str, npt.NDArray[Any]]:
         if label not in header:
             raise UserError(f"{file} has no column {label!r} in its header; set data.label to the column of the class.")
         at = header.index(label)
-        inputs, targets = [], []
+        inputs, labels = [], []
+        columns = [*header[:at], *header[at + 1 :]]
         try:
             for row in reader:
+                line = reader.line_num
                 if len(row) != len(header):
-                    raise damaged(file, f"line {reader.line_num} has {len(row)} columns instead of {len(header)}")
-                inputs.append([_number(value, file, reader.line_num) for value in row[:at] + row[at + 1 :]])
-                if not row[at].strip().lstrip("-").isdecimal():
-                    raise damaged(file, f"line {reader.line_num} has label {row[at]!r}, which is not an integer")
-                targets.append(int(row[at]))
+                    raise UserError(
+                        f"{file} has {len(row)} columns instead of {len(header)} in line {line}; fix that line."
+                    )
+                values = zip(columns, row[:at] + row[at + 1 :], strict=True)
+                inputs.append([_number(value, f"{file}, line {line}, column {name!r}") for name, value in values])
+                labels.append(_label(row[at].strip(), f"{file}, line {line}, column {label!r}"))
         except csv.Error as error:
-            raise damaged(file, f"line {reader.line_num} is malformed ({error})") from None
+            raise UserError(f"{file} is malformed in line {reader.line_num} ({error}); fix that line.") from None
+    if len({type(each) for each in labels}) > 1:
+        number, name = (next(each for each in labels if isinstance(each, kind)) for kind in (int, str))
+        raise UserError(
+            f"{file} has the labels {number} and {name!r} in the column {label!r}; "
+            "make them all integers, or all names."
+        )
     return {
-        "inputs": np.array(inputs, dtype=np.float32).reshape(len(inputs), len(header) - 1),
-        "targets": np.array(targets, dtype=np.int64),
+        "inputs": np.array(inputs, dtype=np.float32).reshape(len(inputs), len(columns)),
+        "targets": np.array(labels, dtype=np.str_ if labels and isinstance(labels[0], str) else np.int64),
     }
 
 
-def _number(text: str, file: Path, line: int) -> float:
+def _number(text: str, where: str) -> float:
+    if text.strip().lower() in MISSING:
+        raise UserError(f"{where} has no value; fill it in or remove the line.")
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise damaged(file, f"line {line} has {text!r}, which is not a finite number")
+        raise UserError(f"{where} has {text!r}, which is not a finite number; correct it or remove the column.")
     return number
+
+
+def _label(text: str, where: str) -> int | str:
+    if text.lower() in MISSING:
+        raise UserError(f"{where} has no label; fill it in or remove the line.")
+    try:
+        number = float(text.replace("_", "?"))  # Python reads 1_0 as 10; here it is a name
+    except ValueError:
+        return text
+    if not number.is_integer():
+        raise UserError(f"{where} has the label {text!r}; a class is an integer or a name.")
+    return int(number)
+
+
+def _names(files: list[Path], parts: list[tuple[Part, Part]], classes: int) -> tuple[str, ...]:
+    """The names of the classes, sorted; empty if they are integers."""
+    named = [train[1].dtype.kind == "U" for train, _ in parts]
+    if not any(named):
+        return ()
+    if not all(named):
+        a, b = files[named.index(True)], files[named.index(False)]
+        raise UserError(f"{a} has names as labels, but {b.name} has integers; make them all integers, or all names.")
+    names = tuple(sorted({str(name) for part in parts for _, targets in part for name in targets}))
+    if classes and len(names) > classes:
+        raise UserError(
+            f"data.classes is {classes}, but the files have {len(names)} labels ({', '.join(names)}); leave it out."
+        )
+    return names
+
+
+def _numbered(part: Part, names: tuple[str, ...]) -> Part:
+    return part[0], np.searchsorted(np.array(names), part[1]).astype(np.int64)
 
 
 def _join(parts: list[Part]) -> Samples:

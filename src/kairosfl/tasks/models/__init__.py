@@ -1,4 +1,4 @@
-"""Models by name: `build` one, list its `options`, `describe` it. Add your own to `MODELS`."""
+"""Models by name: `build` one, list its `options`, `describe` it. Add your own to `MODELS`, or by an entry point."""
 
 from __future__ import annotations
 
@@ -13,30 +13,35 @@ import torch
 from torch import nn
 
 from kairosfl.errors import UserError, nearest
+from kairosfl.plugins import Registry
 from kairosfl.tasks.models.alexnet_vgg import alexnet, vgg11
 from kairosfl.tasks.models.char_lstm import char_lstm
 from kairosfl.tasks.models.gpt_neox import gpt_neox
+from kairosfl.tasks.models.norms import group_norm
 from kairosfl.tasks.models.resnet import resnet18, resnet50
 from kairosfl.tasks.models.small import alt_cnn, aware_cnn, cnn, logistic, mlp
 
-__all__ = ["MODELS", "Builder", "Description", "build", "describe", "options"]
+__all__ = ["MODELS", "Builder", "Description", "build", "describe", "group_norm", "options"]
 
 Builder = Callable[..., nn.Module]
 """builder(shape, classes, *, option=default, ...): `shape` is that of one sample; options are keyword-only."""
 
-MODELS: dict[str, Builder] = {
-    "logistic": logistic,
-    "mlp": mlp,
-    "cnn": cnn,
-    "alt_cnn": alt_cnn,
-    "aware_cnn": aware_cnn,
-    "alexnet": alexnet,
-    "vgg11": vgg11,
-    "resnet18": resnet18,
-    "resnet50": resnet50,
-    "char_lstm": char_lstm,
-    "gpt_neox": gpt_neox,
-}
+MODELS: Registry[Builder] = Registry(
+    "kairosfl.models",
+    {
+        "logistic": logistic,
+        "mlp": mlp,
+        "cnn": cnn,
+        "alt_cnn": alt_cnn,
+        "aware_cnn": aware_cnn,
+        "alexnet": alexnet,
+        "vgg11": vgg11,
+        "resnet18": resnet18,
+        "resnet50": resnet50,
+        "char_lstm": char_lstm,
+        "gpt_neox": gpt_neox,
+    },
+)
 
 # Sample shape and number of classes of the data that each model is typically used with.
 _TYPICAL: dict[str, tuple[tuple[int, ...], int]] = {

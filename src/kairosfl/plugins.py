@@ -1,0 +1,77 @@
+"""Names that other distributions add by Python entry points; looked up when a name is not known, loaded when used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+from kairosfl.errors import UserError
+
+T = TypeVar("T")
+
+
+class Registry(MutableMapping[str, T], Generic[T]):
+    """Things by name: our own, those added in Python, and those of the entry points of a group.
+
+    Args:
+        group: Of the entry points, such as "kairosfl.rules".
+        own: What is there without them; these names come first.
+    """
+
+    def __init__(self, group: str, own: Mapping[str, T]) -> None:
+        self.group, self.own = group, dict(own)
+        self.loaded: dict[EntryPoint, T] = {}
+
+    def __getitem__(self, name: str) -> T:
+        if name in self.own:
+            return self.own[name]
+        point = external(self.group)[name]
+        if point not in self.loaded:
+            self.loaded[point] = self._load(point)
+        return self.loaded[point]
+
+    def _load(self, point: EntryPoint) -> T:
+        try:
+            thing: T = point.load()
+        except Exception as error:  # the code of somebody else: anything may come out of it
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise UserError(
+                f"{point.name!r} cannot be loaded from {point.value}, an entry point of {origin(point)} ({reason}); "
+                "fix that package or uninstall it."
+            ) from error
+        if not callable(thing):
+            raise UserError(
+                f"{point.name!r}, an entry point of {origin(point)}, names {point.value}, which cannot be called; "
+                "name a function or a class."
+            )
+        return thing
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.own or (isinstance(name, str) and name in external(self.group))
+
+    def __setitem__(self, name: str, thing: T) -> None:
+        self.own[name] = thing
+
+    def __delitem__(self, name: str) -> None:
+        del self.own[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from dict.fromkeys([*self.own, *external(self.group)])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def others(self) -> dict[str, EntryPoint]:
+        """The entry points that are in use, by name."""
+        return {name: point for name, point in external(self.group).items() if name not in self.own}
+
+
+def external(group: str) -> dict[str, EntryPoint]:
+    """The entry points of a group by name; of two with one name, the first on the path."""
+    return {point.name: point for point in reversed(tuple(entry_points(group=group)))}
+
+
+def origin(point: EntryPoint) -> str:
+    """Name and version of the distribution."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"

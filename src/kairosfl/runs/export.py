@@ -1,0 +1,122 @@
+"""The way out: the trained module of a run folder, and the same as a file for other programs."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from os import PathLike
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from kairosfl.core.round import Run, Setup, result
+from kairosfl.detectors import parse_detectors
+from kairosfl.errors import UserError
+from kairosfl.runs.checkpoint import newest
+from kairosfl.runs.config import RunConfig
+from kairosfl.runs.experiment import build_task
+from kairosfl.runs.files import read_json, write
+from kairosfl.runs.folder import Folder, facts
+from kairosfl.tasks import vector
+from kairosfl.tasks.task import Task
+
+
+def load(folder: str | PathLike[str], model: nn.Module | None = None) -> nn.Module:
+    """The trained model of a run, on the CPU and in evaluation mode.
+
+    It is the model of the newest intact checkpoint with `result` of the rules applied: what the run evaluates. It takes
+    inputs as clients train on them, so uint8 images need `kairosfl.tasks.prepare.prepare` first.
+
+    Args:
+        folder: A run folder, as `kairosfl run` writes it.
+        model: The untrained model, for a run whose model was not built by name; it is not modified.
+    """
+    path = Path(folder)
+    config = _config(path)
+    model = copy.deepcopy(model) if model is not None else _task(path, config).model
+    return _trained(path, config, model)
+
+
+def export(folder: Path, out: Path, *, force: bool = False, onnx: bool = False) -> Path:
+    """Write the trained model of a run to a file, as safetensors with the model's own names or as ONNX.
+
+    Args:
+        folder: A run folder whose model and data are built by name.
+        out: The file.
+        force: Whether to overwrite it.
+        onnx: Whether to write ONNX; the first dimension of inputs and outputs, the batch, may have any length.
+    """
+    if out.is_dir():
+        raise UserError(f"{out} is a directory; give the name of a file, such as {out / 'model.safetensors'}.")
+    if out.exists() and not force:
+        raise UserError(f"{out} already exists; choose another name, or overwrite it with --force.")
+    config = _config(folder)
+    task = _task(folder, config)
+    model = _trained(folder, config, task.model)
+    if onnx:
+        write(out, lambda path: _write_onnx(model, task.trial()[0], path))
+    else:
+        # Tied weights are one tensor with several names, of which safetensors would refuse all but one: each is copied.
+        whole = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
+        write(out, lambda path: save_file(whole, path, {"format": "pt"}))
+    return out
+
+
+def _config(path: Path) -> RunConfig:
+    folder = Folder(path)
+    if (path / "sweep.json").is_file():
+        raise UserError(f"{path} is a sweep; name one of the run folders in it.")
+    config = folder.config()
+    version = str(read_json(path / "run.json").get("version"))
+    if version.startswith("0.1."):
+        raise UserError(
+            f"{path} was written by kairosfl {version}, whose checkpoints this version does not read; run it again."
+        )
+    if folder.rounds_done() is None:
+        raise UserError(f"{path} has no checkpoint, so there is no model to load; start the run again.")
+    return config
+
+
+def _task(path: Path, config: RunConfig) -> Task:
+    """The task that the configuration names, if it is the one that was trained."""
+    about, task = read_json(path / "run.json"), build_task(config)
+    now = facts(task)
+    # A Flower app may have a task of its own, of which the configuration knows nothing.
+    for name in now if about.get("engine") == "flower" else ("parameters", "base_hash"):
+        if name in about and about[name] != now[name]:
+            raise UserError(
+                f"{path} was not trained with what its config.toml builds now ({name} {about[name]!r} then, "
+                f"{now[name]!r} now); restore its data and model, or give the model: kairosfl.load(folder, model)."
+            )
+    return task
+
+
+def _trained(path: Path, config: RunConfig, model: nn.Module) -> nn.Module:
+    """The model with its trained parameters set to the run's result."""
+    about, x = read_json(path / "run.json"), vector.flatten(model.cpu())
+    if about.get("parameters", len(x)) != len(x):
+        raise UserError(
+            f"{path} has a model of {about['parameters']} trained parameters, but the given one has {len(x)}; "
+            "give the model that was trained."
+        )
+    clients = about.get("clients") or config.data.clients
+    setup = Setup(
+        config.algorithm, config.train, clients, vector.Layout.of(model), parse_detectors(config.run.detector)
+    )
+    run, skipped = newest(path / "checkpoint", Run.start(x, setup, seed=config.seed))
+    for line in skipped:
+        warnings.warn(f"{path}: {line}", stacklevel=3)
+    return vector.load(model, result(run, setup)).eval()
+
+
+def _write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> None:
+    try:
+        batch = torch.export.Dim("batch")
+        torch.onnx.export(model, (inputs,), path, dynamo=True, dynamic_shapes=({0: batch},), external_data=False)
+    except ModuleNotFoundError as error:
+        raise UserError(f"--onnx needs {error.name}: pip install onnx onnxscript") from None
+    except Exception as error:  # whatever the exporter does not support in this model
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"torch cannot write this model as ONNX ({reason}); leave out --onnx.") from error
