@@ -21,8 +21,9 @@ import torch
 from safetensors.torch import save_model
 from torch import Tensor, nn
 
-from kairosfl.core.round import Run, Setup, result
+from kairosfl.core.round import result
 from kairosfl.core.rule import Algorithm, Rule
+from kairosfl.core.run import Run, Setup
 from kairosfl.detectors import parse_detectors
 from kairosfl.engines.memory import spilling
 from kairosfl.errors import UserError, nearest

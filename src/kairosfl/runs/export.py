@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from kairosfl.core.round import Run, Setup, result
+from kairosfl.core.round import result
+from kairosfl.core.run import Run, Setup
 from kairosfl.detectors import parse_detectors
 from kairosfl.errors import UserError
 from kairosfl.runs.checkpoint import newest
