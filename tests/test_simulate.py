@@ -324,7 +324,7 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
     refuse(r"outputs of shape \[4, 1\].*pass a loss for a single logit", (X[:90], Y[:90] > 0), TEST_2, model=net(1))
     refuse(r"Linear fails on training inputs of shape \[4, 6\]", model=nn.Linear(5, 3))
     refuse("returns a tuple", model=nn.LSTM(6, 3))
-    refuse("use nn.GroupNorm", model=nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)))
+    refuse(r"use kairosfl\.models\.group_norm\(model\)", model=nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)))
     refuse(r"loss returned \[\] for 4 samples; return one loss per sample", loss=nn.functional.cross_entropy)
 
 
