@@ -70,11 +70,7 @@ def _config(path: Path) -> RunConfig:
     if (path / "sweep.json").is_file():
         raise UserError(f"{path} is a sweep; name one of the run folders in it.")
     config = folder.config()
-    version = str(read_json(path / "run.json").get("version"))
-    if version.startswith("0.1."):
-        raise UserError(
-            f"{path} was written by kairosfl {version}, whose checkpoints this version does not read; run it again."
-        )
+    folder.check_version()
     if folder.rounds_done() is None:
         raise UserError(f"{path} has no checkpoint, so there is no model to load; start the run again.")
     return config

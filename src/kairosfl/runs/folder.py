@@ -135,14 +135,19 @@ class Folder:
             )
         return config
 
+    def check_version(self) -> None:
+        """Refuse the checkpoints of a version that this one does not read."""
+        version = str(read_json(self.path / "run.json").get("version"))
+        if version.startswith("0.1."):
+            raise UserError(
+                f"{self.path} was begun with kairosfl {version}, whose checkpoints this version does not read; "
+                "finish it with that version, or start a new run."
+            )
+
     def check(self, config: RunConfig, task: Task) -> None:
         """Before a run resumes: log what was edited, and refuse data or a model other than it began with."""
         about, origin, now = read_json(self.path / "run.json"), self.origin(), facts(task)
-        if str(about.get("version")).startswith("0.1."):
-            raise UserError(
-                f"{self.path} was begun with kairosfl {about['version']}, whose checkpoints this version does not "
-                "read; finish it with that version, or start a new run."
-            )
+        self.check_version()
         for name, value in now.items():
             if name in about and about[name] != value:
                 raise UserError(
