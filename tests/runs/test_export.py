@@ -163,7 +163,7 @@ def test_folders_that_cannot_be_loaded(run, tmp_path):
     with pytest.raises(UserError, match=r"\(population_hash 'another' then, .* kairosfl\.load\(folder, model\)"):
         kairosfl.load(folder)
     (folder / "run.json").write_text(json.dumps(about | {"version": "0.1.3"}))
-    with pytest.raises(UserError, match=r"written by kairosfl 0\.1\.3"):
+    with pytest.raises(UserError, match=r"begun with kairosfl 0\.1\.3"):
         kairosfl.load(folder)
     shutil.rmtree(folder / "checkpoint")
     (folder / "run.json").write_text(json.dumps(about))
