@@ -111,6 +111,12 @@ def test_a_wrong_key_or_value(change, parts, tmp_path):
     refused(call("run", "--set", change, "--out", tmp_path / "run"), *parts)
 
 
+def test_a_rule_that_needs_mean_gradients_refuses_adamw_before_anything_is_written(tmp_path):
+    words = ["--set", "algorithm=scaffold", "--set", "train.optimizer=adamw", "--out", tmp_path / "run"]
+    refused(call("run", *words), "scaffold", "train.optimizer = 'adamw'", "use 'sgd'")
+    assert not (tmp_path / "run").exists()
+
+
 def test_wrong_files(tmp_path):
     refused(call("run", tmp_path / "none.toml", "--out", tmp_path / "run"), "none.toml does not exist", "TOML")
     refused(call("run", tmp_path, "--out", tmp_path / "run"), "folder")

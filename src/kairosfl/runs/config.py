@@ -113,6 +113,7 @@ class RunConfig:
             )
         if self.data.clients:
             self.train.check_cohort(self.data.clients)
+        self.algorithm.check_mass(self.train.optimizer)
 
 
 SECTIONS = {"data": Data, "model": Model, "train": Recipe, "run": Execution}
