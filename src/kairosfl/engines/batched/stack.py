@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from kairosfl.engines.batched.frame import Frame
 from kairosfl.engines.batched.layers import (
@@ -24,7 +24,9 @@ from kairosfl.engines.batched.layers import (
 )
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.sequence import LAYERS
+from kairosfl.tasks.forward import call
 from kairosfl.tasks.task import last_linear
+from kairosfl.tasks.tree import Tree, cast, rows, tree_map
 from kairosfl.tasks.vector import Layout, base, flatten, replicas, trained
 
 
@@ -36,7 +38,7 @@ class Stack(Protocol):
     why: str
     drops: bool  # has dropout
 
-    def __call__(self, inputs: Tensor) -> Tensor: ...
+    def __call__(self, inputs: Tree) -> Tensor: ...
 
 
 class Traced:
@@ -96,9 +98,8 @@ class Traced:
     def _hear(self, _: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         self.frame.features = arguments[0]
 
-    def __call__(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.model(inputs)
-        return outputs
+    def __call__(self, inputs: Tree) -> Tensor:
+        return call(self.model, inputs)
 
 
 def _drops(layer: nn.Module) -> bool:
@@ -166,20 +167,21 @@ class Mapped:
         if any(isinstance(module, nn.Linear) for module in self.model.modules()):
             last_linear(self.model).register_forward_pre_hook(lambda _, arguments: self._heard.append(arguments[0]))
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: Tree) -> Tensor:
         frame = self.frame
         weights = {name: frame.leaf(index).to(frame.compute) for index, name in enumerate(self.names)}
-        outputs, features = vmap(self._one)(weights, inputs.unflatten(0, (frame.clients, -1)))
+        apart = tree_map(lambda leaf: leaf.unflatten(0, (frame.clients, -1)), inputs)
+        outputs, features = vmap(self._one)(weights, apart)
         frame.features = features.flatten(0, 1) if features is not None else None
         return outputs.flatten(0, 1)
 
-    def _one(self, weights: dict[str, Tensor], inputs: Tensor) -> tuple[Tensor, Any]:
+    def _one(self, weights: dict[str, Tensor], inputs: Tree) -> tuple[Tensor, Any]:
         self._heard.clear()
-        outputs = functional_call(self.model, weights, (inputs,))
+        outputs = call(self.model, inputs, weights)
         return outputs, self._heard.pop() if self._heard else outputs
 
 
-def stack(model: nn.Module, samples: Tensor, compute: torch.dtype) -> Stack:
+def stack(model: nn.Module, samples: Tree, compute: torch.dtype) -> Stack:
     """The model for many clients, tested on a few prepared samples; raises `Unstackable` with the reason.
 
     `compute` is the type of its activations.
@@ -187,7 +189,10 @@ def stack(model: nn.Module, samples: Tensor, compute: torch.dtype) -> Stack:
     layout, still = Layout.of(model), replicas(model, torch.device("cpu"), 1)[0].eval()
     start = flatten(still)
     vectors = torch.stack([start, start * torch.linspace(0.5, 1.5, len(start), dtype=start.dtype)])
-    samples = samples[: len(samples) // 2 * 2]
+    even = rows(samples) // 2 * 2
+    if not even:
+        raise Unstackable("there is only one training sample to try it on")
+    samples = tree_map(lambda leaf: leaf[:even], samples)
     trial = _Trial(layout, vectors, samples, *_alone(still, layout, vectors, samples))
     stacked: Stack
     try:
@@ -199,21 +204,28 @@ def stack(model: nn.Module, samples: Tensor, compute: torch.dtype) -> Stack:
     return stacked
 
 
-def _alone(still: nn.Module, layout: Layout, vectors: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
+def _alone(still: nn.Module, layout: Layout, vectors: Tensor, samples: Tree) -> tuple[Tensor, Tensor]:
     """Outputs and gradients of clients with these weights, one after another."""
     outputs, slopes = [], []
-    for vector, own in zip(vectors.clone().requires_grad_().unbind(), samples.chunk(len(vectors)), strict=True):
-        outputs.append(functional_call(still, dict(layout.views(vector)), (own,)))
+    half = rows(samples) // 2
+    for number, vector in enumerate(vectors.clone().requires_grad_().unbind()):
+        own = _part(samples, number * half, half)
+        outputs.append(call(still, own, dict(layout.views(vector))))
         slopes.append(torch.autograd.grad(_probe(outputs[-1], 1), vector)[0])
-    first, ones = dict(layout.views(vectors[0])), samples.chunk(len(vectors))[0].split(1)
+    first = dict(layout.views(vectors[0]))
     try:
         with torch.no_grad():
-            single = torch.cat([functional_call(still, first, (one,)) for one in ones])
+            ones = (_part(samples, row, 1) for row in range(half))
+            single = torch.cat([call(still, one, first) for one in ones])
     except Exception as error:  # BatchNorm without running statistics rejects a single sample
         raise Unstackable(f"it fails on a single sample ({line(error)})") from error
     if not alike(single, outputs[0].detach()):
         raise Unstackable("the samples of a batch change each other's outputs, so that batches cannot be filled up")
     return torch.cat(outputs).detach(), torch.stack(slopes)
+
+
+def _part(samples: Tree, begin: int, count: int) -> Any:
+    return tree_map(lambda leaf: leaf[begin : begin + count], samples)
 
 
 def _probe(outputs: Tensor, clients: int) -> Tensor:
@@ -228,7 +240,7 @@ class _Trial:
 
     layout: Layout
     vectors: Tensor
-    samples: Tensor
+    samples: Tree
     outputs: Tensor
     slopes: Tensor
 
@@ -247,9 +259,9 @@ class _Trial:
             return
         _cast(stacked, self.vectors.dtype, compute)
         if base(stacked.model):  # the types of a user's own tensors may not match
-            self._run(stacked, self.samples.to(compute) if self.samples.is_floating_point() else self.samples)
+            self._run(stacked, cast(self.samples, compute))
 
-    def _run(self, stacked: Stack, samples: Tensor) -> tuple[Tensor, Tensor]:
+    def _run(self, stacked: Stack, samples: Tree) -> tuple[Tensor, Tensor]:
         frame = stacked.frame
         rows = frame.layout.pack(self.vectors)
         gradients = torch.zeros_like(rows)
