@@ -40,6 +40,7 @@ from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.kinds import Loss
 from kairosfl.tasks.metrics import Measure, Metric
 from kairosfl.tasks.population import Population
+from kairosfl.tasks.streamed import Streamed
 from kairosfl.tasks.task import Task
 from kairosfl.tasks.tree import leaves, tree_map
 from kairosfl.tasks.vector import load
@@ -164,6 +165,7 @@ def simulate(
     target: str = "label",
     client: str | None = None,
     encode: Callable[[Any], Any] | None = None,
+    lazy: bool | None = None,
     **settings: Any,
 ) -> History:
     """Train a model by federated learning, simulated on this machine.
@@ -206,6 +208,8 @@ def simulate(
         target: Hugging Face: the column of targets.
         client: Hugging Face: the column with each row's client.
         encode: Hugging Face: turns one input into an array.
+        lazy: Whether samples are read, and random transforms drawn anew, for every batch, instead of once into memory.
+            By default they are where a torch data set is random or larger than half the memory, and memory maps.
         **settings: Any other key of `[data]`, `[train]` and `[run]` in a configuration, such as `momentum`, `schedule`,
             `minimum`, `eval_every` or `precision`, and `mean`, `std`, `vocabulary` and `labels` of a `DataSet`.
 
@@ -222,7 +226,7 @@ def simulate(
     sections = _sections(settings)
     fields = {key: settings[key] for key in OF_DATASET if key in settings}
     columns: dict[str, Any] = {"input": input, "target": target, "client": client, "encode": encode}
-    dataset = _hashed(from_any(train, test, name=name, classes=classes, kind=kind, **columns, **fields))
+    dataset = _hashed(from_any(train, test, name=name, classes=classes, kind=kind, lazy=lazy, **columns, **fields))
     sections["train"] |= {"rounds": rounds, "cohort": 1 if cohort is None else cohort}
     sections["train"] |= {"epochs": epochs, "batch_size": batch_size, "lr": lr, "optimizer": optimizer}
     sections["run"] |= {"engine": engine, "device": str(device)}
@@ -351,7 +355,7 @@ def _dealt(dataset: DataSet, clients: Any, partition: str | None) -> dict[str, A
     if clients is None or isinstance(clients, int | np.integer):
         dealt = "dirichlet" if dataset.labels_of_train is not None else "iid"
         partition = partition or ("natural" if dataset.keys is not None else dealt)
-        default = {} if partition != "natural" else {"clients": 0}
+        default = {} if partition != "natural" else {"clients": 0, "minimum": 1}  # nobody is left out
         return {"partition": partition} | (default if clients is None else {"clients": clients})
     if partition is not None:
         raise UserError(f"partition = {partition!r} cannot be combined with clients that are given; leave one out.")
@@ -376,7 +380,9 @@ def _population(clients: Any) -> Population:
 def _hashed(dataset: DataSet) -> DataSet:
     """With a digest of the samples, so that a run is not resumed with others."""
 
-    def digest(samples: Samples) -> str:
+    def digest(samples: Samples | Streamed) -> str:
+        if isinstance(samples, Streamed):
+            return samples.digest()
         form = tree_map(lambda leaf: f"{leaf.dtype} {list(leaf.shape)}", samples.inputs)
         found = hashlib.md5(str(form).encode(), usedforsecurity=False)
         for tensor in (*leaves(samples.inputs), *leaves(samples.targets)):

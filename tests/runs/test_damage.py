@@ -12,7 +12,7 @@ from kairosfl.errors import UserError
 from kairosfl.runs import experiment
 from kairosfl.runs.config import resolve
 from kairosfl.runs.files import cut_lines, read_lines
-from kairosfl.runs.metrics import NEEDED
+from kairosfl.runs.metrics import needed
 
 TABLES = {
     "data": {"clients": 12},
@@ -124,7 +124,7 @@ def test_readers(tmp_path):
     named = []
     assert [row["round"] for row in read_lines(path, named.append)] == [1, 2]
     assert named == [3, 4]
-    assert [row["round"] for row in read_lines(path, needs={"accuracy": NEEDED["accuracy"]})] == [1]
+    assert [row["round"] for row in read_lines(path, needs={"accuracy": needed("accuracy")["accuracy"]})] == [1]
     with pytest.raises(UserError, match="cannot be read: Is a directory"):
         list(read_lines(tmp_path))
 

@@ -119,8 +119,8 @@ class Trainer:
         starts = self._tensors(start) if brief.pull else []
         step = Step(brief, self.views, self.moments, starts, self._push(brief))
         references = self._references(brief, start)
-        # Not augmented, a sample is the same in every epoch, and so are a fixed model's features of it.
-        known = {} if self.task.augment else {name: self._all_features(v, mine) for name, v in references.items()}
+        # If a sample is the same in every epoch, so are a fixed model's features of it.
+        known = {} if self.task.varies else {name: self._all_features(v, mine) for name, v in references.items()}
         losses: list[Tensor] = []  # of every step; read at the end, so that no step waits for the device
         squares: list[Tensor] = []
         similarity: Tensor | float = 1.0
@@ -235,10 +235,14 @@ class Trainer:
 
     def _batch(self, rows: Tensor, brief: Brief, step: int) -> tuple[Any, Any]:
         """Inputs and targets of a training step."""
-        inputs, targets = self.data.read(rows)
-        if self.task.augment:  # before normalisation, so that what is cropped in from outside is black
+        keys = None
+        if self.task.varies:
             seed = key(brief.seed, "augment", brief.round) % 2**63
-            inputs = augment(inputs, sample_keys(rows, seed=seed, round=0, client=brief.client, step=step))
+            keys = sample_keys(rows, seed=seed, round=0, client=brief.client, step=step)
+        inputs, targets = self.data.read(rows, keys)
+        if self.task.augment:  # before normalisation, so that what is cropped in from outside is black
+            assert keys is not None
+            inputs = augment(inputs, keys)
         return self._prepare(inputs), targets
 
     def _samples(self, rows: Tensor) -> tuple[Any, Any]:

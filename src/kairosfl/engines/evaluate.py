@@ -14,6 +14,7 @@ from kairosfl.engines.choices import Choices
 from kairosfl.tasks.dataset import Samples
 from kairosfl.tasks.metrics import mean
 from kairosfl.tasks.prepare import ordered
+from kairosfl.tasks.streamed import Streamed
 from kairosfl.tasks.task import Task
 from kairosfl.tasks.tree import tree_map
 
@@ -62,13 +63,13 @@ class Evaluator:
         task: Task,
         device: torch.device,
         predict: Callable[[Tensor, Any], Tensor],
-        test: Samples | None = None,
+        test: Samples | Streamed | None = None,
     ) -> None:
         self.task, self.device, self.predict, self.choices = task, device, predict, Choices()
         self.test = test or task.dataset.test.to(device)
 
     @torch.no_grad()
-    def _measured(self, x: Tensor, samples: Samples) -> Iterator[list[Tensor]]:
+    def _measured(self, x: Tensor, samples: Samples | Streamed) -> Iterator[list[Tensor]]:
         """What was measured in every batch."""
         x = x.to(self.device)
         for inputs, targets in samples.batches(CPU_BATCH if self.device.type == "cpu" else GPU_BATCH):

@@ -366,12 +366,14 @@ def _pack(task: Task) -> dict[str, Any]:
     parts = {entry.name: getattr(task, entry.name) for entry in fields(task)}
     data = {entry.name: getattr(task.dataset, entry.name) for entry in fields(task.dataset)}
     for split in ("train", "test"):
-        data[split] = tuple(tree_map(Tensor.numpy, getattr(data[split], entry.name)) for entry in fields(Samples))
+        if isinstance(data[split], Samples):
+            data[split] = tuple(tree_map(Tensor.numpy, getattr(data[split], entry.name)) for entry in fields(Samples))
     return parts | {"dataset": data}
 
 
 def _unpack(parcel: Mapping[str, Any]) -> Task:
     data = dict(parcel["dataset"])
     for split in ("train", "test"):
-        data[split] = Samples(*(_trees(part) for part in data[split]))
+        if isinstance(data[split], tuple):
+            data[split] = Samples(*(_trees(part) for part in data[split]))
     return Task(**{**parcel, "dataset": DataSet(**data)})

@@ -13,6 +13,7 @@ import torch
 from kairosfl.core.streams import stream
 from kairosfl.errors import UserError, nearest
 from kairosfl.tasks.kinds import CLASSED, IGNORED, KINDS, infer
+from kairosfl.tasks.streamed import Streamed
 from kairosfl.tasks.tree import Tree, leaves, rows, tree_map
 
 Ints = npt.NDArray[np.integer[Any]]
@@ -46,8 +47,8 @@ class Samples:
     def __len__(self) -> int:
         return rows(self.targets)
 
-    def read(self, chosen: torch.Tensor | slice, seed: int | None = None) -> tuple[Any, Any]:
-        """Inputs and targets of these samples; `seed` is for samples that are transformed at random."""
+    def read(self, chosen: torch.Tensor | slice, keys: torch.Tensor | None = None) -> tuple[Any, Any]:
+        """Inputs and targets of these samples; `keys` are for `Streamed` ones."""
         return tree_map(lambda leaf: leaf[chosen], self.inputs), tree_map(lambda leaf: leaf[chosen], self.targets)
 
     def batches(self, size: int) -> Iterator[tuple[Any, Any]]:
@@ -72,7 +73,7 @@ class DataSet:
 
     Args:
         name: What reports call it.
-        train: The training samples, which are divided among the clients.
+        train: The training samples, which are divided among the clients; `Streamed` ones are read batch by batch.
         test: The samples on which the global model is evaluated.
         classes: The number of classes; targets are 0 to `classes - 1`. Of tokens it is the vocabulary of the targets,
             of several labels their number, of numbers 0. By default counted.
@@ -91,8 +92,8 @@ class DataSet:
     """
 
     name: str
-    train: Samples
-    test: Samples
+    train: Samples | Streamed
+    test: Samples | Streamed
     classes: int = 0
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -142,8 +143,16 @@ class DataSet:
 
     @property
     def labels_of_train(self) -> Ints | None:
-        """The class of each training sample, if each has one."""
-        return leaves(self.train.targets)[0].reshape(-1).long().numpy() if self.kind in CLASSED else None
+        """The class of each training sample, if each has one and it need not be read first."""
+        targets = leaves(self.train.targets)[0]
+        known = self.kind in CLASSED and len(targets) == len(self.train)
+        return targets.reshape(-1).long().numpy() if known else None
+
+    def with_labels(self) -> DataSet:
+        """With the class of each training sample, even if all samples have to be read for it."""
+        if isinstance(self.train, Samples) or self.kind not in CLASSED:
+            return self
+        return replace(self, train=self.train.with_targets())
 
 
 def held_out(dataset: DataSet, part: float) -> DataSet:
@@ -172,7 +181,9 @@ def held_out(dataset: DataSet, part: float) -> DataSet:
     )
 
 
-def _classes(kind: str, parts: Sequence[Samples]) -> int:
+def _classes(kind: str, parts: Sequence[Samples | Streamed]) -> int:
+    if kind in CLASSED:
+        parts = [part.with_targets() if isinstance(part, Streamed) else part for part in parts]
     targets = [leaves(part.targets)[0] for part in parts if len(part)]
     if kind == "multilabel":
         return targets[0].shape[1]

@@ -226,7 +226,7 @@ def partition(
         "quantity": {"alpha": alpha, "minimum": minimum},
         "shards": {"shards": shards},
     }
-    labels = dataset.labels_of_train
+    labels = dataset.labels_of_train if name in BY_NUMBER else dataset.with_labels().labels_of_train
     if labels is None and name not in BY_NUMBER:
         raise UserError(
             f"data.partition is {name!r}, which deals samples by their class, but data set {dataset.name!r} is for "

@@ -18,6 +18,7 @@ from kairosfl.tasks.kinds import KINDS, Loss
 from kairosfl.tasks.metrics import Measure, Metric, named
 from kairosfl.tasks.population import Population, own_tests
 from kairosfl.tasks.prepare import prepare
+from kairosfl.tasks.streamed import Streamed
 from kairosfl.tasks.tree import Tree, cast, rows, shapes
 from kairosfl.tasks.vector import Layout, base_hash, check_base, check_state, flatten, trained
 
@@ -103,6 +104,11 @@ class Task:
         """Each client's own test samples, if any client has some."""
         own = own_tests(self.dataset, self.clients)
         return own if own is not None and own.sizes.any() else None
+
+    @property
+    def varies(self) -> bool:
+        """Whether a training sample may look different every time it is read."""
+        return self.augment or isinstance(self.dataset.train, Streamed)
 
     @property
     def client_accuracy_on(self) -> Literal["test", "train"]:

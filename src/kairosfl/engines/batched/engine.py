@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -29,6 +30,7 @@ from kairosfl.engines.loop import one_by_one
 from kairosfl.engines.memory import available
 from kairosfl.engines.precision import Precision
 from kairosfl.errors import UserError
+from kairosfl.tasks.dataset import Samples
 from kairosfl.tasks.task import Task
 
 FIXED_SLOTS = 16  # used if results must not depend on which other clients train
@@ -80,7 +82,9 @@ class Batched(Evaluator):
         self._work: Work | None = None
         way = plain(task, self.predict, self.precision)
         self._evaluator = (
-            GraphEvaluator(task, self.test, way, self.precision, self.choices) if self._stream is not None else None
+            GraphEvaluator(task, self.test, way, self.precision, self.choices)
+            if self._stream is not None and isinstance(self.test, Samples)
+            else None
         )
         try:
             compute = self.precision.compute(self.trainer.w.dtype)
@@ -93,9 +97,18 @@ class Batched(Evaluator):
             stacked.frame.dot, stacked.frame.choices = self.precision.dot, self.choices
             stacked.frame.measures = not deterministic and self.device.type == "cuda"
             self._work = Work(stacked, task, self.trainer.data, compute)
-            self.why = stacked.why
+            self.why = stacked.why + self._reading()
             if self._evaluator is not None and not deterministic:
                 self._evaluator.other = single(self._work)
+
+    def _reading(self) -> str:
+        """What reading costs where samples are read for each batch; empty where they are in memory."""
+        data = self.trainer.data
+        if isinstance(data, Samples):
+            return ""
+        count, began = min(32, len(data)), time.perf_counter()
+        data.read(slice(0, count))
+        return f"; samples are read batch by batch, {1e3 * (time.perf_counter() - began) / count:.2g} ms each"
 
     def _alone(self, reason: str) -> str:
         """Train one client after another, on a GPU by captured graphs if possible; `why` says how and why."""
@@ -110,7 +123,7 @@ class Batched(Evaluator):
             except Unstackable as further:
                 self._evaluator = None  # it would capture, too
                 reason += f"; it cannot be captured: {further}"
-        return f"{how}: {reason}"
+        return f"{how}: {reason}{self._reading()}"
 
     def start(self) -> Tensor:
         """The model before training, on the device that the servers use."""

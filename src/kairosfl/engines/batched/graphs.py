@@ -9,19 +9,22 @@ import torch
 from kairosfl.engines.batched.fast import timed
 from kairosfl.engines.batched.state import Kind, State
 from kairosfl.engines.batched.step import Work, step
+from kairosfl.tasks.streamed import Streamed
 
 WARM = 2  # steps without effect before the capture, which compile kernels and choose algorithms
 
 
 class Steps:
-    """Takes steps of any kind on one state; on a GPU by captured graphs, which share one pool of memory."""
+    """Takes steps of any kind on one state; on a GPU by captured graphs, which share one pool of memory, unless
+    the samples are read from the host."""
 
     def __init__(self, work: Work, state: State) -> None:
         self.work, self.state = work, state
         self._graphs: dict[Kind, torch.cuda.CUDAGraph] = {}
         self._seconds: dict[Kind, float] = {}
         self._queue: deque[tuple[torch.cuda.Event, float]] = deque()
-        self._pool = torch.cuda.graph_pool_handle() if state.device.type == "cuda" else None
+        captures = state.device.type == "cuda" and not isinstance(work.data, Streamed)  # which the host reads
+        self._pool = torch.cuda.graph_pool_handle() if captures else None
 
     def __call__(self, kind: Kind, count: int) -> None:
         """Take this many steps of this kind."""

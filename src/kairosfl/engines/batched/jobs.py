@@ -63,7 +63,7 @@ class Ticket:
         wholes = np.zeros((len(clients), len(Whole)), dtype=np.int64)
         wholes[:, Whole.TOTAL], wholes[:, Whole.SIZE], wholes[:, Whole.END] = count * epochs, size, end
         wholes[:, Whole.BATCHES], wholes[:, Whole.CLIENT] = count, clients
-        if self.task.augment:
+        if self.task.varies:
             wholes[:, Whole.CROPS] = key(briefs.seed, "augment", briefs.round) % 2**63
         if drops:
             wholes[:, Whole.DROPS] = [key(briefs.seed, "dropout", briefs.round, who) % 2**63 for who in clients]

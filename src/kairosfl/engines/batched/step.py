@@ -15,6 +15,7 @@ from kairosfl.engines.batched.state import Kind, Real, State, Sum, Whole
 from kairosfl.engines.batched.update import Optimiser, square_norms
 from kairosfl.tasks.dataset import Samples
 from kairosfl.tasks.prepare import augment, sample_keys
+from kairosfl.tasks.streamed import Streamed
 from kairosfl.tasks.task import Task
 from kairosfl.tasks.tree import Tree
 
@@ -25,13 +26,15 @@ class Work:
 
     stack: Stack
     task: Task
-    data: Samples
+    data: Samples | Streamed
     compute: torch.dtype  # of activations; the weights keep theirs
 
-    def prepared(self, samples: Tensor, crops: Tensor | None = None) -> tuple[Any, Any]:
-        """These samples as the model sees them, cropped by these keys if they are augmented, and their targets."""
-        inputs, targets = self.data.read(samples)
-        return self.task.prepared(inputs if crops is None else augment(inputs, crops), self.compute), targets
+    def prepared(self, samples: Tensor, keys: Tensor | None = None) -> tuple[Any, Any]:
+        """These samples as the model sees them, in training transformed by these keys, and their targets."""
+        inputs, targets = self.data.read(samples, keys)
+        if keys is not None and self.task.augment:
+            inputs = augment(inputs, keys)
+        return self.task.prepared(inputs, self.compute), targets
 
     def features(self, rows: Tensor, inputs: Tree) -> Tensor:
         """The features under fixed weights, dropout off."""
@@ -58,7 +61,7 @@ def step(work: Work, state: State, kind: Kind) -> None:
     """Every live client takes its next batch and steps."""
     batch = _batch(state, kind)
     whole, flat = state.wholes[:, : kind.width], batch.samples.flatten()
-    inputs, targets = work.prepared(flat, _crops(work, batch, whole))
+    inputs, targets = work.prepared(flat, _sample_keys(work, batch, whole))
     keys = (whole[Whole.DROPS] + whole[Whole.POSITION] * _ODD)[:, None] if work.stack.drops else None
     still = {name: work.features(rows, inputs) for name, rows in _references(state, kind).items()}
     optimiser = Optimiser(state, kind, batch.live, work.stack.frame.dot)
@@ -118,8 +121,8 @@ def _climb(state: State, kind: Kind, live: Tensor) -> Tensor:
 _ODD = 0x1E3779B97F4A7C15  # spreads the keys of the steps
 
 
-def _crops(work: Work, batch: Batch, whole: Tensor) -> Tensor | None:
-    if not work.task.augment:
+def _sample_keys(work: Work, batch: Batch, whole: Tensor) -> Tensor | None:
+    if not work.task.varies:
         return None
     run, client, step = (whole[each, :, None] for each in (Whole.CROPS, Whole.CLIENT, Whole.POSITION))
     # The seed differs between runs, so it is passed where a tensor is allowed: 0 ^ seed is seed ^ 0.

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from kairosfl.errors import UserError, nearest
+from kairosfl.errors import UserError
+from kairosfl.tasks.data.forms import (
+    Encode,
+    check_columns,
+    column_names,
+    form,
+    joined,
+    pairs,
+    read_clients,
+    read_samples,
+    stacked,
+    table_rows,
+    target_types,
+)
 from kairosfl.tasks.dataset import DataSet, Samples
-from kairosfl.tasks.tree import Tree, join, leaves, shapes, tree_map
-
-Encode = Callable[[Any], Any]
+from kairosfl.tasks.streamed import Streamed
 
 
 class Partitioner(Protocol):
@@ -35,7 +46,7 @@ def from_torch(train: Any, test: Any, *, name: str = "own", classes: int | None 
         **fields: Further fields of `DataSet`: `mean` and `std` per channel for uint8 images, `vocabulary` for
             tokens, `labels`.
     """
-    parts = [_stack(_pairs(data, split), split) for data, split in ((train, "training"), (test, "test"))]
+    parts = [stacked(pairs(data, split), split) for data, split in ((train, "training"), (test, "test"))]
     return _dataset(name, parts[0], parts[1], classes, fields)
 
 
@@ -66,8 +77,8 @@ def from_hugging_face(
     """
     parts, named = [], []
     for table, split in ((train, "training"), (test, "test")):
-        _check_columns(table, split, [*_names(input), target, *([client] if client else [])])
-        parts.append(_stack(_rows([table], input, target, encode), split))
+        check_columns(table, split, [*column_names(input), target, *([client] if client else [])])
+        parts.append(stacked(table_rows([table], input, target, encode), split))
         named.append(list(table[client]) if client else [])
     data = _dataset(name, parts[0], parts[1], classes, _class_names(train, target) | fields)
     if not client:
@@ -109,9 +120,10 @@ def from_partitioner(
     if tests[0] is not test and len(tests) != len(tables):
         raise UserError(f"{len(tables)} training partitions have {len(tests)} test partitions; give as many.")
     for table, split in ((tables[0], "training"), (tests[0], "test")):
-        _check_columns(table, split, [*_names(input), target])
+        check_columns(table, split, [*column_names(input), target])
     train, held = (
-        _stack(_rows(each, input, target, encode), split) for each, split in ((tables, "training"), (tests, "test"))
+        stacked(table_rows(each, input, target, encode), split)
+        for each, split in ((tables, "training"), (tests, "test"))
     )
     data = _dataset(name, train, held, classes, _class_names(tables[0], target) | fields)
     test_keys = None if tests[0] is test else np.repeat(np.arange(len(tests)), [len(table) for table in tests])
@@ -126,11 +138,12 @@ def from_any(
     target: str = "label",
     client: str | None = None,
     encode: Encode | None = None,
+    lazy: bool | None = None,
     name: str | None = None,
     classes: int | None = None,
     **fields: Any,
 ) -> DataSet:
-    """Data in any form that `simulate` takes: it is read into memory once.
+    """Data in any form that `simulate` takes.
 
     Args:
         train: A `DataSet`; a tuple `(x, y)` of arrays or tensors; a torch data set of (input, class) pairs; a Hugging
@@ -142,6 +155,7 @@ def from_any(
         target: Hugging Face: the column of classes.
         client: Hugging Face: the column that names the natural client of each row.
         encode: Hugging Face: turns one value of the input column into an array.
+        lazy: Whether samples are read, and random transforms drawn anew, for every batch, instead of once into memory.
         name: What reports call the data set; by default "own", or a `DataSet`'s own name.
         classes: The number of classes; by default counted from the labels.
         **fields: Further fields of `DataSet`, as in `from_torch`.
@@ -170,15 +184,15 @@ def from_any(
         return from_hugging_face(train, test, name=name or "own", classes=classes, **columns, **fields)
     if _per_client(test) and not _per_client(train):
         raise UserError("test is a list with data for each client, and train is not; give both per client.")
-    read = {"input": input, "target": target, "encode": encode}
-    parts = _read_clients(train, "training", read) if _per_client(train) else [_read(train, "training", read)]
-    tests = _read_clients(test, "test", read) if _per_client(test) else [_read(test, "test", read)]
+    read = {"input": input, "target": target, "encode": encode, "lazy": lazy}
+    parts = read_clients(train, "training", read) if _per_client(train) else [read_samples(train, "training", read)]
+    tests = read_clients(test, "test", read) if _per_client(test) else [read_samples(test, "test", read)]
     if _per_client(test) and len(tests) != len(parts):
         raise UserError(f"train is a list of {len(parts)} clients and test of {len(tests)}; give as many.")
-    whole, held = _joined(parts, "training"), _joined(tests, "test")
-    if (there := _form(held.inputs)) != (here := _form(whole.inputs)):
+    whole, held = joined(parts, "training"), joined(tests, "test")
+    if (there := form(held.inputs)) != (here := form(whole.inputs)):
         raise UserError(f"test inputs have shape {there} and training inputs {here}; give them the same.")
-    if classes is None and (there := _types(held.targets)) != (here := _types(whole.targets)):
+    if classes is None and (there := target_types(held.targets)) != (here := target_types(whole.targets)):
         raise UserError(f"training targets are {here} and test targets {there}; give them the same.")
     data = _dataset(name or "own", whole, held, classes, fields)
     if not _per_client(train):
@@ -210,85 +224,13 @@ def _per_client(data: Any) -> bool:
     return not (isinstance(first, tuple | list) and len(first) == 2 and np.ndim(first[1]) == 0)
 
 
-def _read_clients(clients: Sequence[Any], split: str, read: dict[str, Any]) -> list[Samples]:
-    parts: list[Samples | None] = []
-    for number, data in enumerate(clients):
-        size = len(data[1]) if isinstance(data, tuple) and len(data) == 2 else len(data)
-        if not size and split == "training":
-            raise UserError(f"client {number} of train has no samples; leave it out of the list.")
-        parts.append(_read(data, f"client {number}: {split}", read) if size else None)
-    some = next((part for part in parts if part is not None), None)
-    if some is None:
-        raise UserError("test has no samples for any client; give at least one.")
-    none = some.take(torch.arange(0))  # a client without test samples
-    return [none if part is None else part for part in parts]
-
-
-def _read(data: Any, split: str, read: dict[str, Any]) -> Samples:
-    """One set of samples in any form."""
-    if isinstance(data, Samples):
-        return data
-    if isinstance(data, tuple) and len(data) == 2:
-        return _arrays(data[0], data[1], split)
-    if hasattr(data, "column_names"):
-        _check_columns(data, split, [*_names(read["input"]), read["target"]])
-        return _stack(_rows([data], **read), split)
-    if isinstance(data, torch.Tensor | np.ndarray | str) or not hasattr(data, "__getitem__"):
-        kind = type(data).__name__
-        raise UserError(f"the {split} data is a {kind}; give (x, y) or a data set of (input, class) pairs.")
-    return _stack(_pairs(data, split), split)
-
-
-def _arrays(x: Any, y: Any, split: str) -> Samples:
-    try:
-        inputs, targets = _leaves(x, _tensor), _leaves(y, _target)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"the {split} data cannot be made a tensor: {error}; give x and y as arrays.") from None
-    counts = [len(leaf) if leaf.ndim else 0 for leaf in (*leaves(inputs), *leaves(targets))]
-    if len(set(counts)) > 1:
-        raise UserError(f"the {split} data has {counts[0]} inputs and {counts[-1]} targets; give as many.")
-    if not counts[0]:
-        raise UserError(f"the {split} data has no samples; add at least one.")
-    return Samples(inputs, targets)
-
-
-def _leaves(value: Any, change: Callable[[Any], torch.Tensor]) -> Any:
-    """A tensor, or a tuple or dict of tensors."""
-    if isinstance(value, Mapping):
-        return {str(name): change(part) for name, part in value.items()}
-    return tuple(map(change, value)) if isinstance(value, tuple) else change(value)
-
-
-def _form(inputs: Tree) -> Any:
-    return tree_map(lambda leaf: list(leaf.shape[1:]), inputs)
-
-
-def _types(targets: Tree) -> Any:
-    def one(leaf: torch.Tensor) -> str:
-        return f"{str(leaf.dtype).removeprefix('torch.')} of shape [{', '.join(map(str, ('n', *leaf.shape[1:])))}]"
-
-    return tree_map(one, targets)
-
-
-def _joined(parts: Sequence[Samples], split: str) -> Samples:
-    for number, part in enumerate(parts):
-        types = [_types(each.targets) for each in (part, parts[0])]
-        if types[0] != types[1] and len(part):
-            raise UserError(f"the {split} targets of client {number} are {types[0]} and those of client 0 {types[1]}.")
-        shapes = [_form(each.inputs) for each in (part, parts[0])]
-        if shapes[0] != shapes[1] and len(part):
-            raise UserError(
-                f"the {split} inputs of client {number} have shape {shapes[0]} and those of client 0 {shapes[1]}; "
-                "give them the same."
-            )
-    return Samples(*(join(torch.cat, [getattr(part, name) for part in parts]) for name in ("inputs", "targets")))
-
-
 def _partitions(partitioner: Partitioner) -> list[Any]:
     return [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
 
 
-def _dataset(name: str, train: Samples, test: Samples, classes: int | None, fields: dict[str, Any]) -> DataSet:
+def _dataset(
+    name: str, train: Samples | Streamed, test: Samples | Streamed, classes: int | None, fields: dict[str, Any]
+) -> DataSet:
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
     classes = classes or len(fields.get("labels", ()))
     if classes or fields.get("kind") == "classification":
@@ -296,88 +238,16 @@ def _dataset(name: str, train: Samples, test: Samples, classes: int | None, fiel
     return DataSet(name, train, test, classes, **fields)
 
 
-def _classified(samples: Samples, split: str) -> Samples:
+def _classified(samples: Samples | Streamed, split: str) -> Samples | Streamed:
     """With targets like 1.0 as whole numbers, since they are known to be classes."""
     targets = samples.targets
-    if not isinstance(targets, torch.Tensor) or not targets.is_floating_point():
+    if isinstance(samples, Streamed) or not isinstance(targets, torch.Tensor) or not targets.is_floating_point():
         return samples
     wrong = (targets != targets.round()).reshape(len(targets), -1).any(1).nonzero()
     if len(wrong):
         where = int(wrong[0])
         raise UserError(f"{split} sample {where} has label {targets[where].tolist()}; labels must be integers from 0.")
     return Samples(samples.inputs, targets.long())
-
-
-def _stack(pairs: Iterable[tuple[Any, Any]], split: str) -> Samples:
-    inputs: list[Any] = []
-    targets: list[Any] = []
-    for value, target in pairs:
-        try:
-            inputs.append(_leaves(value, _tensor))
-            targets.append(_leaves(target, _target))
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{split} sample {len(targets)} cannot be made a tensor: {error}; encode it.") from None
-        for what, trees in (("an input", inputs), ("a target", targets)):
-            if (found := shapes(trees[-1])) != (first := shapes(trees[0])):
-                raise UserError(
-                    f"{split} sample {len(trees) - 1} has {what} of shape {found} and sample 0 of {first}; give all "
-                    "the same shape."
-                )
-    if not inputs:
-        raise UserError(f"the {split} data has no samples; add at least one.")
-    return Samples(join(torch.stack, inputs), join(torch.stack, targets))
-
-
-def _tensor(value: Any) -> torch.Tensor:
-    """A value as the tensor to store: PIL images as uint8 [C,H,W], floating-point values as float32."""
-    if hasattr(value, "convert") and hasattr(value, "mode"):  # a PIL image
-        pixels = np.array(value if value.mode in ("L", "RGB") else value.convert("RGB"))
-        return torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1).contiguous()
-    tensor = value.detach().cpu() if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
-    return tensor.float() if tensor.is_floating_point() else tensor
-
-
-def _target(value: Any) -> torch.Tensor:
-    """A target: whole numbers as int64, others as float32; masks as whole numbers."""
-    if hasattr(value, "convert") and hasattr(value, "mode"):  # a PIL image: a mask of classes
-        return torch.from_numpy(np.array(value)).long()
-    array = value.detach().cpu() if isinstance(value, torch.Tensor) else np.asarray(value)
-    if isinstance(array, np.ndarray):
-        if array.dtype.kind not in "iubf":
-            raise TypeError(f"{value!r} is not a number")
-        array = torch.from_numpy(array.copy())
-    return array.float() if array.is_floating_point() else array.long()
-
-
-def _pairs(data: Any, split: str) -> Iterator[tuple[Any, Any]]:
-    items = (data[number] for number in range(len(data))) if hasattr(data, "__len__") else iter(data)
-    for number, item in enumerate(items):
-        if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise UserError(
-                f"{split} sample {number} is a {type(item).__name__}, not a pair of input and target; "
-                "wrap the data set in one that returns pairs."
-            )
-        yield item[0], item[1]
-
-
-def _rows(
-    tables: Iterable[Any], input: str | Sequence[str], target: str, encode: Encode | None
-) -> Iterator[tuple[Any, Any]]:
-    for table in tables:
-        for row in table:
-            value = row[input] if isinstance(input, str) else {name: row[name] for name in input}
-            yield encode(value) if encode else value, row[target]
-
-
-def _names(input: str | Sequence[str]) -> list[str]:
-    return [input] if isinstance(input, str) else list(input)
-
-
-def _check_columns(table: Any, split: str, wanted: Sequence[str]) -> None:
-    for column in wanted:
-        if column not in table.column_names:
-            hint = nearest(column, table.column_names)
-            raise UserError(f"the {split} data has no column {column!r}; {hint}")
 
 
 def _class_names(table: Any, target: str) -> dict[str, Any]:
