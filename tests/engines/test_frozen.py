@@ -21,7 +21,7 @@ from kairosfl.tasks.vector import base, flatten
 
 SHAPE, TOKENS, LENGTH = (2, 6, 6), 9, 5
 STACKED = "stacked layer by layer"
-MAPPED = "stacked by vmap: it has a Conv1d"
+LIFTED = "stacked by lifting its parameters: it has a Conv1d"
 
 
 class LoRA(nn.Module):
@@ -139,10 +139,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a layer of another kind": (lambda: images(nn.Sequential(*conv1d())), STACKED),
     "a partly frozen one": (
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 8), *conv1d("bias"), nn.Linear(8, 3)),
-        MAPPED,
+        LIFTED,
     ),
-    "one after a GroupNorm": (lambda: images(nn.Sequential(*conv1d("bias"))), MAPPED),
-    "LoRA": (lambda: nn.Sequential(nn.Flatten(), LoRA(72, 8), nn.Tanh(), LoRA(8, 3)), "stacked by vmap: it uses"),
+    "one after a GroupNorm": (lambda: images(nn.Sequential(*conv1d("bias"))), LIFTED),
+    "LoRA": (lambda: nn.Sequential(nn.Flatten(), LoRA(72, 8), nn.Tanh(), LoRA(8, 3)), "stacked by lifting its parameters: it uses"),
     "adapters": (lambda: nn.Sequential(nn.Flatten(), Adapter(72, 8), nn.Tanh(), Adapter(8, 3)), STACKED),
     "tied weights": (tied, STACKED),
     "tied weights in the base": (tied_base, STACKED),

@@ -8,6 +8,7 @@ from torch import nn
 from kairosfl.core.recipe import Recipe
 from kairosfl.engines.batched.layers import Unstackable
 from kairosfl.engines.batched.stack import stack
+from kairosfl.engines.precision import Precision
 from kairosfl.tasks.task import Task
 
 # On a CPU, stacking saves calls, not arithmetic. Measured on digits, random images and texts: `batched` takes 0.1 to
@@ -30,7 +31,7 @@ def pick(task: Task, recipe: Recipe, device: torch.device) -> tuple[str, str]:
         return "loop", "recurrent layers do not gain from stacking on a CPU"
     inputs, _ = task.trial()
     try:
-        stack(task.model, inputs, inputs.dtype if inputs.is_floating_point() else torch.float32)
+        stack(task.model, inputs, Precision("float32"), device)
     except Unstackable as reason:
         return "loop", f"clients cannot train side by side: {reason}"
     return "batched", f"{task.layout.size:,} parameters times {recipe.batch_size} samples are little work for a CPU"

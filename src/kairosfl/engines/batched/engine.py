@@ -84,12 +84,10 @@ class Batched(Evaluator):
         )
         try:
             compute = self.precision.compute(self.trainer.w.dtype)
-            stacked = stack(task.model, task.trial()[0], compute)
+            stacked = stack(task.model, task.trial()[0], self.precision, self.device)
         except Unstackable as reason:
             self.why = self._alone(str(reason))
         else:
-            stacked.model.to(self.device)
-            stacked.frame.fixed = [tensor.to(self.device) for tensor in stacked.frame.fixed]
             stacked.frame.dot, stacked.frame.choices = self.precision.dot, self.choices
             stacked.frame.measures = not deterministic and self.device.type == "cuda"
             self._work = Work(stacked, task, self.trainer.inputs, self.trainer.targets, compute)

@@ -98,13 +98,17 @@ def _biases(frame: Frame, weight: int, bias: int | None) -> tuple[int | None, in
 class StackedConv2d(nn.Module):
     """Every client's convolution, by one of the methods in `conv`."""
 
-    def __init__(self, layer: nn.Conv2d, find: Find, frame: Frame) -> None:
+    def __init__(self, shape: conv.Shape, weight: int, bias: int | None, frame: Frame) -> None:
         super().__init__()
+        self.shape, self.weight, self.frame = shape, weight, frame
+        self.bias, self.late = _biases(frame, weight, bias)
+
+    @classmethod
+    def of(cls, layer: nn.Conv2d, find: Find, frame: Frame) -> StackedConv2d:
+        """In place of a layer."""
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise Unstackable(f"a convolution pads by {layer.padding_mode!r}, {layer.padding!r}")
-        self.weight, self.frame = found(find(layer.weight)), frame
-        self.bias, self.late = _biases(frame, self.weight, find(layer.bias))
-        self.shape = conv.Shape(
+        shape = conv.Shape(
             layer.in_channels,
             layer.out_channels,
             conv.pair(layer.kernel_size),
@@ -113,6 +117,7 @@ class StackedConv2d(nn.Module):
             conv.pair(layer.dilation),
             layer.groups,
         )
+        return cls(shape, found(find(layer.weight)), find(layer.bias), frame)
 
     def method(self, x: Tensor, inward: bool) -> conv.Method:
         """The fastest on a GPU, once there are enough clients for a fair measurement; otherwise the first available."""
@@ -343,7 +348,7 @@ def found(index: int | None) -> int:
 
 LAYERS: dict[type[nn.Module], Callable[[Any, Find, Frame], nn.Module]] = {
     nn.Linear: StackedLinear,
-    nn.Conv2d: StackedConv2d,
+    nn.Conv2d: StackedConv2d.of,
     nn.Embedding: StackedEmbedding,
     nn.GroupNorm: StackedGroupNorm,
     nn.LayerNorm: StackedLayerNorm,
