@@ -151,7 +151,8 @@ class _Conv(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.layer, ctx.rows, ctx.method = layer, frame.rows, method
         bias = None if layer.bias is None else frame.weight(layer.bias)
-        return method.forward(layer.shape, x, frame.weight(layer.weight), bias)
+        y = method.forward(layer.shape, x, frame.weight(layer.weight), bias)
+        return y.clone() if y._is_view() else y  # of one client
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -303,7 +304,7 @@ class StackedDropout(nn.Module):
         keys = self.frame.keys
         if keys is None or not self.p:
             return x
-        seeds = _scramble((keys ^ (keys >> 32) ^ self.number * 0x9E3779B9) & _LOW)
+        seeds = seeded(keys, self.number)
         module: Any = kernels("dropout", x)
         if module is not None:
             y: Tensor = _Dropout.apply(x, seeds, self.p, module)  # type: ignore[no-untyped-call]
@@ -325,9 +326,19 @@ class _Dropout(torch.autograd.Function):
         return ctx.module.drop(dy, seeds, ctx.p), None, None, None
 
 
+def seeded(keys: Tensor, number: int) -> Tensor:
+    """A seed for every client, `[m, 1]`, in the draw with this number."""
+    return _scramble((keys ^ (keys >> 32) ^ number * 0x9E3779B9) & _LOW)
+
+
 def keep(seeds: Tensor, p: float, count: int) -> Tensor:
     """Which of `count` numbers of each client are kept: `[m, count]` bool from seeds `[m, 1]`."""
-    return _scramble(torch.arange(count, device=seeds.device) ^ seeds) >= int(p * 2**32)
+    return bits(seeds, count) >= int(p * 2**32)
+
+
+def bits(seeds: Tensor, count: int) -> Tensor:
+    """`count` random numbers of 32 bits for each client."""
+    return _scramble(torch.arange(count, device=seeds.device) ^ seeds)
 
 
 def _scramble(bits: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from kairosfl.engines.batched.frame import Frame
-from kairosfl.engines.batched.layers import StackedConv2d, StackedDropout, Unstackable
+from kairosfl.engines.batched.layers import StackedConv2d, StackedDropout, Unstackable, bits, seeded
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.sequence import INNER, LAYERS
 from kairosfl.tasks.vector import Layout, trained
@@ -74,8 +74,8 @@ class Stacked(Tensor):
 class Lift:
     """What the stacked tensors of one model share.
 
-    `seen` remembers, for every way in which parameters met a tensor in the trials, where that tensor has its batch
-    (None: it has none): in training another size may happen to equal that of the batch.
+    `seen` remembers, for every way in which parameters met a tensor in the trials, along which axes that tensor fitted
+    a batch (None: along none): in training another size may happen to equal that of the batch.
     """
 
     def __init__(self, frame: Frame) -> None:
@@ -107,26 +107,21 @@ class Lift:
 
     def batch(self, key: tuple[Any, ...], x: Tensor) -> int | None:
         """Which axis of a tensor runs over the samples, or None."""
+        if not x.ndim or not len(x) or len(x) == 1 < self.rows:
+            return None
         key = (*key, x.ndim)
-        known = self.seen.get(key)
-        if known is not None and len(known) == 1 and not self.learns:
+        known = self.seen.get(key, set())
+        if None in known:  # it did not fit once
+            return None
+        if len(known) == 1 and not self.learns:
             return next(iter(known))
-        found = self._guess(x)
+        fits = [axis for axis, size in enumerate(x.shape) if size == self.rows]
+        found = 0 if len(x) % self.rows == 0 else next(iter(fits), None)
         if self.learns:
             self.seen.setdefault(key, set()).add(found)
-        elif known is not None and found not in known:
+        elif known and found not in known:
             raise Unstackable("its batch cannot be told from another axis")
         return found
-
-    def _guess(self, x: Tensor) -> int | None:
-        if x.ndim and len(x) and len(x) % self.rows == 0:
-            return 0
-        return next((axis for axis, size in enumerate(x.shape) if axis and size == self.rows), None)
-
-    @property
-    def conflicts(self) -> bool:
-        """Whether the trials disagree about a batch."""
-        return any(len(each) > 1 for each in self.seen.values())
 
 
 class Lifted:
@@ -137,6 +132,7 @@ class Lifted:
         layout = Layout.of(model)
         count = len(layout.entries)
         self.frame = Frame(RowLayout.of(layout), dict.fromkeys(range(count), 2))
+        self.frame.compute = next(iter(trained(model).values())).dtype
         self.lift = Lift(self.frame)
         self.why, self.drops = f"stacked by lifting its parameters: {reason}", False
         self._mode = _Mode(self.lift)
@@ -205,8 +201,15 @@ class Lifted:
         lift.rows = len(next(each for each in tree_leaves(inputs) if isinstance(each, Tensor)))
         lift.drawn = 0
         lift.uses.clear()
-        with lift_forward(lift), self._mode:
-            outputs = call(self.model, inputs)
+        # With dropout off, a model that draws random numbers itself has to know.
+        quiet = self._mode.random and self.frame.keys is None
+        if self.model.training == quiet:
+            self.model.train(not quiet)
+        try:
+            with lift_forward(lift), self._mode:
+                outputs = call(self.model, inputs)
+        except _Random:
+            return self(inputs)
         self.drops |= self._mode.draws
         if type(outputs) is not Tensor:
             raise Unstackable("its outputs do not depend on its inputs")
@@ -243,6 +246,18 @@ def _drops(layer: nn.Module) -> bool:
 READS = ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__", "__contains__")
 
 
+DRAWS = ("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal", "multinomial")
+DRAWS += ("bernoulli", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "rrelu", "alpha_dropout")
+DRAWS += ("feature_alpha_dropout", "gumbel_softmax")
+
+
+PRODUCTS = ("matmul", "bmm", "mm", "__matmul__", "einsum", "baddbmm", "addmm", "linear", "conv1d", "conv2d", "conv3d")
+
+
+class _Random(Exception):
+    """The model draws random numbers in training."""
+
+
 class _Mode(TorchFunctionMode):
     """Dropout functions with masks of each client's own, attention in one type, and no decisions by activations.
 
@@ -250,7 +265,7 @@ class _Mode(TorchFunctionMode):
     """
 
     def __init__(self, lift: Lift) -> None:
-        self.lift, self.draws = lift, False
+        self.lift, self.draws, self.random = lift, False, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -261,8 +276,12 @@ class _Mode(TorchFunctionMode):
         if func is SDPA:
             return self._attend(*args, **kwargs)
         name = getattr(func, "__name__", "")
+        if name in DRAWS:
+            return self._random(func, name, args, kwargs)
         if name in READS and any(_told(each) for each in args):
             raise Unstackable(f"it reads its activations ({name.strip('_')})")
+        if name in PRODUCTS:
+            args = self._alike(args)
         result = func(*args, **kwargs)
         if type(result) is Tensor and not result.is_floating_point() and any(map(_told, tree_leaves((args, kwargs)))):
             result.told = True  # type: ignore[attr-defined]
@@ -278,6 +297,32 @@ class _Mode(TorchFunctionMode):
         if not (training and p):
             return x
         return x * self._mask(p)(x.new_ones(x.shape[:2])).view(*x.shape[:2], *(1,) * (x.ndim - 2))
+
+    def _alike(self, args: Any) -> Any:
+        """Factors of one type: a constant in float32 may have turned one of them into that."""
+        kinds = {each.dtype for each in args if isinstance(each, Tensor) and each.is_floating_point()}
+        compute = self.lift.frame.compute
+        if len(kinds) < 2 or compute not in kinds:
+            return args
+        return tuple(each.to(compute) if isinstance(each, Tensor) else each for each in args)
+
+    def _random(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Random numbers of each sample, as in stochastic depth."""
+        lift, keys = self.lift, self.lift.frame.keys
+        if keys is None and not self.random:
+            self.random = self.draws = True
+            raise _Random
+        values = func(*args, **kwargs)
+        if keys is None or name not in ("rand", "rand_like", "bernoulli_") or not lift.forwards:
+            raise Unstackable(f"it draws random numbers ({name})")
+        if not values.ndim or len(values) % lift.rows:
+            raise Unstackable(f"it draws random numbers {tuple(values.shape)} for a whole batch")
+        lift.drawn += 1
+        drawn = bits(seeded(keys, 4 * INNER + lift.drawn), values.numel() // len(keys)).view(values.shape)
+        if name != "bernoulli_":
+            return (drawn >> 8).to(values.dtype) / 2**24
+        p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+        return values.copy_(drawn < int(p * 2**32))
 
     def _mask(self, p: float) -> StackedDropout:
         lift = self.lift

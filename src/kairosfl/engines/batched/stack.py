@@ -201,17 +201,29 @@ def stack(model: nn.Module, samples: Any, precision: Precision, device: torch.de
     except Unstackable as reason:
         reasons = str(reason)
     try:
-        lifted = Lifted(model, reasons, device)
-        for sizes in (SIZES[1:3], SIZES[3:]):
-            for size in sizes:
-                trial.exact(lifted, size)
-            if not lifted.lift.conflicts:
-                return trial.whole(lifted.settled(), sizes[0])
-            lifted.lift.seen.clear()
-        raise Unstackable("its batch cannot be told from another axis")
+        return _lifted(Lifted(model, reasons, device), trial)
     except Unstackable as reason:
         reasons += f"; lifted, {reason}"
-    return trial.whole(Mapped(model, reasons, device), SIZES[0])
+    mapped = Mapped(model, reasons, device)
+    try:
+        return trial.whole(mapped, SIZES[0])
+    except Unstackable as reason:
+        raise Unstackable(f"{reason}; {reasons}") from reason
+
+
+def _lifted(lifted: Lifted, trial: _Trial) -> Lifted:
+    """Ready to run, after trials at two batch sizes; a size that happens to be that of something else may fail."""
+    passed, failure = 0, Unstackable()
+    for size in SIZES[1:]:
+        try:
+            trial.exact(lifted, size)
+        except Unstackable as reason:
+            failure = reason
+        else:
+            passed += 1
+        if passed == 2:
+            return trial.whole(lifted.settled(), size)
+    raise failure
 
 
 class _Trial:
@@ -228,6 +240,8 @@ class _Trial:
     def whole(self, stacked: Way, size: int) -> Way:
         """The stacked model, ready to run; raises `Unstackable` if it differs, or cannot compute in the precision."""
         self.exact(stacked, size)
+        if isinstance(stacked, Lifted) and stacked.drops:
+            self._run(stacked, self._known[size][0], keys=torch.arange(2, device=self.device)[:, None])
         compute = self.precision.compute(self.vectors.dtype)
         if self.precision.name == "float32" or (self.precision.name == "tf32" and self.device.type != "cuda"):
             return stacked
@@ -283,12 +297,12 @@ class _Trial:
         if not alike(single, wanted):
             raise Unstackable("the samples of a batch change each other's outputs, so that batches cannot be filled up")
 
-    def _run(self, stacked: Stack, samples: Any) -> tuple[Tensor, Tensor]:
+    def _run(self, stacked: Stack, samples: Any, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
         frame = stacked.frame
         rows = frame.layout.pack(self.vectors)
         gradients = torch.zeros_like(rows)
         try:
-            frame.open(rows, gradients)
+            frame.open(rows, gradients, keys)
             outputs = stacked(samples)
             frame.backward(_probe(outputs, len(rows)))
         except Exception as error:  # the user's forward may raise anything
