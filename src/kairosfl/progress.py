@@ -21,6 +21,8 @@ from rich.progress import (
 )
 from rich.table import Column
 
+from kairosfl.runs.history import main_value
+
 PLAIN_LINES = 50  # per run, without a terminal
 SECONDS_PER_LINE = 60.0  # of a sweep, without a terminal
 
@@ -65,7 +67,7 @@ class RunProgress(_Screen):
     def __init__(self, rounds: int, *, quiet: bool = False, done: int = 0, console: Console | None = None) -> None:
         super().__init__(quiet, console)
         self.rounds, self.done, self.first = rounds, done, done
-        self.accuracy: float | None = None
+        self.score: float | None = None
         self.began: float | None = None
         self.progress = Progress(*numbers(), text("{task.description}"), console=self.console, expand=True)
 
@@ -78,11 +80,12 @@ class RunProgress(_Screen):
     def __call__(self, row: dict[str, Any]) -> None:
         """Show one more round."""
         self.done = row["round"]
-        self.accuracy = row["accuracy"] if row["accuracy"] is not None else self.accuracy
+        score = main_value(row)
+        self.score = self.score if score is None else score
         if self.began is None:  # set-up before the first round does not count towards the speed
             self.began, self.first = time.perf_counter() - row["seconds"], self.done - 1
         speed = (self.done - self.first) / max(time.perf_counter() - self.began, 1e-9)
-        words = describe(row, self.accuracy)
+        words = describe(row, self.score)
         if self.live:
             self.progress.update(self.task, completed=self.done, description=f"{words}  {speed:.1f} rounds/s")
         elif not self.quiet and (self.done % -(-self.rounds // PLAIN_LINES) == 0 or self.done == self.rounds):
@@ -126,11 +129,11 @@ class SweepProgress(_Screen):
                 if name not in self.bars:
                     self.bars[name] = self.progress.add_task("", total=rounds, name=title)
                 self.progress.advance(self.whole)
-                words = describe(row, row["accuracy"])
+                words = describe(row, main_value(row))
                 over = row["round"] == rounds
                 self.progress.update(self.bars[name], completed=row["round"], description=words, visible=not over)
             if row["round"] == rounds and not self.quiet:
-                self.console.print(f"{title}: {describe(row, row['accuracy'])}", highlight=False, soft_wrap=True)
+                self.console.print(f"{title}: {describe(row, main_value(row))}", highlight=False, soft_wrap=True)
 
         return listen
 
@@ -143,10 +146,11 @@ class SweepProgress(_Screen):
             self.say(f"all runs: {self.done}/{whole} rounds, about {left} left")
 
 
-def describe(row: dict[str, Any], accuracy: float | None) -> str:
-    """One round in a few words."""
+def describe(row: dict[str, Any], score: float | None) -> str:
+    """One round in a few words; `score` is the main metric as it was last measured."""
+    name = row.get("metric", "accuracy")
     parts = [
-        f"accuracy {accuracy:.4f}" if accuracy is not None else "",
+        f"{name.replace('_', ' ')} {score:.4f}" if score is not None and name != "loss" else "",
         _loss(row["loss"]) if row["loss"] is not None else "",
         f"cohort {row['reported']}/{row['cohort']}" if row["rejected"] else f"cohort {row['cohort']}",
         "critical" if row["critical"] else "",

@@ -32,15 +32,17 @@ from kairosfl.runs.config import GIVEN, SECTIONS, RunConfig, dump, resolve, tabl
 from kairosfl.runs.edits import edits, harmless, pinned
 from kairosfl.runs.engines import build_engine, method, resolve_engine
 from kairosfl.runs.experiment import begin, divide, execute, reopen, within_memory
-from kairosfl.runs.files import plain, read_lines, write
+from kairosfl.runs.files import plain, write
 from kairosfl.runs.folder import Folder, silent
 from kairosfl.runs.lock import lock
-from kairosfl.runs.metrics import NEEDED
 from kairosfl.tasks.data.own import from_any
 from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.kinds import Loss
+from kairosfl.tasks.metrics import Measure, Metric
 from kairosfl.tasks.population import Population
-from kairosfl.tasks.task import Loss, Task, cross_entropy
-from kairosfl.tasks.vector import check_state, load
+from kairosfl.tasks.task import Task
+from kairosfl.tasks.tree import leaves, tree_map
+from kairosfl.tasks.vector import load
 
 COHORT = 10  # or all clients, where there are fewer
 OF_DATASET = ("mean", "std", "vocabulary", "labels")
@@ -79,9 +81,25 @@ class History:
         return load(copy.deepcopy(self.initial), self.x)
 
     @property
+    def score(self) -> float:
+        """The main metric in the last round that was evaluated; NaN if none was."""
+        return self.last(self.metric)
+
+    @property
     def accuracy(self) -> float:
         """The test accuracy in the last round that was evaluated; NaN if none was."""
-        known = (row["accuracy"] for row in reversed(self.metrics) if row["accuracy"] is not None)
+        return self.last("accuracy")
+
+    @property
+    def metric(self) -> str:
+        """The name of the main metric."""
+        return Folder(self.folder).main()[0]
+
+    def last(self, name: str) -> float:
+        """A column of the metrics in the last round in which it was measured; NaN if it was in none."""
+        if self.metrics and name not in self.metrics[-1]:
+            raise UserError(f"the history has no {name!r}; {nearest(name, self.metrics[-1])}")
+        known = (row[name] for row in reversed(self.metrics) if row[name] is not None)
         return float(next(known, float("nan")))
 
     @property
@@ -113,7 +131,7 @@ class History:
         return directory
 
     def __repr__(self) -> str:
-        return f"History(rounds={len(self.metrics)}, accuracy={self.accuracy:.4f}, folder={str(self.folder)!r})"
+        return f"History(rounds={len(self.metrics)}, {self.metric}={self.score:.4f}, folder={str(self.folder)!r})"
 
 
 def simulate(
@@ -131,7 +149,9 @@ def simulate(
     batch_size: int = 32,
     lr: float = 0.1,
     optimizer: str = "sgd",
-    loss: Loss = cross_entropy,
+    kind: str | None = None,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Metric | Measure] | None = None,
     seed: int = 0,
     engine: str = "auto",
     device: str = "auto",
@@ -140,18 +160,20 @@ def simulate(
     progress: bool = True,
     name: str | None = None,
     classes: int | None = None,
-    input: str | None = None,
+    input: str | Sequence[str] | None = None,
     target: str = "label",
     client: str | None = None,
     encode: Callable[[Any], Any] | None = None,
     **settings: Any,
 ) -> History:
-    """Train a classifier by federated learning, simulated on this machine.
+    """Train a model by federated learning, simulated on this machine.
 
     Args:
-        model: Any module with a score for each class, or one logit with a `loss` for it. It is copied, not modified.
-        train: A tuple `(x, y)` of arrays or tensors, a torch data set of (input, class) pairs, a Hugging Face
-            `Dataset` or `DatasetDict`, a `DataSet`, or a list with one of these for each client.
+        model: Any module: one of your own, or from torchvision, timm, transformers or peft. It is copied, not modified.
+            Only parameters with `requires_grad` are trained and sent.
+        train: A tuple `(x, y)` of arrays or tensors, a torch data set of (input, target) pairs, a Hugging Face
+            `Dataset` or `DatasetDict`, a `DataSet`, or a list with one of these for each client. `x` may be a tuple or
+            a dict of arrays, with which the model is called as `model(*x)` or `model(**x)`.
         test: The test samples, in any of these forms; None where `train` contains them.
         algorithm: A sum of rules, as text or in Python.
         rounds: The number of rounds.
@@ -159,13 +181,17 @@ def simulate(
         clients: The number of clients, a `Population`, or the indices of each client's training samples in a list. By
             default the clients that the data has, or else 40.
         partition: How samples are dealt to the clients: "dirichlet", "iid", "natural" and others. By default "natural"
-            where the data has its own clients, or else "dirichlet".
+            where the data has its own clients, or else "dirichlet", or "iid" if samples do not have one class each.
         alpha: Of the Dirichlet distribution: the smaller, the more clients differ.
         epochs: Local epochs.
         batch_size: Samples in a local step.
         lr: The local learning rate.
         optimizer: The local optimizer, "sgd" or "adamw".
+        kind: What the targets are: "classification", "binary", "multilabel", "regression", "segmentation" or
+            "language"; by default inferred from them. It gives `loss` and `metrics` their defaults.
         loss: From outputs and targets of a batch to one loss per sample.
+        metrics: What is measured on the test set, by name, the main one first: functions from outputs and targets to a
+            number per sample, of which the mean is better when higher, or a `kairosfl.Metric`.
         seed: Of everything random but the model, whose initial weights are those passed in.
         engine: "auto", "loop", "batched" or "ray".
         device: "auto", "cpu" or "cuda".
@@ -175,8 +201,9 @@ def simulate(
         progress: Whether progress is shown.
         name: What reports call the data; by default "own", or a `DataSet`'s own name.
         classes: The number of classes; by default counted from the labels.
-        input: Hugging Face: the column of inputs; by default "image", or the only one left.
-        target: Hugging Face: the column of classes.
+        input: Hugging Face: the column of inputs, or several, which become a dict; by default "image", or the only one
+            left.
+        target: Hugging Face: the column of targets.
         client: Hugging Face: the column with each row's client.
         encode: Hugging Face: turns one input into an array.
         **settings: Any other key of `[data]`, `[train]` and `[run]` in a configuration, such as `momentum`, `schedule`,
@@ -195,7 +222,7 @@ def simulate(
     sections = _sections(settings)
     fields = {key: settings[key] for key in OF_DATASET if key in settings}
     columns: dict[str, Any] = {"input": input, "target": target, "client": client, "encode": encode}
-    dataset = _hashed(from_any(train, test, name=name, classes=classes, **columns, **fields))
+    dataset = _hashed(from_any(train, test, name=name, classes=classes, kind=kind, **columns, **fields))
     sections["train"] |= {"rounds": rounds, "cohort": 1 if cohort is None else cohort}
     sections["train"] |= {"epochs": epochs, "batch_size": batch_size, "lr": lr, "optimizer": optimizer}
     sections["run"] |= {"engine": engine, "device": str(device)}
@@ -208,11 +235,12 @@ def simulate(
     if not isinstance(algorithm, str):
         config = replace(config, algorithm=Algorithm() + algorithm)
     own = clients is not None and not isinstance(clients, int | np.integer)
-    task = Task(initial, dataset, _population(clients) if own else divide(config, dataset), loss, config.data.augment)
+    population = _population(clients) if own else divide(config, dataset)
+    task = Task(initial, dataset, population, loss, config.data.augment, metrics)  # type: ignore[arg-type]
     if cohort is None:
         config = replace(config, train=replace(config.train, cohort=min(COHORT, len(task.clients))))
     config.train.check_cohort(len(task.clients))
-    check_outputs(task)
+    task.check()
     threads = torch.get_num_threads()
     try:
         return _run(config, task, _Home(out), on_round, progress)
@@ -229,7 +257,7 @@ def _run(
         config = _continued(config, folder)
     elif home.path.exists() and (not home.path.is_dir() or any(home.path.iterdir())):
         raise UserError(f"out = {str(home.path)!r} exists and is not a run folder; choose another one.")
-    rows = list(read_lines(home.path / "metrics.jsonl", needs=NEEDED))
+    rows = folder.rows()
     done = (folder.rounds_done() or 0) if begun else 0
     if folder.summary().get("rounds", 0) >= config.train.rounds:
         folder.check(config, task)
@@ -321,7 +349,8 @@ def _scalar(value: Any) -> Any:
 def _dealt(dataset: DataSet, clients: Any, partition: str | None) -> dict[str, Any]:
     """The keys of [data] that say who the clients are."""
     if clients is None or isinstance(clients, int | np.integer):
-        partition = partition or ("natural" if dataset.keys is not None else "dirichlet")
+        dealt = "dirichlet" if dataset.labels_of_train is not None else "iid"
+        partition = partition or ("natural" if dataset.keys is not None else dealt)
         default = {} if partition != "natural" else {"clients": 0}
         return {"partition": partition} | (default if clients is None else {"clients": clients})
     if partition is not None:
@@ -335,10 +364,10 @@ def _population(clients: Any) -> Population:
     if isinstance(clients, Population):
         return clients
     lists = [np.asarray(each) for each in clients]
-    for number, each in enumerate(lists):
-        if each.ndim != 1 or (len(each) and each.dtype.kind not in "iu"):
+    for number, own in enumerate(lists):
+        if own.ndim != 1 or (len(own) and own.dtype.kind not in "iu"):
             raise UserError(
-                f"clients[{number}] has {each.dtype} values of shape {list(each.shape)}; give the indices of the "
+                f"clients[{number}] has {own.dtype} values of shape {list(own.shape)}; give the indices of the "
                 "client's training samples, whole numbers of shape [n]."
             )
     return Population.from_lists(lists)
@@ -348,49 +377,11 @@ def _hashed(dataset: DataSet) -> DataSet:
     """With a digest of the samples, so that a run is not resumed with others."""
 
     def digest(samples: Samples) -> str:
-        found = hashlib.md5(f"{samples.inputs.dtype} {list(samples.inputs.shape)}".encode(), usedforsecurity=False)
-        for tensor in (samples.inputs, samples.targets):
+        form = tree_map(lambda leaf: f"{leaf.dtype} {list(leaf.shape)}", samples.inputs)
+        found = hashlib.md5(str(form).encode(), usedforsecurity=False)
+        for tensor in (*leaves(samples.inputs), *leaves(samples.targets)):
             found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return found.hexdigest()
 
     own = {"train": digest(dataset.train), "test": digest(dataset.test)}
     return replace(dataset, hashes={**dataset.hashes, **own})
-
-
-def check_outputs(task: Task) -> None:
-    """Refuse a model whose outputs for a few samples are not scores of the classes, or losses not one per sample."""
-    check_state(task.model)
-    inputs, targets = task.trial()
-    shape, kind = list(inputs.shape), type(task.model).__name__
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            outputs = copy.deepcopy(task.model)(inputs)
-    except Exception as error:  # the user's forward: anything may come out of it
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"The model {kind} fails on training inputs of shape {shape}: {reason}") from error
-    if not isinstance(outputs, Tensor):
-        raise UserError(f"The model {kind} returns a {type(outputs).__name__}; wrap it to return a tensor of scores.")
-    made = f"The model {kind} turns inputs of shape {shape} into outputs of shape {list(outputs.shape)}"
-    logit = (
-        task.loss is not cross_entropy
-        and task.dataset.classes <= 2
-        and outputs.shape in ((len(inputs),), (len(inputs), 1))
-    )
-    if not logit and (outputs.ndim != 2 or len(outputs) != len(inputs) or outputs.shape[1] < task.dataset.classes):
-        wanted = f"[{len(inputs)}, {task.dataset.classes}]"
-        raise UserError(
-            f"{made}, but the data has {task.dataset.classes} classes: give its last layer as many outputs, shape "
-            f"{wanted}" + (", or pass a loss for a single logit." if task.dataset.classes == 2 else ".")
-        )
-    try:
-        losses = task.loss(outputs, targets)
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(
-            f"loss fails on outputs {list(outputs.shape)} and targets {list(targets.shape)}: {reason}"
-        ) from error
-    if not isinstance(losses, Tensor) or losses.shape != targets.shape:
-        found = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise UserError(
-            f"loss returned {found} for {len(targets)} samples; return one loss per sample, shape [{len(targets)}]."
-        )

@@ -89,13 +89,13 @@ def test_a_torch_data_set_of_tensors_a_list_and_a_stream():
     [
         (
             [(1.0, 0), ([1.0, 2.0], 1)],
-            "training sample 1 has shape [2] and sample 0 []; give all inputs the same shape.",
+            "training sample 1 has an input of shape [2] and sample 0 of []; give all the same shape.",
         ),
-        ([(1.0, "cat")], "training sample 0 has label 'cat'; labels must be integers from 0."),
+        ([(1.0, "cat")], "training sample 0 cannot be made a tensor: 'cat' is not a number; encode it."),
         ([(1.0, 0.5)], "training sample 0 has label 0.5; labels must be integers from 0."),
         (
             [{"x": 1}],
-            "training sample 0 is a dict, not a pair of input and class; wrap the data set in one that returns pairs.",
+            "training sample 0 is a dict, not a pair of input and target; wrap the data set in one that returns pairs.",
         ),
         ([], "the training data has no samples; add at least one."),
         ([(1.0, 3)], "training sample 0 of data set 'own' has label 3; labels must be 0 to 1 for 2 classes."),

@@ -107,8 +107,9 @@ def test_a_data_set_refuses_what_cannot_be_trained_on(fields, sentence):
 
 
 def test_samples_refuse_targets_of_the_wrong_type_or_number():
-    with pytest.raises(UserError, match=r"targets must be int64 of shape \[n\], not torch.float32"):
-        Samples(torch.zeros(2, 1), torch.zeros(2))
+    floats = Samples(torch.zeros(2, 1), torch.zeros(2))
+    with pytest.raises(UserError, match=r"training targets of data set 'own' are torch.float32; classification needs"):
+        DataSet("own", floats, floats, kind="classification")
     with pytest.raises(UserError, match="3 inputs have 2 targets"):
         Samples(torch.zeros(3, 1), torch.tensor([0, 1]))
 

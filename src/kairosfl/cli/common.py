@@ -149,7 +149,9 @@ def print_summary(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     rounds = "1 round" if summary["rounds"] == 1 else f"{summary['rounds']} rounds"
     loss = summary.get("loss", 0.0)
     state = "; it diverged: its test loss is not finite" if loss is None or not math.isfinite(loss) else ""
-    typer.echo(f"accuracy {summary['accuracy']:.4f} after {rounds}, in {folder}{state}")
+    name = summary.get("metric", "accuracy")
+    score = "not measured" if summary[name] is None else f"{summary[name]:.4f}"
+    typer.echo(f"{name.replace('_', ' ')} {score} after {rounds}, in {folder}{state}")
     for verdict in summary.get("verdicts", ()):
         typer.echo(f"Note: {verdict}.", err=True)
     if summary.get("missing_rounds"):

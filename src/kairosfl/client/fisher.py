@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
+from kairosfl.tasks.forward import call
 from kairosfl.tasks.metrics import class_scores
+from kairosfl.tasks.tree import Tree, tree_map
 
 # Gradient elements held in memory at the same time: what fits a CPU's cache, and what keeps a GPU busy.
 CPU_NUMBERS, GPU_NUMBERS = 1 << 23, 1 << 29
@@ -18,7 +21,7 @@ CPU_NUMBERS, GPU_NUMBERS = 1 << 23, 1 << 29
 def fisher_trace(
     model: nn.Module,
     weights: dict[str, Tensor],
-    inputs: Callable[[Tensor], Tensor],
+    inputs: Callable[[Tensor], Any],
     rows: Tensor,
     draws: np.random.Generator | None = None,
 ) -> float:
@@ -29,11 +32,11 @@ def fisher_trace(
     per class, and the gradients by tensor: those of one long vector would each be padded to its whole length.
     """
 
-    def log_likelihood(w: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(model, w, (sample[None],))
+    def log_likelihood(w: dict[str, Tensor], sample: Tree, label: Tensor) -> Tensor:
+        outputs = call(model, tree_map(lambda leaf: leaf[None], sample), w)
         return class_scores(outputs).log_softmax(1).gather(1, label[None, None])[0, 0]
 
-    def square(sample: Tensor, label: Tensor) -> Tensor:
+    def square(sample: Tree, label: Tensor) -> Tensor:
         slopes = grad(log_likelihood)(weights, sample, label)
         return torch.stack([slope.square().sum() for slope in slopes.values()]).sum()
 
@@ -43,7 +46,7 @@ def fisher_trace(
     for chunk in rows.split(max(1, held // sum(w.numel() for w in weights.values()))):
         samples = inputs(chunk)
         with torch.no_grad():
-            p = class_scores(functional_call(model, weights, (samples,))).softmax(1)
+            p = class_scores(call(model, samples, weights)).softmax(1)
         if draws is None:
             labels = torch.arange(p.shape[1], device=p.device)
             traces = torch.stack([p[:, label] * squares(samples, label.expand(len(p))) for label in labels])

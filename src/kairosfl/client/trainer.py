@@ -13,20 +13,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from operator import add
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from kairosfl.client.fisher import fisher_trace
 from kairosfl.client.optimizers import Moments, Step, norms
 from kairosfl.core.fields import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Brief, Report
 from kairosfl.core.streams import Streams, key, stream
-from kairosfl.tasks.prepare import augment, ordered, prepare, sample_keys
+from kairosfl.tasks.forward import call
+from kairosfl.tasks.prepare import augment, ordered, sample_keys
 from kairosfl.tasks.task import Task, last_linear
+from kairosfl.tasks.tree import Tree
 from kairosfl.tasks.vector import flatten, replicas, trained
 
 SCORING_BATCH = 512
@@ -46,7 +47,7 @@ def batches(brief: Brief, n: int, streams: Streams | None = None) -> Iterator[li
 
 # For a batch: its loss, the cosine that a stop rule checks, and the gradients of the loss.
 Derivative = tuple[Tensor, Tensor | None, tuple[Tensor, ...]]
-Differentiate = Callable[[Tensor, Tensor, Brief, dict[str, Tensor]], Derivative]
+Differentiate = Callable[[Tree, Tree, Brief, dict[str, Tensor]], Derivative]
 
 
 class Fisher(NamedTuple):
@@ -84,8 +85,7 @@ class Trainer:
         self.differentiate: Differentiate = self._differentiate  # an engine may substitute a faster one
         self.features: dict[nn.Module, Tensor] = {}
         self.listening = False
-        self.inputs = task.dataset.train.inputs.to(device)
-        self.targets = task.dataset.train.targets.to(device)
+        self.data = task.dataset.train.to(device)
         # Once a large block was freed, glibc keeps what a step frees instead of returning it to the system, which
         # would clear every page anew for the next step: a fifth of a small CNN's time. The block is never touched.
         torch.empty(LARGE, dtype=torch.uint8)
@@ -131,7 +131,7 @@ class Trainer:
             for batch in epoch:
                 picked = torch.from_numpy(batch).to(self.device)
                 rows = mine[picked]
-                inputs, targets = self._batch(rows, brief, len(losses)), self.targets[rows]
+                inputs, targets = self._batch(rows, brief, len(losses))
                 still = {
                     name: known[name][picked] if known else self._still_features(vector, inputs)
                     for name, vector in references.items()
@@ -161,13 +161,13 @@ class Trainer:
         seen = None if brief.stop_below is None else float(similarity)
         return len(losses), epochs, loss_sum / samples, grad_sq, seen
 
-    def _differentiate(self, inputs: Tensor, targets: Tensor, brief: Brief, still: dict[str, Tensor]) -> Derivative:
+    def _differentiate(self, inputs: Tree, targets: Tree, brief: Brief, still: dict[str, Tensor]) -> Derivative:
         loss, similar = self._loss(inputs, targets, brief, still)
         self.features.pop(self.model, None)  # or the whole forward pass would stay in memory
         return loss.detach(), similar, torch.autograd.grad(loss, self.parameters, materialize_grads=True)
 
     def _sharper(
-        self, gradients: tuple[Tensor, ...], inputs: Tensor, targets: Tensor, brief: Brief, still: dict[str, Tensor]
+        self, gradients: tuple[Tensor, ...], inputs: Tree, targets: Tree, brief: Brief, still: dict[str, Tensor]
     ) -> tuple[Tensor, ...]:
         """The gradients at the sharpest point within `radius`, to first order (SAM); the weights stay as they are."""
         here = self.w.clone()
@@ -185,10 +185,10 @@ class Trainer:
         return [view for _, view in self.layout.views(vector.to(self.device))]
 
     def _loss(
-        self, inputs: Tensor, targets: Tensor, brief: Brief, still: dict[str, Tensor]
+        self, inputs: Tree, targets: Tree, brief: Brief, still: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor | None]:
         """The batch's mean loss, and the cosine that a stop rule checks; `still` holds the fixed models' features."""
-        outputs = self.model(inputs)
+        outputs = call(self.model, inputs)
         loss = self.task.loss(outputs, targets).mean()
         if not still:
             return loss, None
@@ -197,7 +197,7 @@ class Trainer:
             toward = F.cosine_similarity(features, still["start"], dim=1)
             away = F.cosine_similarity(features, still["previous"], dim=1)
             logits = torch.stack([toward, away], 1) / brief.temperature
-            loss = loss + brief.contrast * F.cross_entropy(logits, targets.new_zeros(len(targets)))
+            loss = loss + brief.contrast * F.cross_entropy(logits, logits.new_zeros(len(logits), dtype=torch.int64))
         if brief.stop_below is None:
             return loss, None
         cosines = F.cosine_similarity(features.detach(), still["stop" if "stop" in still else "start"], dim=1)
@@ -228,24 +228,29 @@ class Trainer:
     def _all_features(self, vector: Tensor, rows: Tensor) -> Tensor:
         return torch.cat([self._still_features(vector, self._inputs(chunk)) for chunk in rows.split(SCORING_BATCH)])
 
-    def _still_features(self, vector: Tensor, inputs: Tensor) -> Tensor:
+    def _still_features(self, vector: Tensor, inputs: Tree) -> Tensor:
         with torch.no_grad():
             self.predict(vector, inputs)
         return self.features[self.still].flatten(1)
 
-    def _batch(self, rows: Tensor, brief: Brief, step: int) -> Tensor:
-        images = self.inputs[rows]
+    def _batch(self, rows: Tensor, brief: Brief, step: int) -> tuple[Any, Any]:
+        """Inputs and targets of a training step."""
+        inputs, targets = self.data.read(rows)
         if self.task.augment:  # before normalisation, so that what is cropped in from outside is black
             seed = key(brief.seed, "augment", brief.round) % 2**63
-            images = augment(images, sample_keys(rows, seed=seed, round=0, client=brief.client, step=step))
-        return self._prepare(images)
+            inputs = augment(inputs, sample_keys(rows, seed=seed, round=0, client=brief.client, step=step))
+        return self._prepare(inputs), targets
 
-    def _inputs(self, rows: Tensor) -> Tensor:
-        return self._prepare(self.inputs[rows])
+    def _samples(self, rows: Tensor) -> tuple[Any, Any]:
+        """Inputs and targets as they are."""
+        inputs, targets = self.data.read(rows)
+        return self._prepare(inputs), targets
 
-    def _prepare(self, inputs: Tensor) -> Tensor:
-        inputs = ordered(prepare(inputs, self.task.dataset))
-        return inputs.to(self.w.dtype) if inputs.is_floating_point() else inputs
+    def _inputs(self, rows: Tensor) -> Any:
+        return self._samples(rows)[0]
+
+    def _prepare(self, inputs: Tree) -> Any:
+        return ordered(self.task.prepared(inputs, self.w.dtype))
 
     @contextmanager
     def _dropout(self, brief: Brief) -> Iterator[None]:
@@ -265,19 +270,17 @@ class Trainer:
         on_device = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
         return [torch.get_rng_state(), *on_device]
 
-    def predict(self, vector: Tensor, inputs: Tensor) -> Tensor:
+    def predict(self, vector: Tensor, inputs: Tree) -> Tensor:
         """The outputs of the model with these weights, dropout off."""
-        views = dict(self.layout.views(vector))
-        outputs: Tensor = functional_call(self.still, views, (inputs,))
-        return outputs
+        return call(self.still, inputs, dict(self.layout.views(vector)))
 
     @torch.no_grad()
     def score(self, vector: Tensor, rows: Tensor) -> float:
         """Mean loss on these training samples."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for chunk in rows.split(SCORING_BATCH):
-            outputs = self.predict(vector, self._inputs(chunk))
-            total += self.task.loss(outputs, self.targets[chunk]).double().sum()
+            inputs, targets = self._samples(chunk)
+            total += self.task.loss(self.predict(vector, inputs), targets).double().sum()
         return float(total) / len(rows)
 
     def fisher(self, vector: Tensor, rows: Tensor, brief: Brief) -> Fisher:

@@ -29,9 +29,8 @@ def pick(task: Task, recipe: Recipe, device: torch.device) -> tuple[str, str]:
         return "loop", f"{task.layout.size:,} parameters times {recipe.batch_size} samples are enough work for a CPU"
     if any(isinstance(module, nn.RNNBase) for module in task.model.modules()):
         return "loop", "recurrent layers do not gain from stacking on a CPU"
-    inputs, _ = task.trial()
     try:
-        stack(task.model, inputs, Precision("float32"), device)
+        stack(task.model, task.trial()[0], Precision("float32"), device)
     except Unstackable as reason:
         return "loop", f"clients cannot train side by side: {reason}"
     return "batched", f"{task.layout.size:,} parameters times {recipe.batch_size} samples are little work for a CPU"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,19 +12,44 @@ from torch import Tensor
 
 from kairosfl.engines.choices import Choices
 from kairosfl.tasks.dataset import Samples
-from kairosfl.tasks.metrics import correct
-from kairosfl.tasks.prepare import ordered, prepare
+from kairosfl.tasks.metrics import mean
+from kairosfl.tasks.prepare import ordered
 from kairosfl.tasks.task import Task
+from kairosfl.tasks.tree import tree_map
 
 CPU_BATCH, GPU_BATCH = 256, 1024  # on a CPU, small enough that the allocator reuses the memory
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Accuracy and mean loss on the test set."""
+    """Mean loss and metrics on the test set, by name."""
 
-    accuracy: float
     loss: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def main(self) -> float:
+        """The main metric: the first one, or the loss if there is none."""
+        return next(iter(self.metrics.values()), self.loss)
+
+    def __getattr__(self, name: str) -> float:
+        """A metric, such as `scores.accuracy`."""
+        metrics = self.__dict__.get("metrics", {})
+        if name not in metrics:
+            raise AttributeError(f"the metrics are {', '.join(metrics) or 'none'}, and {name!r} is not one of them")
+        return float(metrics[name])
+
+
+def measured(task: Task, outputs: Tensor, targets: Any) -> list[Tensor]:
+    """What adds up over samples, each `[batch, columns]` in float64: the loss, then what every metric measures."""
+    parts = [task.loss(outputs, targets), *(metric.measure(outputs, targets) for metric in task.measures.values())]
+    return [part.double().reshape(len(part), -1) for part in parts]
+
+
+def scored(task: Task, sums: list[list[float]], samples: int) -> Scores:
+    """The scores from the sums over all samples of what was measured."""
+    finished = zip(task.measures.items(), sums[1:], strict=True)
+    return Scores(sums[0][0] / samples, {name: metric.finish(each, samples) for (name, metric), each in finished})
 
 
 class Evaluator:
@@ -35,38 +61,34 @@ class Evaluator:
         self,
         task: Task,
         device: torch.device,
-        predict: Callable[[Tensor, Tensor], Tensor],
+        predict: Callable[[Tensor, Any], Tensor],
         test: Samples | None = None,
     ) -> None:
         self.task, self.device, self.predict, self.choices = task, device, predict, Choices()
-        own = task.dataset.test
-        self.test = test or Samples(own.inputs.to(device), own.targets.to(device))
+        self.test = test or task.dataset.test.to(device)
 
     @torch.no_grad()
-    def _outcomes(self, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-        """For every sample, whether the prediction is correct, and its loss."""
-        right, losses = [], []
+    def _measured(self, x: Tensor, samples: Samples) -> Iterator[list[Tensor]]:
+        """What was measured in every batch."""
         x = x.to(self.device)
-        batch = CPU_BATCH if self.device.type == "cpu" else GPU_BATCH
-        for inputs, targets in zip(samples.inputs.split(batch), samples.targets.split(batch), strict=True):
-            targets = targets.to(self.device)
-            prepared = ordered(prepare(inputs.to(self.device), self.task.dataset))
-            outputs = self.predict(x, prepared.to(x.dtype) if prepared.is_floating_point() else prepared)
-            right.append(correct(outputs, targets))
-            losses.append(self.task.loss(outputs, targets).double())
-        return torch.cat(right), torch.cat(losses)
+        for inputs, targets in samples.batches(CPU_BATCH if self.device.type == "cpu" else GPU_BATCH):
+            inputs, targets = (tree_map(lambda leaf: leaf.to(self.device), tree) for tree in (inputs, targets))
+            outputs = self.predict(x, ordered(self.task.prepared(inputs, x.dtype)))
+            yield measured(self.task, outputs, targets)
 
     def evaluate(self, x: Tensor) -> Scores:
         """On the whole test set."""
-        right, losses = self._outcomes(x, self.test)
-        return Scores(float(right.double().mean()), float(losses.mean()))
+        sums = [torch.cat(parts).sum(0).tolist() for parts in zip(*self._measured(x, self.test), strict=True)]
+        return scored(self.task, sums, len(self.test))
 
     def evaluate_clients(self, x: Tensor) -> np.ndarray:
-        """Every client's accuracy `[N]`, on the samples that `Task.client_accuracy_on` names: its own test samples (NaN
-        for a client without any) or, if no client has any, those it trains on."""
+        """The main metric of every client `[N]`, on the samples that `Task.client_accuracy_on` names: its own test
+        samples (NaN for a client without any) or, if no client has any, those it trains on."""
         own = self.task.tests
         samples, clients = (self.test, own) if own is not None else (self.task.dataset.train, self.task.clients)
-        right = self._outcomes(x, samples)[0].cpu().numpy().astype(np.float64)
-        sums = np.concatenate([[0.0], np.cumsum(right[clients.order])])[clients.offsets]
-        with np.errstate(invalid="ignore"):
-            return np.diff(sums) / clients.sizes
+        metric = self.task.main[1]
+        which, finish = (0, mean) if metric is None else (1, metric.finish)
+        found = torch.cat([parts[which] for parts in self._measured(x, samples)]).cpu().numpy()[clients.order]
+        sums = np.concatenate([np.zeros((1, found.shape[1])), np.cumsum(found, axis=0)])[clients.offsets]
+        owned = zip(np.diff(sums, axis=0).tolist(), clients.sizes.tolist(), strict=True)
+        return np.array([finish(total, count) if count else np.nan for total, count in owned])

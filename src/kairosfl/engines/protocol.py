@@ -27,9 +27,9 @@ class Engine(Protocol):
         ...
 
     def evaluate(self, x: Tensor) -> Scores:
-        """Accuracy and loss on the test set."""
+        """Loss and metrics on the test set."""
         ...
 
     def evaluate_clients(self, x: Tensor) -> np.ndarray:
-        """Every client's accuracy."""
+        """The main metric of every client."""
         ...

@@ -26,6 +26,7 @@ from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.task import Task
+from kairosfl.tasks.tree import tree_map
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
@@ -201,7 +202,7 @@ class Ray:
         return scores
 
     def evaluate_clients(self, x: Tensor) -> np.ndarray:
-        """Every client's accuracy, on one actor."""
+        """The main metric of every client, on one actor."""
         accuracies: np.ndarray = self._ask("evaluate_clients", x)
         return accuracies
 
@@ -353,17 +354,24 @@ def _tensor(array: Any) -> Tensor:
         return torch.from_numpy(array)
 
 
+def _trees(arrays: Any) -> Any:
+    """A tensor, or a tuple or dict of tensors, from arrays."""
+    if isinstance(arrays, dict):
+        return {name: _tensor(array) for name, array in arrays.items()}
+    return tuple(map(_tensor, arrays)) if isinstance(arrays, tuple) else _tensor(arrays)
+
+
 def _pack(task: Task) -> dict[str, Any]:
     """A task with its samples as arrays, so that all actors of a machine share one copy."""
     parts = {entry.name: getattr(task, entry.name) for entry in fields(task)}
     data = {entry.name: getattr(task.dataset, entry.name) for entry in fields(task.dataset)}
     for split in ("train", "test"):
-        data[split] = tuple(getattr(data[split], entry.name).numpy() for entry in fields(Samples))
+        data[split] = tuple(tree_map(Tensor.numpy, getattr(data[split], entry.name)) for entry in fields(Samples))
     return parts | {"dataset": data}
 
 
 def _unpack(parcel: Mapping[str, Any]) -> Task:
     data = dict(parcel["dataset"])
     for split in ("train", "test"):
-        data[split] = Samples(*map(_tensor, data[split]))
+        data[split] = Samples(*(_trees(part) for part in data[split]))
     return Task(**{**parcel, "dataset": DataSet(**data)})

@@ -83,7 +83,7 @@ def build_task(config: RunConfig) -> Task:
     chosen = dict(config.model.options)
     if dataset.vocabulary and "vocabulary" in models.options(config.model.name):
         chosen.setdefault("vocabulary", dataset.vocabulary)
-    model = models.build(config.model.name, shape=dataset.shape, classes=dataset.classes, seed=config.seed, **chosen)
+    model = models.build(config.model.name, shape=dataset.shape, classes=dataset.outputs, seed=config.seed, **chosen)
     return Task(model, dataset, clients, augment=config.data.augment)
 
 

@@ -22,11 +22,11 @@ from kairosfl.runs.edits import edits, harmless, pinned
 from kairosfl.runs.files import cut_lines, read_json, read_lines, write, write_json
 from kairosfl.runs.keys import flatten
 from kairosfl.runs.trackers import library
+from kairosfl.tasks.metrics import facts as facts_of
 from kairosfl.tasks.task import Task
 
 Say = Callable[[str], None]
 NAMED = 4  # edits listed in one message
-LINES = {"metrics.jsonl": metrics.NEEDED, "clients.jsonl": {}}  # files of a line per round, and its required fields
 
 
 def silent(_: str) -> None:
@@ -88,14 +88,24 @@ class Folder:
 
     def summarise(self, rounds: int, verdicts: list[str]) -> dict[str, Any]:
         """Write the summary of this many rounds, with the rules' verdicts."""
-        rows = list(read_lines(self.path / "metrics.jsonl", self._damaged("metrics.jsonl"), metrics.NEEDED))
-        write_json(self.path / "summary.json", summary := metrics.summary(rows, rounds) | {"verdicts": verdicts})
+        main, higher = self.main()
+        rows = self.rows(self._damaged("metrics.jsonl"))
+        summary = metrics.summary(rows, rounds, main, higher) | {"verdicts": verdicts}
+        write_json(self.path / "summary.json", summary)
         write_json(self.path / "run.json", read_json(self.path / "run.json") | {"verdicts": verdicts})
         return summary
 
+    def main(self) -> tuple[str, bool]:
+        """The name of the main metric, and whether higher is better."""
+        return metrics.main_of(read_json(self.path / "run.json"))
+
+    def rows(self, damaged: Callable[[int], None] | None = None) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl` that are intact."""
+        return list(read_lines(self.path / "metrics.jsonl", damaged, metrics.needed(self.main()[0])))
+
     def cut(self, rounds: int) -> None:
         """Drop the lines of rounds that will be trained again."""
-        for name, needs in LINES.items():
+        for name, needs in (("metrics.jsonl", metrics.needed(self.main()[0])), ("clients.jsonl", {})):
             cut_lines(self.path / name, rounds, self._damaged(name), needs)
 
     def _damaged(self, name: str) -> Callable[[int], None]:
@@ -185,6 +195,7 @@ def facts(task: Task) -> dict[str, Any]:
         "population_hash": task.clients.hash(),
         "data_hashes": dict(task.dataset.hashes),
         "loss": getattr(task.loss, "__name__", type(task.loss).__name__),
+        "metrics": facts_of(task.measures) or [{"name": "loss", "better": "lower", "percent": False}],
     }
 
 

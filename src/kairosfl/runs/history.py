@@ -17,7 +17,14 @@ def final_tenth(values: Values) -> Values:
     return values[-max(1, len(values) // 10) :]
 
 
-def rounds_to(metrics: Sequence[dict[str, Any]], target: float) -> int | None:
-    """The first round whose model reached this test accuracy, among those that were evaluated; None: never."""
-    scored = ((row["round"], row["accuracy"]) for row in metrics if row["accuracy"] is not None)
-    return next((number for number, accuracy in scored if math.isfinite(accuracy) and accuracy >= target), None)
+def main_value(row: dict[str, Any]) -> float | None:
+    """The main metric in a line of metrics; None if the round was not evaluated."""
+    value: float | None = row[row.get("metric", "accuracy")]
+    return value
+
+
+def rounds_to(metrics: Sequence[dict[str, Any]], target: float, *, higher: bool = True) -> int | None:
+    """The first round whose model reached this value of the main metric, among those evaluated; None: never."""
+    scored = ((row["round"], value) for row in metrics if (value := main_value(row)) is not None)
+    sign = 1 if higher else -1
+    return next((number for number, value in scored if math.isfinite(value) and sign * (value - target) >= 0), None)

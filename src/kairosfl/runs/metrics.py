@@ -12,6 +12,7 @@ from kairosfl.core.run import Run
 from kairosfl.detectors import cosine_matrix
 from kairosfl.engines.evaluate import Scores
 from kairosfl.runs.history import final_tenth
+from kairosfl.tasks.metrics import Metric
 from kairosfl.tasks.task import Task
 
 NUMBER_BYTES = 8
@@ -25,9 +26,11 @@ def row(run: Run, task: Task, scores: Scores | None, own: np.ndarray | None, sec
     assert record is not None
     reports = record.reports
     vector = task.layout.size * run.x.element_size()
+    main, metric = task.main
     return {
         "round": run.round,
-        "accuracy": scores.accuracy if scores else None,
+        "metric": main,
+        **(scores.metrics if scores else dict.fromkeys(task.measures)),
         "loss": scores.loss if scores else None,
         "train_loss": float(record.weights @ reports.loss) if reports else None,
         "cohort": record.asked,
@@ -47,8 +50,8 @@ def row(run: Run, task: Task, scores: Scores | None, own: np.ndarray | None, sec
         "lr": record.lr,
         "fisher_seconds": _all(reports, "fisher_seconds", sum),
         "fisher_bytes": _all(reports, "fisher_bytes", max) or None,
-        "client_accuracy_mean": float(np.nanmean(own)) if own is not None else None,
-        "client_accuracy_worst": worst_tenth(own) if own is not None else None,
+        f"client_{main}_mean": float(np.nanmean(own)) if own is not None else None,
+        f"client_{main}_worst": worst_tenth(own, higher=is_higher(metric)) if own is not None else None,
         "seconds": seconds,
     }
 
@@ -59,14 +62,20 @@ def _all(reports: Reports | None, name: str, together: Callable[[list[Any]], Any
     return None if value is None else together(value.tolist())
 
 
-def worst_tenth(accuracy: np.ndarray) -> float:
-    """Mean accuracy of the tenth of the clients with the lowest accuracy."""
-    known = np.sort(accuracy[~np.isnan(accuracy)])
+def is_higher(metric: Metric | None) -> bool:
+    """Whether higher values are better; None is the loss."""
+    return metric is not None and metric.better == "higher"
+
+
+def worst_tenth(values: np.ndarray, *, higher: bool = True) -> float:
+    """The mean over the tenth of the clients with the worst values."""
+    known = np.sort(values[~np.isnan(values)])
+    known = known if higher else known[::-1]
     return float(known[: max(1, len(known) // 10)].mean())
 
 
 def clients_row(run: Run, own: np.ndarray | None, *, cosines: bool = False) -> dict[str, Any]:
-    """One line of clients.jsonl; `own` is every client's accuracy, if requested."""
+    """One line of clients.jsonl; `own` is the main metric of every client, if requested."""
     record = run.record
     assert record is not None
     reports = record.reports
@@ -101,11 +110,11 @@ def _lambda(run: Run) -> dict[str, float] | None:
 
 def partition_note(task: Task) -> dict[str, Any]:
     """Sizes and, for a population that can be drawn, the label counts of every client."""
-    clients, dataset = task.clients, task.dataset
+    clients, dataset, labels = task.clients, task.dataset, task.dataset.labels_of_train
     counts = None
-    if len(clients) <= PICTURED_CLIENTS and dataset.classes <= 1000:
+    if labels is not None and len(clients) <= PICTURED_CLIENTS and dataset.classes <= 1000:
         owner = np.repeat(np.arange(len(clients)), clients.sizes)
-        pairs = owner * dataset.classes + dataset.train.targets.numpy()[clients.order]
+        pairs = owner * dataset.classes + labels[clients.order]
         counts = np.bincount(pairs, minlength=len(clients) * dataset.classes).reshape(len(clients), -1).tolist()
     return {
         "clients": len(clients),
@@ -116,27 +125,41 @@ def partition_note(task: Task) -> dict[str, Any]:
     }
 
 
-# The columns of metrics.jsonl that a summary needs; a line without one of them is damaged.
-NEEDED: dict[str, Any] = dict.fromkeys(("accuracy", "loss", "elud"), int | float | None) | dict.fromkeys(
+# The columns of metrics.jsonl that a summary needs besides the main metric; a line without one of them is damaged.
+NEEDED: dict[str, Any] = dict.fromkeys(("loss", "elud"), int | float | None) | dict.fromkeys(
     ("cohort", "rejected", "critical", "epochs_total", "steps", "bytes_down", "bytes_up", "seconds"), int | float
 )
 
 
-def summary(rows: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
+def main_of(about: dict[str, Any]) -> tuple[str, bool]:
+    """The name of a run's main metric and whether higher is better, from its `run.json`."""
+    known = about.get("metrics")
+    first = known[0] if isinstance(known, list) and known and isinstance(known[0], dict) else {}
+    name = first.get("name", "accuracy")
+    return (name if isinstance(name, str) else "accuracy"), first.get("better", "higher") != "lower"
+
+
+def needed(main: str) -> dict[str, Any]:
+    """The columns that a line of a run with this main metric must have."""
+    return {main: int | float | None} | NEEDED
+
+
+def summary(rows: list[dict[str, Any]], rounds: int, main: str = "accuracy", higher: bool = True) -> dict[str, Any]:
     """The summary of a run of this many rounds, from the lines of metrics that exist."""
     rows = [row for row in rows if row["round"] <= rounds]
     written = {row["round"] for row in rows}
-    scored = [row for row in rows if row["accuracy"] is not None]
-    best = max(scored, key=lambda row: row["accuracy"], default=None)
+    scored = [row for row in rows if row[main] is not None]
+    best = (max if higher else min)(scored, key=lambda row: row[main], default=None)
     tenth = final_tenth(scored)
     return {
         "rounds": rounds,
         "missing_rounds": [round for round in range(1, rounds + 1) if round not in written],
-        "accuracy": scored[-1]["accuracy"] if scored else None,
+        "metric": main,
+        main: scored[-1][main] if scored else None,
         "loss": scored[-1]["loss"] if scored else None,
-        "best_accuracy": best["accuracy"] if best else None,
+        f"best_{main}": best[main] if best else None,
         "best_round": best["round"] if best else None,
-        "last_tenth_accuracy": float(np.mean([row["accuracy"] for row in tenth])) if tenth else None,
+        f"last_tenth_{main}": float(np.mean([row[main] for row in tenth])) if tenth else None,
         "bytes_down": sum(row["bytes_down"] for row in rows),
         "bytes_up": sum(row["bytes_up"] for row in rows),
         "average_cohort": float(np.mean([row["cohort"] for row in rows])) if rows else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,32 +11,59 @@ import numpy.typing as npt
 import torch
 
 from kairosfl.core.streams import stream
-from kairosfl.errors import UserError
+from kairosfl.errors import UserError, nearest
+from kairosfl.tasks.kinds import CLASSED, IGNORED, KINDS, infer
+from kairosfl.tasks.tree import Tree, leaves, rows, tree_map
 
 Ints = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Inputs and their classes.
+    """Inputs and targets of samples that are in memory.
 
     Args:
-        inputs: uint8 images `[n, C, H, W]`, tokens `[n, L]` or float features `[n, ...]`.
-        targets: The class of each input, int64 `[n]`.
+        inputs: A tensor whose first dimension counts the samples: uint8 images `[n, C, H, W]`, tokens `[n, L]`, float
+            features `[n, ...]`; or a tuple or a dict of such tensors, with which the model is called as
+            `model(*inputs)` or `model(**inputs)`.
+        targets: What the loss compares the outputs with: classes as int64 `[n]`, numbers, masks, tokens; or a tuple or
+            a dict of tensors for a loss of your own.
     """
 
-    inputs: torch.Tensor
-    targets: torch.Tensor
+    inputs: Tree
+    targets: Tree
 
     def __post_init__(self) -> None:
-        if self.targets.dtype != torch.int64 or self.targets.dim() != 1:
-            shape, dtype = tuple(self.targets.shape), self.targets.dtype
-            raise UserError(f"targets must be int64 of shape [n], not {dtype} of shape {list(shape)}.")
-        if len(self.inputs) != len(self.targets):
-            raise UserError(f"{len(self.inputs)} inputs have {len(self.targets)} targets; give one target each.")
+        for what, tree in (("inputs", self.inputs), ("targets", self.targets)):
+            if not isinstance(tree, torch.Tensor) and not (isinstance(tree, tuple | dict) and leaves(tree)):
+                raise UserError(f"{what} is a {type(tree).__name__}; give a tensor, or a tuple or dict of tensors.")
+            sizes = [len(leaf) if leaf.ndim else 0 for leaf in leaves(tree)]
+            if len(set(sizes)) > 1:
+                raise UserError(f"the tensors of {what} have {sizes} samples; give the same number in each.")
+        if rows(self.inputs) != rows(self.targets):
+            raise UserError(f"{rows(self.inputs)} inputs have {rows(self.targets)} targets; give one target each.")
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return rows(self.targets)
+
+    def read(self, chosen: torch.Tensor | slice, seed: int | None = None) -> tuple[Any, Any]:
+        """Inputs and targets of these samples; `seed` is for samples that are transformed at random."""
+        return tree_map(lambda leaf: leaf[chosen], self.inputs), tree_map(lambda leaf: leaf[chosen], self.targets)
+
+    def batches(self, size: int) -> Iterator[tuple[Any, Any]]:
+        """All samples in their order, `size` at a time."""
+        for begin in range(0, len(self), size):
+            yield self.read(slice(begin, begin + size))
+
+    def take(self, chosen: torch.Tensor) -> Samples:
+        """Only these samples."""
+        return Samples(*self.read(chosen))
+
+    def to(self, device: torch.device) -> Samples:
+        """The samples on a device."""
+        return Samples(
+            tree_map(lambda leaf: leaf.to(device), self.inputs), tree_map(lambda leaf: leaf.to(device), self.targets)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +74,8 @@ class DataSet:
         name: What reports call it.
         train: The training samples, which are divided among the clients.
         test: The samples on which the global model is evaluated.
-        classes: The number of classes; targets are 0 to `classes - 1`.
+        classes: The number of classes; targets are 0 to `classes - 1`. Of tokens it is the vocabulary of the targets,
+            of several labels their number, of numbers 0. By default counted.
         mean: One number per channel. With `std`, uint8 images become (x/255 - mean)/std on the device; without
             them inputs are used as they are.
         std: One number per channel, as many as in `mean`.
@@ -58,12 +86,14 @@ class DataSet:
         key_names: The names of the natural clients.
         hashes: The md5 sums of the files that were read.
         notes: Further numbers to print, such as how many roles a play has.
+        kind: "classification", "binary", "multilabel", "regression", "segmentation" or "language"; by default inferred
+            from the targets. "" is a task of another kind, with its own loss.
     """
 
     name: str
     train: Samples
     test: Samples
-    classes: int
+    classes: int = 0
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     vocabulary: int = 0
@@ -73,12 +103,20 @@ class DataSet:
     key_names: tuple[str, ...] = ()
     hashes: Mapping[str, str] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
+    kind: str | None = None
 
     def __post_init__(self) -> None:
-        for split, samples in (("training", self.train), ("test", self.test)):
-            _check_targets(self.name, split, samples.targets, self.classes)
         if not len(self.train):
             raise UserError(f"data set {self.name!r} has no training samples.")
+        if self.kind is None:
+            own = self.train.targets
+            object.__setattr__(self, "kind", infer(own, self.vocabulary) if isinstance(own, torch.Tensor) else "")
+        if self.kind and self.kind not in KINDS:
+            raise UserError(f"kind = {self.kind!r} of data set {self.name!r} is unknown; {nearest(self.kind, KINDS)}")
+        if not self.classes and self.kind:
+            object.__setattr__(self, "classes", _classes(self.kind, (self.train, self.test)))
+        for split, samples in (("training", self.train), ("test", self.test)):
+            _check_targets(self.name, split, samples.targets, self.kind, self.classes)
         for name, keys, samples in (
             ("keys", self.keys, self.train),
             ("test_keys", self.test_keys, self.test),
@@ -94,8 +132,18 @@ class DataSet:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
-        return tuple(self.train.inputs.shape[1:])
+        """Shape of one input; of several, that of the first."""
+        return tuple(leaves(self.train.inputs)[0].shape[1:])
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model should return for each sample, or for each of its tokens or pixels."""
+        return self.classes or leaves(self.train.targets)[0][0].numel()
+
+    @property
+    def labels_of_train(self) -> Ints | None:
+        """The class of each training sample, if each has one."""
+        return leaves(self.train.targets)[0].reshape(-1).long().numpy() if self.kind in CLASSED else None
 
 
 def held_out(dataset: DataSet, part: float) -> DataSet:
@@ -114,27 +162,44 @@ def held_out(dataset: DataSet, part: float) -> DataSet:
         )
     scored, kept = np.sort(order[:count]), np.sort(order[count:])
 
-    def samples(rows: Ints) -> Samples:
-        chosen = torch.from_numpy(rows)
-        return Samples(dataset.train.inputs[chosen], dataset.train.targets[chosen])
-
     keys = dataset.keys
     return replace(
         dataset,
-        train=samples(kept),
-        test=samples(scored),
+        train=dataset.train.take(torch.from_numpy(kept)),
+        test=dataset.train.take(torch.from_numpy(scored)),
         keys=None if keys is None else keys[kept],
         test_keys=None if keys is None else keys[scored],
     )
 
 
-def _check_targets(name: str, split: str, targets: torch.Tensor, classes: int) -> None:
-    if not len(targets):
+def _classes(kind: str, parts: Sequence[Samples]) -> int:
+    targets = [leaves(part.targets)[0] for part in parts if len(part)]
+    if kind == "multilabel":
+        return targets[0].shape[1]
+    return 0 if kind == "regression" else 1 + max(int(each.max()) for each in targets)
+
+
+def _check_targets(name: str, split: str, targets: Tree, kind: str | None, classes: int) -> None:
+    for leaf in leaves(targets):
+        if leaf.is_floating_point() and not leaf.isfinite().all():
+            where = int(
+                (~leaf.isfinite()).flatten(1 if leaf.ndim > 1 else 0).reshape(len(leaf), -1).any(1).nonzero()[0]
+            )
+            raise UserError(f"{split} sample {where} of data set {name!r} has a target that is not a finite number.")
+    if kind not in ("classification", "segmentation", "language") or not isinstance(targets, torch.Tensor):
         return
-    low, high = (int(v) for v in torch.aminmax(targets))
+    if targets.is_floating_point():
+        raise UserError(f"the {split} targets of data set {name!r} are {targets.dtype}; {kind} needs whole numbers.")
+    if kind == "classification" and (targets.dtype != torch.int64 or targets.ndim != 1):
+        shape, dtype = list(targets.shape), targets.dtype
+        raise UserError(f"targets must be int64 of shape [n] for classification, not {dtype} of shape {shape}.")
+    counted = targets if kind == "classification" else targets[targets != IGNORED]
+    if not counted.numel():
+        return
+    low, high = (int(v) for v in torch.aminmax(counted))
     if low < 0 or high >= classes:
         wrong = low if low < 0 else high
-        where = int((targets == wrong).nonzero()[0])
+        where = int((targets == wrong).nonzero()[0, 0])
         raise UserError(
             f"{split} sample {where} of data set {name!r} has label {wrong}; "
             f"labels must be 0 to {classes - 1} for {classes} classes."

@@ -77,7 +77,29 @@ def describe(dataset: DataSet, population: Population) -> dict[str, Any]:
         dataset: The data.
         population: Whose training samples are whose.
     """
-    targets, classes = dataset.train.targets.numpy(), dataset.classes
+    sizes = population.sizes
+    return {
+        "name": dataset.name,
+        "samples": len(dataset.train),
+        "test_samples": len(dataset.test),
+        "classes": dataset.classes,
+        "shape": list(dataset.shape),
+        **dataset.notes,
+        "clients": len(population),
+        "smallest_client": int(sizes.min()),
+        "median_client": float(np.median(sizes)),
+        "largest_client": int(sizes.max()),
+        "size_gini": size_gini(sizes),
+        **_of_labels(dataset, population),
+        "partition_hash": population.hash(),
+    }
+
+
+def _of_labels(dataset: DataSet, population: Population) -> dict[str, float]:
+    """How much the clients' labels differ; nothing where a sample does not have one class."""
+    targets, classes = dataset.labels_of_train, dataset.classes
+    if targets is None:
+        return {}
     whole = np.bincount(targets[population.order], minlength=classes)
     entropy, distance, held = (np.empty(len(population)) for _ in range(3))
     step = max(1, BLOCK // classes)
@@ -87,24 +109,11 @@ def describe(dataset: DataSet, population: Population) -> dict[str, Any]:
         entropy[first:last] = label_entropy(counts)
         distance[first:last] = earth_movers_distance(counts, whole)
         held[first:last] = np.count_nonzero(counts, axis=1)
-    sizes = population.sizes
     return {
-        "name": dataset.name,
-        "samples": len(dataset.train),
-        "test_samples": len(dataset.test),
-        "classes": classes,
-        "shape": list(dataset.shape),
-        **dataset.notes,
-        "clients": len(population),
-        "smallest_client": int(sizes.min()),
-        "median_client": float(np.median(sizes)),
-        "largest_client": int(sizes.max()),
-        "size_gini": size_gini(sizes),
         "classes_per_client": float(held.mean()),
         "label_entropy": float(entropy.mean()),
         "label_entropy_of_all": float(label_entropy(whole[None])[0]),
         "earth_movers_distance": float(distance.mean()),
-        "partition_hash": population.hash(),
     }
 
 

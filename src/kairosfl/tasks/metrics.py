@@ -1,13 +1,73 @@
-"""The meaning of a classifier's outputs: class scores, and which samples are classified correctly."""
+"""What is measured on the test set: named metrics that add up over batches."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from kairosfl.errors import UserError
+
+Measure = Callable[[Tensor, Tensor], Tensor]
+Finish = Callable[[list[float], int], float]
+
+
+def mean(sums: list[float], samples: int) -> float:
+    """The mean over the samples."""
+    return sums[0] / samples
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that says how good a model is.
+
+    Args:
+        measure: From the outputs and targets of a batch to numbers for each sample, `[batch]` or `[batch, k]`, which
+            are summed over all samples.
+        better: Which values are better, "higher" or "lower".
+        finish: From the `k` sums and the number of samples to the metric; by default the mean.
+        percent: Whether it is a fraction that is shown in per cent.
+    """
+
+    measure: Measure
+    better: Literal["higher", "lower"] = "higher"
+    finish: Finish = mean
+    percent: bool = False
+
+    def __post_init__(self) -> None:
+        if self.better not in ("higher", "lower"):
+            raise UserError(f"better = {self.better!r} of a metric must be 'higher' or 'lower'.")
+
+
+# Names with a meaning of their own in metrics.jsonl.
+TAKEN = (
+    *("round", "metric", "train_loss", "cohort", "reported", "rejected", "critical", "fgn", "fisher", "elud", "lr"),
+    *("coherence", "consensus", "epochs", "epochs_total", "steps", "bytes_down", "bytes_up", "seconds", "score"),
+)
+
+
+def named(metrics: Mapping[str, Metric | Measure]) -> dict[str, Metric]:
+    """Metrics by name, the main one first; a plain function is a mean over samples that is better when higher."""
+    found: dict[str, Metric] = {}
+    for name, metric in metrics.items():
+        if not isinstance(name, str) or not name.isidentifier() or name in TAKEN or name.startswith("client_"):
+            raise UserError(f"metrics cannot have the name {name!r}: use a word that no other column has.")
+        if not callable(metric) and not isinstance(metric, Metric):
+            raise UserError(f"metrics[{name!r}] is a {type(metric).__name__}; give a function or a Metric.")
+        found[name] = metric if isinstance(metric, Metric) else Metric(metric)
+    return found
+
+
+def facts(metrics: Mapping[str, Metric]) -> list[dict[str, Any]]:
+    """What `run.json` says about them, the main one first."""
+    return [{"name": name, "better": metric.better, "percent": metric.percent} for name, metric in metrics.items()]
+
 
 def class_scores(outputs: Tensor) -> Tensor:
-    """A score for every class `[n, classes, ...]`; a single logit, `[n]` or `[n, 1]`, is class 1 against zero."""
+    """A score for every class `[n, classes, ...]`; a single logit, `[n]` or `[n, 1, ...]`, is class 1 against zero."""
     if outputs.ndim == 1:
         outputs = outputs[:, None]
     return torch.cat([torch.zeros_like(outputs), outputs], 1) if outputs.shape[1] == 1 else outputs

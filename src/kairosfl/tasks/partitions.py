@@ -179,6 +179,8 @@ PARTITIONS: dict[str, Callable[..., Population]] = {
     "natural": natural,
 }
 
+BY_NUMBER = ("iid", "quantity")  # these do not look at the classes
+
 
 def partition(
     dataset: DataSet,
@@ -224,7 +226,14 @@ def partition(
         "quantity": {"alpha": alpha, "minimum": minimum},
         "shards": {"shards": shards},
     }
-    return PARTITIONS[name](dataset.train.targets.numpy(), clients, seed, **options[name])
+    labels = dataset.labels_of_train
+    if labels is None and name not in BY_NUMBER:
+        raise UserError(
+            f"data.partition is {name!r}, which deals samples by their class, but data set {dataset.name!r} is for "
+            f"{dataset.kind or 'a task of its own'}; use {' or '.join(map(repr, BY_NUMBER))}, or give the clients."
+        )
+    numbers = np.zeros(len(dataset.train), dtype=np.int64) if labels is None else labels
+    return PARTITIONS[name](numbers, clients, seed, **options[name])
 
 
 def _generator(seed: int, purpose: int) -> np.random.Generator:

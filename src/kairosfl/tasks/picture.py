@@ -32,7 +32,10 @@ def draw_partition(path: str | os.PathLike[str], dataset: DataSet, population: P
         raise UserError(
             'drawing a partition needs matplotlib, which is not installed; pip install "kairosfl[cli]"'
         ) from None
-    counts = label_counts(dataset.train.targets.numpy(), population, dataset.classes)
+    labels = dataset.labels_of_train
+    if labels is None:
+        raise UserError(f"data set {dataset.name!r} has no class for each sample, which the picture would show.")
+    counts = label_counts(labels, population, dataset.classes)
     few = len(population) <= DISCS
     figure = Figure(figsize=(10, 6), layout="constrained")
     FigureCanvasAgg(figure)

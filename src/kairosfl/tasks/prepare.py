@@ -6,16 +6,26 @@ Every operation acts on each sample alone, so one client's batch [b,...] and sta
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from kairosfl.tasks.dataset import DataSet
+from kairosfl.tasks.tree import Tree, tree_map
 
 
-def prepare(inputs: torch.Tensor, dataset: DataSet) -> torch.Tensor:
+def prepare(inputs: Tree, dataset: DataSet) -> Any:
     """Tokens as int64, uint8 images as (x/255 - mean)/std (or x/255), floats as they are."""
-    if dataset.vocabulary:
-        return inputs.long()
+    if isinstance(inputs, torch.Tensor):
+        return inputs.long() if dataset.vocabulary else _normalised(inputs, dataset)
+
+    def one(leaf: torch.Tensor) -> torch.Tensor:  # of several inputs, uint8 may also be a mask
+        return _normalised(leaf, dataset) if leaf.ndim == 4 else leaf
+
+    return tree_map(one, inputs)
+
+
+def _normalised(inputs: torch.Tensor, dataset: DataSet) -> torch.Tensor:
     if inputs.dtype != torch.uint8:
         return inputs
     scale, shift = _affine(dataset.mean, dataset.std, inputs.device)
@@ -48,10 +58,14 @@ def sample_keys(
     return keys
 
 
-def ordered(inputs: torch.Tensor) -> torch.Tensor:
+def ordered(inputs: Tree) -> Any:
     """Images channels-last on a CPU, where convolutions and poolings are twice as fast; anything else as it is."""
-    images = inputs.ndim == 4 and inputs.device.type == "cpu"
-    return inputs.contiguous(memory_format=torch.channels_last) if images else inputs
+
+    def one(leaf: torch.Tensor) -> torch.Tensor:
+        images = leaf.ndim == 4 and leaf.device.type == "cpu"
+        return leaf.contiguous(memory_format=torch.channels_last) if images else leaf
+
+    return tree_map(one, inputs)
 
 
 def augment(images: torch.Tensor, keys: torch.Tensor, *, padding: int = 4, flip: bool = True) -> torch.Tensor:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
 
 from kairosfl.errors import UserError
 from kairosfl.tasks.dataset import DataSet
+from kairosfl.tasks.forward import call
+from kairosfl.tasks.kinds import KINDS, Loss
+from kairosfl.tasks.metrics import Measure, Metric, named
 from kairosfl.tasks.population import Population, own_tests
 from kairosfl.tasks.prepare import prepare
-from kairosfl.tasks.vector import Layout, base_hash, check_base, flatten, trained
+from kairosfl.tasks.tree import Tree, cast, rows, shapes
+from kairosfl.tasks.vector import Layout, base_hash, check_base, check_state, flatten, trained
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 TRIAL = 4  # samples
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Per sample, `[batch]`."""
-    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +32,10 @@ class Task:
         model: Any module; its parameters as they are now are the start of the run.
         dataset: Training and test samples.
         clients: The training samples of each client, as from `partition`.
-        loss: From outputs and targets of a batch to one loss per sample, `[batch]`.
+        loss: From outputs and targets of a batch to one loss per sample, `[batch]`; by default that of the data's kind.
         augment: Whether images are randomly cropped and flipped while training.
+        metrics: What is measured on the test set, by name, the main one first; by default those of the data's kind. A
+            plain function returns a number per sample, whose mean is better when higher; for others use `Metric`.
 
     Of the model, the parameters with `requires_grad` are trained and sent. The others and the buffers are the base,
     which every client has and no training step changes.
@@ -43,13 +44,47 @@ class Task:
     model: nn.Module
     dataset: DataSet
     clients: Population
-    loss: Loss = cross_entropy
+    loss: Loss = None  # type: ignore[assignment]  # never None after __post_init__
     augment: bool = False
+    metrics: Mapping[str, Metric | Measure] | None = None
 
     def __post_init__(self) -> None:
         self.clients.check(len(self.dataset.train))
         if self.clients.tests is not None:
             self.clients.tests.check_range(len(self.dataset.test), "test samples")
+        kind = KINDS.get(self.dataset.kind or "")
+        if self.loss is None:
+            if kind is None:
+                raise UserError(f"data set {self.dataset.name!r} is of no known kind; give its task a loss.")
+            object.__setattr__(self, "loss", kind.loss)
+        if self.augment and not isinstance(self.dataset.train.inputs, Tensor):
+            raise UserError("data.augment = true needs images as the only input; set it to false.")
+
+    @cached_property
+    def measures(self) -> dict[str, Metric]:
+        """The metrics by name, the main one first; without any, the loss is the main one."""
+        own = self.metrics
+        if own is None:
+            kind = KINDS.get(self.dataset.kind or "")
+            own = kind.metrics if kind is not None and self._judges(kind.metrics) else {}
+        return named(own)
+
+    def _judges(self, metrics: Mapping[str, Metric]) -> bool:
+        """Whether the usual metrics of this kind can judge the model's outputs, which a loss of one's own may not."""
+        if self.loss is KINDS[self.dataset.kind or ""].loss:
+            return True
+        inputs, targets = self.trial()
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                outputs = call(copy.deepcopy(self.model), inputs)
+                return all(len(metric.measure(outputs, targets)) == len(outputs) for metric in metrics.values())
+        except Exception:  # the outputs are of another form
+            return False
+
+    @property
+    def main(self) -> tuple[str, Metric | None]:
+        """The name of the main metric, and the metric; None: the loss."""
+        return next(iter(self.measures.items()), ("loss", None))
 
     @cached_property
     def layout(self) -> Layout:
@@ -78,12 +113,70 @@ class Task:
         """The current model as a new vector."""
         return flatten(self.model)
 
-    def trial(self) -> tuple[Tensor, Tensor]:
+    def trial(self) -> tuple[Any, Any]:
         """The first training samples as the model sees them, and their targets, to try the model on."""
-        samples = self.dataset.train
-        inputs = prepare(samples.inputs[:TRIAL], self.dataset)
-        dtype = next(iter(trained(self.model).values())).dtype
-        return inputs.to(dtype) if inputs.is_floating_point() else inputs, samples.targets[:TRIAL]
+        inputs, targets = self.dataset.train.read(torch.arange(min(TRIAL, len(self.dataset.train))))
+        return self.prepared(inputs, next(iter(trained(self.model).values())).dtype), targets
+
+    def prepared(self, inputs: Tree, dtype: torch.dtype) -> Any:
+        """Stored inputs as the model sees them, floating-point ones of this type."""
+        return cast(prepare(inputs, self.dataset), dtype)
+
+    def check(self) -> None:
+        """Try the model, the loss and the metrics on a few samples, and refuse what does not fit with the shapes.
+
+        Raises:
+            UserError: Names what fails or has the wrong shape.
+        """
+        check_state(self.model)
+        inputs, targets = self.trial()
+        model, count = f"The model {type(self.model).__name__}", rows(targets)
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                outputs = call(copy.deepcopy(self.model), inputs)
+        except UserError:
+            raise
+        except Exception as error:  # the user's forward: anything may come out of it
+            raise UserError(f"{model} fails on training inputs of shape {shapes(inputs)}: {_line(error)}") from error
+        made = f"outputs of shape {shapes(outputs)} and targets of shape {shapes(targets)}"
+        self._check_outputs(model, inputs, outputs, targets)
+        for name, measure in (
+            ("loss", self.loss),
+            *((f"metrics[{key!r}]", m.measure) for key, m in self.measures.items()),
+        ):
+            try:
+                numbers = measure(outputs, targets)
+            except Exception as error:
+                raise UserError(f"{name} fails on {made}: {_line(error)}") from error
+            per_sample = isinstance(numbers, Tensor) and numbers.ndim and len(numbers) == count
+            if not per_sample or (name == "loss" and numbers.shape != (count,)):
+                found = list(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
+                raise UserError(
+                    f"{name} returned {found} for {made}; return one number per sample, shape [{count}], such as by "
+                    "reduction='none' and a mean over the other dimensions."
+                )
+
+    def _check_outputs(self, model: str, inputs: Tree, outputs: Tensor, targets: Any) -> None:
+        """Refuse outputs of a shape that is wrong in a way that the usual loss of this kind would not notice."""
+        kind, classes = self.dataset.kind, self.dataset.classes
+        if not kind or self.loss is not KINDS[kind].loss:
+            return
+        made = f"{model} turns inputs of shape {shapes(inputs)} into outputs of shape {list(outputs.shape)}"
+        if kind == "regression" and outputs.numel() != targets.numel():
+            raise UserError(
+                f"{made}, but the targets have shape {list(targets.shape)}: give it one output for each number; if the "
+                "targets are classes, give them as whole numbers."
+            )
+        logit = classes <= 2 and outputs.shape in ((len(outputs),), (len(outputs), 1))
+        if kind == "classification" and not logit and (outputs.ndim != 2 or outputs.shape[1] < classes):
+            wanted = f"shape [{len(outputs)}, {classes}]"
+            raise UserError(
+                f"{made}, but the data has {classes} classes: give its last layer as many outputs, {wanted}."
+            )
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def last_linear(model: nn.Module) -> nn.Linear:

@@ -7,11 +7,14 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kairosfl.errors import UserError
+from kairosfl.tasks.forward import call
+from kairosfl.tasks.tree import Tree, rows, tree_map
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def check_state(model: nn.Module) -> None:
             raise _changing(model, f"{name}.running_mean".lstrip("."))
 
 
-def check_base(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+def check_base(model: nn.Module, inputs: Tree, targets: Tree, loss: Callable[[Any, Any], Tensor]) -> None:
     """Refuse a model if a training step, tried on a copy with a few samples, changes more than what is trained."""
     some = next(iter(trained(model).values()))
     keeps = any(module._buffers for module in model.modules()) or base(model)  # buffers, even if still None
@@ -112,13 +115,16 @@ def check_base(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Callable
     before = {name: _bytes(tensor).clone() for name, tensor in base(trial).items()}
     try:
         with torch.random.fork_rng(devices=[some.device] if some.is_cuda else []):
-            losses = loss(trial(inputs.to(some.device)), targets.to(some.device))
+            there = [tree_map(lambda leaf: leaf.to(some.device), tree) for tree in (inputs, targets)]
+            losses = loss(call(trial, there[0]), there[1])
             if losses.requires_grad:
                 torch.autograd.backward(losses.mean())
+    except UserError:
+        raise
     except Exception as error:  # the user's forward may raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"The model {type(model).__name__} fails on a trial batch of {len(inputs)} training samples: {reason}"
+            f"The model {type(model).__name__} fails on a trial batch of {rows(inputs)} training samples: {reason}"
         ) from error
     if not losses.requires_grad:
         raise UserError("The loss does not depend on any trained parameter: check which ones are frozen.")

@@ -13,6 +13,7 @@ from kairosfl.client.trainer import Derivative, Differentiate, Trainer
 from kairosfl.core.fields import Brief
 from kairosfl.engines.batched.layers import Unstackable
 from kairosfl.engines.batched.stack import alike, line
+from kairosfl.tasks.tree import Tree, leaves, tree_map
 
 LARGEST = 32  # samples in a trial batch
 
@@ -54,30 +55,31 @@ class Captured:
         self._passes: dict[tuple[object, ...], Pass | None] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, inputs: Tensor, targets: Tensor, brief: Brief, still: dict[str, Tensor]) -> Derivative:
+    def __call__(self, inputs: Tree, targets: Tree, brief: Brief, still: dict[str, Tensor]) -> Derivative:
         stops = brief.stop_statistic if brief.stop_below is not None else None
-        form = (inputs.shape, tuple(still), stops, brief.contrast, brief.temperature)
+        form = (tuple(leaf.shape for leaf in leaves(inputs)), tuple(still), stops, brief.contrast, brief.temperature)
         if form not in self._passes:
             self._passes[form] = None
             return self.plain(inputs, targets, brief, still)
         known = self._passes[form]
         if known is None:
             known = self._passes[form] = self._capture(inputs, targets, brief, still)
-        for held, given in zip(known.given, (inputs, targets, *still.values()), strict=True):
+        for held, given in zip(known.given, (*leaves(inputs), *leaves(targets), *still.values()), strict=True):
             held.copy_(given)
         known.graph.replay()
         return known.left
 
-    def _capture(self, inputs: Tensor, targets: Tensor, brief: Brief, still: dict[str, Tensor]) -> Pass:
-        given = tuple(each.clone() for each in (inputs, targets, *still.values()))
+    def _capture(self, inputs: Tree, targets: Tree, brief: Brief, still: dict[str, Tensor]) -> Pass:
+        inputs, targets = tree_map(Tensor.clone, inputs), tree_map(Tensor.clone, targets)
+        still = {name: features.clone() for name, features in still.items()}
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self._pool):
-                left = self.plain(given[0], given[1], brief, dict(zip(still, given[2:], strict=True)))
+                left = self.plain(inputs, targets, brief, still)
         except Exception:
             end_capture()
             raise
-        return Pass(graph, given, left)
+        return Pass(graph, (*leaves(inputs), *leaves(targets), *still.values()), left)
 
 
 def end_capture() -> None:
@@ -89,7 +91,7 @@ def end_capture() -> None:
 def _unwaiting(plain: Differentiate) -> Differentiate:
     """A derivative that must not synchronise with the device, which would break a capture."""
 
-    def derive(inputs: Tensor, targets: Tensor, brief: Brief, still: dict[str, Tensor]) -> Derivative:
+    def derive(inputs: Tree, targets: Tree, brief: Brief, still: dict[str, Tensor]) -> Derivative:
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(action="ignore"):  # torch warns that this is a prototype
             torch.cuda.set_sync_debug_mode("error")

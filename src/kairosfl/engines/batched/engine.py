@@ -91,7 +91,7 @@ class Batched(Evaluator):
         else:
             stacked.frame.dot, stacked.frame.choices = self.precision.dot, self.choices
             stacked.frame.measures = not deterministic and self.device.type == "cuda"
-            self._work = Work(stacked, task, self.trainer.inputs, self.trainer.targets, compute)
+            self._work = Work(stacked, task, self.trainer.data, compute)
             self.why = stacked.why
             if self._evaluator is not None and not deterministic:
                 self._evaluator.other = single(self._work)

@@ -1,28 +1,29 @@
-"""Evaluation as one captured graph: the test set stays on the device, and two numbers are copied back."""
+"""Evaluation as one captured graph: the test set stays on the device, and a few sums are copied back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from kairosfl.engines.batched.fast import timed
 from kairosfl.engines.batched.step import Work
 from kairosfl.engines.choices import Choices
-from kairosfl.engines.evaluate import Scores
+from kairosfl.engines.evaluate import Scores, measured, scored
 from kairosfl.engines.precision import Precision
 from kairosfl.tasks.dataset import Samples
-from kairosfl.tasks.metrics import correct
-from kairosfl.tasks.prepare import prepare
 from kairosfl.tasks.task import Task
+from kairosfl.tasks.tree import cast, leaves, tree_map
 
 BATCH = 2000
-Predict = Callable[[Tensor, Tensor], Tensor]
+Predict = Callable[[Tensor, Any], Tensor]
 
 
 class GraphEvaluator:
-    """Accuracy and loss of one vector after another on a GPU; if there is an `other` way, by the faster one."""
+    """Scores of one vector after another on a GPU; if there is an `other` way, by the faster one."""
 
     def __init__(self, task: Task, test: Samples, way: Predict, precision: Precision, choices: Choices) -> None:
         self.task, self.test, self.way, self.precision, self.choices = task, test, way, precision, choices
@@ -32,13 +33,15 @@ class GraphEvaluator:
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Scores:
         if self._graph is None:
-            self._x = torch.empty_like(x, device=self.test.targets.device).copy_(x)
-            self._totals = torch.zeros(2, dtype=torch.float64, device=self._x.device)
+            self._x = torch.empty_like(x, device=leaves(self.test.targets)[0].device).copy_(x)
+            self._totals: list[Tensor] = []
             self._graph = self._quicker()
         self._x.copy_(x)
         self._graph.replay()
-        right, loss = self._totals.tolist()
-        return Scores(right / len(self.test), loss / len(self.test))
+        flat = torch.cat(self._totals).tolist()  # one wait for the device
+        ends = np.cumsum([len(each) for each in self._totals]).tolist()
+        sums = [flat[end - len(each) : end] for each, end in zip(self._totals, ends, strict=True)]
+        return scored(self.task, sums, len(self.test))
 
     def _quicker(self) -> torch.cuda.CUDAGraph:
         if self.other is None:
@@ -73,13 +76,18 @@ class GraphEvaluator:
         return graph
 
     def _run(self, predict: Predict) -> None:
-        self._totals.zero_()
-        for inputs, targets in zip(self.test.inputs.split(BATCH), self.test.targets.split(BATCH), strict=True):
-            prepared = prepare(inputs, self.task.dataset)
-            prepared = prepared.to(self._x.dtype) if prepared.is_floating_point() else prepared
-            outputs = predict(self._x, prepared).to(self._x.dtype)
-            self._totals[0] += correct(outputs, targets).sum()
-            self._totals[1] += self.task.loss(outputs, targets).double().sum()
+        for total in self._totals:
+            total.zero_()
+        for inputs, targets in self.test.batches(BATCH):
+            outputs = predict(self._x, self.task.prepared(inputs, self._x.dtype)).to(self._x.dtype)
+            sums = [part.sum(0) for part in measured(self.task, outputs, targets)]
+            if not self._totals:  # in the run before the capture
+                self._totals = [torch.zeros_like(part) for part in sums]
+            torch._foreach_add_(self._totals, sums)
+
+
+def _channels_last(leaf: Tensor) -> Tensor:
+    return leaf.contiguous(memory_format=torch.channels_last) if leaf.ndim == 4 else leaf
 
 
 def plain(task: Task, predict: Predict, precision: Precision) -> Predict:
@@ -87,9 +95,9 @@ def plain(task: Task, predict: Predict, precision: Precision) -> Predict:
     # Convolutions are faster in this order, but PyTorch's GroupNorm is less accurate in it.
     last = not any(isinstance(module, nn.GroupNorm) for module in task.model.modules())
 
-    def outputs(x: Tensor, inputs: Tensor) -> Tensor:
-        if inputs.ndim == 4 and last:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+    def outputs(x: Tensor, inputs: Any) -> Tensor:
+        if last:
+            inputs = tree_map(_channels_last, inputs)
         with precision.autocast(x.device):
             return predict(x, inputs)
 
@@ -99,11 +107,11 @@ def plain(task: Task, predict: Predict, precision: Precision) -> Predict:
 def single(work: Work) -> Predict:
     """The stacked model with one client."""
 
-    def outputs(x: Tensor, inputs: Tensor) -> Tensor:
+    def outputs(x: Tensor, inputs: Any) -> Tensor:
         frame = work.stack.frame
         try:
             frame.open(frame.layout.pack(x[None]))
-            return work.stack(inputs.to(work.compute) if inputs.is_floating_point() else inputs)
+            return work.stack(cast(inputs, work.compute))
         finally:
             frame.close()
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -20,6 +19,8 @@ from kairosfl.engines.batched.frame import Frame
 from kairosfl.engines.batched.layers import StackedConv2d, StackedDropout, Unstackable, bits, seeded
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.sequence import INNER, LAYERS
+from kairosfl.tasks.forward import call
+from kairosfl.tasks.tree import Tree, rows
 from kairosfl.tasks.vector import Layout, trained
 
 # Whole layers that have a stacked form, as their functions would be one call too many or keep the batch elsewhere.
@@ -31,7 +32,7 @@ class Stacked(Tensor):
     """One client's tensor to the model; `value` holds all clients', `[m, *shape]`. `lifts` says what operations do."""
 
     lift: Lift
-    index: int | None  # of a parameter
+    number: int | None  # of a parameter
     derived: Tensor | None  # of the result of an operation on parameters
 
     @staticmethod
@@ -42,11 +43,11 @@ class Stacked(Tensor):
         dtype: torch.dtype,
         device: torch.device,
         *,
-        index: int | None = None,
+        number: int | None = None,
         derived: Tensor | None = None,
     ) -> Stacked:
-        self: Stacked = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # type: ignore[attr-defined]
-        self.lift, self.index, self.derived = lift, index, derived
+        self: Stacked = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        self.lift, self.number, self.derived = lift, number, derived
         return self
 
     @property
@@ -54,11 +55,11 @@ class Stacked(Tensor):
         """All clients' values, to be differentiated by autograd."""
         if self.derived is not None:
             return self.derived
-        assert self.index is not None
-        return self.lift.value(self.index)
+        assert self.number is not None
+        return self.lift.value(self.number)
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"Stacked({tuple(self.shape)}, index={self.index})"
+        return f"Stacked({tuple(self.shape)}, number={self.number})"
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -67,7 +68,9 @@ class Stacked(Tensor):
         return apply(func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise Unstackable(f"{func} reads a parameter's values")
 
 
@@ -155,7 +158,7 @@ class Lifted:
         made: dict[int, Stacked] = {}
         for module, name, index, shape in self._spots:
             if index not in made:
-                made[index] = Stacked(self.lift, shape, self.frame.compute, device, index=index)
+                made[index] = Stacked(self.lift, shape, self.frame.compute, device, number=index)
             module._parameters[name] = made[index]  # type: ignore[assignment]
 
     def _whole(self) -> None:
@@ -196,9 +199,9 @@ class Lifted:
         self.lift.learns = False
         return self
 
-    def __call__(self, inputs: Any) -> Tensor:
+    def __call__(self, inputs: Tree) -> Tensor:
         lift = self.lift
-        lift.rows = len(next(each for each in tree_leaves(inputs) if isinstance(each, Tensor)))
+        lift.rows = rows(inputs)
         lift.drawn = 0
         lift.uses.clear()
         # With dropout off, a model that draws random numbers itself has to know.
@@ -214,12 +217,6 @@ class Lifted:
         if type(outputs) is not Tensor:
             raise Unstackable("its outputs do not depend on its inputs")
         return outputs
-
-
-def call(model: nn.Module, inputs: Any, weights: dict[str, Tensor] | None = None) -> Tensor:
-    """The outputs of a user's model."""
-    outputs: Tensor = model(inputs) if weights is None else functional_call(model, weights, (inputs,))
-    return outputs
 
 
 def _told(value: Any) -> bool:
@@ -246,9 +243,9 @@ def _drops(layer: nn.Module) -> bool:
 READS = ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__", "__contains__")
 
 
-DRAWS = ("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal", "multinomial")
-DRAWS += ("bernoulli", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "rrelu", "alpha_dropout")
-DRAWS += ("feature_alpha_dropout", "gumbel_softmax")
+DRAWS = {"rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal", "multinomial"}
+DRAWS |= {"bernoulli", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "rrelu", "alpha_dropout"}
+DRAWS |= {"feature_alpha_dropout", "gumbel_softmax"}
 
 
 PRODUCTS = ("matmul", "bmm", "mm", "__matmul__", "einsum", "baddbmm", "addmm", "linear", "conv1d", "conv2d", "conv3d")

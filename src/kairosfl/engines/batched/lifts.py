@@ -33,7 +33,20 @@ FACTS = {"size", "dim", "numel", "__len__", "stride", "is_contiguous", "is_float
 FACTS |= {"element_size", "ndimension", "get_device", "storage_offset", "__hash__", "__repr__", "requires_grad_"}
 FACTS |= {"is_same_size", "is_signed", "data_ptr", "untyped_storage", "is_pinned", "has_names", "type"}
 VIEWS = {"T", "mT", "H", "mH", "real", "imag", "data"}
-POINTWISE = {"add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "rsub", "radd", "rmul", "rdiv"}
+POINTWISE = {
+    "add",
+    "sub",
+    "subtract",
+    "mul",
+    "multiply",
+    "div",
+    "divide",
+    "true_divide",
+    "rsub",
+    "radd",
+    "rmul",
+    "rdiv",
+}
 POINTWISE |= {"rtruediv", "truediv", "pow", "rpow", "maximum", "minimum", "fmax", "fmin", "where", "lerp", "addcmul"}
 POINTWISE |= {"addcdiv", "atan2", "xlogy", "hypot", "remainder", "fmod", "floor_divide", "eq", "ne", "lt", "le", "gt"}
 POINTWISE |= {"ge", "iadd", "isub", "imul", "itruediv", "idiv", "clamp", "masked_fill", "copysign", "logaddexp"}
@@ -91,7 +104,9 @@ def _general(lift: Lift, name: str, func: Any, args: Any, kwargs: dict[str, Any]
         return _alone(lift, func, args, kwargs)
     m = lift.frame.clients
     if pointwise and all(axis in (0, None) for axis in axes):
-        result = func_of(func, tree_unflatten([_lined(leaf, axis, rank, m) for leaf, axis in zip(leaves, axes)], spec))
+        result = func_of(
+            func, tree_unflatten([_lined(leaf, axis, rank, m) for leaf, axis in zip(leaves, axes, strict=True)], spec)
+        )
         return leaves[0] if name in BELOW else result.flatten(0, 1)
     return _mapped(lift, func, leaves, axes, spec)
 
@@ -134,7 +149,7 @@ def wrap(lift: Lift, value: Tensor) -> Stacked:
 
 
 def _mapped(lift: Lift, func: Any, leaves: list[Any], axes: list[int | None], spec: Any) -> Any:
-    """The operation mapped over the clients; the samples of its results are along the axis of those of its arguments."""
+    """The operation mapped over the clients; the samples of its results are where those of its arguments are."""
     m, axis = lift.frame.clients, next(axis for axis in axes if axis is not None)
     values, at = [], []
     for leaf, own in zip(leaves, axes, strict=True):
@@ -179,11 +194,11 @@ def _product(lift: Lift, x: Tensor, weight: Any, bias: Any) -> Tensor:
     x = x.to(frame.compute)
     if not isinstance(weight, Stacked):
         y = F.linear(x, weight)
-    elif weight.index is not None:
-        together = bias.index if isinstance(bias, Stacked) else None
-        lift.use(weight.index, together)
+    elif weight.number is not None:
+        together = bias.number if isinstance(bias, Stacked) else None
+        lift.use(weight.number, together)
         rows = x.reshape(m, -1, x.shape[-1])
-        z: Tensor = _Linear.apply(rows, frame.tape, frame, weight.index, together)  # type: ignore[no-untyped-call]
+        z: Tensor = _Linear.apply(rows, frame.tape, frame, weight.number, together)  # type: ignore[no-untyped-call]
         y = z.view(*x.shape[:-1], z.shape[-1])
         bias = bias if together is None else None
     else:
@@ -266,13 +281,15 @@ def _affine(y: Tensor, m: int, weight: Any, bias: Any, shape: tuple[int, ...]) -
     w, b = (
         each.value.reshape(m, *shape).to(y.dtype)
         if isinstance(each, Stacked)
-        else None if each is None else each.view(shape).to(y.dtype)
+        else None
+        if each is None
+        else each.view(shape).to(y.dtype)
         for each in (weight, bias)
     )
-    if w is None:
-        rows = rows + b
-    else:
+    if w is not None:
         rows = rows * w if b is None else torch.addcmul(b, rows, w)
+    elif b is not None:
+        rows = rows + b
     return rows if rows.ndim == y.ndim else rows.flatten(0, 1)
 
 
@@ -298,15 +315,17 @@ def _normed(lift: Lift, x: Any, weight: Any, bias: Any, norm: Callable[[Tensor],
 
 
 @rule("group_norm")
-def _group_norm(lift: Lift, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any) -> Any:
+def _group_norm(
+    lift: Lift, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Any:
     if isinstance(x, Stacked) or lift.batch(("group_norm",), x) != 0:
         return NotImplemented
     frame = lift.frame
     module: Any = kernels("norm", x)
-    own = [each.index if isinstance(each, Stacked) else None for each in (weight, bias)]
+    own = [each.number if isinstance(each, Stacked) else None for each in (weight, bias)]
     if module is not None and x.ndim == 4 and None not in own and module.fits(x.shape[1], groups):
         lift.use(*own)
-        fused: Tensor = _GroupNorm.apply(x, frame.tape, _Norm(frame, *own, groups, eps), module)  # type: ignore[no-untyped-call]
+        fused: Tensor = _GroupNorm.apply(x, frame.tape, _Norm(frame, own[0], own[1], groups, eps), module)  # type: ignore[no-untyped-call]
         return fused
     # In channels-last order PyTorch's variance is E[x²] − E[x]², which is inaccurate.
     y = F.group_norm(x.contiguous(), groups, eps=eps)
@@ -318,7 +337,7 @@ class _Norm:
 
     relu = False
 
-    def __init__(self, frame: Any, weight: int, bias: int, groups: int, eps: float) -> None:
+    def __init__(self, frame: Any, weight: int | None, bias: int | None, groups: int, eps: float) -> None:
         self.frame, self.weight, self.bias, self.groups, self.eps = frame, weight, bias, groups, eps
 
 
@@ -363,9 +382,9 @@ def _embedding(
     rows = tokens.movedim(axis, 0)
     flat = rows.reshape(frame.clients, -1)
     y: Tensor
-    if weight.index is not None:
-        lift.use(weight.index)
-        y = _Embedding.apply(flat, frame.tape, frame, weight.index)  # type: ignore[no-untyped-call]
+    if weight.number is not None:
+        lift.use(weight.number)
+        y = _Embedding.apply(flat, frame.tape, frame, weight.number)  # type: ignore[no-untyped-call]
     else:
         y = weight.value[torch.arange(frame.clients, device=flat.device)[:, None], flat]
     y = y.view(*rows.shape, y.shape[-1]).to(frame.compute)
@@ -404,14 +423,14 @@ def _conv(
     late = bias
     if not isinstance(weight, Stacked):
         y = function(x, weight, None, stride, padding, dilation, groups)
-    elif n == 2 and weight.index is not None:
-        own = bias.index if isinstance(bias, Stacked) else None
+    elif n == 2 and weight.number is not None:
+        own = bias.number if isinstance(bias, Stacked) else None
         late = None if own is not None else bias
-        key = (weight.index, own, stride, padding, dilation, groups)
+        key = (weight.number, own, stride, padding, dilation, groups)
         if key not in lift.convolutions:
             shape = conv.Shape(x.shape[1], weight.shape[0], conv.pair(weight.shape[2:]), *key[2:5], groups)
-            lift.convolutions[key] = StackedConv2d(shape, weight.index, own, frame)
-        lift.use(weight.index, own)
+            lift.convolutions[key] = StackedConv2d(shape, weight.number, own, frame)
+        lift.use(weight.number, own)
         y = lift.convolutions[key](x)
     else:
         y = _grouped(frame.clients, function, x, weight.value, groups, stride, padding, dilation=dilation)
@@ -437,7 +456,8 @@ def _grouped(m: int, function: Any, x: Tensor, value: Tensor, groups: int, *opti
     """All clients as the groups of one convolution."""
     beside = x.unflatten(0, (m, -1)).transpose(0, 1).flatten(1, 2)
     y = function(beside, value.to(x.dtype).flatten(0, 1), None, *options, groups=m * groups, **named)
-    return y.unflatten(1, (m, -1)).transpose(0, 1).flatten(0, 1)
+    merged: Tensor = y.unflatten(1, (m, -1)).transpose(0, 1).flatten(0, 1)
+    return merged
 
 
 @rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
@@ -502,7 +522,9 @@ def _repeat(lift: Lift, stacked: Any, *sizes: Any) -> Any:
 @rule("cat", "concat", "concatenate")
 def _cat(lift: Lift, tensors: Any, dim: int = 0, **_: Any) -> Any:
     shapes = tuple(tuple(each.shape) if isinstance(each, Stacked) else None for each in tensors)
-    axes = {lift.batch(("cat", dim, shapes, place), each) for place, each in enumerate(tensors) if shapes[place] is None}
+    axes = {
+        lift.batch(("cat", dim, shapes, place), each) for place, each in enumerate(tensors) if shapes[place] is None
+    }
     if axes <= {None}:
         return NotImplemented
     if axes != {0}:
@@ -521,7 +543,9 @@ def _attention(lift: Lift, q: Any, k: Any, v: Any, mask: Any = None, *rest: Any,
     def whole(each: Any) -> Any:
         if not isinstance(each, Stacked):
             return each
-        front = each if each.ndim == plain.ndim else _alone(lift, lambda x: x[(None,) * (plain.ndim - x.ndim)], (each,), {})
+        front = (
+            each if each.ndim == plain.ndim else _alone(lift, lambda x: x[(None,) * (plain.ndim - x.ndim)], (each,), {})
+        )
         return spread(lift, front, len(plain)).to(plain.dtype)
 
     return F.scaled_dot_product_attention(whole(q), whole(k), whole(v), whole(mask), *rest, **named)

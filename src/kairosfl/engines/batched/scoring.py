@@ -33,8 +33,9 @@ def scores(work: Work, rows: Tensor, samples: Sequence[np.ndarray]) -> Tensor:
         here = places[:a, begin : begin + chunk]
         flat = here.flatten()
         work.stack.frame.open(sorted_rows[:a])
-        outputs = work.stack(work.prepared(flat)).to(rows.dtype)
-        losses = work.task.loss(outputs, work.targets[flat]).double().view(here.shape)
+        inputs, targets = work.prepared(flat)
+        outputs = work.stack(inputs).to(rows.dtype)
+        losses = work.task.loss(outputs, targets).double().view(here.shape)
         real = torch.arange(begin, begin + chunk, device=device) < counts[:a, None]
         total[:a] += torch.where(real, losses, 0.0).sum(1)
     result = torch.empty_like(total)

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.func import vmap
-from torch.utils._pytree import tree_leaves, tree_map
 
 from kairosfl.engines.batched.frame import Frame
 from kairosfl.engines.batched.layers import (
@@ -22,13 +21,14 @@ from kairosfl.engines.batched.layers import (
     StackedLinear,
     Unstackable,
 )
-from kairosfl.engines.batched.lifted import Lifted, Stacked, call
+from kairosfl.engines.batched.lifted import Lifted, Stacked
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.sequence import LAYERS
 from kairosfl.engines.precision import Precision
+from kairosfl.tasks.forward import call
 from kairosfl.tasks.task import last_linear
-from kairosfl.tasks.vector import Layout, base, flatten, replicas, trained
-
+from kairosfl.tasks.tree import Tree, cast, rows, tree_map
+from kairosfl.tasks.vector import Layout, flatten, load, replicas, trained
 
 SIZES = (2, 3, 5, 7, 11)  # batches in trials; odd ones are rarely sizes of something else
 ROUGH = 0.25  # how far tf32 and bfloat16 may be off
@@ -42,7 +42,7 @@ class Stack(Protocol):
     why: str
     drops: bool  # has dropout
 
-    def __call__(self, inputs: Any) -> Tensor: ...
+    def __call__(self, inputs: Tree) -> Tensor: ...
 
 
 Way = TypeVar("Way", bound=Stack)
@@ -106,7 +106,7 @@ class Traced:
     def _hear(self, _: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         self.frame.features = arguments[0]
 
-    def __call__(self, inputs: Any) -> Tensor:
+    def __call__(self, inputs: Tree) -> Tensor:
         return call(self.model, inputs)
 
 
@@ -175,7 +175,7 @@ class Mapped:
         if any(isinstance(module, nn.Linear) for module in self.model.modules()):
             last_linear(self.model).register_forward_pre_hook(lambda _, arguments: self._heard.append(arguments[0]))
 
-    def __call__(self, inputs: Any) -> Tensor:
+    def __call__(self, inputs: Tree) -> Tensor:
         frame = self.frame
         weights = {name: frame.leaf(index).to(frame.compute) for index, name in enumerate(self.names)}
         split = tree_map(lambda each: each.unflatten(0, (frame.clients, -1)), inputs)
@@ -183,13 +183,13 @@ class Mapped:
         frame.features = features.flatten(0, 1) if features is not None else None
         return outputs.flatten(0, 1)
 
-    def _one(self, weights: dict[str, Tensor], inputs: Any) -> tuple[Tensor, Any]:
+    def _one(self, weights: dict[str, Tensor], inputs: Tree) -> tuple[Tensor, Any]:
         self._heard.clear()
         outputs = call(self.model, inputs, weights)
         return outputs, self._heard.pop() if self._heard else outputs
 
 
-def stack(model: nn.Module, samples: Any, precision: Precision, device: torch.device) -> Stack:
+def stack(model: nn.Module, samples: Tree, precision: Precision, device: torch.device) -> Stack:
     """The model for many clients, tested on a few prepared samples; raises `Unstackable` with the reason.
 
     Every way is tried in a training step of two clients with different weights, on the device and in the precision
@@ -229,7 +229,7 @@ def _lifted(lifted: Lifted, trial: _Trial) -> Lifted:
 class _Trial:
     """Two clients with different weights must get the same outputs and gradients as each alone."""
 
-    def __init__(self, model: nn.Module, samples: Any, precision: Precision, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, samples: Tree, precision: Precision, device: torch.device) -> None:
         self.layout, self.samples, self.precision, self.device = Layout.of(model), samples, precision, device
         self.still = replicas(model, device, 1)[0].eval()
         start = flatten(self.still)
@@ -250,7 +250,7 @@ class _Trial:
         stacked.frame.dot = self.precision.dot
         samples, wanted, slopes = self._known[size]
         with self.precision():
-            outputs, found = self._run(stacked, tree_map(lambda each: _as(each, compute), samples))
+            outputs, found = self._run(stacked, cast(samples, compute))
         if not _near(outputs.to(wanted.dtype), wanted) or not _near(found, slopes):
             raise Unstackable(f"{_name(stacked)} loses its accuracy in {self.precision.name}")
         return stacked
@@ -273,38 +273,39 @@ class _Trial:
 
     def _alone(self, size: int) -> tuple[Any, Tensor, Tensor]:
         """Samples of two clients, and the outputs and gradients of one client after another."""
-        count = len(next(iter(tree_leaves(self.samples))))
-        taken = torch.arange(2 * size) % count
+        taken = torch.arange(2 * size) % rows(self.samples)
         samples = tree_map(lambda each: each[taken].to(self.device), self.samples)
         outputs, slopes = [], []
-        for client, vector in enumerate(self.vectors.clone().requires_grad_().unbind()):
-            own = tree_map(lambda each, at=client: each[at * size : (at + 1) * size], samples)
-            outputs.append(call(self.still, own, dict(self.layout.views(vector))))
-            slopes.append(torch.autograd.grad(_probe(outputs[-1], 1), vector)[0])
+        parameters = list(trained(self.still).values())
+        # The weights are loaded, not given for a call: a part that is computed again for its backward needs them, too.
+        for client, vector in enumerate(self.vectors):
+            load(self.still, vector)
+            outputs.append(call(self.still, _part(samples, client * size, size)))
+            found = torch.autograd.grad(_probe(outputs[-1], 1), parameters, allow_unused=True, materialize_grads=True)
+            slopes.append(torch.cat([each.reshape(-1) for each in found]))
         if not self._known:
             self._separate(samples, outputs[0].detach())
         return samples, torch.cat(outputs).detach(), torch.stack(slopes)
 
-    def _separate(self, samples: Any, wanted: Tensor) -> None:
+    def _separate(self, samples: Tree, wanted: Tensor) -> None:
         """Refuse a model in which the samples of a batch change each other's outputs."""
-        first = dict(self.layout.views(self.vectors[0]))
+        load(self.still, self.vectors[0])
         try:
             with torch.no_grad():
-                ones = [tree_map(lambda each, i=i: each[i : i + 1], samples) for i in range(len(wanted))]
-                single = torch.cat([call(self.still, one, first) for one in ones])
+                single = torch.cat([call(self.still, _part(samples, row, 1)) for row in range(len(wanted))])
         except Exception as error:  # BatchNorm without running statistics rejects a single sample
             raise Unstackable(f"it fails on a single sample ({line(error)})") from error
         if not alike(single, wanted):
             raise Unstackable("the samples of a batch change each other's outputs, so that batches cannot be filled up")
 
-    def _run(self, stacked: Stack, samples: Any, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _run(self, stacked: Stack, samples: Tree, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
         frame = stacked.frame
-        rows = frame.layout.pack(self.vectors)
-        gradients = torch.zeros_like(rows)
+        weights = frame.layout.pack(self.vectors)
+        gradients = torch.zeros_like(weights)
         try:
-            frame.open(rows, gradients, keys)
+            frame.open(weights, gradients, keys)
             outputs = stacked(samples)
-            frame.backward(_probe(outputs, len(rows)))
+            frame.backward(_probe(outputs, len(weights)))
         except Exception as error:  # the user's forward may raise anything
             raise Unstackable(f"{_name(stacked)} fails on it ({line(error)})") from error
         finally:
@@ -314,14 +315,14 @@ class _Trial:
         return outputs.detach(), slopes
 
 
+def _part(samples: Tree, begin: int, count: int) -> Any:
+    return tree_map(lambda each: each[begin : begin + count], samples)
+
+
 def _probe(outputs: Tensor, clients: int) -> Tensor:
     """A scalar that depends on every output in the same way for every client."""
-    rows = outputs.reshape(clients, -1)
-    return (rows * torch.arange(rows.shape[1], device=rows.device).sin().to(rows.dtype)).sum()
-
-
-def _as(samples: Tensor, compute: torch.dtype) -> Tensor:
-    return samples.to(compute) if samples.is_floating_point() else samples
+    each = outputs.reshape(clients, -1)
+    return (each * torch.arange(each.shape[1], device=each.device).sin().to(each.dtype)).sum()
 
 
 def _near(found: Tensor, wanted: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +13,10 @@ from kairosfl.client.trainer import SAM_EPS
 from kairosfl.engines.batched.stack import Stack
 from kairosfl.engines.batched.state import Kind, Real, State, Sum, Whole
 from kairosfl.engines.batched.update import Optimiser, square_norms
-from kairosfl.tasks.prepare import augment, prepare, sample_keys
+from kairosfl.tasks.dataset import Samples
+from kairosfl.tasks.prepare import augment, sample_keys
 from kairosfl.tasks.task import Task
+from kairosfl.tasks.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -22,17 +25,15 @@ class Work:
 
     stack: Stack
     task: Task
-    inputs: Tensor
-    targets: Tensor
+    data: Samples
     compute: torch.dtype  # of activations; the weights keep theirs
 
-    def prepared(self, samples: Tensor, crops: Tensor | None = None) -> Tensor:
-        """These samples as the model sees them, with the keys of their crops if they are augmented."""
-        inputs = self.inputs[samples]
-        inputs = prepare(inputs if crops is None else augment(inputs, crops), self.task.dataset)
-        return inputs.to(self.compute) if inputs.is_floating_point() else inputs
+    def prepared(self, samples: Tensor, crops: Tensor | None = None) -> tuple[Any, Any]:
+        """These samples as the model sees them, cropped by these keys if they are augmented, and their targets."""
+        inputs, targets = self.data.read(samples)
+        return self.task.prepared(inputs if crops is None else augment(inputs, crops), self.compute), targets
 
-    def features(self, rows: Tensor, inputs: Tensor) -> Tensor:
+    def features(self, rows: Tensor, inputs: Tree) -> Tensor:
         """The features under fixed weights, dropout off."""
         with torch.no_grad():
             self.stack.frame.open(rows)
@@ -57,7 +58,7 @@ def step(work: Work, state: State, kind: Kind) -> None:
     """Every live client takes its next batch and steps."""
     batch = _batch(state, kind)
     whole, flat = state.wholes[:, : kind.width], batch.samples.flatten()
-    inputs, targets = work.prepared(flat, _crops(work, batch, whole)), work.targets[flat]
+    inputs, targets = work.prepared(flat, _crops(work, batch, whole))
     keys = (whole[Whole.DROPS] + whole[Whole.POSITION] * _ODD)[:, None] if work.stack.drops else None
     still = {name: work.features(rows, inputs) for name, rows in _references(state, kind).items()}
     optimiser = Optimiser(state, kind, batch.live, work.stack.frame.dot)
@@ -85,7 +86,7 @@ def _derive(
     state: State,
     kind: Kind,
     batch: Batch,
-    samples: tuple[Tensor, Tensor],
+    samples: tuple[Tree, Tree],
     keys: Tensor | None,
     still: dict[str, Tensor],
     optimiser: Optimiser,

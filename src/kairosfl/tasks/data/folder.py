@@ -65,7 +65,7 @@ def folder(*, path: str | os.PathLike[str], label: str = "label", test: float = 
         place.name,
         train,
         tests,
-        classes or len(names) or 1 + max(int(part.targets.max()) for part in (train, tests) if len(part)),
+        classes or len(names),
         labels=names,
         keys=keys,
         test_keys=test_keys,

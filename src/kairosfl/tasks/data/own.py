@@ -11,6 +11,7 @@ import torch
 
 from kairosfl.errors import UserError, nearest
 from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.tree import Tree, join, leaves, shapes, tree_map
 
 Encode = Callable[[Any], Any]
 
@@ -42,7 +43,7 @@ def from_hugging_face(
     train: Any,
     test: Any,
     *,
-    input: str = "image",
+    input: str | Sequence[str] = "image",
     target: str = "label",
     client: str | None = None,
     encode: Encode | None = None,
@@ -65,7 +66,7 @@ def from_hugging_face(
     """
     parts, named = [], []
     for table, split in ((train, "training"), (test, "test")):
-        _check_columns(table, split, [input, target, *([client] if client else [])])
+        _check_columns(table, split, [*_names(input), target, *([client] if client else [])])
         parts.append(_stack(_rows([table], input, target, encode), split))
         named.append(list(table[client]) if client else [])
     data = _dataset(name, parts[0], parts[1], classes, _class_names(train, target) | fields)
@@ -81,7 +82,7 @@ def from_partitioner(
     partitioner: Partitioner,
     test: Any,
     *,
-    input: str = "image",
+    input: str | Sequence[str] = "image",
     target: str = "label",
     encode: Encode | None = None,
     name: str = "own",
@@ -108,7 +109,7 @@ def from_partitioner(
     if tests[0] is not test and len(tests) != len(tables):
         raise UserError(f"{len(tables)} training partitions have {len(tests)} test partitions; give as many.")
     for table, split in ((tables[0], "training"), (tests[0], "test")):
-        _check_columns(table, split, [input, target])
+        _check_columns(table, split, [*_names(input), target])
     train, held = (
         _stack(_rows(each, input, target, encode), split) for each, split in ((tables, "training"), (tests, "test"))
     )
@@ -121,7 +122,7 @@ def from_any(
     train: Any,
     test: Any = None,
     *,
-    input: str | None = None,
+    input: str | Sequence[str] | None = None,
     target: str = "label",
     client: str | None = None,
     encode: Encode | None = None,
@@ -148,8 +149,9 @@ def from_any(
     if isinstance(train, DataSet):
         if test is not None:
             raise UserError("test must be left out when train is a DataSet, which has test samples of its own.")
-        if classes is not None or fields:
-            wrong = "classes" if classes is not None else next(iter(fields))
+        given = {"classes": classes} | fields
+        if any(value is not None for value in given.values()):
+            wrong = next(key for key, value in given.items() if value is not None)
             raise UserError(f"{wrong} must be left out when train is a DataSet, which has its own; change it there.")
         return replace(train, name=name or train.name)
     if isinstance(train, Mapping):
@@ -174,9 +176,10 @@ def from_any(
     if _per_client(test) and len(tests) != len(parts):
         raise UserError(f"train is a list of {len(parts)} clients and test of {len(tests)}; give as many.")
     whole, held = _joined(parts, "training"), _joined(tests, "test")
-    if held.inputs.shape[1:] != whole.inputs.shape[1:]:
-        shapes = [list(samples.inputs.shape[1:]) for samples in (held, whole)]
-        raise UserError(f"test inputs have shape {shapes[0]} and training inputs {shapes[1]}; give them the same.")
+    if (there := _form(held.inputs)) != (here := _form(whole.inputs)):
+        raise UserError(f"test inputs have shape {there} and training inputs {here}; give them the same.")
+    if classes is None and (there := _types(held.targets)) != (here := _types(whole.targets)):
+        raise UserError(f"training targets are {here} and test targets {there}; give them the same.")
     data = _dataset(name or "own", whole, held, classes, fields)
     if not _per_client(train):
         return data
@@ -217,7 +220,7 @@ def _read_clients(clients: Sequence[Any], split: str, read: dict[str, Any]) -> l
     some = next((part for part in parts if part is not None), None)
     if some is None:
         raise UserError("test has no samples for any client; give at least one.")
-    none = Samples(some.inputs[:0], some.targets[:0])  # a client without test samples
+    none = some.take(torch.arange(0))  # a client without test samples
     return [none if part is None else part for part in parts]
 
 
@@ -228,7 +231,7 @@ def _read(data: Any, split: str, read: dict[str, Any]) -> Samples:
     if isinstance(data, tuple) and len(data) == 2:
         return _arrays(data[0], data[1], split)
     if hasattr(data, "column_names"):
-        _check_columns(data, split, [read["input"], read["target"]])
+        _check_columns(data, split, [*_names(read["input"]), read["target"]])
         return _stack(_rows([data], **read), split)
     if isinstance(data, torch.Tensor | np.ndarray | str) or not hasattr(data, "__getitem__"):
         kind = type(data).__name__
@@ -238,31 +241,47 @@ def _read(data: Any, split: str, read: dict[str, Any]) -> Samples:
 
 def _arrays(x: Any, y: Any, split: str) -> Samples:
     try:
-        inputs = _tensor(x.detach().cpu() if isinstance(x, torch.Tensor) else np.asarray(x))
-        labels = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
+        inputs, targets = _leaves(x, _tensor), _leaves(y, _target)
     except (TypeError, ValueError) as error:
         raise UserError(f"the {split} data cannot be made a tensor: {error}; give x and y as arrays.") from None
-    if labels.ndim != 1:
-        raise UserError(f"the {split} labels have shape {list(labels.shape)}; give one class per input, shape [n].")
-    if not inputs.ndim or len(inputs) != len(labels):
-        count = len(inputs) if inputs.ndim else 0
-        raise UserError(f"the {split} data has {count} inputs and {len(labels)} labels; give as many.")
-    if not len(labels):
+    counts = [len(leaf) if leaf.ndim else 0 for leaf in (*leaves(inputs), *leaves(targets))]
+    if len(set(counts)) > 1:
+        raise UserError(f"the {split} data has {counts[0]} inputs and {counts[-1]} targets; give as many.")
+    if not counts[0]:
         raise UserError(f"the {split} data has no samples; add at least one.")
-    if labels.dtype.kind not in "iub":
-        labels = np.array([_class(label, f"{split} sample {number}") for number, label in enumerate(labels.tolist())])
-    return Samples(inputs, torch.from_numpy(labels.astype(np.int64)))
+    return Samples(inputs, targets)
+
+
+def _leaves(value: Any, change: Callable[[Any], torch.Tensor]) -> Any:
+    """A tensor, or a tuple or dict of tensors."""
+    if isinstance(value, Mapping):
+        return {str(name): change(part) for name, part in value.items()}
+    return tuple(map(change, value)) if isinstance(value, tuple) else change(value)
+
+
+def _form(inputs: Tree) -> Any:
+    return tree_map(lambda leaf: list(leaf.shape[1:]), inputs)
+
+
+def _types(targets: Tree) -> Any:
+    def one(leaf: torch.Tensor) -> str:
+        return f"{str(leaf.dtype).removeprefix('torch.')} of shape [{', '.join(map(str, ('n', *leaf.shape[1:])))}]"
+
+    return tree_map(one, targets)
 
 
 def _joined(parts: Sequence[Samples], split: str) -> Samples:
     for number, part in enumerate(parts):
-        shapes = [list(each.inputs.shape[1:]) for each in (part, parts[0])]
+        types = [_types(each.targets) for each in (part, parts[0])]
+        if types[0] != types[1] and len(part):
+            raise UserError(f"the {split} targets of client {number} are {types[0]} and those of client 0 {types[1]}.")
+        shapes = [_form(each.inputs) for each in (part, parts[0])]
         if shapes[0] != shapes[1] and len(part):
             raise UserError(
                 f"the {split} inputs of client {number} have shape {shapes[0]} and those of client 0 {shapes[1]}; "
                 "give them the same."
             )
-    return Samples(torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts]))
+    return Samples(*(join(torch.cat, [getattr(part, name) for part in parts]) for name in ("inputs", "targets")))
 
 
 def _partitions(partitioner: Partitioner) -> list[Any]:
@@ -270,28 +289,43 @@ def _partitions(partitioner: Partitioner) -> list[Any]:
 
 
 def _dataset(name: str, train: Samples, test: Samples, classes: int | None, fields: dict[str, Any]) -> DataSet:
-    if classes is None:
-        named = len(fields.get("labels", ()))
-        classes = named or 1 + max(int(part.targets.max()) for part in (train, test) if len(part))
-    fields = {key: tuple(value) if isinstance(value, Sequence) else value for key, value in fields.items()}
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    classes = classes or len(fields.get("labels", ()))
+    if classes or fields.get("kind") == "classification":
+        train, test = _classified(train, "training"), _classified(test, "test")
     return DataSet(name, train, test, classes, **fields)
 
 
+def _classified(samples: Samples, split: str) -> Samples:
+    """With targets like 1.0 as whole numbers, since they are known to be classes."""
+    targets = samples.targets
+    if not isinstance(targets, torch.Tensor) or not targets.is_floating_point():
+        return samples
+    wrong = (targets != targets.round()).reshape(len(targets), -1).any(1).nonzero()
+    if len(wrong):
+        where = int(wrong[0])
+        raise UserError(f"{split} sample {where} has label {targets[where].tolist()}; labels must be integers from 0.")
+    return Samples(samples.inputs, targets.long())
+
+
 def _stack(pairs: Iterable[tuple[Any, Any]], split: str) -> Samples:
-    inputs: list[torch.Tensor] = []
-    targets: list[int] = []
+    inputs: list[Any] = []
+    targets: list[Any] = []
     for value, target in pairs:
-        tensor = _tensor(value)
-        if inputs and tensor.shape != inputs[0].shape:
-            raise UserError(
-                f"{split} sample {len(inputs)} has shape {list(tensor.shape)} and sample 0 "
-                f"{list(inputs[0].shape)}; give all inputs the same shape."
-            )
-        inputs.append(tensor)
-        targets.append(_class(target, f"{split} sample {len(targets)}"))
+        try:
+            inputs.append(_leaves(value, _tensor))
+            targets.append(_leaves(target, _target))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{split} sample {len(targets)} cannot be made a tensor: {error}; encode it.") from None
+        for what, trees in (("an input", inputs), ("a target", targets)):
+            if (found := shapes(trees[-1])) != (first := shapes(trees[0])):
+                raise UserError(
+                    f"{split} sample {len(trees) - 1} has {what} of shape {found} and sample 0 of {first}; give all "
+                    "the same shape."
+                )
     if not inputs:
         raise UserError(f"the {split} data has no samples; add at least one.")
-    return Samples(torch.stack(inputs), torch.tensor(targets))
+    return Samples(join(torch.stack, inputs), join(torch.stack, targets))
 
 
 def _tensor(value: Any) -> torch.Tensor:
@@ -299,18 +333,20 @@ def _tensor(value: Any) -> torch.Tensor:
     if hasattr(value, "convert") and hasattr(value, "mode"):  # a PIL image
         pixels = np.array(value if value.mode in ("L", "RGB") else value.convert("RGB"))
         return torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1).contiguous()
-    tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+    tensor = value.detach().cpu() if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
-def _class(target: Any, where: str) -> int:
-    try:
-        number = int(target)
-        if number == target:
-            return number
-    except (TypeError, ValueError):
-        pass
-    raise UserError(f"{where} has label {target!r}; labels must be integers from 0.")
+def _target(value: Any) -> torch.Tensor:
+    """A target: whole numbers as int64, others as float32; masks as whole numbers."""
+    if hasattr(value, "convert") and hasattr(value, "mode"):  # a PIL image: a mask of classes
+        return torch.from_numpy(np.array(value)).long()
+    array = value.detach().cpu() if isinstance(value, torch.Tensor) else np.asarray(value)
+    if isinstance(array, np.ndarray):
+        if array.dtype.kind not in "iubf":
+            raise TypeError(f"{value!r} is not a number")
+        array = torch.from_numpy(array.copy())
+    return array.float() if array.is_floating_point() else array.long()
 
 
 def _pairs(data: Any, split: str) -> Iterator[tuple[Any, Any]]:
@@ -318,16 +354,23 @@ def _pairs(data: Any, split: str) -> Iterator[tuple[Any, Any]]:
     for number, item in enumerate(items):
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise UserError(
-                f"{split} sample {number} is a {type(item).__name__}, not a pair of input and class; "
+                f"{split} sample {number} is a {type(item).__name__}, not a pair of input and target; "
                 "wrap the data set in one that returns pairs."
             )
         yield item[0], item[1]
 
 
-def _rows(tables: Iterable[Any], input: str, target: str, encode: Encode | None) -> Iterator[tuple[Any, Any]]:
+def _rows(
+    tables: Iterable[Any], input: str | Sequence[str], target: str, encode: Encode | None
+) -> Iterator[tuple[Any, Any]]:
     for table in tables:
         for row in table:
-            yield encode(row[input]) if encode else row[input], row[target]
+            value = row[input] if isinstance(input, str) else {name: row[name] for name in input}
+            yield encode(value) if encode else value, row[target]
+
+
+def _names(input: str | Sequence[str]) -> list[str]:
+    return [input] if isinstance(input, str) else list(input)
 
 
 def _check_columns(table: Any, split: str, wanted: Sequence[str]) -> None:
