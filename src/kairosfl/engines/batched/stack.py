@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 from torch.func import vmap
 
@@ -58,7 +60,8 @@ class Traced:
         model = copy.deepcopy(model).cpu().train()
         places = {id(parameter): number for number, parameter in enumerate(trained(model).values())}
         try:
-            traced = fx.symbolic_trace(model)
+            with _keeping():
+                traced = fx.symbolic_trace(model)
         except Exception as error:  # tracing runs the user's forward, which may raise anything
             raise Unstackable(f"torch.fx cannot trace it ({line(error)})") from error
         self.frame = Frame(RowLayout.of(Layout.of(model)), _uses(traced, places))
@@ -108,6 +111,22 @@ class Traced:
 
     def __call__(self, inputs: Tree) -> Tensor:
         return call(self.model, inputs)
+
+
+@contextmanager
+def _keeping() -> Iterator[None]:
+    """Refuse to trace through torch.utils.checkpoint, of which nothing would be left."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise Unstackable("it computes activations again for its backward pass")
+
+    name = "_checkpoint_without_reentrant_generator"
+    before = getattr(torch.utils.checkpoint, name)
+    setattr(torch.utils.checkpoint, name, refuse)
+    try:
+        yield
+    finally:
+        setattr(torch.utils.checkpoint, name, before)
 
 
 def _drops(layer: nn.Module) -> bool:
