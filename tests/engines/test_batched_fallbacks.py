@@ -107,7 +107,7 @@ def _task(model: nn.Module) -> Task:
     [
         (Twice, "stacked layer by layer"),
         (Grouped, "stacked layer by layer"),
-        (OwnParameter, "stacked by vmap: it uses 'shift' outside a layer"),
+        (OwnParameter, "stacked by lifting its parameters: it uses 'shift' outside a layer"),
         (BatchStatistics, "one client after another: the samples of a batch change each other's outputs"),
         (Branches, "one client after another: vmap fails on it"),
     ],
@@ -121,9 +121,9 @@ def test_every_model_runs_somehow_and_the_engine_says_how(make: Callable[[], nn.
 
 
 def test_a_dropout_that_cannot_be_stacked_runs_one_client_after_another() -> None:
-    task = _task(nn.Sequential(nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(72, 3)))
+    task = _task(nn.Sequential(nn.AlphaDropout(0.5), nn.Flatten(), nn.Linear(72, 3)))
     engine = Batched(task)
-    assert engine.why.startswith("one client after another: it has a Dropout2d")
+    assert engine.why.startswith("one client after another: it has a AlphaDropout")
     assert_equal(engine.train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-10)
 
 

@@ -8,8 +8,8 @@ from torch import nn
 from kairosfl.core.recipe import Recipe
 from kairosfl.engines.batched.layers import Unstackable
 from kairosfl.engines.batched.stack import stack
+from kairosfl.engines.precision import Precision
 from kairosfl.tasks.task import Task
-from kairosfl.tasks.vector import trained
 
 # On a CPU, stacking saves calls, not arithmetic. Measured on digits, random images and texts: `batched` takes 0.1 to
 # 0.9 of the loop's time within these bounds, about as long with four clients, and longer beyond 2^22 and with
@@ -30,7 +30,7 @@ def pick(task: Task, recipe: Recipe, device: torch.device) -> tuple[str, str]:
     if any(isinstance(module, nn.RNNBase) for module in task.model.modules()):
         return "loop", "recurrent layers do not gain from stacking on a CPU"
     try:
-        stack(task.model, task.trial()[0], next(iter(trained(task.model).values())).dtype)
+        stack(task.model, task.trial()[0], Precision("float32"), device)
     except Unstackable as reason:
         return "loop", f"clients cannot train side by side: {reason}"
     return "batched", f"{task.layout.size:,} parameters times {recipe.batch_size} samples are little work for a CPU"

@@ -77,12 +77,12 @@ class Captured:
             with torch.cuda.graph(graph, pool=self._pool):
                 left = self.plain(inputs, targets, brief, still)
         except Exception:
-            _end()
+            end_capture()
             raise
         return Pass(graph, (*leaves(inputs), *leaves(targets), *still.values()), left)
 
 
-def _end() -> None:
+def end_capture() -> None:
     """After a failed capture the random generator believes it is still running; a successful one resets it."""
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.zeros(1, device="cuda")

@@ -108,8 +108,15 @@ class Columns:
     def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         m = len(w)
         columns, weights = _patches(shape, x, m), w.to(x.dtype).flatten(2).mT
-        y = torch.bmm(columns, weights) if b is None else torch.baddbmm(b.to(x.dtype).unsqueeze(1), columns, weights)
-        return _images(y, len(x), *shape.size(*x.shape[2:]))
+        size = (len(x), shape.outputs, *shape.size(*x.shape[2:]))
+        # A model may change its activations in place, which autograd does not allow for a view.
+        y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+        rows = y.permute(0, 2, 3, 1).view(m, -1, shape.outputs)
+        if b is None:
+            torch.bmm(columns, weights, out=rows)
+        else:
+            torch.baddbmm(b.to(x.dtype).unsqueeze(1), columns, weights, out=rows)
+        return y
 
     def backward(
         self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
@@ -148,11 +155,6 @@ def _spread(shape: Shape, columns: Tensor, size: torch.Size) -> Tensor:
             part = total[:, y : y + down * (rows - 1) + 1 : down, z : z + right * (wide - 1) + 1 : right]
             part.add_(patches[:, :, :, i, j])
     return total[:, top : top + height, left : left + width].permute(0, 3, 1, 2)
-
-
-def _images(rows: Tensor, n: int, height: int, width: int) -> Tensor:
-    """[m, b·H·W, C] to [m·b, C, H, W] in channels-last order, without a copy."""
-    return rows.view(n, height, width, rows.shape[-1]).permute(0, 3, 1, 2)
 
 
 def _total(dy: Tensor, db: Tensor | None) -> None:

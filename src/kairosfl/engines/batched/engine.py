@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from kairosfl.client.trainer import Trainer
 from kairosfl.core.fields import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
-from kairosfl.engines.batched.captured import capture
+from kairosfl.engines.batched.captured import capture, end_capture
 from kairosfl.engines.batched.evaluator import GraphEvaluator, plain, single
 from kairosfl.engines.batched.graphs import Steps
 from kairosfl.engines.batched.jobs import Job, Ticket, joint
@@ -22,7 +23,7 @@ from kairosfl.engines.batched.layers import Unstackable
 from kairosfl.engines.batched.memory import SERVER_VECTORS, affordable, home
 from kairosfl.engines.batched.scoring import scores
 from kairosfl.engines.batched.slots import Slots, widths
-from kairosfl.engines.batched.stack import stack
+from kairosfl.engines.batched.stack import line, stack
 from kairosfl.engines.batched.state import State, places, upload
 from kairosfl.engines.batched.step import Work
 from kairosfl.engines.evaluate import Evaluator, Scores
@@ -88,12 +89,10 @@ class Batched(Evaluator):
         )
         try:
             compute = self.precision.compute(self.trainer.w.dtype)
-            stacked = stack(task.model, task.trial()[0], compute)
+            stacked = stack(task.model, task.trial()[0], self.precision, self.device)
         except Unstackable as reason:
             self.why = self._alone(str(reason))
         else:
-            stacked.model.to(self.device)
-            stacked.frame.fixed = [tensor.to(self.device) for tensor in stacked.frame.fixed]
             stacked.frame.dot, stacked.frame.choices = self.precision.dot, self.choices
             stacked.frame.measures = not deterministic and self.device.type == "cuda"
             self._work = Work(stacked, task, self.trainer.data, compute)
@@ -136,7 +135,16 @@ class Batched(Evaluator):
 
     def evaluate(self, x: Tensor) -> Scores:
         """On the whole test set."""
-        return super().evaluate(x) if self._evaluator is None else self._evaluator(x)
+        if self._evaluator is None:
+            return super().evaluate(x)
+        try:
+            return self._evaluator(x)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # the model waits for the device, which breaks a capture
+            end_capture()
+            self._evaluator = None
+            return super().evaluate(x)
 
     def train(self, briefs: Briefs) -> Reports:
         """One report per client."""
@@ -255,6 +263,25 @@ class Batched(Evaluator):
             if self._asked == 1:
                 raise
             self._shrink()
+        except UserError:
+            raise
+        except Exception as error:  # what the trial did not show, such as an operation that fails at this batch size
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Train the cohorts in the queue, and all later ones, one client after another."""
+        self._close()
+        waiting = list(dict.fromkeys(job.ticket for job in self._waiting))
+        self._waiting.clear()
+        self._work = None
+        if self._evaluator is not None:
+            self._evaluator.other = None
+        self.why = self._alone(f"a training step of many clients failed ({line(error)})")
+        warnings.warn(f"Clients train {self.why}.", stacklevel=2)
+        for ticket in waiting:
+            self.trainer.task = ticket.task
+            ticket.answer, ticket.jobs = one_by_one(self.trainer, ticket.briefs, self.precision), []
+            self._done.append(ticket)
 
     def _ready(self) -> Slots:
         """Slots for all clients that train or wait, as far as memory allows; replacing slots restarts their clients."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ class Frame:
         self.optimiser: Optimiser | None = None
         self.features: Tensor | None = None
         self.tape = torch.empty(0)
+        self.held: dict[int, Tensor] = {}  # leaves that a pass shares between its uses of a tensor
+        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # of the backward pass
         self._leaves: list[tuple[int, Tensor]] = []
 
     def open(
@@ -48,7 +51,7 @@ class Frame:
         """Begin a pass with these weights; with `gradients` it can be differentiated."""
         self.rows, self.gradients, self.keys, self.features = rows, gradients, keys, None
         self.optimiser = optimiser
-        self._leaves = []
+        self._leaves, self.held = [], {}
         if gradients is None:
             return
         if not self.tape.requires_grad or self.tape.device != rows.device:
@@ -115,7 +118,8 @@ class Frame:
         """Fill `gradients`."""
         assert self.gradients is not None
         leaves = [leaf for _, leaf in self._leaves]
-        slopes = torch.autograd.grad(loss, [self.tape, *leaves], allow_unused=True)[1:]
+        with self.around():
+            slopes = torch.autograd.grad(loss, [self.tape, *leaves], allow_unused=True)[1:]
         for (index, _), slope in zip(self._leaves, slopes, strict=True):
             target = self.layout.natural(self.gradients, index)
             if index in self.shared:

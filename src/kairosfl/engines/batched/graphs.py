@@ -6,6 +6,7 @@ from collections import deque
 
 import torch
 
+from kairosfl.engines.batched.captured import end_capture
 from kairosfl.engines.batched.fast import timed
 from kairosfl.engines.batched.state import Kind, State
 from kairosfl.engines.batched.step import Work, step
@@ -22,6 +23,7 @@ class Steps:
         self.work, self.state = work, state
         self._graphs: dict[Kind, torch.cuda.CUDAGraph] = {}
         self._seconds: dict[Kind, float] = {}
+        self._eager: set[Kind] = set()  # kinds that cannot be captured
         self._queue: deque[tuple[torch.cuda.Event, float]] = deque()
         captures = state.device.type == "cuda" and not isinstance(work.data, Streamed)  # which the host reads
         self._pool = torch.cuda.graph_pool_handle() if captures else None
@@ -32,9 +34,13 @@ class Steps:
             for _ in range(count):
                 step(self.work, self.state, kind)
             return
-        graph = self._graphs.get(kind) or self._capture(kind)
+        if kind not in self._graphs and kind not in self._eager:
+            self._capture(kind)
         for _ in range(count):
-            graph.replay()
+            if kind in self._eager:
+                step(self.work, self.state, kind)
+            else:
+                self._graphs[kind].replay()
         ended = torch.cuda.Event()
         ended.record()
         self._queue.append((ended, count * self._seconds[kind]))
@@ -45,13 +51,19 @@ class Steps:
             self._queue.popleft()
         return sum(seconds for _, seconds in self._queue)
 
-    def _capture(self, kind: Kind) -> torch.cuda.CUDAGraph:
+    def _capture(self, kind: Kind) -> None:
         self.state.on.fill_(False)
         for _ in range(WARM):
             step(self.work, self.state, kind)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
-            step(self.work, self.state, kind)
-        self._graphs[kind], self._seconds[kind] = graph, timed(graph.replay)
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
+                step(self.work, self.state, kind)
+            self._graphs[kind], self._seconds[kind] = graph, timed(graph.replay)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # the model waits for the device, as its warm steps may
+            end_capture()
+            self._eager.add(kind)
+            self._seconds[kind] = timed(lambda: step(self.work, self.state, kind))
         self.state.on.fill_(True)
-        return graph

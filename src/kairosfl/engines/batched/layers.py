@@ -98,13 +98,17 @@ def _biases(frame: Frame, weight: int, bias: int | None) -> tuple[int | None, in
 class StackedConv2d(nn.Module):
     """Every client's convolution, by one of the methods in `conv`."""
 
-    def __init__(self, layer: nn.Conv2d, find: Find, frame: Frame) -> None:
+    def __init__(self, shape: conv.Shape, weight: int, bias: int | None, frame: Frame) -> None:
         super().__init__()
+        self.shape, self.weight, self.frame = shape, weight, frame
+        self.bias, self.late = _biases(frame, weight, bias)
+
+    @classmethod
+    def of(cls, layer: nn.Conv2d, find: Find, frame: Frame) -> StackedConv2d:
+        """In place of a layer."""
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise Unstackable(f"a convolution pads by {layer.padding_mode!r}, {layer.padding!r}")
-        self.weight, self.frame = found(find(layer.weight)), frame
-        self.bias, self.late = _biases(frame, self.weight, find(layer.bias))
-        self.shape = conv.Shape(
+        shape = conv.Shape(
             layer.in_channels,
             layer.out_channels,
             conv.pair(layer.kernel_size),
@@ -113,6 +117,7 @@ class StackedConv2d(nn.Module):
             conv.pair(layer.dilation),
             layer.groups,
         )
+        return cls(shape, found(find(layer.weight)), find(layer.bias), frame)
 
     def method(self, x: Tensor, inward: bool) -> conv.Method:
         """The fastest on a GPU, once there are enough clients for a fair measurement; otherwise the first available."""
@@ -146,7 +151,8 @@ class _Conv(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.layer, ctx.rows, ctx.method = layer, frame.rows, method
         bias = None if layer.bias is None else frame.weight(layer.bias)
-        return method.forward(layer.shape, x, frame.weight(layer.weight), bias)
+        y = method.forward(layer.shape, x, frame.weight(layer.weight), bias)
+        return y.clone() if y._is_view() else y  # of one client
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -298,7 +304,7 @@ class StackedDropout(nn.Module):
         keys = self.frame.keys
         if keys is None or not self.p:
             return x
-        seeds = _scramble((keys ^ (keys >> 32) ^ self.number * 0x9E3779B9) & _LOW)
+        seeds = seeded(keys, self.number)
         module: Any = kernels("dropout", x)
         if module is not None:
             y: Tensor = _Dropout.apply(x, seeds, self.p, module)  # type: ignore[no-untyped-call]
@@ -320,9 +326,19 @@ class _Dropout(torch.autograd.Function):
         return ctx.module.drop(dy, seeds, ctx.p), None, None, None
 
 
+def seeded(keys: Tensor, number: int) -> Tensor:
+    """A seed for every client, `[m, 1]`, in the draw with this number."""
+    return _scramble((keys ^ (keys >> 32) ^ number * 0x9E3779B9) & _LOW)
+
+
 def keep(seeds: Tensor, p: float, count: int) -> Tensor:
     """Which of `count` numbers of each client are kept: `[m, count]` bool from seeds `[m, 1]`."""
-    return _scramble(torch.arange(count, device=seeds.device) ^ seeds) >= int(p * 2**32)
+    return bits(seeds, count) >= int(p * 2**32)
+
+
+def bits(seeds: Tensor, count: int) -> Tensor:
+    """`count` random numbers of 32 bits for each client."""
+    return _scramble(torch.arange(count, device=seeds.device) ^ seeds)
 
 
 def _scramble(bits: Tensor) -> Tensor:
@@ -343,7 +359,7 @@ def found(index: int | None) -> int:
 
 LAYERS: dict[type[nn.Module], Callable[[Any, Find, Frame], nn.Module]] = {
     nn.Linear: StackedLinear,
-    nn.Conv2d: StackedConv2d,
+    nn.Conv2d: StackedConv2d.of,
     nn.Embedding: StackedEmbedding,
     nn.GroupNorm: StackedGroupNorm,
     nn.LayerNorm: StackedLayerNorm,

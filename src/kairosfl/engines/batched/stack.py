@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 from torch.func import vmap
 
@@ -22,12 +23,17 @@ from kairosfl.engines.batched.layers import (
     StackedLinear,
     Unstackable,
 )
+from kairosfl.engines.batched.lifted import Lifted, Stacked
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.sequence import LAYERS
+from kairosfl.engines.precision import Precision
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.task import last_linear
 from kairosfl.tasks.tree import Tree, cast, rows, tree_map
-from kairosfl.tasks.vector import Layout, base, flatten, replicas, trained
+from kairosfl.tasks.vector import Layout, flatten, load, replicas, trained
+
+SIZES = (2, 3, 5, 7, 11)  # batches in trials; odd ones are rarely sizes of something else
+ROUGH = 0.25  # how far tf32 and bfloat16 may be off
 
 
 class Stack(Protocol):
@@ -41,24 +47,29 @@ class Stack(Protocol):
     def __call__(self, inputs: Tree) -> Tensor: ...
 
 
+Way = TypeVar("Way", bound=Stack)
+
+
 class Traced:
     """The model's own graph with its layers replaced by stacked ones; the rest acts on `[m·b, ...]` unchanged.
 
     Frozen layers are part of the rest: all clients share them, as they share buffers.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
         model = copy.deepcopy(model).cpu().train()
         places = {id(parameter): number for number, parameter in enumerate(trained(model).values())}
         try:
-            traced = fx.symbolic_trace(model)
+            with _keeping():
+                traced = fx.symbolic_trace(model)
         except Exception as error:  # tracing runs the user's forward, which may raise anything
             raise Unstackable(f"torch.fx cannot trace it ({line(error)})") from error
         self.frame = Frame(RowLayout.of(Layout.of(model)), _uses(traced, places))
         self._replace(traced, places)
         self.why = "stacked layer by layer"
         self.drops = any(isinstance(module, StackedDropout) and module.p > 0 for module in traced.modules())
-        self.model: nn.Module = traced
+        self.model: nn.Module = traced.to(device)
+        self.frame.fixed = [tensor.to(device) for tensor in self.frame.fixed]
 
     def _replace(self, traced: fx.GraphModule, places: dict[int, int]) -> None:
         def find(parameter: Tensor | None) -> int | None:
@@ -100,6 +111,22 @@ class Traced:
 
     def __call__(self, inputs: Tree) -> Tensor:
         return call(self.model, inputs)
+
+
+@contextmanager
+def _keeping() -> Iterator[None]:
+    """Refuse to trace through torch.utils.checkpoint, of which nothing would be left."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise Unstackable("it computes activations again for its backward pass")
+
+    name = "_checkpoint_without_reentrant_generator"
+    before = getattr(torch.utils.checkpoint, name)
+    setattr(torch.utils.checkpoint, name, refuse)
+    try:
+        yield
+    finally:
+        setattr(torch.utils.checkpoint, name, before)
 
 
 def _drops(layer: nn.Module) -> bool:
@@ -153,10 +180,10 @@ def _halves(pool: nn.Module) -> bool:
 class Mapped:
     """The model under torch.func.vmap, for what cannot be replaced layer by layer."""
 
-    def __init__(self, model: nn.Module, reason: str) -> None:
+    def __init__(self, model: nn.Module, reason: str, device: torch.device) -> None:
         if _dropouts(model):
             raise Unstackable(f"{reason}, and vmap has no dropout whose masks depend on the client alone")
-        self.model = copy.deepcopy(model).cpu().train()
+        self.model = copy.deepcopy(model).to(device).train()
         self.names = list(trained(model))
         self.frame = Frame(RowLayout.of(Layout.of(model)), {})
         self.why, self.drops = f"stacked by vmap: {reason}", False
@@ -170,8 +197,8 @@ class Mapped:
     def __call__(self, inputs: Tree) -> Tensor:
         frame = self.frame
         weights = {name: frame.leaf(index).to(frame.compute) for index, name in enumerate(self.names)}
-        apart = tree_map(lambda leaf: leaf.unflatten(0, (frame.clients, -1)), inputs)
-        outputs, features = vmap(self._one)(weights, apart)
+        split = tree_map(lambda each: each.unflatten(0, (frame.clients, -1)), inputs)
+        outputs, features = vmap(self._one)(weights, split)
         frame.features = features.flatten(0, 1) if features is not None else None
         return outputs.flatten(0, 1)
 
@@ -181,94 +208,123 @@ class Mapped:
         return outputs, self._heard.pop() if self._heard else outputs
 
 
-def stack(model: nn.Module, samples: Tree, compute: torch.dtype) -> Stack:
+def stack(model: nn.Module, samples: Tree, precision: Precision, device: torch.device) -> Stack:
     """The model for many clients, tested on a few prepared samples; raises `Unstackable` with the reason.
 
-    `compute` is the type of its activations.
+    Every way is tried in a training step of two clients with different weights, on the device and in the precision
+    in which it will run; the first whose outputs and gradients are those of each client alone is used.
     """
-    layout, still = Layout.of(model), replicas(model, torch.device("cpu"), 1)[0].eval()
-    start = flatten(still)
-    vectors = torch.stack([start, start * torch.linspace(0.5, 1.5, len(start), dtype=start.dtype)])
-    even = rows(samples) // 2 * 2
-    if not even:
-        raise Unstackable("there is only one training sample to try it on")
-    samples = tree_map(lambda leaf: leaf[:even], samples)
-    trial = _Trial(layout, vectors, samples, *_alone(still, layout, vectors, samples))
-    stacked: Stack
+    trial = _Trial(model, samples, precision, device)
     try:
-        stacked = Traced(model)
-        trial(stacked, compute)
+        return trial.whole(Traced(model, device), SIZES[0])
     except Unstackable as reason:
-        stacked = Mapped(model, str(reason))
-        trial(stacked, compute)
-    return stacked
-
-
-def _alone(still: nn.Module, layout: Layout, vectors: Tensor, samples: Tree) -> tuple[Tensor, Tensor]:
-    """Outputs and gradients of clients with these weights, one after another."""
-    outputs, slopes = [], []
-    half = rows(samples) // 2
-    for number, vector in enumerate(vectors.clone().requires_grad_().unbind()):
-        own = _part(samples, number * half, half)
-        outputs.append(call(still, own, dict(layout.views(vector))))
-        slopes.append(torch.autograd.grad(_probe(outputs[-1], 1), vector)[0])
-    first = dict(layout.views(vectors[0]))
+        reasons = str(reason)
     try:
-        with torch.no_grad():
-            ones = (_part(samples, row, 1) for row in range(half))
-            single = torch.cat([call(still, one, first) for one in ones])
-    except Exception as error:  # BatchNorm without running statistics rejects a single sample
-        raise Unstackable(f"it fails on a single sample ({line(error)})") from error
-    if not alike(single, outputs[0].detach()):
-        raise Unstackable("the samples of a batch change each other's outputs, so that batches cannot be filled up")
-    return torch.cat(outputs).detach(), torch.stack(slopes)
+        return _lifted(Lifted(model, reasons, device), trial)
+    except Unstackable as reason:
+        reasons += f"; lifted, {reason}"
+    mapped = Mapped(model, reasons, device)
+    try:
+        return trial.whole(mapped, SIZES[0])
+    except Unstackable as reason:
+        raise Unstackable(f"{reason}; {reasons}") from reason
 
 
-def _part(samples: Tree, begin: int, count: int) -> Any:
-    return tree_map(lambda leaf: leaf[begin : begin + count], samples)
+def _lifted(lifted: Lifted, trial: _Trial) -> Lifted:
+    """Ready to run, after trials at two batch sizes; a size that happens to be that of something else may fail."""
+    passed, failure = 0, Unstackable()
+    for size in SIZES[1:]:
+        try:
+            trial.exact(lifted, size)
+        except Unstackable as reason:
+            failure = reason
+        else:
+            passed += 1
+        if passed == 2:
+            return trial.whole(lifted.settled(), size)
+    raise failure
 
 
-def _probe(outputs: Tensor, clients: int) -> Tensor:
-    """A scalar that depends on every output in the same way for every client."""
-    rows = outputs.reshape(clients, -1)
-    return (rows * torch.arange(rows.shape[1], device=rows.device).sin().to(rows.dtype)).sum()
-
-
-@dataclass(frozen=True)
 class _Trial:
     """Two clients with different weights must get the same outputs and gradients as each alone."""
 
-    layout: Layout
-    vectors: Tensor
-    samples: Tree
-    outputs: Tensor
-    slopes: Tensor
+    def __init__(self, model: nn.Module, samples: Tree, precision: Precision, device: torch.device) -> None:
+        self.layout, self.samples, self.precision, self.device = Layout.of(model), samples, precision, device
+        self.still = replicas(model, device, 1)[0].eval()
+        start = flatten(self.still)
+        scales = torch.linspace(0.5, 1.5, len(start), dtype=start.dtype, device=device)
+        self.vectors = torch.stack([start, start * scales])
+        self._known: dict[int, tuple[Any, Tensor, Tensor]] = {}
 
-    def __call__(self, stacked: Stack, compute: torch.dtype) -> None:
-        """Raises `Unstackable` if they do not, or if the model cannot compute in this type, in which it will run."""
+    def whole(self, stacked: Way, size: int) -> Way:
+        """The stacked model, ready to run; raises `Unstackable` if it differs, or cannot compute in the precision."""
+        self.exact(stacked, size)
+        if isinstance(stacked, Lifted) and stacked.drops:
+            self._run(stacked, self._known[size][0], keys=torch.arange(2, device=self.device)[:, None])
+        compute = self.precision.compute(self.vectors.dtype)
+        if self.precision.name == "float32" or (self.precision.name == "tf32" and self.device.type != "cuda"):
+            return stacked
+        if compute != self.vectors.dtype:
+            _cast(stacked, self.vectors.dtype, compute, self.device)
+        stacked.frame.dot = self.precision.dot
+        samples, wanted, slopes = self._known[size]
+        with self.precision():
+            outputs, found = self._run(stacked, cast(samples, compute))
+        if not _near(outputs.to(wanted.dtype), wanted) or not _near(found, slopes):
+            raise Unstackable(f"{_name(stacked)} loses its accuracy in {self.precision.name}")
+        return stacked
+
+    def exact(self, stacked: Stack, size: int) -> None:
+        """Compare at this batch size, in float32."""
         stacked.frame.compute = self.vectors.dtype
-        outputs, slopes = self._run(stacked, self.samples)
-        if not alike(outputs, self.outputs):
+        with Precision("float32")():
+            if size not in self._known:
+                self._known[size] = self._alone(size)
+            samples, wanted, slopes = self._known[size]
+            outputs, found = self._run(stacked, samples)
+        if not alike(outputs, wanted):
             raise Unstackable(f"{_name(stacked)} gives different outputs than one client after another")
         # By tensor, since rounding may flip a ReLU: a single number says little.
-        most = float(self.slopes.norm())
-        for (_, found), (_, wanted) in zip(self.layout.views(slopes), self.layout.views(self.slopes), strict=True):
-            if not (found - wanted).norm() <= 0.02 * wanted.norm() + 1e-3 * most:
+        most = float(slopes.norm())
+        for (_, mine), (_, theirs) in zip(self.layout.views(found), self.layout.views(slopes), strict=True):
+            if not (mine - theirs).norm() <= 0.02 * theirs.norm() + 1e-3 * most:
                 raise Unstackable(f"{_name(stacked)} gives different gradients than one client after another")
-        if compute == self.vectors.dtype:
-            return
-        _cast(stacked, self.vectors.dtype, compute)
-        if base(stacked.model):  # the types of a user's own tensors may not match
-            self._run(stacked, cast(self.samples, compute))
 
-    def _run(self, stacked: Stack, samples: Tree) -> tuple[Tensor, Tensor]:
-        frame = stacked.frame
-        rows = frame.layout.pack(self.vectors)
-        gradients = torch.zeros_like(rows)
+    def _alone(self, size: int) -> tuple[Any, Tensor, Tensor]:
+        """Samples of two clients, and the outputs and gradients of one client after another."""
+        taken = torch.arange(2 * size) % rows(self.samples)
+        samples = tree_map(lambda each: each[taken].to(self.device), self.samples)
+        outputs, slopes = [], []
+        parameters = list(trained(self.still).values())
+        # The weights are loaded, not given for a call: a part that is computed again for its backward needs them, too.
+        for client, vector in enumerate(self.vectors):
+            load(self.still, vector)
+            outputs.append(call(self.still, _part(samples, client * size, size)))
+            found = torch.autograd.grad(_probe(outputs[-1], 1), parameters, allow_unused=True, materialize_grads=True)
+            slopes.append(torch.cat([each.reshape(-1) for each in found]))
+        if not self._known:
+            self._separate(samples, outputs[0].detach())
+        return samples, torch.cat(outputs).detach(), torch.stack(slopes)
+
+    def _separate(self, samples: Tree, wanted: Tensor) -> None:
+        """Refuse a model in which the samples of a batch change each other's outputs."""
+        load(self.still, self.vectors[0])
         try:
-            frame.open(rows, gradients)
+            with torch.no_grad():
+                single = torch.cat([call(self.still, _part(samples, row, 1)) for row in range(len(wanted))])
+        except Exception as error:  # BatchNorm without running statistics rejects a single sample
+            raise Unstackable(f"it fails on a single sample ({line(error)})") from error
+        if not alike(single, wanted):
+            raise Unstackable("the samples of a batch change each other's outputs, so that batches cannot be filled up")
+
+    def _run(self, stacked: Stack, samples: Tree, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        frame = stacked.frame
+        weights = frame.layout.pack(self.vectors)
+        gradients = torch.zeros_like(weights)
+        try:
+            frame.open(weights, gradients, keys)
             outputs = stacked(samples)
-            frame.backward(_probe(outputs, len(rows)))
+            frame.backward(_probe(outputs, len(weights)))
         except Exception as error:  # the user's forward may raise anything
             raise Unstackable(f"{_name(stacked)} fails on it ({line(error)})") from error
         finally:
@@ -278,7 +334,22 @@ class _Trial:
         return outputs.detach(), slopes
 
 
-def _cast(stacked: Stack, weights: torch.dtype, compute: torch.dtype) -> None:
+def _part(samples: Tree, begin: int, count: int) -> Any:
+    return tree_map(lambda each: each[begin : begin + count], samples)
+
+
+def _probe(outputs: Tensor, clients: int) -> Tensor:
+    """A scalar that depends on every output in the same way for every client."""
+    each = outputs.reshape(clients, -1)
+    return (each * torch.arange(each.shape[1], device=each.device).sin().to(each.dtype)).sum()
+
+
+def _near(found: Tensor, wanted: Tensor) -> bool:
+    """Whether they agree as far as a lower precision allows."""
+    return bool((found - wanted).norm() <= ROUGH * wanted.norm())
+
+
+def _cast(stacked: Stack, weights: torch.dtype, compute: torch.dtype, device: torch.device) -> None:
     """Make it compute in this type, including its frozen layers.
 
     Buffers keep their own type, since a table or a mask could lose its meaning; activations that they convert to
@@ -286,8 +357,11 @@ def _cast(stacked: Stack, weights: torch.dtype, compute: torch.dtype) -> None:
     """
     frame = stacked.frame
     frame.compute, frame.fixed = compute, [tensor.to(compute) for tensor in frame.fixed]
+    if isinstance(stacked, Lifted):
+        stacked.place(device)
     for module in stacked.model.modules():
-        own = [parameter for parameter in module.parameters(recurse=False) if parameter.dtype == weights]
+        frozen = [each for each in module.parameters(recurse=False) if not isinstance(each, Stacked)]
+        own = [parameter for parameter in frozen if parameter.dtype == weights]
         for parameter in own:
             parameter.data = parameter.to(compute)
         if own:
@@ -302,7 +376,8 @@ def _casting(compute: torch.dtype) -> Callable[..., tuple[Any, Any]]:
 
 
 def _name(stacked: Stack) -> str:
-    return "vmap" if isinstance(stacked, Mapped) else "stacking layer by layer"
+    names = {Mapped: "vmap", Lifted: "stacking"}
+    return next((name for kind, name in names.items() if isinstance(stacked, kind)), "stacking layer by layer")
 
 
 def alike(found: Tensor, wanted: Tensor) -> bool:

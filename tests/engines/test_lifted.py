@@ -1,0 +1,215 @@
+"""Models whose own forward runs for all clients with stacked parameters: updates as of one client after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_batched import assert_equal, make_briefs, make_task
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import zoo
+from kairosfl.engines.batched import Batched, graphs
+from kairosfl.engines.loop import Loop
+from kairosfl.tasks.task import Task
+from kairosfl.tasks.vector import base
+
+SHAPE = (2, 6, 6)
+WHY = "stacked by lifting its parameters"
+
+
+class Tokens(nn.Module):
+    """A small ViT: class token, positions, scaled residuals, relative positions as an attention mask, a tied matrix."""
+
+    def __init__(self, dropout: float = 0.0, again: bool = False, depth: float = 0.0) -> None:
+        super().__init__()
+        self.dropout, self.again, self.depth = dropout, again, depth
+        self.patches = nn.Conv2d(2, 8, 2, 2)
+        self.token, self.position = nn.Parameter(torch.empty(1, 1, 8)), nn.Parameter(torch.empty(1, 10, 8))
+        self.norm, self.qkv, self.out = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
+        self.scale, self.table = nn.Parameter(torch.empty(8)), nn.Parameter(torch.empty(19, 2))
+        self.head = nn.Linear(8, 3)
+        self.register_buffer("places", torch.arange(10)[:, None] - torch.arange(10)[None] + 9)
+
+    def block(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        q, k, v = self.qkv(y).reshape(len(x), 10, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        nearness = self.table[self.places.view(-1)].view(10, 10, 2).permute(2, 0, 1)
+        drop = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, nearness.unsqueeze(0), dropout_p=drop)
+        y = self.scale * F.dropout(self.out(y.transpose(1, 2).flatten(2)), self.dropout, self.training)
+        if self.depth and self.training:
+            y = y * (y.new_empty(len(y), 1, 1).bernoulli_(1 - self.depth) / (1 - self.depth))
+        return x + y @ self.out.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.position
+        for _ in range(2):
+            x = checkpoint(self.block, x, use_reentrant=False) if self.again else self.block(x)
+        return self.head(x[:, 0])
+
+
+class Functional(nn.Module):
+    """Parameters without layers: products of all kinds, norms, convolutions, in place, the batch along another axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shapes = {
+            "mix": (6, 6), "left": (6, 6), "heads": (3, 6, 2), "gain": (6,), "slope": (2,), "kernel": (4, 2, 3),
+            "back": (4, 2, 2), "cube": (2, 2, 1, 1, 1), "depthwise": (4, 1, 3, 3), "many": (1, 1, 6), "bias": (6,),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            setattr(self, name, nn.Parameter(torch.empty(shape)))
+        self.norm, self.out = nn.GroupNorm(1, 4), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.prelu(x, self.slope) @ self.mix + self.left.softmax(-1) @ x
+        x = F.instance_norm(x, weight=self.slope, bias=None)
+        x = F.conv3d(x.unsqueeze(2), self.cube, padding="same").squeeze(2)
+        y = F.conv1d(x.flatten(2), self.kernel, dilation=2, padding=2)
+        y = self.norm(y.unflatten(2, (6, 6)))
+        y = F.silu(F.conv2d(y, F.normalize(self.depthwise, dim=2), padding=1, groups=4), inplace=True)
+        y = F.conv_transpose1d(y.flatten(2), self.back, stride=1)[..., :36].unflatten(2, (6, 6))
+        x = torch.cat([x, y, self.many.repeat(len(x), 2, 6, 1)[:, :, :6]], 1).mean(1)
+        x = x + torch.einsum("bij,hjk->bhik", x, self.heads).flatten(1)[:, :36].unflatten(1, (6, 6))
+        x = torch.addmm(self.bias, x.reshape(-1, 6), self.mix).view_as(x)
+        x = x.transpose(0, 1)  # time first
+        x = F.rms_norm(F.linear(x, self.left, self.bias), (6,), self.gain)
+        x += self.gain
+        return self.out(torch.where(x > 0, x, self.bias.exp()).mean(0))
+
+
+class Loops(nn.Module):
+    """Layers with stacked forms of their own inside code that torch.fx cannot trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.lstm = nn.Embedding(zoo.VOCABULARY, 6, padding_idx=0), nn.LSTM(6, 6, batch_first=True)
+        self.attend = nn.MultiheadAttention(6, 2)
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        if x.shape[1] > 3:
+            x, _ = self.lstm(x)
+        x = x.transpose(0, 1)
+        return self.out(self.attend(x, x, x, need_weights=False)[0].mean(0))
+
+
+def filled(model: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model.double()
+
+
+def equal(task: Task, tolerance: float, **changes: Any) -> Batched:
+    """The engine, after training as the loop does."""
+    before = {name: tensor.clone() for name, tensor in base(task.model).items()}
+    engine, briefs = Batched(task), make_briefs(task, **changes)
+    assert_equal(engine.train(briefs), Loop(task).train(briefs), tolerance)
+    assert engine.why.startswith(WHY), engine.why
+    assert all(torch.equal(before[name], tensor) for name, tensor in base(task.model).items())
+    return engine
+
+
+@pytest.mark.parametrize(
+    "make", [Tokens, lambda: Tokens(again=True), Functional], ids=["tokens", "again", "functional"]
+)
+def test_parameters_outside_layers_train_as_one_client_after_another(make: Callable[[], nn.Module]) -> None:
+    equal(make_task(filled(make()), SHAPE), 1e-10)
+
+
+def test_layers_with_stacked_forms_inside_code_that_cannot_be_traced() -> None:
+    equal(make_task(filled(Loops()), (zoo.LENGTH,), tokens=zoo.VOCABULARY), 1e-10)
+
+
+@pytest.mark.parametrize("size", [2, 4, 9, 10, 18])
+def test_a_batch_as_large_as_another_axis_is_told_from_it(size: int) -> None:
+    task = make_task(filled(Tokens()), SHAPE)
+    equal(task, 1e-10, batch_size=size)
+
+
+def test_features_are_the_input_of_the_last_linear_layer() -> None:
+    equal(make_task(filled(Tokens()), SHAPE), 1e-9, stop_below=0.99)
+
+
+@pytest.mark.parametrize("options", [{"dropout": 0.5}, {"depth": 0.5}])
+def test_random_masks_depend_on_the_client_alone(options: dict[str, float]) -> None:
+    task = make_task(filled(Tokens(**options)), SHAPE)
+    together, alone = (Batched(task, slots=slots) for slots in (4, 1))
+    assert together.why.startswith(WHY)
+    found, wanted = together.train(make_briefs(task)), alone.train(make_briefs(task))
+    assert_equal(found, wanted, 1e-10)
+    still = Batched(make_task(filled(Tokens()), SHAPE)).train(make_briefs(task))
+    assert (found.delta - still.delta).norm() > 0.01 * still.delta.norm()
+
+
+def test_dropout_functions_in_recomputed_parts_are_not_lifted() -> None:
+    engine = Batched(make_task(filled(Tokens(dropout=0.5, again=True)), SHAPE))
+    assert not engine.stacks
+    assert "; lifted, stacking fails on it" in engine.why
+
+
+def test_bfloat16_keeps_weights_in_float32() -> None:
+    task = make_task(filled(Tokens()).float(), SHAPE)
+    engine = Batched(task, precision="bfloat16")
+    assert engine.why.startswith(WHY)
+    found, wanted = engine.train(make_briefs(task)), Loop(task).train(make_briefs(task))
+    assert 0 < (found.delta - wanted.delta).norm() < 0.1 * wanted.delta.norm()
+
+
+def test_a_step_that_fails_after_the_trial_is_trained_one_client_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(filled(Tokens()), SHAPE)
+    engine, calls = Batched(task), []
+
+    def failing(*given: Any) -> None:
+        calls.append(given)
+        if len(calls) > 2:
+            raise RuntimeError("not at this batch size")
+        step(*given)
+
+    step = graphs.step
+    monkeypatch.setattr(graphs, "step", failing)
+    with pytest.warns(UserWarning, match=r"one client after another: a training step .*not at this batch size"):
+        found = engine.train(make_briefs(task))
+    assert_equal(found, Loop(task).train(make_briefs(task)), 1e-10)
+    assert not engine.stacks
+    assert_equal(engine.train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-10)
+
+
+timm, transformers, peft = (
+    pytest.mark.skipif(zoo.library(name) is None, reason=f"needs {name}") for name in ("timm", "transformers", "peft")
+)
+
+
+@pytest.mark.slow
+@timm
+@pytest.mark.parametrize("name", zoo.IMAGES)
+def test_models_of_timm_train_as_one_client_after_another(name: str) -> None:
+    torch.manual_seed(0)
+    equal(make_task(zoo.IMAGES[name](), (3, zoo.SIDE, zoo.SIDE)), 2e-5, epochs=1)
+
+
+@pytest.mark.slow
+@transformers
+@pytest.mark.parametrize("name", zoo.TEXTS)
+def test_models_of_hugging_face_train_as_one_client_after_another(name: str) -> None:
+    torch.manual_seed(0)
+    equal(make_task(zoo.TEXTS[name](), (zoo.LENGTH,), tokens=zoo.VOCABULARY), 1e-5, epochs=1)
+
+
+@pytest.mark.slow
+@peft
+@pytest.mark.parametrize("name", zoo.ADAPTED)
+def test_adapters_of_peft_train_as_one_client_after_another(name: str) -> None:
+    torch.manual_seed(0)
+    task = make_task(zoo.ADAPTED[name](), (zoo.LENGTH,), tokens=zoo.VOCABULARY)
+    assert task.layout.size < 200
+    equal(task, 1e-5, epochs=1)
