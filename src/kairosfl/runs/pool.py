@@ -56,10 +56,10 @@ class Pending:
 
     def open(self, engine: Engine, command: str) -> experiment.RecordedRun:
         """Begin it, or continue it if it was begun."""
-        listeners = {"notify": self.notify, "watch": self.watch}
+        config, task, folder, notify, watch = self.config, self.task, self.folder, self.notify, self.watch
         if self.begun:
-            return experiment.reopen(self.config, self.task, engine, self.folder, **listeners)
-        return experiment.begin(self.config, self.task, engine, self.folder, command=command, **listeners)
+            return experiment.reopen(config, task, engine, folder, notify=notify, watch=watch)
+        return experiment.begin(config, task, engine, folder, command=command, notify=notify, watch=watch)
 
 
 class Together:

@@ -1,8 +1,8 @@
 """How far a budget goes: how many rounds a trial has in each stage, and which trials go on to the next.
 
-A stage is a complete run of every trial in it, with its whole schedule of the learning rate; the last one has the rounds
-of the file, those before a third and a ninth of them. Each stage gets the same part of the budget, so about a third of
-the trials go on.
+A stage is a complete run of every trial in it, with its whole schedule of the learning rate; the last one has the
+rounds of the file, those before it a third and a ninth of them. Each stage gets the same part of the budget, so about a
+third of the trials go on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kairosfl.tune.outcomes import Outcome
 
 ETA = 3
 STAGES = 3  # at most
-FEWEST = 5  # rounds of a stage
+FEWEST = 10  # rounds of a stage
 LEAST = 6  # times the file's rounds: two trials can finish
 MARGIN = 0.8  # of the time that is left, for what estimates miss
 Kind = Literal["trials", "rounds", "bytes", "minutes"]

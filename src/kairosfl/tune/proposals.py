@@ -1,12 +1,13 @@
 """Optuna's study of a search: which trials there are, and what they scored in their first stage.
 
-A proposal depends on the seed, the number of the trial and the scores told so far, and on nothing else, so a search that
-was interrupted goes on with the trials it would have had.
+A proposal depends on the seed, the number of the trial and the scores told so far, and on nothing else, so a search
+that was interrupted goes on with the trials it would have had.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import optuna
 
 STARTUP = 16  # trials drawn at random before the scores guide the search
-FEW = 8  # trials with a score, below which nothing can be said about parameters
+FEW = 8  # trials with a parameter, below which nothing can be said about it
 TOP = 5  # trials that importance should be estimated from, at least
 
 
@@ -69,17 +70,12 @@ class Proposals:
             load_if_exists=True,
         )
         self.trials: list[Trial] = []
+        self.told: set[int] = set()
         for each in self.study.get_trials(deepcopy=False):
-            settings = each.user_attrs.get("settings")
-            if settings is None:  # killed while it was being written; nothing follows it
-                self.study.tell(each.number, state=self.optuna.trial.TrialState.FAIL)
-                settings = {"algorithm": ""}
+            settings = each.user_attrs.get("settings", {"algorithm": PLAIN})  # none: killed while it was proposed
             self.trials.append(Trial(each.number, settings, each.params))
-
-    def told(self) -> int:
-        """How many trials have been told, without a gap."""
-        states = [each.state.is_finished() for each in self.study.get_trials(deepcopy=False)]
-        return (*states, False).index(False)
+            if each.state.is_finished():
+                self.told.add(each.number)
 
     def ask(self) -> Trial:
         """The next trial. The first is the file as it is, the second plain averaging with the file's recipe."""
@@ -112,25 +108,28 @@ class Proposals:
         return self.trials[-1]
 
     def tell(self, outcome: Outcome) -> None:
-        """Record how the first stage of a trial ended. One that diverged counts as worse than any score."""
+        """Record how the first stage of a trial ended, once. One that diverged counts as worse than any score."""
+        if outcome.trial in self.told:
+            return
+        self.told.add(outcome.trial)
         states = self.optuna.trial.TrialState
         state = {"complete": states.COMPLETE, "diverged": states.PRUNED, "failed": states.FAIL}[outcome.state]
         self.study.tell(outcome.trial, outcome.score if outcome.state == "complete" else None, state=state)
 
     def importances(self) -> dict[str, float]:
-        """How much each parameter mattered for being among the best, as shares of 1; empty if too few trials can tell.
+        """How much each parameter mattered for being among the best, as shares of 1; without those that few trials had.
 
         By PED-ANOVA, over the scores of the first stage, in which all trials had the same number of rounds; trials
         that diverged count like the worst of the others.
         """
         states = self.optuna.trial.TrialState
         trials = [each for each in self.study.get_trials() if each.state in (states.COMPLETE, states.PRUNED)]
-        scores = [each.value for each in trials if each.state == states.COMPLETE]
+        scores = [each.value for each in trials if each.value is not None]
         if len(scores) < FEW or min(scores) == max(scores):
             return {}
         copy = self.optuna.create_study(direction="maximize")
         for each in trials:
-            value = each.value if each.state == states.COMPLETE else min(scores)
+            value = min(scores) if each.value is None else each.value
             copy.add_trial(
                 self.optuna.trial.create_trial(params=each.params, distributions=each.distributions, value=value)
             )
@@ -138,5 +137,9 @@ class Proposals:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             evaluator = self.optuna.importance.PedAnovaImportanceEvaluator(target_quantile=share)
-            found: dict[str, float] = self.optuna.importance.get_param_importances(copy, evaluator=evaluator)
+            seen = Counter(name for each in trials for name in each.params)
+            params = [name for name, count in seen.items() if count >= FEW]
+            found: dict[str, float] = self.optuna.importance.get_param_importances(
+                copy, evaluator=evaluator, params=params
+            )
         return found

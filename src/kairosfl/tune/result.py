@@ -15,6 +15,8 @@ from kairosfl.tune.outcomes import Metric, Outcome, main_metric
 from kairosfl.tune.proposals import Trial
 from kairosfl.tune.search import Search, words
 
+NEGLIGIBLE = 0.005  # importance
+
 
 @dataclass(frozen=True)
 class Result:
@@ -73,6 +75,8 @@ class Result:
         best, top = self.best[0], [trial for trial, _ in self.ranked()][:5]
         rows = []
         for name, share in sorted(self.importances.items(), key=lambda item: -item[1]):
+            if share < NEGLIGIBLE:
+                continue
             values = [trial.params[name] for trial in top if name in trial.params]
             rows.append(
                 {
@@ -133,9 +137,7 @@ class Result:
         write_json(self.out / "trials.json", [self._row(trial) for trial in self.trials])
 
     def _row(self, trial: Trial) -> dict[str, Any]:
-        mine = {
-            rounds: self.ended[trial.number, rounds] for rounds in self.stages if (trial.number, rounds) in self.ended
-        }
+        mine = {rounds: each for rounds in self.stages if (each := self.ended.get((trial.number, rounds)))}
         last = list(mine.values())[-1] if mine else None
         return {
             "trial": trial.number,

@@ -70,7 +70,7 @@ class Search:
         show: Show,
         *,
         parallel: int = PARALLEL,
-        command: str,
+        command: str = "",
     ) -> None:
         rest = {key: value for key, value in nested.items() if key != "tune"}
         self.nested, self.out, self.budget, self.show, self.command = rest, out, budget, show, command
@@ -147,34 +147,38 @@ class Search:
     def _explore(self) -> None:
         """The first stage: new trials as long as its part of the budget lasts; the last one is plain averaging with the
         best recipe."""
-        first, twin = self.stages[0], False
-        for trial in self.proposals.trials[self.proposals.told() :]:
+        first, proposals = self.stages[0], self.proposals
+        for trial in proposals.trials:
             self._begin(trial, first)
         while True:
-            told = self._tell()
-            asked = len(self.proposals.trials)
-            ended = [self.ended[each, first] for each in range(told) if (each, first) in self.ended]
-            more = self.budget.allows_new(
-                ended, asked - told, self.cost, len(self.stages), self.clock(), reserve=0 if twin else 1
-            )
-            if more and not twin and asked - told < self.parallel:
-                self._begin(self.proposals.ask(), first)
-            elif asked > told:
+            asked = len(proposals.trials)
+            # A proposal waits for the trial `parallel` before it and knows of none after that one, so that it does not
+            # depend on which of them end first. Where the clock is the budget it does anyway.
+            timed = self.budget.kind == "minutes"
+            told = self._tell(asked if timed else asked + 1 - self.parallel)
+            waiting = asked - len(told)
+            if waiting < self.parallel and self.budget.allows_new(
+                told, waiting, self.cost, len(self.stages), self.clock(), reserve=1
+            ):
+                self._begin(proposals.ask(), first)
+            elif self.running:
                 self._work()
-            elif not twin and (ranked := self._ranked(first)):
-                twin = True
-                trial = self.proposals.plain_twin(self.proposals.trials[ranked[0].trial])
-                if trial is not None:
-                    self._begin(trial, first)
             else:
-                return
+                break
+        self._tell(len(proposals.trials))
+        ranked = self._ranked(first)
+        twin = proposals.plain_twin(proposals.trials[ranked[0].trial]) if ranked else None
+        if twin is not None:
+            self._begin(twin, first)
+            while self.running:
+                self._work()
+            self._tell(len(proposals.trials))
 
-    def _tell(self) -> int:
-        """Tell Optuna what has ended, in the order of the trials; how many have been told."""
-        told = self.proposals.told()
-        while (told, self.stages[0]) in self.ended:
-            self.proposals.tell(self.ended[told, self.stages[0]])
-            told += 1
+    def _tell(self, count: int) -> list[Outcome]:
+        """Tell Optuna which of the first `count` trials have ended, and how."""
+        told = [each for number in range(count) if (each := self.ended.get((number, self.stages[0])))]
+        for each in told:
+            self.proposals.tell(each)
         return told
 
     def _ranked(self, rounds: int) -> list[Outcome]:

@@ -120,7 +120,7 @@ class Space:
         options = {
             f"{rule.name()}.{field.name}": getattr(rule, field.name)
             for rule in parse(chosen).rules
-            for field in dataclasses.fields(rule)
+            for field in dataclasses.fields(rule)  # type: ignore[arg-type]
         }
         return flatten(tables(config)) | {"algorithm": chosen, "add": ""} | options
 
@@ -236,9 +236,8 @@ def _domain(name: str, value: Any, whole: bool) -> Domain:
         raise UserError(f"tune.{name} = {dict(value)!r} must be like {{low = 0.01, high = 0.3, log = true}}.")
     low, high = value["low"], value["high"]
     if not low < high or (value.get("log") and low <= 0):
-        raise UserError(
-            f"tune.{name} = {dict(value)!r} needs low below high{', and both above 0 with log' * (low <= 0)}."
-        )
+        rule = "low below high, and both above 0 with log" if value.get("log") else "low below high"
+        raise UserError(f"tune.{name} = {dict(value)!r} needs {rule}.")
     return Range(low, high, value.get("log", False), whole and isinstance(low, int) and isinstance(high, int))
 
 
