@@ -58,6 +58,8 @@ def measure(trial: int, planned: int, folder: Path, stopped: str = "", failed: b
     rows = list(read_lines(folder / "metrics.jsonl"))
     metric = main_metric(folder)
     values = [row[metric.name] for row in rows if row.get(metric.name) is not None]
+    if rows and not rows[-1]["reported"] and not stopped:
+        stopped = "the last round had no usable report"
     score = float(np.mean(final_tenth(values))) if values and not stopped else None
     finite = score is not None and math.isfinite(score)
     state: State = "failed" if failed else "complete" if finite else "diverged"

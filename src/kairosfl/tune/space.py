@@ -103,7 +103,11 @@ class Space:
         """The algorithm as text, with the options that are searched; those that are written out stay."""
         whole = parse(text)
         if more and not {type(rule) for rule in parse(more).rules} & {type(rule) for rule in whole.rules}:
-            whole, text = whole + parse(more), f"{text} + {more}"
+            text = f"{text} + {more}"
+            try:
+                whole += parse(more)
+            except UserError:  # they cannot be combined: the trial will fail with the reason
+                return text
         written = _written(text)
         rules = list(whole.rules)
         for name, domain in self.options.items():
