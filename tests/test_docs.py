@@ -46,13 +46,8 @@ from kairosfl.tune.space import defaults, overridden
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-PERFORMED = {
-    "index.md",
-    "own-rule.md",
-    "own-data.md",
-    "sweeps.md",
-    "tune.md",
-}  # their commands are run, for two rounds each
+# Pages whose commands are run, in short.
+PERFORMED = {"index.md", "own-rule.md", "own-data.md", "sweeps.md", "tune.md"}
 # Beyond what the tests are installed with: where one is missing, its block is compiled and not run.
 OPTIONAL = {"datasets", "flwr", "flwr_datasets", "ray"}
 KEYS = {"algorithm", "seed", "sweep", "tune", *SECTIONS}

@@ -134,7 +134,7 @@ def test_an_interrupted_search_goes_on_to_the_same_trials_and_scores(done, tmp_p
 
 
 def test_proposals_do_not_depend_on_which_trial_ends_first(tmp_path):
-    tables = TABLES | {"train": {"rounds": 4, "cohort": 3}, "tune": {"train": {"epochs": [1, 2, 4]}}}
+    tables = TABLES | {"train": {"rounds": 4, "cohort": 3}, "tune": {"train": {"epochs": [1, 9]}}}
     found = []
     for slots in (1, 64):
         made = search(tmp_path / f"{slots}", Budget("trials", 10), updated(tables, {"run.slots": slots}))
@@ -154,8 +154,8 @@ def test_another_file_does_not_continue_the_search(tmp_path):
 
 def test_budgets_of_bytes_and_of_minutes(tmp_path):
     tables = dict(TABLES, run={"engine": "loop", "device": "cpu"})
-    made = search(tmp_path / "bytes", Budget("bytes", 1.4e6), tables)
-    assert 1e6 < sum(outcome.bytes for outcome in made.ended.values()) <= 1.4e6
+    made = search(tmp_path / "bytes", Budget("bytes", 2.7e6), tables)
+    assert 2e6 < sum(outcome.bytes for outcome in made.ended.values()) <= 2.7e6
     with pytest.raises(
         UserError, match=r"--bytes 0.1 is too small for trials of 30 rounds: give at least \d+, or lower"
     ):
