@@ -26,7 +26,7 @@ from kairosfl.runs.lock import lock
 from kairosfl.runs.pool import InTurn, Pending, Together
 from kairosfl.tasks.task import Task
 from kairosfl.tune import outcomes
-from kairosfl.tune.budget import Budget, stages
+from kairosfl.tune.budget import ETA, Budget, stages
 from kairosfl.tune.outcomes import Outcome
 from kairosfl.tune.proposals import Proposals, Trial
 from kairosfl.tune.space import defaults, overridden
@@ -187,7 +187,7 @@ class Search:
         return sorted(found, key=lambda each: (-(each.score or 0.0), each.trial))
 
     def _go_on(self, stage: int) -> None:
-        """A later stage: the best trials of the one before, and the best of plain averaging."""
+        """A later stage: the best trials of the one before."""
         rounds, ranked = self.stages[stage], self._ranked(self.stages[stage - 1])
         if not ranked:
             return
@@ -195,7 +195,7 @@ class Search:
         earlier = [each for (_, planned), each in self.ended.items() if planned < rounds]
         chosen = self.budget.going_on(
             ranked,
-            next((each.trial for each in ranked if trials[each.trial].plain), None),
+            self._kept([trials[each.trial] for each in ranked]),
             stage=stage,
             rounds=self.stages,
             earlier={number: self.budget.used(each) for number, each in enumerate(earlier)},
@@ -209,6 +209,12 @@ class Search:
             self._begin(trials[number], rounds)
         while self.running:
             self._work()
+
+    def _kept(self, ranked: list[Trial]) -> list[int]:
+        """Trials that go on in any case: the best of plain averaging, and the best with and without crops and flips."""
+        groups = [[trial for trial in ranked if trial.plain]]
+        groups += [[t for t in ranked if t.params.get("data.augment") is value] for value in (False, True)]
+        return [group[0].number for group in groups if group]
 
     def trial_config(self, settings: Mapping[str, Any], rounds: int) -> RunConfig:
         """The configuration of a trial in a stage: its schedule is that of the whole run, in fewer rounds."""
@@ -330,7 +336,7 @@ class Search:
         if self.budget.kind == "minutes":
             part = self.clock() / total
         elif self.budget.kind == "trials":
-            part = len(self.ended) / (total * sum(3.0**-stage for stage in range(len(self.stages))))
+            part = len(self.ended) / (total * sum(ETA**-stage for stage in range(len(self.stages))))
         else:
             part = self.live / total
         self.show.update(min(part, 1.0), f"{len(self.running)} running, {len(self.ended)} runs ended")
