@@ -134,10 +134,10 @@ def test_an_interrupted_search_goes_on_to_the_same_trials_and_scores(done, tmp_p
 
 
 def test_proposals_do_not_depend_on_which_trial_ends_first(tmp_path):
-    tables = TABLES | {"train": {"rounds": 4, "cohort": 3}, "tune": {"train": {"epochs": [1, 9]}}}
+    tables = TABLES | {"train": {"rounds": 2, "cohort": 3}, "tune": {"train": {"epochs": [1, 9]}}}
     found = []
     for slots in (1, 64):
-        made = search(tmp_path / f"{slots}", Budget("trials", 10), updated(tables, {"run.slots": slots}))
+        made = search(tmp_path / f"{slots}", Budget("trials", 8), updated(tables, {"run.slots": slots}))
         rows = [row["trial"] for row in read_lines(made.out / "outcomes.jsonl")]
         found.append(([trial.settings for trial in made.proposals.trials], rows))
     assert found[0][0] == found[1][0]
@@ -365,6 +365,9 @@ def test_the_command(tmp_path, monkeypatch):
     assert read_json(folder / "tune.json")["stages"] == [3]
     again = CliRunner().invoke(app, ["tune", "a.toml", "--trials", "10", "--json"])
     assert json.loads(again.stdout)["trials"] == len(list(folder.glob("3-rounds/*")))
+    words = ["sweep", str(folder / "best.toml"), "--seeds", "2", "--out", "best", "--quiet"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert {path.parent.name for path in Path("best").glob("*/summary.json")} == {"seed0", "seed1"}
     assert CliRunner().invoke(app, ["run", "a.toml", "--out", "r", "--quiet"]).exit_code == 0
     said = CliRunner().invoke(app, ["tune", "a.toml", "-o", "r"])
     assert "contains a run or a sweep, and a search needs its own folder" in said.stderr

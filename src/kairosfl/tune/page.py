@@ -13,7 +13,7 @@ from kairosfl.runs.files import write
 from kairosfl.tune.result import Result, brief
 from kairosfl.tune.search import words
 
-WIDTH, HEIGHT, MARGIN = 300, 170, 34
+WIDTH, HEIGHT, MARGIN, LEFT = 300, 170, 34, 58
 _STYLE = """
 .slices{display:flex;flex-wrap:wrap;gap:16px}
 .slices svg,.parallel svg{font:10px system-ui,sans-serif;fill:currentColor}
@@ -21,6 +21,7 @@ _STYLE = """
 .bar-row i{display:block;height:12px;background:#00897b;border-radius:2px}
 .wide{overflow-x:auto}
 td.number{text-align:right}
+#page td:last-child,#page th:last-child{text-align:left}
 """
 
 
@@ -121,7 +122,7 @@ def _slices(found: Result) -> str:
         places, marks = _positions([trial.params[name] for trial in mine])
         dots = ""
         for trial, place in zip(mine, places, strict=True):
-            x = MARGIN + place * (WIDTH - 2 * MARGIN)
+            x = LEFT + place * (WIDTH - LEFT - MARGIN)
             y = HEIGHT - MARGIN - (scores[trial.number] - low) / ((high - low) or 1) * (HEIGHT - 2 * MARGIN)
             ring = ' stroke="#d84315" stroke-width="2"' if trial.number == best else ""
             hint = f"trial {trial.number}: {found.show(scores[trial.number])}, {words(trial)}"
@@ -130,7 +131,7 @@ def _slices(found: Result) -> str:
                 f"<title>{escape(hint)}</title></circle>"
             )
         axis = "".join(
-            f'<text x="{MARGIN + at * (WIDTH - 2 * MARGIN):.0f}" y="{HEIGHT - 16}" text-anchor="middle">'
+            f'<text x="{LEFT + at * (WIDTH - LEFT - MARGIN):.0f}" y="{HEIGHT - 16}" text-anchor="middle">'
             f"{escape(text[:14])}</text>"
             for at, text in marks
         )
