@@ -41,14 +41,16 @@ from kairosfl.tasks.data import DATASETS
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.models import MODELS
 from kairosfl.tasks.partitions import PARTITIONS, iid
+from kairosfl.tune.space import defaults, overridden
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-PERFORMED = {"index.md", "own-rule.md", "own-data.md", "sweeps.md"}  # their commands are run, for two rounds each
+# Pages whose commands are run, in short.
+PERFORMED = {"index.md", "own-rule.md", "own-data.md", "sweeps.md", "tune.md"}
 # Beyond what the tests are installed with: where one is missing, its block is compiled and not run.
 OPTIONAL = {"datasets", "flwr", "flwr_datasets", "ray"}
-KEYS = {"algorithm", "seed", "sweep", *SECTIONS}
+KEYS = {"algorithm", "seed", "sweep", "tune", *SECTIONS}
 
 FENCE = re.compile(
     r"^(?P<comment><!--[^\n]*-->\n+)?"
@@ -121,7 +123,9 @@ def test_the_page_can_be_typed_in_from_top_to_bottom(page: Path, desk: types.Mod
         elif block.language == "sh" and name(page) in PERFORMED:
             type_in(block.text)
         elif (tables := configuration(block)) is not None:
-            expand(tables)
+            search = tables.pop("tune", {})
+            config = expand(tables)[0].config
+            overridden(defaults(config, (3, 32, 32)), search, config)
 
 
 def perform(block: Block, module: types.ModuleType, page: Path) -> None:
@@ -141,6 +145,7 @@ def type_in(lines: str) -> None:
     for file in re.findall(r"^python (\w+\.py)$", lines, re.MULTILINE):
         runpy.run_path(file, run_name="__main__")
     short = {"run": ["--set", "train.rounds=2"], "sweep": ["--set", "train.rounds=2", "--set", "sweep.seed=[0]"]}
+    short["tune"] = ["--set", "train.rounds=2", "--trials", "6"]
     for arguments in commands(f"```sh\n{lines}```\n"):
         result = CliRunner().invoke(app, [*arguments, *short.get(arguments[0], [])])
         assert result.exit_code == 0, f"kairosfl {shlex.join(arguments)}: {result.output}"

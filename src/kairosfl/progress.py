@@ -16,6 +16,7 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     TaskID,
+    TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -144,6 +145,36 @@ class SweepProgress(_Screen):
             self.last_line, whole = now, sum(self.rounds.values())
             left = duration((whole - self.done) * (now - self.began) / self.done_now)
             self.say(f"all runs: {self.done}/{whole} rounds, about {left} left")
+
+
+class TuneProgress(_Screen):
+    """Shows a search: one bar for the budget."""
+
+    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
+        super().__init__(quiet, console)
+        self.last_line = time.perf_counter()
+        self.progress = Progress(
+            BarColumn(bar_width=None, table_column=Column(width=24)),
+            TaskProgressColumn(table_column=Column(no_wrap=True, min_width=5)),
+            text("{task.description}"),
+            console=self.console,
+            expand=True,
+        )
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self.progress.start()
+            self.task = self.progress.add_task("", total=1.0)
+        return self
+
+    def update(self, part: float, words: str) -> None:
+        """The part of the budget that is used, and what is being done."""
+        now = time.perf_counter()
+        if self.live:
+            self.progress.update(self.task, completed=part, description=words)
+        elif now - self.last_line >= SECONDS_PER_LINE:
+            self.last_line = now
+            self.say(f"{100 * part:.0f} % of the budget: {words}")
 
 
 def describe(row: dict[str, Any], score: float | None) -> str:

@@ -205,6 +205,16 @@ def test_many_runs_share_the_slots() -> None:
             assert_equal(found, alone, 1e-10)
 
 
+def test_a_client_that_diverged_leaves_nothing_in_its_slot() -> None:
+    task = named("mlp", torch.float32)
+    engine = Batched(task, slots=1)
+    with np.errstate(all="ignore"):
+        lost = engine.train(make_briefs(task, lr=1e30, clip=1e30, weight_decay=0.1))
+    assert not lost.delta.isfinite().all()
+    fine = make_briefs(task, clip=1.0, weight_decay=0.1)
+    assert_equal(engine.train(fine), Loop(task).train(fine), 1e-4)
+
+
 def test_a_waiting_cohort_joins_while_another_trains() -> None:
     task = named("mlp")
     engine = Batched(task, slots=3)

@@ -9,6 +9,7 @@ import typer
 from kairosfl import __version__
 from kairosfl.cli import deploy, papers, runs, view
 from kairosfl.cli.common import Command
+from kairosfl.cli.tune import tune
 
 app = typer.Typer(
     help="Federated learning in which every round adapts: who trains, for how long, how much each counts, "
@@ -35,7 +36,8 @@ def main(
     """Global options."""
 
 
-for function in (runs.run, runs.resume, runs.sweep, runs.demo, runs.export, view.compare, view.report, view.watch):
+commands = (runs.run, runs.resume, runs.sweep, tune, runs.demo, runs.export, view.compare, view.report, view.watch)
+for function in commands:
     app.command(cls=Command)(function)
 app.command("list", cls=Command)(view.list_)
 app.command(cls=Command)(papers.reproduce)

@@ -104,6 +104,7 @@ def sweep(
     out: Out = None,
     engine: Engine = None,
     device: Device = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Seeds 0 to N - 1 for every combination.")] = None,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Batched engine: every run is bit-identical to running it alone.")
     ] = False,
@@ -112,6 +113,7 @@ def sweep(
 ) -> None:
     """Run every combination of the lists under [sweep]; run it again to resume."""
     from kairosfl.runs.config import change, read
+    from kairosfl.runs.keys import updated
 
     folder = out or Path("runs") / file.stem
     if out is None and (folder / "config.toml").exists():  # from a single run of the same file
@@ -119,8 +121,12 @@ def sweep(
     with friendly(lambda: f"Resume with the same command: {command()}"):
         options = asked(engine=engine, device=device, deterministic="true" if deterministic else None)
         tables = change(read(file), [*changes, *options])
+        if seeds is not None:
+            tables = updated(tables, {"sweep.seed": list(range(seeds))})
         if not tables.get("sweep"):
-            raise UserError(f"{file} has no [sweep] section with lists of values; add one, or use `kairosfl run`.")
+            raise UserError(
+                f"{file} has no [sweep] section with lists of values; add one, give --seeds, or use `kairosfl run`."
+            )
         summaries = run_sweep(tables, folder, quiet or as_json)
         if as_json:
             typer.echo(json.dumps({"folder": str(folder), "runs": summaries}))

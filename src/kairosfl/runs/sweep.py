@@ -12,30 +12,24 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kairosfl.core.fields import Reports
-from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs import experiment
 from kairosfl.runs.config import SECTIONS, RunConfig, resolve, tables
-from kairosfl.runs.engines import SharedEngine, build_engine, largest, method, resolve_engine
+from kairosfl.runs.engines import build_engine, method, resolve_engine
 from kairosfl.runs.files import write_json
 from kairosfl.runs.folder import Folder, Say, silent
 from kairosfl.runs.keys import flatten, updated
 from kairosfl.runs.lock import lock
-from kairosfl.tasks.task import Task
-
-if TYPE_CHECKING:
-    from kairosfl.engines.batched.jobs import Ticket
+from kairosfl.runs.pool import Pending, Together
 
 Watch = Callable[[str, int], experiment.Notify]
 LONGEST = 200  # characters in the name of a folder
-ENGINE = ("device", "precision", "slots", "deterministic")  # keys of [run] that define an engine
 
 
 @dataclass(frozen=True)
@@ -96,7 +90,7 @@ def _run_members(members: list[Member], out: Path, command: str, watch: Watch | 
     say = cache(say)  # the same line once
     summaries: dict[str, Any] = {}
     failed: dict[str, str] = {}
-    together: dict[str, list[_Pending]] = {}
+    together: dict[str, list[Pending]] = {}
     done = {member.name: Folder(out / member.name).rounds_done() or 0 for member in members}
     told = {name: watch(name, rounds) for name, rounds in done.items()} if watch else {}
     for member in members:
@@ -110,9 +104,9 @@ def _run_members(members: list[Member], out: Path, command: str, watch: Watch | 
         config = folder.config() if begun else member.config
         task = experiment.build_task(config)
         config, because = resolve_engine(config, task)
-        opened = _Pending(member.name, config, task, folder, begun, told.get(member.name), because)
+        opened = Pending(member.name, config, task, folder, begun, told.get(member.name), because)
         if config.run.engine == "batched":
-            together.setdefault(f"{_kind(config)} {task.base_hash}", []).append(opened)
+            together.setdefault(opened.kind, []).append(opened)
         else:
             engine = build_engine(config, task, because=because)
             say(method(config, engine))
@@ -139,91 +133,30 @@ def _unchanged(member: Member, folder: Folder) -> None:
             )
 
 
-@dataclass(eq=False)
-class _Pending:
-    """A run that is to be executed."""
-
-    name: str
-    config: RunConfig
-    task: Task
-    folder: Folder
-    begun: bool
-    notify: experiment.Notify | None
-    because: str  # why this engine was chosen
-
-    @property
-    def largest(self) -> int:
-        """Its largest cohort."""
-        return largest(self.config, self.task)
-
-    def open(self, engine: Engine, command: str) -> experiment.RecordedRun:
-        if self.begun:
-            return experiment.reopen(self.config, self.task, engine, self.folder, notify=self.notify)
-        return experiment.begin(self.config, self.task, engine, self.folder, command=command, notify=self.notify)
-
-
-def _share(group: list[_Pending], command: str, failed: dict[str, str], say: Say) -> dict[str, Any]:
-    """Runs on one batched engine: the clients of all of them share one queue for its slots."""
+def _share(group: list[Pending], command: str, failed: dict[str, str], say: Say) -> dict[str, Any]:
+    """Runs on one batched engine."""
     from kairosfl.engines.batched import Batched
 
     first = group[0]
     engine = build_engine(first.config, first.task, [run.largest for run in group], first.because)
     assert isinstance(engine, Batched)
     say(method(first.config, engine))
-    waiting = list(group)
-    active: dict[_Pending, experiment.RecordedRun] = {}
-    training: dict[Ticket, _Pending] = {}
+    pool = Together(engine, command)
+    for run in group:
+        pool.add(run)
     summaries: dict[str, Any] = {}
-
-    def advance(run: _Pending, reports: Reports | None) -> None:
-        """The next round of a run, the first without reports; or its end."""
-        try:
-            with experiment.within_memory():
-                if run not in active:
-                    active[run] = run.open(SharedEngine(engine, run.task), command)
-                briefs = next(active[run]) if reports is None else active[run].send(reports)
-                training[engine.submit(run.task, briefs)] = run
-        except StopIteration as end:
-            summaries[run.name] = end.value
-            del active[run]
-        except UserError as error:
-            failed[run.name] = str(error)
-            active.pop(run, None)
-
     try:
-        while waiting or training:
-            for run in _next(waiting, list(active), engine.room):
-                waiting.remove(run)
-                advance(run, None)
-            if training:
-                with experiment.within_memory():
-                    ticket = engine.collect()
-                advance(training.pop(ticket), ticket.reports())
+        while pool:
+            for run, outcome in pool.advance():
+                if isinstance(outcome, UserError):
+                    failed[run.name] = str(outcome)
+                else:
+                    summaries[run.name] = outcome
     except UserError as error:  # the engine's own: none of the runs can continue
-        failed |= {run.name: str(error) for run in (*active, *waiting)}
+        failed |= {run.name: str(error) for run in (*pool.active, *pool.waiting)}
     finally:
-        for recorded in active.values():
-            recorded.close()
+        pool.close()
     return summaries
-
-
-def _next(waiting: Sequence[_Pending], active: Sequence[_Pending], room: int) -> list[_Pending]:
-    """Which runs to begin in addition to the active ones, so that their largest cohorts fit; one run always does."""
-    chosen: list[_Pending] = []
-    taken = sum(run.largest for run in active)
-    for run in waiting:
-        if not (active or chosen) or taken + run.largest <= room:
-            chosen.append(run)
-            taken += run.largest
-    return chosen
-
-
-def _kind(config: RunConfig) -> str:
-    """What runs must have in common to share an engine."""
-    data = config.data
-    threads = config.run.threads if config.run.device == "cpu" else None
-    engine = [threads, *(getattr(config.run, name) for name in ENGINE)]
-    return repr((data.name, data.options, data.augment, data.validation, config.model, engine))
 
 
 def _short(key: str, value: Any) -> str:

@@ -71,6 +71,8 @@ class Optimiser:
             squares = square_norms(self.g)
             if self.kind.clip:
                 shrink = (self.reals[Real.clip] / (squares.sqrt() + 1e-6)).clamp(max=1.0)
+                # NaN times the zeros between the tensors of a row would stay there for the next client in this slot.
+                shrink = shrink.nan_to_num(nan=1.0)
                 squares, factor = squares * shrink.square(), factor * shrink
         if self._kernels is None:
             self._plain(factor)

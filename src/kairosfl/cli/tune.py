@@ -1,0 +1,77 @@
+"""The command that searches: tune."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kairosfl.cli import complete
+from kairosfl.cli.common import Device, Engine, Json, Quiet, Set, asked, command, friendly, print_rows
+from kairosfl.cli.runs import found
+
+
+def tune(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="TOML configuration, with a [tune] section if the default ranges are not right, or a preset.",
+            autocompletion=complete.file,
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder of the search; by default runs/NAME-tune.")
+    ] = None,
+    trials: Annotated[int | None, typer.Option("--trials", help="Budget: number of trials; 30 by default.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="Budget: rounds of all trials together.")] = None,
+    megabytes: Annotated[
+        float | None, typer.Option("--bytes", metavar="MB", help="Budget: megabytes sent by all trials together.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option("--minutes", help="Budget: minutes.")] = None,
+    parallel: Annotated[
+        int, typer.Option("--parallel", min=1, max=256, help="Trials at a time, on the batched engine.")
+    ] = 16,
+    changes: Set = [],  # noqa: B006
+    engine: Engine = None,
+    device: Device = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Search for a good learning rate, schedule, number of epochs and algorithm; run it again to continue.
+
+    Trials are judged on validation samples, never on the test set. The best one is written to best.toml.
+    """
+    with friendly():
+        path, preset = found(file, None, quiet=quiet or as_json)
+        assert path is not None
+        folder = out or Path("runs") / f"{preset or path.stem}-tune"
+    with friendly(lambda: f"Continue with the same command: {command()}"):
+        from kairosfl.progress import TuneProgress
+        from kairosfl.runs.config import change, read
+        from kairosfl.tune.budget import Budget
+        from kairosfl.tune.page import write_page
+        from kairosfl.tune.proposals import library
+        from kairosfl.tune.result import result
+        from kairosfl.tune.search import Search
+
+        budget = Budget.of(trials=trials, rounds=rounds, megabytes=megabytes, minutes=minutes)
+        library()
+        tables = change(read(path), [*changes, *asked(engine=engine, device=device)])
+        with TuneProgress(quiet=quiet or as_json) as show:
+            search = Search(tables, folder, budget, show, parallel=parallel, command=command())
+            search.run()
+        outcome = result(search)
+        outcome.write()
+        page = write_page(outcome)
+        if as_json:
+            typer.echo(json.dumps(outcome.numbers()))
+            return
+        if rows := outcome.mattered():
+            print_rows(rows)
+        else:
+            typer.echo("Too few trials ended to say how much each parameter mattered.")
+        for line in outcome.sentences():
+            typer.echo(line)
+        typer.echo(f"report: {page}\nrun it: kairosfl run {folder / 'best.toml'}")

@@ -1,0 +1,167 @@
+"""Recorded runs that train together: on one batched engine side by side, on any other one after another.
+
+Runs are added at any time, also while others train. `advance` does a piece of work and yields the runs that ended in
+it, each with its summary or with the error that stopped it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kairosfl.core.fields import Briefs, Reports
+from kairosfl.engines.protocol import Engine
+from kairosfl.errors import UserError
+from kairosfl.runs import experiment
+from kairosfl.runs.config import RunConfig
+from kairosfl.runs.engines import SharedEngine, largest
+from kairosfl.runs.folder import Folder
+from kairosfl.tasks.task import Task
+
+if TYPE_CHECKING:
+    from kairosfl.engines.batched import Batched
+    from kairosfl.engines.batched.jobs import Ticket
+
+ENGINE = ("device", "precision", "slots", "deterministic")  # keys of [run] that define an engine
+Outcome = dict[str, Any] | UserError
+
+
+@dataclass(eq=False)
+class Pending:
+    """A run that is to be executed."""
+
+    name: str
+    config: RunConfig
+    task: Task
+    folder: Folder
+    begun: bool
+    notify: experiment.Notify | None = None
+    because: str = ""  # why this engine was chosen
+    watch: experiment.Watch | None = None
+
+    @property
+    def largest(self) -> int:
+        """Its largest cohort."""
+        return largest(self.config, self.task)
+
+    @property
+    def kind(self) -> str:
+        """What runs must have in common to share a batched engine."""
+        data, run = self.config.data, self.config.run
+        threads = run.threads if run.device == "cpu" else None
+        engine = [threads, *(getattr(run, name) for name in ENGINE)]
+        alike = (data.name, data.options, data.augment, data.validation, self.config.model, engine)
+        return f"{alike!r} {self.task.base_hash}"
+
+    def open(self, engine: Engine, command: str) -> experiment.RecordedRun:
+        """Begin it, or continue it if it was begun."""
+        config, task, folder, notify, watch = self.config, self.task, self.folder, self.notify, self.watch
+        if self.begun:
+            return experiment.reopen(config, task, engine, folder, notify=notify, watch=watch)
+        return experiment.begin(config, task, engine, folder, command=command, notify=notify, watch=watch)
+
+
+class Together:
+    """Runs on one batched engine: the clients of all of them share one queue for its slots."""
+
+    def __init__(self, engine: Batched, command: str = "") -> None:
+        self.engine, self.command = engine, command
+        self.waiting: list[Pending] = []
+        self.active: dict[Pending, experiment.RecordedRun] = {}
+        self._training: dict[Ticket, Pending] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting or self._training)
+
+    def add(self, run: Pending) -> None:
+        """Queue a run; it begins as soon as there is room for its largest cohort."""
+        self.waiting.append(run)
+
+    def advance(self) -> Iterator[tuple[Pending, Outcome]]:
+        """Begin the runs that fit, and train until one cohort is complete. An error of the engine's own is raised."""
+        for run in starting(self.waiting, list(self.active), self.engine.room):
+            self.waiting.remove(run)
+            yield from self._next_round(run, None)
+        if self._training:
+            with experiment.within_memory():
+                ticket = self.engine.collect()
+            yield from self._next_round(self._training.pop(ticket), ticket.reports())
+
+    def _next_round(self, run: Pending, reports: Reports | None) -> Iterator[tuple[Pending, Outcome]]:
+        """The next round of a run, the first without reports; or its end."""
+        try:
+            with experiment.within_memory():
+                if run not in self.active:
+                    self.active[run] = run.open(SharedEngine(self.engine, run.task), self.command)
+                briefs = next(self.active[run]) if reports is None else self.active[run].send(reports)
+                self._training[self.engine.submit(run.task, briefs)] = run
+        except StopIteration as end:
+            del self.active[run]
+            yield run, end.value
+        except UserError as error:
+            self.active.pop(run, None)
+            yield run, error
+
+    def close(self) -> None:
+        """Stop the active runs; each saves its last round."""
+        for recorded in self.active.values():
+            recorded.close()
+
+
+class InTurn:
+    """Runs one after another, each on an engine of its own."""
+
+    def __init__(self, build: Callable[[Pending], Engine], command: str = "") -> None:
+        self.build, self.command = build, command
+        self.waiting: list[Pending] = []
+        self._now: tuple[Pending, Engine, experiment.RecordedRun, Briefs] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting or self._now)
+
+    def add(self, run: Pending) -> None:
+        """Queue a run."""
+        self.waiting.append(run)
+
+    @property
+    def active(self) -> list[Pending]:
+        """The run that trains."""
+        return [self._now[0]] if self._now else []
+
+    def advance(self) -> Iterator[tuple[Pending, Outcome]]:
+        """Train one round."""
+        run = self._now[0] if self._now else self.waiting.pop(0)
+        try:
+            with experiment.within_memory():
+                if self._now is None:
+                    engine = self.build(run)
+                    recorded = run.open(engine, self.command)
+                    briefs = next(recorded)
+                else:
+                    _, engine, recorded, briefs = self._now
+                    briefs = recorded.send(engine.train(briefs))
+                self._now = run, engine, recorded, briefs
+        except StopIteration as end:
+            self._now = None
+            yield run, end.value
+        except UserError as error:
+            self.close()
+            yield run, error
+
+    def close(self) -> None:
+        """Stop the active run; it saves its last round."""
+        if self._now is not None:
+            self._now[2].close()
+        self._now = None
+
+
+def starting(waiting: Sequence[Pending], active: Sequence[Pending], room: int) -> list[Pending]:
+    """Which runs to begin in addition to the active ones, so that their largest cohorts fit; one run always does."""
+    chosen: list[Pending] = []
+    taken = sum(run.largest for run in active)
+    for run in waiting:
+        if not (active or chosen) or taken + run.largest <= room:
+            chosen.append(run)
+            taken += run.largest
+    return chosen
