@@ -11,6 +11,7 @@ from kairosfl.core.spec import parse as parse_spec
 from kairosfl.errors import UserError
 from kairosfl.plugins import Registry
 from kairosfl.rules.alt import ALT
+from kairosfl.rules.average import Average
 from kairosfl.rules.fedams import FedAMS
 from kairosfl.rules.fedavgm import FedAvgM
 from kairosfl.rules.fedaware import FedAWARE
@@ -50,6 +51,7 @@ RULES: Registry[type[Spec]] = Registry(
             ALT,
             PA3Fed,
             FedAWARE,
+            Average,
         )
     },
 )
@@ -105,6 +107,7 @@ __all__ = [
     "RULES",
     "SCAFFOLD",
     "VRLSGD",
+    "Average",
     "FedAMS",
     "FedAWARE",
     "FedAdagrad",
