@@ -36,7 +36,8 @@ BASES = ["fedavg", *sorted(name for name, rule in RULES.items() if issubclass(ru
 # In five rounds of a tiny model: a threshold that some clients fall below, and a score that counts in every period.
 ADAPTIVE = {"fedcl": "fedcl", "alt": "alt(a=0.9, b=0.0995)", "pa3fed": "pa3fed(always=True)", "fedaware": "fedaware"}
 SUBSETS = [subset for size in range(5) for subset in combinations(ADAPTIVE, size)]
-AROUND = {"average": "average(share=0.6)"}  # rules that leave local training and the step alone: with all of the others
+# Rules that leave local training and the step alone, with all of the others.
+AROUND = {"average": "average(share=0.6)", "budget": "budget(share=0.7)"}
 REFUSED = {("feddyn", "fedaware"): "FedDyn does not follow the global gradient descent rule"}
 
 
@@ -134,6 +135,14 @@ def test_averaging_changes_the_result_alone(base: str) -> None:
     averaged = result(run, _start(algorithm)[1])
     assert torch.isfinite(averaged).all()
     assert not torch.equal(averaged, run.x)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_budget_holds_with_all_other_rules(base: str) -> None:
+    subset = tuple(name for name in ADAPTIVE if name != "fedcl" and (base, name) not in REFUSED)
+    runs = list(_course(parse(f"{_text(base, subset)} + {AROUND['budget']}")))
+    assert sum(run.record.asked for run in runs) == int(0.7 * RECIPE.cohort * ROUNDS)
+    assert torch.isfinite(runs[-1].x).all()
 
 
 @pytest.mark.parametrize("base", [base for base in BASES if base != "feddyn"])

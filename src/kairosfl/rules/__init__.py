@@ -12,6 +12,7 @@ from kairosfl.errors import UserError
 from kairosfl.plugins import Registry
 from kairosfl.rules.alt import ALT
 from kairosfl.rules.average import Average
+from kairosfl.rules.budget import Budget
 from kairosfl.rules.fedams import FedAMS
 from kairosfl.rules.fedavgm import FedAvgM
 from kairosfl.rules.fedaware import FedAWARE
@@ -52,6 +53,7 @@ RULES: Registry[type[Spec]] = Registry(
             PA3Fed,
             FedAWARE,
             Average,
+            Budget,
         )
     },
 )
@@ -108,6 +110,7 @@ __all__ = [
     "SCAFFOLD",
     "VRLSGD",
     "Average",
+    "Budget",
     "FedAMS",
     "FedAWARE",
     "FedAdagrad",
