@@ -1,10 +1,12 @@
 """Every pair of rules on non-IID digits: which ones train, against FedAvg with the same recipe.
 
     python benchmarks/pairs.py --out benchmarks/pairs.json --picture docs/assets/pairs.svg
+    python benchmarks/pairs.py --read benchmarks/pairs.json --add --out benchmarks/pairs.json
     python benchmarks/pairs.py --only "fedmut + fedavgm" "fedmut(alpha=0.4) + fedavgm"
 
 Digits over 40 clients by Dir(0.3), cohorts of 8, 60 rounds, three seeds, every rule with its default options; the mean
-test accuracy over the final 10 % of rounds. Pairs that are refused stay grey.
+test accuracy over the final 10 % of rounds. Pairs that are refused stay grey. With `--add`, only what the file lacks is
+measured, such as the pairs of a new rule.
 """
 
 from __future__ import annotations
@@ -59,15 +61,17 @@ def accuracy(job: tuple[str, int]) -> float | str:
         return str(refused)
 
 
-def measure(processes: int) -> dict[str, list[float | str]]:
-    """Every rule and every pair, over the seeds."""
+def measure(processes: int, known: dict[str, list[float | str]]) -> dict[str, list[float | str]]:
+    """Every rule and every pair, over the seeds; those that are known are kept."""
     from kairosfl.rules import RULES
 
     texts = ["fedavg", *RULES, *(f"{one} + {other}" for one, other in itertools.combinations(RULES, 2))]
-    jobs = [(text, seed) for text in texts for seed in range(SEEDS)]
+    missing = [text for text in texts if text not in known]
+    jobs = [(text, seed) for text in missing for seed in range(SEEDS)]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         found = pool.map(accuracy, jobs, chunksize=4)
-    return {text: found[SEEDS * i : SEEDS * (i + 1)] for i, text in enumerate(texts)}
+    known = known | {text: found[SEEDS * i : SEEDS * (i + 1)] for i, text in enumerate(missing)}
+    return {text: known[text] for text in texts}
 
 
 def draw(found: dict[str, list[float | str]], path: Path) -> None:
@@ -116,6 +120,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, help="write all numbers here")
     parser.add_argument("--read", type=Path, help="draw these numbers instead of measuring")
+    parser.add_argument("--add", action="store_true", help="measure what --read does not have")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--only", nargs="+", metavar="ALGORITHM", help="just these, and how long the model's steps are")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="with --only")
@@ -123,7 +128,9 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.only:
         return show(chosen.only, chosen.rounds, chosen.cohort)
-    found = json.loads(chosen.read.read_text()) if chosen.read else measure(chosen.processes)
+    found = json.loads(chosen.read.read_text()) if chosen.read else {}
+    if chosen.add or not chosen.read:
+        found = measure(chosen.processes, found)
     if chosen.out:
         chosen.out.write_text(json.dumps(found, indent=1) + "\n")
     if chosen.picture:

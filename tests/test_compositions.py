@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import drive, rounds
+from kairosfl.core.round import drive, result, rounds
 from kairosfl.core.rule import Algorithm, Rule
 from kairosfl.core.run import Run, Setup
 from kairosfl.engines.loop import Loop
@@ -36,6 +36,8 @@ BASES = ["fedavg", *sorted(name for name, rule in RULES.items() if issubclass(ru
 # In five rounds of a tiny model: a threshold that some clients fall below, and a score that counts in every period.
 ADAPTIVE = {"fedcl": "fedcl", "alt": "alt(a=0.9, b=0.0995)", "pa3fed": "pa3fed(always=True)", "fedaware": "fedaware"}
 SUBSETS = [subset for size in range(5) for subset in combinations(ADAPTIVE, size)]
+# Rules that leave local training and the step alone, with all of the others.
+AROUND = {"average": "average(share=0.6)", "budget": "budget(share=0.7)"}
 REFUSED = {("feddyn", "fedaware"): "FedDyn does not follow the global gradient descent rule"}
 
 
@@ -77,7 +79,9 @@ def _refusal(base: str, subset: tuple[str, ...]) -> str | None:
 def test_there_are_fifteen_times_sixteen() -> None:
     assert len(BASES) == 15
     assert len(SUBSETS) == 16
-    assert set(ADAPTIVE) == {name for name, rule in RULES.items() if issubclass(rule, Rule) and rule.kind == "adaptive"}
+    assert {*ADAPTIVE, *AROUND} == {
+        name for name, rule in RULES.items() if issubclass(rule, Rule) and rule.kind == "adaptive"
+    }
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -120,6 +124,25 @@ def _check_acts(text: str, subset: tuple[str, ...], runs: list[Run]) -> None:
     assert all(same) != ("pa3fed" in subset), (
         f"{text}: weights {'equal' if all(same) else 'differ from'} the plain ones"
     )
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_averaging_changes_the_result_alone(base: str) -> None:
+    subset = tuple(name for name in ADAPTIVE if (base, name) not in REFUSED)
+    algorithm = parse(f"{_text(base, subset)} + {AROUND['average']}")
+    *_, run = _course(algorithm)
+    assert np.array_equal(run.x.numpy(), _end(base, subset))
+    averaged = result(run, _start(algorithm)[1])
+    assert torch.isfinite(averaged).all()
+    assert not torch.equal(averaged, run.x)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_budget_holds_with_all_other_rules(base: str) -> None:
+    subset = tuple(name for name in ADAPTIVE if name != "fedcl" and (base, name) not in REFUSED)
+    runs = list(_course(parse(f"{_text(base, subset)} + {AROUND['budget']}")))
+    assert sum(run.record.asked for run in runs) == int(0.7 * RECIPE.cohort * ROUNDS)
+    assert torch.isfinite(runs[-1].x).all()
 
 
 @pytest.mark.parametrize("base", [base for base in BASES if base != "feddyn"])

@@ -211,7 +211,8 @@ class Watched(Rule):
 def _still(value: Any) -> Any:
     """A value as nested tuples of plain things, equal when all bits are."""
     if isinstance(value, Tensor):
-        flat = value.detach().cpu().contiguous().reshape(-1)
+        # A copy, because a number expanded to one client is contiguous with a stride of 0, which has no bytes to view.
+        flat = value.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
         return str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy().tobytes() if len(flat) else b""
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, value.tobytes()

@@ -19,7 +19,7 @@ from torch import nn
 
 from kairosfl.core.fields import Briefs
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import drive, rounds
+from kairosfl.core.round import drive, result, rounds
 from kairosfl.core.run import Run, Setup
 from kairosfl.engines.flower import roster, server
 from kairosfl.engines.flower.checks import Trust
@@ -88,7 +88,9 @@ def engine_of(grid: FakeGrid, task: Task, lines: list[str] | None = None, **sett
     return Flower(grid, task, given, [].append if lines is None else lines.append)
 
 
-@pytest.mark.parametrize("text", ["scaffold + fedcl + alt + pa3fed", "moon", "fedmut + fedavgm"])
+@pytest.mark.parametrize(
+    "text", ["scaffold + fedcl + alt + pa3fed", "budget(share=0.7) + average(share=1)", "moon", "fedmut + fedavgm"]
+)
 def test_the_bits_of_the_loop_engine(task: Task, text: str) -> None:
     algorithm = parse(text)
     recipe = Recipe(rounds=3, cohort=4, epochs=3, batch_size=4, lr=0.1, momentum=0.5)
@@ -99,7 +101,7 @@ def test_the_bits_of_the_loop_engine(task: Task, text: str) -> None:
     for engine in (Loop(task), Flower(grid, task, Settings(), print)):
         run = Run.start(engine.start(), setup, seed=2)
         course = rounds(run, setup)
-        ends.append([(run.x, run.record.rejected) for run in drive(course, engine)])
+        ends.append([(result(run, setup), run.record.rejected) for run in drive(course, engine)])
         scores = engine.evaluate(ends[-1][-1][0])
     for (x, rejected), (y, also) in zip(*ends, strict=True):
         assert torch.equal(x, y)

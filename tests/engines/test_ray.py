@@ -20,7 +20,7 @@ from torch import nn
 
 from kairosfl.core.fields import FISHER, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import drive, rounds
+from kairosfl.core.round import drive, result, rounds
 from kairosfl.core.run import Run, Setup
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.ray import Ray, expected_steps, shards
@@ -104,7 +104,9 @@ def test_expected_steps(task: Task) -> None:
     assert expected_steps(orders(task, [0, 2, 7]), task.clients.sizes).tolist() == [2, 6, 12]
 
 
-@pytest.mark.parametrize("text", ["scaffold + fedcl + alt + pa3fed", "moon", "fedmut", "fedyogi"])
+@pytest.mark.parametrize(
+    "text", ["scaffold + fedcl + alt + pa3fed", "budget(share=0.7) + average(share=1)", "moon", "fedmut", "fedyogi"]
+)
 def test_the_bits_of_the_loop_engine(task: Task, engine: Ray, text: str) -> None:
     algorithm = parse(text)
     recipe = Recipe(rounds=4, cohort=5, epochs=3, batch_size=4, lr=0.1, momentum=0.5)
@@ -112,7 +114,7 @@ def test_the_bits_of_the_loop_engine(task: Task, engine: Ray, text: str) -> None
     for one in (Loop(task), engine):
         run = Run.start(one.start(), setup, seed=2)
         course = rounds(run, setup)
-        ends.append([(run.x, run.record.rejected) for run in drive(course, one)])
+        ends.append([(result(run, setup), run.record.rejected) for run in drive(course, one)])
     for (x, rejected), (y, also) in zip(*ends, strict=True):
         assert torch.equal(x, y)
         assert rejected == also == ()

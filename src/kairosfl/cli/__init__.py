@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kairosfl import __version__
-from kairosfl.cli import deploy, papers, runs, view
+from kairosfl.cli import deploy, papers, periods, runs, view
 from kairosfl.cli.common import Command
 from kairosfl.cli.tune import tune
 
@@ -41,6 +41,7 @@ for function in commands:
     app.command(cls=Command)(function)
 app.command("list", cls=Command)(view.list_)
 app.command(cls=Command)(papers.reproduce)
+app.command(cls=Command)(periods.periods)
 
 data = typer.Typer(help="Inspect data sets and how they are partitioned among clients.", no_args_is_help=True)
 data.command(cls=Command)(view.show)

@@ -20,7 +20,7 @@ KEYS = {
 }
 VALUES = {
     "algorithm": "fedavg fedprox fednova vrlsgd fedmut scaffold feddyn fedcm fedsam moon fedavgm fedadagrad fedadam "
-    "fedyogi fedams fedcl alt pa3fed fedaware",
+    "fedyogi fedams fedcl alt pa3fed fedaware average budget",
     "data.name": "digits mnist fashion_mnist cifar10 cifar100 tinyimagenet shakespeare agnews synthetic folder",
     "data.partition": "iid dirichlet quantity shards mixed natural",
     "model.name": "logistic mlp cnn alt_cnn aware_cnn alexnet vgg11 resnet18 resnet50 char_lstm gpt_neox",

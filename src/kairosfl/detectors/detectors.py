@@ -2,6 +2,7 @@
 
 FGN: Yan et al., "Critical Learning Periods-Aware Adaptive Client Selection" (FedCL), Eq. 1 and 2;
 PA3Fed (AAAI 2025), Eq. 4 to 6. FedFIM: Yan, Wang and Li, "Seizing Critical Learning Periods", AAAI 2022.
+`paired` and `smoothed` are ours (growth.py): the papers' detector compares different clients with each other.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from torch import Tensor
 from kairosfl.core.fields import FISHER, FISHER_SAMPLED
 from kairosfl.core.rule import Memory, State
 from kairosfl.core.spec import Spec, parse
+from kairosfl.detectors import growth
 from kairosfl.errors import UserError
 
 if TYPE_CHECKING:
     from kairosfl.core.run import Round
+
+
+COMPARE = ("rounds", "visits", "levels")
 
 
 class Detector(Spec, ABC):
@@ -60,11 +65,63 @@ def _mean(values: Tensor, n: Tensor, weighted: bool) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FGN(Detector):
+class _Growing(Detector):
+    """A detector whose value can be compared between rounds, as in the papers, or followed as growth per round."""
+
+    delta: float = 0.01
+    compare: str = "rounds"
+    fall: float = 0.5
+    pairs: int = 20
+
+    def __post_init__(self) -> None:
+        self.check("compare", self.compare in COMPARE, "use 'rounds', 'visits' or 'levels'")
+        self.check("fall", 0 < self.fall < 1, "it is a share of the peak, above 0 and below 1")
+        self.check("pairs", self.pairs >= 1, "use 1 or more; 20 is the default")
+
+    @abstractmethod
+    def of_clients(self, now: Round) -> Tensor:
+        """The quantity of each reporter, `[m]`, whose growth is followed."""
+
+    @abstractmethod
+    def of_round(self, now: Round) -> float:
+        """The papers' value of a round."""
+
+    def server(self, now: Round) -> State:
+        if self.compare == "rounds":
+            return {"before": torch.tensor(float("nan"), dtype=torch.float64)}
+        return growth.begun()
+
+    def client(self, now: Round) -> State:
+        return growth.unseen() if self.compare == "visits" else {}
+
+    def value(self, memory: Memory, now: Round) -> float:
+        """The papers' value, or the growth per round."""
+        if self.compare == "rounds":
+            return self.of_round(now)
+        state = growth.pooled(growth.logs(self.of_clients(now)), memory, now.number)
+        return growth.growth(state, now.number, self.pairs)
+
+    def decide(self, value: float, memory: Memory, now: Round) -> tuple[bool, Memory]:
+        if self.compare == "rounds":
+            return _rising(value, memory, self.delta)
+        levels = growth.logs(self.of_clients(now))
+        state = growth.decided(value, growth.pooled(levels, memory, now.number), self.fall)
+        number = torch.full((len(levels),), now.number)
+        rows = {"level": levels, "round": number} if memory.rows else memory.rows
+        return bool(state["critical"]), memory.replace(state=state, rows=rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FGN(_Growing):
     """Federated gradient norm: Σ_k p_k · lr_k · (Σ over batches of ‖∇L‖²) / epochs_k, and its rise.
 
     Args:
         delta: The relative rise from which on a period is critical.
+        compare: "rounds" compares values of rounds, as in the papers. "visits" follows the growth of each client's
+            squared gradient per batch since its last report, "levels" that of the cohorts' medians; both are without
+            the learning rate, and no option but `fall` and `pairs` applies to them.
+        fall: The share of its peak below which growth ends the period.
+        pairs: Pairs of visits that are needed; with fewer, "visits" is as "levels".
         include_lr: Whether the learning rate is part of the value.
         weighted: Whether clients count by their samples.
         window: 0 compares consecutive rounds (Eq. 2); otherwise means over so many checks are compared, on a history
@@ -73,7 +130,6 @@ class FGN(Detector):
         forced: Checks of a window that count as critical at the start.
     """
 
-    delta: float = 0.01
     include_lr: bool = True
     weighted: bool = True
     window: int = 0
@@ -81,30 +137,44 @@ class FGN(Detector):
     forced: int = 0
 
     @classmethod
+    def paired(cls) -> Self:
+        """Each client against its own last report."""
+        return cls(compare="visits")
+
+    @classmethod
+    def smoothed(cls) -> Self:
+        """The cohorts' medians, smoothed over the rounds; nothing is kept about clients."""
+        return cls(compare="levels")
+
+    @classmethod
     def released(cls) -> Self:
         """The authors' code: window 10, checked every second round, the first five checks critical, plain mean."""
         return cls(window=10, every=2, forced=5, weighted=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check("window", self.window >= 0, "0 compares consecutive rounds, 10 is the released window")
         self.check("every", self.every >= 1, "check every round (1) or every few")
 
     def server(self, now: Round) -> State:
-        if not self.window:
-            return {"before": torch.tensor(float("nan"), dtype=torch.float64)}
+        if not self.window or self.compare != "rounds":
+            return super().server(now)
         return {
             "history": torch.zeros(self.window + 1, dtype=torch.float64),
             "checks": torch.tensor(0),
             "critical": torch.tensor(True),
         }
 
-    def value(self, memory: Memory, now: Round) -> float:
+    def of_clients(self, now: Round) -> Tensor:
+        return now.reports.grad_sq / now.reports.steps
+
+    def of_round(self, now: Round) -> float:
         norms = now.reports.grad_sq / now.reports.epochs
         return _mean(now.briefs.lr * norms if self.include_lr else norms, now.reports.n, self.weighted)
 
     def decide(self, value: float, memory: Memory, now: Round) -> tuple[bool, Memory]:
-        if not self.window:
-            return _rising(value, memory, self.delta)
+        if not self.window or self.compare != "rounds":
+            return super().decide(value, memory, now)
         state = memory.state
         if now.number % self.every:
             return bool(state["critical"]), memory
@@ -117,32 +187,42 @@ class FGN(Detector):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedFIM(Detector):
+class FedFIM(_Growing):
     """Trace of the Fisher information of the model as sent out, Σ_k p_k · tr F_k, and its rise.
 
     Args:
         delta: The relative rise from which on a period is critical.
+        compare: "rounds" compares consecutive rounds; "visits" each client's trace with that of its last report;
+            "levels" the cohorts' medians, smoothed.
+        fall: The share of its peak below which growth ends the period.
+        pairs: Pairs of visits that are needed; with fewer, "visits" is as "levels".
         exact: Whether the trace sums over the classes; otherwise one label per sample is drawn from the model's own
             distribution.
     """
 
-    delta: float = 0.01
     exact: bool = True
+
+    @classmethod
+    def paired(cls) -> Self:
+        """Each client against its own last report."""
+        return cls(compare="visits")
+
+    @classmethod
+    def smoothed(cls) -> Self:
+        """The cohorts' medians, smoothed over the rounds; nothing is kept about clients."""
+        return cls(compare="levels")
 
     @property
     def measure(self) -> str:
         return FISHER if self.exact else FISHER_SAMPLED
 
-    def server(self, now: Round) -> State:
-        return {"before": torch.tensor(float("nan"), dtype=torch.float64)}
-
-    def value(self, memory: Memory, now: Round) -> float:
+    def of_clients(self, now: Round) -> Tensor:
         if now.reports.fisher is None:
             raise UserError("The engine reported no Fisher trace; use an engine that measures it, or detector = 'fgn'.")
-        return _mean(now.reports.fisher, now.reports.n, weighted=True)
+        return now.reports.fisher
 
-    def decide(self, value: float, memory: Memory, now: Round) -> tuple[bool, Memory]:
-        return _rising(value, memory, self.delta)
+    def of_round(self, now: Round) -> float:
+        return _mean(self.of_clients(now), now.reports.n, weighted=True)
 
 
 DETECTORS: dict[str, type[Spec]] = {"fgn": FGN, "fedfim": FedFIM}

@@ -11,6 +11,8 @@ from kairosfl.core.spec import parse as parse_spec
 from kairosfl.errors import UserError
 from kairosfl.plugins import Registry
 from kairosfl.rules.alt import ALT
+from kairosfl.rules.average import Average
+from kairosfl.rules.budget import Budget
 from kairosfl.rules.fedams import FedAMS
 from kairosfl.rules.fedavgm import FedAvgM
 from kairosfl.rules.fedaware import FedAWARE
@@ -50,6 +52,8 @@ RULES: Registry[type[Spec]] = Registry(
             ALT,
             PA3Fed,
             FedAWARE,
+            Average,
+            Budget,
         )
     },
 )
@@ -105,6 +109,8 @@ __all__ = [
     "RULES",
     "SCAFFOLD",
     "VRLSGD",
+    "Average",
+    "Budget",
     "FedAMS",
     "FedAWARE",
     "FedAdagrad",

@@ -13,6 +13,7 @@ import torch
 
 from kairosfl.core.rule import Memory, Plan, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class FedCL(Rule):
     `cap` is a fraction of the population, `floor` of the starting cohort. With `once`, the cohort no longer doubles
     after reaching the cap; `every` is the number of rounds between changes. `increase` and `decrease` are the random
     baselines of Appendix A.4: a round doubles or halves the cohort with these probabilities; the detector is ignored.
+    With `budget` above 0, the run asks no more than this share of `train.cohort` × `train.rounds` clients.
     """
 
     kind = "adaptive"
@@ -32,6 +34,7 @@ class FedCL(Rule):
     every: int = 1
     increase: float = 0.0
     decrease: float = 0.0
+    budget: float = 0.0
 
     @classmethod
     def released(cls) -> Self:
@@ -48,22 +51,49 @@ class FedCL(Rule):
         self.check("floor", 0 < self.floor <= 1, "it is a fraction of the starting cohort, above 0 and at most 1")
         self.check("every", self.every >= 1, "use 1 for every round")
         self.check("increase", 0 <= self.increase <= 1, "it is a probability")
+        self.check("budget", self.budget >= 0, "use a share of all clients asked, or 0 for no limit")
         self.check("decrease", 0 <= self.decrease <= 1 - self.increase, "increase and decrease must sum to at most 1")
+
+    @property
+    def reads_rounds(self) -> bool:
+        return self.budget > 0
+
+    @property
+    def sees_idle(self) -> bool:  # type: ignore[override]
+        return self.budget > 0  # clients that were asked are paid for
 
     def largest_cohort(self, cohort: int, population: int) -> int:
         return max(_part(self.cap, population), cohort)
 
     def server(self, now: Round) -> State:
-        return {"size": torch.tensor(0), "capped": torch.tensor(False)}  # size 0: the starting cohort
+        if self.budget and self._total(now) < now.rounds:
+            raise UserError(
+                f"fedcl: budget = {self.budget:g} of {now.cohort} clients in {now.rounds} rounds is less than one "
+                f"client a round; use {1 / now.cohort:g} or more."
+            )
+        spent = {"spent": torch.tensor(0)} if self.budget else {}
+        return {"size": torch.tensor(0), "capped": torch.tensor(False)} | spent  # size 0: the starting cohort
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         return None if memory.state["size"] else "fedcl never changed the size of the cohort"
 
     def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
-        size = int(memory.state["size"])
-        return replace(plan, size=size) if size else plan
+        size = int(memory.state["size"]) or plan.size
+        if self.budget:  # every later round has at least one client
+            size = min(size, self._total(now) - int(memory.state["spent"]) - (now.rounds - now.number - 1))
+        return replace(plan, size=size)
+
+    def _total(self, now: Round) -> int:
+        return _part(self.budget, now.cohort * now.rounds)
 
     def observe(self, memory: Memory, now: Round) -> Memory:
+        if not self.budget:
+            return self._moved(memory, now)
+        asked = len(now.reports) + len(now.reports.failed)
+        memory = memory.replace(state=memory.state | {"spent": memory.state["spent"] + asked})
+        return self._moved(memory, now) if len(now.reports) else memory
+
+    def _moved(self, memory: Memory, now: Round) -> Memory:
         if now.number % self.every:
             return memory
         before = size = int(memory.state["size"]) or now.cohort
@@ -75,7 +105,7 @@ class FedCL(Rule):
         elif shrink:
             size = max(size - max(size // 2, 1), bottom)
         after = memory.state["size"] if size == before else torch.tensor(size)
-        return memory.replace(state={"size": after, "capped": memory.state["capped"] | (size >= top)})
+        return memory.replace(state=memory.state | {"size": after, "capped": memory.state["capped"] | (size >= top)})
 
     def _moves(self, now: Round) -> tuple[bool, bool]:
         if not (self.increase or self.decrease):

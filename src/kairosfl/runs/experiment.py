@@ -176,7 +176,8 @@ def _record_rounds(
             outcome = result(run, setup)
             scores = engine.evaluate(outcome) if last or run.round % config.run.eval_every == 0 else None
             own = engine.evaluate_clients(outcome) if scores and config.run.client_accuracy else None
-            row = metrics.row(run, task, scores, own, time.perf_counter() - began)
+            plain = engine.evaluate(run.x) if scores and outcome is not run.x else None
+            row = metrics.row(run, task, scores, own, time.perf_counter() - began, plain)
             cosines = run.round in config.run.cosines
             append_json(folder.path / "clients.jsonl", metrics.clients_row(run, own, cosines=cosines))
             append_json(folder.path / "metrics.jsonl", row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +21,15 @@ PICTURED_CLIENTS = 2000
 QUANTILES = 21  # of the clients' accuracies
 
 
-def row(run: Run, task: Task, scores: Scores | None, own: np.ndarray | None, seconds: float) -> dict[str, Any]:
-    """One line of metrics.jsonl."""
+def row(
+    run: Run,
+    task: Task,
+    scores: Scores | None,
+    own: np.ndarray | None,
+    seconds: float,
+    plain: Scores | None = None,
+) -> dict[str, Any]:
+    """One line of metrics.jsonl; `plain` are the scores of the model itself, where the result is another vector."""
     record, signals = run.record, run.signals
     assert record is not None
     reports = record.reports
@@ -53,6 +61,7 @@ def row(run: Run, task: Task, scores: Scores | None, own: np.ndarray | None, sec
         f"client_{main}_mean": float(np.nanmean(own)) if own is not None else None,
         f"client_{main}_worst": worst_tenth(own, higher=is_higher(metric)) if own is not None else None,
         "seconds": seconds,
+        **({f"plain_{main}": plain.main} if plain else {}),
     }
 
 
@@ -151,6 +160,8 @@ def summary(rows: list[dict[str, Any]], rounds: int, main: str = "accuracy", hig
     scored = [row for row in rows if row[main] is not None]
     best = (max if higher else min)(scored, key=lambda row: row[main], default=None)
     tenth = final_tenth(scored)
+    plain = [row.get(f"plain_{main}", row[main]) for row in scored]
+    apart = any(f"plain_{main}" in row for row in scored)
     return {
         "rounds": rounds,
         "missing_rounds": [round for round in range(1, rounds + 1) if round not in written],
@@ -160,6 +171,8 @@ def summary(rows: list[dict[str, Any]], rounds: int, main: str = "accuracy", hig
         f"best_{main}": best[main] if best else None,
         "best_round": best["round"] if best else None,
         f"last_tenth_{main}": float(np.mean([row[main] for row in tenth])) if tenth else None,
+        # Of the model itself, where a rule makes another vector the result.
+        **({f"plain_{main}": plain[-1], f"plain_last_tenth_{main}": _mean(final_tenth(plain))} if apart else {}),
         "bytes_down": sum(row["bytes_down"] for row in rows),
         "bytes_up": sum(row["bytes_up"] for row in rows),
         "average_cohort": float(np.mean([row["cohort"] for row in rows])) if rows else None,
@@ -167,9 +180,23 @@ def summary(rows: list[dict[str, Any]], rounds: int, main: str = "accuracy", hig
         "steps": sum(row["steps"] for row in rows),
         "elud_mean": _mean([row["elud"] for row in rows]),
         "critical_rounds": sum(row["critical"] for row in rows),
+        "detector": judged([(row["round"], bool(row["critical"])) for row in rows]),
         "rejected": sum(row["rejected"] for row in rows),
         "seconds": sum(row["seconds"] for row in rows),
     }
+
+
+def judged(marks: list[tuple[int, bool]]) -> str:
+    """Whether the detector's answers, by round, make one period or flicker."""
+    starts = [i for i, (_, critical) in enumerate(marks) if critical and not (i and marks[i - 1][1])]
+    if not starts:
+        return "no critical period"
+    if len(starts) > 2:
+        switched = sum(a != b for (_, a), (_, b) in itertools.pairwise(marks))
+        return f"switched {switched} times in {len(marks)} rounds: flicker"
+    ends = [next((i for i in range(start, len(marks)) if not marks[i][1]), len(marks)) - 1 for start in starts]
+    spans = " and ".join(f"{marks[a][0]} to {marks[b][0]}" for a, b in zip(starts, ends, strict=True))
+    return f"critical in rounds {spans}: {'one period' if len(starts) == 1 else 'two periods'}"
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -1,0 +1,94 @@
+"""How fast a quantity of the clients grows, in its logarithm per round, and the period in which it does.
+
+Cohorts differ more from each other than one round from the next, so a client is compared with itself:
+
+    rate      (log v_i^t − log v_i^s) / (t − s)                        s: the round in which client i last reported
+    growth    weighted median of the rates of recent rounds,           weight (t − s) · DECAY^(rounds ago)
+
+The weights t − s make it the slope that fits all pairs best in absolute deviation: a client's two visits tell more
+about the trend the longer they are apart. While there are too few pairs, as with 10 of 100,000 clients, the growth is
+that of the cohorts' medians, smoothed: a short average minus a long one, divided by how much longer it reaches back.
+
+The period is critical until the growth has been below the share `fall` of its own peak for PATIENCE rounds, and again
+if it ever exceeds that peak. Before anything can be said, it is critical.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kairosfl.core.rule import Memory, State
+
+DECAY, SLOW = 0.9, 0.95  # per round: of pairs and of the short average; of the long average
+WARM_UP = 20  # rounds before smoothed levels are compared
+PATIENCE = 3  # rounds below the threshold that end a period
+POOL = 512  # pairs remembered
+
+
+def begun() -> State:
+    """The state before the first round."""
+    return {
+        "pairs": torch.zeros(POOL, 3, dtype=torch.float64),  # round, rounds between, rate; the oldest first
+        "levels": torch.zeros(2, 3, dtype=torch.float64),  # decayed sums of 1, log v and the round: short, long
+        "rounds": torch.tensor(0),
+        "peak": torch.tensor(0.0, dtype=torch.float64),
+        "below": torch.tensor(0),
+        "critical": torch.tensor(True),
+    }
+
+
+def unseen() -> State:
+    """A client's row before its first report."""
+    return {"level": torch.tensor(float("nan"), dtype=torch.float64), "round": torch.tensor(-1)}
+
+
+def logs(values: Tensor) -> Tensor:
+    """Logarithms in float64; of zero, that of the smallest number."""
+    return values.double().clamp_min(torch.finfo(torch.float64).tiny).log()
+
+
+def pooled(levels: Tensor, memory: Memory, number: int) -> State:
+    """What is known about the growth with this round's levels, `[m]`; pairs only where rows of clients are kept."""
+    state = memory.state
+    pairs = state["pairs"]
+    if memory.rows:
+        between = number - memory.rows["round"]
+        known = memory.rows["round"] >= 0
+        rates = (levels - memory.rows["level"]) / between
+        new = torch.stack([torch.full_like(rates, number), between.double(), rates], 1)[known]
+        pairs = torch.cat([pairs, new])[-POOL:]
+    decays = torch.tensor([[DECAY], [SLOW]], dtype=torch.float64)
+    now = torch.tensor([1.0, float(levels.median()), number], dtype=torch.float64)
+    return state | {"pairs": pairs, "levels": decays * state["levels"] + now, "rounds": state["rounds"] + 1}
+
+
+def growth(state: State, number: int, least: int) -> float:
+    """Growth per round; NaN while it is not known. `least` is the number of pairs needed, each counted by its decay."""
+    when, between, rates = state["pairs"].unbind(1)
+    recent = torch.where(between > 0, DECAY ** (number - when), 0.0)
+    if float(recent.sum()) >= least:
+        order = rates.argsort(stable=True)
+        total = (recent * between)[order].cumsum(0)
+        return float(rates[order][torch.searchsorted(total, total[-1] / 2)])
+    if int(state["rounds"]) < WARM_UP:
+        return float("nan")
+    (short, long), (now, then) = (state["levels"][:, column] / state["levels"][:, 0] for column in (1, 2))
+    return float((short - long) / (now - then))
+
+
+def decided(value: float, state: State, fall: float) -> State:
+    """Whether the period is critical at this growth."""
+    if value != value:
+        return state
+    peak = max(float(state["peak"]), value)
+    if state["critical"]:
+        below = int(state["below"]) + 1 if value < fall * peak or value <= 0 else 0
+        critical = below < PATIENCE
+    else:
+        critical, below = value > float(state["peak"]), 0
+    return state | {
+        "peak": torch.tensor(peak, dtype=torch.float64),
+        "below": torch.tensor(below),
+        "critical": torch.tensor(critical),
+    }

@@ -1,0 +1,39 @@
+"""The picture of `kairosfl periods`: harm against the window, and below it what the detectors marked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kairosfl.errors import UserError
+
+
+def draw(found: Mapping[str, Any], path: Path) -> Path:
+    """Harm in points, with two standard errors, for every deficit; the share of each window that detectors mark."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise UserError("Drawing needs matplotlib; install it with: pip install 'kairosfl[cli]'.") from None
+    spans, marked = found["windows"], found["marked"]
+    places = [(first + last) / 2 for first, last in spans]
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 0.45 * len(marked) + 0.2])
+    above.axhline(0, color="0.6", linewidth=0.8)
+    for i, (name, rows) in enumerate(found["harm"].items()):
+        errors = [200 * (row["error"] or 0.0) for row in rows]
+        shifted = [place + (i - 0.5) * 0.02 * spans[-1][1] for place in places]
+        above.errorbar(shifted, [100 * row["mean"] for row in rows], errors, marker="o", capsize=3, label=name)
+    above.set_ylabel("points lost at the end")
+    above.legend(frameon=False, fontsize=9)
+    for row, (_, shares) in enumerate(marked.items()):
+        for (first, last), share in zip(spans, shares, strict=True):
+            below.barh(
+                row, last - first + 1, left=first - 0.5, height=0.8, color=str(1 - 0.7 * share), edgecolor="white"
+            )
+            below.text((first + last) / 2, row, f"{100 * share:.0f} %", ha="center", va="center", fontsize=8)
+    below.set_yticks(range(len(marked)), list(marked))
+    below.set_xlabel("round of the deficit")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path

@@ -1,0 +1,164 @@
+"""A budget of clients or of bytes, spent over time and never exceeded; our own rule.
+
+FedCL (KDD 2023) compares algorithms at 0.95 to 1.1 times the clients. Here the total is given, and what is left to
+choose is when to spend it.
+
+    total        share · cohort · rounds clients, or `megabytes`
+    by plan      |M^t| ∝ plan_t: relative cohort sizes over equal parts of the run; none: the same in every round
+    by detector  |M^t| = cohort     while the period is critical, and in the final rounds unless the models are averaged
+                       = the rest, evenly over the rounds in between
+
+Every round has at least one client, and what a round did not spend is left to the next ones.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from kairosfl.core.fields import Briefs, Reports, fields
+from kairosfl.core.rule import Memory, Plan, Rule, State, acts
+from kairosfl.core.run import Round
+from kairosfl.errors import UserError
+from kairosfl.rules.average import Average
+from kairosfl.rules.fedaware import FedAWARE
+from kairosfl.rules.fedcl import FedCL
+
+NUMBER_BYTES = 8  # as the metrics count them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(Rule):
+    """Spends a total of clients or bytes by a plan, or while the detector says that the period is critical.
+
+    `share` is of `train.cohort` × `train.rounds`; `megabytes`, if above 0, replaces it and counts what the metrics
+    count, down and up. `final` is the share of rounds at the end that have the whole cohort (by detector, and unless
+    the models are averaged).
+    """
+
+    kind = "adaptive"
+    last = True
+    sees_idle = True  # clients that were asked are paid for
+
+    share: float = 0.4
+    megabytes: float = 0.0
+    by: str = "plan"
+    plan: tuple[float, ...] = ()
+    final: float = 0.1
+
+    def __post_init__(self) -> None:
+        listed = isinstance(self.plan, list | tuple) and all(isinstance(part, int | float) for part in self.plan)
+        self.check("plan", listed and all(0 < part < math.inf for part in self.plan), "list numbers above 0")
+        object.__setattr__(self, "plan", tuple(map(float, self.plan)))
+        self.check("share", self.share > 0, "use a number above 0")
+        self.check("megabytes", self.megabytes >= 0, "use a number above 0, or 0 for a share of the clients")
+        self.check("by", self.by in ("plan", "detector"), "use 'plan' or 'detector'")
+        self.check("plan", not (self.plan and self.by == "detector"), "leave it out, or use by = 'plan'")
+        self.check("final", 0 <= self.final < 1, "use at least 0 and below 1")
+
+    @property
+    def reads_rounds(self) -> bool:
+        return True
+
+    def conflicts_with(self, other: Rule) -> str | None:
+        if isinstance(other, FedCL):
+            return "both choose the size of the cohort; use fedcl(budget=...), or leave one of them out"
+        if isinstance(other, FedAWARE) and other.explore:
+            return "exploring chooses cohorts of its own; use explore = false"
+        return None
+
+    def largest_cohort(self, cohort: int, population: int) -> int:
+        peak = max(self.plan) * len(self.plan) / sum(self.plan) if self.plan else 1.0
+        most = peak * cohort * (1.0 if self.megabytes else self.share)
+        return min(max(math.ceil(most), cohort), population)
+
+    def server(self, now: Round) -> State:
+        if not self.megabytes and self._total(now) < now.rounds:
+            raise UserError(
+                f"budget: share = {self.share:g} of {now.cohort} clients in {now.rounds} rounds is {self._total(now)} "
+                f"clients, less than one a round; use {1 / now.cohort:g} or more, or fewer train.rounds."
+            )
+        if self.megabytes and self.megabytes * 1e6 < now.rounds * _most(now):
+            raise UserError(
+                f"budget: megabytes = {self.megabytes:g} may be less than one client a round costs; use "
+                f"{math.ceil(now.rounds * _most(now) / 1e6)} or more, or fewer train.rounds."
+            )
+        return {"clients": torch.tensor(0), "bytes": torch.tensor(0)}
+
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
+        size = self.size(memory, now)
+        if plan.ids is not None and len(plan.ids) > size:
+            return replace(plan, ids=now.stream("budget").choice(plan.ids, size, replace=False))
+        return replace(plan, size=size)
+
+    def size(self, memory: Memory, now: Round) -> int:
+        """The cohort of this round: as wanted, but leaving a client for each later round."""
+        left, later = self._left(memory, now), now.rounds - now.number - 1
+        limit = left - later
+        if self.megabytes:  # however much a client can cost at most
+            limit = min(limit, (int(self.megabytes * 1e6) - int(memory.state["bytes"])) // _most(now) - later)
+        done = int(memory.state["clients"])
+        wanted = self._planned(done, left, now) if self.by == "plan" else self._detected(left, now)
+        return max(1, min(wanted, limit, self.largest_cohort(now.cohort, now.population)))
+
+    def _total(self, now: Round) -> int:
+        return int(self.share * now.cohort * now.rounds + 1e-9)
+
+    def _left(self, memory: Memory, now: Round) -> int:
+        """How many clients can still be paid for; in bytes, at what a client cost so far."""
+        clients = int(memory.state["clients"])
+        if not self.megabytes:
+            return self._total(now) - clients
+        spent = int(memory.state["bytes"])
+        each = spent / clients if clients else 2 * _vector(now)
+        return int((self.megabytes * 1e6 - spent) / each)
+
+    def _planned(self, done: int, left: int, now: Round) -> int:
+        """What the plan has spent after this round, rounded down, minus what was spent."""
+        parts = self.plan or (1.0,)
+        heights = [parts[t * len(parts) // now.rounds] for t in range(now.rounds)]
+        spent = (done + left) * sum(heights[: now.number + 1]) / sum(heights)
+        return int(spent + 1e-9) - done
+
+    def _detected(self, left: int, now: Round) -> int:
+        averaged = any(isinstance(rule, Average) for rule in now.rules)
+        end = now.rounds - (0 if averaged else int(self.final * now.rounds + 1e-9))
+        critical = now.signals.critical and now.number < end
+        reserve = (now.rounds - end) * now.cohort if now.number < end else 0
+        until = end if now.number < end else now.rounds
+        even = max((left - reserve) / (until - now.number), 1.0)
+        if critical:  # as many as leave one client to each round before the end
+            return max(min(now.cohort, left - reserve - (until - now.number - 1)), 1)
+        return int(even + now.stream("budget").random())  # 1.8 is 2 in four rounds of five
+
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        asked = len(now.reports) + len(now.reports.failed)
+        vector = _vector(now)
+        down = now.briefs.vectors_down() * vector + now.briefs.numbers() * NUMBER_BYTES
+        up = vector + now.reports.numbers() * NUMBER_BYTES
+        state = {
+            "clients": memory.state["clients"] + asked,
+            "bytes": memory.state["bytes"] + asked * down + len(now.reports) * up,
+        }
+        return memory.replace(state=state)
+
+    def verdict(self, memory: Memory, now: Round) -> str | None:
+        clients, spent = int(memory.state["clients"]), int(memory.state["bytes"])
+        used, total = (spent / 1e6, self.megabytes) if self.megabytes else (float(clients), float(self._total(now)))
+        unit = "MB" if self.megabytes else "clients"
+        if used < 0.95 * total:
+            return f"budget spent {used:.4g} of {total:.4g} {unit}; a cohort is never larger than its plan allows"
+        return None
+
+
+def _vector(now: Round) -> int:
+    return now.layout.size * now.x.element_size()
+
+
+def _most(now: Round) -> int:
+    """What one client can cost at most, whatever the rules send."""
+    sent = [entry.shape == "vector" for kind in (Briefs, Reports) for entry in fields(kind) if not entry.local]
+    vectors = sum(sent) if any(acts(rule, "brief") for rule in now.rules) else 2
+    return vectors * _vector(now) + (len(sent) - sum(sent)) * NUMBER_BYTES

@@ -1,0 +1,242 @@
+"""The paired and the smoothed detector: values against numpy, thin histories, one early period in made-up series."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import drive, rounds
+from kairosfl.core.rule import Memory
+from kairosfl.core.run import Run, Setup
+from kairosfl.core.table import Table
+from kairosfl.detectors import FGN, Detector, FedFIM, parse_detectors
+from kairosfl.detectors.growth import DECAY, PATIENCE, SLOW, WARM_UP, decided
+from kairosfl.engines.batched import Batched
+from kairosfl.engines.loop import Loop
+from kairosfl.errors import UserError
+from kairosfl.rules import parse
+from kairosfl.runs.checkpoint import Checkpoints
+from kairosfl.tasks import models
+from kairosfl.tasks.data import load
+from kairosfl.tasks.partitions import partition
+from kairosfl.tasks.task import Task
+
+Visits = Sequence[tuple[np.ndarray, np.ndarray]]  # of every round: ids and log values
+
+
+def follow(detector: Detector, visits: Visits) -> tuple[np.ndarray, np.ndarray]:
+    """The value of every round, and whether it was critical."""
+    table = Table(detector.client(None))  # type: ignore[arg-type]
+    state, values, marks = detector.server(None), [], []  # type: ignore[arg-type]
+    for number, (ids, levels) in enumerate(visits):
+        who, steps = torch.from_numpy(ids), 3
+        amounts = torch.from_numpy(np.exp(levels))
+        reports = SimpleNamespace(
+            ids=who,
+            grad_sq=amounts * steps,
+            steps=torch.full((len(ids),), steps),
+            fisher=amounts,
+            n=torch.ones(len(ids)),
+        )
+        now = SimpleNamespace(number=number, reports=reports, briefs=None)
+        memory = Memory(state, table.rows(who), table)
+        values.append(detector.value(memory, now))  # type: ignore[arg-type]
+        critical, memory = detector.decide(values[-1], memory, now)  # type: ignore[arg-type]
+        if memory.rows:
+            table.write(who, memory.rows)
+        state = memory.state
+        marks.append(critical)
+    return np.array(values), np.array(marks)
+
+
+def made_up(
+    rates: Sequence[float],
+    clients: int = 100,
+    cohort: int = 10,
+    noise: float = 0.3,
+    seed: int = 0,
+    falling: float = 1.5,
+) -> Visits:
+    """Clients of very different levels that all grow at these rates, one for each sixth of the rounds.
+
+    Within the first sixth the rate falls from `falling` times its mean.
+    """
+    rng = np.random.Generator(np.random.Philox(key=seed))
+    each = np.repeat(rates, 40)
+    each[:40] *= np.linspace(falling, 2 - falling, 40)
+    level, own, visits = np.append(0.0, each.cumsum()), rng.normal(0, 1, clients), []
+    for t in range(len(each)):
+        ids = np.sort(rng.choice(clients, cohort, replace=False))
+        visits.append((ids, own[ids] + level[t] + rng.normal(0, noise, cohort)))
+    return visits
+
+
+def by_hand(visits: Visits, least: int) -> list[float]:
+    """The same numbers, from the formulas."""
+    last: dict[int, tuple[int, float]] = {}
+    pairs: list[tuple[int, int, float]] = []
+    medians, values = [], []
+    for t, (ids, levels) in enumerate(visits):
+        for i, level in zip(ids.tolist(), levels.tolist(), strict=True):
+            if i in last:
+                pairs.append((t, t - last[i][0], (level - last[i][1]) / (t - last[i][0])))
+            last[i] = t, level
+        medians.append(float(np.sort(levels)[(len(levels) - 1) // 2]))
+        recent = [DECAY ** (t - when) for when, _, _ in pairs]
+        if sum(recent) >= least:
+            rates, weights = np.array(
+                sorted((rate, w * between) for (_, between, rate), w in zip(pairs, recent, strict=True))
+            ).T
+            values.append(float(rates[np.argmax(weights.cumsum() >= weights.sum() / 2)]))
+        elif t + 1 < WARM_UP:
+            values.append(np.nan)
+        else:
+            ages, ts = t - np.arange(t + 1), np.arange(t + 1)
+            short, long = DECAY**ages / (DECAY**ages).sum(), SLOW**ages / (SLOW**ages).sum()
+            values.append(float((short - long) @ medians / ((short - long) @ ts)))
+    return values
+
+
+@pytest.mark.parametrize("detector", [FGN.paired(), FedFIM.paired(), FGN(compare="visits", pairs=3)])
+def test_values_of_pairs_against_the_formulas(detector: FGN | FedFIM) -> None:
+    """50 rounds, in which no more pairs than the detector remembers come together."""
+    visits = made_up([0.05, 0.0], clients=30, cohort=6)[:50]
+    np.testing.assert_allclose(follow(detector, visits)[0], by_hand(visits, detector.pairs), rtol=1e-9)
+
+
+def test_values_without_pairs_against_the_formulas() -> None:
+    visits = made_up([0.05, 0.0])[:60]
+    expected = by_hand(visits, 10**9)
+    np.testing.assert_allclose(follow(FGN.smoothed(), visits)[0], expected, rtol=1e-9)
+    np.testing.assert_allclose(follow(FGN(compare="visits", pairs=10**9), visits)[0], expected, rtol=1e-9)
+    assert FGN.smoothed().client(None) == {}  # type: ignore[arg-type]
+
+
+def test_exact_growth_is_found_exactly() -> None:
+    """Without noise every pair has the same rate, however different the clients are."""
+    values, _ = follow(FGN.paired(), made_up([0.03] * 6, noise=0.0, falling=1.0))
+    assert np.isnan(values[0])
+    np.testing.assert_allclose(values[np.isfinite(values)][:5], 0.03, rtol=1e-9)
+    np.testing.assert_allclose(values[60:], 0.03, rtol=1e-9)
+
+
+def test_the_period_ends_when_growth_has_fallen_for_three_rounds_and_returns_above_its_peak() -> None:
+    detector = FGN(compare="visits", fall=0.5)
+    state, marks = detector.server(None), []  # type: ignore[arg-type]
+    growth = [np.nan, 0.10, 0.04, 0.04, 0.06, 0.04, 0.04, 0.04, 0.09, 0.11, 0.08, -0.01, -0.01, -0.01, 0.0]
+    for value in growth:
+        state = decided(value, state, detector.fall)
+        marks.append(bool(state["critical"]))
+    assert PATIENCE == 3
+    assert marks == [True] * 7 + [False] * 2 + [True] * 4 + [False] * 2
+
+
+# Mean growth in each sixth of plain averaging on CIFAR-10, Dir(0.1), aware_cnn: constant rate, × 0.98 a round, cosine.
+MEASURED = {
+    "constant": (0.082, 0.000, 0.001, -0.001, 0.000, -0.003),
+    "exponential": (0.041, 0.010, 0.007, 0.014, 0.017, 0.011),
+    "cosine": (0.057, 0.004, 0.006, 0.015, 0.012, 0.078),
+}
+
+
+def sixths(marks: np.ndarray) -> np.ndarray:
+    return marks.reshape(6, -1).mean(1)
+
+
+@pytest.mark.parametrize("schedule", MEASURED)
+@pytest.mark.parametrize("noise", [0.3, 0.6])
+def test_one_early_period(schedule: str, noise: float) -> None:
+    """At least 60 % of the first sixth, at most 15 % of the middle four; Eq. 2 marks as much everywhere."""
+    found, printed, switches = [], [], []
+    for seed in range(5):
+        visits = made_up(MEASURED[schedule], noise=noise, seed=seed)
+        marks = follow(FGN.paired(), visits)[1]
+        found.append(sixths(marks))
+        switches.append(np.abs(np.diff(marks[: 5 * 40].astype(int))).sum())
+        fgn = np.array([np.exp(levels).mean() for _, levels in visits])
+        printed.append(sixths(np.append(True, np.diff(fgn) / fgn[:-1] >= 0.01)))
+    first, middle = np.mean(found, 0)[0], np.mean(found, 0)[1:5].mean()
+    assert first >= 0.6
+    assert middle <= 0.15
+    assert np.median(switches) == 1
+    assert np.ptp(np.mean(printed, 0)) < 0.2
+    assert np.mean(printed) > 0.35
+
+
+def test_without_growth_there_is_no_period() -> None:
+    """After what it needs to know, a falling quantity is never critical."""
+    _, marks = follow(FGN.paired(), made_up([-0.03] * 6, falling=1.0))
+    assert marks[:3].all()
+    assert not marks[20:].any()
+
+
+def test_a_population_in_which_hardly_anyone_returns_is_followed_by_its_medians() -> None:
+    """10 of 100,000: no pairs. The growth of 0.08 is seen and so is its end, with the noise of whole cohorts."""
+    visits = made_up([0.08, 0, 0, 0, 0, 0], clients=100_000, falling=1.0)
+    values, marks = follow(FGN.paired(), visits)
+    assert np.nanmean(values[25:40]) == pytest.approx(0.08, abs=0.03)
+    assert sixths(marks)[0] >= 0.6
+    assert sixths(marks)[2:].max() <= 0.15
+
+
+def test_on_digits_and_it_resumes_to_the_bit(tmp_path: Path) -> None:
+    """Plain averaging on the CPU: one early period, the same after a checkpoint."""
+    dataset = load("digits")
+    clients = partition(dataset, name="dirichlet", clients=40, seed=0, alpha=0.1)
+    task = Task(models.build("mlp", shape=dataset.shape, classes=dataset.classes, seed=0), dataset, clients)
+    recipe = Recipe(rounds=48, cohort=6, epochs=2, batch_size=16, lr=0.1)
+    setup = Setup(parse("fedavg"), recipe, 40, task.layout, parse_detectors("fgn.paired() + fgn.smoothed() + fgn"))
+    checkpoints, marks = Checkpoints(tmp_path), []
+    start = Run.start(task.start(), setup, seed=0)
+    for run in drive(rounds(start, setup), Batched(task)):
+        marks.append(run.signals.critical)
+        if run.round == 40:
+            checkpoints.save(run, {})
+    loaded, _ = checkpoints.load(Run.start(task.start(), setup, seed=0))
+    *_, resumed = drive(rounds(loaded, setup), Batched(task))
+    for name, value in run.states[0].items():
+        assert torch.equal(value, resumed.states[0][name]), name
+    assert torch.equal(run.tables[0].rows(torch.arange(40))["level"], resumed.tables[0].rows(torch.arange(40))["level"])
+    assert np.mean(marks[:8]) >= 0.6
+    assert np.mean(marks[16:]) <= 0.15
+
+
+def test_on_the_loop_engine_fedcl_and_pa3fed_follow_it() -> None:
+    dataset = load("digits")
+    clients = partition(dataset, name="dirichlet", clients=12, seed=0, alpha=0.5)
+    task = Task(models.build("mlp", shape=dataset.shape, classes=dataset.classes, seed=0), dataset, clients)
+    recipe = Recipe(rounds=5, cohort=6, batch_size=32, lr=0.1)
+    for text in ("fgn.paired()", "fedfim.paired(exact=False)"):
+        setup = Setup(parse("fedcl(cap=0.5) + pa3fed"), recipe, 12, task.layout, parse_detectors(text))
+        runs = list(drive(rounds(Run.start(task.start(), setup, seed=0), setup), Loop(task)))
+        assert runs[0].signals.critical
+        assert all(torch.isfinite(run.x).all() for run in runs)
+        assert len(runs[-1].tables[-1]) == 12
+
+
+def test_text_and_nonsense() -> None:
+    assert parse_detectors("fgn.paired()") == (FGN(compare="visits"),)
+    assert parse_detectors("fedfim.smoothed(fall=0.3)") == (FedFIM(compare="levels", fall=0.3),)
+    for detector in (FGN.paired(), FedFIM.smoothed()):
+        assert parse_detectors(str(detector)) == (detector,)
+    for text, why in (
+        ("fgn(compare='epochs')", "'visits'"),
+        ("fgn(fall=1)", "fall = 1"),
+        ("fgn(pairs=0)", "pairs = 0"),
+    ):
+        with pytest.raises(UserError, match=why):
+            parse_detectors(text)
+
+
+def test_the_error_of_pairs_and_of_medians() -> None:
+    """As docs/round.md has it: of a growth of zero, between clients whose levels differ by a factor of e."""
+    visits = made_up([0.0] * 6)
+    for text, error in (("fgn.paired()", 0.0025), ("fgn.smoothed()", 0.004)):
+        values = follow(parse_detectors(text)[0], visits)[0][40:]
+        assert np.sqrt(np.mean(values**2)) == pytest.approx(error, rel=0.2), text

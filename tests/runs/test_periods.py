@@ -1,0 +1,116 @@
+"""Deficits in windows: what each leaves out, which runs are made, what is said about them, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from kairosfl.cli import app
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import drive, rounds
+from kairosfl.core.rule import Algorithm
+from kairosfl.core.run import Run, Setup
+from kairosfl.engines.loop import Loop
+from kairosfl.errors import UserError
+from kairosfl.rules import parse
+from kairosfl.runs import experiment
+from kairosfl.runs.config import resolve
+from kairosfl.runs.files import read_lines
+from kairosfl.runs.periods import Deficit, _verdict, findings, members, windows
+from kairosfl.testing import check_rule
+
+TABLES = {"data": {"clients": 10}, "model": {"hidden": [8]}, "train": {"rounds": 6, "cohort": 5, "epochs": 4}}
+
+
+def records(rule: Deficit) -> list[Run]:
+    job = experiment.build_task(resolve(TABLES))
+    setup = Setup(Algorithm((rule,)), Recipe(rounds=6, cohort=5, epochs=4, lr=0.1), 10, job.layout)
+    return list(drive(rounds(Run.start(job.start(), setup, seed=0), setup), Loop(job)))
+
+
+def test_what_a_deficit_leaves_out() -> None:
+    runs = records(Deficit(of="cohort", first=2, until=4, amount=0.4))
+    assert [run.record.asked for run in runs] == [5, 5, 2, 2, 5, 5]
+    runs = records(Deficit(of="epochs", first=0, until=3, amount=0.5))
+    assert [run.record.reports.epochs.tolist()[0] for run in runs] == [2, 2, 2, 4, 4, 4]
+    runs = records(Deficit(of="clients", first=1, until=6, amount=0.6))
+    seen = {client for run in runs[1:] for client in run.record.ids.tolist()}
+    assert len(seen) <= 6
+    assert [run.record.asked for run in runs] == [5] * 6
+
+
+@pytest.mark.parametrize("of", ["cohort", "clients", "epochs"])
+def test_the_contract(of: str) -> None:
+    check_rule(Deficit(of=of, first=1, until=3, amount=0.5))
+    rule = Deficit(of=of, first=1, until=3)
+    assert parse(str(rule)).rules == (rule,)
+
+
+def test_windows_cover_the_rounds() -> None:
+    assert windows(12, 6) == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10), (10, 12)]
+    assert windows(10, 3) == [(0, 3), (3, 7), (7, 10)]
+    with pytest.raises(UserError, match="--windows 7 must be at least 2"):
+        windows(6, 7)
+
+
+def test_the_runs_and_their_numbers(tmp_path: Path) -> None:
+    made = members(TABLES, number=2, deficits=("cohort",), seeds=2, detectors=("fgn", "fgn.paired()"))
+    assert len(made) == 2 * (2 + 2)
+    assert len({member.name for member in made}) == len(made)
+    score = {member.name: {"last_tenth_accuracy": 0.9 - 0.01 * i} for i, member in enumerate(made)}
+    for member in made:
+        (tmp_path / member.name).mkdir()
+        lines = [json.dumps({"round": t + 1, "critical": t < 2}) for t in range(6)]
+        (tmp_path / member.name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    found = findings(tmp_path, score, made, 2)
+    # Runs 0 and 4 are without a deficit, 2 and 6 in the first window, 3 and 7 in the second.
+    assert found["none"]["seeds"] == pytest.approx([0.9, 0.86])
+    assert found["harm"]["cohort"][0]["mean"] == pytest.approx(0.02)
+    assert found["harm"]["cohort"][1]["mean"] == pytest.approx(0.03)
+    assert found["marked"] == {"fgn": [0.667, 0.0], "fgn.paired()": [0.667, 0.0]}
+
+
+def test_verdicts() -> None:
+    rng = np.random.Generator(np.random.Philox(key=0))
+    clear = [-0.05 + 0.002 * rng.standard_normal(4), 0.01 * rng.standard_normal(4), np.full(4, -0.5)]
+    assert _verdict({"cohort": [list(row) for row in clear]}) == [
+        "cohort: harm lasts from window 1 of 3 (95 % interval above zero)"
+    ]
+    assert "no critical period here" in _verdict({"cohort": [list(clear[1]), list(clear[1]), list(clear[2])]})[0]
+    assert "one seed does not show" in _verdict({"cohort": [[0.1], [0.1]]})[0]
+
+
+def test_the_command_resumes_and_draws(tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(
+        "[data]\nclients = 10\n[model]\nhidden = [8]\n[train]\nrounds = 4\ncohort = 4\n[run]\nengine = 'batched'\n"
+    )
+    words = ["periods", str(tmp_path / "p.toml"), "--windows", "2", "--seeds", "1", "--deficit", "cohort"]
+    words += ["--out", str(tmp_path / "out"), "--detector", "fgn", "--quiet"]
+    for _ in range(2):  # the second time nothing is left to train
+        answer = CliRunner().invoke(app, words)
+        assert answer.exit_code == 0, answer.output
+    assert "points lost: cohort" in answer.output
+    assert (tmp_path / "out" / "periods.svg").is_file()
+    found = json.loads((tmp_path / "out" / "periods.json").read_text())
+    assert found["windows"] == [[1, 2], [3, 4]]
+    asked = [row["cohort"] for row in read_lines(tmp_path / "out" / "cohort-2-seed0" / "metrics.jsonl")]
+    assert asked == [4, 4, 1, 1]
+    wrong = CliRunner().invoke(app, [*words[:2], "--deficit", "sleep"])
+    assert wrong.exit_code == 2
+    assert "--deficit sleep is not known" in wrong.output
+
+
+def test_nonsense_is_refused() -> None:
+    for options, why in (
+        ({"deficits": ("epochs",)}, "--deficit epochs needs train.epochs"),
+        ({"seeds": 0}, "--seeds 0"),
+        ({"amount": 1.0}, "amount = 1.0"),
+    ):
+        with pytest.raises(UserError, match=why):
+            members({**TABLES, "train": {"rounds": 6, "cohort": 5}}, **options)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"\[sweep\]"):
+        members({**TABLES, "sweep": {"seed": [1]}})
