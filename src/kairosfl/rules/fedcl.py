@@ -11,7 +11,7 @@ from typing import Self
 
 import torch
 
-from kairosfl.core.rule import Memory, Plan, Rule, State
+from kairosfl.core.rule import Memory, Plan, Reads, Rule, State
 from kairosfl.core.run import Round
 
 
@@ -49,6 +49,10 @@ class FedCL(Rule):
         self.check("every", self.every >= 1, "use 1 for every round")
         self.check("increase", 0 <= self.increase <= 1, "it is a probability")
         self.check("decrease", 0 <= self.decrease <= 1 - self.increase, "increase and decrease must sum to at most 1")
+
+    @property
+    def reads(self) -> Reads:  # type: ignore[override]
+        return "direction" if self.increase or self.decrease else "signals"
 
     def largest_cohort(self, cohort: int, population: int) -> int:
         return max(_part(self.cap, population), cohort)
