@@ -128,6 +128,7 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
         task = replace(task, clients=Remote.with_clients(deploy.clients))
     out.mkdir(parents=True, exist_ok=True)
     settings = deploy.settings()
+    _check_private(config, settings)
     named = ("deploy.start", deploy.start) if deploy.start else ("model.start", config.model.start)
     start, origin = (None, {}) if begun else given(*named)
     engine = Flower(grid, task, settings, folder.log, folder=out, start=start)
@@ -143,6 +144,17 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
     cohort = settings.asked(config.train.cohort, len(task.clients))
     config = replace(config, train=replace(config.train, cohort=cohort))
     return execute(record(config, task, engine, folder, resume=begun), engine)
+
+
+def _check_private(config: RunConfig, settings: Settings) -> None:
+    """Refuse, with a private rule, to drop reports because of how many others there are: one client would decide it."""
+    for name in ("quorum", "over"):
+        value = getattr(settings, name)
+        if value and any(rule.private for rule in config.algorithm.rules):
+            raise UserError(
+                f"deploy.{name} = {value:g} cannot be used with privacy: whether a client's report counts would depend "
+                f"on how many others arrive; set {name} = 0."
+            )
 
 
 def _check_same(asked: RunConfig, begun: RunConfig, run: Path, folder: Folder) -> None:

@@ -88,7 +88,9 @@ def engine_of(grid: FakeGrid, task: Task, lines: list[str] | None = None, **sett
     return Flower(grid, task, given, [].append if lines is None else lines.append)
 
 
-@pytest.mark.parametrize("text", ["scaffold + fedcl + alt + pa3fed", "moon", "fedmut + fedavgm"])
+@pytest.mark.parametrize(
+    "text", ["scaffold + fedcl + alt + pa3fed", "moon", "fedmut + fedavgm", "fedavgm + privacy(clip=0.1)"]
+)
 def test_the_bits_of_the_loop_engine(task: Task, text: str) -> None:
     algorithm = parse(text)
     recipe = Recipe(rounds=3, cohort=4, epochs=3, batch_size=4, lr=0.1, momentum=0.5)

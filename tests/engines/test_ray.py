@@ -104,7 +104,9 @@ def test_expected_steps(task: Task) -> None:
     assert expected_steps(orders(task, [0, 2, 7]), task.clients.sizes).tolist() == [2, 6, 12]
 
 
-@pytest.mark.parametrize("text", ["scaffold + fedcl + alt + pa3fed", "moon", "fedmut", "fedyogi"])
+@pytest.mark.parametrize(
+    "text", ["scaffold + fedcl + alt + pa3fed", "moon", "fedmut", "fedyogi", "fedavgm + privacy(clip=0.1)"]
+)
 def test_the_bits_of_the_loop_engine(task: Task, engine: Ray, text: str) -> None:
     algorithm = parse(text)
     recipe = Recipe(rounds=4, cohort=5, epochs=3, batch_size=4, lr=0.1, momentum=0.5)
