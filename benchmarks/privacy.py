@@ -5,7 +5,7 @@
 `benchmarks/image_classification/configs/baseline.yaml` of apple/pfl-research with its DP options: 1,000 users of 50
 samples, Dir(0.1), cohorts of 50, one epoch, batch 10, lr 0.1, 3,000 rounds, users count equally; epsilon 2, delta 1e-6,
 clip 0.4, noise cohort 1,000. The account is of a population of a million, which nobody simulates, so epsilon is
-hypothetical. Both get the noise multiplier that Kairos calibrates; pfl draws cohorts of exactly 50, Kairos Poisson ones.
+hypothetical. Both get the noise multiplier that Kairos calibrates; pfl draws cohorts of 50, Kairos Poisson ones.
 For pfl, unzip its wheel and those of multiprocess, dill, immutabledict and prv-accountant onto PYTHONPATH.
 """
 
@@ -180,7 +180,7 @@ def main() -> None:
         tail = [point[1] for point in found[who]["curve"]][-max(1, len(found[who]["curve"]) // 10) :]
         print(
             f"{who}: accuracy {100 * accuracy:.2f} ({100 * np.mean(tail):.2f} ± {100 * np.std(tail):.2f} over the "
-            f"final 10 %) after {done} rounds, {1000 * seconds / done:.1f} ms a round, hypothetical epsilon {EPSILON:g} at "
+            f"final 10 %) after {done} rounds, {1000 * seconds / done:.1f} ms a round, hypothetical epsilon {EPSILON:g}, "
             f"noise multiplier {z:.4f}"
         )
     if options.out:

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 class NoisedFGN(FGN):
     """The federated gradient norm with noise, the only detector by which a rule may decide in a run with `privacy`.
 
-    Args:
-        clip: The largest value of a client that counts; about the 90th percentile.
-        noise: The noise multiplier: the more, the less of the updates' noise it costs, and the less is detected.
+    `clip` is the largest value of a client that counts, `noise` the noise multiplier of the sum: the more, the less it
+    takes from the updates, and the less is detected. The other options are those of `fgn`; `weighted` has no effect.
     """
 
     private = True
