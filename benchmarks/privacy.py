@@ -180,8 +180,8 @@ def main() -> None:
         tail = [point[1] for point in found[who]["curve"]][-max(1, len(found[who]["curve"]) // 10) :]
         print(
             f"{who}: accuracy {100 * accuracy:.2f} ({100 * np.mean(tail):.2f} ± {100 * np.std(tail):.2f} over the "
-            f"final 10 %) after {done} rounds, {1000 * seconds / done:.1f} ms a round, hypothetical epsilon {EPSILON:g}, "
-            f"noise multiplier {z:.4f}"
+            f"final 10 %) after {done} rounds, {1000 * seconds / done:.1f} ms a round, "
+            f"hypothetical epsilon {EPSILON:g}, noise multiplier {z:.4f}"
         )
     if options.out:
         options.out.write_text(json.dumps(found))

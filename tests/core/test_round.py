@@ -408,7 +408,7 @@ def test_a_rule_ends_the_run_before_a_round() -> None:
     assert [run.finished for run in ended] == ["", "enough"]
     assert [run.finished for run in plain] == ["", ""]
     assert torch.equal(ended[-1].x, plain[-1].x)
-    with pytest.raises(UserError, match="^enough$"):
+    with pytest.raises(UserError, match=r"^enough$"):
         follow(Algorithm((Ends(after=0),)), Puppet())
 
 
