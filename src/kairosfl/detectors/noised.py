@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kairosfl.core.rule import Memory
-from kairosfl.detectors.detectors import FGN
+from kairosfl.core.rule import Memory, State
+from kairosfl.detectors.detectors import Detector
 
 if TYPE_CHECKING:
     from kairosfl.core.run import Round
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisedFGN(FGN):
+class NoisedFGN(Detector):
     """The federated gradient norm with noise, the only detector by which a rule may decide in a run with `privacy`.
 
-    `clip` is the largest value of a client that counts, `noise` the noise multiplier of the sum: the more, the less it
-    takes from the updates, and the less is detected. The other options are those of `fgn`; `weighted` has no effect.
+    Args:
+        delta: The relative rise from which on a period is critical.
+        clip: The largest value of a client that counts.
+        noise: The noise multiplier of the sum: the more, the less it takes from the updates, and the less is detected.
     """
 
     private = True
@@ -32,7 +34,6 @@ class NoisedFGN(FGN):
     noise: float = 5.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.check("clip", self.clip > 0, "use a number above 0")
         self.check("noise", self.noise > 0, "use a number above 0")
 
@@ -40,9 +41,16 @@ class NoisedFGN(FGN):
     def multiplier(self) -> float:
         return self.noise
 
+    def server(self, now: Round) -> State:
+        return {"before": torch.tensor(float("nan"), dtype=torch.float64)}
+
     def value(self, memory: Memory, now: Round) -> float:
         rule: Any = next(rule for rule in now.rules if rule.private)
-        norms = now.reports.grad_sq / now.reports.epochs
-        values = (now.briefs.lr * norms if self.include_lr else norms).clamp(max=self.clip)
+        values = (now.briefs.lr * now.reports.grad_sq / now.reports.epochs).clamp(max=self.clip)
         noise = self.noise * self.clip * rule.normal("detector", now, torch.zeros(1, dtype=torch.float64))
         return float(values.sum() / now.size + noise / rule.expected(now.size, now))
+
+    def decide(self, value: float, memory: Memory, now: Round) -> tuple[bool, Memory]:
+        before = float(memory.state["before"])
+        critical = before != before or (value - before >= self.delta * before and max(value, before) > 0)
+        return critical, memory.replace(state={"before": torch.tensor(value, dtype=torch.float64)})
