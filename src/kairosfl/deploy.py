@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.errors import UserError, nearest
+from kairosfl.rules import Privacy
 from kairosfl.runs.checkpoint import model
 from kairosfl.runs.config import RunConfig, change, dump, read, resolve, tables
 from kairosfl.runs.edits import edits, flat
@@ -147,10 +148,16 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
 
 
 def _check_private(config: RunConfig, settings: Settings) -> None:
-    """Refuse, with a private rule, to drop reports because of how many others there are: one client would decide it."""
+    """Refuse what would undo the privacy of a run: noise that clients can draw, and reports dropped by their number."""
+    rule = next((rule for rule in config.algorithm.rules if isinstance(rule, Privacy)), None)
+    if rule and not rule.key:
+        raise UserError(
+            "privacy needs a key in a deployment: its noise follows from the seed, which briefs tell the clients; set "
+            "privacy(key='KAIROSFL_NOISE') and, for the server, export KAIROSFL_NOISE=$(openssl rand -hex 32)."
+        )
     for name in ("quorum", "over"):
         value = getattr(settings, name)
-        if value and any(rule.private for rule in config.algorithm.rules):
+        if value and rule:
             raise UserError(
                 f"deploy.{name} = {value:g} cannot be used with privacy: whether a client's report counts would depend "
                 f"on how many others arrive; set {name} = 0."

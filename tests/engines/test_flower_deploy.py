@@ -208,8 +208,10 @@ def test_certificates(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("settings", "name"), [({}, "quorum"), ({"quorum": 0.0, "over": 0.5}, "over")])
 def test_privacy_refuses_to_drop_reports_by_their_number(settings: dict[str, float], name: str) -> None:
-    config = resolve({"algorithm": "privacy"})
+    config = resolve({"algorithm": "privacy(key='NOISE')"})
     with pytest.raises(UserError, match=rf"deploy\.{name} = 0\.5 cannot be used with privacy: .*set {name} = 0\."):
         deploy._check_private(config, Settings(**settings))  # type: ignore[arg-type]
     deploy._check_private(config, Settings(quorum=0.0))
     deploy._check_private(resolve({}), Settings())
+    with pytest.raises(UserError, match="privacy needs a key in a deployment"):
+        deploy._check_private(resolve({"algorithm": "privacy"}), Settings(quorum=0.0))
