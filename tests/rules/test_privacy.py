@@ -319,7 +319,7 @@ def test_a_noised_detector_exactly() -> None:
         values = np.minimum(0.5 * (1 + ids / 10), 1.0)
         value = (values.sum() + 3.0 * stream(1, "privacy detector", round).standard_normal(1)[0]) / size
         assert run.record is not None
-        np.testing.assert_allclose(run.record.values[0], value, rtol=1e-12)
+        np.testing.assert_allclose([run.record.values[0], run.signals.fgn], value, rtol=1e-12)
         critical = before != before or (value - before >= 0.1 * before and max(value, before) > 0)
         before, size = value, min(2 * size, 20) if critical else max(size - size // 2, 4)
         assert run.signals.critical == critical

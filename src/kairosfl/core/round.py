@@ -191,7 +191,7 @@ def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Report
     diversity, agreement = torch.stack([elud(reports.delta, squares), coherence(reports.delta, squares)]).tolist()
     signals = Signals(
         critical=decided[0],
-        fgn=named.get("fgn", float("nan")),
+        fgn=named.get("fgn", named.get("noisedfgn", float("nan"))),
         fisher=named.get("fedfim", float("nan")),
         elud=diversity,
         coherence=agreement,
