@@ -29,7 +29,7 @@ _TRAINERS = {"run.engine", "run.device", "run.slots", "run.deterministic"}
 EXPLODED = 1000  # times the first test loss
 _SETTINGS = {"seed": checked.is_seed, "train.rounds": checked.is_whole}
 _ABOUT = {"algorithm": checked.is_text, "seed": checked.is_seed, "clients": checked.is_whole}
-_SAID = {"verdicts": checked.is_texts, "client_accuracy_on": checked.is_text}
+_SAID = {"verdicts": checked.is_texts, "client_accuracy_on": checked.is_text, "finished": checked.is_text}
 _PARTITION = {"clients": checked.is_whole, "labels": checked.is_texts, "counts": checked.is_counts}
 
 

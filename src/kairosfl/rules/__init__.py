@@ -26,6 +26,7 @@ from kairosfl.rules.fedprox import FedProx
 from kairosfl.rules.fedsam import FedSAM
 from kairosfl.rules.moon import MOON
 from kairosfl.rules.pa3fed import PA3Fed
+from kairosfl.rules.privacy import Privacy
 from kairosfl.rules.scaffold import SCAFFOLD
 from kairosfl.rules.vrlsgd import VRLSGD
 
@@ -54,6 +55,7 @@ RULES: Registry[type[Spec]] = Registry(
             FedAWARE,
             Average,
             Budget,
+            Privacy,
         )
     },
 )
@@ -126,5 +128,6 @@ __all__ = [
     "FedSAM",
     "FedYogi",
     "PA3Fed",
+    "Privacy",
     "parse",
 ]

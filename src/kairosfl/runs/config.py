@@ -93,7 +93,7 @@ class RunConfig:
         _one_of("model.name", self.model.name, MODELS)
         _one_of("run.engine", self.run.engine, ENGINES)
         _one_of("run.precision", self.run.precision, PRECISIONS)
-        parse_detectors(self.run.detector)
+        detectors = parse_detectors(self.run.detector)
         trackers.check(self.run.track)
         for name in ("eval_every", "checkpoint_every"):
             if getattr(self.run, name) < 1:
@@ -114,6 +114,7 @@ class RunConfig:
         if self.data.clients:
             self.train.check_cohort(self.data.clients)
         self.algorithm.check_mass(self.train.optimizer)
+        self.algorithm.check_detector(detectors[0])
 
 
 SECTIONS = {"data": Data, "model": Model, "train": Recipe, "run": Execution}

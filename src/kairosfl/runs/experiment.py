@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Reports
-from kairosfl.core.round import result, rounds, verdicts
+from kairosfl.core.round import recorded, result, rounds, verdicts
 from kairosfl.core.run import Run, Setup
 from kairosfl.detectors import parse_detectors
 from kairosfl.engines.memory import spilling
@@ -129,11 +129,11 @@ def record(
     settings = flatten(tables(config))
     tracked = [TRACKERS[name](folder.path, settings, run.round) for name in config.run.track]
     listeners: list[Notify] = [*([notify] if notify else []), *tracked]
-    recorded = _record_rounds(config, task, engine, folder, setup, run, checkpoints, listeners, watch)
+    rounds_done = _record_rounds(config, task, engine, folder, setup, run, checkpoints, listeners, watch)
     del run
     try:
         with within_memory():
-            done, said = yield from recorded
+            done, ending = yield from rounds_done
     except UserError as error:
         with suppress(UserError):  # the disk may be full
             folder.log(f"{STOPPED}{error}")
@@ -141,7 +141,7 @@ def record(
     finally:
         for tracker in tracked:
             tracker.close()
-    return folder.summarise(done, said)
+    return folder.summarise(done, ending)
 
 
 def _record_rounds(
@@ -154,8 +154,8 @@ def _record_rounds(
     checkpoints: Checkpoints,
     listeners: list[Notify],
     watch: Watch | None,
-) -> Generator[Briefs, Reports, tuple[int, list[str]]]:
-    """The rounds of a run, each recorded before the next begins; returns their number and the rules' verdicts."""
+) -> Generator[Briefs, Reports, tuple[int, dict[str, Any]]]:
+    """The rounds of a run, each recorded before the next begins; returns their number and what the rules said."""
     note = {"algorithm": str(config.algorithm), "detector": config.run.detector}
     saved, chosen = run.round, len(engine.choices.made)
     stages = rounds(run, setup)
@@ -177,11 +177,11 @@ def _record_rounds(
             scores = engine.evaluate(outcome) if last or run.round % config.run.eval_every == 0 else None
             own = engine.evaluate_clients(outcome) if scores and config.run.client_accuracy else None
             plain = engine.evaluate(run.x) if scores and outcome is not run.x else None
-            row = metrics.row(run, task, scores, own, time.perf_counter() - began, plain)
+            row = recorded(run, setup) | metrics.row(run, task, scores, own, time.perf_counter() - began, plain)
             cosines = run.round in config.run.cosines
             append_json(folder.path / "clients.jsonl", metrics.clients_row(run, own, cosines=cosines))
             append_json(folder.path / "metrics.jsonl", row)
-            _log_rejections(run, folder)
+            _log_rejections(run, setup, folder)
             for listen in listeners:
                 listen(row)
             if len(engine.choices.made) > chosen:
@@ -204,14 +204,18 @@ def _record_rounds(
                 checkpoints.save(run, note)
         if stopped:
             break
-    return run.round, verdicts(run, setup)
+    if run.finished:
+        folder.warn(f"finished after round {run.round}: {run.finished}")
+    ending: dict[str, Any] = {"verdicts": verdicts(run, setup), "finished": run.finished or None}
+    return run.round, recorded(run, setup) | ending
 
 
-def _log_rejections(run: Run, folder: Folder) -> None:
+def _log_rejections(run: Run, setup: Setup, folder: Folder) -> None:
+    moves = any(rule.private for rule in setup.algorithm.rules)  # by noise alone
     for client, reason in run.record.rejected if run.record else ():
         folder.log(f"round {run.round}: client {client} rejected: {reason}")
     if run.idle:
-        folder.log(f"round {run.round}: no good report, the model does not change")
+        folder.log(f"round {run.round}: no good report" + ("" if moves else ", the model does not change"))
 
 
 def _idle(run: Run) -> str:

@@ -79,20 +79,22 @@ class Folder:
 
     def finished(self) -> bool:
         """Whether the run has finished and was not given more rounds since."""
-        done = self.summary().get("rounds")
-        return done is not None and bool(done >= self.config().train.rounds)
+        summary = self.summary()
+        done = summary.get("rounds")
+        return done is not None and bool(summary.get("finished") or done >= self.config().train.rounds)
 
     def summary(self) -> dict[str, Any]:
         """The summary written at the end; empty if it is missing or damaged."""
         return read_json(self.path / "summary.json")
 
-    def summarise(self, rounds: int, verdicts: list[str]) -> dict[str, Any]:
-        """Write the summary of this many rounds, with the rules' verdicts."""
+    def summarise(self, rounds: int, ending: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the summary of this many rounds, with what the rules said at the end."""
         main, higher = self.main()
         rows = self.rows(self._damaged("metrics.jsonl"))
-        summary = metrics.summary(rows, rounds, main, higher) | {"verdicts": verdicts}
+        summary = {**ending, **metrics.summary(rows, rounds, main, higher)}
         write_json(self.path / "summary.json", summary)
-        write_json(self.path / "run.json", read_json(self.path / "run.json") | {"verdicts": verdicts})
+        said = {"verdicts": ending["verdicts"]}
+        write_json(self.path / "run.json", read_json(self.path / "run.json") | said)
         return summary
 
     def main(self) -> tuple[str, bool]:
