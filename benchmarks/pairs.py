@@ -1,4 +1,4 @@
-"""Every pair of rules on non-IID digits: which ones train, against FedAvg with the same recipe.
+"""Every pair of rules but attacks and guards on non-IID digits: which ones train, against FedAvg with the same recipe.
 
     python benchmarks/pairs.py --out benchmarks/pairs.json --picture docs/assets/pairs.svg
     python benchmarks/pairs.py --only "fedmut + fedavgm" "fedmut(alpha=0.4) + fedavgm"
@@ -60,10 +60,13 @@ def accuracy(job: tuple[str, int]) -> float | str:
 
 
 def measure(processes: int) -> dict[str, list[float | str]]:
-    """Every rule and every pair, over the seeds."""
+    """Every rule and every pair, over the seeds; without attacks and the rules against them (guards)."""
     from kairosfl.rules import RULES
+    from kairosfl.rules.attack import Attack
+    from kairosfl.rules.robust import Guard
 
-    texts = ["fedavg", *RULES, *(f"{one} + {other}" for one, other in itertools.combinations(RULES, 2))]
+    names = [name for name, rule in RULES.items() if not issubclass(rule, Guard | Attack)]
+    texts = ["fedavg", *names, *(f"{one} + {other}" for one, other in itertools.combinations(names, 2))]
     jobs = [(text, seed) for text in texts for seed in range(SEEDS)]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         found = pool.map(accuracy, jobs, chunksize=4)

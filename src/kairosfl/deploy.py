@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.errors import UserError, nearest
+from kairosfl.rules.attack import Attack
 from kairosfl.runs.checkpoint import model
 from kairosfl.runs.config import RunConfig, change, dump, read, resolve, tables
 from kairosfl.runs.edits import edits, flat
@@ -162,7 +163,10 @@ def load(path: Path, changes: Sequence[str] = ()) -> tuple[RunConfig, Deploy]:
     deploy = Deploy.from_table(nested.pop("deploy", {}))
     if deploy.clients:
         nested["data"] = {**nested.get("data", {}), "clients": deploy.clients}
-    return resolve(nested), deploy
+    config = resolve(nested)
+    if any(isinstance(rule, Attack) for rule in config.algorithm.rules):
+        raise UserError(f"algorithm = {str(config.algorithm)!r}: attack is for simulations only; leave it out.")
+    return config, deploy
 
 
 def model_of(folder: Path) -> Tensor:

@@ -11,6 +11,8 @@ from kairosfl.core.spec import parse as parse_spec
 from kairosfl.errors import UserError
 from kairosfl.plugins import Registry
 from kairosfl.rules.alt import ALT
+from kairosfl.rules.attack import Attack
+from kairosfl.rules.clipping import CenteredClipping, NormClipping
 from kairosfl.rules.fedams import FedAMS
 from kairosfl.rules.fedavgm import FedAvgM
 from kairosfl.rules.fedaware import FedAWARE
@@ -22,6 +24,10 @@ from kairosfl.rules.fednova import FedNova
 from kairosfl.rules.fedopt import FedAdagrad, FedAdam, FedYogi
 from kairosfl.rules.fedprox import FedProx
 from kairosfl.rules.fedsam import FedSAM
+from kairosfl.rules.geometricmedian import GeometricMedian
+from kairosfl.rules.krum import Krum
+from kairosfl.rules.median import Median, TrimmedMean
+from kairosfl.rules.mixing import NNM, Bucketing
 from kairosfl.rules.moon import MOON
 from kairosfl.rules.pa3fed import PA3Fed
 from kairosfl.rules.scaffold import SCAFFOLD
@@ -50,6 +56,15 @@ RULES: Registry[type[Spec]] = Registry(
             ALT,
             PA3Fed,
             FedAWARE,
+            Bucketing,
+            NNM,
+            NormClipping,
+            CenteredClipping,
+            Median,
+            TrimmedMean,
+            GeometricMedian,
+            Krum,
+            Attack,
         )
     },
 )
@@ -102,9 +117,13 @@ def _without_fedavg(text: str) -> str:
 __all__ = [
     "ALT",
     "MOON",
+    "NNM",
     "RULES",
     "SCAFFOLD",
     "VRLSGD",
+    "Attack",
+    "Bucketing",
+    "CenteredClipping",
     "FedAMS",
     "FedAWARE",
     "FedAdagrad",
@@ -119,6 +138,11 @@ __all__ = [
     "FedProx",
     "FedSAM",
     "FedYogi",
+    "GeometricMedian",
+    "Krum",
+    "Median",
+    "NormClipping",
     "PA3Fed",
+    "TrimmedMean",
     "parse",
 ]
