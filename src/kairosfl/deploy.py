@@ -64,6 +64,8 @@ class Deploy:
     clip_norm: float = Trust.clip_norm
     max_samples: int = Trust.max_samples
     max_loss: float = Trust.max_loss
+    min_loss: float = Trust.min_loss
+    samples: tuple[int, ...] = ()
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Deploy:
@@ -73,6 +75,7 @@ class Deploy:
         for key, value in table.items():
             if key not in known:
                 raise UserError(f"Unknown key deploy.{key}; {nearest(key, known)}")
+            value = tuple(value) if isinstance(value, list) else value
             whole = isinstance(value, int) and not isinstance(value, bool)
             if not (isinstance(value, known[key]) or (known[key] is float and whole)) or isinstance(value, bool):
                 raise UserError(f"deploy.{key} = {value!r} must be of type {known[key].__name__}.")

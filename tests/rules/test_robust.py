@@ -272,17 +272,17 @@ def test_what_makes_no_sense_is_refused(text: str, why: str) -> None:
         parse(text)
 
 
-def test_a_mean_that_leaves_another_rule_exposed_says_so() -> None:
+def test_what_no_rule_protects_is_said() -> None:
     def said(text: str) -> list[str]:
         setup = Setup(parse(text), Recipe(rounds=1, cohort=1), 1, Layout.of(torch.nn.Linear(2, 1)))
         return verdicts(Run.start(torch.zeros(3), setup, seed=0), setup)
 
-    assert said("scaffold + median") == [
-        "median protects the direction alone, and scaffold also learns from every single update; add limits, or use "
-        "centeredclipping"
-    ]
-    assert said("fedavgm + median") == []
-    assert said("scaffold + centeredclipping") == []
+    for text in ("scaffold + median", "scaffold + limits", "scaffold + centeredclipping + limits"):
+        assert said(text) == [
+            "scaffold learns from what every single client reported in all rounds, which no rule bounds: one lying "
+            "client can ruin the run; without it, the direction is protected"
+        ]
+    assert said("fedcm + median + limits") == []
 
 
 @pytest.mark.parametrize(

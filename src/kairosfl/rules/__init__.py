@@ -26,6 +26,7 @@ from kairosfl.rules.fedprox import FedProx
 from kairosfl.rules.fedsam import FedSAM
 from kairosfl.rules.geometricmedian import GeometricMedian
 from kairosfl.rules.krum import Krum
+from kairosfl.rules.limits import Limits
 from kairosfl.rules.median import Median, TrimmedMean
 from kairosfl.rules.mixing import NNM, Bucketing
 from kairosfl.rules.moon import MOON
@@ -64,6 +65,7 @@ RULES: Registry[type[Spec]] = Registry(
             TrimmedMean,
             GeometricMedian,
             Krum,
+            Limits,
             Attack,
         )
     },
@@ -140,6 +142,7 @@ __all__ = [
     "FedYogi",
     "GeometricMedian",
     "Krum",
+    "Limits",
     "Median",
     "NormClipping",
     "PA3Fed",

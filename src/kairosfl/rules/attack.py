@@ -1,13 +1,13 @@
 """Attack: a share of the clients lies about its updates. For simulations only; a deployed server refuses it.
 
     sign      −strength · Δ_i                         1       Li et al., "RSA", AAAI 2019
-    scaled    strength · Δ_i                          10      Bagdasaryan et al., "How to Backdoor Federated Learning", 2020
+    scaled    strength · Δ_i                          10      Bagdasaryan et al., "How to Backdoor FL", AISTATS 2020
     random    strength · N(0, 1) in every coordinate  1       Blanchard et al., NeurIPS 2017
     little    μ + strength · σ                        z_max   Baruch et al., "A Little Is Enough", NeurIPS 2019
     inner     −strength · μ                           0.5     Xie et al., "Fall of Empires", UAI 2019
 
-μ and σ are the mean and the deviation of the honest updates of the round, coordinate by coordinate: these liars see what
-the honest clients send. Of m reports with f liars z_max = Φ⁻¹((m − f − s) / (m − f)), s = ⌊m / 2 + 1⌋ − f.
+μ and σ are the mean and the deviation of the honest updates of the round, coordinate by coordinate: these liars see
+what the honest clients send. Of m reports with f liars z_max = Φ⁻¹((m − f − s) / (m − f)), s = ⌊m / 2 + 1⌋ − f.
 """
 
 from __future__ import annotations

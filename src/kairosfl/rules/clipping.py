@@ -19,7 +19,7 @@ from kairosfl.core.fields import Reports
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
 from kairosfl.detectors import squared_norms
-from kairosfl.rules.robust import Guard
+from kairosfl.rules.robust import Guard, middle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,3 @@ def clipped(vectors: Tensor, longest: float = 0.0) -> Tensor:
     limit = torch.tensor(longest, dtype=torch.float64) if longest else middle(lengths)
     factors = torch.where(lengths > limit, limit.to(lengths) / lengths, 1.0)
     return vectors * factors.to(vectors)[:, None]
-
-
-def middle(values: Tensor) -> Tensor:
-    """The median; of two middle values their mean."""
-    return torch.quantile(values, 0.5)

@@ -7,10 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from kairosfl.core.rule import Rule, acts
+from kairosfl.core.rule import Memory, Rule, acts
 from kairosfl.core.run import Round
 from kairosfl.rules.fedaware import FedAWARE
-from kairosfl.rules.fedcm import FedCM
 from kairosfl.rules.feddyn import FedDyn
 from kairosfl.rules.fedmut import FedMut
 from kairosfl.rules.scaffold import SCAFFOLD
@@ -31,6 +30,16 @@ class Guard(Rule):
                 "mean of all of them leads back to it"
             )
         return None
+
+    def verdict(self, memory: Memory, now: Round) -> str | None:
+        first = next(rule for rule in now.rules if isinstance(rule, Guard))
+        exposed = [rule.name() for rule in now.rules if isinstance(rule, SCAFFOLD | VRLSGD | FedDyn)]
+        if not exposed or first is not self:
+            return None
+        return (
+            f"{exposed[0]} learns from what every single client reported in all rounds, which no rule bounds: one lying "
+            "client can ruin the run; without it, the direction is protected"
+        )
 
 
 class Robust(Guard):
@@ -55,15 +64,6 @@ class Robust(Guard):
             return f"{other.name()} corrects the weighted mean, which {self.name()} replaces"
         return super().conflicts_with(other)
 
-    def verdict(self, memory: object, now: Round) -> str | None:
-        exposed = [rule.name() for rule in now.rules if isinstance(rule, SCAFFOLD | VRLSGD | FedDyn | FedCM)]
-        if not exposed or any(isinstance(rule, Guard) and acts(rule, "receive") for rule in now.rules):
-            return None
-        return (
-            f"{self.name()} protects the direction alone, and {exposed[0]} also learns from every single update; add "
-            "limits, or use centeredclipping"
-        )
-
 
 def liars(share: float, reports: int, inputs: int) -> int:
     """How many of `inputs` vectors may be lies when a share of the reports is: always fewer than half."""
@@ -87,3 +87,8 @@ def nearest(values: Tensor, ids: Tensor) -> Tensor:
     """Rows in ascending order of their values; of equal ones, the lower client id first."""
     order = ids.argsort()
     return order[values[order].argsort(stable=True)]
+
+
+def middle(values: Tensor) -> Tensor:
+    """The median; of two middle values their mean."""
+    return torch.quantile(values, 0.5)
