@@ -155,5 +155,5 @@ def test_it_comes_after_every_rule_that_weighs() -> None:
 
 
 def test_a_limit_below_one_is_refused() -> None:
-    with pytest.raises(UserError, match="limits: norm = 0.5 is not allowed; use 1 or more, or 0 for no limit"):
+    with pytest.raises(UserError, match=r"limits: norm = 0\.5 is not allowed; use 1 or more, or 0 for no limit"):
         parse("limits(norm=0.5)")

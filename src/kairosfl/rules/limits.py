@@ -1,7 +1,7 @@
 """Limits: what a single client may claim, whatever it reports. Ours; the template of a deployment has it.
 
     samples    n_i, at most `weight` / m of the sum
-    update     Δ_i ← Δ_i · min(1, norm · median ‖Δ‖ / ‖Δ_i‖), and the same for Δ_i / mass_i where a rule uses mean gradients
+    update     Δ_i ← Δ_i · min(1, norm · median ‖Δ‖ / ‖Δ_i‖); also for Δ_i / mass_i where a rule uses mean gradients
     numbers    Σ ‖∇L‖² per epoch and the Fisher trace, at most `numbers` times their medians
     weight     after all other rules: at most `weight` / m of the sum
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ class Limits(Guard):
         factors = torch.where(lengths > longest, longest / lengths, 1.0)
         return reports.delta * factors.to(reports.delta)[:, None]
 
-    def _numbers(self, reports: Reports) -> dict[str, Tensor]:
+    def _numbers(self, reports: Reports) -> dict[str, Any]:
         if not self.numbers:
             return {}
         found, per_epoch = {}, reports.grad_sq / reports.epochs  # as the detector reads it

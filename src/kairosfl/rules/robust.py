@@ -37,8 +37,8 @@ class Guard(Rule):
         if not exposed or first is not self:
             return None
         return (
-            f"{exposed[0]} learns from what every single client reported in all rounds, which no rule bounds: one lying "
-            "client can ruin the run; without it, the direction is protected"
+            f"{exposed[0]} learns from what every single client reported in all rounds, which no rule bounds: one "
+            "lying client can ruin the run; without it, the direction is protected"
         )
 
 
