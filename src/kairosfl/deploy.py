@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kairosfl.errors import UserError, nearest
 from kairosfl.rules import Privacy
+from kairosfl.rules.attack import Attack
 from kairosfl.runs.checkpoint import model
 from kairosfl.runs.config import RunConfig, change, dump, read, resolve, tables
 from kairosfl.runs.edits import edits, flat
@@ -64,6 +65,8 @@ class Deploy:
     clip_norm: float = Trust.clip_norm
     max_samples: int = Trust.max_samples
     max_loss: float = Trust.max_loss
+    min_loss: float = Trust.min_loss
+    samples: tuple[int, ...] = ()
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Deploy:
@@ -73,6 +76,7 @@ class Deploy:
         for key, value in table.items():
             if key not in known:
                 raise UserError(f"Unknown key deploy.{key}; {nearest(key, known)}")
+            value = tuple(value) if isinstance(value, list) else value
             whole = isinstance(value, int) and not isinstance(value, bool)
             if not (isinstance(value, known[key]) or (known[key] is float and whole)) or isinstance(value, bool):
                 raise UserError(f"deploy.{key} = {value!r} must be of type {known[key].__name__}.")
@@ -181,7 +185,10 @@ def load(path: Path, changes: Sequence[str] = ()) -> tuple[RunConfig, Deploy]:
     deploy = Deploy.from_table(nested.pop("deploy", {}))
     if deploy.clients:
         nested["data"] = {**nested.get("data", {}), "clients": deploy.clients}
-    return resolve(nested), deploy
+    config = resolve(nested)
+    if any(isinstance(rule, Attack) for rule in config.algorithm.rules):
+        raise UserError(f"algorithm = {str(config.algorithm)!r}: attack is for simulations only; leave it out.")
+    return config, deploy
 
 
 def model_of(folder: Path) -> Tensor:
