@@ -223,7 +223,9 @@ def _kind(config: RunConfig) -> str:
     data = config.data
     threads = config.run.threads if config.run.device == "cpu" else None
     engine = [threads, *(getattr(config.run, name) for name in ENGINE)]
-    return repr((data.name, data.options, data.augment, data.validation, config.model, engine))
+    noised = (data, experiment.partition_seed(config)) if data.noise else ()  # then samples depend on the clients
+    task = (data.name, data.options, data.augment, data.validation, data.normalise, noised, config.model)
+    return repr((*task, engine))
 
 
 def _short(key: str, value: Any) -> str:
