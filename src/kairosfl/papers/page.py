@@ -102,6 +102,12 @@ def agreement(cell: Mapping[str, Any], measure: str) -> Agreement | None:
     return "open" if len(ours) > 1 and off <= 2 * statistics.stdev(ours) else "not reproduced"
 
 
+def outcome(results: Results, cell: Mapping[str, Any]) -> Agreement | None:
+    """The verdict on a cell: of its primary measure, or the best of those that `sources` name."""
+    found = [agreement(cell, measure) for measure in results.get("sources") or results["measures"][:1]]
+    return next((word for word in get_args(Agreement) if word in found), None)
+
+
 def as_published(cell: Mapping[str, Any]) -> bool:
     """Whether a cell was run in the paper's setting and for all its rounds."""
     return complete(cell) and bool(cell["comparable"])
@@ -110,8 +116,8 @@ def as_published(cell: Mapping[str, Any]) -> bool:
 def _overview(everything: Sequence[Results]) -> str:
     rows = []
     for results in everything:
-        measure, cells = results["measures"][0], results["cells"].values()
-        outcomes = [None if results.get("beat") else agreement(cell, measure) for cell in cells]
+        cells = results["cells"].values()
+        outcomes = [None if results.get("beat") else outcome(results, cell) for cell in cells]
         rows.append(
             {
                 "item": f"[{results['item']}](#{results['item'].replace('/', '')})",
@@ -161,7 +167,7 @@ def _conclusion(results: Results) -> list[str]:
     title = MEASURES[measure].title
     if results.get("beat"):
         return _beaten(results, measure)
-    outcomes = {name: agreement(cell, measure) for name, cell in results["cells"].items()}
+    outcomes = {name: outcome(results, cell) for name, cell in results["cells"].items()}
     named = {word: [name for name, outcome in outcomes.items() if outcome == word] for word in get_args(Agreement)}
     total = sum(map(len, named.values()))
     if not total:
@@ -173,18 +179,25 @@ def _conclusion(results: Results) -> list[str]:
             lines += [
                 f"{heading}:",
                 "",
-                *(_comparison(name, results["cells"][name], measure) for name in named[word]),
+                *(line for name in named[word] for line in _comparisons(name, results)),
                 "",
             ]
     return lines
 
 
-def _comparison(name: str, cell: Mapping[str, Any], measure: str) -> str:
-    ours, printed, digits = values(cell, measure), cell["printed"][measure], MEASURES[measure].digits
-    return (
-        f"- `{name}` ({cell['reading']}): ours {spread(ours, digits)}, published {printed:.{digits}f}, "
-        f"{signed(statistics.fmean(ours) - printed, digits)}"
-    )
+def _comparisons(name: str, results: Results) -> list[str]:
+    """Ours against every published value that counts."""
+    cell, sources = results["cells"][name], results.get("sources") or {}
+    lines = []
+    for measure in sources or results["measures"][:1]:
+        if measure in cell["printed"]:
+            ours, printed, digits = values(cell, measure), cell["printed"][measure], MEASURES[measure].digits
+            where = f" ({sources[measure]})" if measure in sources else ""
+            lines.append(
+                f"- `{name}` ({cell['reading']}): ours {spread(ours, digits)}, published {printed:.{digits}f}{where}, "
+                f"{signed(statistics.fmean(ours) - printed, digits)}"
+            )
+    return lines
 
 
 def _beaten(results: Results, measure: str) -> list[str]:
