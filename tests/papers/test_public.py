@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from kairosfl.papers import ITEMS
-from kairosfl.papers.page import outcome, section
+from kairosfl.papers.details import section
 from kairosfl.papers.reproduce import reproduce
 from kairosfl.papers.results import save, table
+from kairosfl.papers.verdicts import outcome
 from kairosfl.runs import experiment
 from kairosfl.tasks.data import DATASETS
 from kairosfl.tasks.dataset import DataSet, Samples
