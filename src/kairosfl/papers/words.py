@@ -69,6 +69,7 @@ NUMBERS = (
     (r"alpha([\d.]+)", "α = {}"),
     (r"beta([\d.]+)", "β = {}"),
     (r"noise([\d.]+)", "noise {}"),
+    (r"ridge([\d.]+)", "ridge {}"),
     (r"quantity([\d.]+)", "quantity Dir({})"),
 )
 
