@@ -34,14 +34,17 @@ def noisy(dataset: DataSet, clients: Population, noise: float, seed: int) -> Dat
     train, test = np.zeros(len(dataset.train)), levels[np.arange(len(dataset.test)) % len(levels)]
     train[clients.order] = np.repeat(levels, clients.sizes)
     noised = (
-        Samples(_added(samples.inputs, dataset, level, f"noise {name}", seed), samples.targets)
+        Samples(_added(samples, dataset, level, f"noise {name}", seed), samples.targets)
         for name, samples, level in (("train", dataset.train, train), ("test", dataset.test, test))
     )
     return replace(dataset, train=next(noised), test=next(noised), mean=(), std=())
 
 
-def _added(inputs: Tensor, dataset: DataSet, levels: np.ndarray, purpose: str, seed: int) -> Tensor:
-    clear = prepare(inputs, dataset)
+def _added(samples: Samples, dataset: DataSet, levels: np.ndarray, purpose: str, seed: int) -> Tensor:
+    inputs = samples.inputs
+    if not isinstance(inputs, torch.Tensor):
+        raise UserError("data.noise can be added to inputs of one tensor only; set it to 0.")
+    clear: Tensor = prepare(inputs, dataset)
     drawn = stream(seed, purpose).standard_normal(clear.shape, dtype=np.float32)
     drawn *= levels.astype(np.float32).reshape(-1, *[1] * (clear.ndim - 1))
     added = torch.from_numpy(drawn)
