@@ -35,9 +35,11 @@ IMAGES, TOKENS = (3, 32, 32), (80,)
 MODELS = {  # shape of a sample, options; vocabulary 80 for texts
     "logistic": (IMAGES, {}),
     "mlp": (IMAGES, {}),
+    "lenet": (IMAGES, {}),
     "cnn": (IMAGES, {}),
     "alt_cnn": (IMAGES, {}),
     "aware_cnn": (IMAGES, {}),
+    "pfl_cnn": (IMAGES, {"dropout": (0.0, 0.0)}),
     "alexnet": (IMAGES, {"dropout": 0.0}),
     "vgg11": (IMAGES, {"dropout": 0.0}),
     "resnet18": (IMAGES, {}),

@@ -21,6 +21,7 @@ from kairosfl.runs.files import write
 _SCRIPTS = ("chart.js", "lines.js", "heat.js", "page.js")
 DETAILED = 12
 COMPARED = 12
+SKEWED = ("dirichlet", "client_dirichlet", "mixed", "quantity")  # partitions that use data.alpha
 SUMMARISED = 3
 _HINT = "Drag across a chart to zoom, double-click to reset; charts over rounds zoom together."
 _TEST = (
@@ -249,7 +250,7 @@ def _facts(groups: Sequence[Group]) -> str:
         ("train.epochs", "epochs {}"),
         ("train.lr", "learning rate {}"),
     ):
-        used = name != "data.alpha" or settings.get("data.partition") in ("dirichlet", "mixed", "quantity")
+        used = name != "data.alpha" or settings.get("data.partition") in SKEWED
         if name in settings and name not in apart and used:
             facts.append(text.format(settings[name]).replace("(s)", "" if settings[name] == 1 else "s"))
     seeds = sorted({run.seed for run in runs})

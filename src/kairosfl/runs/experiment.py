@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from kairosfl.runs.lock import lock
 from kairosfl.runs.trackers import TRACKERS
 from kairosfl.tasks import data, models
 from kairosfl.tasks.dataset import DataSet, held_out
+from kairosfl.tasks.noise import noisy
 from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
@@ -44,9 +46,21 @@ RecordedRun = Generator[Briefs, Reports, dict[str, Any]]
 
 
 @lru_cache(maxsize=2)
-def _load(name: str, validation: float, options: tuple[tuple[str, Any], ...]) -> DataSet:
+def _load(name: str, validation: float, normalise: bool, options: tuple[tuple[str, Any], ...]) -> DataSet:
     dataset = data.load(name, **dict(options))  # the runs of a sweep share it
+    dataset = dataset if normalise else replace(dataset, mean=(), std=())
     return held_out(dataset, validation) if validation else dataset
+
+
+_NOISED: dict[str, tuple[DataSet, DataSet]] = {}  # the last one, as the runs of a sweep share it too
+
+
+def _noisy(dataset: DataSet, clients: Population, noise: float, seed: int) -> DataSet:
+    key = f"{clients.hash()} {noise} {seed}"
+    if key not in _NOISED or _NOISED[key][0] is not dataset:
+        _NOISED.clear()
+        _NOISED[key] = dataset, noisy(dataset, clients, noise, seed)
+    return _NOISED[key][1]
 
 
 def build_data(config: RunConfig) -> tuple[DataSet, Population]:
@@ -58,21 +72,29 @@ def build_data(config: RunConfig) -> tuple[DataSet, Population]:
                 "by calling simulate with the same arguments and the same out."
             )
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in config.data.options.items()}
-    dataset = _load(config.data.name, config.data.validation, tuple(sorted(options.items())))
-    return dataset, divide(config, dataset)
+    chosen = tuple(sorted(options.items()))
+    dataset = _load(config.data.name, config.data.validation, config.data.normalise, chosen)
+    clients = divide(config, dataset)
+    noise = config.data.noise
+    return _noisy(dataset, clients, noise, partition_seed(config)) if noise else dataset, clients
+
+
+def partition_seed(config: RunConfig) -> int:
+    """The seed of the partition."""
+    return config.seed if config.data.partition_seed < 0 else config.data.partition_seed
 
 
 def divide(config: RunConfig, dataset: DataSet) -> Population:
     """The clients among which a configuration divides a data set."""
-    seed = config.seed if config.data.partition_seed < 0 else config.data.partition_seed
     return partition(
         dataset,
         name=config.data.partition,
         clients=config.data.clients or None,
-        seed=seed,
+        seed=partition_seed(config),
         alpha=config.data.alpha,
         minimum=config.data.minimum,
         shards=config.data.shards,
+        labels_per_client=config.data.labels_per_client,
         balance=config.data.balance,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import time
@@ -233,7 +234,9 @@ def describe(config: RunConfig, task: Task, command: str) -> dict[str, Any]:
 
 
 def _git() -> str | None:
-    """The commit of the sources, if they are in a repository."""
+    """The commit of the sources: KAIROSFL_COMMIT, for a copy without its repository, or else the repository's."""
+    if commit := os.environ.get("KAIROSFL_COMMIT"):
+        return commit
     here = Path(__file__).parent
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from kairosfl.errors import UserError
 from kairosfl.tasks.dataset import Samples
 from kairosfl.tasks.task import Task
 
@@ -18,7 +19,10 @@ def flip_labels(task: Task, clients: Iterable[int]) -> Task:
         task: A classification task.
         clients: The clients that lie, such as `kairosfl.rules.attack.liars(seed, len(task.clients), 0.2)`.
     """
-    train, targets = task.dataset.train, task.dataset.train.targets.clone()
+    train = task.dataset.train
+    if task.dataset.labels_of_train is None or not isinstance(train, Samples):
+        raise UserError(f"data set {task.dataset.name!r} has no labels in memory that could be flipped.")
+    targets = torch.from_numpy(task.dataset.labels_of_train.copy())
     for client in clients:
         mine = torch.from_numpy(task.clients[int(client)].astype("int64"))
         targets[mine] = task.dataset.classes - 1 - targets[mine]
