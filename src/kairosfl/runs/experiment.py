@@ -178,7 +178,7 @@ def _record_rounds(
             own = engine.evaluate_clients(outcome) if scores and config.run.client_accuracy else None
             row = metrics.row(run, task, scores, own, time.perf_counter() - began)
             cosines = run.round in config.run.cosines
-            append_json(folder.path / "clients.jsonl", metrics.clients_row(run, own, cosines=cosines))
+            append_json(folder.path / "clients.jsonl", metrics.clients_row(run, task, own, cosines=cosines))
             append_json(folder.path / "metrics.jsonl", row)
             _log_rejections(run, folder)
             for listen in listeners:
