@@ -201,7 +201,7 @@ def _record_rounds(
             plain = engine.evaluate(run.x) if scores and outcome is not run.x else None
             row = recorded(run, setup) | metrics.row(run, task, scores, own, time.perf_counter() - began, plain)
             cosines = run.round in config.run.cosines
-            append_json(folder.path / "clients.jsonl", metrics.clients_row(run, own, cosines=cosines))
+            append_json(folder.path / "clients.jsonl", metrics.clients_row(run, task, own, cosines=cosines))
             append_json(folder.path / "metrics.jsonl", row)
             _log_rejections(run, setup, folder)
             for listen in listeners:
