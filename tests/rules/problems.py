@@ -20,7 +20,8 @@ from kairosfl.engines.loop import Loop
 from kairosfl.rules import parse
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population
-from kairosfl.tasks.task import Task, cross_entropy
+from kairosfl.tasks.kinds import cross_entropy
+from kairosfl.tasks.task import Task
 
 
 class Bowl(nn.Module):
