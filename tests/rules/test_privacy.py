@@ -204,6 +204,20 @@ def test_a_larger_federation_is_simulated_and_called_hypothetical() -> None:
     ]
 
 
+def test_a_larger_federation_is_larger() -> None:
+    for rule, match in (
+        (Privacy(population=9), "population = 9 is not allowed; 10 clients are simulated"),
+        (Privacy(noise_cohort=1000), "noise_cohort = 1000 is not allowed; give a population that is larger"),
+    ):
+        with pytest.raises(UserError, match=match):
+            follow(Algorithm((rule,)), Puppet(updates(10)))
+
+
+def test_a_delta_that_promises_nothing_is_named() -> None:
+    runs, setup = follow(Algorithm((Privacy(delta=0.1, noise=5.0),)), Puppet(updates(10)))
+    assert verdicts(runs[-1], setup)[0].startswith("privacy(delta=0.1) promises little: with 10 clients")
+
+
 def test_the_run_ends_before_the_budget_is_overspent() -> None:
     runs, setup = follow(Algorithm((Privacy(noise=2.0, epsilon=3.0),)), Puppet(updates(100)), cohort=10, number=500)
     assert 1 < len(runs) < 500

@@ -97,9 +97,14 @@ class Privacy(Rule):
         return min(population, math.ceil(cohort + 10 * math.sqrt(cohort) + 20))  # more has a probability below e^−40
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
+        count, cohort = self.population or now.population, self.noise_cohort or now.cohort
+        if self.delta * count > 1 + 1e-9:
+            return (
+                f"privacy(delta={self.delta:g}) promises little: with {count} clients, publishing one of them as it is "
+                "would be allowed; use a delta well below 1 / clients"
+            )
         if not self.hypothetical:
             return None
-        count, cohort = self.population or now.population, self.noise_cohort or now.cohort
         return (
             f"the epsilon of privacy is hypothetical: that of cohorts of {cohort} out of {count} clients, of which "
             f"{now.cohort} out of {now.population} were simulated"
@@ -112,6 +117,9 @@ class Privacy(Rule):
 
     def server(self, now: Round) -> State:
         accounting.library()
+        few = now.population
+        self.check("population", not self.population or self.population >= few, f"{few} clients are simulated")
+        self.check("noise_cohort", self.noise_cohort <= (self.population or few), "give a population that is larger")
         self._draw("", now)  # refuses a key without a secret
         rate = self._rate(now.cohort, now)
         z = self.noise or accounting.calibrated(rate, now.rounds, self.epsilon, self.delta)
