@@ -214,8 +214,8 @@ def test_a_larger_federation_is_larger() -> None:
 
 
 def test_a_delta_that_promises_nothing_is_named() -> None:
-    runs, setup = follow(Algorithm((Privacy(delta=0.1, noise=5.0),)), Puppet(updates(10)))
-    assert verdicts(runs[-1], setup)[0].startswith("privacy(delta=0.1) promises little: with 10 clients")
+    runs, setup = follow(Algorithm((Privacy(delta=0.2, noise=5.0),)), Puppet(updates(10)))
+    assert verdicts(runs[-1], setup)[0].startswith("privacy(delta=0.2) promises little: with 10 clients")
 
 
 def test_the_run_ends_before_the_budget_is_overspent() -> None:
