@@ -302,6 +302,14 @@ def test_a_rule_that_says_nothing_about_itself_is_refused() -> None:
         Privacy() + Mine()
     assert parse("alt(reference='previous')").rules[0].reads == "clients"
 
+    @dataclass(frozen=True, kw_only=True)
+    class Counts(Sizes):
+        sees_idle = True
+
+    Privacy() + Sizes(size=3)
+    with pytest.raises(UserError, match="Counts may act on reports or rows"):
+        Privacy() + Counts(size=3)
+
 
 def test_a_detector_that_decides_needs_noise() -> None:
     engine = Puppet(updates(10))

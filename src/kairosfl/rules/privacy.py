@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Reports
-from kairosfl.core.rule import Finished, Memory, Plan, Rule, State
+from kairosfl.core.rule import Finished, Memory, Plan, Rule, State, acts
 from kairosfl.core.run import Round
 from kairosfl.core.streams import stream
 from kairosfl.detectors import squared_norms
@@ -86,7 +86,8 @@ class Privacy(Rule):
         return bool(self.population or self.noise_cohort)
 
     def conflicts_with(self, other: Rule) -> str | None:
-        if other.reads == "clients":
+        counts = other.sees_idle and acts(other, "select")  # it plans by how many were drawn or answered
+        if other.reads == "clients" or counts:
             return (
                 f"{other.name()} may act on reports or rows of single clients, to which no noise was added; "
                 'a rule that does not says `reads = "direction"`'
