@@ -68,7 +68,10 @@ def test_calibrated_noise_pays_for_the_rounds_and_hardly_more(rate: float, round
 
 
 def test_a_budget_that_pays_for_nothing() -> None:
-    with pytest.raises(UserError, match=r"cannot pay for 10 rounds with any noise; give a larger epsilon or delta\."):
+    with pytest.raises(
+        UserError,
+        match=r"is less than the account can certify for 10 rounds with any noise; give a larger epsilon or delta\.",
+    ):
         accounting.calibrated(0.5, 10, 1e-3, 1e-30)
 
 

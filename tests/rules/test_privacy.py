@@ -204,6 +204,20 @@ def test_a_larger_federation_is_simulated_and_called_hypothetical() -> None:
     ]
 
 
+def test_a_larger_federation_is_larger() -> None:
+    for rule, match in (
+        (Privacy(population=9), "population = 9 is not allowed; 10 clients are simulated"),
+        (Privacy(noise_cohort=1000), "noise_cohort = 1000 is not allowed; give a population that is larger"),
+    ):
+        with pytest.raises(UserError, match=match):
+            follow(Algorithm((rule,)), Puppet(updates(10)))
+
+
+def test_a_delta_that_promises_nothing_is_named() -> None:
+    runs, setup = follow(Algorithm((Privacy(delta=0.2, noise=5.0),)), Puppet(updates(10)))
+    assert verdicts(runs[-1], setup)[0].startswith("privacy(delta=0.2) promises little: with 10 clients")
+
+
 def test_the_run_ends_before_the_budget_is_overspent() -> None:
     runs, setup = follow(Algorithm((Privacy(noise=2.0, epsilon=3.0),)), Puppet(updates(100)), cohort=10, number=500)
     assert 1 < len(runs) < 500
@@ -287,6 +301,14 @@ def test_a_rule_that_says_nothing_about_itself_is_refused() -> None:
     with pytest.raises(UserError, match='a rule that does not says `reads = "direction"`'):
         Privacy() + Mine()
     assert parse("alt(reference='previous')").rules[0].reads == "clients"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Counts(Sizes):
+        sees_idle = True
+
+    Privacy() + Sizes(size=3)
+    with pytest.raises(UserError, match="Counts may act on reports or rows"):
+        Privacy() + Counts(size=3)
 
 
 def test_a_detector_that_decides_needs_noise() -> None:

@@ -30,7 +30,10 @@ Floats = NDArray[np.float64]
 # Those that dp-accounting has by default, written out so that no release changes a run.
 ORDERS = (*(1 + x / 10 for x in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
 # Those of the filter: coarse, because the weights are shared among them, and fast, because few are fractional.
-COARSE = (1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 24, 28, 32, 40, 48, 63, 128, 256)
+COARSE = (
+    *(1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 24, 28, 32, 40, 48, 63),
+    *(128, 256, 512, 1024),
+)
 FAVOURED = 0.9
 
 
@@ -105,8 +108,8 @@ def calibrated(rate: float, rounds: int, epsilon: float, delta: float) -> float:
         high *= 2
         if high > 1e6:
             raise UserError(
-                f"privacy(epsilon={epsilon:g}, delta={delta:g}) cannot pay for {rounds} rounds with any noise; give a "
-                "larger epsilon or delta."
+                f"privacy(epsilon={epsilon:g}, delta={delta:g}) is less than the account can certify for {rounds} "
+                "rounds with any noise; give a larger epsilon or delta."
             )
     low = high / 2
     while enough(low):

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Reports
-from kairosfl.core.rule import Finished, Memory, Plan, Rule, State
+from kairosfl.core.rule import Finished, Memory, Plan, Rule, State, acts
 from kairosfl.core.run import Round
 from kairosfl.core.streams import stream
 from kairosfl.detectors import squared_norms
@@ -86,7 +86,8 @@ class Privacy(Rule):
         return bool(self.population or self.noise_cohort)
 
     def conflicts_with(self, other: Rule) -> str | None:
-        if other.reads == "clients":
+        counts = other.sees_idle and acts(other, "select")  # it plans by how many were drawn or answered
+        if other.reads == "clients" or counts:
             return (
                 f"{other.name()} may act on reports or rows of single clients, to which no noise was added; "
                 'a rule that does not says `reads = "direction"`'
@@ -97,9 +98,14 @@ class Privacy(Rule):
         return min(population, math.ceil(cohort + 10 * math.sqrt(cohort) + 20))  # more has a probability below e^−40
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
+        count, cohort = self.population or now.population, self.noise_cohort or now.cohort
+        if self.delta * count > 1 + 1e-9:
+            return (
+                f"privacy(delta={self.delta:g}) promises little: with {count} clients, publishing one of them as it is "
+                "would be allowed; use a delta well below 1 / clients"
+            )
         if not self.hypothetical:
             return None
-        count, cohort = self.population or now.population, self.noise_cohort or now.cohort
         return (
             f"the epsilon of privacy is hypothetical: that of cohorts of {cohort} out of {count} clients, of which "
             f"{now.cohort} out of {now.population} were simulated"
@@ -112,6 +118,9 @@ class Privacy(Rule):
 
     def server(self, now: Round) -> State:
         accounting.library()
+        few = now.population
+        self.check("population", not self.population or self.population >= few, f"{few} clients are simulated")
+        self.check("noise_cohort", self.noise_cohort <= (self.population or few), "give a population that is larger")
         self._draw("", now)  # refuses a key without a secret
         rate = self._rate(now.cohort, now)
         z = self.noise or accounting.calibrated(rate, now.rounds, self.epsilon, self.delta)
