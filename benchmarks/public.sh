@@ -13,16 +13,17 @@
 #     flsim-fedcm     FedCM, about 5 min
 #     flsim-mofedsam  MoFedSAM, two gradients a step, about 8 min
 #     pfl            CIFAR-10 IID and Dir(0.1), BlazeFL and FLUTE, about 3 min in all
+#     aware-ridge     FedAWARE with a ridge, 6 runs of fedaware/solver, 45 M images, about 2 min
 #     niid10-flower   8 runs (three labels, IID), which Flower alone published, about 4 min
 #     niid10-seeds    the second and third seeds of niid10: 24 runs, about 12 min; run it twice
 set -eu
-part=$1 results=${2:-results} runs=runs/public
+part=$1 results=${2:-results} runs=runs/public paper=public
 
 cells() { # ITEM, then cells
     item=$1
     shift
     for cell; do set -- "$@" --cells "$cell"; shift; done
-    timeout -s INT "${LIMIT:-540}" ${PYTHON:-python} -m kairosfl reproduce "public/$item" "$@" --seeds "${SEEDS:-1}" \
+    timeout -s INT "${LIMIT:-540}" ${PYTHON:-python} -m kairosfl reproduce "$paper/$item" "$@" --seeds "${SEEDS:-1}" \
         --engine batched --device cuda --quiet --out "$runs/$item" --results "$results"
 }
 
@@ -31,6 +32,7 @@ niid10) cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;
 niid10-noise) cells niid-bench-10 noise0.1 ;;
 niid10-flower) cells niid-bench-10 labels3 iid ;;
 niid10-seeds) SEEDS=3 cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;
+aware-ridge) paper=fedaware SEEDS=2 cells solver "ridge*" ;;
 niid100) cells niid-bench-100 ;;
 flsim-fedavg) cells fl-simulator "dir0.1 fedavg" ;;
 flsim-scaffold) cells fl-simulator "dir0.1 scaffold" "dir0.1 feddyn" ;;

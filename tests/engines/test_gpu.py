@@ -135,6 +135,7 @@ def variants(task: Task) -> dict[str, dict[str, object]]:
     return {
         "starts": {"start": near},
         "clip": {"clip": 0.5},
+        "clip after": {"clip": 0.5, "clip_after": True, "pull": 0.1, "push": 0.01 * torch.ones(task.layout.size)},
         "stop": {"stop_below": 0.9999, "stop_per": "batch", "epochs": 4},
         "contrast": {"contrast": 1.0, "temperature": 0.5, "previous": near},
         "adamw": {"optimizer": "adamw", "momentum": 0.0, "lr": 1e-4, "eps": 1e-4, "pull": 0.1},
@@ -143,7 +144,7 @@ def variants(task: Task) -> dict[str, dict[str, object]]:
     }
 
 
-@pytest.mark.parametrize("variant", ["starts", "clip", "stop", "contrast", "scores", "adamw", "sharp"])
+@pytest.mark.parametrize("variant", ["starts", "clip", "clip after", "stop", "contrast", "scores", "adamw", "sharp"])
 def test_every_brief_is_followed_as_by_the_loop(variant: str) -> None:
     task = task_of("alt_cnn")
     briefs = briefs_of(task, **variants(task)[variant])

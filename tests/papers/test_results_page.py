@@ -263,10 +263,10 @@ def test_the_picture_has_every_curve_and_is_the_same_when_drawn_twice(folder):
         "round": [],
         "value": [],
     }  # cut before an evaluation
-    assert b">digits-fedavgm<" in draw_curves(results, folder / "c.svg").read_bytes()
+    assert b">digits, FedAvgM<" in draw_curves(results, folder / "c.svg").read_bytes()
     del results["cells"]["digits-fedavgm"]
     assert draw_curves(results, folder / "d.svg") is None
-    for text in (b">digits-fedavg<", b">fedavg<", b">fedavgm<", "round (◂ published)".encode()):
+    for text in (b">digits, FedAvg<", b">FedAvg<", b">FedAvgM<", "round (◂ published)".encode()):
         assert text in first
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from kairosfl.papers.measures import TRACES
 from kairosfl.papers.results import Results, longest
+from kairosfl.papers.words import words
 from kairosfl.report.draw import new_figure, plot, save, style, whole
 from kairosfl.report.pictures import colour
 
@@ -114,7 +115,7 @@ def _panel(axes: Axes, base: str, compared: Cells, common: int, what: str) -> No
             marked.add(printed)
             across = axes.get_yaxis_transform()  # x as a fraction of the panel width
             axes.plot([1.02], [printed], "<", color=own, markersize=5, clip_on=False, transform=across)
-    axes.set_title(base, fontsize=8)
+    axes.set_title(words(base), fontsize=8)
     whole(axes.xaxis)
     axes.set_xlabel("round (◂ published)" if marked else "round", fontsize=7)
     axes.tick_params(labelsize=7)
@@ -123,10 +124,10 @@ def _panel(axes: Axes, base: str, compared: Cells, common: int, what: str) -> No
 
 
 def _label(name: str, skip: int) -> str:
-    return "-".join(name.split("-")[min(skip, name.count("-")) :])
+    return words("-".join(name.split("-")[min(skip, name.count("-")) :]))
 
 
 def _shared(cells: Cells) -> int:
     """How many leading words all names have in common."""
-    words = zip(*(name.split("-") for name in cells), strict=False)
-    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, words))
+    columns = zip(*(name.split("-") for name in cells), strict=False)
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
