@@ -1,4 +1,4 @@
-"""Every pair of rules on non-IID digits: which ones train, against FedAvg with the same recipe.
+"""Every pair of rules but attacks and guards on non-IID digits: which ones train, against FedAvg with the same recipe.
 
     python benchmarks/pairs.py --out benchmarks/pairs.json --picture docs/assets/pairs.svg
     python benchmarks/pairs.py --read benchmarks/pairs.json --add --out benchmarks/pairs.json
@@ -62,10 +62,15 @@ def accuracy(job: tuple[str, int]) -> float | str:
 
 
 def measure(processes: int, known: dict[str, list[float | str]]) -> dict[str, list[float | str]]:
-    """Every rule and every pair, over the seeds; those that are known are kept."""
+    """Every rule and every pair, over the seeds, without privacy, attacks and the rules against them (guards); those
+    that are known are kept."""
     from kairosfl.rules import RULES
+    from kairosfl.rules.attack import Attack
+    from kairosfl.rules.robust import Guard
 
-    texts = ["fedavg", *RULES, *(f"{one} + {other}" for one, other in itertools.combinations(RULES, 2))]
+    left_out = [name for name, rule in RULES.items() if rule.private or issubclass(rule, Guard | Attack)]
+    names = [name for name in RULES if name not in left_out]
+    texts = ["fedavg", *names, *(f"{one} + {other}" for one, other in itertools.combinations(names, 2))]
     missing = [text for text in texts if text not in known]
     jobs = [(text, seed) for text in missing for seed in range(SEEDS)]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:

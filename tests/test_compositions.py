@@ -1,6 +1,8 @@
 """Every base algorithm with every subset of the adaptive rules: trains, stays finite, resumes to the bit, and acts.
 
-Every pair of rules is refused with a sentence, or was measured to train, or has its reason in the documentation.
+Every pair of them is refused with a sentence, or was measured to train, or has its reason in the documentation. The
+attacks and the rules against them (guards) are combined with every rule: refused with a sentence, or finite and resumed
+to the bit.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from kairosfl.core.run import Run, Setup
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.rules import RULES, parse
+from kairosfl.rules.attack import Attack
+from kairosfl.rules.robust import Guard
 from kairosfl.runs.checkpoint import Checkpoints
 from kairosfl.tasks.data import load
 from kairosfl.tasks.dataset import DataSet, Samples
@@ -32,7 +36,12 @@ from kairosfl.tasks.task import Task
 CLIENTS, EPOCHS, ROUNDS, RESUMED = 8, 3, 5, 3
 RECIPE = Recipe(rounds=ROUNDS, cohort=3, epochs=EPOCHS, batch_size=8, lr=0.1, momentum=0.5)
 
-BASES = ["fedavg", *sorted(name for name, rule in RULES.items() if issubclass(rule, Rule) and rule.kind == "base")]
+# Which rules privacy can be combined with is tested in rules/test_privacy.py.
+GUARDS = [name for name, rule in RULES.items() if issubclass(rule, Guard | Attack)]
+PUBLIC = {
+    name: rule for name, rule in RULES.items() if issubclass(rule, Rule) and not rule.private and name not in GUARDS
+}
+BASES = ["fedavg", *sorted(name for name, rule in PUBLIC.items() if rule.kind == "base")]
 # In five rounds of a tiny model: a threshold that some clients fall below, and a score that counts in every period.
 ADAPTIVE = {"fedcl": "fedcl", "alt": "alt(a=0.9, b=0.0995)", "pa3fed": "pa3fed(always=True)", "fedaware": "fedaware"}
 SUBSETS = [subset for size in range(5) for subset in combinations(ADAPTIVE, size)]
@@ -79,9 +88,7 @@ def _refusal(base: str, subset: tuple[str, ...]) -> str | None:
 def test_there_are_fifteen_times_sixteen() -> None:
     assert len(BASES) == 15
     assert len(SUBSETS) == 16
-    assert {*ADAPTIVE, *AROUND} == {
-        name for name, rule in RULES.items() if issubclass(rule, Rule) and rule.kind == "adaptive"
-    }
+    assert {*ADAPTIVE, *AROUND} == {name for name, rule in PUBLIC.items() if rule.kind == "adaptive"}
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -164,14 +171,38 @@ def test_each_adaptive_rule_changes_the_model(base: str, rule: str) -> None:
         assert not np.array_equal(_end(base, (rule,)), _end(base, ()))
 
 
+@pytest.mark.parametrize("guard", GUARDS)
+def test_a_guard_and_any_other_rule_train_and_resume_or_are_refused(guard: str, tmp_path: Path) -> None:
+    for other in RULES:
+        if other == guard:
+            continue
+        order = sorted((guard, other), key=lambda name: (name != "attack", name == "limits"))  # the first, the last one
+        text = " + ".join(order)
+        one, two = (parse(name).rules[0] for name in (guard, other))
+        if one.conflicts_with(two) or two.conflicts_with(one):
+            with pytest.raises(UserError, match=" cannot be combined: "):
+                parse(text)
+            continue
+        algorithm = parse(text)
+        checkpoints = Checkpoints(tmp_path / other)
+        checkpoints.folder.mkdir()
+        for run in _course(algorithm):
+            assert torch.isfinite(run.x).all(), text
+            if run.round == RESUMED:
+                checkpoints.save(run, {})
+        loaded, _ = checkpoints.load(_start(parse(text))[0])
+        *_, resumed = _course(parse(text), loaded)
+        assert torch.equal(resumed.x, run.x), text
+
+
 ROOT = Path(__file__).parents[1]
 MEASURED: dict[str, list[float | str]] = json.loads((ROOT / "benchmarks" / "pairs.json").read_text())
-PAIRS = [f"{one} + {other}" for one, other in combinations(RULES, 2)]
+PAIRS = [f"{one} + {other}" for one, other in combinations(PUBLIC, 2)]
 ALARM = 0.10
 
 
 def test_every_rule_and_every_pair_was_measured() -> None:
-    assert list(MEASURED) == ["fedavg", *RULES, *PAIRS]
+    assert list(MEASURED) == ["fedavg", *PUBLIC, *PAIRS]
     assert all(len(values) == 3 for values in MEASURED.values())
 
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from kairosfl.errors import UserError, nearest
+from kairosfl.rules import Privacy
+from kairosfl.rules.attack import Attack
 from kairosfl.runs.checkpoint import model
 from kairosfl.runs.config import RunConfig, change, dump, read, resolve, tables
 from kairosfl.runs.edits import edits, flat
@@ -63,6 +65,8 @@ class Deploy:
     clip_norm: float = Trust.clip_norm
     max_samples: int = Trust.max_samples
     max_loss: float = Trust.max_loss
+    min_loss: float = Trust.min_loss
+    samples: tuple[int, ...] = ()
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Deploy:
@@ -72,6 +76,7 @@ class Deploy:
         for key, value in table.items():
             if key not in known:
                 raise UserError(f"Unknown key deploy.{key}; {nearest(key, known)}")
+            value = tuple(value) if isinstance(value, list) else value
             whole = isinstance(value, int) and not isinstance(value, bool)
             if not (isinstance(value, known[key]) or (known[key] is float and whole)) or isinstance(value, bool):
                 raise UserError(f"deploy.{key} = {value!r} must be of type {known[key].__name__}.")
@@ -128,6 +133,7 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
         task = replace(task, clients=Remote.with_clients(deploy.clients))
     out.mkdir(parents=True, exist_ok=True)
     settings = deploy.settings()
+    _check_private(config, settings)
     named = ("deploy.start", deploy.start) if deploy.start else ("model.start", config.model.start)
     start, origin = (None, {}) if begun else given(*named)
     engine = Flower(grid, task, settings, folder.log, folder=out, start=start)
@@ -143,6 +149,23 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
     cohort = settings.asked(config.train.cohort, len(task.clients))
     config = replace(config, train=replace(config.train, cohort=cohort))
     return execute(record(config, task, engine, folder, resume=begun), engine)
+
+
+def _check_private(config: RunConfig, settings: Settings) -> None:
+    """Refuse what would undo the privacy of a run: noise that clients can draw, and reports dropped by their number."""
+    rule = next((rule for rule in config.algorithm.rules if isinstance(rule, Privacy)), None)
+    if rule and not rule.key:
+        raise UserError(
+            "privacy needs a key in a deployment: its noise follows from the seed, which briefs tell the clients; set "
+            "privacy(key='KAIROSFL_NOISE') and, for the server, export KAIROSFL_NOISE=$(openssl rand -hex 32)."
+        )
+    for name in ("quorum", "over"):
+        value = getattr(settings, name)
+        if value and rule:
+            raise UserError(
+                f"deploy.{name} = {value:g} cannot be used with privacy: whether a client's report counts would depend "
+                f"on how many others arrive; set {name} = 0."
+            )
 
 
 def _check_same(asked: RunConfig, begun: RunConfig, run: Path, folder: Folder) -> None:
@@ -162,7 +185,10 @@ def load(path: Path, changes: Sequence[str] = ()) -> tuple[RunConfig, Deploy]:
     deploy = Deploy.from_table(nested.pop("deploy", {}))
     if deploy.clients:
         nested["data"] = {**nested.get("data", {}), "clients": deploy.clients}
-    return resolve(nested), deploy
+    config = resolve(nested)
+    if any(isinstance(rule, Attack) for rule in config.algorithm.rules):
+        raise UserError(f"algorithm = {str(config.algorithm)!r}: attack is for simulations only; leave it out.")
+    return config, deploy
 
 
 def model_of(folder: Path) -> Tensor:

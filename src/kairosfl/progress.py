@@ -26,6 +26,7 @@ from kairosfl.runs.history import main_value
 
 PLAIN_LINES = 50  # per run, without a terminal
 SECONDS_PER_LINE = 60.0  # of a sweep, without a terminal
+EPSILONS = ("epsilon", "hypothetical_epsilon")  # as the rule privacy records them
 
 
 def numbers() -> list[ProgressColumn]:
@@ -185,6 +186,7 @@ def describe(row: dict[str, Any], score: float | None) -> str:
         _loss(row["loss"]) if row["loss"] is not None else "",
         f"cohort {row['reported']}/{row['cohort']}" if row["rejected"] else f"cohort {row['cohort']}",
         "critical" if row["critical"] else "",
+        *(f"{name.replace('_', ' ')} {row[name]:.3g}" for name in EPSILONS if row.get(name) is not None),
     ]
     return "  ".join(part for part in parts if part)
 

@@ -47,7 +47,8 @@ from kairosfl.tasks.vector import load
 
 COHORT = 10  # or all clients, where there are fewer
 OF_DATASET = ("mean", "std", "vocabulary", "labels")
-UNAVAILABLE = ("name", "options", "start", "validation")  # keys of a configuration that say what is an argument here
+# Keys of a configuration that say what is an argument here, or that change built-in data.
+UNAVAILABLE = ("name", "options", "start", "validation", "normalise", "noise")
 
 
 class _Home:

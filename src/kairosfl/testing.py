@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import drive, result, rounds, verdicts
+from kairosfl.core.round import drive, recorded, result, rounds, verdicts
 from kairosfl.core.rule import Algorithm, Rule
 from kairosfl.core.run import Run, Setup
 from kairosfl.core.spec import parse
@@ -111,7 +111,7 @@ def _check_engine(
 
 HOOKS = (
     *("server", "client", "select", "brief", "receive", "weigh", "combine", "observe", "step", "result"),
-    *("verdict", "reads_rounds", "largest_cohort", "conflicts_with"),
+    *("record", "verdict", "reads", "reads_rounds", "largest_cohort", "conflicts_with"),
 )
 
 
@@ -177,6 +177,7 @@ def _course(rule: Rule, job: Task, engine: Engine, run: Run | None = None, recip
             fault = f"fails in round {run.round + 1}, {cause(error)}"
             raise AssertionError(sentence(rule, fault)) from error
         outcome = result(run, setup)
+        recorded(run, setup)
         require(bool(torch.isfinite(outcome).all()), rule, f"makes a model that is not finite in round {run.round}")
         reporters |= set(run.record.ids.tolist()) if run.record else set()
         rows = {client for table in run.tables for client in table.ids}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Reports, fields
-from kairosfl.core.rule import Memory, Plan, Rule, State
+from kairosfl.core.rule import Memory, Plan, Reads, Rule, State
 from kairosfl.core.run import Round
 from kairosfl.core.table import Table
 
@@ -36,8 +36,16 @@ class Watched(Rule):
         return self.rule.sees_idle
 
     @property
+    def private(self) -> bool:  # type: ignore[override]
+        return self.rule.private
+
+    @property
     def reads_rounds(self) -> bool:
         return self.rule.reads_rounds
+
+    @property
+    def reads(self) -> Reads:  # type: ignore[override]
+        return self.rule.reads
 
     def largest_cohort(self, cohort: int, population: int) -> int:
         return self.rule.largest_cohort(cohort, population)
@@ -106,7 +114,7 @@ class Watched(Rule):
         m = len(now.reports)
         shaped = isinstance(found, Tensor) and found.shape == (m,)
         self.require(shaped, "weigh", f"returns {_shape(found)} where one number for each of {m} reporters is expected")
-        fine = bool(torch.isfinite(found).all() and (found >= 0).all() and found.sum() > 0)
+        fine = bool(torch.isfinite(found).all() and (found >= 0).all() and (found.sum() > 0 or not m))
         self.require(fine, "weigh", f"returns factors that are not weights: {found.tolist()}")
         for order, swapped in self._orders(m):
             again = self.rule.weigh(factors[order], *self._rearranged(memory, now, order))
@@ -155,6 +163,12 @@ class Watched(Rule):
     def result(self, x: Tensor, memory: Memory, now: Round) -> Tensor:
         found: Tensor = self._call("result", x, memory, now)
         self._check_direction("result", found, x)
+        return found
+
+    def record(self, memory: Memory, now: Round) -> dict[str, float]:
+        found: dict[str, float] = self._call("record", memory, now)
+        fits = all(isinstance(k, str) and isinstance(v, int | float) for k, v in found.items())
+        self.require(fits, "record", "does not return numbers by name")
         return found
 
     def verdict(self, memory: Memory, now: Round) -> str | None:

@@ -100,7 +100,7 @@ def by_hand(task: Task, brief: Brief) -> dict[str, object]:
                 optimiser.zero_grad()
                 objective().backward()
                 load(model, here)
-            if brief.clip < float("inf"):
+            if brief.clip < float("inf") and not brief.clip_after:
                 nn.utils.clip_grad_norm_(model.parameters(), brief.clip)
             g = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
             if not brief.radius:
@@ -112,6 +112,9 @@ def by_hand(task: Task, brief: Brief) -> dict[str, object]:
                 model.parameters(), g.split([p.numel() for p in model.parameters()]), strict=True
             ):
                 parameter.grad = part.view_as(parameter)
+            if brief.clip_after:
+                before = nn.utils.clip_grad_norm_(model.parameters(), brief.clip)
+                squares[-1] *= 1 if brief.radius else min(1.0, brief.clip / (float(before) + 1e-6)) ** 2
             optimiser.step()
             losses.append(float(loss.detach()))
             counts.append(len(rows))
@@ -184,6 +187,25 @@ def test_push_is_added_after_clipping() -> None:
     task = make_task()
     brief = make_brief(task, push=vector(task, 5, 2.0), clip=0.1, scale=0.5, momentum=0.4)
     agree(Trainer(task, torch.device("cpu")).follow(brief), by_hand(task, brief))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("clip", [0.1, 1.0, 1e9])
+def test_with_clip_after_the_corrected_gradient_is_clipped(clip: float, optimizer: str) -> None:
+    task = make_task()
+    changes = {"push": vector(task, 5, 0.2), "pull": 0.3, "scale": 0.5, "weight_decay": 0.05, "optimizer": optimizer}
+    brief = make_brief(task, clip=clip, clip_after=True, lr=0.02, **changes)
+    agree(Trainer(task, torch.device("cpu")).follow(brief), by_hand(task, brief))
+
+
+def test_clip_after_is_the_same_where_nothing_is_corrected() -> None:
+    task = make_task()
+    trainer = Trainer(task, torch.device("cpu"))
+    before, after = (
+        trainer.follow(make_brief(task, clip=0.2, clip_after=late, momentum=0.9)) for late in (False, True)
+    )
+    assert torch.equal(before.delta, after.delta)
+    assert before.grad_sq == after.grad_sq
 
 
 def test_the_neutral_brief_is_plain_sgd_to_the_bit() -> None:

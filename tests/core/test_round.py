@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Report, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import accept, drive, rounds
-from kairosfl.core.rule import Algorithm, Memory, Plan, Rule, State
+from kairosfl.core.round import accept, drive, recorded, rounds
+from kairosfl.core.rule import Algorithm, Finished, Memory, Plan, Rule, State
 from kairosfl.core.run import Round, Run, Setup
 from kairosfl.detectors import FGN, Detector, FedFIM
 from kairosfl.errors import UserError
@@ -380,3 +380,66 @@ def test_a_direction_that_a_rule_keeps_is_not_written_over(view: bool) -> None:
             direction = run.x - before
             torch.testing.assert_close(run.states[0]["kept"], direction[1:] if view else direction)
         before = run.x
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ends(Rule):
+    """Ends the run before a round, records how many were done, and may ask for twice the cohort."""
+
+    after: int
+    last = True
+
+    def largest_cohort(self, cohort: int, population: int) -> int:
+        return min(2 * cohort, population)
+
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
+        if now.number == self.after:
+            raise Finished("enough")
+        return plan
+
+    def record(self, memory: Memory, now: Round) -> dict[str, float]:
+        return {"done": float(now.number)}
+
+
+def test_a_rule_ends_the_run_before_a_round() -> None:
+    ended = follow(Algorithm((Ends(after=2),)), Puppet(), number=5)
+    plain = follow("fedavg", Puppet(), number=2)
+    assert len(ended) == 2
+    assert [run.finished for run in ended] == ["", "enough"]
+    assert [run.finished for run in plain] == ["", ""]
+    assert torch.equal(ended[-1].x, plain[-1].x)
+    with pytest.raises(UserError, match=r"^enough$"):
+        follow(Algorithm((Ends(after=0),)), Puppet())
+
+
+def test_rules_record_numbers_after_every_round() -> None:
+    algorithm = Algorithm((Ends(after=9),))
+    setup = Setup(algorithm, Recipe(rounds=3, cohort=5, lr=0.5), 5, LAYOUT, (FGN(),))
+    start = Run.start(torch.zeros(2, dtype=torch.float64), setup, seed=1)
+    runs = drive(rounds(start, setup), Puppet())  # type: ignore[arg-type]
+    assert [recorded(run, setup) for run in runs] == [{"done": 1.0}, {"done": 2.0}, {"done": 3.0}]
+
+
+def test_the_largest_cohort_is_that_of_rules_one_after_another() -> None:
+    """FedCL may take half of 1,000 clients, and a rule that selects after it twice as many."""
+    both = Algorithm((Ends(after=9), *parse("fedcl(cap=0.5)").rules))
+    assert both.largest_cohort(10, 1000) == 1000
+    assert parse("fedcl(cap=0.5)").largest_cohort(10, 1000) == 500
+    assert Algorithm((Ends(after=9),)).largest_cohort(10, 1000) == 20
+
+
+def test_the_planned_size_is_known_from_brief_on() -> None:
+    sizes: list[int] = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Reads(Rule):
+        def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+            sizes.append(now.size)
+            return briefs
+
+        def observe(self, memory: Memory, now: Round) -> Memory:
+            sizes.append(now.size)
+            return memory
+
+    follow(Algorithm((Reads(),)), Puppet(), number=1, cohort=4)
+    assert sizes == [4, 4]

@@ -27,9 +27,11 @@ from kairosfl.tasks.task import Task
 MODELS = {
     "logistic": ((1, 6, 6), {}),
     "mlp": ((1, 6, 6), {"hidden": (7,)}),
+    "lenet": ((3, 16, 16), {}),
     "cnn": ((3, 16, 16), {"hidden": 8}),
     "alt_cnn": ((3, 16, 16), {"projection": 9}),
     "aware_cnn": ((2, 18, 18), {"hidden": 8}),
+    "pfl_cnn": ((2, 8, 8), {"hidden": 8, "dropout": (0.0, 0.0)}),
     "alexnet": ((3, 32, 32), {"width": 6, "dropout": 0.0}),
     "vgg11": ((1, 32, 32), {"width": 6, "dropout": 0.0}),
     "resnet18": ((3, 16, 16), {"width": 4, "projection": 6}),
@@ -137,6 +139,14 @@ def _variants(task: Task) -> dict[str, dict[str, object]]:
         "shared push": {"push": push[0], "scale": 0.5},
         "clip": {"clip": [0.5, float("inf"), 0.1, 1.0]},
         "all of them": {"start": near, "pull": 0.1, "push": push, "clip": 0.5},
+        "clip after": {
+            "clip": [0.5, float("inf"), 0.1, 1.0],
+            "clip_after": True,
+            "pull": 0.1,
+            "push": push,
+            "scale": 0.5,
+        },
+        "clip after, no clip": {"clip_after": True, "push": push},
         "batches": {
             "batch_size": [4, 8, 3, 100],
             "epochs": [1, 3, 2, 4],
@@ -149,6 +159,8 @@ def _variants(task: Task) -> dict[str, dict[str, object]]:
         "contrast": moon,
         "contrast and stop": moon | stop(0.999, "min", "batch", near + push),
         "adamw": adamw,
+        "adamw, clip after": adamw | {"push": push, "pull": 0.1, "clip": 0.5, "clip_after": True},
+        "sharp, clip after": {"radius": 0.05, "push": push, "clip": 0.5, "clip_after": True, "scale": 0.1},
         "adamw with everything": adamw | {"start": near, "pull": 0.1, "push": push, "clip": 0.5, "scale": 0.7},
         "sharp": {"radius": 0.05},
         "sharp for some": {"radius": [0.0, 0.1, 0.05, 0.0], "clip": [0.5, float("inf"), 0.1, 1.0]},
@@ -168,6 +180,14 @@ def test_every_brief_is_followed_as_alone(variant: str, slots: int | None) -> No
     task = named("alt_cnn")
     briefs = make_briefs(task, **_variants(task)[variant])
     assert_equal(Batched(task, slots=slots).train(briefs), Loop(task).train(briefs), 1e-10)
+
+
+def test_the_original_stem_of_resnet_trains_as_alone() -> None:
+    model = build("resnet18", shape=(3, 32, 32), classes=3, seed=1, width=4, groups=2, stem=7).double()
+    task = make_task(model, (3, 32, 32), samples=12, clients=2)
+    engine = Batched(task)
+    assert engine.why == "stacked layer by layer"
+    assert_equal(engine.train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-10)
 
 
 def test_stop_rules_stop_somebody() -> None:
@@ -199,6 +219,7 @@ def test_many_runs_share_the_slots() -> None:
     variants = _variants(task)
     jobs = [(task, make_briefs(task, **variants[name])) for name in ("pull", "mean", "contrast", "own reference")]
     jobs.append((other, make_briefs(other, seed=8, round=9, **variants["push"])))
+    jobs += [(task, make_briefs(task, **variants[name])) for name in ("clip after", "clip", "adamw, clip after")]
     wanted = [Loop(each).train(briefs) for each, briefs in jobs]
     for slots in (None, 1, 2, 7):
         for found, alone in zip(Batched(task, slots=slots).train_many(jobs), wanted, strict=True):

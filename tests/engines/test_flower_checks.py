@@ -102,3 +102,26 @@ def test_a_huge_update_does_not_overflow_its_norm() -> None:
 def test_trust_is_above_zero(name: str) -> None:
     with pytest.raises(UserError, match=rf"deploy\.{name} = 0 must be above 0"):
         Trust(**{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("report", "trust", "reason"),
+    [
+        ({"loss": -0.1}, {}, "its loss is -0.1 (deploy.min_loss = 0)"),
+        ({"n": 45}, {"samples": (1,) * 7 + (40,)}, "it claims 45 samples and enrolled with 40 (deploy.samples)"),
+    ],
+)
+def test_what_a_client_may_not_claim(report: dict[str, Any], trust: dict[str, Any], reason: str) -> None:
+    assert outcome({}, report, **trust) == reason
+    assert isinstance(outcome({}, {"loss": -0.1}, min_loss=-math.inf), Report)
+    assert isinstance(outcome({}, {}, samples=(1,) * 7 + (40,)), Report)
+
+
+def test_a_falling_negative_score_is_rejected() -> None:
+    found = outcome({"measure": frozenset({SCORE_AFTER})}, {"score_after": -5.0})
+    assert found == "its score_after is -5 (deploy.min_loss = 0)"
+
+
+def test_enrolled_samples_are_numbers() -> None:
+    with pytest.raises(UserError, match="must be numbers of samples, each 1 or more"):
+        Trust(samples=(3, 0))

@@ -19,8 +19,10 @@ from flwr.app import Message
 from kairosfl import deploy
 from kairosfl.engines.flower import roster, server
 from kairosfl.engines.flower.client import client_app
+from kairosfl.engines.flower.server import Settings
 from kairosfl.engines.flower.wire import Packing
 from kairosfl.errors import UserError
+from kairosfl.runs.config import resolve
 from kairosfl.runs.experiment import build_task, start
 from kairosfl.tasks.task import Task
 
@@ -202,3 +204,14 @@ def test_certificates(tmp_path: Path) -> None:
         deploy.certs(tmp_path / "certs", nodes=2)
     with pytest.raises(UserError, match="--nodes 0 must be 1 or more"):
         deploy.certs(tmp_path / "more", nodes=0)
+
+
+@pytest.mark.parametrize(("settings", "name"), [({}, "quorum"), ({"quorum": 0.0, "over": 0.5}, "over")])
+def test_privacy_refuses_to_drop_reports_by_their_number(settings: dict[str, float], name: str) -> None:
+    config = resolve({"algorithm": "privacy(key='NOISE')"})
+    with pytest.raises(UserError, match=rf"deploy\.{name} = 0\.5 cannot be used with privacy: .*set {name} = 0\."):
+        deploy._check_private(config, Settings(**settings))  # type: ignore[arg-type]
+    deploy._check_private(config, Settings(quorum=0.0))
+    deploy._check_private(resolve({}), Settings())
+    with pytest.raises(UserError, match="privacy needs a key in a deployment"):
+        deploy._check_private(resolve({"algorithm": "privacy"}), Settings(quorum=0.0))

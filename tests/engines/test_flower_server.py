@@ -89,7 +89,14 @@ def engine_of(grid: FakeGrid, task: Task, lines: list[str] | None = None, **sett
 
 
 @pytest.mark.parametrize(
-    "text", ["scaffold + fedcl + alt + pa3fed", "budget(share=0.7) + average(share=1)", "moon", "fedmut + fedavgm"]
+    "text",
+    [
+        "scaffold + fedcl + alt + pa3fed",
+        "budget(share=0.7) + average(share=1)",
+        "moon",
+        "fedmut + fedavgm",
+        "fedavgm + privacy(clip=0.1)",
+    ],
 )
 def test_the_bits_of_the_loop_engine(task: Task, text: str) -> None:
     algorithm = parse(text)

@@ -13,20 +13,22 @@ import test_lifted as lifted
 import torch
 from torch import nn
 
-from kairosfl.core.fields import Briefs
+from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, rounds
-from kairosfl.core.run import Run, Setup
+from kairosfl.core.rule import Algorithm
+from kairosfl.core.run import Round, Run, Setup
 from kairosfl.engines import memory
 from kairosfl.engines.batched import Batched, conv, fast
 from kairosfl.engines.batched.evaluator import GraphEvaluator, plain, single
 from kairosfl.engines.choices import Choices
 from kairosfl.engines.loop import Loop
-from kairosfl.rules import parse
+from kairosfl.rules import Privacy, parse
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.models import build
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
+from kairosfl.tasks.vector import Entry, Layout
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -34,9 +36,11 @@ IMAGES, TOKENS = (3, 32, 32), (80,)
 MODELS = {  # shape of a sample, options; vocabulary 80 for texts
     "logistic": (IMAGES, {}),
     "mlp": (IMAGES, {}),
+    "lenet": (IMAGES, {}),
     "cnn": (IMAGES, {}),
     "alt_cnn": (IMAGES, {}),
     "aware_cnn": (IMAGES, {}),
+    "pfl_cnn": (IMAGES, {"dropout": (0.0, 0.0)}),
     "alexnet": (IMAGES, {"dropout": 0.0}),
     "vgg11": (IMAGES, {"dropout": 0.0}),
     "resnet18": (IMAGES, {}),
@@ -404,3 +408,34 @@ def test_depthwise_kernels_are_the_grouped_convolution(dtype: torch.dtype) -> No
     dx = [way.backward(shape, y, x, w, dw, None, True) for way, dw in zip((conv.Grouped(), fast), slopes, strict=True)]
     for wanted, found in (dx, slopes):
         assert distance(found, wanted) <= (1e-4 if dtype == torch.float32 else 0.02)
+
+
+def test_privacy_clips_and_adds_noise_on_the_device() -> None:
+    pytest.importorskip("dp_accounting")
+    d, rule = 20_000, Privacy(noise=1.0, epsilon=100.0)
+    setup = Setup(Algorithm((rule,)), Recipe(rounds=2, cohort=3), 4, Layout((Entry("w", (d,), 0),)))
+    run = Run.start(torch.zeros(d, device="cuda"), setup, seed=0)
+    column = torch.ones(3).double()
+    reports = Reports(
+        ids=torch.arange(3),
+        n=torch.ones(3, dtype=torch.int64),
+        steps=torch.ones(3, dtype=torch.int64),
+        epochs=column,
+        delta=torch.randn(3, d, device="cuda"),
+        loss=column,
+        grad_sq=column,
+        seconds=column,
+    )
+    now = replace(Round.of(run, setup), size=3, reports=reports)
+    memory = run.memory(0)
+    rule.combine(run.x, memory, now)  # what is set up on first use
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        received = rule.receive(reports, memory, now)
+        direction = rule.combine(run.x, memory, replace(now, reports=received))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert direction.is_cuda
+    assert float(received.delta.norm(dim=1).max()) <= 1 + 1e-5
+    assert float((direction - received.delta.sum(0) / 3).std()) == pytest.approx(1 / 3, rel=0.05)
+    assert torch.equal(direction, rule.combine(run.x, memory, replace(now, reports=received)))

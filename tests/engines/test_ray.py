@@ -105,7 +105,15 @@ def test_expected_steps(task: Task) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["scaffold + fedcl + alt + pa3fed", "budget(share=0.7) + average(share=1)", "moon", "fedmut", "fedyogi"]
+    "text",
+    [
+        "scaffold + fedcl + alt + pa3fed",
+        "budget(share=0.7) + average(share=1)",
+        "moon",
+        "fedmut",
+        "fedyogi",
+        "fedavgm + privacy(clip=0.1)",
+    ],
 )
 def test_the_bits_of_the_loop_engine(task: Task, engine: Ray, text: str) -> None:
     algorithm = parse(text)

@@ -14,9 +14,12 @@ from tiny import ITEM
 from kairosfl.errors import UserError
 from kairosfl.papers import ITEMS
 from kairosfl.papers.curves import curves, draw_curves, panels
+from kairosfl.papers.details import section
 from kairosfl.papers.measures import MEASURES, RecordedRun
-from kairosfl.papers.page import agreement, section, write_results_page
+from kairosfl.papers.page import write_results_page
 from kairosfl.papers.results import collect, gain, read, save, table
+from kairosfl.papers.verdicts import agreement, claim_holds, gains
+from kairosfl.papers.words import words
 from kairosfl.runs.config import dump, tables
 
 ROOT = Path(__file__).parents[2]
@@ -96,16 +99,51 @@ def test_the_page_is_the_same_when_made_twice_and_says_what_did_not_reproduce(fo
     save(results, folder / "results")
     (folder / "results" / "tiny-table1.md").write_text("Likely reason: it is tiny.\n")
     page = write_results_page(folder / "results", folder / "results.md")
-    first = page.read_bytes()
+    details = folder / "results" / "tiny.md"
+    first = page.read_bytes(), details.read_bytes()
     save(read(folder / "results" / "tiny-table1.json"), folder / "results")
-    assert write_results_page(folder / "results", page).read_bytes() == first
-    text = first.decode()
-    assert "| [tiny/table1](#tinytable1) | 2 | 2 | 1 to 2 | 1 | 0 | 1 |" in text
-    assert "- `digits-fedavgm` (half the momentum): ours 40.00, published 45.00, −5.00" in text
-    assert "| digits-fedavgm | digits-fedavg | +2.00 | +5.00 | 6 | 1 | in part |" in text
+    write_results_page(folder / "results", page)
+    assert (page.read_bytes(), details.read_bytes()) == first
+    summary, text = (each.decode() for each in first)
+    assert "**1 of 2 compared values were reproduced.**" in summary
+    assert (
+        "| [tiny](results/tiny.md#tinytable1) | Momentum helps. | 1 of 2 values within 2 points; "
+        "mean gain +2.0 points, published +5.0, in 1 comparison | 1 to 2 | **holds in part** |" in summary
+    )
+    assert "| [tiny/table1](results/tiny.md#tinytable1) | 2 | 2 | 1 to 2 | 1 | 0 | 1 |" in summary
+    assert "![Ours against the published accuracy, one point per compared cell](assets/results/overview.svg)" in summary
+    assert "- digits, FedAvgM (half the momentum): ours 40.00, published 45.00, −5.00" in text
+    assert "| digits, FedAvgM | digits, FedAvg | +2.00 | +5.00 | 6 | 1 | in part |" in text
     assert "The paper says: Momentum helps." in text
     assert "Likely reason: it is tiny." in text
     assert "Run with version 0.1.0, loop engine, float32, x86_64." in text
+
+
+def test_the_verdict_on_a_claim_takes_the_closest_reading_or_what_the_remarks_say(folder):
+    results = collect([folder / "runs"], ITEM)
+    assert [(each.ours, each.printed, each.holds) for each in gains(results)] == [
+        (pytest.approx(0.5), pytest.approx(5.0), "in part")
+    ]
+    assert claim_holds(results) == "holds in part"
+    other = json.loads(json.dumps(results["cells"]["digits-fedavgm"]))
+    for run in other["runs"]:
+        run["values"]["last_tenth"] += 4
+    results["cells"]["digits-fedavgm-released"] = other
+    assert [each.holds for each in gains(results)] == ["yes"]
+    assert claim_holds(results) == "holds"
+    save(results, folder / "results")
+    (folder / "results" / "tiny-table1.md").write_text("Verdict: holds on Sundays\n\nMore.\n")
+    page = write_results_page(folder / "results", folder / "results.md")
+    assert page.read_text().count("| **holds on Sundays** |") == 1
+    assert "**Verdict: holds on Sundays**\n\nMore." in (folder / "results" / "tiny.md").read_text()
+
+
+def test_cells_have_names_that_a_reader_of_the_papers_knows():
+    assert words("cifar10-fedavgm-aware-solver") == "CIFAR-10, FedAvgM ×AWARE (released solver)"
+    assert words("cifar10-h0.1-slow-fedavg-pa3fed") == "CIFAR-10, h = 0.1, slow schedule, FedAvg + PA3Fed"
+    assert words("labels2-scaffold") == "two labels per party, SCAFFOLD"
+    assert words("dir0.1-mofedsam") == "Dir(0.1), MoFedSAM"
+    assert words("alt") == "ALT"
 
 
 def test_a_run_that_was_cut_counts_as_far_as_it_got(tmp_path):
@@ -228,13 +266,17 @@ def test_the_picture_has_every_curve_and_is_the_same_when_drawn_twice(folder):
     assert b">digits-fedavgm<" in draw_curves(results, folder / "c.svg").read_bytes()
     del results["cells"]["digits-fedavgm"]
     assert draw_curves(results, folder / "d.svg") is None
-    for words in (b">digits-fedavg<", b">fedavg<", b">fedavgm<", "round (◂ published)".encode()):
-        assert words in first
+    for text in (b">digits-fedavg<", b">fedavg<", b">fedavgm<", "round (◂ published)".encode()):
+        assert text in first
 
 
 def test_the_page_in_the_repository_is_what_its_results_give(tmp_path):
     page = write_results_page(ROOT / "results", tmp_path / "results.md")
     assert page.read_text() == (ROOT / "docs" / "results.md").read_text()
+    made, kept = (
+        {path.name: path.read_text() for path in (at / "results").iterdir()} for at in (tmp_path, ROOT / "docs")
+    )
+    assert made == kept
     ours, theirs = (
         {path.name: path.read_text() for path in (folder / "assets" / "results").iterdir()}
         for folder in (tmp_path, ROOT / "docs")

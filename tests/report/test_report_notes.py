@@ -135,3 +135,15 @@ def test_the_command_names_what_is_damaged_and_goes_on(tmp_path):
 def test_plurals():
     assert [counted(n, "run") for n in (0, 1, 2, 12000)] == ["0 runs", "1 run", "2 runs", "12,000 runs"]
     assert counted(2, "class") == "2 classes"
+
+
+def test_privacy_spent_and_an_early_end_are_named(tmp_path):
+    run = fake.write_run(tmp_path / "a", algorithm="privacy", rounds=10)
+    fake.edit(run, epsilon=1.98765)
+    summarise(run, finished="the budget is spent")
+    assert compare([run]).notes() == [
+        "privacy: finished after round 10: the budget is spent",
+        "privacy: privacy spent: epsilon 1.988",
+    ]
+    summarise(run, finished=None)
+    assert compare([run]).notes() == ["privacy: privacy spent: epsilon 1.988"]

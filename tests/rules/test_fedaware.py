@@ -195,6 +195,31 @@ def test_moving_averages_alone() -> None:
     np.testing.assert_allclose(found, expected.course, rtol=0, atol=3e-6)
 
 
+@PROBLEMS
+@pytest.mark.parametrize("normalise", [True, False])
+def test_a_ridge_draws_lambda_towards_uniform(problem: Problem, normalise: bool) -> None:
+    """min ‖Σ λ_i v_i‖² + r ‖λ − uniform‖² is the least-norm point of the rows (v_i, √r e_i), up to a constant."""
+
+    def ridged(vectors: np.ndarray) -> np.ndarray:
+        root = (0.2 * (vectors**2).sum(1).mean()) ** 0.5
+        return nearest(np.hstack([vectors, root * np.eye(len(vectors))]))
+
+    expected = aware(problem, COHORTS, lr=0.1, normalise=normalise, solve=ridged)
+    text = f"fedaware(ridge=0.2, lr=0.1, normalise={normalise}, {ALONE})"
+    np.testing.assert_allclose(course(problem, Setting(), COHORTS, text), expected.course, rtol=0, atol=3e-6)
+
+
+def test_a_large_ridge_is_the_plain_mean_and_none_is_the_exact_point() -> None:
+    def uniform(vectors: np.ndarray) -> np.ndarray:
+        return np.full(len(vectors), 1 / len(vectors))
+
+    plain = aware(Network(), COHORTS, lr=0.1, solve=uniform)
+    found = course(Network(), Setting(), COHORTS, f"fedaware(ridge=1e7, lr=0.1, {ALONE})")
+    np.testing.assert_allclose(found, plain.course, rtol=0, atol=1e-5)
+    none, zero = (course(Network(), Setting(), COHORTS, f"fedaware({text}{ALONE})") for text in ("", "ridge=0, "))
+    np.testing.assert_array_equal(none, zero)
+
+
 @pytest.mark.parametrize("solver", ["active_set", "frank_wolfe"])
 def test_solvers_agree_to_their_precision(solver: str) -> None:
     expected = aware(Network(), COHORTS, lr=0.1)
@@ -449,6 +474,8 @@ def test_reporters_that_lambda_passes_over_count_alike() -> None:
         ("fedaware(alpha=0)", "alpha = 0 is not allowed"),
         ("fedaware(solver='simplex')", "use 'active_set' or 'frank_wolfe'"),
         ("fedaware(project='yes')", "use true, false, or none"),
+        ("fedaware(ridge=-1)", "use 0 for the shortest mean or more"),
+        ("fedaware(ridge=0.1, solver='frank_wolfe')", "use solver='active_set', or 0"),
         ("fedaware(layers=-1)", "layers = -1"),
         ("fedaware(dtype='float16')", "use 'float32' or 'bfloat16'"),
         ("fedaware(store='disk')", "use 'device' or 'cpu'"),

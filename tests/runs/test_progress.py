@@ -45,6 +45,11 @@ def test_a_loss_that_explodes_is_short_and_one_that_is_not_finite_is_called_dive
     assert progress.describe(ROW | {"loss": loss}, None) == f"{words}  {rest}".strip()
 
 
+def test_the_privacy_spent_is_shown():
+    assert progress.describe(ROW | {"epsilon": 1.23456}, None).endswith("critical  epsilon 1.23")
+    assert progress.describe(ROW | {"hypothetical_epsilon": 1.0}, None).endswith("hypothetical epsilon 1")
+
+
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_a_sweep_of_long_names(width):
     console = terminal(width)

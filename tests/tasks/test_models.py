@@ -26,9 +26,11 @@ from kairosfl.tasks.vector import check_state
 SMALL: dict[str, tuple[tuple[int, ...], int, dict[str, Any], int]] = {
     "logistic": ((1, 8, 8), 10, {}, 64),
     "mlp": ((20,), 5, {"hidden": (16, 12)}, 12),
+    "lenet": ((3, 32, 32), 10, {}, 84),
     "cnn": ((1, 8, 8), 10, {"padding": 2, "hidden": 32}, 32),
     "alt_cnn": ((3, 32, 32), 10, {}, 256),
     "aware_cnn": ((3, 32, 32), 10, {}, 64),
+    "pfl_cnn": ((3, 8, 8), 10, {"hidden": 32, "dropout": (0.0, 0.0)}, 32),
     "alexnet": ((1, 32, 32), 10, {"width": 32}, 32),
     "vgg11": ((1, 32, 32), 10, {"width": 32}, 32),
     "resnet18": ((3, 16, 16), 10, {"width": 8}, 64),
@@ -122,6 +124,8 @@ def test_resnets_have_the_parameters_of_their_layers() -> None:
     body18 += sum(basic(a, b) for a, b in [(128, 256), (256, 256), (256, 512), (512, 512)])
     assert parameters("resnet18", (3, 32, 32), 10) == body18 + fc(512, 10) == 11_173_962
     assert parameters("resnet18", (3, 32, 32), 100) == body18 + fc(512, 100) == 11_220_132
+    original = body18 + (49 - 9) * 3 * 64
+    assert parameters("resnet18", (3, 32, 32), 10, stem=7) == original + fc(512, 10) == 11_181_642  # as torchvision's
     body50 = stem
     for inputs, width, depth in [(64, 64, 3), (256, 128, 4), (512, 256, 6), (1024, 512, 3)]:
         body50 += bottleneck(inputs, width) + (depth - 1) * bottleneck(4 * width, width)
@@ -139,6 +143,10 @@ def test_small_models_have_the_parameters_of_their_layers() -> None:
     assert parameters("cnn", (1, 28, 28), 10, padding=2) == mcmahan == 1_663_370
     alt = conv(3, 6, 5) + conv(6, 16, 5) + fc(400, 120) + fc(120, 84) + fc(84, 84) + fc(84, 256) + fc(256, 10)
     assert parameters("alt_cnn", (3, 32, 32), 10) == alt == 92_626
+    niid = conv(3, 6, 5) + conv(6, 16, 5) + fc(400, 120) + fc(120, 84) + fc(84, 10)
+    assert parameters("lenet", (3, 32, 32), 10) == niid == 62_006
+    pfl = conv(3, 32, 3) + conv(32, 64, 3) + fc(12_544, 128) + fc(128, 10)
+    assert parameters("pfl_cnn", (3, 32, 32), 10) == pfl == 1_626_442
     aware = conv(3, 32, 3) + conv(32, 64, 3) + conv(64, 64, 3) + fc(1024, 64) + fc(64, 10)
     assert parameters("aware_cnn", (3, 32, 32), 10) == aware == 122_570
 
@@ -487,6 +495,8 @@ def test_a_checkpoint_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         ("alexnet", (1, 28, 28), {}, "alexnet needs 32x32 images, got 28x28: load the data with size=32"),
         ("vgg11", (1, 28, 28), {}, "multiples of 32, got 28x28: load the data with size=32"),
         ("cnn", (1, 8, 8), {}, "at least 16x16, got 8x8: load the data with size=16 or set model.padding=2"),
+        ("resnet18", (3, 32, 32), {"stem": 5}, "model.stem of resnet18 must be 3, or 7 for the original stem, got 5"),
+        ("pfl_cnn", (3, 32, 32), {"dropout": (0.5,)}, "model.dropout of pfl_cnn must be two numbers, got (0.5,)"),
         ("alt_cnn", (3, 32, 15), {}, "alt_cnn needs images of at least 16x16, got 32x15"),
         ("aware_cnn", (1, 17, 17), {}, "aware_cnn needs images of at least 18x18, got 17x17"),
         (
@@ -515,6 +525,8 @@ def test_mistakes_are_named_with_their_fix(
         ("cnn", 10, {"padding": 1}),
         ("cnn", 4, {"padding": 2}),
         ("alt_cnn", 16, {}),
+        ("lenet", 16, {}),
+        ("pfl_cnn", 6, {}),
         ("aware_cnn", 18, {}),
     ],
 )
@@ -558,3 +570,16 @@ def test_a_model_of_ones_own_is_built_by_name(monkeypatch: pytest.MonkeyPatch) -
     assert build("bowl", shape=(2,), classes=3, seed=0, scale=2)
     with pytest.raises(UserError, match="model bowl has no typical data: give shape and classes"):
         describe("bowl")
+
+
+def test_the_original_stem_halves_the_image_twice() -> None:
+    model = build("resnet18", shape=(3, 32, 32), classes=10, seed=0, stem=7, groups=2)
+    x = torch.randn(2, 3, 32, 32)
+    sizes = {}
+    for name, layer in model.named_children():
+        x = layer(x)
+        sizes[name] = tuple(x.shape[1:])
+    assert sizes["stem"] == (64, 16, 16)
+    assert sizes["stage1"] == (64, 8, 8)
+    assert sizes["stage4"] == (512, 1, 1)
+    assert {norm.num_groups for norm in model.modules() if isinstance(norm, nn.GroupNorm)} == {2}

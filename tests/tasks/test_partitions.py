@@ -14,8 +14,10 @@ from kairosfl.tasks.partitions import (
     _cut,
     _fill,
     _from_largest,
+    client_dirichlet,
     dirichlet,
     iid,
+    labels,
     mixed,
     natural,
     partition,
@@ -52,6 +54,38 @@ def test_every_sample_has_exactly_one_client(name, clients):
 def test_a_function_of_the_seed(name):
     first, again, other = (_function(name)(TARGETS, 20, seed, **SKEWED[name]).hash() for seed in (0, 0, 1))
     assert first == again != other
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 3, 10])
+def test_labels_are_dealt_as_in_niid_bench(wanted):
+    population = labels(TARGETS, 25, 4, labels_per_client=wanted)
+    held = [np.unique(TARGETS[own]) for own in population]
+    assert [len(each) for each in held] == [wanted] * 25
+    assert all(client % 10 in each for client, each in enumerate(held))
+    for label in range(10):  # in equal parts
+        parts = [np.sum(TARGETS[own] == label) for own, each in zip(population, held, strict=True) if label in each]
+        assert sum(parts) == 1000
+        assert max(parts) - min(parts) <= 1
+    others = [tuple(labels(TARGETS, 10, seed, labels_per_client=2)[0]) for seed in range(9)]
+    assert len({frozenset(TARGETS[list(own)]) for own in others}) > 3  # drawn at random
+
+
+def test_equal_sizes_with_a_class_distribution_for_each_client():
+    population = client_dirichlet(TARGETS, 100, 0, alpha=0.1)
+    population.check(10_000)
+    assert set(population.sizes) == {100}
+    counts = np.stack([np.bincount(TARGETS[own], minlength=10) for own in population])
+    # E[share²] of a Dirichlet is (alpha + 1) / (K (K alpha + 1)), and the draw of 100 samples adds a little
+    squares = ((counts / 100) ** 2).sum(1).mean()
+    assert squares == pytest.approx(0.55 + 0.45 / 100, abs=0.06)
+    totals, used = counts.sum(0), np.bincount(population.order, minlength=10_000)
+    for label in range(10):  # used again only when a class is exhausted
+        times = used[label == TARGETS]
+        assert times.sum() == totals[label]
+        assert times.max() - times.min() <= 1
+    assert client_dirichlet(TARGETS, 100, 0, alpha=0.1).hash() == population.hash()
+    near = client_dirichlet(TARGETS, 10, 0, alpha=1e6)
+    assert np.abs(np.bincount(TARGETS[near[0]], minlength=10) - 100).max() < 45
 
 
 def test_iid_sizes_differ_by_at_most_one():

@@ -11,10 +11,11 @@ import shlex
 from pathlib import Path
 
 KEYS = {
-    "data": "name clients partition alpha minimum shards balance augment validation partition_seed",
+    "data": "name clients partition alpha minimum shards labels_per_client balance normalise noise augment "
+    "validation partition_seed",
     "model": "name start",
     "train": "rounds cohort epochs batch_size drop_last optimizer lr momentum beta1 beta2 eps weight_decay clip "
-    "schedule gamma milestones lr_min",
+    "clip_after schedule gamma milestones lr_min",
     "run": "engine device precision threads slots deterministic actors ray_address detector eval_every "
     "checkpoint_every client_accuracy cosines track",
 }
@@ -22,8 +23,8 @@ VALUES = {
     "algorithm": "fedavg fedprox fednova vrlsgd fedmut scaffold feddyn fedcm fedsam moon fedavgm fedadagrad fedadam "
     "fedyogi fedams fedcl alt pa3fed fedaware average budget",
     "data.name": "digits mnist fashion_mnist cifar10 cifar100 tinyimagenet shakespeare agnews synthetic folder",
-    "data.partition": "iid dirichlet quantity shards mixed natural",
-    "model.name": "logistic mlp cnn alt_cnn aware_cnn alexnet vgg11 resnet18 resnet50 char_lstm gpt_neox",
+    "data.partition": "iid dirichlet quantity shards labels client_dirichlet mixed natural",
+    "model.name": "logistic mlp lenet cnn alt_cnn aware_cnn pfl_cnn alexnet vgg11 resnet18 resnet50 char_lstm gpt_neox",
     "run.detector": "fgn fedfim",
     "run.engine": "auto loop batched ray",
     "run.precision": "auto float32 tf32 bfloat16",

@@ -1,6 +1,6 @@
 """The optimizers that a brief may name, one step at a time on the model's tensors.
 
-    g = scale · clip(∇L) + pull · (w − start) + push
+    g = scale · clip(∇L) + pull · (w − start) + push        with clip_after: g = clip(scale · ∇L + pull · … + push)
     sgd      g ← g + weight_decay · w,    v ← momentum · v + g,    w ← w − lr · v
     adamw    w ← w − lr · weight_decay · w
              m ← beta1 · m + (1 − beta1) g,    v ← beta2 · v + (1 − beta2) g²
@@ -59,22 +59,30 @@ class Step:
         """Take a step with these gradients, which are overwritten; returns their squared norm after clipping."""
         brief, w = self.brief, self.w
         square = norms(g).square_().sum()
-        if brief.clip < float("inf"):
-            factor = (brief.clip / (square.sqrt() + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_(g, factor)
-            square = square * factor.square()
+        if not brief.clip_after:
+            square = square * self._clip(g, square)
         if brief.scale != 1:
             torch._foreach_mul_(g, brief.scale)
         if brief.pull:
             torch._foreach_add_(g, torch._foreach_sub(w, self.start), alpha=brief.pull)
         if self.push:
             torch._foreach_add_(g, self.push)
+        if brief.clip_after:
+            square = square * self._clip(g, norms(g).square_().sum())
         self.steps += 1
         if brief.optimizer == "adamw":
             self._adamw(g)
         else:
             self._sgd(g)
         return square
+
+    def _clip(self, g: list[Tensor], square: Tensor) -> Tensor | float:
+        """Clip these gradients, whose squared norm is `square`; returns the factor by which that has changed."""
+        if self.brief.clip == float("inf"):
+            return 1.0
+        factor: Tensor = (self.brief.clip / (square.sqrt() + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(g, factor)
+        return factor.square()
 
     def _sgd(self, g: list[Tensor]) -> None:
         brief = self.brief

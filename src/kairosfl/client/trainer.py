@@ -3,7 +3,8 @@
     g = scale · ∇L + pull · (w − start) + push       ∇L at w, or at w + radius · ∇L / ‖∇L‖ (SAM)
     then `optimizers`
 
-`clip` acts on ∇L alone. The weights live in one flat vector, and the model's trained parameters are views of it.
+`clip` acts on ∇L alone, or with `clip_after` on g. The weights live in one flat vector, and the model's trained
+parameters are views of it.
 """
 
 from __future__ import annotations

@@ -169,6 +169,7 @@ class Briefs(Cohort):
     momentum: Tensor = each(float, "momentum of sgd", 0.0, writers="many")
     weight_decay: Tensor = each(float, "weight decay; decoupled for adamw", 0.0, writers="many")
     clip: Tensor = each(float, "largest norm of ∇L; inf: no clipping", inf, writers="many")
+    clip_after: bool = shared(bool, "whether clip acts after scale, pull and push, instead of on ∇L", False)
     batch_size: Tensor = each(int, "samples in a batch", 32, writers="many")
     epochs: Tensor = each(int, "passes over the client's data, at most", 1, writers="many")
     scale: Tensor = each(float, "factor of ∇L", 1.0, writers="many")

@@ -32,6 +32,7 @@ class Recipe:
         eps: Of "adamw": added to the root of the second moment.
         weight_decay: Added to the gradient by "sgd", decoupled in "adamw".
         clip: Largest norm of a batch's gradient; 0 for no clipping.
+        clip_after: Whether to clip after the corrections of rules (FedProx, SCAFFOLD, FedDyn, FedCM), not before.
         schedule: Of the learning rate over the rounds: "constant", "exponential", "steps" or "cosine".
         gamma: Factor per round ("exponential") or per milestone ("steps").
         milestones: Rounds at which the learning rate falls ("steps").
@@ -51,6 +52,7 @@ class Recipe:
     eps: float = 1e-8
     weight_decay: float = 0.0
     clip: float = 0.0
+    clip_after: bool = False
     schedule: str = "constant"
     gamma: float = 0.99
     milestones: tuple[int, ...] = ()
@@ -95,4 +97,5 @@ class Recipe:
     def told(self, round: int) -> dict[str, Any]:
         """What every client is told in a round, by the names of the brief's fields."""
         names = ("optimizer", "momentum", "weight_decay", "beta1", "beta2", "eps", "batch_size", "epochs", "drop_last")
-        return {name: getattr(self, name) for name in names} | {"lr": self.lr_at(round), "clip": self.clip or math.inf}
+        told = {name: getattr(self, name) for name in (*names, "clip_after")}
+        return told | {"lr": self.lr_at(round), "clip": self.clip or math.inf}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Reports, fields
 from kairosfl.core.mass import mass
-from kairosfl.core.rule import Memory, Plan, Rule, acts
+from kairosfl.core.rule import Finished, Memory, Plan, Rule, acts
 from kairosfl.core.run import Record, Round, Run, Setup
 from kairosfl.detectors import Signals, coherence, elud, squared_norms
 from kairosfl.errors import UserError
@@ -38,7 +38,14 @@ def rounds(run: Run, setup: Setup) -> Rounds:
     while run.round < setup.recipe.rounds:
         run.check_fresh()
         now = Round.of(run, setup)
-        briefs = brief(run, setup, now, select(run, setup, now))
+        try:
+            now, ids = select(run, setup, now)
+        except Finished as reason:
+            if not run.round:
+                raise UserError(str(reason)) from None
+            run = replace(run, finished=str(reason))
+            break
+        briefs = brief(run, setup, now, ids)
         reports = yield run, briefs
         run.check_fresh()
         run = conclude(run, setup, now, briefs, reports)
@@ -65,17 +72,25 @@ def verdicts(run: Run, setup: Setup) -> list[str]:
     return [each for each in said if each]
 
 
-def select(run: Run, setup: Setup, now: Round) -> Tensor:
-    """Stage 1: the ids of this round's cohort, ascending."""
+def recorded(run: Run, setup: Setup) -> dict[str, float]:
+    """The numbers that the rules record after this round."""
+    now = Round.of(run, setup)
+    rules = enumerate(setup.algorithm.rules)
+    return {name: value for i, rule in rules for name, value in rule.record(run.memory(i), now).items()}
+
+
+def select(run: Run, setup: Setup, now: Round) -> tuple[Round, Tensor]:
+    """Stage 1: the round with the size of its cohort, and the cohort's ids, ascending."""
     plan = Plan(now.cohort)
     for i in setup.algorithm.order():
         plan = setup.algorithm.rules[i].select(plan, run.memory(i), now)
+    now = replace(now, size=plan.size)
     if plan.ids is not None:
-        return torch.from_numpy(np.unique(plan.ids).astype(np.int64))
+        return now, torch.from_numpy(np.unique(plan.ids).astype(np.int64))
     pool = now.population if plan.eligible is None else plan.eligible
     available = now.population if plan.eligible is None else len(plan.eligible)
     chosen = now.stream("select").choice(pool, size=min(plan.size, available), replace=False)
-    return torch.from_numpy(np.sort(chosen).astype(np.int64))
+    return now, torch.from_numpy(np.sort(chosen).astype(np.int64))
 
 
 def brief(run: Run, setup: Setup, now: Round, ids: Tensor) -> Briefs:
@@ -160,11 +175,15 @@ def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Report
         squares = squared_norms(now.reports.delta)
     reports = now.reports
     record = Record(reports.ids, torch.empty(0), None, rejected, asked, now.lr, vectors, numbers)
-    if not len(reports):
+    if not len(reports) and not any(rule.private for rule in rules):
         return _idle(run, setup, now, memories, record)
 
     values, decided = [], []
     for i, detector in enumerate(detectors, len(rules)):
+        if not len(reports) and not detector.private:  # it has nothing to measure
+            values.append(float("nan"))
+            decided.append(now.signals.critical)
+            continue
         values.append(detector.value(memories[i], now))
         critical, memories[i] = _stored(detector.decide(values[-1], memories[i], now), memories[i], reports.ids)
         decided.append(critical)
@@ -172,7 +191,7 @@ def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Report
     diversity, agreement = torch.stack([elud(reports.delta, squares), coherence(reports.delta, squares)]).tolist()
     signals = Signals(
         critical=decided[0],
-        fgn=named.get("fgn", float("nan")),
+        fgn=named.get("fgn", named.get("noisedfgn", float("nan"))),
         fisher=named.get("fedfim", float("nan")),
         elud=diversity,
         coherence=agreement,
@@ -200,7 +219,9 @@ def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Report
             f"{setup.algorithm} is too long; lower its lr, or train.lr."
         )
     record = replace(record, weights=now.weights, reports=reports, consensus=consensus, values=tuple(values))
-    return _after(run, memories, x=x, signals=signals, idle=0, record=record)
+    return _after(
+        run, memories, x=x, signals=signals, idle=0 if len(reports) or not asked else run.idle + 1, record=record
+    )
 
 
 def _stored(answer: tuple[Any, Memory], before: Memory, ids: Tensor) -> tuple[Any, Memory]:

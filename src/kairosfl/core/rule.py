@@ -16,8 +16,14 @@ from kairosfl.errors import UserError
 
 if TYPE_CHECKING:
     from kairosfl.core.run import Round
+    from kairosfl.detectors import Detector
 
 State = dict[str, Tensor]
+Reads = Literal["clients", "signals", "direction"]
+
+
+class Finished(Exception):
+    """Raised by `select`: the run ends before this round, for the reason given, and has finished."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,10 @@ class Rule(Spec):
     server_optimizer: ClassVar[bool] = False  # it turns directions into steps; an algorithm has at most one such rule
     needs_mass: ClassVar[bool] = False  # it uses mean gradients, which only local sgd defines
     sees_idle: ClassVar[bool] = False  # observe and step are also called in rounds without a usable report
+    private: ClassVar[bool] = False  # only what has noise decides anything: rounds without reports run like all others
+    # What it acts on: reports or rows of single clients, the detector's answer, or at most the cohort's direction. A
+    # private rule is combined only with rules that say that they do not read clients.
+    reads: ClassVar[Reads] = "clients"
 
     @property
     def uniform(self) -> bool:
@@ -119,6 +129,10 @@ class Rule(Spec):
         """The vector to evaluate, export and deploy; it arrives as the model itself."""
         return x
 
+    def record(self, memory: Memory, now: Round) -> dict[str, float]:
+        """After every round: numbers to record in `metrics.jsonl`, by name."""
+        return {}
+
     def verdict(self, memory: Memory, now: Round) -> str | None:
         """After the last round: what the user should know about its effect, for instance that it had none."""
         return None
@@ -166,13 +180,27 @@ class Algorithm:
         return torch.ones(len(reports)).double() if uniform else reports.n.double()
 
     def largest_cohort(self, cohort: int, population: int) -> int:
-        """The largest cohort that any of its rules may select."""
-        return max((rule.largest_cohort(cohort, population) for rule in self.rules), default=cohort)
+        """The largest cohort that its rules may select, one after another."""
+        for i in self.order():
+            cohort = max(cohort, self.rules[i].largest_cohort(cohort, population))
+        return cohort
 
     def order(self) -> list[int]:
         """The order in which rules select and step: as written, then the `last` ones, adaptive ones at the end."""
         last = [(rule.last, rule.last and rule.kind == "adaptive") for rule in self.rules]
         return sorted(range(len(last)), key=last.__getitem__)
+
+    def check_detector(self, detector: Detector) -> None:
+        """Refuse a detector that would decide by clients' numbers without noise beside a private rule."""
+        private = next((rule for rule in self.rules if rule.private), None)
+        reader = next((rule for rule in self.rules if rule.reads == "signals"), None)
+        if private and reader and not detector.private:
+            raise UserError(
+                f"{reader.name()} and {private.name()} cannot be combined with run.detector = {str(detector)!r}, which "
+                "decides by what clients report, without noise; use 'noisedfgn'."
+            )
+        if detector.private and not private:
+            raise UserError(f"run.detector = {str(detector)!r} needs the rule privacy, which accounts for its noise.")
 
     def check_mass(self, optimizer: str) -> None:
         """Refuse rules that need mean gradients where the local optimizer does not define them."""

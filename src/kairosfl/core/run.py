@@ -53,6 +53,7 @@ class Setup:
     def __post_init__(self) -> None:
         self.recipe.check_cohort(self.clients)
         self.algorithm.check_mass(self.recipe.optimizer)
+        self.algorithm.check_detector(self.detectors[0])
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Run:
     signals: Signals = field(default_factory=Signals)
     idle: int = 0  # consecutive rounds without a usable report
     record: Record | None = None
+    finished: str = ""  # why a rule ended it before its last round
     writes: tuple[int, ...] = ()  # how often each table had been written to
 
     @classmethod
@@ -141,7 +143,9 @@ class Round:
     recipe: Recipe
     signals: Signals  # the last round's until the clients have trained, then this round's
     rules: tuple[Rule, ...]
+    detectors: tuple[Detector, ...]
     seed: int
+    size: int = NOT_YET  # of the cohort as the rules planned it; from `brief` on
     briefs: Briefs = NOT_YET  # of the selected clients; from `receive` on, of the reporters
     reports: Reports = NOT_YET
     weights: Tensor = NOT_YET  # [m], sum 1
@@ -160,6 +164,7 @@ class Round:
             recipe=setup.recipe,
             signals=run.signals,
             rules=setup.algorithm.rules,
+            detectors=setup.detectors,
             seed=run.seed,
         )
 

@@ -7,9 +7,10 @@ PA3Fed (AAAI 2025), Eq. 4 to 6. FedFIM: Yan, Wang and Li, "Seizing Critical Lear
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -29,6 +30,13 @@ COMPARE = ("rounds", "visits", "levels")
 
 class Detector(Spec, ABC):
     """A value for each round, and whether that round lies in a critical period."""
+
+    private: ClassVar[bool] = False  # its value has noise that `privacy` accounts for; also called without reports
+
+    @property
+    def multiplier(self) -> float:
+        """The noise multiplier of its value, if it is private."""
+        return math.inf
 
     @property
     def measure(self) -> str | None:

@@ -1,15 +1,17 @@
-"""The four papers' tables and figures, and searches in their settings: what to run, and the published values.
+"""The four papers' tables and figures, searches in their settings, and public benchmarks: what to run and to compare.
 
-One file per paper, data only. `kairosfl reproduce` lists the items, `kairosfl reproduce PAPER/ITEM` runs one.
+One file per paper or source, data only. `kairosfl reproduce` lists the items, `kairosfl reproduce PAPER/ITEM` runs one.
 """
 
 from __future__ import annotations
 
 from kairosfl.errors import UserError, nearest
-from kairosfl.papers import alt, beyond, fedaware, fedcl, pa3fed
+from kairosfl.papers import alt, beyond, fedaware, fedcl, pa3fed, public
 from kairosfl.papers.item import Cell, Item
 
-ITEMS: dict[str, Item] = {item.key: item for paper in (fedaware, pa3fed, fedcl, alt, beyond) for item in paper.ITEMS}
+ITEMS: dict[str, Item] = {
+    item.key: item for paper in (fedaware, pa3fed, fedcl, alt, public, beyond) for item in paper.ITEMS
+}
 
 
 def find(name: str) -> Item:

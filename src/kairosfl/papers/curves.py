@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Cells = Mapping[str, Mapping[str, Any]]
 COLUMNS = 3
 STEPS = ("critical", "cohort")  # integers that jump from round to round
-ACCURACIES = ("final", "last_tenth")  # measures whose published value is marked at the end of a curve
+ACCURACIES = ("final", "last_tenth", "best")  # measures whose published value is marked at the end of a curve
 
 
 def draw_curves(results: Results, path: Path) -> Path | None:

@@ -58,6 +58,11 @@ def _final(run: RecordedRun) -> float | None:
     return 100 * float(values[-1]) if len(values) else None
 
 
+def _best(run: RecordedRun) -> float | None:
+    values = run.column("accuracy")
+    return 100 * float(values.max()) if len(values) else None
+
+
 def _last_tenth(run: RecordedRun) -> float | None:
     values = run.column("accuracy")
     return 100 * float(final_tenth(values).mean()) if len(values) else None
@@ -153,6 +158,7 @@ TRACES: dict[str, Trace] = {
 }
 MEASURES: dict[str, Measure] = {
     "final": Measure("final accuracy", 2, 2.0, _final),
+    "best": Measure("accuracy, best round", 2, 2.0, _best),
     "last_tenth": Measure("accuracy, final 10 %", 2, 2.0, _last_tenth),
     "elud": Measure("e-LUDD", 2, 0.2, _average("elud")),
     "coherence": Measure("coherence, final 10 %", 3, 0.05, _ending("coherence")),
@@ -168,6 +174,7 @@ MEASURES: dict[str, Measure] = {
     "epochs_round": Measure("epochs per round", 1, 5.0, _average("epochs_total")),
     "megabytes": Measure("megabytes per round", 1, 1.0, _megabytes),
     "seconds": Measure("seconds per round", 3, 0.1, _average("seconds")),
+    "total_seconds": Measure("seconds of the run", 0, 0.0, _sum("seconds")),
     "fisher_megabytes": Measure("megabytes of memory for FedFIM", 0, 10.0, _fisher_megabytes),
     "fisher_seconds": Measure("seconds per round for FedFIM", 3, 0.1, _average("fisher_seconds")),
     "loss_std": Measure("standard deviation", 3, 0.01, _stability("standard_deviation")),

@@ -1,6 +1,7 @@
-"""The page of results, written from the files in `results/` and nothing else: the same files give the same page.
+"""The pages of results, written from the files in `results/` and nothing else: the same files give the same pages.
 
-`make results` rewrites the page of this repository: `python -m kairosfl.papers.page results docs/results.md`.
+`make results` rewrites those of this repository: `python -m kairosfl.papers.page results docs/results.md`. The page
+itself can be read in a minute; a page for every paper, in the folder of the same name, has tables, curves and remarks.
 """
 
 from __future__ import annotations
@@ -9,32 +10,38 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import get_args
 
 from kairosfl.errors import UserError
 from kairosfl.papers.curves import draw_curves
-from kairosfl.papers.measures import MEASURES
-from kairosfl.papers.results import Results, complete, done, gain, longest, read, spread, table, values
+from kairosfl.papers.details import markdown, section, verdict_line
+from kairosfl.papers.overview import draw_overview
+from kairosfl.papers.results import Results, complete, longest, read, values
+from kairosfl.papers.verdicts import Agreement, claim_holds, gains, outcome
+from kairosfl.papers.words import words
 from kairosfl.report.tables import fixed, signed
 from kairosfl.runs.files import write
 
-Agreement = Literal["reproduced", "open", "not reproduced"]
-
-INTRODUCTION = """# Reproduction results
-
-This page is written by `make results` from the files in `results/`; each holds the configuration, seeds, version,
-device and curves of every run. *Ours* is the mean ± sample standard deviation over the seeds that got furthest.
-*Rounds* and *seeds* show what a row is based on: `40 of 500` means that 40 of the paper's 500 rounds were run, so the
-row is not compared with the published value; with `1 of 2` seeds, the other run was interrupted or diverged. A reading
-other than *text* follows another passage of the paper or its released code.
+TITLES = {
+    "fedaware": "FedAWARE (AISTATS 2025)",
+    "pa3fed": "PA3Fed (AAAI 2025)",
+    "fedcl": "FedCL, or CriticalFL (KDD 2023)",
+    "alt": "ALT (2025)",
+    "public": "Public benchmarks",
+    "beyond": "Beyond the papers",
+    "searches": "Appendix: searches",
+}
+HOW = """## How to read it
 
 A published value counts as reproduced when ours is within 2 points of accuracy (0.2 of e-LUDD); if it is further off,
 but within two standard deviations of our seeds, it is left open. A published gain of one method over another holds when
-ours is at least half as large, and holds in part when ours has at least the same sign. Cells in a setting of our own,
-such as PA3Fed's `slow` schedule, are shown next to the published values but are not compared with them. Test accuracies
-are in per cent; *final 10 %* is the mean of the evaluations in the final 10 % of rounds.
+ours is at least half as large, and holds in part when ours has at least the same sign; a claim holds when two thirds of
+its gains do, and in part when half of them have at least the same sign. Only runs in the paper's setting with all its
+rounds are compared. Where a paper is unclear, every reading is a row of its own; of a published gain, the reading that
+comes closest counts in the table above.
 
-To run an item yourself, or part of it with fewer rounds and seeds:
+This page and those behind it are written by `make results` from the files in `results/`; each holds the configuration,
+seeds, version, device and curves of every run. To run an item yourself, or part of it with fewer rounds and seeds:
 
     kairosfl reproduce
     kairosfl reproduce fedaware/table2 --cells cifar10 --rounds 20 --seeds 1
@@ -45,13 +52,16 @@ run again after an interruption; it prints our values next to the published ones
 [data](data.md#where-the-files-are) is missing are named and skipped. `--results DIR` adds the results to files like
 those from which this page is generated.
 """
-CAPTION = (
-    "*Mean and standard deviation over the seeds shared by all curves of a panel; triangles: published final values.*"
-)
+DETAILS = """[All results](../{page}) · *Ours* is the mean ± sample standard deviation over the seeds that got furthest.
+*Rounds* and *seeds* show what a row is based on: `40 of 500` means that 40 of the published 500 rounds were run, so the
+row is not compared with the published value; with `1 of 2` seeds, the other run was interrupted or diverged. A reading
+other than *text* follows another passage of the paper or its released code. Test accuracies are in per cent; *final
+10 %* is the mean of the evaluations in the final 10 % of rounds.
+"""
 
 
 def write_results_page(results: Path, page: Path) -> Path:
-    """Write the page from every JSON file in a folder; if there is an `ITEM.md`, it is inserted below the tables.
+    """Write the page, and one for every paper, from every JSON file in a folder; `ITEM.md` is put below its tables.
 
     Figures are saved to `assets/results` next to the page; searches have none.
     """
@@ -59,174 +69,131 @@ def write_results_page(results: Path, page: Path) -> Path:
     if not files:
         raise UserError(f"{results} contains no results (no .json file); run `kairosfl reproduce` with --results.")
     everything = {path: read(path) for path in files}
-    parts = [INTRODUCTION, _overview(list(everything.values()))]
+    remarks = {
+        found["item"]: path.with_suffix(".md").read_text(encoding="utf-8")
+        for path, found in everything.items()
+        if path.with_suffix(".md").is_file()
+    }
+    pages: dict[str, list[str]] = {}
     for path, found in everything.items():
-        remarks = path.with_suffix(".md")
         picture = f"assets/results/{path.stem}.svg"
         if "/search" in found["item"] or not draw_curves(found, page.parent / picture):
             picture = ""
-        parts.append(section(found, remarks.read_text(encoding="utf-8") if remarks.is_file() else "", picture))
-    write(page, "\n".join(parts))
+        text = section(found, remarks.get(found["item"], ""), f"../{picture}" if picture else "")
+        pages.setdefault(chapter(found), []).append(text)
+    for name, sections in pages.items():
+        head = [f"# {TITLES.get(name, name)}", "", DETAILS.format(page=page.name)]
+        write(page.parent / page.stem / f"{name}.md", "\n".join([*head, *sections]))
+    items = list(everything.values())
+    drawn = draw_overview(items, page.parent / "assets" / "results" / "overview.svg")
+    write(page, "\n".join(summary(items, remarks, page.stem, "assets/results/overview.svg" if drawn else "")))
     return page
 
 
-def section(results: Results, remarks: str = "", picture: str = "") -> str:
-    """One item: its figure and table, what was reproduced and what was not, and our remarks."""
-    lines = [f"## {results['item']}", "", f"{results['title']}.", ""]
-    if results["claim"]:
-        lines += [f"The paper says: {results['claim']}", ""]
-    if results["note"]:
-        lines += [results["note"], ""]
-    lines += [f"    kairosfl reproduce {results['item']}", ""]
+def chapter(results: Results) -> str:
+    """The page on which an item is shown."""
+    return "searches" if "/search" in results["item"] else str(results["item"].partition("/")[0])
+
+
+def summary(everything: Sequence[Results], remarks: Mapping[str, str], folder: str, picture: str) -> list[str]:
+    """The page that can be read in a minute: a verdict per claim, one picture, the public comparison."""
+    claims = [each for each in everything if each["claim"] and chapter(each) not in ("beyond", "public")]
+    public = [each for each in everything if chapter(each) == "public"]
+    lines = ["# Results", ""]
+    if claims:
+        lines += [_count(claims), "", *markdown([_claim(each, remarks, folder) for each in claims]), ""]
     if picture:
-        lines += [f"![Curves by round, one panel per baseline]({picture})", "", CAPTION, ""]
-    lines += [*_markdown(table(results)), ""]
-    gains = _gains(results)
-    if gains:
-        lines += ["Difference from the baseline, on the seeds and rounds that both have:", "", *_markdown(gains), ""]
-    lines += _conclusion(results)
-    if remarks:
-        lines += [remarks.strip(), ""]
-    lines += [_made_on(results), ""]
-    return "\n".join(lines)
+        lines += [
+            f"![Ours against the published accuracy, one point per compared cell]({picture})",
+            "",
+            "*Every compared cell: ours over the published accuracy. The band is ± 2 points.*",
+            "",
+        ]
+    if public:
+        lines += ["## Public benchmarks", "", _count(public), "", *_speed(public, folder)]
+    return [*lines, "## All items", "", *markdown([_row(each, folder) for each in everything]), "", HOW]
 
 
-def agreement(cell: Mapping[str, Any], measure: str) -> Agreement | None:
-    """Whether ours agrees with the published value; None if there is none or the cell was not run as published."""
-    ours, printed = values(cell, measure), cell["printed"].get(measure)
-    if printed is None or not ours or not as_published(cell):
-        return None
-    off = abs(statistics.fmean(ours) - printed)
-    if off <= MEASURES[measure].tolerance:
-        return "reproduced"
-    return "open" if len(ours) > 1 and off <= 2 * statistics.stdev(ours) else "not reproduced"
+def _count(items: Sequence[Results]) -> str:
+    found = [outcome(each, cell) for each in items for cell in each["cells"].values()]
+    number = {word: found.count(word) for word in get_args(Agreement)}
+    total = sum(number.values())
+    left = f", {number['open']} are left open because the seeds differ widely" if number["open"] else ""
+    return f"**{number['reproduced']} of {total} compared values were reproduced{left}.**"
 
 
-def as_published(cell: Mapping[str, Any]) -> bool:
-    """Whether a cell was run in the paper's setting and for all its rounds."""
-    return complete(cell) and bool(cell["comparable"])
+def _claim(results: Results, remarks: Mapping[str, str], folder: str) -> dict[str, str]:
+    cells = results["cells"].values()
+    outcomes = [outcome(results, cell) for cell in cells]
+    compared = [word for word in outcomes if word]
+    measured = []
+    if compared:
+        measured.append(f"{compared.count('reproduced')} of {len(compared)} values within 2 points")
+    changes = gains(results)
+    known = [each for each in changes if each.holds != "–" and each.printed is not None]
+    if known:
+        ours = signed(statistics.fmean(each.ours for each in known), 1)
+        printed = signed(statistics.fmean(each.printed or 0.0 for each in known), 1)
+        measured.append(f"mean gain {ours} points, published {printed}, in {_comparisons(len(known))}")
+    elif changes:
+        mean = signed(statistics.fmean(each.ours for each in changes), 1)
+        rounds = {(longest(cell)[0]["rounds"], cell["rounds"]) for cell in cells if not complete(cell)}
+        after = f" after {min(rounds)[0]} of {min(rounds)[1]} rounds" if rounds else ""
+        measured.append(f"mean gain {mean} points in {_comparisons(len(changes))}{after}")
+    return {
+        "paper": f"[{TITLES.get(chapter(results), chapter(results))}]({_link(results, folder)})",
+        "claim": results["claim"],
+        "measured": "; ".join(measured) or "–",
+        "seeds": _range([len(longest(cell)) for cell in cells]),
+        "verdict": f"**{verdict_line(remarks.get(results['item'], '')) or claim_holds(results)}**",
+    }
 
 
-def _overview(everything: Sequence[Results]) -> str:
+def _speed(public: Sequence[Results], folder: str) -> list[str]:
+    """The clocks: theirs as published, ours as measured."""
     rows = []
-    for results in everything:
-        measure, cells = results["measures"][0], results["cells"].values()
-        outcomes = [None if results.get("beat") else agreement(cell, measure) for cell in cells]
-        rows.append(
-            {
-                "item": f"[{results['item']}](#{results['item'].replace('/', '')})",
-                "cells run": str(len(outcomes)),
-                "completed": str(sum(map(complete, cells))),
-                "seeds": _range([len(longest(cell)) for cell in cells]),
-                **{word: str(outcomes.count(word)) if any(outcomes) else "–" for word in get_args(Agreement)},
-            }
-        )
-    return "\n".join([*_markdown(rows), ""])
+    for results in public:
+        for name, cell in results["cells"].items():
+            theirs, ours = cell["printed"].get("total_seconds"), values(cell, "total_seconds")
+            if theirs is not None and ours and complete(cell):
+                device = ", ".join(sorted({str(run["device"]) for run in longest(cell)}))
+                rows.append(
+                    {
+                        "benchmark": f"[{results['title']}]({_link(results, folder)})",
+                        "run": words(name),
+                        "seconds, published": f"{theirs:,.0f}",
+                        "seconds, ours": fixed(statistics.fmean(ours), 0),
+                        "times as fast": fixed(theirs / statistics.fmean(ours), 1),
+                        "our device": device,
+                    }
+                )
+    note = "Published seconds are those of the source's own hardware, which its page names."
+    return [*markdown(rows), "", note, ""] if rows else []
 
 
-def _gains(results: Results) -> list[dict[str, str]]:
-    measure = results["measures"][0]
-    digits = MEASURES[measure].digits
-    rows = []
-    for name, cell in results["cells"].items():
-        found = gain(results, name, measure)
-        if found is None or not found[0]:
-            continue
-        ours, printed = found
-        rows.append(
-            {
-                "cell": name,
-                "baseline": cell["baseline"],
-                "ours": _signed_spread(ours, digits),
-                "published": "–" if printed is None else signed(printed, digits),
-                "rounds": done(cell),
-                "seeds": str(len(ours)),
-                "holds": _holds(statistics.fmean(ours), printed, comparable=as_published(cell)),
-            }
-        )
-    return rows
+def _row(results: Results, folder: str) -> dict[str, str]:
+    cells = results["cells"].values()
+    outcomes = [outcome(results, cell) for cell in cells]
+    return {
+        "item": f"[{results['item']}]({_link(results, folder)})",
+        "cells run": str(len(outcomes)),
+        "completed": str(sum(map(complete, cells))),
+        "seeds": _range([len(longest(cell)) for cell in cells]),
+        **{word: str(outcomes.count(word)) if any(outcomes) else "–" for word in get_args(Agreement)},
+    }
 
 
-def _holds(ours: float, printed: float | None, *, comparable: bool) -> str:
-    if printed is None or not comparable:
-        return "–"
-    if ours * printed <= 0:
-        return "no"
-    return "yes" if abs(ours) >= abs(printed) / 2 else "in part"
+def _link(results: Results, folder: str) -> str:
+    return f"{folder}/{chapter(results)}.md#{results['item'].replace('/', '')}"
 
 
-def _conclusion(results: Results) -> list[str]:
-    """What was not reproduced and what is left open, in words."""
-    measure = results["measures"][0]
-    title = MEASURES[measure].title
-    if results.get("beat"):
-        return _beaten(results, measure)
-    outcomes = {name: agreement(cell, measure) for name, cell in results["cells"].items()}
-    named = {word: [name for name, outcome in outcomes.items() if outcome == word] for word in get_args(Agreement)}
-    total = sum(map(len, named.values()))
-    if not total:
-        return []
-    left = f", {len(named['open'])} left open" if named["open"] else ""
-    lines = [f"**{title.capitalize()}: {len(named['reproduced'])} of {total} compared cells reproduced{left}.**", ""]
-    for word, heading in (("not reproduced", "Not reproduced"), ("open", "Left open, because the seeds differ widely")):
-        if named[word]:
-            lines += [
-                f"{heading}:",
-                "",
-                *(_comparison(name, results["cells"][name], measure) for name in named[word]),
-                "",
-            ]
-    return lines
-
-
-def _comparison(name: str, cell: Mapping[str, Any], measure: str) -> str:
-    ours, printed, digits = values(cell, measure), cell["printed"][measure], MEASURES[measure].digits
-    return (
-        f"- `{name}` ({cell['reading']}): ours {spread(ours, digits)}, published {printed:.{digits}f}, "
-        f"{signed(statistics.fmean(ours) - printed, digits)}"
-    )
-
-
-def _beaten(results: Results, measure: str) -> list[str]:
-    """By how much the best published values are exceeded."""
-    digits = MEASURES[measure].digits
-    lines = []
-    for name, cell in results["cells"].items():
-        ours, printed = values(cell, measure), cell["printed"].get(measure)
-        if ours and printed is not None:
-            more = signed(statistics.fmean(ours) - printed, digits)
-            lines += [
-                f"**`{name}`: {spread(ours, digits)} where the best published value is {printed:.{digits}f}, {more}.**",
-                "",
-            ]
-    return lines
-
-
-def _made_on(results: Results) -> str:
-    runs = [run for cell in results["cells"].values() for run in cell["runs"]]
-    made = sorted(
-        {f"version {run['version']}, {run['engine']} engine, {run['precision']}, {run['device']}" for run in runs}
-    )
-    evaluated = " or ".join(map(str, sorted({run["evaluated"] for run in runs if run.get("evaluated")})))
-    every = {"": "", "1": " Evaluated every round."}.get(evaluated, f" Evaluated every {evaluated} rounds.")
-    return f"Run with {'; '.join(made)}.{every}"
-
-
-def _signed_spread(numbers: Sequence[float], digits: int) -> str:
-    shown = signed(statistics.fmean(numbers), digits)
-    return f"{shown} ± {fixed(statistics.stdev(numbers), digits)}" if len(numbers) > 1 else shown
+def _comparisons(number: int) -> str:
+    return f"{number} comparison{'s' * (number != 1)}"
 
 
 def _range(numbers: Sequence[int]) -> str:
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low} to {high}"
-
-
-def _markdown(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    heads = list(rows[0])
-    lines = [heads, ["---" if head in ("cell", "reading", "item", "baseline") else "---:" for head in heads]]
-    lines += [[row[head] for head in heads] for row in rows]
-    return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
 if __name__ == "__main__":

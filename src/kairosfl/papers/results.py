@@ -17,7 +17,7 @@ from kairosfl.papers import ITEMS
 from kairosfl.papers.item import Item
 from kairosfl.papers.measures import MEASURES, TRACES, RecordedRun
 from kairosfl.report.tables import fixed, signed
-from kairosfl.runs.config import RunConfig, load, tables
+from kairosfl.runs.config import RunConfig, load, resolve, tables
 from kairosfl.runs.files import plain, write
 
 Results = dict[str, Any]
@@ -56,6 +56,7 @@ def collect(
         "note": item.note,
         "beat": item.beat,
         "measures": list(item.measures),
+        "sources": dict(item.sources),
         "cells": {
             name: {
                 "reading": cell.reading,
@@ -204,7 +205,7 @@ def _merge(old: Results, new: Results) -> Results:
     """The new results with the runs of both, and the cells in the item's order."""
     cells = {**old["cells"], **new["cells"]}
     for name in old["cells"].keys() & new["cells"].keys():
-        if old["cells"][name]["config"] != new["cells"][name]["config"]:
+        if _complete(old["cells"][name]["config"]) != _complete(new["cells"][name]["config"]):
             continue
         runs: dict[int, dict[str, Any]] = {}
         for run in (*old["cells"][name]["runs"], *new["cells"][name]["runs"]):
@@ -213,6 +214,11 @@ def _merge(old: Results, new: Results) -> Results:
         cells[name] = {**new["cells"][name], "runs": [runs[seed] for seed in sorted(runs)]}
     known = ITEMS[new["item"]].cells if new["item"] in ITEMS else {}
     return {**new, "cells": {name: cells[name] for name in (*known, *cells) if name in cells}}
+
+
+def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored configuration with the defaults of keys that were added since."""
+    return identity(resolve(config))
 
 
 def _longest_runs(folders: Sequence[Path], cells: Mapping[str, str]) -> dict[tuple[str, int], tuple[RecordedRun, int]]:

@@ -6,6 +6,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kairosfl.errors import UserError
+from kairosfl.report.metric import Score
 from kairosfl.runs.files import read_lines
 from kairosfl.runs.keys import flatten
 
@@ -24,7 +26,7 @@ _MOST = 2**31  # clients or rounds
 _NAMED = 5  # damaged lines or rounds of a file; the others are counted
 _ANY, _SHARE, _AMOUNT = (-math.inf, math.inf), (0.0, 1.0), (0.0, 1e18)
 _METRICS = {
-    **dict.fromkeys(("accuracy", "client_accuracy_mean", "client_accuracy_worst", "critical"), _SHARE),
+    "critical": _SHARE,
     **dict.fromkeys(("cohort", "reported", "rejected", "epochs", "epochs_total"), _AMOUNT),
     **dict.fromkeys(("bytes_down", "bytes_up", "lr", "seconds"), _AMOUNT),
     **dict.fromkeys(("loss", "train_loss", "fgn", "fisher", "elud", "coherence"), _ANY),
@@ -79,32 +81,39 @@ def kept(values: Mapping[str, Any], wanted: Wanted, path: Path, say: Say) -> dic
     return {key: value for key, value in values.items() if key not in wrong}
 
 
-def metrics(path: Path, say: Say) -> dict[str, Array]:
-    """Metrics as columns, one value per round; of a round that was written twice, the last one counts."""
-    rows = _by_round(path, say)
+def metrics(rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], path: Path, say: Say) -> dict[str, Array]:
+    """The lines of metrics.jsonl as columns, one value per round; of `scores`, the first is the main metric."""
     wrong: dict[str, list[int]] = {}
+    main = scores[0]
+    ranges = {score.name: _range(score) for score in scores}
+    ranges |= _METRICS | {f"client_{main.name}_{which}": _range(main) for which in ("mean", "worst")}
 
     def value(row: Mapping[str, Any], name: str) -> float:
-        found = number(row.get(name), *_METRICS.get(name, _ANY))
-        if found is None and name in _METRICS:
+        found = number(row.get(name), *ranges.get(name, _ANY))
+        if found is None and name in ranges:
             wrong.setdefault(name, []).append(row["round"])
         return math.nan if found is None else found
 
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: np.array([value(row, name) for row in rows], dtype=np.float64) for name in names}
     _name_fields(path, wrong, say)
-    lost = [row.get("accuracy") is not None and row.get("loss", 0.0) is None for row in rows]  # null: it was not finite
-    return {"round": np.zeros(0)} | columns | {"not_finite": np.array(lost, dtype=np.float64)}
+    evaluated = (row.get("evaluated", row.get(main.name) is not None) for row in rows)
+    lost = [bool(scored) and row.get("loss", 0.0) is None for scored, row in zip(evaluated, rows, strict=True)]
+    return {"round": np.zeros(0)} | columns | {"not_finite": np.array(lost, dtype=np.float64)}  # null: it was not
 
 
-def clients(path: Path, say: Say) -> list[dict[str, Any]]:
+def _range(score: Score) -> tuple[float, float]:
+    return _SHARE if score.percent else _ANY
+
+
+def clients(path: Path, score: Score, say: Say) -> list[dict[str, Any]]:
     """What happened to each client, one object per round, without damaged fields."""
     wrong: dict[str, list[int]] = {}
+    fields = _CLIENT_FIELDS | {score.quantiles: partial(_quantiles, within=_range(score))}
     rows = []
-    for row in _by_round(path, say):
+    for row in by_round(path, say):
         if _is_list(row.get("ids"), is_whole):
-            checks = _CLIENT_FIELDS.items()
-            damaged = [name for name, good in checks if row.get(name) is not None and not good(row, name)]
+            damaged = [name for name, good in fields.items() if row.get(name) is not None and not good(row, name)]
             rows.append({name: value for name, value in row.items() if name not in damaged})
         else:
             damaged = ["ids"]
@@ -180,19 +189,18 @@ def _square(row: Mapping[str, Any], name: str) -> bool:
     return _is_list(value, lambda each: _per_client({"ids": value, name: each}, name)) and len(value) == len(row["ids"])
 
 
-def _quantiles(row: Mapping[str, Any], name: str) -> bool:
-    return _is_list(row[name], lambda value: number(value, *_SHARE) is not None) and len(row[name]) > 1
+def _quantiles(row: Mapping[str, Any], name: str, within: tuple[float, float]) -> bool:
+    return _is_list(row[name], lambda value: number(value, *within) is not None) and len(row[name]) > 1
 
 
 _CLIENT_FIELDS: dict[str, Callable[[Mapping[str, Any], str], bool]] = {
     **dict.fromkeys(("weights", "epochs", "similarity", "score"), _per_client),
     "lambda": _by_client,
     "cosines": _square,
-    "accuracy_quantiles": _quantiles,
 }
 
 
-def _by_round(path: Path, say: Say) -> list[dict[str, Any]]:
+def by_round(path: Path, say: Say) -> list[dict[str, Any]]:
     """The lines of a file in the order of their rounds; of two for the same round, the later one."""
     damaged: list[int] = []
     try:

@@ -10,6 +10,7 @@ import numpy as np
 
 from kairosfl.report.checked import Array
 from kairosfl.report.grids import inside
+from kairosfl.report.metric import Score
 from kairosfl.report.notes import measured_on
 from kairosfl.report.pictures import SECTIONS, LeftOut, Lines, Picture, Series
 from kairosfl.report.read import Group, RunData
@@ -34,63 +35,17 @@ class _Curve:
 
 _UNSCORED = "no round was evaluated"
 _UNASKED = "it was not requested; set run.client_accuracy = true"
-_QUANTILES = "accuracy_quantiles"  # of a line in clients.jsonl
+_LOSS = Score("loss", higher=False)
+_TRAIN_LOSS = _Curve(
+    "train-loss",
+    "learning",
+    "Training loss",
+    "loss",
+    "metrics.jsonl holds none",
+    ("train_loss",),
+    note="Of the cohort, while it trained.",
+)
 _CURVES = (
-    _Curve(
-        "accuracy",
-        "result",
-        "Test accuracy",
-        "accuracy",
-        _UNSCORED,
-        ("accuracy",),
-        percent=True,
-    ),
-    _Curve(
-        "accuracy-bytes",
-        "cost",
-        "Accuracy against communication",
-        "accuracy",
-        "metrics.jsonl holds no evaluated round with its bytes",
-        ("accuracy",),
-        note="Bytes down and up together; seeds are compared at equal bytes.",
-        percent=True,
-        x_label="MB",
-        cost=lambda run: run.total("bytes_down", "bytes_up") / 1e6,
-    ),
-    _Curve(
-        "accuracy-epochs",
-        "cost",
-        "Accuracy against local epochs",
-        "accuracy",
-        "metrics.jsonl holds no evaluated round with its epochs",
-        ("accuracy",),
-        note="Total epochs of all clients; seeds are compared at equal epochs.",
-        percent=True,
-        x_label="client epochs",
-        cost=lambda run: run.total("epochs_total"),
-    ),
-    _Curve("loss", "learning", "Test loss", "loss", _UNSCORED, ("loss",)),
-    _Curve(
-        "train-loss",
-        "learning",
-        "Training loss",
-        "loss",
-        "metrics.jsonl holds none",
-        ("train_loss",),
-        note="Of the cohort, while it trained.",
-    ),
-    _Curve(
-        "client-accuracy",
-        "learning",
-        "Accuracy per client",
-        "accuracy",
-        _UNASKED,
-        ("client_accuracy_mean", "client_accuracy_worst"),
-        asked=lambda run: bool(run.settings.get("run.client_accuracy")),
-        names=("mean", "worst tenth"),
-        note="Solid: mean over clients; dashed: the tenth with the lowest accuracy.",
-        percent=True,
-    ),
     _Curve(
         "fgn",
         "signals",
@@ -144,9 +99,60 @@ _CURVES = (
 )
 
 
+def _measured(score: Score, section: str) -> _Curve:
+    """A metric over the rounds."""
+    return _Curve(
+        score.name, section, f"Test {score.words}", score.words, _UNSCORED, (score.name,), percent=score.percent
+    )
+
+
+def _main_curves(score: Score) -> tuple[_Curve, ...]:
+    """The main metric: over the rounds, against what it cost, and of the clients."""
+    over_rounds = _measured(score, "result")
+    return (
+        over_rounds,
+        replace(
+            over_rounds,
+            key=f"{score.name}-bytes",
+            section="cost",
+            title=f"{score.title} against communication",
+            why="metrics.jsonl holds no evaluated round with its bytes",
+            note="Bytes down and up together; seeds are compared at equal bytes.",
+            x_label="MB",
+            cost=lambda run: run.total("bytes_down", "bytes_up") / 1e6,
+        ),
+        replace(
+            over_rounds,
+            key=f"{score.name}-epochs",
+            section="cost",
+            title=f"{score.title} against local epochs",
+            why="metrics.jsonl holds no evaluated round with its epochs",
+            note="Total epochs of all clients; seeds are compared at equal epochs.",
+            x_label="client epochs",
+            cost=lambda run: run.total("epochs_total"),
+        ),
+        replace(
+            over_rounds,
+            key=f"client-{score.name}",
+            section="learning",
+            title=f"{score.title} per client",
+            why=_UNASKED,
+            columns=(f"client_{score.name}_mean", f"client_{score.name}_worst"),
+            asked=lambda run: bool(run.settings.get("run.client_accuracy")),
+            names=("mean", "worst tenth"),
+            note=f"Solid: mean over clients; dashed: the tenth with the {score.worst} {score.words}.",
+        ),
+    )
+
+
 def figures(groups: Sequence[Group]) -> tuple[list[Picture], list[LeftOut]]:
     """All plots of these groups in the order of the page, and those that are left out."""
-    made: list[Picture | LeftOut] = [*(_lines(curve, groups) for curve in _CURVES), _served(groups)]
+    main = groups[0].score
+    *curves, of_clients = _main_curves(main)
+    further = dict.fromkeys(score for group in groups for run in group.runs for score in (_LOSS, *run.scores))
+    curves += [_measured(score, "learning") for score in further if score.name != main.name]
+    curves += [_TRAIN_LOSS, of_clients, *_CURVES]
+    made: list[Picture | LeftOut] = [*(_lines(curve, groups) for curve in curves), _served(groups)]
     made = [_with_samples(each, groups) for each in made]
     for number, group in enumerate(groups):
         made += inside(number, group)
@@ -156,9 +162,9 @@ def figures(groups: Sequence[Group]) -> tuple[list[Picture], list[LeftOut]]:
 
 
 def _with_samples(picture: Picture | LeftOut, groups: Sequence[Group]) -> Picture | LeftOut:
-    """The accuracy of clients, with the samples it was measured on in the title."""
+    """The main metric of clients, with the samples it was measured on in the title."""
     samples = measured_on(run for group in groups for run in group.runs)
-    if not (samples and isinstance(picture, Lines) and picture.key in ("client-accuracy", "client-quantiles")):
+    if not (samples and isinstance(picture, Lines) and picture.key.startswith("client-")):
         return picture
     return replace(picture, title=f"{picture.title}, on {samples}")
 
@@ -197,17 +203,16 @@ def _missing(curve: _Curve, groups: Sequence[Group]) -> str:
         return curve.why
     if curve.section in ("signals", "learning") and not any((run.column("reported") > 0).any() for run in runs):
         return "no round had a good report"
-    evaluated = any(np.isfinite(run.column("accuracy")).any() for run in runs)
+    evaluated = any(len(run.evaluated) for run in runs)
     return "training diverged: it was never finite" if curve.why == _UNSCORED and evaluated else curve.why
 
 
 def _served(groups: Sequence[Group]) -> Lines | LeftOut:
-    """The clients' accuracies of the last evaluated model, from the lowest to the highest."""
-    title, series = "Final accuracy of every client", []
+    """The main metric of every client with the last evaluated model, from the lowest to the highest."""
+    score = groups[0].score
+    title, series, field = f"Final {score.words} of every client", [], score.quantiles
     for number, group in enumerate(groups):
-        seeds = [
-            next((row[_QUANTILES] for row in reversed(run.clients) if _QUANTILES in row), None) for run in group.runs
-        ]
+        seeds = [next((row[field] for row in reversed(run.clients) if field in row), None) for run in group.runs]
         known = [np.array(values, dtype=np.float64) for values in seeds if values is not None]
         if known:
             at = np.linspace(0, 100, max(map(len, known)))
@@ -215,8 +220,9 @@ def _served(groups: Sequence[Group]) -> Lines | LeftOut:
             series.append(_series(number, at, served, "", False))
     if not series:
         return LeftOut("learning", title, _UNASKED)
-    note = "Clients from the lowest to the highest accuracy; the flatter, the fairer."
-    return Lines("client-quantiles", "learning", title, note, "% of the clients", "accuracy", tuple(series), True)
+    note = f"Clients from the lowest to the highest {score.words}; the flatter, the fairer."
+    x_label, drawn = "% of the clients", tuple(series)
+    return Lines("client-quantiles", "learning", title, note, x_label, score.words, drawn, score.percent)
 
 
 def _over_rounds(group: Group, column: str) -> tuple[Array, Array]:

@@ -10,6 +10,7 @@ import numpy as np
 from kairosfl.report.checked import Array
 from kairosfl.report.pictures import HeatMap, LeftOut, counted
 from kairosfl.report.read import Group, RunData
+from kairosfl.runs.metrics import PICTURED_CLIENTS
 
 # More cells than this are not visible on a screen; neighbours are averaged, and the note says so.
 MOST_COLUMNS = 240
@@ -110,6 +111,7 @@ def _client_by_class(number: int, run: RunData, whose: str) -> HeatMap | LeftOut
     if not counts:
         clients = run.partition.get("clients")
         why = f"{clients} clients are too many to draw" if clients else "partition.json has none"
+        why = "samples do not have one class each" if clients and clients <= PICTURED_CLIENTS else why
         why = why if (run.path / "partition.json").exists() else "partition.json is missing"
         return LeftOut("inside", title, why, number)
     table = np.array(counts, dtype=np.float64).T

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from kairosfl.report.pictures import counted
 from kairosfl.report.read import Group, RunData
 
+EPSILONS = ("epsilon", "hypothetical_epsilon")  # as the rule privacy records them
+
 
 def notes(group: Group) -> tuple[str, ...]:
-    """A line for each run that is unfinished, stopped or diverged, and for each rule that had no effect."""
+    """A line for each run that is unfinished, stopped, ended early or diverged, and for what the rules say."""
     unfinished = [run for run in group.runs if not run.done]
     left = "left out of the numbers" if group.finished else "not compared"
     stopped = [f"{_who(run, group)}stopped after round {run.last}: {run.stopped}" for run in unfinished if run.stopped]
@@ -18,11 +20,20 @@ def notes(group: Group) -> tuple[str, ...]:
     gaps = [
         f"{_who(run, group)}{counted(run.last - run.rounds, 'round')}" for run in group.runs if run.last > run.rounds
     ]
+    early = [(run, run.summary["finished"]) for run in group.runs if run.summary.get("finished")]
+    spent = [
+        f"{_who(run, group)}{name.replace('_', ' ')} {run.column(name)[-1]:.4g}"
+        for run in group.runs
+        for name in EPSILONS
+        if name in run.columns
+    ]
     said = (verdict for run in group.runs for verdict in run.summary.get("verdicts") or ())
     return (
         *([f"unfinished, {left}: {', '.join(running)}"] if running else []),
         *(f"{each} ({left})" for each in stopped),
         *(f"{each}: from there on its test loss is not finite, or has exploded" for each in diverged),
+        *(f"{_who(run, group)}finished after round {run.last}: {said}" for run, said in early),
+        *([f"privacy spent: {', '.join(spent)}"] if spent else []),
         *([f"missing from metrics.jsonl, so that later costs are unknown: {', '.join(gaps)}"] if gaps else []),
         *dict.fromkeys(said),
     )

@@ -21,11 +21,13 @@ from kairosfl.runs.files import write
 _SCRIPTS = ("chart.js", "lines.js", "heat.js", "page.js")
 DETAILED = 12
 COMPARED = 12
+SKEWED = ("dirichlet", "client_dirichlet", "mixed", "quantity")  # partitions that use data.alpha
 SUMMARISED = 3
 _HINT = "Drag across a chart to zoom, double-click to reset; charts over rounds zoom together."
 _TEST = (
-    "Difference in points of the accuracy over the final 10 % of rounds; p of a paired t-test over the seeds that both "
-    "have finished, Holm-corrected for all pairs. With few seeds the test assumes normally distributed differences."
+    "Difference{points} of the {score.words} over the final 10 % of rounds{better}; p of a paired t-test over the "
+    "seeds that both have finished, Holm-corrected for all pairs. With few seeds the test assumes normally distributed "
+    "differences."
 )
 
 
@@ -128,22 +130,23 @@ def _section(
 
 
 def _results(groups: Sequence[Group], rows: Sequence[Row], pairs: Sequence[Pair], target: float) -> str:
-    field = (
-        '<label>target <input id="target" type="number" min="0" max="100" step="0.5" '
-        f'value="{100 * target:g}"> %</label>'
-        if math.isfinite(target)
-        else ""
-    )
+    score = rows[0].score
+    bounds = 'min="0" max="100" step="0.5"' if score.percent else 'step="any"'
+    value = f'value="{score.scale * target:g}">{score.unit}'
+    field = f'<label>target <input id="target" type="number" {bounds} {value}</label>' if math.isfinite(target) else ""
     several = max(len(group.runs) for group in groups) > 1
     what = "Mean ± standard deviation over seeds" if several else "One seed each"
     table = parts.results_table(rows) + parts.notes(rows)
-    out = f'<div class="together"><h3>Table</h3><p class="about">{what}; accuracy in per cent. {field}</p>{table}</div>'
-    about = f'<p class="about">{_TEST}</p>'
+    shown = score.words + " in per cent" * score.percent + f" ({score.direction})" * (not score.higher)
+    out = f'<div class="together"><h3>Table</h3><p class="about">{what}; {shown}. {field}</p>{table}</div>'
+    better = "" if score.higher else ", above zero where the row is better, that is, lower"
+    test = _TEST.format(score=score, points=" in points" * score.percent, better=better)
+    about = f'<p class="about">{escape(test)}</p>'
     for problem, mine in by_problem(rows).items():
         labels = {groups[i].label for i in mine}
         if any(pair.first in labels for pair in pairs):
             finished = [i for i in mine if rows[i].finished]
-            ranked = sorted(finished, key=lambda i: -rows[i].last_tenth.mean)[:COMPARED]
+            ranked = sorted(finished, key=lambda i: -score.sign * rows[i].last_tenth.mean)[:COMPARED]
             tests = parts.tests_table(groups, pairs, sorted(ranked))
             if len(finished) > COMPARED:
                 tests += f'<p class="missing">Of the {COMPARED} best; the exported table has all pairs.</p>'
@@ -199,20 +202,24 @@ def _summary(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
 
 def _compared(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
     """The best of these against the second best."""
-    order = sorted(rows, key=lambda row: -row.last_tenth.mean)
+    score = rows[0].score
+    order = sorted(rows, key=lambda row: -score.sign * row.last_tenth.mean)
     best = order[0]
     so_far = "So far " if any(row.going for row in rows) else ""
-    reached = escape(best.last_tenth.text(2, 100))
-    text = f"{so_far}<b>{escape(best.label)}</b> reaches <b>{reached} %</b> in the final 10 % of its rounds"
+    named = "" if score.name == "accuracy" else f"{escape(score.with_article)} of "  # a percentage alone is an accuracy
+    reached = f"{named}<b>{escape(best.last_tenth.of_score(score))}{score.unit}</b>"
+    text = f"{so_far}<b>{escape(best.label)}</b> reaches {reached} in the final 10 % of its rounds"
     if len(order) == 1:
-        peak = f"its best round has {best.best.text(2, 100)} %"
+        peak = f"its best round has {best.best.of_score(score)}{score.unit}"
         epochs = "1 client epoch" if best.epochs.text(0) == "1" else f"{best.epochs.text(0)} client epochs"
         return f"{text}; {peak}, for {megabytes(best.bytes)} MB and {epochs}."
     second = order[1]
     both = {best.label, second.label}
     test = next((pair for pair in pairs if {pair.first, pair.second} == both), None)
-    gap = 100 * (best.last_tenth.mean - second.last_tenth.mean)
-    text += f", {gap:.2f} points above " if gap >= 0.005 else ", level with "
+    gap = score.scale * abs(best.last_tenth.mean - second.last_tenth.mean)
+    digits = score.digits(best.last_tenth.mean)
+    apart = f"{gap:.{digits}f}{' points' * score.percent} {'above' if score.higher else 'below'}"
+    text += f", {apart} " if gap >= 0.5 * 10**-digits else ", level with "
     text += f"<b>{escape(second.label)}</b>"
     if test is None:
         return f"{text}. The two have no finished seed in common, so a paired test is not possible."
@@ -249,7 +256,7 @@ def _facts(groups: Sequence[Group]) -> str:
         ("train.epochs", "epochs {}"),
         ("train.lr", "learning rate {}"),
     ):
-        used = name != "data.alpha" or settings.get("data.partition") in ("dirichlet", "mixed", "quantity")
+        used = name != "data.alpha" or settings.get("data.partition") in SKEWED
         if name in settings and name not in apart and used:
             facts.append(text.format(settings[name]).replace("(s)", "" if settings[name] == 1 else "s"))
     seeds = sorted({run.seed for run in runs})

@@ -11,10 +11,10 @@ from kairosfl.report.read import Group, RunData, differing
 from kairosfl.report.tables import Pair, Row, by_problem, cells, said, signed
 
 _HEADS = {
-    "final 10 %": "Mean accuracy over the final 10 % of the evaluated rounds",
-    "final": "Accuracy in the last evaluated round",
-    "best": "Highest accuracy of any evaluated round",
-    "rounds to target": "Rounds until the accuracy first reached the target",
+    "final 10 %": "Mean {0.words} over the final 10 % of the evaluated rounds",
+    "final": "{0.title} in the last evaluated round",
+    "best": "{1} {0.words} of any evaluated round",
+    "rounds to target": "Rounds until the {0.words} first reached the target",
     "MB to target": "Megabytes, down and up, until then",
     "MB": "Megabytes, down and up, in total",
     "epochs": "Local epochs of all clients in all rounds",
@@ -43,29 +43,30 @@ def chips(groups: Sequence[Group]) -> str:
 
 
 def results_table(rows: Sequence[Row]) -> str:
-    """The table of results; the highest accuracies on the same data are highlighted."""
-    shown = [cells(row) for row in rows]
+    """The table of results; the best values on the same data are highlighted."""
+    shown, score = [cells(row) for row in rows], rows[0].score
+    about = {name: text.format(score, score.best.capitalize()) for name, text in _HEADS.items()}
     heads = "".join(
-        f'<th scope="col" title="{escape(_HEADS.get(name, ""))}"><button type="button">{escape(name)}</button></th>'
+        f'<th scope="col" title="{escape(about.get(name, ""))}"><button type="button">{escape(name)}</button></th>'
         for name in shown[0]
     )
-    highest = {
-        "final 10 %": _highest(rows, lambda row: row.last_tenth.mean),
-        "final": _highest(rows, lambda row: row.final.mean),
-        "best": _highest(rows, lambda row: row.best.mean),
+    best = {
+        "final 10 %": _best(rows, lambda row: score.sign * row.last_tenth.mean),
+        "final": _best(rows, lambda row: score.sign * row.final.mean),
+        "best": _best(rows, lambda row: score.sign * row.best.mean),
     }
     body = ""
     for i, row in enumerate(shown):
         body += f'<tr data-group="{i}">'
         for name, value in row.items():
-            mark = ' class="best"' if i in highest.get(name, ()) else ""
+            mark = ' class="best"' if i in best.get(name, ()) else ""
             head = key(i) if name == "algorithm" else ""
             body += f'<td data-column="{escape(name)}" title="{escape(value)}"{mark}>{head}{escape(value)}</td>'
         body += "</tr>"
     return _table("sortable", heads, body)
 
 
-def _highest(rows: Sequence[Row], value: Callable[[Row], float]) -> set[int]:
+def _best(rows: Sequence[Row], value: Callable[[Row], float]) -> set[int]:
     """The best rows of each problem on which several have finished."""
     compared = ([i for i in mine if rows[i].finished] for mine in by_problem(rows).values())
     known = ([i for i in mine if math.isfinite(value(rows[i]))] for mine in compared if len(mine) > 1)
@@ -73,15 +74,17 @@ def _highest(rows: Sequence[Row], value: Callable[[Row], float]) -> set[int]:
 
 
 def tests_table(groups: Sequence[Group], pairs: Sequence[Pair], shown: Sequence[int]) -> str:
-    """Row minus column, in points, with the p-value below, for these groups; significant ones are highlighted."""
+    """How much better the row is than the column, with the p-value below; significant ones are highlighted."""
     number = {group.label: i for i, group in enumerate(groups)}
     found: dict[tuple[int, int], str] = {}
     for pair in pairs:
         a, b = number[pair.first], number[pair.second]
         mark = CLEAR if pair.adjusted < 0.05 else ""
         p = escape(said(pair.adjusted)) if math.isfinite(pair.p) else "one seed"
+        gap = pair.score.scale * pair.difference.mean
+        digits = pair.score.digits(gap)
         for at, sign in (((b, a), 1), ((a, b), -1)):
-            found[at] = f"<td{mark}>{signed(100 * sign * pair.difference.mean)}<small>{p}</small></td>"
+            found[at] = f"<td{mark}>{signed(sign * gap, digits)}<small>{p}</small></td>"
     head = "".join(f'<th scope="col">{key(i)}</th>' for i in shown)
     body = ""
     for i in shown:
@@ -110,9 +113,9 @@ def notes(rows: Sequence[Row]) -> str:
 
 def figure(picture: Picture) -> str:
     """An empty figure that the scripts draw into."""
-    kind = "hero" if picture.key == "accuracy" else "wide" if picture.key.startswith("partition") else ""
+    kind = "hero" if picture.section == "result" else "wide" if picture.key.startswith("partition") else ""
     inside = f' data-inside="{picture.group}"' if isinstance(picture, HeatMap) else ""
-    target = ' data-target="yes"' if picture.key.startswith("accuracy") else ""
+    target = ' data-target="yes"' if picture.section in ("result", "cost") else ""
     note = f'<span class="about">{escape(picture.note)}</span>' if picture.note else ""
     if not isinstance(picture, HeatMap):
         note += '<span class="about shading"></span>'  # an explanation of the shading, filled in when it is drawn

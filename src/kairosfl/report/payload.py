@@ -29,6 +29,7 @@ def payload(groups: Sequence[Group], pictures: Sequence[Picture], target: float)
         "runs": [_run(number, run) for number, group in enumerate(groups) for run in group.shown],
         "words": {"band": BAND, "critical": CRITICAL},
         "target": target if math.isfinite(target) else None,
+        "metric": {"scale": groups[0].score.scale, "sign": groups[0].score.sign},
         "smooth": 11 if max(len(scored(run)[0]) for group in groups for run in group.runs) > MANY else 1,
     }
 
@@ -95,13 +96,14 @@ def pack(grid: Array, low: float, high: float) -> str:
 
 def _run(number: int, run: RunData) -> dict[str, Any]:
     """What the page needs to find when a run reached a target."""
-    index, accuracy = scored(run)
+    index, values = scored(run)
+    index, values = index[np.isfinite(values)], values[np.isfinite(values)]
     megabytes = run.total("bytes_down", "bytes_up")[index] / 1e6
     return {
         "group": number,
         "seed": run.seed,
         "round": numbers(run.column("round")[index]),
-        "accuracy": [float(f"{value:.7g}") for value in accuracy],
+        "score": [float(f"{value:.7g}") for value in values],
         "mb": [float(f"{value:.9g}") if math.isfinite(value) else None for value in megabytes.tolist()],
     }
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kairosfl.errors import UserError
 from kairosfl.report import checked
 from kairosfl.report.checked import Array, Say, silent
+from kairosfl.report.metric import Score, is_metrics, scores
 from kairosfl.runs import STOPPED
 
 # Settings that may differ between two runs of one curve: they change neither the algorithm nor the problem.
@@ -28,8 +30,8 @@ _DEALING = {f"data.{name}" for name in _DEALS}
 _TRAINERS = {"run.engine", "run.device", "run.slots", "run.deterministic"}
 EXPLODED = 1000  # times the first test loss
 _SETTINGS = {"seed": checked.is_seed, "train.rounds": checked.is_whole}
-_ABOUT = {"algorithm": checked.is_text, "seed": checked.is_seed, "clients": checked.is_whole}
-_SAID = {"verdicts": checked.is_texts, "client_accuracy_on": checked.is_text}
+_ABOUT = {"algorithm": checked.is_text, "seed": checked.is_seed, "clients": checked.is_whole, "metrics": is_metrics}
+_SAID = {"verdicts": checked.is_texts, "client_accuracy_on": checked.is_text, "finished": checked.is_text}
 _PARTITION = {"clients": checked.is_whole, "labels": checked.is_texts, "counts": checked.is_counts}
 
 
@@ -46,6 +48,7 @@ class RunData:
     summary: Mapping[str, Any]  # summary.json; empty during the run
     partition: Mapping[str, Any]  # partition.json
     columns: Mapping[str, Array]
+    scores: tuple[Score, ...]  # its metrics, the main one first
     damaged: tuple[str, ...] = ()  # a sentence on each file of the folder that is not intact
 
     def column(self, name: str) -> Array:
@@ -58,6 +61,16 @@ class RunData:
         known = np.any([np.isfinite(self.column(name)) for name in names])
         whole = self.column("round") == np.arange(1, self.rounds + 1)
         return np.where(known & whole, np.cumsum(added), np.nan)
+
+    @property
+    def score(self) -> Score:
+        """The main metric."""
+        return self.scores[0]
+
+    @property
+    def evaluated(self) -> NDArray[np.intp]:
+        """Indices of the rounds that were evaluated, including those in which the result was not finite."""
+        return np.flatnonzero(np.isfinite(self.column(self.score.name)) | (self.column("not_finite") > 0))
 
     @property
     def rounds(self) -> int:
@@ -91,7 +104,7 @@ class RunData:
     @cached_property
     def diverged(self) -> int | None:
         """The round from which on the test loss was not finite, or had exploded; None: it did not diverge."""
-        evaluated = np.flatnonzero(np.isfinite(self.column("accuracy")))
+        evaluated = self.evaluated
         loss = self.column("loss")[evaluated]
         usual = EXPLODED * loss[np.isfinite(loss)][:1].sum()  # by the first
         lost = (self.column("not_finite")[evaluated] > 0) | (loss > usual)
@@ -112,19 +125,24 @@ class RunData:
     @cached_property
     def _clients(self) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
         said: list[str] = []
-        return checked.clients(self.path / "clients.jsonl", said.append), tuple(said)
+        return checked.clients(self.path / "clients.jsonl", self.score, said.append), tuple(said)
 
 
 @dataclass(frozen=True)
 class Group:
     """Runs that differ only in their seed: one curve with a band.
 
-    `problem` names the data if groups differ in them: accuracies on different data cannot be compared.
+    `problem` names the data if groups differ in them: results on different data cannot be compared.
     """
 
     label: str
     runs: tuple[RunData, ...]
     problem: str = ""
+
+    @property
+    def score(self) -> Score:
+        """The main metric of its runs."""
+        return self.runs[0].score
 
     @property
     def finished(self) -> tuple[RunData, ...]:
@@ -174,7 +192,9 @@ def read_run(path: Path) -> RunData:
     text, tables = checked.toml(path / "config.toml", said.append)
     settings = checked.kept(tables, _SETTINGS, path / "config.toml", said.append)
     about = checked.table(path / "run.json", said.append, _ABOUT | _SAID)
-    columns = checked.metrics(path / "metrics.jsonl", said.append)
+    rows = checked.by_round(path / "metrics.jsonl", said.append)
+    named = scores(about, rows[-1].get("metric") if rows else None)
+    columns = checked.metrics(rows, named, path / "metrics.jsonl", said.append)
     summary = checked.table(path / "summary.json", said.append, _SAID)
     rounds = len(columns["round"])
     if (path / "summary.json").exists() and not summary and rounds >= settings.get("train.rounds", rounds + 1):
@@ -189,6 +209,7 @@ def read_run(path: Path) -> RunData:
         summary=summary,
         partition=checked.table(path / "partition.json", said.append, _PARTITION),
         columns=columns,
+        scores=named,
         damaged=tuple(said),
     )
 
@@ -202,9 +223,18 @@ def read_study(dirs: Sequence[Path]) -> Study:
     if not runs:
         why = f" {said[0]}" if said else ""
         raise UserError(f"No run in {', '.join(map(str, dirs))} has finished a round yet; wait for the first one.{why}")
+    _check_same_metric(runs)
     sweeps = {path.resolve() for given in dirs for path in Path(given).rglob("sweep.json")}
     to_come = {path for sweep in sweeps for path in _listed(sweep, said.append) if not _is_run(path)}
     return Study(group_runs(runs), len(to_come), list(dict.fromkeys(said)))
+
+
+def _check_same_metric(runs: Sequence[RunData]) -> None:
+    """Refuse runs that are judged by different metrics: no table, curve or target would fit them all."""
+    first, name = runs[0], "{0.path} is judged by its {0.score.words} ({0.score.direction})"
+    other = next((run for run in runs if run.score != first.score), None)
+    if other:
+        raise UserError(f"{name.format(first)}, but {name.format(other)}; give runs with the same main metric.")
 
 
 def read_groups(dirs: Sequence[Path]) -> list[Group]:

@@ -1,4 +1,4 @@
-"""One PNG as an overview: accuracy, what it cost, and the cohort."""
+"""One PNG as an overview: the main metric, what it cost, and the cohort."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from kairosfl.report.read import read_groups
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
 
-# The first is drawn large, the next two beside it: an adaptive cohort or number of epochs tells more than the loss.
-_ORDER = ("accuracy", "accuracy-bytes", "cohort", "epochs", "loss", "fgn")
+# After the main metric, which is drawn large, and what it cost: an adaptive cohort or number of epochs tells more than
+# the loss.
+_ORDER = ("cohort", "epochs", "loss", "fgn")
 
 
 def checked_png(path: Path) -> None:
@@ -27,11 +28,12 @@ def checked_png(path: Path) -> None:
 
 
 def draw_comparison(dirs: Sequence[Path], out_png: Path) -> Path:
-    """Accuracy with its band and the critical periods, and next to it the two most informative plots."""
+    """The main metric with its band and the critical periods, and next to it the two most informative plots."""
     checked_png(out_png)
     groups = read_groups(dirs)
     drawn = {each.key: each for each in figures(groups)[0] if isinstance(each, Lines)}
-    order = [key for key in _ORDER if key in drawn]
+    main = groups[0].score.name
+    order = [key for key in dict.fromkeys((main, f"{main}-bytes", *_ORDER)) if key in drawn]
     if not order:
         raise UserError(f"No run in {', '.join(map(str, dirs))} has written a metric that can be drawn.")
     with style():

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kairosfl.errors import UserError
 from kairosfl.report.checked import Array
+from kairosfl.report.metric import Score
 from kairosfl.report.notes import notes
 from kairosfl.report.read import Group, RunData, read_study
 from kairosfl.runs.history import final_tenth
@@ -40,6 +40,11 @@ class Spread:
         deviation = statistics.stdev(known) if len(known) > 1 else math.nan
         return cls(mean, deviation, len(known), len(given))
 
+    def of_score(self, score: Score) -> str:
+        """A value of this metric as shown in a table."""
+        size = max(abs(self.mean), self.deviation if self.count > 1 else 0.0)
+        return self.text(score.digits(size), score.scale)
+
     def text(self, digits: int = 1, scale: float = 1.0) -> str:
         """As shown in a table: a dash for none, a deviation if values differ, a count if it is not all of them."""
         if not self.count:
@@ -52,10 +57,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm of the table of results. Accuracies are fractions."""
+    """One algorithm of the table of results. Accuracies and other percentages are fractions."""
 
     label: str
     problem: str
+    score: Score  # the metric of `final`, `last_tenth`, `best` and the target
     seeds: tuple[int, ...]
     going: int  # runs that have neither finished nor stopped with an error
     finished: int  # runs; if there are any, the numbers are about these
@@ -78,11 +84,13 @@ class Row:
 class Pair:
     """The paired t-test of two algorithms that both have finished on the same seeds.
 
-    It is about the accuracy over the final 10 % of rounds, second minus first.
+    It is about the main metric over the final 10 % of rounds: how much better the second is, which is second minus
+    first, or first minus second if lower is better.
     """
 
     first: str
     second: str
+    score: Score
     seeds: tuple[int, ...]
     difference: Spread
     p: float  # NaN with fewer than two seeds
@@ -104,6 +112,7 @@ def _row(group: Group, target: float) -> Row:
     return Row(
         label=group.label,
         problem=group.problem,
+        score=group.score,
         seeds=seeds,
         going=sum(not run.done and not run.stopped for run in group.runs),
         finished=len(group.finished),
@@ -124,41 +133,37 @@ def _row(group: Group, target: float) -> Row:
 
 
 def scored(run: RunData) -> tuple[NDArray[np.intp], Array]:
-    """Indices and accuracies of the rounds that were evaluated."""
-    accuracy = run.column("accuracy")
-    known = np.flatnonzero(np.isfinite(accuracy))
-    return known, accuracy[known]
+    """Indices of the rounds that were evaluated, and the main metric in them; infinitely bad if it was not finite."""
+    values = run.column(run.score.name)[run.evaluated]
+    return run.evaluated, np.where(np.isfinite(values), values, -run.score.sign * math.inf)
 
 
 def last_tenth(run: RunData) -> float:
-    """Mean accuracy over the final 10 % of the evaluated rounds."""
-    return _mean(final_tenth(scored(run)[1]))
+    """Mean of the main metric over the final 10 % of the evaluated rounds."""
+    values = final_tenth(scored(run)[1])
+    return float(values.mean()) if len(values) else math.nan
 
 
 def reach(run: RunData, cost: Array, target: float) -> float:
-    """The cost when the test accuracy first reached the target; NaN if it never did."""
-    there = np.flatnonzero(run.column("accuracy") >= target)
+    """The cost when the main metric first reached the target; NaN if it never did."""
+    there = np.flatnonzero(run.score.reached(run.column(run.score.name), target))
     return float(cost[there[0]]) if len(there) else math.nan
 
 
 def chosen_target(groups: Sequence[Group], target: float | None) -> float:
     """The requested target, checked, or the default one."""
-    checked_target(target)
-    return default_target(groups) if target is None else target
-
-
-def checked_target(target: float | None) -> None:
-    """Refuse what is not an accuracy."""
-    if target is not None and not 0 < target <= 1:
-        raise UserError(f"target = {target:g} is not an accuracy; give a fraction, such as 0.6 for 60 %.")
+    if target is None:
+        return default_target(groups)
+    groups[0].score.check(target)
+    return target
 
 
 def default_target(groups: Sequence[Group]) -> float:
-    """A whole percentage that at least half of the algorithms reach with every seed."""
-    counted = [group for group in groups if group.finished] or groups
-    bests = [min(_best(run) for run in group.shown) for group in counted]
+    """A whole percentage, or a number of two digits, that at least half of the algorithms reach with every seed."""
+    counted, score = [group for group in groups if group.finished] or groups, groups[0].score
+    bests = [min(score.sign * _best(run) for run in group.shown) for group in counted]
     known = [best for best in bests if math.isfinite(best)]
-    return math.floor(100 * statistics.median_low(known) + 1e-9) / 100 if known else math.nan
+    return score.rounded(score.sign * statistics.median_low(known)) if known else math.nan
 
 
 def paired_tests(groups: Sequence[Group]) -> list[Pair]:
@@ -181,9 +186,10 @@ def by_problem(rows: Sequence[Group | Row]) -> dict[str, list[int]]:
 def _pair(first: Group, second: Group) -> Pair | None:
     ours, theirs = _by_seed(second), _by_seed(first)
     seeds = tuple(sorted(ours.keys() & theirs.keys()))
-    differences = [ours[seed] - theirs[seed] for seed in seeds]
+    differences = [first.score.sign * (ours[seed] - theirs[seed]) for seed in seeds]
     apart = Spread.of(differences)
-    return Pair(first.label, second.label, seeds, apart, paired_t(differences), math.nan) if seeds else None
+    p = paired_t(differences)
+    return Pair(first.label, second.label, first.score, seeds, apart, p, math.nan) if seeds else None
 
 
 def _corrected(pairs: Iterable[Pair | None]) -> list[Pair]:
@@ -268,9 +274,9 @@ def cells(row: Row) -> dict[str, str]:
         "algorithm": row.label,
         "seeds": str(len(row.seeds)),
         "rounds": rounds if row.rounds.mean >= row.planned else f"{rounds} of {row.planned}",
-        "final 10 %": row.last_tenth.text(2, 100),
-        "final": row.final.text(2, 100),
-        "best": row.best.text(2, 100),
+        "final 10 %": row.last_tenth.of_score(row.score),
+        "final": row.final.of_score(row.score),
+        "best": row.best.of_score(row.score),
         "rounds to target": row.rounds_to_target.text(0),
         "MB to target": megabytes(row.bytes_to_target),
         "MB": megabytes(row.bytes),
@@ -289,19 +295,22 @@ def megabytes(spread: Spread) -> str:
 
 def pair_cells(pair: Pair) -> dict[str, str]:
     """A paired test as text by column."""
+    points = " (points)" if pair.score.percent else ""
     return {
         "second": pair.second,
         "first": pair.first,
         "seeds": str(len(pair.seeds)),
-        "second − first (points)": _points(pair.difference),
+        f"{'second − first' if pair.score.higher else 'first − second'}{points}": _difference(pair),
         "p": probability(pair.p),
         "p (Holm)": probability(pair.adjusted),
     }
 
 
-def _points(spread: Spread) -> str:
-    size = replace(spread, mean=abs(spread.mean))
-    return signed(100 * spread.mean) + size.text(2, 100).removeprefix(fixed(100 * size.mean, 2))
+def _difference(pair: Pair) -> str:
+    size, score = replace(pair.difference, mean=abs(pair.difference.mean)), pair.score
+    digits = score.digits(size.mean)
+    rest = size.text(digits, score.scale).removeprefix(fixed(score.scale * size.mean, digits))
+    return signed(score.scale * pair.difference.mean, digits) + rest
 
 
 def results_table(rows: Sequence[Row], target: float) -> list[dict[str, str]]:
@@ -309,7 +318,8 @@ def results_table(rows: Sequence[Row], target: float) -> list[dict[str, str]]:
     shown = map(cells, rows)
     if math.isnan(target):
         return list(shown)
-    return [{key.replace("target", f"{100 * target:g} %"): value for key, value in row.items()} for row in shown]
+    named = rows[0].score.shown(target)
+    return [{key.replace("target", named): value for key, value in row.items()} for row in shown]
 
 
 def columns(row: Row | Pair) -> dict[str, Any]:
@@ -318,6 +328,8 @@ def columns(row: Row | Pair) -> dict[str, Any]:
     for name, value in vars(row).items():
         if isinstance(value, Spread):
             flat |= {name: value.mean, f"{name}_deviation": value.deviation, f"{name}_count": value.count}
+        elif isinstance(value, Score):
+            flat["metric"] = value.name
         else:
             flat[name] = "; ".join(value) if name == "notes" else len(value) if isinstance(value, tuple) else value
     return flat
@@ -338,7 +350,8 @@ class Comparison:
 
     def numbers(self) -> list[dict[str, Any]]:
         """All columns: each value with mean, deviation, and over how many seeds of how many it is."""
-        return [{"target": self.target} | asdict(row) for row in self.rows]
+        kept = [{"metric": row.score.name, "target": self.target} | asdict(row) for row in self.rows]
+        return [{key: value for key, value in row.items() if key != "score"} for row in kept]
 
     def notes(self) -> list[str]:
         """Notes on the rows."""
@@ -353,8 +366,8 @@ def compare(dirs: Sequence[Path], target: float | None = None) -> Comparison:
 
 
 def _best(run: RunData) -> float:
-    values = scored(run)[1]
-    return float(values.max()) if len(values) else math.nan
+    values, sign = scored(run)[1], run.score.sign
+    return float(sign * (sign * values).max()) if len(values) else math.nan
 
 
 def _last(values: Array) -> float:

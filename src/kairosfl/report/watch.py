@@ -18,8 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 from kairosfl.errors import UserError
 from kairosfl.report.checked import Say, silent
 from kairosfl.report.page import page, shell
-from kairosfl.report.read import read_study
-from kairosfl.report.tables import checked_target
+from kairosfl.report.read import read_run, read_study
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 REST = 5  # times as long as the last refresh took: the training needs the machine more
@@ -68,7 +67,7 @@ class LivePage:
             body = '<div id="page"><header><p class="over"><span id="live">Kairos report, live</span></p>'
             body += f'<h1>{escape(self.folder.name)}</h1><p class="verdict">{escape(words)}</p></header></div>'
             nothing: dict[str, Any] = {"groups": [], "lines": [], "heats": [], "runs": [], "words": {}}
-            nothing |= {"target": None, "smooth": 1}
+            nothing |= {"target": None, "metric": {"scale": 1, "sign": 1}, "smooth": 1}
             return shell(self.folder.name, body, json.dumps(nothing), mark)
 
 
@@ -79,7 +78,9 @@ def serve(
     if not folder.is_dir():
         wrong = f"{folder} is not a directory" if folder.exists() else f"{folder} does not exist"
         raise UserError(f"{wrong}; give the folder that a run or a sweep writes to.")
-    checked_target(target)
+    begun = next(folder.rglob("metrics.jsonl"), None)
+    if target is not None and begun:  # otherwise it is not known yet what the target is of: the page will say so
+        read_run(begun.parent).score.check(target)
     live = LivePage(folder, target, say)
     try:
         return ThreadingHTTPServer((host, port), _handler(live, host))

@@ -11,8 +11,10 @@ from kairosfl.core.spec import parse as parse_spec
 from kairosfl.errors import UserError
 from kairosfl.plugins import Registry
 from kairosfl.rules.alt import ALT
+from kairosfl.rules.attack import Attack
 from kairosfl.rules.average import Average
 from kairosfl.rules.budget import Budget
+from kairosfl.rules.clipping import CenteredClipping, NormClipping
 from kairosfl.rules.fedams import FedAMS
 from kairosfl.rules.fedavgm import FedAvgM
 from kairosfl.rules.fedaware import FedAWARE
@@ -24,8 +26,14 @@ from kairosfl.rules.fednova import FedNova
 from kairosfl.rules.fedopt import FedAdagrad, FedAdam, FedYogi
 from kairosfl.rules.fedprox import FedProx
 from kairosfl.rules.fedsam import FedSAM
+from kairosfl.rules.geometricmedian import GeometricMedian
+from kairosfl.rules.krum import Krum
+from kairosfl.rules.limits import Limits
+from kairosfl.rules.median import Median, TrimmedMean
+from kairosfl.rules.mixing import NNM, Bucketing
 from kairosfl.rules.moon import MOON
 from kairosfl.rules.pa3fed import PA3Fed
+from kairosfl.rules.privacy import Privacy
 from kairosfl.rules.scaffold import SCAFFOLD
 from kairosfl.rules.vrlsgd import VRLSGD
 
@@ -54,6 +62,17 @@ RULES: Registry[type[Spec]] = Registry(
             FedAWARE,
             Average,
             Budget,
+            Privacy,
+            Bucketing,
+            NNM,
+            NormClipping,
+            CenteredClipping,
+            Median,
+            TrimmedMean,
+            GeometricMedian,
+            Krum,
+            Limits,
+            Attack,
         )
     },
 )
@@ -106,11 +125,15 @@ def _without_fedavg(text: str) -> str:
 __all__ = [
     "ALT",
     "MOON",
+    "NNM",
     "RULES",
     "SCAFFOLD",
     "VRLSGD",
+    "Attack",
     "Average",
+    "Bucketing",
     "Budget",
+    "CenteredClipping",
     "FedAMS",
     "FedAWARE",
     "FedAdagrad",
@@ -125,6 +148,13 @@ __all__ = [
     "FedProx",
     "FedSAM",
     "FedYogi",
+    "GeometricMedian",
+    "Krum",
+    "Limits",
+    "Median",
+    "NormClipping",
     "PA3Fed",
+    "Privacy",
+    "TrimmedMean",
     "parse",
 ]

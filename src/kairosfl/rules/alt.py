@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from kairosfl.core.fields import Briefs
-from kairosfl.core.rule import Memory, Rule, State
+from kairosfl.core.rule import Memory, Reads, Rule, State
 from kairosfl.core.run import Round
 
 
@@ -39,6 +39,10 @@ class ALT(Rule):
         self.check("statistic", self.statistic in ("mean", "min"), "use 'mean' or 'min' (released code)")
         self.check("per", self.per in ("epoch", "batch"), "use 'epoch' or 'batch'")
         self.check("reference", self.reference in ("global", "previous"), "use 'global' or 'previous'")
+
+    @property
+    def reads(self) -> Reads:  # type: ignore[override]
+        return "direction" if self.reference == "global" else "clients"
 
     @property
     def reads_rounds(self) -> bool:

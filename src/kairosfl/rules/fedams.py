@@ -20,6 +20,7 @@ from kairosfl.core.run import Round
 class FedAMS(Rule):
     """Adaptive server steps whose second moment never falls. `option` 1 bounds it from below, 2 is FedAMSGrad."""
 
+    reads = "direction"
     server_optimizer = True
 
     lr: float = 1.0

@@ -18,6 +18,7 @@ from kairosfl.core.run import Round
 class FedAvgM(Rule):
     """Momentum on the server. `beta = 0` is FedAvg to the bit."""
 
+    reads = "direction"
     server_optimizer = True
 
     beta: float = 0.9

@@ -37,7 +37,8 @@ class FedAWARE(Rule):
 
     With a base method it projects that method's direction onto its own; `project` forces or forbids it. `explore`
     visits every client once and averages plainly until then. `adaptive = False` is the ablation of Figure 4: moving
-    averages weighted by samples. `layers`, `clusters`, `dtype` and `store` trade memory for precision.
+    averages weighted by samples. `ridge` draws λ towards uniform. `layers`, `clusters`, `dtype` and `store` trade
+    memory for precision.
     """
 
     kind = "adaptive"
@@ -50,6 +51,7 @@ class FedAWARE(Rule):
     explore: bool = False
     project: bool | None = None
     solver: str = "active_set"
+    ridge: float = 0.0
     layers: int = 0
     clusters: int = 0
     dtype: str = "float32"
@@ -60,6 +62,8 @@ class FedAWARE(Rule):
         self.check("lr", self.lr > 0, "use a number above 0")
         self.check("project", self.project in (None, True, False), "use true, false, or none to decide by the rules")
         self.check("solver", self.solver in SOLVERS, "use 'active_set' or 'frank_wolfe' (released code)")
+        self.check("ridge", 0 <= self.ridge < float("inf"), "use 0 for the shortest mean or more, and finite")
+        self.check("ridge", not self.ridge or self.solver == "active_set", "use solver='active_set', or 0")
         self.check("layers", self.layers >= 0, "use 0 for all parameters or how many of the last tensors to keep")
         self.check("clusters", self.clusters >= 0, "use 0 for an average per client or the number of clusters")
         self.check("dtype", self.dtype in DTYPES, "use 'float32' or 'bfloat16'")
@@ -168,6 +172,8 @@ class FedAWARE(Rule):
         problem = gram[np.ix_(live, live)]
         if self.normalise:
             problem = problem / lengths[live] / lengths[live, None]
+        if self.ridge:  # on the simplex, ‖λ − uniform‖² is ‖λ‖² up to a constant
+            problem = problem + self.ridge * np.diag(problem).mean() * np.eye(len(live))
         if self.solver == "frank_wolfe":
             shares[live] = frank_wolfe(problem)
             return shares

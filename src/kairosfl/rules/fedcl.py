@@ -11,7 +11,7 @@ from typing import Self
 
 import torch
 
-from kairosfl.core.rule import Memory, Plan, Rule, State
+from kairosfl.core.rule import Memory, Plan, Reads, Rule, State
 from kairosfl.core.run import Round
 from kairosfl.errors import UserError
 
@@ -61,6 +61,10 @@ class FedCL(Rule):
     @property
     def sees_idle(self) -> bool:  # type: ignore[override]
         return self.budget > 0  # clients that were asked are paid for
+
+    @property
+    def reads(self) -> Reads:  # type: ignore[override]
+        return "direction" if self.increase or self.decrease else "signals"
 
     def largest_cohort(self, cohort: int, population: int) -> int:
         return max(_part(self.cap, population), cohort)

@@ -23,6 +23,7 @@ from kairosfl.core.run import Round
 class FedOpt(Rule):
     """An adaptive optimiser on the server; its three subclasses define how the second moment is updated."""
 
+    reads = "direction"
     server_optimizer = True
 
     lr: float = 0.1

@@ -16,6 +16,8 @@ from kairosfl.core.run import Round
 class FedProx(Rule):
     """Pulls every client back to the model that it was sent. `mu = 0` is FedAvg to the bit."""
 
+    reads = "direction"
+
     mu: float = 0.01
 
     def __post_init__(self) -> None:

@@ -21,6 +21,8 @@ class FedSAM(Rule):
     Every local step takes two gradients.
     """
 
+    reads = "direction"
+
     rho: float = 0.05
 
     def __post_init__(self) -> None:

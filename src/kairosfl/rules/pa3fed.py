@@ -19,6 +19,7 @@ from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
 from kairosfl.errors import UserError
 
+SMALLEST = -300.0  # of a factor's logarithm
 NOTICEABLE = 0.01  # a smaller relative change of a weight counts as none
 
 
@@ -63,8 +64,9 @@ class PA3Fed(Rule):
 
     def _factors(self, memory: Memory, now: Round) -> Tensor:
         exponent = (-self.beta * (memory.rows["score"] - self._score(now.reports))).nan_to_num(nan=0.0)
-        # Only ratios matter: with the largest factor at 1, a score that exploded does not overflow.
-        return torch.exp(exponent - exponent.max())
+        # Only ratios matter: with the largest factor at 1, a score that exploded does not overflow. The smallest stays
+        # above 0, so that a client with an absurd score cannot silence all others before limits caps its weight.
+        return torch.exp((exponent - exponent.max()).clamp(min=SMALLEST))
 
     def observe(self, memory: Memory, now: Round) -> Memory:
         change = memory.state["change"]

@@ -33,7 +33,10 @@ class Data:
     alpha: float = 0.3
     minimum: int = 2
     shards: int = 2
+    labels_per_client: int = 2
     balance: bool = False
+    normalise: bool = True  # images by their channels' mean and deviation; else 0 to 1
+    noise: float = 0.0  # standard deviation of the noise on the last client's features, falling to 0 for the first
     augment: bool = False
     validation: float = 0.0  # fraction of the training samples held out for evaluation instead of the test set
     partition_seed: int = -1  # -1: the seed of the run
@@ -93,7 +96,7 @@ class RunConfig:
         _one_of("model.name", self.model.name, MODELS)
         _one_of("run.engine", self.run.engine, ENGINES)
         _one_of("run.precision", self.run.precision, PRECISIONS)
-        parse_detectors(self.run.detector)
+        detectors = parse_detectors(self.run.detector)
         trackers.check(self.run.track)
         for name in ("eval_every", "checkpoint_every"):
             if getattr(self.run, name) < 1:
@@ -107,6 +110,8 @@ class RunConfig:
             raise UserError(f"seed = {self.seed} must be 0 or more.")
         if not 0 <= self.data.validation < 1:
             raise UserError(f"data.validation = {self.data.validation} must be at least 0 and below 1.")
+        if not 0 <= self.data.noise < float("inf"):
+            raise UserError(f"data.noise = {self.data.noise} must be 0 or more, and finite.")
         if self.data.clients < 0:
             raise UserError(
                 f"data.clients = {self.data.clients} must be 1 or more, or 0 if the data set has its own clients."
@@ -114,6 +119,7 @@ class RunConfig:
         if self.data.clients:
             self.train.check_cohort(self.data.clients)
         self.algorithm.check_mass(self.train.optimizer)
+        self.algorithm.check_detector(detectors[0])
 
 
 SECTIONS = {"data": Data, "model": Model, "train": Recipe, "run": Execution}

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Reports
-from kairosfl.core.round import result, rounds, verdicts
+from kairosfl.core.round import recorded, result, rounds, verdicts
 from kairosfl.core.run import Run, Setup
 from kairosfl.detectors import parse_detectors
 from kairosfl.engines.memory import spilling
@@ -33,6 +34,7 @@ from kairosfl.runs.lock import lock
 from kairosfl.runs.trackers import TRACKERS
 from kairosfl.tasks import data, models
 from kairosfl.tasks.dataset import DataSet, held_out
+from kairosfl.tasks.noise import noisy
 from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
@@ -44,9 +46,21 @@ RecordedRun = Generator[Briefs, Reports, dict[str, Any]]
 
 
 @lru_cache(maxsize=2)
-def _load(name: str, validation: float, options: tuple[tuple[str, Any], ...]) -> DataSet:
+def _load(name: str, validation: float, normalise: bool, options: tuple[tuple[str, Any], ...]) -> DataSet:
     dataset = data.load(name, **dict(options))  # the runs of a sweep share it
+    dataset = dataset if normalise else replace(dataset, mean=(), std=())
     return held_out(dataset, validation) if validation else dataset
+
+
+_NOISED: dict[str, tuple[DataSet, DataSet]] = {}  # the last one, as the runs of a sweep share it too
+
+
+def _noisy(dataset: DataSet, clients: Population, noise: float, seed: int) -> DataSet:
+    key = f"{clients.hash()} {noise} {seed}"
+    if key not in _NOISED or _NOISED[key][0] is not dataset:
+        _NOISED.clear()
+        _NOISED[key] = dataset, noisy(dataset, clients, noise, seed)
+    return _NOISED[key][1]
 
 
 def build_data(config: RunConfig) -> tuple[DataSet, Population]:
@@ -58,21 +72,29 @@ def build_data(config: RunConfig) -> tuple[DataSet, Population]:
                 "by calling simulate with the same arguments and the same out."
             )
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in config.data.options.items()}
-    dataset = _load(config.data.name, config.data.validation, tuple(sorted(options.items())))
-    return dataset, divide(config, dataset)
+    chosen = tuple(sorted(options.items()))
+    dataset = _load(config.data.name, config.data.validation, config.data.normalise, chosen)
+    clients = divide(config, dataset)
+    noise = config.data.noise
+    return _noisy(dataset, clients, noise, partition_seed(config)) if noise else dataset, clients
+
+
+def partition_seed(config: RunConfig) -> int:
+    """The seed of the partition."""
+    return config.seed if config.data.partition_seed < 0 else config.data.partition_seed
 
 
 def divide(config: RunConfig, dataset: DataSet) -> Population:
     """The clients among which a configuration divides a data set."""
-    seed = config.seed if config.data.partition_seed < 0 else config.data.partition_seed
     return partition(
         dataset,
         name=config.data.partition,
         clients=config.data.clients or None,
-        seed=seed,
+        seed=partition_seed(config),
         alpha=config.data.alpha,
         minimum=config.data.minimum,
         shards=config.data.shards,
+        labels_per_client=config.data.labels_per_client,
         balance=config.data.balance,
     )
 
@@ -129,11 +151,11 @@ def record(
     settings = flatten(tables(config))
     tracked = [TRACKERS[name](folder.path, settings, run.round) for name in config.run.track]
     listeners: list[Notify] = [*([notify] if notify else []), *tracked]
-    recorded = _record_rounds(config, task, engine, folder, setup, run, checkpoints, listeners, watch)
+    rounds_done = _record_rounds(config, task, engine, folder, setup, run, checkpoints, listeners, watch)
     del run
     try:
         with within_memory():
-            done, said = yield from recorded
+            done, ending = yield from rounds_done
     except UserError as error:
         with suppress(UserError):  # the disk may be full
             folder.log(f"{STOPPED}{error}")
@@ -141,7 +163,7 @@ def record(
     finally:
         for tracker in tracked:
             tracker.close()
-    return folder.summarise(done, said)
+    return folder.summarise(done, ending)
 
 
 def _record_rounds(
@@ -154,8 +176,8 @@ def _record_rounds(
     checkpoints: Checkpoints,
     listeners: list[Notify],
     watch: Watch | None,
-) -> Generator[Briefs, Reports, tuple[int, list[str]]]:
-    """The rounds of a run, each recorded before the next begins; returns their number and the rules' verdicts."""
+) -> Generator[Briefs, Reports, tuple[int, dict[str, Any]]]:
+    """The rounds of a run, each recorded before the next begins; returns their number and what the rules said."""
     note = {"algorithm": str(config.algorithm), "detector": config.run.detector}
     saved, chosen = run.round, len(engine.choices.made)
     stages = rounds(run, setup)
@@ -177,11 +199,11 @@ def _record_rounds(
             scores = engine.evaluate(outcome) if last or run.round % config.run.eval_every == 0 else None
             own = engine.evaluate_clients(outcome) if scores and config.run.client_accuracy else None
             plain = engine.evaluate(run.x) if scores and outcome is not run.x else None
-            row = metrics.row(run, task, scores, own, time.perf_counter() - began, plain)
+            row = recorded(run, setup) | metrics.row(run, task, scores, own, time.perf_counter() - began, plain)
             cosines = run.round in config.run.cosines
-            append_json(folder.path / "clients.jsonl", metrics.clients_row(run, own, cosines=cosines))
+            append_json(folder.path / "clients.jsonl", metrics.clients_row(run, task, own, cosines=cosines))
             append_json(folder.path / "metrics.jsonl", row)
-            _log_rejections(run, folder)
+            _log_rejections(run, setup, folder)
             for listen in listeners:
                 listen(row)
             if len(engine.choices.made) > chosen:
@@ -204,14 +226,18 @@ def _record_rounds(
                 checkpoints.save(run, note)
         if stopped:
             break
-    return run.round, verdicts(run, setup)
+    if run.finished:
+        folder.warn(f"finished after round {run.round}: {run.finished}")
+    ending: dict[str, Any] = {"verdicts": verdicts(run, setup), "finished": run.finished or None}
+    return run.round, recorded(run, setup) | ending
 
 
-def _log_rejections(run: Run, folder: Folder) -> None:
+def _log_rejections(run: Run, setup: Setup, folder: Folder) -> None:
+    moves = any(rule.private for rule in setup.algorithm.rules)  # by noise alone
     for client, reason in run.record.rejected if run.record else ():
         folder.log(f"round {run.round}: client {client} rejected: {reason}")
     if run.idle:
-        folder.log(f"round {run.round}: no good report, the model does not change")
+        folder.log(f"round {run.round}: no good report" + ("" if moves else ", the model does not change"))
 
 
 def _idle(run: Run) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import time
@@ -79,20 +80,22 @@ class Folder:
 
     def finished(self) -> bool:
         """Whether the run has finished and was not given more rounds since."""
-        done = self.summary().get("rounds")
-        return done is not None and bool(done >= self.config().train.rounds)
+        summary = self.summary()
+        done = summary.get("rounds")
+        return done is not None and bool(summary.get("finished") or done >= self.config().train.rounds)
 
     def summary(self) -> dict[str, Any]:
         """The summary written at the end; empty if it is missing or damaged."""
         return read_json(self.path / "summary.json")
 
-    def summarise(self, rounds: int, verdicts: list[str]) -> dict[str, Any]:
-        """Write the summary of this many rounds, with the rules' verdicts."""
+    def summarise(self, rounds: int, ending: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the summary of this many rounds, with what the rules said at the end."""
         main, higher = self.main()
         rows = self.rows(self._damaged("metrics.jsonl"))
-        summary = metrics.summary(rows, rounds, main, higher) | {"verdicts": verdicts}
+        summary = {**ending, **metrics.summary(rows, rounds, main, higher)}
         write_json(self.path / "summary.json", summary)
-        write_json(self.path / "run.json", read_json(self.path / "run.json") | {"verdicts": verdicts})
+        said = {"verdicts": ending["verdicts"]}
+        write_json(self.path / "run.json", read_json(self.path / "run.json") | said)
         return summary
 
     def main(self) -> tuple[str, bool]:
@@ -231,7 +234,9 @@ def describe(config: RunConfig, task: Task, command: str) -> dict[str, Any]:
 
 
 def _git() -> str | None:
-    """The commit of the sources, if they are in a repository."""
+    """The commit of the sources: KAIROSFL_COMMIT, for a copy without its repository, or else the repository's."""
+    if commit := os.environ.get("KAIROSFL_COMMIT"):
+        return commit
     here = Path(__file__).parent
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5)

@@ -18,7 +18,7 @@ from kairosfl.tasks.task import Task
 
 NUMBER_BYTES = 8
 PICTURED_CLIENTS = 2000
-QUANTILES = 21  # of the clients' accuracies
+QUANTILES = 21  # of the clients' main metric
 
 
 def row(
@@ -38,6 +38,7 @@ def row(
     return {
         "round": run.round,
         "metric": main,
+        "evaluated": scores is not None,  # if it was, null is a number that was not finite
         **(scores.metrics if scores else dict.fromkeys(task.measures)),
         "loss": scores.loss if scores else None,
         "train_loss": float(record.weights @ reports.loss) if reports else None,
@@ -83,14 +84,15 @@ def worst_tenth(values: np.ndarray, *, higher: bool = True) -> float:
     return float(known[: max(1, len(known) // 10)].mean())
 
 
-def clients_row(run: Run, own: np.ndarray | None, *, cosines: bool = False) -> dict[str, Any]:
+def clients_row(run: Run, task: Task, own: np.ndarray | None, *, cosines: bool = False) -> dict[str, Any]:
     """One line of clients.jsonl; `own` is the main metric of every client, if requested."""
     record = run.record
     assert record is not None
     reports = record.reports
     line: dict[str, Any] = {"round": run.round, "ids": record.ids.tolist(), "rejected": list(record.rejected)}
     if own is not None:
-        line["accuracy_quantiles"] = np.nanquantile(own, np.linspace(0, 1, QUANTILES)).round(4).tolist()
+        quantiles = np.nanquantile(own, np.linspace(0, 1, QUANTILES)).tolist()
+        line[f"{task.main[0]}_quantiles"] = [float(f"{value:.4g}") for value in quantiles]
     if reports is None:
         return line
     if cosines:
@@ -157,9 +159,10 @@ def summary(rows: list[dict[str, Any]], rounds: int, main: str = "accuracy", hig
     """The summary of a run of this many rounds, from the lines of metrics that exist."""
     rows = [row for row in rows if row["round"] <= rounds]
     written = {row["round"] for row in rows}
-    scored = [row for row in rows if row[main] is not None]
-    best = (max if higher else min)(scored, key=lambda row: row[main], default=None)
-    tenth = final_tenth(scored)
+    scored = [row for row in rows if row.get("evaluated", row[main] is not None)]
+    finite = [row for row in scored if row[main] is not None]
+    best = (max if higher else min)(finite, key=lambda row: row[main], default=None)
+    tenth = [row[main] for row in final_tenth(scored)]
     plain = [row.get(f"plain_{main}", row[main]) for row in scored]
     apart = any(f"plain_{main}" in row for row in scored)
     return {
@@ -170,7 +173,7 @@ def summary(rows: list[dict[str, Any]], rounds: int, main: str = "accuracy", hig
         "loss": scored[-1]["loss"] if scored else None,
         f"best_{main}": best[main] if best else None,
         "best_round": best["round"] if best else None,
-        f"last_tenth_{main}": float(np.mean([row[main] for row in tenth])) if tenth else None,
+        f"last_tenth_{main}": float(np.mean(tenth)) if tenth and None not in tenth else None,
         # Of the model itself, where a rule makes another vector the result.
         **({f"plain_{main}": plain[-1], f"plain_last_tenth_{main}": _mean(final_tenth(plain))} if apart else {}),
         "bytes_down": sum(row["bytes_down"] for row in rows),

@@ -51,8 +51,18 @@ class Pending:
         data, run = self.config.data, self.config.run
         threads = run.threads if run.device == "cpu" else None
         engine = [threads, *(getattr(run, name) for name in ENGINE)]
-        alike = (data.name, data.options, data.augment, data.validation, self.config.model, engine)
-        return f"{alike!r} {self.task.base_hash}"
+        noised = (data, experiment.partition_seed(self.config)) if data.noise else ()  # then clients' samples differ
+        alike = (
+            data.name,
+            data.options,
+            data.augment,
+            data.validation,
+            data.normalise,
+            noised,
+            self.config.model,
+            engine,
+        )
+        return f"{alike!r} {engine!r} {self.task.base_hash}"
 
     def open(self, engine: Engine, command: str) -> experiment.RecordedRun:
         """Begin it, or continue it if it was begun."""

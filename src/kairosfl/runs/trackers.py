@@ -112,5 +112,6 @@ def check(names: tuple[str, ...]) -> None:
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
     """The loggable values of a row: everything but the round and what was not measured."""
-    known = {name: value for name, value in row.items() if name not in ("round", "metric") and value is not None}
+    kept = {name: value for name, value in row.items() if name not in ("round", "metric", "evaluated")}
+    known = {name: value for name, value in kept.items() if value is not None}
     return {name: float(value) for name, value in known.items() if math.isfinite(value)}

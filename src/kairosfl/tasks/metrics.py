@@ -44,7 +44,20 @@ class Metric:
 
 # Names with a meaning of their own in metrics.jsonl.
 TAKEN = (
-    *("round", "metric", "train_loss", "cohort", "reported", "rejected", "critical", "fgn", "fisher", "elud", "lr"),
+    *(
+        "round",
+        "metric",
+        "evaluated",
+        "train_loss",
+        "cohort",
+        "reported",
+        "rejected",
+        "critical",
+        "fgn",
+        "fisher",
+        "elud",
+        "lr",
+    ),
     *("coherence", "consensus", "epochs", "epochs_total", "steps", "bytes_down", "bytes_up", "seconds", "score"),
 )
 

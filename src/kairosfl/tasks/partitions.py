@@ -117,6 +117,67 @@ def shards(targets: Ints, clients: int, seed: int, *, shards: int = 2) -> Popula
     return Population.from_owner(owner, clients)
 
 
+def labels(targets: Ints, clients: int, seed: int, *, labels_per_client: int = 2) -> Population:
+    """Few labels each, as NIID-Bench deals them: client i has class i mod K and others drawn at random.
+
+    The samples of a class are divided equally among the clients that have it; sizes therefore differ.
+
+    Args:
+        targets: The class of each sample.
+        clients: The number of clients; with fewer than classes, some classes may have no client.
+        seed: Of the random numbers, 0 or more.
+        labels_per_client: How many classes each client has.
+    """
+    classes = int(targets.max()) + 1
+    if not 1 <= labels_per_client <= classes:
+        raise UserError(
+            f"data.labels_per_client is {labels_per_client}; the data has {classes} classes, give 1 to that."
+        )
+    _check(len(targets), clients, minimum=1)
+    rng = _generator(seed, 7)
+    has = np.zeros((clients, classes), dtype=bool)
+    for client in range(clients):
+        first = client % classes
+        others = rng.permutation(np.delete(np.arange(classes), first))[: labels_per_client - 1]
+        has[client, first] = has[client, others] = True
+    owner = np.full(len(targets), -1, dtype=np.int32)
+    for label in range(classes):
+        samples, owners = rng.permutation(np.flatnonzero(targets == label)), np.flatnonzero(has[:, label])
+        if len(owners):
+            owner[samples] = owners[_runs(len(samples), len(owners))]
+    return Population.from_owner(owner, clients)
+
+
+def client_dirichlet(targets: Ints, clients: int, seed: int, *, alpha: float) -> Population:
+    """Label skew with equal sizes: every client draws the classes of its n/N samples from its own Dirichlet(alpha).
+
+    As in the released code of FedDyn and in FL-Simulator, where classes are not divided: one that is drawn more often
+    than it has samples is used again from its beginning, and of one that is drawn less often some have no client.
+
+    Args:
+        targets: The class of each sample.
+        clients: The number of clients.
+        seed: Of the random numbers, 0 or more.
+        alpha: The smaller, the fewer classes a client has.
+    """
+    _check(len(targets), clients, minimum=1)
+    _check_alpha(alpha)
+    rng = _generator(seed, 8)
+    present = np.flatnonzero(np.bincount(targets))
+    each = len(targets) // clients
+    draws = []
+    for _ in range(clients):
+        ends = np.cumsum(_shares(rng, len(present), alpha))
+        draws.append(np.searchsorted(ends, rng.integers(0, ends[-1], each), side="right"))
+    drawn = np.concatenate(draws)
+    order = np.empty(clients * each, dtype=np.int64)
+    for position, label in enumerate(present):
+        samples = rng.permutation(np.flatnonzero(targets == label))
+        places = rng.permutation(np.flatnonzero(drawn == position))
+        order[places] = samples[np.arange(len(places)) % len(samples)]
+    return Population(order, np.arange(clients + 1, dtype=np.int64) * each, shared=True)
+
+
 def mixed(
     targets: Ints, clients: int, seed: int, *, alpha: float, minimum: int = 1, balance: bool = False
 ) -> Population:
@@ -175,6 +236,8 @@ PARTITIONS: dict[str, Callable[..., Population]] = {
     "dirichlet": dirichlet,
     "quantity": quantity,
     "shards": shards,
+    "labels": labels,
+    "client_dirichlet": client_dirichlet,
     "mixed": mixed,
     "natural": natural,
 }
@@ -191,18 +254,20 @@ def partition(
     alpha: float = 0.5,
     minimum: int = 1,
     shards: int = 2,
+    labels_per_client: int = 2,
     balance: bool = False,
 ) -> Population:
     """The partition called `name` of a data set; options that it does not use are ignored.
 
     Args:
         dataset: Its training samples are divided among the clients.
-        name: One of `PARTITIONS`: "iid", "dirichlet", "quantity", "shards", "mixed" or "natural".
+        name: One of `PARTITIONS`, such as "iid", "dirichlet", "quantity", "shards", "labels" or "natural".
         clients: The number of clients; with "natural", None for all.
         seed: Of the random numbers, 0 or more: the same seed gives the same partition on every platform.
-        alpha: Of "dirichlet", "mixed" and "quantity"; the smaller, the more the clients differ.
+        alpha: Of "dirichlet", "client_dirichlet", "mixed" and "quantity"; the smaller, the more the clients differ.
         minimum: The least number of samples of a client.
         shards: Of "shards": how many each client gets.
+        labels_per_client: Of "labels": how many classes each client has.
         balance: Of "dirichlet" and "mixed": whether clients get about as many samples each.
 
     Returns:
@@ -225,6 +290,8 @@ def partition(
         "mixed": skew,
         "quantity": {"alpha": alpha, "minimum": minimum},
         "shards": {"shards": shards},
+        "labels": {"labels_per_client": labels_per_client},
+        "client_dirichlet": {"alpha": alpha},
     }
     labels = dataset.labels_of_train if name in BY_NUMBER else dataset.with_labels().labels_of_train
     if labels is None and name not in BY_NUMBER:

@@ -23,12 +23,14 @@ class Population:
         offsets: Where each client's samples begin and the last one's end, `[clients + 1]`.
         keys: The natural client (writer, speaker) that each client is, if there are such.
         tests: Which samples of the test set are whose; a client may have none, and clients may share some.
+        shared: Whether a training sample may belong to several clients, or to one more than once.
     """
 
     order: Ints
     offsets: Ints
     keys: Ints | None = None
     tests: Population | None = None
+    shared: bool = False
 
     def __post_init__(self) -> None:
         if self.offsets.ndim != 1 or len(self.offsets) < 2:
@@ -99,7 +101,7 @@ class Population:
         return cls(order, offsets, tests=None if tests is None else Population.from_lists(tests))
 
     def check(self, samples: int) -> None:
-        """Refuse a client without data, a sample that does not exist and a sample owned twice.
+        """Refuse a client without data, a sample that does not exist and, unless `shared`, a sample owned twice.
 
         Args:
             samples: The number of training samples.
@@ -113,7 +115,7 @@ class Population:
             raise UserError(f"client {empty[0]}{more} has no data; give it samples or leave it out.")
         self.check_range(samples)
         owners = np.bincount(self.order, minlength=samples)
-        if owners.max() > 1:
+        if owners.max() > 1 and not self.shared:
             sample = int(owners.argmax())
             raise UserError(f"sample {sample} belongs to {owners[sample]} clients; give it to one.")
 

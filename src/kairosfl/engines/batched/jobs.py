@@ -63,6 +63,7 @@ class Ticket:
         wholes = np.zeros((len(clients), len(Whole)), dtype=np.int64)
         wholes[:, Whole.TOTAL], wholes[:, Whole.SIZE], wholes[:, Whole.END] = count * epochs, size, end
         wholes[:, Whole.BATCHES], wholes[:, Whole.CLIENT] = count, clients
+        wholes[:, Whole.LATE] = briefs.clip_after
         if self.task.varies:
             wholes[:, Whole.CROPS] = key(briefs.seed, "augment", briefs.round) % 2**63
         if drops:
@@ -164,8 +165,10 @@ def _kinds(briefs: Briefs, batch: list[int]) -> list[Kind]:
         "reference": briefs.stop_reference is not None,
         "adamw": briefs.optimizer == "adamw",
     }
+    clips = (briefs.clip < float("inf")).tolist()
     some = {
-        "clip": (briefs.clip < float("inf")).tolist(),
+        "clip": clips,
+        "late": clips if briefs.clip_after else [False] * len(clips),
         "decay": (briefs.weight_decay != 0).tolist(),
         "pull": (briefs.pull != 0).tolist(),
         "momentum": (briefs.momentum != 0).tolist(),

@@ -118,10 +118,12 @@ class Slots:
         free = [slot for slot, job in enumerate(self.jobs) if job is None]
         coming: list[tuple[int, Job]] = []
         training = (self.jobs[slot] for slot in self.active())
-        kinds = {job.kind for job in training if job is not None} if self._fixed else set()
+        kinds = {job.kind for job in training if job is not None}
         while free and self.waiting:
             if self._fixed and kinds and self.waiting[0].kind not in kinds:
                 break  # a step of another kind has other operations and may differ in the last bits
+            if any(kind.adamw != self.waiting[0].kind.adamw for kind in kinds):
+                break  # a step has one optimiser for all clients
             job = self.waiting.popleft()
             kinds.add(job.kind)
             coming.append((free.pop(0), job))

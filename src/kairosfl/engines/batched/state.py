@@ -33,6 +33,7 @@ class Whole(IntEnum):
     CLIENT = auto()
     CROPS = auto()  # the key of the crops in this run and round
     DROPS = auto()  # the key of the client's dropout in this round
+    LATE = auto()  # is clipped after the corrections
 
 
 class Sum(IntEnum):
@@ -50,6 +51,7 @@ class Kind:
     width: int  # slots that take part
     batch: int
     clip: bool = False
+    late: bool = False  # clips after the corrections
     decay: bool = False
     pull: bool = False
     push: bool = False

@@ -2,7 +2,7 @@
 
     g = scale · clip(∇L) + pull · (w − start) + push,    then sgd or adamw as in `client.optimizers`
 
-for the clients that are live; the others keep what they have.
+for the clients that are live; the others keep what they have. With `clip_after`, all of g is clipped instead of ∇L.
 """
 
 from __future__ import annotations
@@ -66,14 +66,17 @@ class Optimiser:
 
     def finish(self) -> Tensor:
         """Step whatever has not stepped; returns ‖∇L‖² of every client, clipped as trained."""
-        factor, shrink = self.reals[Real.scale], None
+        factor = self.reals[Real.scale]
         if self._kernels is None or self.kind.clip:
             squares = square_norms(self.g)
             if self.kind.clip:
-                shrink = (self.reals[Real.clip] / (squares.sqrt() + 1e-6)).clamp(max=1.0)
-                # NaN times the zeros between the tensors of a row would stay there for the next client in this slot.
-                shrink = shrink.nan_to_num(nan=1.0)
+                late = self.state.wholes[Whole.LATE, : self.kind.width] > 0
+                shrink = torch.where(late, 1.0, self._shrink(squares)) if self.kind.late else self._shrink(squares)
                 squares, factor = squares * shrink.square(), factor * shrink
+                if self.kind.late:
+                    self._correct(factor)
+                    factor = torch.where(late, self._shrink(square_norms(self.g)), 1.0)
+                    squares = squares * factor.square()
         if self._kernels is None:
             self._plain(factor)
             return squares
@@ -92,6 +95,20 @@ class Optimiser:
             self.kind.momentum,
         )
         return squares if self.kind.clip else self._partials.sum(1)
+
+    def _shrink(self, squares: Tensor) -> Tensor:
+        """The factor that clips a gradient of this squared norm."""
+        # NaN times the zeros between the tensors of a row would stay there for the next client in this slot.
+        return (self.reals[Real.clip] / (squares.sqrt() + 1e-6)).clamp(max=1.0).nan_to_num(nan=1.0)
+
+    def _correct(self, factor: Tensor) -> None:
+        """Scale, pull and push the gradients now, so that their norm can be taken; the step then leaves it out."""
+        self.g.mul_(factor[:, None])
+        if self.anchor is not None:
+            self.g.addcmul_(self.w - self.anchor, self.reals[Real.pull][:, None])
+        if self.push is not None:
+            self.g.add_(self.push)
+        self.anchor = self.push = None
 
     def _plain(self, factor: Tensor) -> None:
         w, v, g, reals, on = self.w, self.v, self.g, self.reals, self.live.to(self.w.dtype)

@@ -21,8 +21,14 @@ class Trust:
     clip_norm: float = math.inf  # an update with a larger norm is scaled down to it
     max_samples: int = 10_000_000  # a client that claims more samples is rejected: they determine its weight
     max_loss: float = 1e6  # a loss or score beyond this, positive or negative, is rejected
+    min_loss: float = 0.0  # a smaller loss or score is rejected; -inf: for a loss that may be negative
+    samples: tuple[int, ...] = ()  # how many samples each client enrolled with; one that claims more is rejected
 
     def __post_init__(self) -> None:
+        if math.isnan(self.min_loss):
+            raise UserError("deploy.min_loss = nan must be a number; use -inf for a loss that may be negative.")
+        if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in self.samples):
+            raise UserError(f"deploy.samples = {list(self.samples)} must be numbers of samples, each 1 or more.")
         for name in ("max_norm", "clip_norm", "max_samples", "max_loss"):
             if not getattr(self, name) > 0:
                 raise UserError(f"deploy.{name} = {getattr(self, name)} must be above 0.")
@@ -31,7 +37,11 @@ class Trust:
 def check(report: Report, round: int, brief: Brief, trust: Trust) -> Report | str:
     """The report if it is accepted, or the reason if not. Its update is clipped in place."""
     reason = (
-        _addressed(report, round, brief) or _numbers(report, trust) or _work(report, brief) or _measured(report, brief)
+        _addressed(report, round, brief)
+        or _numbers(report, trust)
+        or _enrolled(report, trust)
+        or _work(report, brief)
+        or _measured(report, brief)
     )
     if reason:
         return reason
@@ -65,6 +75,15 @@ def _numbers(report: Report, trust: Trust) -> str | None:
         limit = getattr(trust, entry.limit) if entry.limit else math.inf
         if value is not None and entry.name != "ids" and entry.wrong(value, limit):
             return entry.fault(value) + (f" (deploy.{entry.limit} = {limit})" if entry.limit else "")
+        if value is not None and entry.limit == "max_loss" and value < trust.min_loss:
+            return entry.fault(value) + f" (deploy.min_loss = {trust.min_loss:g})"
+    return None
+
+
+def _enrolled(report: Report, trust: Trust) -> str | None:
+    """It has at most the samples that it enrolled with, where the operator wrote them down."""
+    if report.client < len(trust.samples) and report.n > trust.samples[report.client]:
+        return f"it claims {report.n} samples and enrolled with {trust.samples[report.client]} (deploy.samples)"
     return None
 
 

@@ -72,7 +72,7 @@ def moons(seed: int, n: int = 60) -> Samples:
 '''
 
 RUN = """\
-algorithm = "scaffold + fedcl"
+algorithm = "fedavgm(beta=0.7) + fedcl + limits"   # limits, the last one: what a single client may claim
 seed = 0
 
 [train]
@@ -90,7 +90,9 @@ clients = 4        # ids 0 to 3
 deadline = 600.0   # seconds that clients have per round
 quorum = 0.5       # fraction of the cohort that must report for a round to count
 over = 0.0         # fraction of the cohort asked in addition, to make up for clients that do not answer
-max_norm = 1e4     # an update with a larger norm is rejected
+max_norm = 1e4     # an update with a larger norm is rejected; limits compares it with the others'
+min_loss = 0.0     # a smaller loss is rejected; -inf for a loss that may be negative
+# samples = [60, 60, 60, 60]   # as enrolled, by client id; a client that claims more is rejected
 """
 
 README = """\

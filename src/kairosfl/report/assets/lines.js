@@ -160,11 +160,11 @@ class LineChart extends Chart {
 
   goal(low, high) {
     const goal = this.page.target;
-    if (!this.spec.percent || !this.figure.dataset.target || !(goal > low && goal < high)) return;
+    if (!this.figure.dataset.target || !(goal > low && goal < high)) return;
     const { left, width } = this.at;
     const y = this.y(goal);
     node("line", { class: "goal", x1: left, x2: left + width, y1: y, y2: y }, this.svg);
-    const words = `target ${number(goal * 100)} %`;
+    const words = `target ${this.spec.percent ? `${number(goal * 100)} %` : number(goal)}`;
     node("text", { class: "hint", x: left + 4, y: y - 5 }, this.svg, words);
   }
 

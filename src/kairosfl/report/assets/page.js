@@ -107,13 +107,14 @@ const page = {
   // Rounds and bytes to the target, for the target that is set now.
   reach() {
     const { target, data } = this;
+    const { scale, sign } = data.metric;
     const field = document.getElementById("target");
-    if (field && document.activeElement !== field) field.value = Number((100 * target).toFixed(2));
+    if (field && document.activeElement !== field) field.value = Number((scale * target).toPrecision(12));
     this.groups.forEach((_, group) => {
       const runs = data.runs.filter((run) => run.group === group);
       const seeds = [...new Set(this.groups[group].seeds)]; // of which unfinished runs may be left out
       const put = (name, cost, digits) => {
-        const spent = (run) => cost(run)[run.accuracy.findIndex((a) => a >= target)] ?? null;
+        const spent = (run) => cost(run)[run.score.findIndex((s) => sign * s >= sign * target)] ?? null;
         const known = seeds.map((seed) => runs.filter((run) => run.seed === seed).map(spent).filter((v) => v !== null));
         const values = known.filter((each) => each.length).map(mean); // runs that repeat a seed count as one
         const cell = document.querySelector(`tr[data-group="${group}"] [data-column="${name}"]`);
@@ -148,7 +149,7 @@ const page = {
     bind("inside-select", String(this.inside), (value) => this.look(Number(value)));
     bind("target", null, (value) => {
       if (value === "" || Number.isNaN(Number(value))) return;
-      this.target = this.chosen = Number(value) / 100;
+      this.target = this.chosen = Number(value) / this.data.metric.scale;
       this.reach();
       this.redraw();
     });

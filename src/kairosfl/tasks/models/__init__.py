@@ -19,7 +19,7 @@ from kairosfl.tasks.models.char_lstm import char_lstm
 from kairosfl.tasks.models.gpt_neox import gpt_neox
 from kairosfl.tasks.models.norms import group_norm
 from kairosfl.tasks.models.resnet import resnet18, resnet50
-from kairosfl.tasks.models.small import alt_cnn, aware_cnn, cnn, logistic, mlp
+from kairosfl.tasks.models.small import alt_cnn, aware_cnn, cnn, lenet, logistic, mlp, pfl_cnn
 
 __all__ = ["MODELS", "Builder", "Description", "build", "describe", "group_norm", "options"]
 
@@ -31,9 +31,11 @@ MODELS: Registry[Builder] = Registry(
     {
         "logistic": logistic,
         "mlp": mlp,
+        "lenet": lenet,
         "cnn": cnn,
         "alt_cnn": alt_cnn,
         "aware_cnn": aware_cnn,
+        "pfl_cnn": pfl_cnn,
         "alexnet": alexnet,
         "vgg11": vgg11,
         "resnet18": resnet18,
@@ -47,9 +49,11 @@ MODELS: Registry[Builder] = Registry(
 _TYPICAL: dict[str, tuple[tuple[int, ...], int]] = {
     "logistic": ((1, 28, 28), 10),
     "mlp": ((1, 28, 28), 10),
+    "lenet": ((3, 32, 32), 10),
     "cnn": ((3, 32, 32), 10),
     "alt_cnn": ((3, 32, 32), 10),
     "aware_cnn": ((3, 32, 32), 10),
+    "pfl_cnn": ((3, 32, 32), 10),
     "alexnet": ((3, 32, 32), 10),
     "vgg11": ((3, 32, 32), 10),
     "resnet18": ((3, 32, 32), 100),

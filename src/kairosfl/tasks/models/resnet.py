@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-50 for small images: a 3x3 stem, GroupNorm, and an optional projection head.
+"""ResNet-18 and ResNet-50 with GroupNorm, a 3x3 stem for small images or the original one, and a projection head.
 
 He et al., "Deep residual learning for image recognition", CVPR 2016. GroupNorm keeps all state in parameters.
 """
@@ -28,17 +28,17 @@ class Residual(nn.Module):
 
 
 def resnet18(
-    shape: tuple[int, ...], classes: int, *, width: int = 64, groups: int = 32, projection: int = 0
+    shape: tuple[int, ...], classes: int, *, width: int = 64, groups: int = 32, projection: int = 0, stem: int = 3
 ) -> nn.Module:
-    """ResNet-18 with 3x3 stem and GroupNorm; projection=256 adds ALT's head."""
-    return _resnet("resnet18", shape, classes, (2, 2, 2, 2), 1, width, groups, projection)
+    """ResNet-18 with GroupNorm; projection=256 adds ALT's head, stem=7 is the original 7x7 stem with pooling."""
+    return _resnet("resnet18", shape, classes, (2, 2, 2, 2), 1, width, groups, projection, stem)
 
 
 def resnet50(
-    shape: tuple[int, ...], classes: int, *, width: int = 64, groups: int = 32, projection: int = 0
+    shape: tuple[int, ...], classes: int, *, width: int = 64, groups: int = 32, projection: int = 0, stem: int = 3
 ) -> nn.Module:
     """ResNet-50 with 3x3 stem and GroupNorm, for 64x64 images; projection=256 adds ALT's head."""
-    return _resnet("resnet50", shape, classes, (3, 4, 6, 3), 4, width, groups, projection)
+    return _resnet("resnet50", shape, classes, (3, 4, 6, 3), 4, width, groups, projection, stem)
 
 
 def _resnet(
@@ -50,15 +50,20 @@ def _resnet(
     width: int,
     groups: int,
     projection: int,
+    stem: int,
 ) -> nn.Module:
     checks.positive(name, width=width, groups=groups)
     checks.not_negative(name, projection=projection)
     if width % 2:
         raise UserError(f"model.width of {name} must be even, so that norm groups have two channels, got {width}")
+    if stem not in (3, 7):
+        raise UserError(f"model.stem of {name} must be 3, or 7 for the original stem, got {stem}")
     inputs, _, _ = checks.image(name, shape)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    layers["stem"] = _convolve(inputs, width, 3, 1, groups)
+    layers["stem"] = _convolve(inputs, width, stem, 1 if stem == 3 else 2, groups)
     layers["relu"] = nn.ReLU()
+    if stem == 7:
+        layers["stem_pool"] = nn.MaxPool2d(3, stride=2, padding=1)
     inputs = width
     for stage, depth in enumerate(depths):
         channels = width * 2**stage

@@ -1,4 +1,4 @@
-"""Small models: fully connected networks, McMahan's CNN, ALT's CNN with a projection head, FedAWARE's CNN."""
+"""Small models: fully connected networks, LeNet, and the CNNs of McMahan, ALT, FedAWARE and pfl-research."""
 
 from __future__ import annotations
 
@@ -55,29 +55,39 @@ def cnn(shape: tuple[int, ...], classes: int, *, padding: int = 0, hidden: int =
     )
 
 
+def lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """LeNet-5 with ReLU, NIID-Bench's simple-cnn: two 5x5 convolutions (6, 16), 120 and 84."""
+    return nn.Sequential(_lenet("lenet", shape) | OrderedDict(classifier=nn.Linear(84, classes)))
+
+
 def alt_cnn(shape: tuple[int, ...], classes: int, *, projection: int = 256) -> nn.Module:
     """ALT's and MOON's CNN: two 5x5 convolutions (6, 16), 120, 84 and a projection head."""
     checks.positive("alt_cnn", projection=projection)
-    channels, height, width = checks.image("alt_cnn", shape, least=16)
+    layers = _lenet("alt_cnn", shape)
+    head = OrderedDict(
+        project1=nn.Linear(84, 84),
+        relu5=nn.ReLU(),
+        project2=nn.Linear(84, projection),
+        classifier=nn.Linear(projection, classes),
+    )
+    return nn.Sequential(layers | head)
+
+
+def _lenet(name: str, shape: tuple[int, ...]) -> OrderedDict[str, nn.Module]:
+    channels, height, width = checks.image(name, shape, least=16)
     rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
-    return nn.Sequential(
-        OrderedDict(
-            conv1=nn.Conv2d(channels, 6, 5),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(6, 16, 5),
-            relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(2),
-            flatten=nn.Flatten(),
-            fc1=nn.Linear(16 * rows * columns, 120),
-            relu3=nn.ReLU(),
-            fc2=nn.Linear(120, 84),
-            relu4=nn.ReLU(),
-            project1=nn.Linear(84, 84),
-            relu5=nn.ReLU(),
-            project2=nn.Linear(84, projection),
-            classifier=nn.Linear(projection, classes),
-        )
+    return OrderedDict(
+        conv1=nn.Conv2d(channels, 6, 5),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(6, 16, 5),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(16 * rows * columns, 120),
+        relu3=nn.ReLU(),
+        fc2=nn.Linear(120, 84),
+        relu4=nn.ReLU(),
     )
 
 
@@ -108,5 +118,37 @@ def aware_cnn(shape: tuple[int, ...], classes: int, *, hidden: int = 64) -> nn.M
         elif isinstance(layer, nn.Linear):
             nn.init.normal_(layer.weight, std=0.01)
         if isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+    return model
+
+
+def pfl_cnn(
+    shape: tuple[int, ...], classes: int, *, hidden: int = 128, dropout: tuple[float, ...] = (0.25, 0.5)
+) -> nn.Module:
+    """pfl-research's simple_cnn: two 3x3 convolutions (32, 64), one pooling, a hidden layer, dropout before both."""
+    checks.positive("pfl_cnn", hidden=hidden)
+    if len(dropout) != 2:
+        raise UserError(f"model.dropout of pfl_cnn must be two numbers, got {dropout!r}")
+    checks.probability("pfl_cnn", **{f"dropout[{k}]": each for k, each in enumerate(dropout)})
+    channels, height, width = checks.image("pfl_cnn", shape, least=6)
+    rows, columns = ((side - 4) // 2 for side in (height, width))
+    model = nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(channels, 32, 3),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(32, 64, 3),
+            relu2=nn.ReLU(),
+            pool=nn.MaxPool2d(2),
+            dropout1=nn.Dropout(dropout[0]),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(64 * rows * columns, hidden),
+            relu3=nn.ReLU(),
+            dropout2=nn.Dropout(dropout[1]),
+            classifier=nn.Linear(hidden, classes),
+        )
+    )
+    for layer in model:
+        if isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is not None:
+            nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
     return model

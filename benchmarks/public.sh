@@ -1,0 +1,41 @@
+#!/bin/sh
+# The public benchmarks on one GPU, most informative first; each part resumes if it is run again.
+#
+#     KAIROSFL_DATA=... sh benchmarks/public.sh PART [RESULTS]
+#
+# Estimates for one H200, from the images per second in docs/gpu.md (a run of NIID-Bench or FL-Simulator trains on
+# 25 million images):
+#     niid10         12 runs side by side (Dir(0.5), two labels, quantity), 300 M images, about 6 min
+#     niid10-noise    4 runs, 100 M images, about 2 min
+#     flsim-fedavg    1 run alone, for its clock: under 6 min
+#     flsim-scaffold  SCAFFOLD and FedDyn side by side, about 8 min
+#     niid100        12 runs (Dir(0.5), two labels, IID), 300 M images, about 6 min
+#     flsim-fedcm     FedCM, about 5 min
+#     flsim-mofedsam  MoFedSAM, two gradients a step, about 8 min
+#     pfl            CIFAR-10 IID and Dir(0.1), BlazeFL and FLUTE, about 3 min in all
+#     niid10-flower   8 runs (three labels, IID), which Flower alone published, about 4 min
+#     niid10-seeds    the second and third seeds of niid10: 24 runs, about 12 min; run it twice
+set -eu
+part=$1 results=${2:-results} runs=runs/public
+
+cells() { # ITEM, then cells
+    item=$1
+    shift
+    for cell; do set -- "$@" --cells "$cell"; shift; done
+    timeout -s INT "${LIMIT:-540}" ${PYTHON:-python} -m kairosfl reproduce "public/$item" "$@" --seeds "${SEEDS:-1}" \
+        --engine batched --device cuda --quiet --out "$runs/$item" --results "$results"
+}
+
+case $part in
+niid10) cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;
+niid10-noise) cells niid-bench-10 noise0.1 ;;
+niid10-flower) cells niid-bench-10 labels3 iid ;;
+niid10-seeds) SEEDS=3 cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;
+niid100) cells niid-bench-100 ;;
+flsim-fedavg) cells fl-simulator "dir0.1 fedavg" ;;
+flsim-scaffold) cells fl-simulator "dir0.1 scaffold" "dir0.1 feddyn" ;;
+flsim-fedcm) cells fl-simulator "dir0.1 fedcm" ;;
+flsim-mofedsam) cells fl-simulator "dir0.1 mofedsam" ;;
+pfl) for item in pfl-cifar10-iid blazefl flute-mnist pfl-cifar10-dirichlet; do cells "$item"; done ;;
+*) echo "unknown part $part; see the list in $0" >&2; exit 2 ;;
+esac

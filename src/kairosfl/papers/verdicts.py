@@ -1,0 +1,87 @@
+"""Whether a published value or claim was reproduced, from results alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from kairosfl.papers.measures import MEASURES
+from kairosfl.papers.results import Results, complete, gain, values
+
+Agreement = Literal["reproduced", "open", "not reproduced"]
+
+
+def agreement(cell: Mapping[str, Any], measure: str) -> Agreement | None:
+    """Whether ours agrees with the published value; None if there is none or the cell was not run as published."""
+    ours, printed = values(cell, measure), cell["printed"].get(measure)
+    if printed is None or not ours or not as_published(cell):
+        return None
+    off = abs(statistics.fmean(ours) - printed)
+    if off <= MEASURES[measure].tolerance:
+        return "reproduced"
+    return "open" if len(ours) > 1 and off <= 2 * statistics.stdev(ours) else "not reproduced"
+
+
+def compared_measures(results: Results) -> tuple[str, ...]:
+    """The measures whose published values count: the primary one, or those that `sources` name."""
+    return tuple(results.get("sources") or results["measures"][:1])
+
+
+def outcome(results: Results, cell: Mapping[str, Any]) -> Agreement | None:
+    """The verdict on a cell, the best of all measures that count."""
+    found = [None if results.get("beat") else agreement(cell, measure) for measure in compared_measures(results)]
+    return next((word for word in get_args(Agreement) if word in found), None)
+
+
+def as_published(cell: Mapping[str, Any]) -> bool:
+    """Whether a cell was run in the paper's setting and for all its rounds."""
+    return complete(cell) and bool(cell["comparable"])
+
+
+def holds(ours: float, printed: float | None, *, comparable: bool) -> str:
+    """Whether a published gain holds: at least half as large, or at least of the same sign."""
+    if printed is None or not comparable:
+        return "–"
+    if ours * printed <= 0:
+        return "no"
+    return "yes" if abs(ours) >= abs(printed) / 2 else "in part"
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Our mean gain of a cell over its baseline, the published one if known, and whether that holds."""
+
+    ours: float
+    printed: float | None
+    holds: str
+
+
+def gains(results: Results) -> list[Gain]:
+    """Of every cell with a baseline, on the primary measure; of several readings of one published gain, the closest."""
+    measure = results["measures"][0]
+    found: dict[object, Gain] = {}
+    for name, cell in results["cells"].items():
+        known = gain(results, name, measure)
+        if known is None or not known[0]:
+            continue
+        ours, printed = statistics.fmean(known[0]), known[1]
+        new = Gain(ours, printed, holds(ours, printed, comparable=as_published(cell)))
+        base = results["cells"][cell["baseline"]]["printed"].get(measure)
+        key = name if printed is None or new.holds == "–" else (cell["printed"][measure], base)
+        old = found.get(key)
+        if old is None or (old.printed is not None and abs(ours - old.printed) < abs(old.ours - old.printed)):
+            found[key] = new
+    return list(found.values())
+
+
+def claim_holds(results: Results) -> str:
+    """The verdict on an item's claim in words, from the gains that can be compared with published ones."""
+    words = [each.holds for each in gains(results) if each.holds != "–"]
+    if not words:
+        finished = any(map(as_published, results["cells"].values()))
+        return "no published numbers to compare" if finished else "open: not all rounds were run"
+    if words.count("yes") >= 2 * len(words) / 3:
+        return "holds"
+    return "holds in part" if 2 * (words.count("yes") + words.count("in part")) >= len(words) else "does not hold"

@@ -1,0 +1,90 @@
+"""Names of cells in words that a reader of the papers knows: `cifar10-fedavgm-aware` is CIFAR-10, FedAvgM ×AWARE."""
+
+from __future__ import annotations
+
+import re
+
+DATA = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "fashion_mnist": "Fashion-MNIST",
+    "mnist": "MNIST",
+    "agnews": "AG News",
+    "shakespeare": "Shakespeare",
+    "tinyimagenet": "Tiny-ImageNet",
+    "digits": "digits",
+    "alexnet": "AlexNet",
+    "vgg11": "VGG-11",
+    "lstm": "LSTM",
+    "iid": "IID",
+    "printed": "published schedule",
+    "slow": "slow schedule",
+    "shards": "two shards per client",
+    "labels2": "two labels per party",
+    "labels3": "three labels per party",
+    "mixed": "half IID, half skewed",
+}
+METHODS = {
+    "fedavg": "FedAvg",
+    "fedavgm": "FedAvgM",
+    "fedprox": "FedProx",
+    "fednova": "FedNova",
+    "vrlsgd": "VRL-SGD",
+    "scaffold": "SCAFFOLD",
+    "feddyn": "FedDyn",
+    "fedcm": "FedCM",
+    "fedmut": "FedMut",
+    "moon": "MOON",
+    "fedyogi": "FedYogi",
+    "fedadam": "FedAdam",
+    "fedadagrad": "FedAdagrad",
+    "fedams": "FedAMS",
+    "fedaware": "FedAWARE",
+    "mofedsam": "MoFedSAM",
+    "kairos": "Kairos",
+    "aware": "×AWARE",
+    "cl": "+ FedCL",
+    "pa3fed": "+ PA3Fed",
+    "alt": "+ ALT",
+    "raw": "(raw vectors)",
+    "released": "(released code)",
+    "solver": "(released solver)",
+    "letter": "(Eq. 8 and 10 as written)",
+    "nolr": "(FGN without lr)",
+    "rate": "(as in FedCL's code)",
+    "convex": "(as in FedCL's code)",
+    "min": "(smallest cosine)",
+    "previous": "(own previous model)",
+    "exact": "(exact solver)",
+    "visit": "(visits every client first)",
+    "wolfe": "(released solver)",
+    "both": "(released solver, visits every client first)",
+    "fgn": "with FGN",
+    "fedfim": "with FedFIM",
+}
+NUMBERS = (
+    (r"dir([\d.]+)", "Dir({})"),
+    (r"h([\d.]+)", "h = {}"),
+    (r"a([\d.]+)", "α = {}"),
+    (r"alpha([\d.]+)", "α = {}"),
+    (r"beta([\d.]+)", "β = {}"),
+    (r"noise([\d.]+)", "noise {}"),
+    (r"ridge([\d.]+)", "ridge {}"),
+    (r"quantity([\d.]+)", "quantity Dir({})"),
+)
+
+
+def words(name: str) -> str:
+    """A cell's name for a reader; what has no translation stays as it is."""
+    settings, method = [], []
+    for part in name.split("-"):
+        number = next(
+            (text.format(found[1]) for pattern, text in NUMBERS if (found := re.fullmatch(pattern, part))), ""
+        )
+        if number or part in DATA:
+            settings.append(number or DATA[part])
+        else:
+            method.append(METHODS.get(part, part))
+    if method and method[0].startswith("+ "):  # the adaptive rule alone, on FedAvg
+        method[0] = method[0][2:]
+    return ", ".join([*settings, " ".join(method)] if method else settings)

@@ -1,0 +1,85 @@
+"""Attack: a share of the clients lies about its updates. For simulations only; a deployed server refuses it.
+
+    sign      −strength · Δ_i                         1       Li et al., "RSA", AAAI 2019
+    scaled    strength · Δ_i                          10      Bagdasaryan et al., "How to Backdoor FL", AISTATS 2020
+    random    strength · N(0, 1) in every coordinate  1       Blanchard et al., NeurIPS 2017
+    little    μ + strength · σ                        z_max   Baruch et al., "A Little Is Enough", NeurIPS 2019
+    inner     −strength · μ                           0.5     Xie et al., "Fall of Empires", UAI 2019
+
+μ and σ are the mean and the deviation of the honest updates of the round, coordinate by coordinate: these liars see
+what the honest clients send. Of m reports with f liars z_max = Φ⁻¹((m − f − s) / (m − f)), s = ⌊m / 2 + 1⌋ − f.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kairosfl.core.fields import Reports
+from kairosfl.core.rule import Memory, Rule, acts
+from kairosfl.core.run import Round
+from kairosfl.core.streams import stream
+from kairosfl.errors import UserError
+
+STRENGTH = {"sign": 1.0, "scaled": 10.0, "random": 1.0, "little": 0.0, "inner": 0.5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(Rule):
+    """The same clients lie in every round: a `share` of the population, drawn by the seed of the run.
+
+    `strength = 0` is the default of the lie. It must be written before every other rule that acts on reports.
+    """
+
+    kind = "adaptive"
+
+    lie: str = "sign"
+    share: float = 0.2
+    strength: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.check("lie", self.lie in STRENGTH, f"use one of {', '.join(map(repr, STRENGTH))}")
+        self.check("share", 0 <= self.share < 1, "use at least 0 and below 1")
+        self.check("strength", self.strength >= 0, "use a number above 0, or 0 for the default of the lie")
+
+    def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
+        first = next(rule for rule in now.rules if acts(rule, "receive"))
+        if not isinstance(first, Attack):
+            raise UserError(f"attack must be written before {first.name()}, which acts on reports too; put it first.")
+        lying = torch.from_numpy(np.isin(reports.ids.numpy(), liars(now.seed, now.population, self.share)))
+        if not lying.any():
+            return reports
+        delta, own = reports.delta.clone(), reports.delta[lying.to(reports.delta.device)]
+        honest = reports.delta[~lying.to(reports.delta.device)]
+        delta[lying.to(delta.device)] = self._lies(own, honest if len(honest) else own, now, reports.ids[lying])
+        return replace(reports, delta=delta)
+
+    def _lies(self, own: Tensor, honest: Tensor, now: Round, ids: Tensor) -> Tensor:
+        strength = self.strength or STRENGTH[self.lie] or quantile(len(own) + len(honest), len(own))
+        if self.lie == "sign":
+            return -strength * own
+        if self.lie == "scaled":
+            return strength * own
+        if self.lie == "random":
+            drawn = [now.stream("attack", int(client)).standard_normal(own.shape[1]) for client in ids]
+            return strength * torch.from_numpy(np.stack(drawn)).to(own)
+        if self.lie == "inner":
+            return (-strength * honest.mean(0)).expand_as(own)
+        spread = honest.std(0) if len(honest) > 1 else torch.zeros_like(honest[0])
+        return (honest.mean(0) + strength * spread).expand_as(own)
+
+
+def quantile(reports: int, lying: int) -> float:
+    """z_max: so few deviations from the mean that a majority still looks more extreme."""
+    needed = reports // 2 + 1 - lying
+    within = (reports - lying - needed) / max(reports - lying, 1)
+    return NormalDist().inv_cdf(min(max(within, 0.5), 0.999))
+
+
+def liars(seed: int, population: int, share: float) -> np.ndarray:
+    """The ids of the clients that lie in a run with this seed."""
+    return np.sort(stream(seed, "attack").permutation(population)[: round(share * population)])

@@ -1,0 +1,85 @@
+"""CenteredClipping: Karimireddy, He and Jaggi, "Learning from History for Byzantine Robust Optimization", ICML 2021.
+NormClipping: Sun, Kairouz, Suresh and McMahan, "Can You Really Backdoor Federated Learning?", 2019.
+
+    centred    v ← v + Σ p_i (Δ_i − v) · min(1, tau / ‖Δ_i − v‖)        `iterations` times from the last round's v
+    norm       Δ_i ← Δ_i · min(1, norm / ‖Δ_i‖)
+
+Both act when reports are received: of the last iteration, v + the clipped Δ_i − v takes the place of Δ_i, and the mean
+of these is the new v. So whatever a rule remembers about single clients is bounded too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kairosfl.core.fields import Reports
+from kairosfl.core.rule import Memory, Rule, State
+from kairosfl.core.run import Round
+from kairosfl.detectors import squared_norms
+from kairosfl.rules.robust import Guard, middle
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormClipping(Guard):
+    """No update is longer than `norm`; 0 is the median of the cohort's lengths, whatever their unit."""
+
+    norm: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.check("norm", self.norm >= 0, "use a length above 0, or 0 for the cohort's median")
+
+    def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
+        return replace(reports, delta=clipped(reports.delta, self.norm)) if len(reports) else reports
+
+
+@dataclass(frozen=True, kw_only=True)
+class CenteredClipping(Guard):
+    """No update is further than `tau` from the last direction; 0 is the median of the cohort's distances.
+
+    The paper's 10 is a length of its gradients with momentum, and updates of other models have other lengths. It
+    averages uniformly.
+    """
+
+    tau: float = 0.0
+    iterations: int = 1
+    weights: str = "uniform"
+
+    def __post_init__(self) -> None:
+        self.check("tau", self.tau >= 0, "use a distance above 0, or 0 for the cohort's median")
+        self.check("iterations", self.iterations >= 1, "use 1 or more; the paper uses 1")
+        self.check("weights", self.weights in ("uniform", "samples"), "use 'uniform' or 'samples'")
+
+    @property
+    def uniform(self) -> bool:
+        return self.weights == "uniform"
+
+    def conflicts_with(self, other: Rule) -> str | None:
+        if isinstance(other, NormClipping):
+            return "both clip the same updates; leave one of them out"
+        return super().conflicts_with(other)
+
+    def server(self, now: Round) -> State:
+        return {"center": torch.zeros_like(now.x)}
+
+    def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
+        if not len(reports):
+            return reports
+        center, shares = memory.state["center"].to(reports.delta), now.counts().to(reports.delta)
+        for _ in range(self.iterations):
+            delta = center + clipped(reports.delta - center, self.tau)
+            center = shares / shares.sum() @ delta
+        return replace(reports, delta=delta)
+
+    def observe(self, memory: Memory, now: Round) -> Memory:
+        return memory.replace(state={"center": now.weights.to(now.reports.delta) @ now.reports.delta})
+
+
+def clipped(vectors: Tensor, longest: float = 0.0) -> Tensor:
+    """The vectors `[m, d]` scaled down to a length, or to the median of their lengths."""
+    lengths = squared_norms(vectors).double().sqrt()
+    limit = torch.tensor(longest, dtype=torch.float64) if longest else middle(lengths)
+    factors = torch.where(lengths > limit, limit.to(lengths) / lengths, 1.0)
+    return vectors * factors.to(vectors)[:, None]

@@ -1,0 +1,88 @@
+"""Limits: what a single client may claim, whatever it reports. Ours; the template of a deployment has it.
+
+    samples    n_i, at most `weight` / m of the sum
+    update     Δ_i ← Δ_i · min(1, norm · median ‖Δ‖ / ‖Δ_i‖); also for Δ_i / mass_i where a rule uses mean gradients
+    numbers    Σ ‖∇L‖² per epoch and the Fisher trace, at most `numbers` times their medians
+    weight     after all other rules: at most `weight` / m of the sum
+
+over the m reports of the round. A cap T of a sum is the T with T = share · Σ min(v_i, T); values above it become T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kairosfl.core.fields import Reports
+from kairosfl.core.rule import Memory, Rule, acts
+from kairosfl.core.run import Round
+from kairosfl.detectors import squared_norms
+from kairosfl.errors import UserError
+from kairosfl.rules.robust import Guard, middle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits(Guard):
+    """Bounds the weight, the length and the numbers of every report by those of the cohort. 0 turns a bound off."""
+
+    weight: float = 1.5
+    norm: float = 1.5
+    numbers: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("weight", "norm", "numbers"):
+            value = getattr(self, name)
+            self.check(name, value == 0 or value >= 1, "use 1 or more, or 0 for no limit")
+
+    def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
+        if not len(reports):
+            return reports
+        n = capped(reports.n.double(), self.weight / len(reports))
+        return replace(
+            reports,
+            n=n.round().to(reports.n) if self.weight else reports.n,
+            delta=self._updates(reports, now.rules) if self.norm else reports.delta,
+            **self._numbers(reports),
+        )
+
+    def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
+        for rule in reversed(now.rules):
+            if isinstance(rule, Limits):
+                break
+            if acts(rule, "weigh"):
+                raise UserError(f"limits must be written after {rule.name()}, whose weights it limits; put it last.")
+        return capped(factors, self.weight / int((factors > 0).sum())) if self.weight else factors
+
+    def _updates(self, reports: Reports, rules: Iterable[Rule]) -> Tensor:
+        lengths = squared_norms(reports.delta).double().sqrt().cpu()
+        longest = self.norm * middle(lengths)
+        if any(rule.needs_mass for rule in rules):
+            longest = (self.norm * middle(lengths / reports.mass) * reports.mass).minimum(longest)
+        factors = torch.where(lengths > longest, longest / lengths, 1.0)
+        return reports.delta * factors.to(reports.delta)[:, None]
+
+    def _numbers(self, reports: Reports) -> dict[str, Any]:
+        if not self.numbers:
+            return {}
+        found, per_epoch = {}, reports.grad_sq / reports.epochs  # as the detector reads it
+        most = self.numbers * middle(per_epoch)
+        found["grad_sq"] = torch.where(per_epoch > most, most * reports.epochs, reports.grad_sq)
+        if reports.fisher is not None:
+            found["fisher"] = reports.fisher.minimum(self.numbers * middle(reports.fisher))
+        return found
+
+
+def capped(values: Tensor, share: float) -> Tensor:
+    """`values` with none above this share of their sum: min(v, T) where T = share · Σ min(v, T)."""
+    if not values.max() > share * values.sum():
+        return values
+    ordered = values.sort(descending=True).values
+    rest = ordered.flip(0).cumsum(0).flip(0)  # summed from below: next to one huge value the others would vanish
+    for above, value in enumerate(ordered.tolist()):
+        if above * share < 1 and value <= (cap := share * rest[above] / (1 - above * share)):
+            return values.minimum(cap)
+    return values.clamp(max=float(ordered[-1]))

@@ -1,0 +1,88 @@
+"""Bucketing: Karimireddy, He and Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", ICLR 2022.
+NNM: Allouah et al., "Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity", AISTATS 2023.
+
+    bucketing    the reports in random order in buckets of `size`; a bucket is one report, the mean of its own, with
+                 their weight
+    NNM          Δ_i ← the mean of the m − f reports nearest to Δ_i, itself among them,    f = ⌈share · m⌉
+
+Honest clients with different data look like liars to a median. Both make the updates more alike before a robust rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kairosfl.core.fields import Reports
+from kairosfl.core.rule import Memory, Rule
+from kairosfl.core.run import Round
+from kairosfl.rules.fedaware import FedAWARE
+from kairosfl.rules.feddyn import FedDyn
+from kairosfl.rules.robust import Guard, distances, liars
+from kairosfl.rules.scaffold import SCAFFOLD
+from kairosfl.rules.vrlsgd import VRLSGD
+
+
+class Mixing(Guard):
+    """Updates become means of several clients' updates."""
+
+    def conflicts_with(self, other: Rule) -> str | None:
+        if isinstance(other, Mixing):
+            return "both mix the updates; leave one of them out"
+        if isinstance(other, SCAFFOLD | VRLSGD | FedDyn | FedAWARE):
+            return f"{other.name()} remembers every client's own update, which {self.name()} mixes with others'"
+        return super().conflicts_with(other)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucketing(Mixing):
+    """Means of `size` reports drawn at random take the place of reports. Without a robust rule it is FedAvg."""
+
+    size: int = 2
+
+    def __post_init__(self) -> None:
+        self.check("size", self.size >= 1, "use 2 or more, or 1 for no buckets")
+
+    def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
+        if not len(reports):
+            return reports
+        bucket, counts = self._buckets(reports.ids, now), now.counts()
+        total = torch.zeros(int(bucket.max()) + 1, dtype=torch.float64).index_add(0, bucket, counts)
+        shares = torch.zeros(len(total), len(counts), dtype=torch.float64)
+        shares[bucket, torch.arange(len(counts))] = counts / total[bucket]
+        return replace(reports, delta=(shares.to(reports.delta) @ reports.delta)[bucket.to(reports.delta.device)])
+
+    def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
+        ids = now.reports.ids
+        bucket = self._buckets(ids, now)
+        summed = torch.zeros_like(factors)
+        for each in range(int(bucket.max()) + 1):
+            members = (bucket == each).nonzero().squeeze(1)
+            summed[members[ids[members].argmin()]] = factors[members].sum()
+        return summed
+
+    def _buckets(self, ids: Tensor, now: Round) -> Tensor:
+        """The bucket of each report; the same in `receive` and in `weigh`, whatever the order of the reports."""
+        drawn = torch.from_numpy(now.stream("bucketing").permutation(len(ids)) // self.size)
+        return drawn[ids.argsort().argsort()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NNM(Mixing):
+    """Every update becomes the mean of its nearest neighbours, all but a `share` of the reports."""
+
+    share: float = 0.2
+
+    def __post_init__(self) -> None:
+        self.check("share", 0 <= self.share < 0.5, "use at least 0 and below 0.5")
+
+    def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
+        m = len(reports)
+        if not m:
+            return reports
+        kept = m - liars(self.share, m, m)
+        near = distances(reports.delta).sort(dim=1, stable=True).indices[:, :kept]
+        shares = torch.zeros(m, m, dtype=torch.float64).scatter(1, near, 1 / kept)
+        return replace(reports, delta=shares.to(reports.delta) @ reports.delta)
