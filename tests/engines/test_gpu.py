@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import test_frozen as frozen
+import test_lifted as lifted
 import torch
 from torch import nn
 
@@ -18,7 +19,7 @@ from kairosfl.core.round import drive, rounds
 from kairosfl.core.rule import Algorithm
 from kairosfl.core.run import Round, Run, Setup
 from kairosfl.engines import memory
-from kairosfl.engines.batched import Batched, fast
+from kairosfl.engines.batched import Batched, conv, fast
 from kairosfl.engines.batched.evaluator import GraphEvaluator, plain, single
 from kairosfl.engines.choices import Choices
 from kairosfl.engines.loop import Loop
@@ -356,6 +357,58 @@ def test_a_frozen_part_in_captured_batches() -> None:
     briefs = briefs_of(task, epochs=5)
     assert distance(engine.train(briefs).delta, Loop(task, "cuda").train(briefs).delta) <= 1e-5
     frozen.assert_kept(engine.trainer.model.cpu(), before)
+
+
+def separable() -> nn.Module:
+    """Depthwise and pointwise convolutions."""
+    return nn.Sequential(
+        nn.Conv2d(2, 16, 3, padding=1),
+        nn.Conv2d(16, 16, 3, padding=1, groups=16),
+        nn.GroupNorm(4, 16),
+        nn.SiLU(inplace=True),
+        nn.Conv2d(16, 16, 3, 2, 2, dilation=2, groups=16, bias=False),
+        nn.Conv2d(16, 24, 1),
+        nn.GELU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(24, 3),
+    )
+
+
+MAKES = {
+    "tokens": lifted.Tokens,
+    "recomputed": lambda: lifted.Tokens(again=True),
+    "functional": lifted.Functional,
+    "separable": separable,
+}
+
+
+@pytest.mark.parametrize("name", MAKES)
+def test_models_with_parameters_outside_layers_take_a_step_as_in_float64(name: str) -> None:
+    exact = lifted.make_task(lifted.filled(MAKES[name]()), lifted.SHAPE, samples=90, clients=9)
+    task = replace(exact, model=copy.deepcopy(exact.model).float())
+    briefs = lifted.make_briefs(exact, lr=0.01, epochs=1, batch_size=16)
+    wanted = Loop(exact, "cuda").train(replace(briefs, start=briefs.start.cuda()))
+    for precision, bound in BOUNDS.items():
+        engine = Batched(task, "cuda", precision=precision)
+        assert engine.why.startswith("stacked layer by layer" if name == "separable" else lifted.WHY), engine.why
+        found = engine.train(replace(briefs, start=task.start().cuda()))
+        assert distance(found.delta, wanted.delta) <= bound, precision
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_depthwise_kernels_are_the_grouped_convolution(dtype: torch.dtype) -> None:
+    shape = conv.Shape(70, 70, (3, 3), (2, 1), (1, 1), (1, 1), 70)
+    torch.manual_seed(0)
+    x = torch.randn(60, 70, 17, 16, device="cuda").to(dtype)
+    w = torch.randn(12, 1000, device="cuda")[:, 32 : 32 + 630].view(12, 70, 3, 3, 1)
+    fast = conv.methods(shape, x, 12, "ieee")["depthwise"]
+    y = conv.Grouped().forward(shape, x, w, None)
+    assert distance(fast.forward(shape, x, w, None), y) <= (1e-5 if dtype == torch.float32 else 0.01)
+    slopes = [torch.empty_like(w) for _ in range(2)]
+    dx = [way.backward(shape, y, x, w, dw, None, True) for way, dw in zip((conv.Grouped(), fast), slopes, strict=True)]
+    for wanted, found in (dx, slopes):
+        assert distance(found, wanted) <= (1e-4 if dtype == torch.float32 else 0.02)
 
 
 def test_privacy_clips_and_adds_noise_on_the_device() -> None:

@@ -21,7 +21,7 @@ from kairosfl.core.fields import REALS, Briefs
 from kairosfl.engines.batched import Batched, layers, update
 from kairosfl.engines.batched import conv as ways
 from kairosfl.engines.batched.conv import Pair, Shape
-from kairosfl.engines.batched.kernels import conv, dropout, linear, norm, pool
+from kairosfl.engines.batched.kernels import conv, depthwise, dropout, linear, norm, pool
 from kairosfl.engines.batched.kernels import update as optimiser
 from kairosfl.engines.batched.layers import keep
 from kairosfl.engines.choices import Choices
@@ -81,6 +81,39 @@ def test_convolutions_there_and_back(shape: tuple[int, int, Pair, Pair, Pair, Pa
     dw = torch.full(w.shape, float("nan"))
     conv.weights(form, x, dy, dw, "ieee")
     close(dw, slope.permute(0, 1, 3, 4, 2))
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "padding", "dilation", "sides"),
+    [
+        (8, (3, 3), (1, 1), (1, 1), (1, 1), (6, 6)),
+        (70, (3, 3), (2, 2), (1, 1), (1, 1), (7, 5)),
+        (5, (5, 2), (2, 3), (2, 0), (1, 1), (9, 8)),
+        (16, (3, 3), (1, 2), (2, 4), (2, 3), (8, 9)),
+    ],
+)
+@pytest.mark.parametrize("biased", [True, False])
+def test_depthwise_convolutions_there_and_back(
+    channels: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, sides: Pair, biased: bool
+) -> None:
+    form = Shape(channels, channels, kernel, stride, padding, dilation, channels)
+    torch.manual_seed(0)
+    x = torch.randn(CLIENTS * BATCH, channels, *sides).contiguous(memory_format=torch.channels_last)
+    size = channels * kernel[0] * kernel[1]
+    w = torch.randn(CLIENTS, 32 + size + 8)[:, 32 : 32 + size].view(CLIENTS, channels, *kernel, 1)
+    b = torch.randn(CLIENTS, channels) if biased else None
+    plain, fast = ways.Grouped(), ways.Depthwise(depthwise)
+    wanted, found = (way.forward(form, x, w, b) for way in (plain, fast))
+    close(found, wanted.double())
+    dy = torch.randn(wanted.shape)
+    slopes = [(torch.empty_like(w), torch.empty(CLIENTS, channels) if biased else None) for _ in range(2)]
+    for way, (dw, db) in zip((plain, fast), slopes, strict=True):
+        dx = way.backward(form, dy, x, w, dw, db, inward=True)
+        wanted, found = (dx, found) if way is plain else (wanted, dx)
+    close(found, wanted.double())
+    for right, mine in zip(*slopes, strict=True):
+        if right is not None:
+            close(mine, right.double())
 
 
 @pytest.mark.parametrize("quicker", [True, False])

@@ -190,6 +190,28 @@ class Gathered:
         return dx
 
 
+@dataclass(frozen=True)
+class Depthwise:
+    """Every channel by itself, in channels-last order, by Triton."""
+
+    kernels: Any
+
+    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        y: Tensor = self.kernels.forward(shape, _last(x), w, b)
+        return y
+
+    def backward(
+        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
+    ) -> Tensor | None:
+        dy = _last(dy)
+        self.kernels.weights(shape, _last(x), dy, dw)
+        _total(dy, db)
+        if not inward:
+            return None
+        dx: Tensor = self.kernels.inward(shape, dy, w, *x.shape[2:])
+        return dx
+
+
 def _last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
@@ -209,6 +231,9 @@ def methods(shape: Shape, x: Tensor, clients: int, dot: str) -> dict[str, Method
     if shape.groups == 1:
         found["columns"] = Columns()
     found["grouped"] = Grouped()
+    apart = kernels("depthwise", x) if shape.groups == shape.inputs == shape.outputs > 1 else None
+    if apart is not None and _countable(shape, x, clients):
+        found["depthwise"] = Depthwise(apart)
     return found
 
 

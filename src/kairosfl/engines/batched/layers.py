@@ -152,7 +152,9 @@ class _Conv(torch.autograd.Function):
         ctx.layer, ctx.rows, ctx.method = layer, frame.rows, method
         bias = None if layer.bias is None else frame.weight(layer.bias)
         y = method.forward(layer.shape, x, frame.weight(layer.weight), bias)
-        return y.clone() if y._is_view() else y  # of one client
+        # A model may change its activations in place, which autograd does not allow for a view; only `Grouped` of one
+        # client returns one.
+        return y.clone() if y._is_view() else y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:

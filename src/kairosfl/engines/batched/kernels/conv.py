@@ -388,5 +388,6 @@ def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, dot: str) -> None:
 
 
 def _empty(like: Tensor, n: int, channels: int, height: int, width: int) -> Tensor:
-    """An uninitialised `[n, channels, height, width]` in channels-last order."""
-    return torch.empty(n, height, width, channels, dtype=like.dtype, device=like.device).permute(0, 3, 1, 2)
+    """An uninitialised `[n, channels, height, width]` in channels-last order, not as a view: see `_Conv`."""
+    size = (n, channels, height, width)
+    return torch.empty(size, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
