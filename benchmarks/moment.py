@@ -47,6 +47,14 @@ TINY = {
         "train": {"rounds": 12, "cohort": 5, "batch_size": 16, "lr": 0.1},
     }
 }
+SMALL = {
+    "digits-mlp": {
+        "data": {"name": "digits", "clients": 40, "alpha": 0.1},
+        "model": {"name": "mlp"},
+        "train": {"rounds": 120, "cohort": 6, "epochs": 2, "batch_size": 16, "lr": 0.1},
+        "run": {"engine": "batched", "device": "cpu"},
+    }
+}
 SCHEDULES: dict[str, dict[str, Any]] = {
     "exponential": {"train.schedule": "exponential", "train.gamma": 0.98},
     "cosine": {"train.schedule": "cosine"},
@@ -165,7 +173,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     chosen = parser.parse_args()
     deadline = time.monotonic() + 60 * chosen.minutes
-    settings = TINY if chosen.tiny else SETTINGS
+    settings = (SMALL if chosen.detectors else TINY) if chosen.tiny else SETTINGS
     if chosen.detectors and not chosen.tiny:
         settings = {"cifar10-aware_cnn": SETTINGS["cifar10-aware_cnn"]}
     if chosen.only:
