@@ -229,6 +229,7 @@ def test_text_and_nonsense() -> None:
         ("fgn(compare='epochs')", "'visits'"),
         ("fgn(fall=1)", "fall = 1"),
         ("fgn(pairs=0)", "pairs = 0"),
+        ("fgn.paired(window=10)", "window = 10"),
     ):
         with pytest.raises(UserError, match=why):
             parse_detectors(text)

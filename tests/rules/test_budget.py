@@ -62,6 +62,9 @@ def test_by_plan() -> None:
     found = sizes(Budget(share=0.4, plan=(3, 1)), 60)
     assert sum(found) == 240
     assert found == [6] * 30 + [2] * 30
+    # Where the plan asks for less than one client, it gets one, and the others share what is left.
+    found = sizes(Budget(share=0.2, plan=plan), 40)
+    assert found == [3] * 10 + [1] * 20 + [3] * 10
     assert Budget(share=0.4, plan=(3, 1)).largest_cohort(10, 100) == 10
     assert Budget(share=1.0, plan=(9, 1)).largest_cohort(10, 100) == 18
     assert max(sizes(Budget(share=1.0, plan=(9, 1)), 20)) == 18

@@ -78,7 +78,7 @@ def test_verdicts() -> None:
     rng = np.random.Generator(np.random.Philox(key=0))
     clear = [-0.05 + 0.002 * rng.standard_normal(4), 0.01 * rng.standard_normal(4), np.full(4, -0.5)]
     assert _verdict({"cohort": [list(row) for row in clear]}) == [
-        "cohort: harm lasts from window 1 of 3 (95 % interval above zero)"
+        "cohort: harm lasts from window 1 of 3 (99 % interval above zero)"
     ]
     assert "no critical period here" in _verdict({"cohort": [list(clear[1]), list(clear[1]), list(clear[2])]})[0]
     assert "one seed does not show" in _verdict({"cohort": [[0.1], [0.1]]})[0]

@@ -162,6 +162,7 @@ class FGN(_Growing):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check("window", self.window >= 0, "0 compares consecutive rounds, 10 is the released window")
+        self.check("window", not self.window or self.compare == "rounds", "it needs compare = 'rounds'; leave it out")
         self.check("every", self.every >= 1, "check every round (1) or every few")
 
     def server(self, now: Round) -> State:

@@ -26,14 +26,18 @@ def draw(found: Mapping[str, Any], path: Path) -> Path:
         above.errorbar(shifted, [100 * row["mean"] for row in rows], errors, marker="o", capsize=3, label=name)
     above.set_ylabel("points lost at the end")
     above.legend(frameon=False, fontsize=9)
+    middle: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
     for row, (_, shares) in enumerate(marked.items()):
         for (first, last), share in zip(spans, shares, strict=True):
             below.barh(
                 row, last - first + 1, left=first - 0.5, height=0.8, color=str(1 - 0.7 * share), edgecolor="white"
             )
-            below.text((first + last) / 2, row, f"{100 * share:.0f} %", ha="center", va="center", fontsize=8)
+            ink = "white" if share > 0.5 else "black"
+            below.text((first + last) / 2, row, f"{100 * share:.0f} %", color=ink, **middle)
     below.set_yticks(range(len(marked)), list(marked))
+    below.invert_yaxis()
+    below.set_xlim(0.5, spans[-1][1] + 0.5)
     below.set_xlabel("round of the deficit")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path

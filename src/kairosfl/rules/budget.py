@@ -14,6 +14,7 @@ Every round has at least one client, and what a round did not spend is left to t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -119,8 +120,7 @@ class Budget(Rule):
         """What the plan has spent after this round, rounded down, minus what was spent."""
         parts = self.plan or (1.0,)
         heights = [parts[t * len(parts) // now.rounds] for t in range(now.rounds)]
-        spent = (done + left) * sum(heights[: now.number + 1]) / sum(heights)
-        return int(spent + 1e-9) - done
+        return int(sum(scaled(heights, done + left)[: now.number + 1]) + 1e-9) - done
 
     def _detected(self, left: int, now: Round) -> int:
         averaged = any(isinstance(rule, Average) for rule in now.rules)
@@ -151,6 +151,16 @@ class Budget(Rule):
         if used < 0.95 * total:
             return f"budget spent {used:.4g} of {total:.4g} {unit}; a cohort is never larger than its plan allows"
         return None
+
+
+def scaled(heights: Sequence[float], total: int) -> list[float]:
+    """Cohorts proportional to the heights, but none below one client, that sum to the total."""
+    low = 0  # how many of the lowest rounds have one client each
+    ranked = sorted(heights)
+    while low < len(ranked) - 1 and ranked[low] * (total - low) < sum(ranked[low:]):
+        low += 1
+    scale = max(total - low, 0) / sum(ranked[low:])
+    return [max(scale * height, 1.0) for height in heights]
 
 
 def _vector(now: Round) -> int:

@@ -32,8 +32,8 @@ DEFICITS = {
 DEFAULT = ("cohort", "clients")
 DETECTORS = ("fgn.paired()", "fgn.smoothed()", "fgn")
 NONE = "none"
-# Student's t, two-sided 95 %, by the number of seeds.
-CERTAIN = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+# Student's t, two-sided 99 %, by the number of seeds: with five windows, one in twenty studies finds harm by chance.
+CERTAIN = {2: 63.66, 3: 9.92, 4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,10 +160,10 @@ def _verdict(scores: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
             said.append(f"{name}: one seed does not show which differences are chance; use --seeds 3 or more")
             continue
         harm = [_spread([-value for value in each]) for each in rows[:-1]]
-        bound = CERTAIN.get(number, 2.2)
+        bound = CERTAIN.get(number, 3.17)
         sure = [str(i) for i, each in enumerate(harm, 1) if (each["mean"] or 0.0) > bound * (each["error"] or 0.0)]
         if sure:
-            said.append(f"{name}: harm lasts from window {', '.join(sure)} of {len(rows)} (95 % interval above zero)")
+            said.append(f"{name}: harm lasts from window {', '.join(sure)} of {len(rows)} (99 % interval above zero)")
         else:
             said.append(f"{name}: no critical period here; no harm before the last window is beyond chance")
     return said

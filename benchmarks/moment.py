@@ -1,0 +1,204 @@
+"""The right moment: when clients are worth most, what averaging is worth, and what the detectors see.
+
+    KAIROSFL_DATA=... python benchmarks/moment.py --out runs/moment --minutes 9 --json results/moment.json
+    KAIROSFL_DATA=... python benchmarks/moment.py --detectors --out runs/seen --minutes 9 --json results/detectors.json
+
+The first trains budgets of 100, 40 and 20 % of the clients, spent uniformly, by a plan, by the detector and by FedCL
+with the paired detector, in two settings and under two schedules; every run is scored plain and averaged. The most
+informative cells come first, and one seed is done everywhere before the second. The second trains plain averaging in
+FedAWARE's setting under three schedules and says how much of each sixth of the rounds the paired detector and the
+printed Eq. 2 mark. Both stop after so many minutes and continue where they stopped when called again; the JSON has all
+that is done. `--tiny` is a trial on digits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kairosfl.runs.config import resolve
+from kairosfl.runs.files import read_lines
+from kairosfl.runs.keys import updated
+from kairosfl.runs.sweep import Member, sweep
+
+PLAN = "[10, 10, 10, 1, 1, 1, 1, 1, 1, 1, 1, 10]"  # 10 until a quarter, 1 until eleven twelfths, 10
+SETTINGS: dict[str, dict[str, Any]] = {
+    "cifar10-aware_cnn": {
+        "data": {"name": "cifar10", "clients": 100, "partition": "dirichlet", "alpha": 0.1, "minimum": 10},
+        "model": {"name": "aware_cnn"},
+        "train": {"rounds": 240, "cohort": 10, "epochs": 3, "batch_size": 64, "lr": 0.05},
+    },
+    "fashion_mnist-alexnet": {
+        "data": {"name": "fashion_mnist", "size": 32, "clients": 128, "alpha": 0.1, "minimum": 10},
+        "model": {"name": "alexnet", "width": 128},
+        "train": {"rounds": 120, "cohort": 16, "epochs": 2, "batch_size": 16, "lr": 0.01, "momentum": 0.9}
+        | {"weight_decay": 1e-5, "clip": 10.0},
+    },
+}
+TINY = {
+    "digits-mlp": {
+        "data": {"name": "digits", "clients": 20, "alpha": 0.3},
+        "model": {"name": "mlp"},
+        "train": {"rounds": 12, "cohort": 5, "batch_size": 16, "lr": 0.1},
+    }
+}
+SMALL = {
+    "digits-mlp": {
+        "data": {"name": "digits", "clients": 40, "alpha": 0.1},
+        "model": {"name": "mlp"},
+        "train": {"rounds": 120, "cohort": 6, "epochs": 2, "batch_size": 16, "lr": 0.1},
+        "run": {"engine": "batched", "device": "cpu"},
+    }
+}
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "exponential": {"train.schedule": "exponential", "train.gamma": 0.98},
+    "cosine": {"train.schedule": "cosine"},
+    "constant": {"train.schedule": "constant"},
+}
+# Budget, how it is spent, and the algorithm; in the order of what they tell.
+CELLS = [
+    (1.0, "uniform", "average"),
+    (0.4, "uniform", "budget(share=0.4) + average"),
+    (0.2, "uniform", "budget(share=0.2) + average"),
+    (0.4, "plan", f"budget(share=0.4, plan={PLAN}) + average"),
+    (0.4, "detector", "budget(share=0.4, by='detector') + average"),
+    (0.4, "fedcl", "fedcl(cap=0.2, budget=0.4) + average"),
+    (0.2, "detector", "budget(share=0.2, by='detector') + average"),
+    (0.2, "fedcl", "fedcl(cap=0.2, budget=0.2) + average"),
+    (0.2, "plan", f"budget(share=0.2, plan={PLAN}) + average"),
+    (1.0, "fedcl", "fedcl(cap=0.2, budget=1.0) + average"),
+    (1.0, "window of 15 % of rounds", "average(share=0.15, of='rounds')"),
+    (1.0, "window of 5 % of lr", "average(share=0.05)"),
+]
+
+
+class TimeIsUp(Exception):
+    """Ends a sweep between two rounds; its runs are saved."""
+
+
+def members(setting: dict[str, Any], seed: int, *, detectors: bool) -> list[Member]:
+    """The runs of one setting and seed, in order."""
+    found = []
+    schedules = list(SCHEDULES) if detectors else ["exponential", "cosine"]
+    cells = [(1.0, "uniform", "fedavg")] if detectors else CELLS
+    rounds = setting["train"]["rounds"]
+    for budget, spent, algorithm in cells:
+        for schedule in schedules:
+            changes = {"seed": seed, "algorithm": algorithm, **SCHEDULES[schedule]}
+            changes |= {"run.detector": "fgn.paired() + fgn", "run.checkpoint_every": 20}
+            changes |= {"run.eval_every": rounds if detectors else max(1, rounds // 60)}
+            if detectors and schedule == "constant":
+                changes |= {"train.lr": setting["train"]["lr"] / 5}
+            settings = {"budget": budget, "spent": spent, "schedule": schedule, "seed": seed}
+            name = f"{schedule}-{budget}-{spent.replace(' ', '').replace('%', '')}"
+            found.append(Member(name, settings, resolve(updated(setting, changes))))
+    return found
+
+
+def run(made: list[Member], out: Path, deadline: float) -> None:
+    """Train them, or as much of them as there is time for."""
+
+    def watch(name: str, done: int) -> Any:
+        def listen(row: dict[str, Any]) -> None:
+            if time.monotonic() > deadline:
+                raise TimeIsUp
+
+        return listen
+
+    sweep(made, out, watch=watch, say=print)
+
+
+def sixths(marks: list[bool]) -> list[float]:
+    """The share of each sixth of the rounds that is marked."""
+    return [round(float(np.mean(part)), 3) for part in np.array_split(np.array(marks, dtype=float), 6)]
+
+
+def row(member: Member, folder: Path) -> dict[str, Any] | None:
+    """What a finished run says; None: it has not finished."""
+    if not (folder / "summary.json").is_file():
+        return None
+    summary, lines = json.loads((folder / "summary.json").read_text()), list(read_lines(folder / "metrics.jsonl"))
+    norms = np.array([line["fgn"] for line in lines], dtype=float)
+    printed = [True, *(norms[1:] - norms[:-1] >= 0.01 * norms[:-1]).tolist()]
+    sent = np.cumsum([line["bytes_down"] + line["bytes_up"] for line in lines]) / 1e6
+    curve = [
+        [line["round"], round(float(mb), 2), line["accuracy"], line.get("plain_accuracy", line["accuracy"])]
+        for line, mb in zip(lines, sent, strict=True)
+        if line["accuracy"] is not None
+    ]
+    return {
+        **member.settings,
+        "averaged": summary["last_tenth_accuracy"],
+        "plain": summary.get("plain_last_tenth_accuracy", summary["last_tenth_accuracy"]),
+        "clients": sum(line["cohort"] for line in lines),
+        "megabytes": round(float(sent[-1]), 2),
+        "paired": sixths([line["critical"] for line in lines]),
+        "printed": sixths(printed),
+        "detector": summary["detector"],
+        "curve": curve,
+    }
+
+
+def show(found: dict[str, list[dict[str, Any]]], *, detectors: bool) -> None:
+    """Means over the seeds that are done."""
+    for setting, rows in found.items():
+        keys = dict.fromkeys((each["schedule"], each["budget"], each["spent"]) for each in rows)
+        for schedule, budget, spent in keys:
+            same = [r for r in rows if (r["schedule"], r["budget"], r["spent"]) == (schedule, budget, spent)]
+            head = f"{setting}, {schedule}, {100 * budget:g} % {spent} ({len(same)} seeds)"
+            if detectors:
+                for kind in ("paired", "printed"):
+                    shares = np.mean([each[kind] for each in same], 0)
+                    print(f"{head}: {kind} marks " + " ".join(f"{100 * share:.0f}" for share in shares) + " %")
+                print(f"{head}: " + "; ".join(each["detector"] for each in same))
+                continue
+            plain, averaged = (100 * np.mean([each[name] for each in same]) for name in ("plain", "averaged"))
+            megabytes = np.mean([each["megabytes"] for each in same])
+            print(f"{head}: plain {plain:.2f}, averaged {averaged:.2f}, {megabytes:.0f} MB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/moment"))
+    parser.add_argument("--json", type=Path, help="write the results of all finished runs here")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--detectors", action="store_true", help="plain averaging: what the detectors mark")
+    parser.add_argument("--only", help="one of the settings")
+    parser.add_argument("--tiny", action="store_true")
+    chosen = parser.parse_args()
+    deadline = time.monotonic() + 60 * chosen.minutes
+    settings = (SMALL if chosen.detectors else TINY) if chosen.tiny else SETTINGS
+    if chosen.detectors and not chosen.tiny:
+        settings = {"cifar10-aware_cnn": SETTINGS["cifar10-aware_cnn"]}
+    if chosen.only:
+        settings = {chosen.only: settings[chosen.only]}
+    groups = [
+        (name, members(setting, seed, detectors=chosen.detectors), chosen.out / name / f"seed{seed}")
+        for seed in range(chosen.seeds)
+        for name, setting in settings.items()
+    ]
+    try:
+        for _, made, folder in groups:
+            run(made, folder, deadline)
+    except TimeIsUp:
+        print("time is up; call again to continue")
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, made, folder in groups:
+        rows = [row(member, folder / member.name) for member in made]
+        found.setdefault(name, []).extend(each for each in rows if each)
+    done, total = sum(map(len, found.values())), sum(len(made) for _, made, _ in groups)
+    show(found, detectors=chosen.detectors)
+    print(f"{done} of {total} runs are done")
+    if chosen.json:
+        chosen.json.parent.mkdir(parents=True, exist_ok=True)
+        chosen.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
