@@ -7,6 +7,7 @@ PA3Fed (AAAI 2025), Eq. 4 to 6. FedFIM: Yan, Wang and Li, "Seizing Critical Lear
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -148,6 +149,6 @@ class FedFIM(Detector):
 DETECTORS: dict[str, type[Spec]] = {"fgn": FGN, "fedfim": FedFIM}
 
 
-def parse_detectors(text: str) -> tuple[Detector, ...]:
+def parse_detectors(text: str, allow: Collection[str] = ()) -> tuple[Detector, ...]:
     """`"fgn"`, `"fgn.released()"`, or several to record together, `"fgn + fedfim"`; the first one decides."""
-    return tuple(spec for spec in parse("detector", text, DETECTORS) if isinstance(spec, Detector))
+    return tuple(spec for spec in parse("detector", text, DETECTORS, allow) if isinstance(spec, Detector))
