@@ -86,10 +86,20 @@ def mean(found: dict[str, float], rule: str, lie: str, share: float, data: str, 
     return 100 * float(np.mean([found.get(key(rule, lie, share, data, seed), np.nan) for seed in range(seeds)]))
 
 
+def shares(found: dict[str, float], seeds: int) -> list[float]:
+    """Those that were measured completely."""
+    every = [(rule, lie, data) for rule in RULES for lie in LIES for data in DATA]
+    return [
+        share
+        for share in SHARES[::-1]
+        if not any(np.isnan(mean(found, rule, lie, share, data, seeds)) for rule, lie, data in every)
+    ]
+
+
 def show(found: dict[str, float], seeds: int) -> None:
     """A table in Markdown for each partition and share."""
     for data in DATA:
-        for share in SHARES[::-1]:
+        for share in shares(found, seeds):
             print(f"\n{data}, {share:.0%} liars\n\n| rule | {' | '.join(LIES)} |\n|---|{'---|' * len(LIES)}")
             for rule in RULES:
                 values = (f"{mean(found, rule, lie, share, data, seeds):.1f}" for lie in LIES)
@@ -104,9 +114,13 @@ def draw(found: dict[str, float], path: Path, seeds: int) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "attacks"  # the same numbers give the same file
     import matplotlib.pyplot as plt
 
-    figure, grid = plt.subplots(2, 3, figsize=(13, 8), layout="constrained", sharex=True, sharey=True)
+    columns = shares(found, seeds)
+    size = (3 + 3.5 * len(columns), 8)
+    figure, grid = plt.subplots(
+        2, len(columns), figsize=size, layout="constrained", sharex=True, sharey=True, squeeze=False
+    )
     for axes, data in zip(grid, DATA, strict=True):
-        for ax, share in zip(axes, SHARES[::-1], strict=True):
+        for ax, share in zip(axes, columns, strict=True):
             matrix = np.array([[mean(found, rule, lie, share, data, seeds) for lie in LIES] for rule in RULES])
             image = ax.imshow(matrix, cmap="RdYlBu", vmin=0, vmax=100, aspect="auto")
             ax.set_title(f"{'IID' if data == 'iid' else 'Dir(0.1)'}, {share:.0%} liars", fontsize=10)
