@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from kairosfl.core.rule import Algorithm, Rule
 from kairosfl.errors import UserError
 from kairosfl.rules import RULES, FedAvg, FedAvgM, FedCL, FedProx, parse
+from kairosfl.runs.config import resolve
 
 
 class Plain(Rule):
@@ -88,6 +91,32 @@ def test_a_rule_of_ones_own_by_its_dotted_name() -> None:
     assert made == Algorithm((Mine(size=3, ids=(1, 2)),))
 
 
+def test_text_imports_only_what_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outsider.py").write_text(
+        "from dataclasses import dataclass\nfrom kairosfl import Rule\n(__import__('pathlib').Path(__file__).parent"
+        " / 'imported').touch()\n@dataclass(frozen=True, kw_only=True)\nclass Mild(Rule):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "outsider", raising=False)
+    for text in ("outsider.Mild", [{"rule": "outsider.Mild"}], "fedprox + outsider.Mild()"):
+        with pytest.raises(UserError, match=r'does not import unless it is allowed; write allow = \["outs'):
+            parse(text, allow=["outside", "outsider.inner"])
+    with pytest.raises(UserError, match="does not import"):
+        resolve({"run": {"detector": "outsider.Mild"}})
+    assert not (tmp_path / "imported").exists()
+    config = resolve({"algorithm": "outsider.Mild", "run": {"allow": ["outsider"]}})
+    assert str(config.algorithm) == "outsider.Mild"
+    assert (tmp_path / "imported").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["a\0b", "(" * 5000 + ")" * 5000, "fedprox(mu=" + "-" * 3000 + "1)", "fedprox(mu={[]: 1})"]
+)
+def test_what_python_itself_cannot_read(text: str) -> None:
+    with pytest.raises(UserError):
+        parse(text)
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -107,7 +136,11 @@ def test_a_rule_of_ones_own_by_its_dotted_name() -> None:
         ("fedcl.relaesed()", "fedcl has no preset 'relaesed'; did you mean 'released'?"),
         ("fedcl.released(cup=1)", "fedcl.released has no option 'cup'; did you mean 'cap'?"),
         ("fedcl.released(cap='x')", "fedcl.released: cap = 'x' is not a number; its default is 1.0."),
-        ("nowhere.Rule", "The rule 'nowhere.Rule' cannot be imported (No module named 'nowhere'); is it on the Python"),
+        ("nowhere.Rule", "The rule 'nowhere.Rule' is in the module 'nowhere', which text does not import unless it is"),
+        (
+            "kairosfl.no.Rule",
+            "The rule 'kairosfl.no.Rule' cannot be imported (No module named 'kairosfl.no'); is it on",
+        ),
         (
             "test_text.Plain",
             "test_text.Plain is not a dataclass; write @dataclass(frozen=True, kw_only=True) above its class.",

@@ -48,7 +48,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
         return thing
 
     def __contains__(self, name: object) -> bool:
-        return name in self.own or (isinstance(name, str) and name in external(self.group))
+        return isinstance(name, str) and (name in self.own or name in external(self.group))
 
     def __setitem__(self, name: str, thing: T) -> None:
         self.own[name] = thing

@@ -40,3 +40,10 @@ def test_what_stands_where_a_folder_should_be_is_named(tmp_path):
     for path, wrong in (("file/x", "file"), ("file/deep/x", "file"), ("nowhere/x", "nowhere"), ("link", "file")):
         with pytest.raises(UserError, match=rf"{tmp_path / wrong} is not a directory; choose another place"):
             write(tmp_path / path, "text")
+
+
+def test_a_link_to_itself_is_replaced(tmp_path):
+    path = tmp_path / "state"
+    path.symlink_to("state")
+    write(path, b"new")
+    assert path.read_bytes() == b"new"

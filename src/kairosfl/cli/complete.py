@@ -17,11 +17,12 @@ KEYS = {
     "train": "rounds cohort epochs batch_size drop_last optimizer lr momentum beta1 beta2 eps weight_decay clip "
     "clip_after schedule gamma milestones lr_min",
     "run": "engine device precision threads slots deterministic actors ray_address detector eval_every "
-    "checkpoint_every client_accuracy cosines track",
+    "checkpoint_every client_accuracy cosines track allow",
 }
 VALUES = {
     "algorithm": "fedavg fedprox fednova vrlsgd fedmut scaffold feddyn fedcm fedsam moon fedavgm fedadagrad fedadam "
-    "fedyogi fedams fedcl alt pa3fed fedaware average budget",
+    "fedyogi fedams fedcl alt pa3fed fedaware average budget privacy bucketing nnm normclipping centeredclipping median "
+    "trimmedmean geometricmedian krum limits attack",
     "data.name": "digits mnist fashion_mnist cifar10 cifar100 tinyimagenet shakespeare agnews synthetic folder",
     "data.partition": "iid dirichlet quantity shards labels client_dirichlet mixed natural",
     "model.name": "logistic mlp lenet cnn alt_cnn aware_cnn pfl_cnn alexnet vgg11 resnet18 resnet50 char_lstm gpt_neox",

@@ -6,7 +6,8 @@ import ast
 import dataclasses
 import importlib
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from kairosfl.errors import UserError, nearest
@@ -42,8 +43,13 @@ class Spec:
             raise UserError(f"{self.name()}: {field} = {getattr(self, field)!r} is not allowed; {fix}.")
 
 
-def build(kind: str, name: str, options: Mapping[str, Any], known: Mapping[str, type[Spec]]) -> Spec:
-    """The object of that name with those options; a UserError says what is wrong with them."""
+def build(
+    kind: str, name: str, options: Mapping[str, Any], known: Mapping[str, type[Spec]], allow: Collection[str] = ()
+) -> Spec:
+    """The object of that name with those options; a UserError says what is wrong with them.
+
+    A dotted name imports its module only if that is one of `allow`, or inside one: text may come from anybody.
+    """
     base, _, preset = name.rpartition(".")
     if name in known:
         cls = _checked(kind, name, known[name])
@@ -53,7 +59,7 @@ def build(kind: str, name: str, options: Mapping[str, Any], known: Mapping[str, 
             raise UserError(f"{base} has no preset {preset!r}; {nearest(preset, _presets(cls))}")
         options = {**_settings(getattr(cls, preset)()), **options}
     elif "." in name:
-        cls = _import(kind, name)
+        cls = _import(kind, name, allow)
     else:
         raise UserError(f"There is no {kind} {name!r}; {nearest(name, known)}")
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -69,13 +75,13 @@ def build(kind: str, name: str, options: Mapping[str, Any], known: Mapping[str, 
     return made
 
 
-def parse(kind: str, text: str, known: Mapping[str, type[Spec]]) -> tuple[Spec, ...]:
+def parse(kind: str, text: str, known: Mapping[str, type[Spec]], allow: Collection[str] = ()) -> tuple[Spec, ...]:
     """`a(x=1) + b` as objects. Names with dots are presets (`fedcl.released()`) or imports (`my.rules.Mine()`)."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise UserError(f"{kind} = {text!r} cannot be read; write it like 'fedprox(mu=0.01) + fedavgm'.") from None
-    return tuple(_object(kind, term, text, known) for term in _terms(tree))
+    return tuple(_object(kind, term, text, known, allow) for term in _terms(tree))
 
 
 def _terms(tree: ast.expr) -> list[ast.expr]:
@@ -84,7 +90,7 @@ def _terms(tree: ast.expr) -> list[ast.expr]:
     return [tree]
 
 
-def _object(kind: str, term: ast.expr, text: str, known: Mapping[str, type[Spec]]) -> Spec:
+def _object(kind: str, term: ast.expr, text: str, known: Mapping[str, type[Spec]], allow: Collection[str]) -> Spec:
     options: dict[str, Any] = {}
     head = term
     if isinstance(term, ast.Call):
@@ -95,7 +101,7 @@ def _object(kind: str, term: ast.expr, text: str, known: Mapping[str, type[Spec]
             if word.arg in options:
                 raise UserError(f"{kind} = {text!r}: {word.arg} appears twice; name it once.")
             options[str(word.arg)] = _value(kind, word.value, text)
-    return build(kind, ast.unparse(head), options, known)
+    return build(kind, ast.unparse(head), options, known, allow)
 
 
 def _settings(spec: Spec) -> dict[str, Any]:
@@ -111,17 +117,23 @@ def _value(kind: str, node: ast.expr, text: str) -> Any:
         return _WORDS[node.id.lower()]
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError, MemoryError, RecursionError):
         raise UserError(
             f"{kind} = {text!r}: {ast.unparse(node)!r} is not a value; use a number, a 'word' or true/false."
         ) from None
 
 
-def _import(kind: str, name: str) -> type[Spec]:
+def _import(kind: str, name: str, allow: Collection[str]) -> type[Spec]:
     module, _, attribute = name.rpartition(".")
+    ours = module in sys.modules or any(f"{module}.".startswith(f"{each}.") for each in ("kairosfl", *allow))
+    if not ours:
+        raise UserError(
+            f"The {kind} {name!r} is in the module {module!r}, which text does not import unless it is allowed; write "
+            f'allow = ["{module}"] under [run], or import it first.'
+        )
     try:
         cls = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"The {kind} {name!r} cannot be imported ({error}); is it on the Python path?") from None
     return _checked(kind, name, cls)
 

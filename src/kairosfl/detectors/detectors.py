@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -237,6 +238,6 @@ class FedFIM(_Growing):
 DETECTORS: dict[str, type[Spec]] = {"fgn": FGN, "fedfim": FedFIM}
 
 
-def parse_detectors(text: str) -> tuple[Detector, ...]:
+def parse_detectors(text: str, allow: Collection[str] = ()) -> tuple[Detector, ...]:
     """`"fgn"`, `"fgn.released()"`, or several to record together, `"fgn + fedfim"`; the first one decides."""
-    return tuple(spec for spec in parse("detector", text, DETECTORS) if isinstance(spec, Detector))
+    return tuple(spec for spec in parse("detector", text, DETECTORS, allow) if isinstance(spec, Detector))

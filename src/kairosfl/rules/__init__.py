@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from kairosfl.core.rule import Algorithm, Rule
@@ -83,15 +83,16 @@ def FedAvg() -> Algorithm:
     return Algorithm()
 
 
-def parse(text: str | Sequence[str | Mapping[str, Any]]) -> Algorithm:
+def parse(text: str | Sequence[str | Mapping[str, Any]], *, allow: Collection[str] = ()) -> Algorithm:
     """An algorithm from text, `"fedprox(mu=0.01) + fedavgm"`, or from a list as TOML has it.
 
     Args:
         text: The sum of rules; `"fedavg"` is the empty one. An entry of a list is text, or a table such as
             `{rule = "fedprox", mu = 0.01}`.
+        allow: Modules that a dotted name such as `"mine.Rule"` may import; those already imported need no permission.
     """
     if isinstance(text, str):
-        specs = parse_spec("rule", _without_fedavg(text), RULES) if _without_fedavg(text) else ()
+        specs = parse_spec("rule", _without_fedavg(text), RULES, _allowed(allow)) if _without_fedavg(text) else ()
         for spec in specs:
             if not isinstance(spec, Rule):
                 raise UserError(f"{spec.name()} is not a rule; give the name of one.")
@@ -99,7 +100,7 @@ def parse(text: str | Sequence[str | Mapping[str, Any]]) -> Algorithm:
     whole = Algorithm()
     for entry in text:
         if isinstance(entry, str):
-            whole += parse(entry)
+            whole += parse(entry, allow=allow)
             continue
         options = dict(entry)
         name = options.pop("rule", None)
@@ -108,11 +109,16 @@ def parse(text: str | Sequence[str | Mapping[str, Any]]) -> Algorithm:
         if name == "fedavg" and options:
             raise UserError(f"fedavg has no option {next(iter(options))!r}; it has none.")
         if name != "fedavg":
-            rule = build("rule", name, options, RULES)
+            rule = build("rule", name, options, RULES, _allowed(allow))
             if not isinstance(rule, Rule):
                 raise UserError(f"{name} is not a rule; give the name of one.")
             whole += rule
     return whole
+
+
+def _allowed(allow: Collection[str]) -> Collection[str]:
+    """Also the modules of installed packages that register rules: run folders record dotted names."""
+    return (*allow, *(point.module for point in RULES.others().values()))
 
 
 def _without_fedavg(text: str) -> str:

@@ -70,6 +70,7 @@ class Execution:
     client_accuracy: bool = False
     cosines: tuple[int, ...] = ()  # rounds for which the cosines between the clients' updates are recorded
     track: tuple[str, ...] = ()  # further destinations for the metrics: "tensorboard", "mlflow"
+    allow: tuple[str, ...] = ()  # modules that `algorithm` and `detector` may import by dotted names
 
 
 GIVEN = "python:"  # begins the name of data, clients and a model that were passed to `kairosfl.simulate`
@@ -96,7 +97,7 @@ class RunConfig:
         _one_of("model.name", self.model.name, MODELS)
         _one_of("run.engine", self.run.engine, ENGINES)
         _one_of("run.precision", self.run.precision, PRECISIONS)
-        detectors = parse_detectors(self.run.detector)
+        detectors = parse_detectors(self.run.detector, self.run.allow)
         trackers.check(self.run.track)
         for name in ("eval_every", "checkpoint_every"):
             if getattr(self.run, name) < 1:
@@ -164,7 +165,7 @@ def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> RunConfig
     if not isinstance(algorithm, str | list):
         raise UserError(f"algorithm = {algorithm!r} must be text like 'fedprox(mu=0.01)', or a list of tables.")
     seed = _typed("seed", tables.get("seed", 0), int)
-    return RunConfig(algorithm=parse(algorithm), seed=seed, **parts)
+    return RunConfig(algorithm=parse(algorithm, allow=parts["run"].allow), seed=seed, **parts)
 
 
 def change(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:

@@ -13,7 +13,16 @@ from kairosfl.runs.keys import flatten
 # What is recorded, when, and where clients train, not what they compute.
 HARMLESS = frozenset(
     f"run.{key}"
-    for key in ("eval_every", "checkpoint_every", "client_accuracy", "cosines", "track", "actors", "ray_address")
+    for key in (
+        "eval_every",
+        "checkpoint_every",
+        "client_accuracy",
+        "cosines",
+        "track",
+        "actors",
+        "ray_address",
+        "allow",
+    )
 )
 AUTOMATIC = {"engine": "auto", "device": "auto", "precision": "auto", "threads": 0}  # [run]: keep the earlier decision
 

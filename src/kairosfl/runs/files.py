@@ -23,7 +23,7 @@ def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
 
     A link remains a link. A device or pipe, which cannot be replaced, is written to directly.
     """
-    target = path.resolve() if path.is_symlink() else path
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path  # Path.resolve fails where links form a loop
     temporary = target.with_name(f".{target.name}.part")
     try:
         if path.exists() and not path.is_file() and not path.is_dir():

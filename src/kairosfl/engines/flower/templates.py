@@ -72,7 +72,7 @@ def moons(seed: int, n: int = 60) -> Samples:
 '''
 
 RUN = """\
-algorithm = "fedavgm(beta=0.7) + fedcl + limits"   # limits, the last one: what a single client may claim
+algorithm = "fedavgm(beta=0.7) + fedcl(floor=1.0) + limits"   # limits, the last one: what a single client may claim
 seed = 0
 
 [train]
