@@ -19,8 +19,8 @@ from kairosfl.core.run import Round, Run, Setup
 from kairosfl.engines.loop import Loop
 from kairosfl.rules import parse
 from kairosfl.tasks.dataset import DataSet, Samples
-from kairosfl.tasks.population import Population
 from kairosfl.tasks.kinds import cross_entropy
+from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 
 

@@ -79,7 +79,7 @@ class _Growing(Detector):
 
     delta: float = 0.01
     compare: str = "rounds"
-    fall: float = 0.5
+    fall: float = 0.25
     pairs: int = 20
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from kairosfl.core.rule import Memory, State
 
 DECAY, SLOW = 0.9, 0.95  # per round: of pairs and of the short average; of the long average
 WARM_UP = 20  # rounds before smoothed levels are compared
-PATIENCE = 3  # rounds below the threshold that end a period
+PATIENCE = 10  # rounds below the threshold that end a period
 POOL = 512  # pairs remembered
 
 
