@@ -170,6 +170,29 @@ def test_exported_tables_and_figures_follow_the_metric(regression, tmp_path):
     assert draw_comparison([regression], tmp_path / "all.png").stat().st_size > 10_000
 
 
+def test_a_run_that_its_caller_stopped_at_a_value_of_the_metric_has_finished(tmp_path):
+    x = torch.randn(120, 5, generator=torch.Generator().manual_seed(0))
+    y = x.sum(1)
+    data = ((x[:80], y[:80]), (x[80:], y[80:]))
+    torch.manual_seed(0)
+    out = tmp_path / "run"
+    stopped = kairosfl.simulate(
+        nn.Linear(5, 1), *data, lr=0.05, out=out, on_round=lambda history: history.score > 1.9, **SETTINGS, **LOOP
+    )
+    values = [row["rmse"] for row in stopped.metrics]
+    assert 1 < len(values) < ROUNDS
+    assert values[-1] <= 1.9 < values[-2]
+    (row,) = results(read_groups([out]), target=1.9)
+    assert (row.finished, row.rounds.mean, row.rounds_to_target.mean) == (1, len(values), len(values))
+
+
+def test_a_damaged_value_is_not_a_round_that_diverged(tmp_path):
+    run = fake.write_run(tmp_path / "run", rounds=4)
+    fake.edit(run, accuracy=[0.1, 0.2, 0.3, 1.5], loss=[1.0, 1.0, 1.0, None])
+    (row,) = results(read_groups([run]), target=0.2)
+    assert (row.final.mean, row.last_tenth.mean, row.notes) == (0.3, 0.3, ())
+
+
 def test_runs_with_different_main_metrics_are_refused_with_both_named(regression, language, tmp_path):
     sentence = (
         r"judged by its RMSE \(lower is better\), but .*run is judged by its perplexity \(lower is better\); give"

@@ -313,14 +313,13 @@ def _difference(pair: Pair) -> str:
     return signed(score.scale * pair.difference.mean, digits) + rest
 
 
-def results_table(rows: Sequence[Row], target: float) -> list[dict[str, str]]:
-    """The whole table of results as text, one dictionary per row, with metric and target named in its columns."""
+def results_table(rows: Sequence[Row], target: float, without: Sequence[str] = ()) -> list[dict[str, str]]:
+    """The table of results as text, one dictionary per row, with metric and target named in its columns."""
     score = rows[0].score
     goal = "target" if math.isnan(target) else score.shown(target)
     heads = {name: f"{score.stated} {name}".lstrip() for name in ("final 10 %", "final", "best")}
-    return [
-        {heads.get(name, name.replace("target", goal)): value for name, value in cells(row).items()} for row in rows
-    ]
+    shown = ({name: value for name, value in cells(row).items() if name not in without} for row in rows)
+    return [{heads.get(name, name.replace("target", goal)): value for name, value in row.items()} for row in shown]
 
 
 def columns(row: Row | Pair) -> dict[str, Any]:
@@ -346,9 +345,7 @@ class Comparison:
 
     def table(self) -> list[dict[str, str]]:
         """The columns that fit a terminal."""
-        rows = results_table(self.rows, self.target)
-        wide = (*_WIDE, f"{self.rows[0].score.stated} final")
-        return [{key: value for key, value in row.items() if key not in wide} for row in rows]
+        return results_table(self.rows, self.target, without=_WIDE)
 
     def numbers(self) -> list[dict[str, Any]]:
         """All columns: each value with mean, deviation, and over how many seeds of how many it is."""
