@@ -12,7 +12,10 @@ import typer
 from kairosfl.cli import complete
 from kairosfl.cli.common import Json, Set, friendly, print_pairs, print_table, warn
 
-Target = Annotated[float | None, typer.Option("--target", help="Accuracy up to which rounds and bytes are counted.")]
+Target = Annotated[
+    float | None,
+    typer.Option("--target", help="Accuracy, or other main metric, up to which rounds and bytes are counted."),
+]
 
 
 class Listed(StrEnum):

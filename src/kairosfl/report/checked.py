@@ -97,9 +97,10 @@ def metrics(rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], path: Pa
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: np.array([value(row, name) for row in rows], dtype=np.float64) for name in names}
     _name_fields(path, wrong, say)
-    evaluated = (row.get("evaluated", row.get(main.name) is not None) for row in rows)
-    lost = [bool(scored) and row.get("loss", 0.0) is None for scored, row in zip(evaluated, rows, strict=True)]
-    return {"round": np.zeros(0)} | columns | {"not_finite": np.array(lost, dtype=np.float64)}  # null: it was not
+    intact = [row if row["round"] not in wrong.get(main.name, ()) else {} for row in rows]
+    evaluated = [row.get("evaluated", row.get(main.name) is not None) is True for row in intact]
+    lost = [scored and row.get("loss", 0.0) is None for scored, row in zip(evaluated, rows, strict=True)]  # not finite
+    return {"round": np.zeros(0)} | columns | {"not_finite": np.array(lost, dtype=np.float64)}
 
 
 def _range(score: Score) -> tuple[float, float]:

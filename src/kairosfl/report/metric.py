@@ -44,6 +44,11 @@ class Score:
         return f"{'an' if self.words[0] in 'aeiou' + _SPELLED else 'a'} {self.words}"
 
     @property
+    def stated(self) -> str:
+        """Its name where numbers without one are accuracies."""
+        return "" if self.name == "accuracy" else self.words
+
+    @property
     def best(self) -> str:
         """In words, the end of its range that is best."""
         return "highest" if self.higher else "lowest"
@@ -82,7 +87,8 @@ class Score:
         """How many decimals a value of this size is shown with: two in per cent, else four significant digits."""
         if self.percent or not size or not math.isfinite(size):
             return 2
-        return min(max(3 - math.floor(math.log10(abs(size))), 0), 12)
+        before = math.floor(math.log10(abs(size)))  # the point, from 1e9 on in scientific notation
+        return 3 if before >= 9 else min(max(3 - before, 0), 12)
 
     def shown(self, value: float) -> str:
         """A value as short as possible, with its unit."""

@@ -206,7 +206,7 @@ def _compared(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
     order = sorted(rows, key=lambda row: -score.sign * row.last_tenth.mean)
     best = order[0]
     so_far = "So far " if any(row.going for row in rows) else ""
-    named = "" if score.name == "accuracy" else f"{escape(score.with_article)} of "  # a percentage alone is an accuracy
+    named = f"{escape(score.with_article)} of " if score.stated else ""
     reached = f"{named}<b>{escape(best.last_tenth.of_score(score))}{score.unit}</b>"
     text = f"{so_far}<b>{escape(best.label)}</b> reaches {reached} in the final 10 % of its rounds"
     if len(order) == 1:

@@ -313,13 +313,13 @@ def _difference(pair: Pair) -> str:
     return signed(score.scale * pair.difference.mean, digits) + rest
 
 
-def results_table(rows: Sequence[Row], target: float) -> list[dict[str, str]]:
-    """The whole table of results as text, one dictionary per row, with the target named in its columns."""
-    shown = map(cells, rows)
-    if math.isnan(target):
-        return list(shown)
-    named = rows[0].score.shown(target)
-    return [{key.replace("target", named): value for key, value in row.items()} for row in shown]
+def results_table(rows: Sequence[Row], target: float, without: Sequence[str] = ()) -> list[dict[str, str]]:
+    """The table of results as text, one dictionary per row, with metric and target named in its columns."""
+    score = rows[0].score
+    goal = "target" if math.isnan(target) else score.shown(target)
+    heads = {name: f"{score.stated} {name}".lstrip() for name in ("final 10 %", "final", "best")}
+    shown = ({name: value for name, value in cells(row).items() if name not in without} for row in rows)
+    return [{heads.get(name, name.replace("target", goal)): value for name, value in row.items()} for row in shown]
 
 
 def columns(row: Row | Pair) -> dict[str, Any]:
@@ -345,8 +345,7 @@ class Comparison:
 
     def table(self) -> list[dict[str, str]]:
         """The columns that fit a terminal."""
-        rows = results_table(self.rows, self.target)
-        return [{key: value for key, value in row.items() if key not in _WIDE} for row in rows]
+        return results_table(self.rows, self.target, without=_WIDE)
 
     def numbers(self) -> list[dict[str, Any]]:
         """All columns: each value with mean, deviation, and over how many seeds of how many it is."""
