@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -269,13 +270,18 @@ def tables(config: RunConfig) -> dict[str, Any]:
     return out
 
 
-def dump(nested: Mapping[str, Any]) -> str:
+def dump(nested: Mapping[str, Any], prefix: str = "") -> str:
     """Tables as TOML: plain values first, then the sections."""
-    lines = [f"{key} = {_toml(value)}" for key, value in nested.items() if not isinstance(value, Mapping)]
+    lines = [f"{_key(key)} = {_toml(value)}" for key, value in nested.items() if not isinstance(value, Mapping)]
     for name, section in nested.items():
         if isinstance(section, Mapping):
-            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in section.items())]
+            home = f"{prefix}{_key(name)}"
+            lines += ["", f"[{home}]", dump(section, f"{home}.").rstrip("\n")]
     return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
 
 
 def _toml(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -46,8 +47,8 @@ RecordedRun = Generator[Briefs, Reports, dict[str, Any]]
 
 
 @lru_cache(maxsize=2)
-def _load(name: str, validation: float, normalise: bool, options: tuple[tuple[str, Any], ...]) -> DataSet:
-    dataset = data.load(name, **dict(options))  # the runs of a sweep share it
+def _load(name: str, validation: float, normalise: bool, options: str) -> DataSet:
+    dataset = data.load(name, **json.loads(options))  # the runs of a sweep share it
     dataset = dataset if normalise else replace(dataset, mean=(), std=())
     return held_out(dataset, validation) if validation else dataset
 
@@ -71,8 +72,7 @@ def build_data(config: RunConfig) -> tuple[DataSet, Population]:
                 f"{key} = {name!r} was passed to kairosfl.simulate and is not stored; continue the run from Python, "
                 "by calling simulate with the same arguments and the same out."
             )
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in config.data.options.items()}
-    chosen = tuple(sorted(options.items()))
+    chosen = json.dumps(dict(config.data.options), sort_keys=True, default=str)
     dataset = _load(config.data.name, config.data.validation, config.data.normalise, chosen)
     clients = divide(config, dataset)
     noise = config.data.noise
@@ -302,6 +302,8 @@ def begin(
     """A recorded run in a new folder."""
     start, note = given("model.start", config.model.start)
     folder.create(config, task, command or " ".join(sys.argv), why=engine.why, **note)
+    for name, count in task.dataset.notes.items():
+        folder.log(f"data {task.dataset.name}: {name.replace('_', ' ')}: {count}")
     return record(config, task, engine, folder, start=start, notify=notify, watch=watch)
 
 
