@@ -47,7 +47,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 # Pages whose commands are run, in short.
-PERFORMED = {"index.md", "own-rule.md", "own-data.md", "sweeps.md", "tune.md"}
+PERFORMED = {"index.md", "own-rule.md", "own-data.md", "sweeps.md", "task-files.md", "tune.md"}
 # Beyond what the tests are installed with: where one is missing, its block is compiled and not run.
 OPTIONAL = {"datasets", "flwr", "flwr_datasets", "ray"}
 KEYS = {"algorithm", "seed", "sweep", "tune", *SECTIONS}

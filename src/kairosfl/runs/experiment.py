@@ -23,7 +23,7 @@ from kairosfl.detectors import parse_detectors
 from kairosfl.engines.memory import spilling
 from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError
-from kairosfl.runs import STOPPED, metrics
+from kairosfl.runs import STOPPED, metrics, taskfile
 from kairosfl.runs.checkpoint import Checkpoints, model
 from kairosfl.runs.config import GIVEN, RunConfig, tables
 from kairosfl.runs.engines import build_engine, method, resolve_engine
@@ -66,6 +66,9 @@ def _noisy(dataset: DataSet, clients: Population, noise: float, seed: int) -> Da
 
 def build_data(config: RunConfig) -> tuple[DataSet, Population]:
     """The data set and the clients that a configuration names."""
+    if config.task.file:
+        task = build_task(config)
+        return task.dataset, task.clients
     for key, name in (("data.name", config.data.name), ("model.name", config.model.name)):
         if name.startswith(GIVEN):
             raise UserError(
@@ -99,8 +102,10 @@ def divide(config: RunConfig, dataset: DataSet) -> Population:
     )
 
 
-def build_task(config: RunConfig) -> Task:
-    """The data, the clients and the model that a configuration names."""
+def build_task(config: RunConfig, client: int | None = None) -> Task:
+    """The data, the clients and the model that a configuration names; `client`: a device that has only its own data."""
+    if config.task.file:
+        return taskfile.build(config, divide, client)
     dataset, clients = build_data(config)
     chosen = dict(config.model.options)
     if dataset.vocabulary and "vocabulary" in models.options(config.model.name):
