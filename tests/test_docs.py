@@ -35,7 +35,7 @@ from typer.testing import CliRunner
 from kairosfl.cli import app
 from kairosfl.core.fields import Briefs, Reports, table
 from kairosfl.core.recipe import OPTIMIZERS, SCHEDULES
-from kairosfl.runs.config import ENGINES, PRECISIONS, SECTIONS, RunConfig, resolve
+from kairosfl.runs.config import ENGINES, PRECISIONS, SECTIONS, RunConfig, read, resolve
 from kairosfl.runs.sweep import expand
 from kairosfl.tasks.data import DATASETS
 from kairosfl.tasks.dataset import DataSet, Samples
@@ -181,7 +181,8 @@ def test_commands_and_their_options_exist(page: Path) -> None:
             continue
         given = command.make_context(command.name, rest).params  # raises for an unknown option or a wrong value
         data = {"name": given["name"]} if "partition" in given else {}
-        resolve({"data": data | {"clients": 0}}, given.get("changes") or ())
+        named = read(given["file"]) if str(given.get("file")).endswith(".py") else {}
+        resolve({**named, "data": data | {"clients": 0}}, given.get("changes") or ())
 
 
 @pages
