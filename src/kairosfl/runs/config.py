@@ -213,6 +213,7 @@ def _with_task(tables: dict[str, Any]) -> dict[str, Any]:
 
 def change(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     """The tables with `section.key=value` changes; a value that is not TOML is taken as text."""
+    _check_values(tables)  # first: copying tables inside each other takes as many calls
     changed = updated(tables, {})
     for text in changes:
         name, equals, value = (part.strip() for part in text.partition("="))
