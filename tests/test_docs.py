@@ -35,7 +35,7 @@ from typer.testing import CliRunner
 from kairosfl.cli import app
 from kairosfl.core.fields import Briefs, Reports, table
 from kairosfl.core.recipe import OPTIMIZERS, SCHEDULES
-from kairosfl.runs.config import ENGINES, PRECISIONS, SECTIONS, RunConfig, change, read, resolve
+from kairosfl.runs.config import ENGINES, PRECISIONS, SECTIONS, RunConfig, change, read
 from kairosfl.runs.sweep import expand
 from kairosfl.tasks.data import DATASETS
 from kairosfl.tasks.dataset import DataSet, Samples

@@ -295,6 +295,16 @@ def test_clients_of_one_sample_and_without_test_samples(tmp_path):
     population = partition(data, name="natural", clients=None, seed=0)
     assert population.sizes.tolist() == [1, 4]
     assert own_tests(data, population).sizes.tolist() == [0, 1]
+    for name in ("ann", "bob"):
+        (tmp_path / f"{name}.csv").write_text("a,label\n1,0\n")
+    given = {"name": "folder", "path": str(tmp_path), "partition": "natural", "clients": 0, "minimum": 1}
+    with pytest.raises(
+        UserError, match=r"has no test samples, so that no model can be evaluated; add some, or set data\."
+    ):
+        build_task(resolve({"data": given, "train": {"cohort": 1}}))
+    assert build_task(
+        resolve({"data": given | {"validation": 0.5}, "train": {"cohort": 1}})
+    ).clients.sizes.tolist() == [1]
 
 
 def test_arrays_of_any_name(tmp_path):
@@ -324,7 +334,9 @@ def test_parquet(tmp_path, monkeypatch):
     data = load("folder", path=tmp_path, categorical=["sex"], missing="mean", **options)
     assert data.train.inputs.tolist() == [[30, 1, 1, 0], [40, 0, 0, 1], [50, 1, 0.5, 0.5]]
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    assert refused(tmp_path, **options).endswith("needs pyarrow to be read: pip install pyarrow, or write it as .csv.")
+    assert refused(tmp_path, **options).endswith(
+        "needs pyarrow to be read: pip install 'kairosfl[files]', or write it as .csv."
+    )
 
 
 def picture(path, level, size=(5, 4), mode="RGB"):

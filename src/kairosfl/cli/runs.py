@@ -94,14 +94,17 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Run folder.")], quiet: Quiet = False, as_json: Json = False
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
 ) -> None:
     """Resume a run from its last checkpoint."""
     from kairosfl.progress import RunProgress
     from kairosfl.runs import experiment
     from kairosfl.runs.folder import Folder
 
-    with friendly(lambda: how_to_resume(folder)):
+    with friendly(lambda: how_to_resume(folder), verbose):
         begun = Folder(folder)
         rounds, done = begun.config().train.rounds, begun.rounds_done() or 0
         with RunProgress(rounds, quiet=quiet or as_json, done=done) as show:
@@ -120,6 +123,7 @@ def sweep(
         bool, typer.Option("--deterministic", help="Batched engine: every run is bit-identical to running it alone.")
     ] = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Run every combination of the lists under [sweep]; run it again to resume."""
@@ -129,7 +133,7 @@ def sweep(
     folder = out or Path("runs") / file.stem
     if out is None and (folder / "config.toml").exists():  # from a single run of the same file
         folder = folder.with_name(f"{file.stem}-sweep")
-    with friendly(lambda: f"Resume with the same command: {command()}"):
+    with friendly(lambda: f"Resume with the same command: {command()}", verbose):
         options = asked(engine=engine, device=device, deterministic="true" if deterministic else None)
         tables = change(read(file), [*changes, *options])
         if seeds is not None:

@@ -104,8 +104,16 @@ def divide(config: RunConfig, dataset: DataSet) -> Population:
 
 def build_task(config: RunConfig, client: int | None = None) -> Task:
     """The data, the clients and the model that a configuration names; `client`: a device that has only its own data."""
-    if config.task.file:
-        return taskfile.build(config, divide, client)
+    task = taskfile.build(config, divide, client) if config.task.file else _build_task(config)
+    if not len(task.dataset.test) and client is None:
+        raise UserError(
+            f"data set {task.dataset.name!r} has no test samples, so that no model can be evaluated; add some, or set "
+            "data.validation to a fraction of the training samples."
+        )
+    return task
+
+
+def _build_task(config: RunConfig) -> Task:
     dataset, clients = build_data(config)
     chosen = dict(config.model.options)
     if dataset.vocabulary and "vocabulary" in models.options(config.model.name):

@@ -92,7 +92,7 @@ def _pixels(file: Path, content: bytes, size: Sequence[int]) -> Array:
     try:
         from PIL import Image
     except ImportError:
-        raise UserError(f"{file} needs Pillow to be read: pip install pillow.") from None
+        raise UserError(f"{file} needs Pillow to be read: pip install 'kairosfl[files]'.") from None
     import io
 
     try:

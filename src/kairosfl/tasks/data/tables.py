@@ -78,7 +78,9 @@ def read_parquet(file: Path, content: bytes) -> Table:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
     except ImportError:
-        raise UserError(f"{file} needs pyarrow to be read: pip install pyarrow, or write it as .csv.") from None
+        raise UserError(
+            f"{file} needs pyarrow to be read: pip install 'kairosfl[files]', or write it as .csv."
+        ) from None
     try:
         table = parquet.read_table(arrow.BufferReader(content))
     except (arrow.ArrowException, OSError) as error:
