@@ -201,6 +201,21 @@ def test_regression_and_several_targets(tmp_path):
     )
 
 
+def test_columns_and_clients_that_are_named_twice(tmp_path):
+    write(tmp_path, ann="a,label\n1,0\n2,1\n")
+    assert refused(tmp_path, input=["a", "label"]) == (
+        "data.input and data.target both name the column 'label'; leave it out of one."
+    )
+    np.savez(tmp_path / "ann.npz", x=np.zeros((2, 1)), y=np.arange(2))
+    assert refused(tmp_path) == "client 'ann' is ann.csv and ann.npz; rename one, or put both into ann/."
+    (tmp_path / "ann.npz").unlink()
+    (tmp_path / "ann").mkdir()
+    write(tmp_path / "ann", rows="a,label\n1,0\n")
+    assert refused(tmp_path) == "client 'ann' is rows.csv and ann.csv; rename one, or put both into ann/."
+    write(tmp_path / "alone", ann="label\n0\n1\n")
+    assert refused(tmp_path / "alone").endswith("ann.csv has no column besides 'label' to predict it from; add one.")
+
+
 def test_missing_values(tmp_path):
     write(
         tmp_path,
@@ -384,6 +399,18 @@ def test_pictures_with_a_table_of_labels_and_grey_ones(tmp_path):
     assert refused(tmp_path).endswith("names 9.png in line 3, which does not exist; correct the line.")
     (tmp_path / "ann" / "labels.csv").write_text("file,label\n0.png,a\n")
     assert refused(tmp_path).endswith("has no line for 1.png; add one.")
+
+
+def test_a_number_to_predict_from_pictures(tmp_path):
+    for client in ("ann", "bob"):
+        for kind in ("1.5", "2"):
+            picture(tmp_path / client / kind / "0.png", 9)
+    data = load("folder", path=tmp_path, kind="regression", test=0.0)
+    assert data.train.targets.tolist() == [1.5, 2, 1.5, 2]
+    picture(tmp_path / "bob" / "cat" / "0.png", 9)
+    assert refused(tmp_path, kind="regression").endswith(
+        "bob has names as targets, but data.kind is 'regression'; leave data.kind out."
+    )
 
 
 def test_pictures_with_training_and_test_samples(tmp_path):

@@ -14,7 +14,7 @@ from kairosfl.errors import UserError, nearest
 from kairosfl.tasks.data.layout import Client, find_clients
 from kairosfl.tasks.data.parts import NAMED, Column, Part, Reader
 from kairosfl.tasks.data.pictures import joined, unequal
-from kairosfl.tasks.data.tables import POLICIES, Array, Missing, policy
+from kairosfl.tasks.data.tables import POLICIES, Array, Missing, number, policy
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.kinds import KINDS
 
@@ -177,6 +177,11 @@ def _join(parts: Parts, which: int, names: tuple[str, ...], kind: str) -> tuple[
     targets = np.concatenate([part.targets for part in chosen])
     if names:
         targets = np.searchsorted(np.array(names), targets)
+    elif targets.dtype.kind == "U":
+        wrong = next((part for part in chosen for each in part.targets if number(each) is None), None)
+        if wrong is not None:
+            raise UserError(f"{wrong.file} has names as targets, but data.kind is {kind!r}; leave data.kind out.")
+        targets = targets.astype(np.float64)
     if inputs.dtype.kind == "f":
         inputs = inputs.astype(np.float64)
     return inputs, targets.astype(np.float64 if kind == "regression" or targets.dtype.kind == "f" else np.int64)

@@ -39,18 +39,20 @@ def find_clients(place: Path) -> list[Client]:
             raise UserError(f"{where} has no training samples in {place / 'train'}; add some, or name it as there.")
         return [replace(client, test=tests.get(client.name, ())) for client in own]
     found: dict[str, dict[str, list[Path]]] = {}
-    for entry in entries:
+    for entry in sorted(entries, key=lambda each: not each.is_dir()):
         if entry.is_dir():
-            found.setdefault(entry.name, {"train": [], "test": []})
-            for split, paths in _within(entry).items():
-                found[entry.name][split] += paths
+            found[entry.name] = _within(entry)
             continue
         if entry.suffix.lower() not in FILES:
             raise UserError(f"{entry} is not a .csv, .npz or .parquet file; move it out of the directory.")
         name, _, split = entry.stem.rpartition(".")
         if split not in ("train", "test") or not name:
             name, split = ("", "test") if entry.stem == "test" else (entry.stem, "train")
-        found.setdefault(name, {"train": [], "test": []})[split].append(entry)
+        files = found.setdefault(name, {"train": [], "test": []})[split]
+        if files:
+            both = f"{files[0].name} and {entry.name}"
+            raise UserError(f"client {name!r} is {both}; rename one, or put both into {name}/.")
+        files.append(entry)
     clients = []
     for name, samples in sorted(found.items(), key=lambda pair: (not pair[0], pair[0])):
         if name and not samples["train"]:

@@ -83,6 +83,12 @@ class Reader:
             named = [*self.categorical, *(() if isinstance(self.missing, str) else self.missing)]
             check_columns(tables, self.target, self.input, named)
             inputs = list(self.input) or [name for name in tables[0].columns if name not in self.target]
+            if both := [name for name in inputs if name in self.target]:
+                raise UserError(f"data.input and data.target both name the column {both[0]!r}; leave it out of one.")
+            if not inputs:
+                raise UserError(
+                    f"{tables[0].file} has no column besides {self.target[0]!r} to predict it from; add one."
+                )
             learnt = [each for train, _ in raw for each, _ in train if isinstance(each, Table)]
             kinds = categories(learnt, [name for name in self.categorical if name in inputs])
             self.columns = [
