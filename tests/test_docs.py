@@ -35,7 +35,7 @@ from typer.testing import CliRunner
 from kairosfl.cli import app
 from kairosfl.core.fields import Briefs, Reports, table
 from kairosfl.core.recipe import OPTIMIZERS, SCHEDULES
-from kairosfl.runs.config import ENGINES, PRECISIONS, SECTIONS, RunConfig, resolve
+from kairosfl.runs.config import ENGINES, PRECISIONS, SECTIONS, RunConfig, change, read
 from kairosfl.runs.sweep import expand
 from kairosfl.tasks.data import DATASETS
 from kairosfl.tasks.dataset import DataSet, Samples
@@ -47,7 +47,16 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 # Pages whose commands are run, in short.
-PERFORMED = {"index.md", "own-rule.md", "own-data.md", "sweeps.md", "tune.md"}
+PERFORMED = {
+    "index.md",
+    "own-rule.md",
+    "own-csv.md",
+    "own-data.md",
+    "sweeps.md",
+    "task-files.md",
+    "examples/hospitals.md",
+    "tune.md",
+}
 # Beyond what the tests are installed with: where one is missing, its block is compiled and not run.
 OPTIONAL = {"datasets", "flwr", "flwr_datasets", "ray"}
 KEYS = {"algorithm", "seed", "sweep", "tune", *SECTIONS}
@@ -181,7 +190,8 @@ def test_commands_and_their_options_exist(page: Path) -> None:
             continue
         given = command.make_context(command.name, rest).params  # raises for an unknown option or a wrong value
         data = {"name": given["name"]} if "partition" in given else {}
-        resolve({"data": data | {"clients": 0}}, given.get("changes") or ())
+        named = read(given["file"]) if str(given.get("file")).endswith(".py") else {}
+        expand(change({**named, "data": data | {"clients": 0}}, given.get("changes") or ()))
 
 
 @pages

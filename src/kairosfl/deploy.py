@@ -24,7 +24,9 @@ from kairosfl.runs.engines import resolve_engine
 from kairosfl.runs.experiment import Notify, build_data, execute, given, record
 from kairosfl.runs.files import read_lines, write
 from kairosfl.runs.folder import Folder
+from kairosfl.runs.keys import updated
 from kairosfl.runs.lock import lock
+from kairosfl.runs.taskfile import for_client
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 
@@ -103,6 +105,8 @@ class Remote(Population):
 
 def server_app(make: MakeTask) -> ServerApp:
     """A ServerApp for the model and test set of `make(None)`; the run config gives `run` (a TOML file) and `out`."""
+
+    make = for_client(make)
 
     def main(grid: Grid, context: Context) -> None:
         run, out = Path(str(context.run_config["run"])), Path(str(context.run_config["out"]))
@@ -229,17 +233,20 @@ def rehearse(
     config, _ = load(file, changes)
     if nodes < 1:
         raise UserError(f"--nodes {nodes} must be 1 or more.")
+    nested = change(read(file), changes)
+    if config.task.file:  # the nodes run elsewhere
+        nested = updated(nested, {"task.file": config.task.file})
     ids = np.array_split(np.arange(len(build_data(config)[1])), nodes)
     served = [f"{part[0]}-{part[-1]}" for part in ids if len(part)]
     run = out / "run.toml"
-    write(run, dump(change(read(file), changes)))
+    write(run, dump(nested))
     with LocalFederation(out, served) as federation:
         return run_to_end(federation, rehearsal_app(out / "app", config), run, out / "run", notify)
 
 
 def rehearsal_app(path: Path, config: RunConfig) -> Path:
     """A Flower app whose task is a configuration's data and model; it contains nothing else of the configuration."""
-    nested = {key: value for key, value in tables(config).items() if key in ("seed", "data", "model")}
+    nested = {key: value for key, value in tables(config).items() if key in ("seed", "data", "model", "task")}
     write(path.parent / "task.toml", dump(nested | {"train": {"cohort": 1}}))
     _write_all(path, rehearsal_files(str((path.parent / "task.toml").absolute())))
     return path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import inspect
 import shutil
 import tempfile
@@ -36,13 +35,12 @@ from kairosfl.runs.files import plain, write
 from kairosfl.runs.folder import Folder, silent
 from kairosfl.runs.lock import lock
 from kairosfl.tasks.data.own import from_any
-from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.dataset import DataSet
+from kairosfl.tasks.digest import hashed
 from kairosfl.tasks.kinds import Loss
 from kairosfl.tasks.metrics import Measure, Metric
 from kairosfl.tasks.population import Population
-from kairosfl.tasks.streamed import Streamed
 from kairosfl.tasks.task import Task
-from kairosfl.tasks.tree import leaves, tree_map
 from kairosfl.tasks.vector import load
 
 COHORT = 10  # or all clients, where there are fewer
@@ -227,7 +225,7 @@ def simulate(
     sections = _sections(settings)
     fields = {key: settings[key] for key in OF_DATASET if key in settings}
     columns: dict[str, Any] = {"input": input, "target": target, "client": client, "encode": encode}
-    dataset = _hashed(from_any(train, test, name=name, classes=classes, kind=kind, lazy=lazy, **columns, **fields))
+    dataset = hashed(from_any(train, test, name=name, classes=classes, kind=kind, lazy=lazy, **columns, **fields))
     sections["train"] |= {"rounds": rounds, "cohort": 1 if cohort is None else cohort}
     sections["train"] |= {"epochs": epochs, "batch_size": batch_size, "lr": lr, "optimizer": optimizer}
     sections["run"] |= {"engine": engine, "device": str(device)}
@@ -335,7 +333,7 @@ def _shown(rounds: int, done: int, progress: bool) -> AbstractContextManager[Any
 
 def _sections(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Further keyword arguments by the section of the configuration that has the key."""
-    keys = {name: [field.name for field in dataclasses.fields(cls)] for name, cls in SECTIONS.items()}
+    keys = {name: [field.name for field in dataclasses.fields(cls)] for name, cls in SECTIONS.items() if name != "task"}
     homes = {key: name for name, own in keys.items() for key in own if key not in UNAVAILABLE}
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     for key, value in settings.items():
@@ -376,19 +374,3 @@ def _population(clients: Any) -> Population:
                 "client's training samples, whole numbers of shape [n]."
             )
     return Population.from_lists(lists)
-
-
-def _hashed(dataset: DataSet) -> DataSet:
-    """With a digest of the samples, so that a run is not resumed with others."""
-
-    def digest(samples: Samples | Streamed) -> str:
-        if isinstance(samples, Streamed):
-            return samples.digest()
-        form = tree_map(lambda leaf: f"{leaf.dtype} {list(leaf.shape)}", samples.inputs)
-        found = hashlib.md5(str(form).encode(), usedforsecurity=False)
-        for tensor in (*leaves(samples.inputs), *leaves(samples.targets)):
-            found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return found.hexdigest()
-
-    own = {"train": digest(dataset.train), "test": digest(dataset.test)}
-    return replace(dataset, hashes={**dataset.hashes, **own})

@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,7 @@ RayAddress = Annotated[
     str | None, typer.Option("--ray-address", help="Address of a Ray cluster, or auto; implies --engine ray.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show the traceback of what a task file raised.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
 
@@ -52,13 +54,18 @@ class Command(TyperCommand):
 
 
 @contextmanager
-def friendly(resume: Callable[[], str] | None = None) -> Iterator[None]:
-    """Print a user error as one sentence and exit with 2; on Ctrl-C or a scheduler's SIGTERM, say how to resume."""
+def friendly(resume: Callable[[], str] | None = None, verbose: bool = False) -> Iterator[None]:
+    """Print a user error as one sentence and exit with 2; on Ctrl-C or a scheduler's SIGTERM, say how to resume.
+
+    If `verbose`, the traceback of the exception that caused a user error is printed before the sentence.
+    """
     first = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, _terminate) if first else None
     try:
         yield
     except UserError as error:
+        if verbose and error.__cause__ is not None:
+            typer.echo("".join(traceback.format_exception(error.__cause__)).rstrip(), err=True)
         typer.echo(f"kairosfl: {error}", err=True)
         raise typer.Exit(2) from None
     except OSError as error:

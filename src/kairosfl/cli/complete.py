@@ -14,6 +14,7 @@ KEYS = {
     "data": "name clients partition alpha minimum shards labels_per_client balance normalise noise augment "
     "validation partition_seed",
     "model": "name start",
+    "task": "file function",
     "train": "rounds cohort epochs batch_size drop_last optimizer lr momentum beta1 beta2 eps weight_decay clip "
     "clip_after schedule gamma milestones lr_min",
     "run": "engine device precision threads slots deterministic actors ray_address detector eval_every "
@@ -43,7 +44,7 @@ def preset(incomplete: str) -> list[str]:
 
 
 def file(incomplete: str) -> list[str]:
-    """Names of presets, and TOML files."""
+    """Names of presets, TOML files, and task files."""
     if (values := after_equals(incomplete)) is not None:
         return values
     head, tail = os.path.split(incomplete)
@@ -51,7 +52,9 @@ def file(incomplete: str) -> list[str]:
         near = [path for path in Path(head).iterdir() if path.name.startswith(tail)]
     except OSError:
         near = []
-    found = [path for path in near if (path.suffix == ".toml" or path.is_dir()) and not path.name.startswith(".")]
+    found = [
+        path for path in near if (path.suffix in (".toml", ".py") or path.is_dir()) and not path.name.startswith(".")
+    ]
     return [*preset(incomplete), *sorted(f"{path}/" if path.is_dir() else str(path) for path in found)]
 
 

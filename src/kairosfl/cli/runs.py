@@ -18,6 +18,7 @@ from kairosfl.cli.common import (
     Quiet,
     RayAddress,
     Set,
+    Verbose,
     asked,
     command,
     friendly,
@@ -32,7 +33,7 @@ def run(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="TOML configuration, or the name of a preset; if omitted, use the defaults.",
+            help="TOML configuration, task file (.py), or the name of a preset; if omitted, use the defaults.",
             autocompletion=complete.file,
         ),
     ] = None,
@@ -44,6 +45,9 @@ def run(
             autocompletion=complete.preset,
         ),
     ] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", help="A function that makes the task: file.py, file.py:name or module:name.")
+    ] = None,
     changes: Set = [],  # noqa: B006
     out: Out = None,
     engine: Engine = None,
@@ -51,6 +55,7 @@ def run(
     ray_address: RayAddress = None,
     origin: Annotated[Path | None, typer.Option("--from", help="A run folder whose model is the first one.")] = None,
     quiet: Quiet = False,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Run one experiment. With --engine flower, clients are separate processes on this machine."""
@@ -58,10 +63,16 @@ def run(
         if preset and file:
             raise UserError("Give a file or --preset, not both; override single keys with --set.")
         file, preset = found(file, preset, quiet=quiet or as_json)
+    if task is not None:
+        from kairosfl.runs.config import task_table
+
+        changes = [*(f"task.{key}={json.dumps(value)}" for key, value in task_table(task).items()), *changes]
     if engine == "flower":
         from kairosfl.cli.deploy import rehearse
 
         with friendly():
+            if file is None and task is not None and ".py" in task:
+                file = Path(task)
             if file is None:
                 raise UserError("--engine flower needs a TOML file, because its nodes read it, too; give one.")
         return rehearse(file, changes=changes, out=out, quiet=quiet, as_json=as_json)
@@ -72,8 +83,8 @@ def run(
     if origin is not None:
         changes = [*changes, f"model.start={json.dumps(str(origin.absolute()))}"]
     with friendly():
-        folder = out or fresh(preset or file)
-    with friendly(lambda: how_to_resume(folder)):
+        folder = out or fresh(preset or file or (Path(task.replace(":", "-")) if task else None))
+    with friendly(lambda: how_to_resume(folder), verbose):
         tables = read(file) if file else {}
         engine = "ray" if ray_address and engine is None else engine
         config = resolve(tables, [*changes, *asked(engine=engine, device=device, ray_address=ray_address)])
@@ -83,14 +94,17 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Run folder.")], quiet: Quiet = False, as_json: Json = False
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
 ) -> None:
     """Resume a run from its last checkpoint."""
     from kairosfl.progress import RunProgress
     from kairosfl.runs import experiment
     from kairosfl.runs.folder import Folder
 
-    with friendly(lambda: how_to_resume(folder)):
+    with friendly(lambda: how_to_resume(folder), verbose):
         begun = Folder(folder)
         rounds, done = begun.config().train.rounds, begun.rounds_done() or 0
         with RunProgress(rounds, quiet=quiet or as_json, done=done) as show:
@@ -99,7 +113,7 @@ def resume(
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="TOML configuration with lists in a [sweep] section.")],
+    file: Annotated[Path, typer.Argument(help="TOML configuration with lists in a [sweep] section, or a task file.")],
     changes: Set = [],  # noqa: B006
     out: Out = None,
     engine: Engine = None,
@@ -109,6 +123,7 @@ def sweep(
         bool, typer.Option("--deterministic", help="Batched engine: every run is bit-identical to running it alone.")
     ] = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Run every combination of the lists under [sweep]; run it again to resume."""
@@ -118,7 +133,7 @@ def sweep(
     folder = out or Path("runs") / file.stem
     if out is None and (folder / "config.toml").exists():  # from a single run of the same file
         folder = folder.with_name(f"{file.stem}-sweep")
-    with friendly(lambda: f"Resume with the same command: {command()}"):
+    with friendly(lambda: f"Resume with the same command: {command()}", verbose):
         options = asked(engine=engine, device=device, deterministic="true" if deterministic else None)
         tables = change(read(file), [*changes, *options])
         if seeds is not None:
@@ -192,7 +207,7 @@ def found(file: Path | None, preset: str | None, *, quiet: bool) -> tuple[Path |
     """The file to run, and the name of the preset if it is one: `kairosfl run kairos` means the preset of that name."""
     from kairosfl import presets
 
-    if file is None or file.is_file():
+    if file is None or file.is_file() or ".py" in file.suffix:
         return (presets.path(preset), preset) if preset else (file, None)
     if str(file) in presets.names():
         if not quiet:

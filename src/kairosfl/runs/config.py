@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,15 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskFile:
+    """[task]: a Python function that makes the task, in place of `data.name` and [model]."""
+
+    file: str = ""  # a Python file, or the name of a module
+    function: str = "task"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Execution:
     """[run]: how the run is executed and what is recorded."""
 
@@ -88,6 +98,7 @@ class RunConfig:
     seed: int = 0
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
+    task: TaskFile = field(default_factory=TaskFile)
     train: Recipe = field(default_factory=Recipe)
     run: Execution = field(default_factory=Execution)
 
@@ -123,7 +134,7 @@ class RunConfig:
         self.algorithm.check_detector(detectors[0])
 
 
-SECTIONS = {"data": Data, "model": Model, "train": Recipe, "run": Execution}
+SECTIONS = {"data": Data, "model": Model, "task": TaskFile, "train": Recipe, "run": Execution}
 
 
 def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
@@ -132,7 +143,9 @@ def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file."""
+    """The tables of a TOML file; of a task file `task.py`, or `task.py:function`, those that name it."""
+    if re.search(r"\.py(:\w+)?$", str(path)):
+        return {"task": task_table(str(path))}
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
@@ -145,6 +158,12 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid TOML: {error}.") from None
     except RecursionError:
         raise UserError(f"{path} nests tables or lists too deep; {DEEP} levels are allowed.") from None
+
+
+def task_table(text: str) -> dict[str, str]:
+    """The keys of [task] from `file.py`, `file.py:function` or `package.module:function`."""
+    file, colon, function = text.rpartition(":")
+    return {"file": file, "function": function} if colon and function.isidentifier() else {"file": text}
 
 
 def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> RunConfig:
@@ -160,6 +179,8 @@ def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> RunConfig
             homes = [f"{name}.{key}" for name, cls in SECTIONS.items() if key in get_type_hints(cls)]
             fix = f"did you mean {' or '.join(homes)}?" if homes else nearest(key, known)
             raise UserError(f"Unknown key {key!r}; {fix}")
+    if "task" in tables:
+        tables = _with_task(tables)
     parts: dict[str, Any] = {name: _section(name, cls, tables.get(name, {})) for name, cls in SECTIONS.items()}
     algorithm = tables.get("algorithm", "fedavg")
     if not isinstance(algorithm, str | list):
@@ -168,8 +189,32 @@ def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> RunConfig
     return RunConfig(algorithm=parse(algorithm, allow=parts["run"].allow), seed=seed, **parts)
 
 
+def _with_task(tables: dict[str, Any]) -> dict[str, Any]:
+    """The tables of a run whose task is made by a function: its data and model have the function's name."""
+    task = _section("task", TaskFile, tables["task"])
+    if not task.file:
+        if task.options or task.function != TaskFile.function:
+            raise UserError("task.file is missing; give the path of a Python file, or the name of a module.")
+        return tables
+    named = {"data": {"clients": 0, "name": f"{GIVEN}{Path(task.file).name}"}, "model": {"name": GIVEN + task.function}}
+    for name, own in named.items():
+        table = tables.get(name, {})
+        given = table.get("name", GIVEN) if isinstance(table, Mapping) else GIVEN
+        if not str(given).startswith(GIVEN):
+            raise UserError(
+                f"{name}.name = {given!r} cannot be combined with task.file = {task.file!r}, which makes data and "
+                "model; leave one out."
+            )
+        tables = (
+            updated(tables, {name: {**own, **table, "name": own["name"]}}) if isinstance(table, Mapping) else tables
+        )
+    file = str(Path(task.file).expanduser().absolute()) if task.file.endswith(".py") else task.file
+    return updated(tables, {"task.file": file})
+
+
 def change(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     """The tables with `section.key=value` changes; a value that is not TOML is taken as text."""
+    _check_values(tables)  # first: copying tables inside each other takes as many calls
     changed = updated(tables, {})
     for text in changes:
         name, equals, value = (part.strip() for part in text.partition("="))
@@ -208,7 +253,7 @@ def _section(name: str, cls: type, table: Any) -> Any:
     if not isinstance(table, Mapping):
         raise UserError(f"{name} = {table!r} must be a section: write [{name}] and its keys below.")
     hints = get_type_hints(cls)
-    fields = {key: hint for key, hint in hints.items() if key != "options"}
+    fields = {key: hint for key, hint in hints.items() if key != "options" or name == "task"}
     chosen: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     more = _options(name, table)
@@ -219,7 +264,7 @@ def _section(name: str, cls: type, table: Any) -> Any:
             extra[key] = value
         else:
             raise UserError(f"Unknown key {name}.{key}; {nearest(key, [*fields, *more])}")
-    if "options" in hints:
+    if "options" in hints and name != "task":
         chosen["options"] = extra
     return cls(**chosen)
 
@@ -244,6 +289,10 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise UserError(f"{name} = {value!r} must be a list.")
         return tuple(_typed(name, each, get_args(hint)[0]) for each in value)
+    if get_origin(hint) is Mapping:
+        if not isinstance(value, Mapping):
+            raise UserError(f"{name} = {value!r} must be a section: write [{name}] and its keys below.")
+        return dict(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is int and isinstance(value, float) and value.is_integer():
@@ -265,18 +314,26 @@ def tables(config: RunConfig) -> dict[str, Any]:
     out: dict[str, Any] = {"algorithm": str(config.algorithm), "seed": config.seed}
     for name in SECTIONS:
         section = dataclasses.asdict(getattr(config, name))
+        if name == "task":
+            out |= {name: section} if config.task.file else {}
+            continue
         extra = section.pop("options", {})
         out[name] = section | dict(extra)
     return out
 
 
-def dump(nested: Mapping[str, Any]) -> str:
+def dump(nested: Mapping[str, Any], prefix: str = "") -> str:
     """Tables as TOML: plain values first, then the sections."""
-    lines = [f"{key} = {_toml(value)}" for key, value in nested.items() if not isinstance(value, Mapping)]
+    lines = [f"{_key(key)} = {_toml(value)}" for key, value in nested.items() if not isinstance(value, Mapping)]
     for name, section in nested.items():
         if isinstance(section, Mapping):
-            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in section.items())]
+            home = f"{prefix}{_key(name)}"
+            lines += ["", f"[{home}]", dump(section, f"{home}.").rstrip("\n")]
     return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
 
 
 def _toml(value: Any) -> str:

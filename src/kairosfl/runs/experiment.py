@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -22,7 +23,7 @@ from kairosfl.detectors import parse_detectors
 from kairosfl.engines.memory import spilling
 from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError
-from kairosfl.runs import STOPPED, metrics
+from kairosfl.runs import STOPPED, metrics, taskfile
 from kairosfl.runs.checkpoint import Checkpoints, model
 from kairosfl.runs.config import GIVEN, RunConfig, tables
 from kairosfl.runs.engines import build_engine, method, resolve_engine
@@ -46,8 +47,8 @@ RecordedRun = Generator[Briefs, Reports, dict[str, Any]]
 
 
 @lru_cache(maxsize=2)
-def _load(name: str, validation: float, normalise: bool, options: tuple[tuple[str, Any], ...]) -> DataSet:
-    dataset = data.load(name, **dict(options))  # the runs of a sweep share it
+def _load(name: str, validation: float, normalise: bool, options: str) -> DataSet:
+    dataset = data.load(name, **json.loads(options))  # the runs of a sweep share it
     dataset = dataset if normalise else replace(dataset, mean=(), std=())
     return held_out(dataset, validation) if validation else dataset
 
@@ -65,14 +66,16 @@ def _noisy(dataset: DataSet, clients: Population, noise: float, seed: int) -> Da
 
 def build_data(config: RunConfig) -> tuple[DataSet, Population]:
     """The data set and the clients that a configuration names."""
+    if config.task.file:
+        task = build_task(config)
+        return task.dataset, task.clients
     for key, name in (("data.name", config.data.name), ("model.name", config.model.name)):
         if name.startswith(GIVEN):
             raise UserError(
                 f"{key} = {name!r} was passed to kairosfl.simulate and is not stored; continue the run from Python, "
                 "by calling simulate with the same arguments and the same out."
             )
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in config.data.options.items()}
-    chosen = tuple(sorted(options.items()))
+    chosen = json.dumps(dict(config.data.options), sort_keys=True, default=str)
     dataset = _load(config.data.name, config.data.validation, config.data.normalise, chosen)
     clients = divide(config, dataset)
     noise = config.data.noise
@@ -99,8 +102,18 @@ def divide(config: RunConfig, dataset: DataSet) -> Population:
     )
 
 
-def build_task(config: RunConfig) -> Task:
-    """The data, the clients and the model that a configuration names."""
+def build_task(config: RunConfig, client: int | None = None) -> Task:
+    """The data, the clients and the model that a configuration names; `client`: a device that has only its own data."""
+    task = taskfile.build(config, divide, client) if config.task.file else _build_task(config)
+    if not len(task.dataset.test) and client is None:
+        raise UserError(
+            f"data set {task.dataset.name!r} has no test samples, so that no model can be evaluated; add some, or set "
+            "data.validation to a fraction of the training samples."
+        )
+    return task
+
+
+def _build_task(config: RunConfig) -> Task:
     dataset, clients = build_data(config)
     chosen = dict(config.model.options)
     if dataset.vocabulary and "vocabulary" in models.options(config.model.name):
@@ -302,6 +315,8 @@ def begin(
     """A recorded run in a new folder."""
     start, note = given("model.start", config.model.start)
     folder.create(config, task, command or " ".join(sys.argv), why=engine.why, **note)
+    for name, count in task.dataset.notes.items():
+        folder.log(f"data {task.dataset.name}: {name.replace('_', ' ')}: {count}")
     return record(config, task, engine, folder, start=start, notify=notify, watch=watch)
 
 

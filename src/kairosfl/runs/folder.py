@@ -163,6 +163,8 @@ class Folder:
         self.check_version()
         for name, value in now.items():
             if name in about and about[name] != value:
+                if name == "data_hashes":
+                    raise UserError(f"{self.path} cannot be resumed: {_changed(about[name], value)}")
                 raise UserError(
                     f"{self.path} cannot be resumed: its {name.replace('_', ' ')} was {about[name]!r} and is {value!r} "
                     "now; restore the data and the model it began with."
@@ -187,6 +189,13 @@ class Folder:
         written = self.choices()
         new = {name: {"choice": choice, "round": written.get(name, ("", round))[1]} for name, choice in made.items()}
         write_json(self.path / "choices.json", new)
+
+
+def _changed(then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Which files of the data, or of the task, are not those that a run began with."""
+    names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    return f"{shown} changed since it began; restore the data and the model it began with."
 
 
 def facts(task: Task) -> dict[str, Any]:

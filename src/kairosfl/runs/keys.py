@@ -18,13 +18,20 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def updated(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of the tables with these dotted keys set; a section that does not exist is added."""
-    changed = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tables.items()}
+    changed = _copied(tables)
     for name, value in changes.items():
-        section, dot, key = name.rpartition(".")
-        target = changed.setdefault(section, {}) if dot else changed
-        if not isinstance(target, dict):
-            raise UserError(
-                f"Cannot set {name}: {section} = {target!r} is not a section; write [{section}] and its keys."
-            )
-        target[key] = dict(value) if isinstance(value, Mapping) else value
+        *sections, key = name.split(".")
+        target = changed
+        for depth, section in enumerate(sections, 1):
+            target = target.setdefault(section, {})
+            if not isinstance(target, dict):
+                home = ".".join(sections[:depth])
+                raise UserError(
+                    f"Cannot set {name}: {home} = {target!r} is not a section; write [{home}] and its keys."
+                )
+        target[key] = _copied(value) if isinstance(value, Mapping) else value
     return changed
+
+
+def _copied(tables: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in tables.items()}

@@ -62,7 +62,15 @@ class Pending:
             self.config.model,
             engine,
         )
-        return f"{alike!r} {engine!r} {self.task.base_hash}"
+        return f"{alike!r} {engine!r} {self.task.base_hash} {self._made() if self.config.task.file else ''}"
+
+    def _made(self) -> str:
+        """What tells the tasks that a function made apart; equal samples are one object there."""
+        task, dataset = self.task, self.task.dataset
+        measured = [(name, id(metric.measure)) for name, metric in task.measures.items()]
+        same = id(dataset.train), id(dataset.test), id(task.loss), measured, task.augment
+        form = repr(task.model), dataset.kind, dataset.classes, dataset.mean, dataset.std, dataset.vocabulary
+        return repr((self.config.task, same, form))
 
     def open(self, engine: Engine, command: str) -> experiment.RecordedRun:
         """Begin it, or continue it if it was begun."""

@@ -18,6 +18,7 @@ from kairosfl.client.trainer import Trainer
 from kairosfl.engines.flower.roster import parse_ids
 from kairosfl.engines.flower.wire import NUMBERS, VERSION, read_brief, report_record
 from kairosfl.errors import UserError
+from kairosfl.runs.taskfile import for_client
 from kairosfl.tasks.dataset import Ints
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
@@ -46,6 +47,8 @@ def client_app(make: MakeTask, *, device: str = "cpu", threads: int = 1, mods: S
 
     The node config gives the ids of the clients that a node serves: `clients="0-3"`.
     """
+
+    make = for_client(make)
 
     def introduce(message: Message, context: Context) -> Message:
         numbers = ConfigRecord({"version": VERSION, "clients": _served(context)})

@@ -44,7 +44,10 @@ app = server_app(task)
 '''
 
 TASK = '''\
-"""The model and the data: the only file of this app that you have to write."""
+"""The model and the data: the only file of this app that you have to write.
+
+It is a task file, too: `kairosfl run task.py` simulates the federation on one machine.
+"""
 
 import torch
 from torch import nn
@@ -52,17 +55,22 @@ from torch import nn
 from kairosfl import DataSet, Population, Samples, Task
 
 
-def task(client: int | None) -> Task:
-    """The model, and this client's data on this device; None: the server, where only the test set is used."""
+def task(client: int | None = None) -> Task:
+    """The model, and on a device the data of its client.
+
+    None is the server, which uses only the model and the test set, and a simulation, which has all clients' data.
+    """
     torch.manual_seed(0)  # only the server's initial weights are used; clients receive theirs in a brief
     model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
-    samples = moons(0 if client is None else client + 1)
-    everything = Population.from_lists([torch.arange(len(samples)).numpy()])
-    return Task(model, DataSet("moons", train=samples, test=samples, classes=2), everything)
+    parts = [moons(seed + 1) for seed in (range(4) if client is None else [client])]
+    train = Samples(torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts]))
+    owner = torch.arange(len(parts)).repeat_interleave(60).numpy()
+    clients = Population.from_owner(owner, len(parts))
+    return Task(model, DataSet("moons", train=train, test=moons(0), classes=2), clients)
 
 
 def moons(seed: int, n: int = 60) -> Samples:
-    """Replace this by reading the device's own data; here: two half moons."""
+    """Replace this by reading a client's own data; here: two half moons."""
     generator = torch.Generator().manual_seed(seed)
     angle = torch.rand(n, generator=generator) * torch.pi
     side = torch.randint(0, 2, (n,), generator=generator)
@@ -98,7 +106,8 @@ min_loss = 0.0     # a smaller loss is rejected; -inf for a loss that may be neg
 README = """\
 # {name}
 
-Write `app/federation/task.py`: the model, and how a device reads its own data. Then run
+Write `app/federation/task.py`: the model, and how a device reads its own data. It also runs on one machine:
+`kairosfl run app/federation/task.py --set train.cohort=4`. Then run
 `pip install 'kairosfl[flower]'` on every machine and `kairosfl deploy certs certs --nodes 4` (or use your own CA):
 
     export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
@@ -137,7 +146,7 @@ from kairosfl.runs.experiment import build_task
 
 
 def task(client: int | None) -> Task:
-    return build_task(load(Path({path!r})))
+    return build_task(load(Path({path!r})), client)
 '''
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_type_hints
 
 from kairosfl.errors import UserError, nearest
@@ -16,6 +16,7 @@ from kairosfl.tasks.data.folder import folder
 from kairosfl.tasks.data.idx import fashion_mnist, mnist
 from kairosfl.tasks.data.shakespeare import shakespeare
 from kairosfl.tasks.data.synthetic import synthetic
+from kairosfl.tasks.data.tables import Missing
 from kairosfl.tasks.data.tinyimagenet import tinyimagenet
 from kairosfl.tasks.dataset import DataSet
 
@@ -68,10 +69,17 @@ def _check_type(option: str, value: object, hint: Any) -> None:
         float: (whole or isinstance(value, float), "a number"),
         bool: (isinstance(value, bool), "true or false"),
         str: (isinstance(value, str), "a string"),
-        Sequence[int]: (
-            isinstance(value, list | tuple) and all(type(each) is int for each in value),
-            "a list of integers",
+        Sequence[int]: (_list_of(value, int), "a list of integers"),
+        Sequence[str]: (_list_of(value, str), "a list of strings"),
+        str | Sequence[str]: (isinstance(value, str) or _list_of(value, str), "a string or a list of strings"),
+        Missing: (
+            isinstance(value, str) or (isinstance(value, Mapping) and _list_of([*value, *value.values()], str)),
+            "a string, or a table with one for each column",
         ),
     }.get(hint, (isinstance(value, str | os.PathLike), "a path"))
     if not fits:
         raise UserError(f"data.{option} is {value!r}; give {words}.")
+
+
+def _list_of(value: object, kind: type) -> bool:
+    return isinstance(value, list | tuple) and all(type(each) is kind for each in value)

@@ -1,0 +1,250 @@
+"""Task files: a Python function that makes the task of a run, named by `[task]` of its configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import nn
+
+from kairosfl.errors import UserError, nearest
+from kairosfl.runs.config import Data, RunConfig
+from kairosfl.tasks.data.own import from_any
+from kairosfl.tasks.dataset import DataSet, Samples, held_out
+from kairosfl.tasks.digest import digest, hashed
+from kairosfl.tasks.population import Population
+from kairosfl.tasks.task import Task
+
+Function = Callable[..., Any]
+Divide = Callable[[RunConfig, DataSet], Population]
+SETTINGS = tuple(each.name for each in fields(Data) if each.name not in ("name", "options"))
+FORMS = "a Task, a tuple (model, train, test) or a dict of simulate's arguments"
+
+_SAMPLES: WeakValueDictionary[str, Samples] = WeakValueDictionary()  # by their digest
+
+
+def build(config: RunConfig, divide: Divide, client: int | None = None) -> Task:
+    """The task that the function of a configuration makes; `client`: for a device that has the data of one client."""
+    path = source(config.task.file)
+    if path is not None and not path.is_file():
+        raise UserError(
+            f"task.file = {str(path)!r} does not exist; give the path of a Python file, or a module's name."
+        )
+    key = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() if path is not None else ""
+    function = _function(config.task.file, config.task.function, key)
+    asked = json.dumps(_arguments(config, function, client), sort_keys=True, default=str)
+    made = _make(config.task.file, config.task.function, key, asked, config.seed)
+    if isinstance(made, Task):
+        _check_unused(config, function)
+        task = made
+    else:
+        task = _task(config, made, divide)
+    dataset = hashed(task.dataset)
+    if path is not None:
+        dataset = replace(dataset, hashes={**dataset.hashes, path.name: key})
+    task = replace(task, dataset=dataset, model=copy.deepcopy(task.model))
+    task.check()
+    return task
+
+
+def source(file: str) -> Path | None:
+    """The file of `task.file`; None for a module that is imported by name."""
+    return Path(file) if file.endswith(".py") else None
+
+
+def for_client(function: Function) -> Callable[[int | None], Task]:
+    """A function as Flower's apps call it: with `client` if it takes that; None is the server."""
+    parameters = inspect.signature(function).parameters
+    first = next((each for each in parameters.values() if each.default is each.empty), None)
+
+    def make(client: int | None) -> Task:
+        if "client" in parameters:
+            made = function(client=client)
+        else:
+            made = function(client) if first is not None else function()
+        if not isinstance(made, Task):
+            raise UserError(f"{function.__name__}() returned a {type(made).__name__}; a deployment needs a Task.")
+        return made
+
+    return make
+
+
+@lru_cache(maxsize=8)
+def _function(file: str, name: str, key: str) -> Function:
+    """The function, of a file imported anew whenever it has changed."""
+    with _explained(file, "importing it"):
+        module = _imported(file, key)
+    function = getattr(module, name, None)
+    if function is None or not callable(function):
+        own = [
+            each
+            for each, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
+        ]
+        hint = nearest(name, own) if own else "it defines none"
+        raise UserError(f"task.function = {name!r} is not in {file}; {hint}")
+    return function  # type: ignore[no-any-return]
+
+
+def _imported(file: str, key: str) -> ModuleType:
+    path = source(file)
+    if path is None:
+        with _importable(Path.cwd()):
+            return importlib.import_module(file)
+    spec = importlib.util.spec_from_file_location(f"kairosfl_task_{key}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up while they are made. Afterwards it is forgotten, so that what the file defines is
+    # sent to Ray's processes by value: they could not import it.
+    sys.modules[spec.name] = module
+    try:
+        with _importable(path.parent):
+            spec.loader.exec_module(module)
+    finally:
+        del sys.modules[spec.name]
+    return module
+
+
+@contextlib.contextmanager
+def _importable(place: Path) -> Iterator[None]:
+    """What is next to the file can be imported by it."""
+    sys.path.insert(0, str(place))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(place))
+
+
+@contextlib.contextmanager
+def _explained(file: str, doing: str) -> Iterator[None]:
+    """What the user's code raises, as one sentence with the line; the traceback is its cause."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name and (error.name == file or file.startswith(f"{error.name}.")):
+            raise UserError(
+                f"task.file = {file!r} cannot be imported; give a module's name or the path of a file."
+            ) from error
+        raise UserError(f"{_where(error, file)}: {error}, while {doing}; install it, or correct the name.") from error
+    except Exception as error:
+        said = str(error).strip().splitlines() or [""]
+        kind = type(error).__name__
+        text = f"{kind}: {said[0]}" if said[0] else kind
+        raise UserError(f"{_where(error, file)}: {text}, while {doing}; --verbose shows the traceback.") from error
+
+
+def _where(error: Exception, file: str) -> str:
+    """The line of the user's file at which an exception was raised."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file or Path(frame.filename).stem == file.rpartition(".")[2]]
+    frame = (own or frames)[-1]
+    return f"{frame.filename}, line {frame.lineno}"
+
+
+def _arguments(config: RunConfig, function: Function, client: int | None) -> dict[str, Any]:
+    """Options, and those settings of the run that the function takes by name."""
+    parameters = inspect.signature(function).parameters
+    more = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    name = f"{config.task.function}() in {config.task.file}"
+    for option in config.task.options:
+        if option not in parameters and not more:
+            hint = nearest(option, parameters) if parameters else "it takes none"
+            raise UserError(f"task.options.{option} is not an argument of {name}; {hint}")
+    settings = {"seed": config.seed, "client": client} | {key: getattr(config.data, key) for key in SETTINGS}
+    if not config.data.clients:
+        del settings["clients"]  # not given
+    if client is None and "client" in parameters and parameters["client"].default is not inspect.Parameter.empty:
+        del settings["client"]
+    asked = {key: value for key, value in settings.items() if key in parameters} | dict(config.task.options)
+    for key, parameter in parameters.items():
+        required = parameter.default is parameter.empty and parameter.kind in (
+            parameter.POSITIONAL_OR_KEYWORD,
+            parameter.KEYWORD_ONLY,
+        )
+        if required and key not in asked:
+            raise UserError(f"task.options.{key} is missing; {name} needs it.")
+    return asked
+
+
+@lru_cache(maxsize=16)
+def _make(file: str, name: str, key: str, arguments: str, seed: int) -> Task | dict[str, Any]:
+    """What the function returns; torch draws by the seed of the run, and by nothing that came before."""
+    path = source(file)
+    place = path.parent if path is not None else Path.cwd()
+    with torch.random.fork_rng(devices=[]), _explained(file, f"calling {name}()"), _importable(place):
+        torch.default_generator.manual_seed(seed)
+        made = _function(file, name, key)(**json.loads(arguments))
+    if isinstance(made, Task):
+        return replace(made, dataset=_once(made.dataset))
+    given = dict(zip(("model", "train", "test"), made, strict=False)) if isinstance(made, tuple) else made
+    good = isinstance(given, Mapping) and isinstance(given.get("model"), nn.Module) and "train" in given
+    if not good or (isinstance(made, tuple) and len(made) > 3):
+        what = f"a {type(made).__name__}" + (f" of {len(made)}" if isinstance(made, tuple) else "")
+        raise UserError(f"{name}() in {file} returned {what}; return {FORMS}.")
+    given = dict(given)
+    others = {key: given.pop(key) for key in ("model", "clients", "loss", "metrics") if key in given}
+    try:
+        dataset = from_any(given.pop("train"), given.pop("test", None), **given)
+    except TypeError as error:
+        raise UserError(f"{name}() in {file} returned a dict that makes no task: {error}.") from error
+    return {**others, "dataset": _once(dataset)}
+
+
+def _once(dataset: DataSet) -> DataSet:
+    """The data set with the samples of an equal one that another run has, so that they can share an engine."""
+
+    def once(samples: Any) -> Any:
+        return _SAMPLES.setdefault(digest(samples), samples) if isinstance(samples, Samples) else samples
+
+    return replace(dataset, train=once(dataset.train), test=once(dataset.test))
+
+
+def _task(config: RunConfig, made: Mapping[str, Any], divide: Divide) -> Task:
+    """A task from the model and the data; without clients, [data] says how the samples are divided."""
+    given = dict(made)
+    model, dataset, clients = given.pop("model"), given.pop("dataset"), given.pop("clients", None)
+    if clients is None:
+        dataset = held_out(dataset, config.data.validation) if config.data.validation else dataset
+        data = replace(config.data, clients=config.data.clients or Data.clients)
+        if dataset.keys is not None:
+            data = replace(config.data, partition="natural", minimum=1)
+        elif dataset.labels_of_train is None and data.partition == Data.partition:
+            data = replace(data, partition="iid")  # without classes there is nothing to skew
+        clients = divide(replace(config, data=data), dataset)
+    elif not isinstance(clients, Population):
+        clients = Population.from_lists([np.asarray(each) for each in clients])
+    return Task(model, dataset, clients, augment=config.data.augment, **given)
+
+
+def _check_unused(config: RunConfig, function: Function) -> None:
+    """Refuse settings of [data] that would have no effect, because the function made the clients, too."""
+    parameters = inspect.signature(function).parameters
+    for key in SETTINGS:
+        value = getattr(config.data, key)
+        if value != getattr(Data(clients=0), key) and key not in parameters:
+            raise UserError(
+                f"data.{key} = {value!r} has no effect: {config.task.function}() in {config.task.file} returns a Task "
+                f"with its clients; give it an argument {key!r}, or leave the key out."
+            )

@@ -1,0 +1,106 @@
+"""Pictures of a client: one sub-directory per class, or files with a labels.csv."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kairosfl.errors import UserError
+from kairosfl.tasks.data.tables import Array, read_csv
+
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+LABELS = "labels.csv"
+
+
+def is_picture(file: Path) -> bool:
+    return file.suffix.lower() in PICTURES
+
+
+def read_pictures(place: Path, size: Sequence[int], target: str) -> tuple[Array, Array, str]:
+    """Pixels as uint8 `[n, C, H, W]`, the names of their classes, and the md5 of all files.
+
+    Args:
+        place: A directory with a sub-directory per class, or with pictures and a labels.csv, whose columns are `file`
+            and the target.
+        size: Height and width to which pictures are resized; empty: they must have the same size.
+        target: The column of labels.csv with the class.
+    """
+    files, labels = _listed(place, target)
+    digest, pixels = hashlib.md5(usedforsecurity=False), []
+    for file in files:
+        content = file.read_bytes()
+        digest.update(content)
+        pixels.append(_pixels(file, content, size))
+        if pixels[-1].shape[1:] != pixels[0].shape[1:]:
+            raise UserError(unequal(file, pixels[-1], files[0], pixels[0]))
+    digest.update("\n".join(labels).encode())
+    if not pixels:
+        raise UserError(f"{place} has no pictures ({', '.join(PICTURES)}); add some, or remove the directory.")
+    return joined(pixels), np.array(labels, dtype=np.str_), digest.hexdigest()
+
+
+def joined(pictures: Sequence[Array], stack: Any = np.stack) -> Array:
+    """Pictures together; grey ones become RGB if some of them are not grey."""
+    channels = max(picture.shape[-3] for picture in pictures)
+    wide = [np.repeat(each, channels // each.shape[-3], axis=each.ndim - 3) for each in pictures]
+    return np.asarray(stack(wide))
+
+
+def unequal(file: Path, pixels: Array, first: Path, others: Array) -> str:
+    """The sentence about two pictures of different sizes."""
+    (height, width), (h, w) = pixels.shape[-2:], others.shape[-2:]
+    return (
+        f"{file} is {width}x{height} pixels, but {first} is {w}x{h}; set data.size to a common height and width, such "
+        f"as [{h}, {w}]."
+    )
+
+
+def _listed(place: Path, target: str) -> tuple[list[Path], list[str]]:
+    """The pictures of a client and their classes."""
+    classes = sorted(each for each in place.iterdir() if each.is_dir() and not each.name.startswith("."))
+    loose = sorted(each for each in place.iterdir() if each.is_file() and is_picture(each))
+    table = place / LABELS
+    if loose and not table.is_file():
+        raise UserError(
+            f"{place} has pictures without a class, such as {loose[0].name}; put them into one sub-directory per "
+            f"class, or add a {LABELS} with the columns file and {target}."
+        )
+    if not loose:
+        pairs = [(file, each.name) for each in classes for file in sorted(each.iterdir()) if is_picture(file)]
+        return [file for file, _ in pairs], [name for _, name in pairs]
+    columns = read_csv(table, table.read_bytes(), ",").columns
+    for name in ("file", target):
+        if name not in columns:
+            raise UserError(f"{table} has no column {name!r}; give it the columns file and {target}.")
+    files = [place / str(name) for name in columns["file"]]
+    for line, file in enumerate(files, 2):
+        if not file.is_file():
+            raise UserError(f"{table} names {file.name} in line {line}, which does not exist; correct the line.")
+    unnamed = sorted(set(loose) - set(files))
+    if unnamed:
+        raise UserError(f"{table} has no line for {unnamed[0].name}; add one.")
+    labels = columns[target]
+    return files, [str(each) if labels.dtype == object else f"{each:g}" for each in labels]
+
+
+def _pixels(file: Path, content: bytes, size: Sequence[int]) -> Array:
+    """One picture as uint8 `[C, H, W]`."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UserError(f"{file} needs Pillow to be read: pip install 'kairosfl[files]'.") from None
+    import io
+
+    try:
+        picture: Any = Image.open(io.BytesIO(content))
+        picture = picture if picture.mode in ("L", "RGB") else picture.convert("RGB")
+        if size:
+            picture = picture.resize((size[1], size[0]))
+        pixels = np.array(picture)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UserError(f"{file} cannot be read as a picture ({error}); replace it with an intact copy.") from None
+    return np.ascontiguousarray(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1))

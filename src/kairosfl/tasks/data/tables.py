@@ -1,0 +1,236 @@
+"""Tables of a client: .csv and .parquet files, and how their columns become inputs and targets."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kairosfl.errors import UserError, nearest
+
+Array = npt.NDArray[Any]
+Missing = str | Mapping[str, str]
+MISSING = ("", "?", "na", "n/a", "nan", "null", "none")  # in lower case
+POLICIES = ("error", "mean", "zero", "drop")
+FILL = "fill it in, or set data.missing to 'mean', 'zero' or 'drop'"
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The columns of one file: numbers as float64 with NaN for a missing value, texts as objects with None."""
+
+    file: Path
+    columns: Mapping[str, Array]
+    lines: Sequence[int]  # of the rows, as an editor counts them
+    word: str = "line"
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def where(self, row: int, column: str) -> str:
+        return f"{self.file}, {self.word} {self.lines[row]}, column {column!r}"
+
+    def take(self, rows: Array) -> Table:
+        """Only these rows."""
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        return Table(self.file, columns, np.asarray(self.lines)[rows].tolist(), self.word)
+
+
+def policy(missing: Missing, column: str | None) -> str:
+    """What becomes of a missing value of a column; None: of data without named columns."""
+    return missing if isinstance(missing, str) else missing.get(column or "", "error")
+
+
+def read_csv(file: Path, content: bytes, separator: str) -> Table:
+    """A .csv file with a header."""
+    text = content.decode("utf-8-sig", errors="replace")
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=separator)
+    rows, lines = [], []
+    try:
+        header = next(reader, [])
+        for row in reader:
+            if len(row) != len(header):
+                raise UserError(
+                    f"{file} has {len(row)} columns instead of {len(header)} in line {reader.line_num}; fix that line."
+                )
+            rows.append(row)
+            lines.append(reader.line_num)
+    except csv.Error as error:
+        raise UserError(f"{file} is malformed in line {reader.line_num} ({error}); fix that line.") from None
+    header = [name.strip() for name in header]
+    for name in header:
+        if header.count(name) > 1:
+            raise UserError(f"{file} has two columns {name!r}; rename one.")
+    cells = zip(*rows, strict=True) if rows else [()] * len(header)
+    return Table(file, {name: _column(each) for name, each in zip(header, cells, strict=True)}, lines)
+
+
+def read_parquet(file: Path, content: bytes) -> Table:
+    """A .parquet file; needs pyarrow."""
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise UserError(
+            f"{file} needs pyarrow to be read: pip install 'kairosfl[files]', or write it as .csv."
+        ) from None
+    try:
+        table = parquet.read_table(arrow.BufferReader(content))
+    except (arrow.ArrowException, OSError) as error:
+        why = str(error).splitlines()[0]
+        raise UserError(f"{file} cannot be read as .parquet ({why}); write it again.") from None
+    columns = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        values = column.to_pylist()
+        if all(value is None or isinstance(value, bool | int | float) for value in values):
+            columns[name] = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+        else:
+            columns[name] = np.array([None if value is None else str(value) for value in values], dtype=object)
+    return Table(file, columns, range(1, table.num_rows + 1), "row")
+
+
+def _column(cells: Sequence[str]) -> Array:
+    """The cells of a column as numbers, or as texts if one of them is not a number."""
+    try:
+        if not any("_" in cell for cell in cells):  # Python reads 1_0 as 10; here it is a name
+            return np.array([float(cell) for cell in cells], dtype=np.float64)
+    except ValueError:
+        pass
+    numbers = [math.nan if cell.strip().lower() in MISSING else number(cell) for cell in cells]
+    if None not in numbers:
+        return np.array(numbers, dtype=np.float64)
+    return np.array([None if cell.strip().lower() in MISSING else cell.strip() for cell in cells], dtype=object)
+
+
+def number(text: str) -> float | None:
+    """A text as a number; None if it is not one."""
+    try:
+        return float(text.replace("_", "?"))
+    except ValueError:
+        return None
+
+
+def check_columns(tables: Sequence[Table], targets: Sequence[str], inputs: Sequence[str], named: Sequence[str]) -> None:
+    """Refuse columns that are not there, and headers that differ; `named` are those that options mention."""
+    first = tables[0]
+    for table in tables:
+        known = list(table.columns)
+        for target in targets:
+            if target not in known:
+                hint = nearest(target, known) if known else "the file is empty"
+                also = ", or data.separator" if len(known) == 1 and ";" in known[0] else ""
+                raise UserError(
+                    f"{table.file} has no column {target!r} in its header ({hint.rstrip('.?')}); set data.target to "
+                    f"the column to predict{also}."
+                )
+        for name in inputs:
+            if name not in known:
+                raise UserError(f"{table.file} has no column {name!r}, which data.input names; {nearest(name, known)}")
+        if not inputs and known != list(first.columns):
+            raise UserError(
+                f"{table.file} has the columns {', '.join(known)}, but {first.file.name} has "
+                f"{', '.join(first.columns)}; give all files the same columns in the same order, or set data.input."
+            )
+    for name in named:
+        if name not in first.columns:
+            known = list(first.columns)
+            raise UserError(f"data.categorical or data.missing names the column {name!r}; {nearest(name, known)}")
+
+
+def without_missing(table: Table, used: Sequence[str], missing: Missing) -> Table:
+    """Without the rows that lack a value of a column whose policy is "drop"."""
+    dropped = np.zeros(len(table), dtype=bool)
+    for name in used:
+        if policy(missing, name) == "drop":
+            dropped |= absent(table.columns[name])
+    return table.take(np.flatnonzero(~dropped)) if dropped.any() else table
+
+
+def absent(values: Array) -> npt.NDArray[np.bool_]:
+    """Which values are missing."""
+    return np.array([each is None for each in values], dtype=bool) if values.dtype == object else np.isnan(values)
+
+
+def names_of(values: Array) -> Array:
+    """A column as texts, numbers as they are usually written."""
+    if values.dtype == object:
+        return values
+    return np.array([None if math.isnan(value) else f"{value:.15g}" for value in values], dtype=object)
+
+
+def categories(tables: Sequence[Table], columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The values of categorical columns in all tables, sorted."""
+    return {
+        name: tuple(sorted({each for table in tables for each in names_of(table.columns[name]) if each is not None}))
+        for name in columns
+    }
+
+
+def features(table: Table, inputs: Sequence[str], kinds: Mapping[str, tuple[str, ...]], missing: Missing) -> Array:
+    """The inputs `[n, features]`, categorical columns one-hot; NaN where a missing value is to be filled in."""
+    blocks = []
+    for name in inputs:
+        values = table.columns[name]
+        lost = absent(values)
+        if lost.any() and policy(missing, name) == "error":
+            raise UserError(f"{table.where(int(lost.argmax()), name)} has no value; {FILL}.")
+        if name in kinds:
+            block = (names_of(values)[:, None] == np.array(kinds[name], dtype=object)[None]).astype(np.float64)
+            block[lost] = math.nan
+            blocks.append(block)
+            continue
+        if values.dtype == object:
+            row = next((i for i, each in enumerate(values) if each is not None and number(each) is None), 0)
+            raise UserError(
+                f"{table.where(row, name)} has {values[row]!r}, which is not a finite number; correct it, or add "
+                f"{name!r} to data.categorical, which encodes each value as a column, or leave the column out with "
+                "data.input."
+            )
+        if np.isinf(values).any():
+            row = int(np.isinf(values).argmax())
+            raise UserError(
+                f"{table.where(row, name)} has '{values[row]:g}', which is not a finite number; correct it."
+            )
+        blocks.append(values[:, None])
+    return np.concatenate([*blocks, np.empty((len(table), 0))], axis=1)
+
+
+def targets(table: Table, columns: Sequence[str], numeric: bool) -> Array:
+    """What to predict: `[n]` of one column, `[n, k]` of several; `numeric`: numbers, otherwise classes."""
+    for name in columns:
+        values = table.columns[name]
+        lost = absent(values)
+        if lost.any():
+            where = table.where(int(lost.argmax()), name)
+            raise UserError(f"{where} has no label; fill it in, or set data.missing to 'drop'.")
+        if values.dtype == object and (numeric or len(columns) > 1):
+            row = next(i for i, each in enumerate(values) if number(each) is None)
+            raise UserError(f"{table.where(row, name)} has {values[row]!r}, which is not a number; correct it.")
+        if values.dtype == object and (found := [each for each in values if number(each) is not None]):
+            other = next(each for each in values if number(each) is None)
+            raise UserError(
+                f"{table.file} has the labels {found[0]} and {other!r} in the column {name!r}; "
+                "make them all integers, or all names."
+            )
+        if values.dtype != object and np.isinf(values).any():
+            where = table.where(int(np.isinf(values).argmax()), name)
+            raise UserError(f"{where} has an infinite value; correct it.")
+        if values.dtype != object and not numeric and len(columns) == 1 and (wrong := values != np.floor(values)).any():
+            row = int(wrong.argmax())
+            raise UserError(
+                f"{table.where(row, name)} has the label '{values[row]:g}'; a class is an integer or a name; to "
+                "predict a number, set data.kind to 'regression'."
+            )
+    if len(columns) > 1:
+        return np.stack([table.columns[name] for name in columns], axis=1)
+    values = table.columns[columns[0]]
+    if values.dtype == object:
+        return values.astype(np.str_)
+    return values if numeric else values.astype(np.int64)
