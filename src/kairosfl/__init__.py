@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kairosfl.simulation import History, simulate
     from kairosfl.tasks import models
     from kairosfl.tasks.dataset import DataSet, Samples
+    from kairosfl.tasks.metrics import Metric
     from kairosfl.tasks.population import Population
     from kairosfl.tasks.task import Task
     from kairosfl.testing import check_rule
@@ -37,6 +38,7 @@ else:
             "History": "kairosfl.simulation",
             "Loop": "kairosfl.engines.loop",
             "Memory": "kairosfl.core.rule",
+            "Metric": "kairosfl.tasks.metrics",
             "Plan": "kairosfl.core.rule",
             "Population": "kairosfl.tasks.population",
             "Recipe": "kairosfl.core.recipe",
@@ -72,6 +74,7 @@ __all__ = [
     "History",
     "Loop",
     "Memory",
+    "Metric",
     "Plan",
     "Population",
     "Recipe",

@@ -243,7 +243,6 @@ def simulate(
     if cohort is None:
         config = replace(config, train=replace(config.train, cohort=min(COHORT, len(task.clients))))
     config.train.check_cohort(len(task.clients))
-    task.check()
     threads = torch.get_num_threads()
     try:
         return _run(config, task, _Home(out), on_round, progress)

@@ -274,6 +274,50 @@ def test_what_does_not_fit_is_refused_before_training() -> None:
     refuse("data set 'own' is of no known kind; give its task a loss", line, FEATURES, {"a": YES})
 
 
+def test_rules_and_detectors_say_where_they_are_not_defined() -> None:
+    conv = nn.Conv2d(2, CLASSES, 1)
+    refuse(
+        "has no nn.Linear, whose input would be the features that ALT and MOON compare",
+        conv,
+        IMAGES,
+        MASK,
+        algorithm="alt",
+    )
+    refuse(
+        r"moon compares features.* is given \[2, 4, 8\] for 4 samples",
+        Across(),
+        FEATURES,
+        NUMBERS[:, 0],
+        algorithm="moon",
+    )
+    refuse(
+        "Fisher information of class probabilities, but data set 'own' is for regression",
+        nn.Linear(6, 1),
+        FEATURES,
+        NUMBERS[:, 0],
+        detector="fedfim",
+    )
+    settings: Any = {"clients": 3, "rounds": 2, "epochs": 2, "batch_size": 8, "progress": False}
+    for algorithm in ("alt", "moon", "pa3fed", "scaffold + fedcl + alt + pa3fed"):
+        vectors = []
+        for engine in ("loop", "batched"):
+            torch.manual_seed(0)
+            small = (SENTENCES[:60], NEXT[:60])
+            vectors.append(simulate(Words(), small, small, algorithm=algorithm, engine=engine, **settings).x)
+        assert torch.allclose(*vectors, rtol=1e-4, atol=1e-5), algorithm
+
+
+class Across(nn.Module):
+    """Its last layer sees the samples of a batch in pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 16), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).view(-1, 4, 8)).view(-1, 2).mean(1)[: len(x)]  # type: ignore[no-any-return]
+
+
 class Named(nn.Linear):
     def __init__(self) -> None:
         super().__init__(6, 2)

@@ -64,6 +64,7 @@ class Rule(Spec):
     kind: ClassVar[Literal["base", "adaptive"]] = "base"
     last: ClassVar[bool] = False  # it selects and steps after every other rule
     server_optimizer: ClassVar[bool] = False  # it turns directions into steps; an algorithm has at most one such rule
+    needs_features: ClassVar[bool] = False  # it has clients compare features, which not every model has
     needs_mass: ClassVar[bool] = False  # it uses mean gradients, which only local sgd defines
     sees_idle: ClassVar[bool] = False  # observe and step are also called in rounds without a usable report
     private: ClassVar[bool] = False  # only what has noise decides anything: rounds without reports run like all others

@@ -25,6 +25,7 @@ class ALT(Rule):
     """Lets well-aligned clients train longer and stops the others early; `train.epochs` is the maximum."""
 
     kind = "adaptive"
+    needs_features = True
 
     a: float = 0.1
     b: float = 0.8

@@ -21,6 +21,8 @@ from kairosfl.core.run import Round
 class MOON(Rule):
     """Keeps a client's features near the global model's and away from its own last ones. `mu = 0` is FedAvg."""
 
+    needs_features = True
+
     mu: float = 1.0
     temperature: float = 0.5
 

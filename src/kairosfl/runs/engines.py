@@ -15,6 +15,7 @@ from kairosfl.engines.evaluate import Evaluator, Scores
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError
+from kairosfl.runs import fits
 from kairosfl.runs.config import RunConfig
 from kairosfl.tasks.task import Task
 
@@ -28,8 +29,10 @@ SMALL = 1 << 22  # parameters times samples in a batch below which a second thre
 def resolve_engine(config: RunConfig, task: Task) -> tuple[RunConfig, str]:
     """The configuration with `auto` replaced by what suits task and machine, and the reason if the engine was `auto`.
 
-    It depends only on the configuration and the kind of device, so that a run started twice uses the same engine.
+    Refuses what does not fit together. The engine depends only on the configuration and the kind of device, so that a
+    run started twice uses the same one.
     """
+    fits.check(config, task)
     device = config.run.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

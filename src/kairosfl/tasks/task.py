@@ -162,6 +162,24 @@ class Task:
                     "reduction='none' and a mean over the other dimensions."
                 )
 
+    def check_features(self, who: str) -> None:
+        """Refuse a model whose features, the input of its last `nn.Linear`, are not one row per sample.
+
+        Args:
+            who: What would compare them.
+        """
+        model, heard = copy.deepcopy(self.model).eval(), []
+        last_linear(model).register_forward_pre_hook(lambda _, arguments: heard.append(arguments[0]))
+        inputs, targets = self.trial()
+        with torch.no_grad():
+            call(model, inputs)
+        if not heard or len(heard[-1]) != rows(targets):
+            found = f"is given {list(heard[-1].shape)} for {rows(targets)} samples" if heard else "is not used"
+            raise UserError(
+                f"{who} compares features, the input of the last nn.Linear, but that of {type(self.model).__name__} "
+                f"{found}; leave {who} out, or use a model that ends with an nn.Linear."
+            )
+
     def _check_outputs(self, model: str, inputs: Tree, outputs: Tensor, targets: Any) -> None:
         """Refuse outputs of a shape that is wrong in a way that the usual loss of this kind would not notice."""
         kind, classes = self.dataset.kind, self.dataset.classes
