@@ -110,7 +110,8 @@ def summary(everything: Sequence[Results], remarks: Mapping[str, str], folder: s
             "",
         ]
     if public:
-        lines += ["## Public benchmarks", "", _count(public), "", *_speed(public, folder)]
+        compared = any(outcome(each, cell) for each in public for cell in each["cells"].values())
+        lines += ["## Public benchmarks", "", *([_count(public), ""] if compared else []), *_speed(public, folder)]
     return [*lines, "## All items", "", *markdown([_row(each, folder) for each in everything]), "", HOW]
 
 
@@ -161,13 +162,15 @@ def _speed(public: Sequence[Results], folder: str) -> list[str]:
                     {
                         "benchmark": f"[{results['title']}]({_link(results, folder)})",
                         "run": words(name),
-                        "seconds, published": f"{theirs:,.0f}",
+                        "seconds, theirs": f"{theirs:,.0f}",
                         "seconds, ours": fixed(statistics.fmean(ours), 0),
-                        "times as fast": fixed(theirs / statistics.fmean(ours), 1),
                         "our device": device,
                     }
                 )
-    note = "Published seconds are those of the source's own hardware, which its page names."
+    note = (
+        "Their seconds are as published, on the source's own hardware, unless its page says that we measured them; where "
+        "the hardware differs, the two columns are not a comparison of programs."
+    )
     return [*markdown(rows), "", note, ""] if rows else []
 
 
