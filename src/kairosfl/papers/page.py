@@ -168,8 +168,8 @@ def _speed(public: Sequence[Results], folder: str) -> list[str]:
                     }
                 )
     note = (
-        "Their seconds are as published, on the source's own hardware, unless its page says that we measured them; where "
-        "the hardware differs, the two columns are not a comparison of programs."
+        "Their seconds are as published, on the source's own hardware, unless its page says that we measured them; "
+        "where the hardware differs, the two columns are not a comparison of programs."
     )
     return [*markdown(rows), "", note, ""] if rows else []
 
