@@ -47,7 +47,7 @@ def tiny_timm(name: str, **options: Any) -> nn.Module:
 def tiny_hugging(kind: str, head: str = "ForSequenceClassification", **options: Any) -> nn.Module:
     """A model of transformers for texts (or, a ViT, for images), without dropout."""
     transformers = library("transformers")
-    config = getattr(transformers, f"{kind}Config")(**{**SHAPES[kind], **options}, num_labels=CLASSES)
+    config = getattr(transformers, f"{kind}Config")(**{**SHAPES[kind], "num_labels": CLASSES, **options})
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(config, name, 0)
     model: nn.Module = getattr(transformers, kind + head)(config)
@@ -66,6 +66,9 @@ _OPTIONS = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "num_attention_hea
 _STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 SHAPES: dict[str, dict[str, Any]] = {
     "Bert": {**_OPTIONS, **_STILL, "intermediate_size": 12, "max_position_embeddings": 16},
+    "Roberta": {**_OPTIONS, **_STILL, "intermediate_size": 12, "max_position_embeddings": 16},
+    "T5": {"vocab_size": VOCABULARY, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 2, "num_heads": 2}
+    | {"dropout_rate": 0.0, "decoder_start_token_id": 0},
     "GPTNeoX": {**_OPTIONS, "intermediate_size": 12, "max_position_embeddings": 16},
     "Llama": {**_OPTIONS, "intermediate_size": 12, "max_position_embeddings": 16, "num_key_value_heads": 1},
     "GPT2": {"vocab_size": VOCABULARY, "n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 16}

@@ -217,6 +217,8 @@ def simulate(
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"model is a {type(model).__name__}; give a torch.nn.Module.")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise UserError("model has no weights, only shapes (device 'meta'); load it onto the CPU.")
     if not isinstance(algorithm, str | Algorithm | Rule):
         raise UserError(f"algorithm = {algorithm!r} must be text like 'fedprox(mu=0.01)', or a sum of rules.")
     if on_round is not None and not callable(on_round):

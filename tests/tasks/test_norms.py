@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 import kairosfl
 from kairosfl.errors import UserError
-from kairosfl.tasks.models import group_norm
+from kairosfl.tasks.models import freeze_norms, group_norm
 
 sys.path.append(str(Path(__file__).parents[1] / "engines"))
 from test_batched import assert_equal, make_briefs, make_task
+
+import zoo
 
 
 class Block(nn.Module):
@@ -42,7 +44,9 @@ def small_resnet() -> nn.Module:
 
 def test_a_hand_written_resnet_trains_once_converted():
     model = small_resnet()
-    with pytest.raises(UserError, match=r"of a BatchNorm2d; use kairosfl\.models\.group_norm\(model\)\.$"):
+    with pytest.raises(
+        UserError, match=r"of a BatchNorm2d; use kairosfl\.models\.group_norm\(model\), or freeze_norms\("
+    ):
         _ = make_task(model, (2, 6, 6)).layout
     task = make_task(kairosfl.models.group_norm(model), (2, 6, 6))
     briefs = make_briefs(task)
@@ -102,3 +106,62 @@ def test_what_cannot_be_converted():
         group_norm(nn.Sequential(nn.BatchNorm1d(1)))
     with pytest.raises(UserError, match="groups = 0 must be 1 or more"):
         group_norm(nn.BatchNorm1d(4), 0)
+
+
+def with_statistics(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.running_mean.uniform_(-1, 1)
+            module.running_var.uniform_(0.5, 2)
+    return model
+
+
+def test_frozen_statistics_are_those_of_evaluation_in_training_as_well():
+    model = with_statistics(small_resnet())
+    model[0].bn1.bias.requires_grad_(False)
+    frozen = kairosfl.models.freeze_norms(model)
+    x = torch.randn(4, 2, 6, 6, dtype=torch.float64)
+    assert torch.allclose(frozen.train()(x), model.eval()(x), rtol=1e-12)
+    assert isinstance(model[0].bn1, nn.BatchNorm2d)
+    assert frozen.state_dict().keys() == model.state_dict().keys()
+    assert [p.requires_grad for p in frozen.parameters()] == [p.requires_grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_frozen_statistics_train_on_both_engines(trains):
+    model = freeze_norms(with_statistics(small_resnet()))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trains or "bn" not in name)
+    task = make_task(model, (2, 6, 6))
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    briefs = make_briefs(task)
+    alone, engine = kairosfl.Loop(task).train(briefs), kairosfl.Batched(task)
+    assert_equal(engine.train(briefs), alone, 1e-10)
+    assert engine.stacks
+    assert before
+    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+    moved = {name: view.norm() > 0 for name, view in task.layout.views(alone.delta)}
+    assert moved.get("0.bn1.weight", False) == trains
+
+
+def test_a_norm_without_statistics_has_none_to_freeze():
+    with pytest.raises(UserError, match=r"^'0' has no running statistics to freeze; use kairosfl\.models\.group_norm"):
+        freeze_norms(nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False)))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(zoo.library("timm") is None, reason="needs timm")
+@pytest.mark.parametrize("convert", [group_norm, freeze_norms])
+def test_norms_of_timm_keep_their_activation_and_dropout(convert):
+    from timm.layers import BatchNormAct2d, FrozenBatchNormAct2d
+
+    norm = with_statistics(BatchNormAct2d(4, act_layer=nn.SiLU, drop_layer=lambda: nn.Dropout(1.0), inplace=False))
+    constant = FrozenBatchNormAct2d(4)
+    made = convert(nn.Sequential(norm, constant))
+    assert type(made[1]) is FrozenBatchNormAct2d
+    x = torch.randn(3, 4, 5, 5)
+    plain = torch.nn.functional.group_norm(x, 2, eps=norm.eps) if convert is group_norm else None
+    wanted = norm.eval()(x) if plain is None else torch.nn.functional.silu(plain)
+    assert torch.allclose(made.eval()[0](x), wanted, atol=1e-6)
+    assert not made.train()[0](x).any()
+    assert set(dict(made[0].named_parameters())) == {"weight", "bias"}

@@ -99,12 +99,14 @@ def test_the_base_hash_is_that_of_names_types_shapes_and_bytes() -> None:
         (
             nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)),
             "The model keeps state outside its trained parameters: a training step changes '1.running_mean' of a "
-            "BatchNorm1d; use kairosfl.models.group_norm(model).",
+            "BatchNorm1d; use kairosfl.models.group_norm(model), or freeze_norms(model) to keep pre-trained "
+            "statistics.",
         ),
         (
             nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3).requires_grad_(False)).eval(),
             "The model keeps state outside its trained parameters: a training step changes '1.running_mean' of a "
-            "BatchNorm1d; use kairosfl.models.group_norm(model).",
+            "BatchNorm1d; use kairosfl.models.group_norm(model), or freeze_norms(model) to keep pre-trained "
+            "statistics.",
         ),
         (
             Counting(counts=True),

@@ -25,7 +25,7 @@ from kairosfl.client.fisher import fisher_trace
 from kairosfl.client.optimizers import Moments, Step, norms
 from kairosfl.core.fields import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Brief, Report
 from kairosfl.core.streams import Streams, key, stream
-from kairosfl.tasks.forward import call
+from kairosfl.tasks.forward import attempt
 from kairosfl.tasks.prepare import augment, ordered, sample_keys
 from kairosfl.tasks.task import Task, last_linear
 from kairosfl.tasks.tree import Tree
@@ -189,7 +189,7 @@ class Trainer:
         self, inputs: Tree, targets: Tree, brief: Brief, still: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor | None]:
         """The batch's mean loss, and the cosine that a stop rule checks; `still` holds the fixed models' features."""
-        outputs = call(self.model, inputs)
+        outputs = attempt(self.model, inputs)
         loss = self.task.loss(outputs, targets).mean()
         if not still:
             return loss, None
@@ -277,7 +277,7 @@ class Trainer:
 
     def predict(self, vector: Tensor, inputs: Tree) -> Tensor:
         """The outputs of the model with these weights, dropout off."""
-        return call(self.still, inputs, dict(self.layout.views(vector)))
+        return attempt(self.still, inputs, dict(self.layout.views(vector)))
 
     @torch.no_grad()
     def score(self, vector: Tensor, rows: Tensor) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from kairosfl.errors import UserError
-from kairosfl.tasks.tree import Tree
+from kairosfl.tasks.tree import Tree, leaves, shapes
 
 NAMES = ("logits", "out")  # what Hugging Face and torchvision call the tensor that a loss compares with the targets
 
@@ -23,6 +24,21 @@ def call(model: nn.Module, inputs: Tree, weights: Mapping[str, Tensor] | None = 
     if weights is None:
         return output(model(*positional, **named), model)
     return output(functional_call(model, dict(weights), positional, named), model)
+
+
+def attempt(model: nn.Module, inputs: Tree, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+    """`call`, where samples that were never tried may be ones on which the model fails."""
+    try:
+        return call(model, inputs, weights)
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the user's forward may raise anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        whole = [leaf for leaf in leaves(inputs) if leaf.dtype == torch.int64 and leaf.numel()]
+        ranges = "".join(f", whole numbers from {int(leaf.min())} to {int(leaf.max())}" for leaf in whole[:1])
+        raise UserError(
+            f"The model {type(model).__name__} fails on a batch of shape {shapes(inputs)}{ranges}: {reason}"
+        ) from error
 
 
 def output(answer: Any, model: nn.Module) -> Tensor:

@@ -11,10 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from kairosfl.errors import UserError
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.tree import Tree, rows, tree_map
+
+TYPES = {torch.float16, torch.float32, torch.float64}
+WRAPPERS = (torch.jit.ScriptModule, nn.DataParallel, nn.parallel.DistributedDataParallel)  # not with other weights
 
 
 @dataclass(frozen=True)
@@ -92,17 +96,36 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def check_state(model: nn.Module) -> None:
-    """Refuse a model with nothing to train, and one known to keep running statistics, which averaging would lose."""
+    """Refuse a model with nothing to train, of a kind that cannot be trained as a vector, or known to keep running
+    statistics, which averaging would lose."""
     if not trained(model):
         none = next(model.parameters(), None) is None
         state = "has no parameters" if none else "has only frozen parameters (requires_grad=False)"
         raise UserError(f"The model {type(model).__name__} {state}: leave at least one to train.")
-    dtypes = sorted({str(parameter.dtype) for parameter in trained(model).values()})
+    if isinstance(model, WRAPPERS):
+        raise UserError(f"The model is a {type(model).__name__}; give the module that it was made from.")
+    dtypes = {parameter.dtype for parameter in trained(model).values()}
     if len(dtypes) > 1:
-        raise UserError(f"The trained parameters are of several types ({', '.join(dtypes)}): convert them to one.")
+        listed = ", ".join(sorted(map(str, dtypes)))
+        raise UserError(f"The trained parameters are of several types ({listed}): convert them to one.")
+    if not dtypes <= TYPES:
+        raise UserError(
+            f"The trained parameters are {dtypes.pop()}, in which small steps are lost: use model.float(); frozen ones "
+            "may stay, and run.precision = 'bfloat16' computes in it."
+        )
+    check_shapes(model)
     for name, module in model.named_modules():
+        if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            raise UserError(f"{name!r} of the model has sparse gradients; set its `sparse` to False.")
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None:
             raise _changing(model, f"{name}.running_mean".lstrip("."))
+
+
+def check_shapes(model: nn.Module) -> None:
+    """Refuse a model with parameters or buffers whose shapes only its first batch will decide."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise UserError(f"{name!r} of the model has no shape yet; run the model on a batch first.")
 
 
 def check_base(model: nn.Module, inputs: Tree, targets: Tree, loss: Callable[[Any, Any], Tensor]) -> None:
@@ -135,7 +158,8 @@ def check_base(model: nn.Module, inputs: Tree, targets: Tree, loss: Callable[[An
 
 def _changing(model: nn.Module, name: str) -> UserError:
     kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
-    convert, keep = "use kairosfl.models.group_norm(model)", "make it a constant, or a parameter that is trained"
+    convert = "use kairosfl.models.group_norm(model), or freeze_norms(model) to keep pre-trained statistics"
+    keep = "make it a constant, or a parameter that is trained"
     fix = convert if "BatchNorm" in kind else keep
     return UserError(
         f"The model keeps state outside its trained parameters: a training step changes {name!r} of a {kind}; {fix}."

@@ -17,11 +17,11 @@ from kairosfl.plugins import Registry
 from kairosfl.tasks.models.alexnet_vgg import alexnet, vgg11
 from kairosfl.tasks.models.char_lstm import char_lstm
 from kairosfl.tasks.models.gpt_neox import gpt_neox
-from kairosfl.tasks.models.norms import group_norm
+from kairosfl.tasks.models.norms import freeze_norms, group_norm
 from kairosfl.tasks.models.resnet import resnet18, resnet50
 from kairosfl.tasks.models.small import alt_cnn, aware_cnn, cnn, lenet, logistic, mlp, pfl_cnn
 
-__all__ = ["MODELS", "Builder", "Description", "build", "describe", "group_norm", "options"]
+__all__ = ["MODELS", "Builder", "Description", "build", "describe", "freeze_norms", "group_norm", "options"]
 
 Builder = Callable[..., nn.Module]
 """builder(shape, classes, *, option=default, ...): `shape` is that of one sample; options are keyword-only."""
