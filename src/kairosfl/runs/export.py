@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 import warnings
+from inspect import signature
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -16,7 +19,7 @@ from kairosfl.core.run import Run, Setup
 from kairosfl.detectors import parse_detectors
 from kairosfl.errors import UserError
 from kairosfl.runs.checkpoint import newest
-from kairosfl.runs.config import RunConfig
+from kairosfl.runs.config import GIVEN, RunConfig
 from kairosfl.runs.experiment import build_task
 from kairosfl.runs.files import read_json, write
 from kairosfl.runs.folder import Folder, facts
@@ -36,33 +39,87 @@ def load(folder: str | PathLike[str], model: nn.Module | None = None) -> nn.Modu
     """
     path = Path(folder)
     config = _config(path)
-    model = copy.deepcopy(model) if model is not None else _task(path, config).model
-    return _trained(path, config, model)
+    if model is None:
+        return _trained(path, config, _task(path, config).model)
+    trained = _trained(path, config, copy.deepcopy(model))
+    then = read_json(path / "run.json").get("base_hash")
+    if then and then != vector.base_hash(trained):
+        raise UserError(
+            f"{path} was trained with other frozen parameters or buffers than the given model has; give the model that "
+            "was trained, with the same base."
+        )
+    return trained
 
 
-def export(folder: Path, out: Path, *, force: bool = False, onnx: bool = False) -> Path:
-    """Write the trained model of a run to a file, as safetensors with the model's own names or as ONNX.
+def export(folder: Path, out: Path | None = None, *, force: bool = False, onnx: bool = False) -> Path:
+    """Write the trained model of a run for other programs; returns what was written.
 
     Args:
-        folder: A run folder whose model and data are built by name.
-        out: The file.
+        folder: A run folder whose model and data are built by name or by a task file.
+        out: The file, with the model's own names as safetensors. For a model with peft's adapters, any name that does
+            not end in ".safetensors" is a directory, which gets the adapters alone, in peft's format. By default
+            "adapter" for such a model, or else "model.safetensors" or "model.onnx".
         force: Whether to overwrite it.
         onnx: Whether to write ONNX; the first dimension of inputs and outputs, the batch, may have any length.
     """
-    if out.is_dir():
-        raise UserError(f"{out} is a directory; give the name of a file, such as {out / 'model.safetensors'}.")
-    if out.exists() and not force:
-        raise UserError(f"{out} already exists; choose another name, or overwrite it with --force.")
     config = _config(folder)
     task = _task(folder, config)
     model = _trained(folder, config, task.model)
+    if out is None:
+        out = Path("model.onnx" if onnx else "adapter" if has_adapters(model) else "model.safetensors")
+    apart = has_adapters(model) and not onnx and out.suffix != ".safetensors"
+    if out.is_dir() and not apart:
+        raise UserError(f"{out} is a directory; give the name of a file, such as {out / 'model.safetensors'}.")
+    if out.exists() and not force and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} already exists; choose another name, or overwrite it with --force.")
     if onnx:
         write(out, lambda path: _write_onnx(model, task.trial()[0], path))
+    elif apart:
+        save_adapters(model, out)
     else:
-        # Tied weights are one tensor with several names, of which safetensors would refuse all but one: each is copied.
-        whole = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
-        write(out, lambda path: save_file(whole, path, {"format": "pt"}))
+        save_state(model, out)
     return out
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether peft made adapters in the model, as `get_peft_model` or transformers' `add_adapter` does."""
+    return bool(getattr(model, "peft_config", None)) and hasattr(model, "save_pretrained")
+
+
+def save_state(model: nn.Module, out: Path) -> None:
+    """Write the whole state as safetensors, with the model's own names."""
+    # Tied weights are one tensor with several names, of which safetensors would refuse all but one: each is copied.
+    whole = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
+    write(out, lambda path: save_file(whole, path, {"format": "pt"}))
+
+
+def beyond_adapters(model: nn.Module) -> list[str]:
+    """The names of trained parameters that peft's format would leave out."""
+    from peft import get_peft_model_state_dict
+
+    names: Any = model.peft_config
+    kept = {
+        tensor.data_ptr()
+        for name in names
+        for tensor in get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False).values()
+    }
+    return [name for name, parameter in vector.trained(model).items() if parameter.data_ptr() not in kept]
+
+
+def save_adapters(model: nn.Module, out: Path) -> None:
+    """Write the adapters alone to a directory, from which `peft.PeftModel.from_pretrained` reads them."""
+    if left := beyond_adapters(model):
+        raise UserError(
+            f"peft's format holds adapters alone, but {left[0]!r} was trained as well; name it in modules_to_save, or "
+            f"export the whole model to a file, such as {out.with_suffix('.safetensors')}."
+        )
+    save: Any = model.save_pretrained
+    # Embeddings are among the adapters or frozen; to find out by itself, peft would ask the Hub about the base model.
+    options = {"save_embedding_layers": False} if "save_embedding_layers" in signature(save).parameters else {}
+    with tempfile.TemporaryDirectory() as made:
+        save(made, **options)
+        for file in sorted(path for path in Path(made).rglob("*") if path.is_file()):
+            write(out / file.relative_to(made), file.read_bytes())
 
 
 def _config(path: Path) -> RunConfig:
@@ -78,6 +135,11 @@ def _config(path: Path) -> RunConfig:
 
 def _task(path: Path, config: RunConfig) -> Task:
     """The task that the configuration names, if it is the one that was trained."""
+    if not config.task.file and config.model.name.startswith(GIVEN):
+        raise UserError(
+            f"{path} is a run of kairosfl.simulate, which does not store the untrained model; in Python, give it: "
+            "kairosfl.load(folder, model)."
+        )
     about, task = read_json(path / "run.json"), build_task(config)
     now = facts(task)
     # A Flower app may have a task of its own, of which the configuration knows nothing.
