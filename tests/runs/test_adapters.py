@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import zoo
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import kairosfl
+import zoo
 from kairosfl.cli import app
 from kairosfl.errors import UserError
 from kairosfl.runs.export import beyond_adapters, has_adapters
