@@ -146,6 +146,16 @@ def test_where_adapters_are_written(run: Path) -> None:
     assert Path("file").read_text() == "mine"
 
 
+def test_onnx_takes_inputs_by_name(run: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    assert call("export", run, "--onnx").output == "model: model.onnx\n"
+    inputs, _ = news(zoo.VOCABULARY)
+    session = runtime.InferenceSession("model.onnx")
+    found = session.run(["output"], {name: value.numpy() for name, value in inputs.items()})[0]
+    torch.testing.assert_close(torch.from_numpy(found), kairosfl.load(run)(**inputs).logits.detach())
+
+
 def test_what_is_trained_besides_adapters_is_not_lost(run: Path) -> None:
     more = trained_run("more", "task.options.classifier=true")
     said = call("export", more, "-o", "adapter")

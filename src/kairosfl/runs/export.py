@@ -24,7 +24,9 @@ from kairosfl.runs.experiment import build_task
 from kairosfl.runs.files import read_json, write
 from kairosfl.runs.folder import Folder, facts
 from kairosfl.tasks import vector
+from kairosfl.tasks.forward import call
 from kairosfl.tasks.task import Task
+from kairosfl.tasks.tree import Tree, leaves
 
 
 def load(folder: str | PathLike[str], model: nn.Module | None = None) -> nn.Module:
@@ -170,12 +172,38 @@ def _trained(path: Path, config: RunConfig, model: nn.Module) -> nn.Module:
     return vector.load(model, result(run, setup)).eval()
 
 
-def _write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> None:
+class _Positional(nn.Module):
+    """A model that takes the leaves of its inputs one by one and returns its output tensor."""
+
+    def __init__(self, model: nn.Module, inputs: Tree) -> None:
+        super().__init__()
+        self.model = model
+        self.names = list(inputs) if isinstance(inputs, dict) else []
+
+    def forward(self, *flat: Tensor) -> Tensor:
+        return call(self.model, dict(zip(self.names, flat, strict=True)) if self.names else flat)
+
+
+def _write_onnx(model: nn.Module, inputs: Tree, path: Path) -> None:
+    flat = tuple(leaves(inputs))
+    numbered = ["input"] if len(flat) == 1 else [f"input_{number}" for number in range(len(flat))]
+    names = list(inputs) if isinstance(inputs, dict) else numbered
+    shapes = (tuple({0: torch.export.Dim("batch")} for _ in flat),)
+    options: dict[str, Any] = {"dynamo": True, "external_data": False, "verbose": False}
     try:
-        batch = torch.export.Dim("batch")
-        torch.onnx.export(model, (inputs,), path, dynamo=True, dynamic_shapes=({0: batch},), external_data=False)
+        with warnings.catch_warnings(action="ignore"):
+            torch.onnx.export(
+                _Positional(model, inputs),
+                flat,
+                path,
+                input_names=names,
+                output_names=["output"],
+                dynamic_shapes=shapes,
+                **options,
+            )
     except ModuleNotFoundError as error:
         raise UserError(f"--onnx needs {error.name}: pip install onnx onnxscript") from None
     except Exception as error:  # whatever the exporter does not support in this model
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        cause = error.__cause__ or error  # the exporter's own message begins with advice
+        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
         raise UserError(f"torch cannot write this model as ONNX ({reason}); leave out --onnx.") from error
