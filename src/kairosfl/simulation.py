@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_model
 from torch import Tensor, nn
 
 from kairosfl.core.round import result
@@ -31,6 +30,7 @@ from kairosfl.runs.config import GIVEN, SECTIONS, RunConfig, dump, resolve, tabl
 from kairosfl.runs.edits import edits, harmless, pinned
 from kairosfl.runs.engines import build_engine, method, resolve_engine
 from kairosfl.runs.experiment import begin, divide, execute, reopen, within_memory
+from kairosfl.runs.export import beyond_adapters, has_adapters, save_adapters, save_state
 from kairosfl.runs.files import plain, write
 from kairosfl.runs.folder import Folder, silent
 from kairosfl.runs.lock import lock
@@ -122,12 +122,18 @@ class History:
         return write_report([self.folder], Path(path))
 
     def save(self, directory: str | Path) -> Path:
-        """Copy the run folder to a new directory, with the trained model as `model.safetensors`; returns its path."""
+        """Copy the run folder to a new directory, with the trained model as `model.safetensors`; returns its path.
+
+        If peft's adapters are all that was trained, they are saved instead, as peft's directory `adapter`.
+        """
         directory = Path(directory)
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise UserError(f"{directory} exists and is not an empty directory; save to another one.")
         shutil.copytree(self.folder, directory, ignore=shutil.ignore_patterns(".lock"), dirs_exist_ok=True)
-        write(directory / "model.safetensors", lambda file: save_model(self.model, str(file)))
+        if has_adapters(self.model) and not beyond_adapters(self.model):
+            save_adapters(self.model, directory / "adapter")
+        else:
+            save_state(self.model, directory / "model.safetensors")
         return directory
 
     def __repr__(self) -> str:

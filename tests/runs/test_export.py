@@ -136,6 +136,21 @@ def test_onnx_is_written_or_the_reason_is_one_sentence(run, tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
+def test_onnx_computes_what_the_model_does(run, tmp_path):
+    """For batches of any size; without warnings and the exporter's own messages."""
+    pytest.importorskip("onnxscript")
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    out = tmp_path / "model.onnx"
+    said = call("export", run, "-o", out, "--onnx")
+    assert said.output == f"model: {out}\n"
+    onnx.checker.check_model(onnx.load(out), full_check=True)
+    session, model = runtime.InferenceSession(out), kairosfl.load(run)
+    for batch in (1, 7):
+        inputs = torch.rand(batch, 1, 8, 8)
+        found = session.run(["output"], {"input": inputs.numpy()})[0]
+        torch.testing.assert_close(torch.from_numpy(found), model(inputs).detach())
+
+
 def test_a_broken_checkpoint_is_named_and_left_alone(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
     (folder / "checkpoint" / "state-000004.safetensors").write_bytes(b"nonsense")

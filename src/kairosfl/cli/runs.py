@@ -173,7 +173,14 @@ def demo(
 
 def export(
     folder: Annotated[Path, typer.Argument(help="Run folder.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("model.safetensors"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="File to write, by default model.safetensors; for peft's adapters a directory, by default adapter.",
+        ),
+    ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX instead of safetensors.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
@@ -181,8 +188,6 @@ def export(
     with friendly():
         from kairosfl.runs.export import export as write
 
-        if onnx and out == Path("model.safetensors"):
-            out = Path("model.onnx")
         typer.echo(f"model: {write(folder, out, force=force, onnx=onnx)}")
 
 

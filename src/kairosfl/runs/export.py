@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 import warnings
+from inspect import signature
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -16,12 +19,14 @@ from kairosfl.core.run import Run, Setup
 from kairosfl.detectors import parse_detectors
 from kairosfl.errors import UserError
 from kairosfl.runs.checkpoint import newest
-from kairosfl.runs.config import RunConfig
+from kairosfl.runs.config import GIVEN, RunConfig
 from kairosfl.runs.experiment import build_task
 from kairosfl.runs.files import read_json, write
 from kairosfl.runs.folder import Folder, facts
 from kairosfl.tasks import vector
+from kairosfl.tasks.forward import call
 from kairosfl.tasks.task import Task
+from kairosfl.tasks.tree import Tree, leaves
 
 
 def load(folder: str | PathLike[str], model: nn.Module | None = None) -> nn.Module:
@@ -36,33 +41,87 @@ def load(folder: str | PathLike[str], model: nn.Module | None = None) -> nn.Modu
     """
     path = Path(folder)
     config = _config(path)
-    model = copy.deepcopy(model) if model is not None else _task(path, config).model
-    return _trained(path, config, model)
+    if model is None:
+        return _trained(path, config, _task(path, config).model)
+    trained = _trained(path, config, copy.deepcopy(model))
+    then = read_json(path / "run.json").get("base_hash")
+    if then and then != vector.base_hash(trained):
+        raise UserError(
+            f"{path} was trained with other frozen parameters or buffers than the given model has; give the model that "
+            "was trained, with the same base."
+        )
+    return trained
 
 
-def export(folder: Path, out: Path, *, force: bool = False, onnx: bool = False) -> Path:
-    """Write the trained model of a run to a file, as safetensors with the model's own names or as ONNX.
+def export(folder: Path, out: Path | None = None, *, force: bool = False, onnx: bool = False) -> Path:
+    """Write the trained model of a run for other programs; returns what was written.
 
     Args:
-        folder: A run folder whose model and data are built by name.
-        out: The file.
+        folder: A run folder whose model and data are built by name or by a task file.
+        out: The file, with the model's own names as safetensors. For a model with peft's adapters, any name that does
+            not end in ".safetensors" is a directory, which gets the adapters alone, in peft's format. By default
+            "adapter" for such a model, or else "model.safetensors" or "model.onnx".
         force: Whether to overwrite it.
         onnx: Whether to write ONNX; the first dimension of inputs and outputs, the batch, may have any length.
     """
-    if out.is_dir():
-        raise UserError(f"{out} is a directory; give the name of a file, such as {out / 'model.safetensors'}.")
-    if out.exists() and not force:
-        raise UserError(f"{out} already exists; choose another name, or overwrite it with --force.")
     config = _config(folder)
     task = _task(folder, config)
     model = _trained(folder, config, task.model)
+    if out is None:
+        out = Path("model.onnx" if onnx else "adapter" if has_adapters(model) else "model.safetensors")
+    apart = has_adapters(model) and not onnx and out.suffix != ".safetensors"
+    if out.is_dir() and not apart:
+        raise UserError(f"{out} is a directory; give the name of a file, such as {out / 'model.safetensors'}.")
+    if out.exists() and not force and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} already exists; choose another name, or overwrite it with --force.")
     if onnx:
         write(out, lambda path: _write_onnx(model, task.trial()[0], path))
+    elif apart:
+        save_adapters(model, out)
     else:
-        # Tied weights are one tensor with several names, of which safetensors would refuse all but one: each is copied.
-        whole = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
-        write(out, lambda path: save_file(whole, path, {"format": "pt"}))
+        save_state(model, out)
     return out
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether peft made adapters in the model, as `get_peft_model` or transformers' `add_adapter` does."""
+    return bool(getattr(model, "peft_config", None)) and hasattr(model, "save_pretrained")
+
+
+def save_state(model: nn.Module, out: Path) -> None:
+    """Write the whole state as safetensors, with the model's own names."""
+    # Tied weights are one tensor with several names, of which safetensors would refuse all but one: each is copied.
+    whole = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
+    write(out, lambda path: save_file(whole, path, {"format": "pt"}))
+
+
+def beyond_adapters(model: nn.Module) -> list[str]:
+    """The names of trained parameters that peft's format would leave out."""
+    from peft import get_peft_model_state_dict
+
+    names: Any = model.peft_config
+    kept = {
+        tensor.data_ptr()
+        for name in names
+        for tensor in get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False).values()
+    }
+    return [name for name, parameter in vector.trained(model).items() if parameter.data_ptr() not in kept]
+
+
+def save_adapters(model: nn.Module, out: Path) -> None:
+    """Write the adapters alone to a directory, from which `peft.PeftModel.from_pretrained` reads them."""
+    if left := beyond_adapters(model):
+        raise UserError(
+            f"peft's format holds adapters alone, but {left[0]!r} was trained as well; name it in modules_to_save, or "
+            f"export the whole model to a file, such as {out.with_suffix('.safetensors')}."
+        )
+    save: Any = model.save_pretrained
+    # Embeddings are among the adapters or frozen; to find out by itself, peft would ask the Hub about the base model.
+    options = {"save_embedding_layers": False} if "save_embedding_layers" in signature(save).parameters else {}
+    with tempfile.TemporaryDirectory() as made:
+        save(made, **options)
+        for file in sorted(path for path in Path(made).rglob("*") if path.is_file()):
+            write(out / file.relative_to(made), file.read_bytes())
 
 
 def _config(path: Path) -> RunConfig:
@@ -78,6 +137,11 @@ def _config(path: Path) -> RunConfig:
 
 def _task(path: Path, config: RunConfig) -> Task:
     """The task that the configuration names, if it is the one that was trained."""
+    if not config.task.file and config.model.name.startswith(GIVEN):
+        raise UserError(
+            f"{path} is a run of kairosfl.simulate, which does not store the untrained model; in Python, give it: "
+            "kairosfl.load(folder, model)."
+        )
     about, task = read_json(path / "run.json"), build_task(config)
     now = facts(task)
     # A Flower app may have a task of its own, of which the configuration knows nothing.
@@ -108,12 +172,38 @@ def _trained(path: Path, config: RunConfig, model: nn.Module) -> nn.Module:
     return vector.load(model, result(run, setup)).eval()
 
 
-def _write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> None:
+class _Positional(nn.Module):
+    """A model that takes the leaves of its inputs one by one and returns its output tensor."""
+
+    def __init__(self, model: nn.Module, inputs: Tree) -> None:
+        super().__init__()
+        self.model = model
+        self.names = list(inputs) if isinstance(inputs, dict) else []
+
+    def forward(self, *flat: Tensor) -> Tensor:
+        return call(self.model, dict(zip(self.names, flat, strict=True)) if self.names else flat)
+
+
+def _write_onnx(model: nn.Module, inputs: Tree, path: Path) -> None:
+    flat = tuple(leaves(inputs))
+    numbered = ["input"] if len(flat) == 1 else [f"input_{number}" for number in range(len(flat))]
+    names = list(inputs) if isinstance(inputs, dict) else numbered
+    shapes = (tuple({0: torch.export.Dim("batch")} for _ in flat),)
+    options: dict[str, Any] = {"dynamo": True, "external_data": False, "verbose": False}
     try:
-        batch = torch.export.Dim("batch")
-        torch.onnx.export(model, (inputs,), path, dynamo=True, dynamic_shapes=({0: batch},), external_data=False)
+        with warnings.catch_warnings(action="ignore"):
+            torch.onnx.export(
+                _Positional(model, inputs),
+                flat,
+                path,
+                input_names=names,
+                output_names=["output"],
+                dynamic_shapes=shapes,
+                **options,
+            )
     except ModuleNotFoundError as error:
         raise UserError(f"--onnx needs {error.name}: pip install onnx onnxscript") from None
     except Exception as error:  # whatever the exporter does not support in this model
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        cause = error.__cause__ or error  # the exporter's own message begins with advice
+        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
         raise UserError(f"torch cannot write this model as ONNX ({reason}); leave out --onnx.") from error
