@@ -10,9 +10,6 @@ in a captured graph where there is a GPU.
 from __future__ import annotations
 
 import argparse
-import copy
-import gc
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kairosfl.core.fields import Briefs
+from kairosfl.bench import briefs_of, free, one_model, time_of
+from kairosfl.core.recipe import Recipe
 from kairosfl.engines.batched import Batched
-from kairosfl.engines.precision import Precision
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
@@ -112,87 +109,20 @@ def task_of(case: Case, clients: int, model: nn.Module) -> Task:
     return Task(model, dataset, Population(np.arange(count), cuts))
 
 
-def plain(case: Case, precision: str, device: torch.device, batch: int, captured: bool) -> float:
-    """Items a second of one model after another: steps of SGD with momentum on batches of this size."""
-    model = copy.deepcopy(case.make()).to(device).train()
-    low = precision == "bfloat16"
-    if low:  # as the engine does: what is frozen is stored in it
-        for parameter in model.parameters():
-            parameter.data = parameter.data if parameter.requires_grad else parameter.data.to(torch.bfloat16)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    speed = [torch.zeros_like(each) for each in trained]
-    kind = {"device": device}
-    x = (
-        torch.randint(0, case.tokens, (batch, *case.shape), **kind)
-        if case.tokens
-        else torch.randn(batch, *case.shape, **kind)
-    )
-    y = torch.randint(0, case.classes, (batch,), **kind)
-
-    def step() -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=low, cache_enabled=False):
-            outputs = model(x)
-        slopes = list(torch.autograd.grad(F.cross_entropy(outputs.float(), y), trained))
-        with torch.no_grad():
-            torch._foreach_mul_(speed, 0.9)
-            torch._foreach_add_(speed, slopes)
-            torch._foreach_add_(trained, speed, alpha=-0.001)
-
-    with Precision(precision)():
-        run = _graph(step) if captured and device.type == "cuda" else step
-        return batch * case.items / _seconds(run, device)
-
-
-def _graph(step: Callable[[], None]) -> Callable[[], None]:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
-
-
-def _seconds(run: Callable[[], object], device: torch.device, least: float = 1.0) -> float:
-    """Of one call, over about this many seconds."""
-    run()
-    count, taken = 1, 0.0
-    while taken < least:
-        _wait(device)
-        began = time.perf_counter()
-        for _ in range(count):
-            run()
-        _wait(device)
-        taken = time.perf_counter() - began
-        if taken < least:
-            count = max(count + 1, int(1.2 * count * least / max(taken, 1e-6)))
-    return taken / count
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
 def batched(case: Case, precision: str, device: torch.device) -> tuple[float, str]:
     """Items a second of whole rounds of all clients on engine `batched`, and how it runs the model."""
     task = task_of(case, case.clients, case.make())
     engine = Batched(task, device, precision=precision if device.type == "cuda" or precision == "bfloat16" else None)
-    briefs = Briefs(
-        seed=0,
-        round=0,
-        ids=torch.arange(case.clients),
-        start=engine.start(),
-        lr=0.001,
-        momentum=0.9,
-        batch_size=case.batch,
-        epochs=1,
-    )
-    seconds = _seconds(lambda: engine.train(briefs), device)
+    recipe = Recipe(cohort=case.clients, lr=0.001, momentum=0.9, batch_size=case.batch)
+    briefs = briefs_of(recipe, torch.arange(case.clients), engine.start())
+    seconds = time_of(lambda: engine.train(briefs), device)
     return case.clients * case.steps * case.batch * case.items / seconds, engine.why
+
+
+def plain(case: Case, precision: str, device: torch.device, clients: int) -> float:
+    """Items a second of one model, on batches as large as so many clients' together; of several, as a graph."""
+    task = task_of(case, case.clients, case.make())
+    return case.items * one_model(task, device, precision, case.batch * clients, 1.0, captured=clients > 1)
 
 
 def table(cases: dict[str, Case], device: torch.device, unit: str) -> None:
@@ -203,32 +133,25 @@ def table(cases: dict[str, Case], device: torch.device, unit: str) -> None:
         for precision in case.precisions:
             found: dict[str, float] = {}
             ways: dict[str, Callable[[], float]] = {
-                "eager": lambda: plain(case, precision, device, case.batch, False),  # noqa: B023
-                "ceiling": lambda: plain(case, precision, device, case.batch * case.clients, True),  # noqa: B023
+                "eager": lambda: plain(case, precision, device, 1),  # noqa: B023
+                "ceiling": lambda: plain(case, precision, device, case.clients),  # noqa: B023
             }
             for way, action in ways.items():
                 try:
                     found[way] = action()
                 except Exception as error:  # the others are worth having
                     print(f"  {precision} {way} failed: {str(error).splitlines()[0][:200]}")
-                _free(device)
+                free(device)
             try:
                 found["batched"], why = batched(case, precision, device)
             except Exception:
                 print(traceback.format_exc(limit=-8))
                 continue
             memory = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
-            _free(device)
+            free(device)
             ratios = [f"{found['batched'] / found[way]:.2f} × {way}" for way in ways if way in found]
             rates = ", ".join(f"{way} {rate:,.0f}" for way, rate in found.items())
             print(f"  {precision}: {rates} {unit} a second; {', '.join(ratios)}; {memory:.1f} GB; {why}", flush=True)
-
-
-def _free(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
 
 
 def arguments(names: list[str]) -> argparse.Namespace:

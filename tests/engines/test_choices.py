@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import cycle
@@ -17,7 +18,7 @@ from torch import nn
 from kairosfl.core.recipe import Recipe
 from kairosfl.engines.auto import COHORT, SMALL, pick
 from kairosfl.engines.batched import Batched, conv, evaluator, layers
-from kairosfl.engines.choices import Choices
+from kairosfl.engines.choices import Cache, Choices
 from kairosfl.engines.precision import Precision
 from kairosfl.runs import experiment
 from kairosfl.runs.checkpoint import model
@@ -218,3 +219,104 @@ def test_evaluation_takes_the_way_that_it_took_before(monkeypatch: pytest.Monkey
 def test_damaged_choices_are_measured_again(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "choices.json").write_bytes(content)
     assert Folder(tmp_path).choices() == {}
+
+
+SAME = {"device": "a GPU", "torch": "2"}
+
+
+def never() -> str:
+    raise AssertionError("measured, although the choice was known")
+
+
+def test_the_next_process_takes_choices_from_the_cache(tmp_path: Path) -> None:
+    ways = ("a", "b")
+    first = Choices(Cache(tmp_path, SAME))
+    assert first.choose("conv", lambda: "b", ways, "8 clients") == "b"
+    next_one = Choices(Cache(tmp_path, SAME))
+    assert next_one.choose("conv", never, ways, "8 clients") == "b"
+    assert next_one.made == {"conv": "b"}  # which the run stores in its folder
+    assert Choices(Cache(tmp_path, SAME)).choose("conv", lambda: "a", ways, "9 clients") == "a"
+    assert Choices(Cache(tmp_path, SAME | {"torch": "3"})).choose("conv", lambda: "a", ways, "8 clients") == "a"
+    assert Choices(Cache(tmp_path, SAME)).choose("conv", lambda: "c", ("a", "c"), "8 clients") == "c"
+
+
+def test_what_a_run_chose_counts_more_than_the_cache(tmp_path: Path) -> None:
+    Choices(Cache(tmp_path, SAME)).choose("conv", lambda: "b", ("a", "b"))
+    resumed = Choices(Cache(tmp_path, SAME))
+    resumed.restore({"conv": ("a", 5)}, 4)
+    assert resumed.choose("conv", never, ("a", "b")) == "a"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{", b'{"choices": 3}', b'{"conditions": {}, "choices": {}}', b"\xff"]
+)
+def test_a_damaged_cache_is_measured_again_and_replaced(tmp_path: Path, content: bytes) -> None:
+    cache = Cache(tmp_path, SAME)
+    cache.path.write_bytes(content)
+    assert Choices(cache).choose("conv", lambda: "b", ("a", "b")) == "b"
+    assert Choices(Cache(tmp_path, SAME)).choose("conv", never, ("a", "b")) == "b"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["choices.lock", cache.path.name])
+
+
+def test_a_disk_that_cannot_be_written_to_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    assert Choices(Cache(tmp_path / "file" / "below", SAME)).choose("conv", lambda: "b", ("a", "b")) == "b"
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kairosfl.engines.choices.os.replace", full)
+    assert Choices(Cache(tmp_path, SAME)).choose("conv", lambda: "b", ("a", "b")) == "b"
+    assert {path.name for path in tmp_path.iterdir()} == {"choices.lock", "file"}
+
+
+def _put(folder: Path, number: int) -> None:
+    for each in range(10):
+        Cache(folder, SAME).put(f"{number} {each}", "a")
+
+
+def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_put, args=(tmp_path, number)) for number in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    cache = Cache(tmp_path, SAME)
+    assert all(cache.get(f"{number} {each}") == "a" for number in range(4) for each in range(10))
+
+
+def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    precision = Precision.of("float32", CPU)
+    assert Cache.of(CPU, precision) is None  # the tests' own setting, off
+    monkeypatch.setenv("KAIROSFL_CACHE", str(tmp_path / "own"))
+    own = Cache.of(CPU, precision)
+    assert own is not None
+    assert own.path.parent == tmp_path / "own"
+    monkeypatch.delenv("KAIROSFL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    usual, other = Cache.of(CPU, precision), Cache.of(CPU, Precision.of("bfloat16", CPU))
+    assert usual is not None
+    assert other is not None
+    assert usual.path.parent == tmp_path / "kairosfl"
+    assert usual.path != other.path
+
+
+def test_a_second_run_measures_nothing_and_is_the_same_to_the_bit(
+    config: RunConfig, measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Batched.__init__
+
+    def caching(self: Batched, *arguments: object, **options: object) -> None:
+        whole(self, *arguments, **options)  # type: ignore[arg-type]
+        self.choices.cache = Cache(tmp_path / "cache", SAME)
+
+    monkeypatch.setattr(Batched, "__init__", caching)
+    experiment.start(config, tmp_path / "first")
+    assert measured == ["grouped", "columns"]
+    experiment.start(config, tmp_path / "second")
+    assert measured == ["grouped", "columns"]
+    first, second = (json.loads((tmp_path / name / "choices.json").read_text()) for name in ("first", "second"))
+    assert first == second
+    assert torch.equal(model(tmp_path / "first")[0], model(tmp_path / "second")[0])

@@ -159,6 +159,9 @@ def print_summary(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     name = summary.get("metric", "accuracy")
     score = "not measured" if summary[name] is None else f"{summary[name]:.4f}"
     typer.echo(f"{name.replace('_', ' ')} {score} after {rounds}, in {folder}{state}")
+    if speed := summary.get("samples_per_second"):
+        unit, items = summary.get("unit", "samples"), summary.get("unit_per_sample", 1)
+        typer.echo(f"{speed * items:,.0f} {unit} a second")
     for verdict in summary.get("verdicts", ()):
         typer.echo(f"Note: {verdict}.", err=True)
     if summary.get("missing_rounds"):

@@ -1,8 +1,31 @@
-"""What an engine chose by measuring, stored so that a resumed run takes the same path."""
+"""What an engine chose by measuring, stored so that a resumed run takes the same path and the next need not measure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kairosfl
+from kairosfl.engines.precision import Precision
+from kairosfl.tasks.data.files import cache_folder
+
+try:
+    import fcntl
+except ImportError:  # not available on Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+PATIENCE = 1.0  # seconds to wait for another process that writes
 
 
 class Choices:
@@ -10,19 +33,126 @@ class Choices:
 
     `made` are in force. `known` were made by an earlier process of the run, in rounds that are trained again:
     each takes effect at the moment at which it would be measured, so that everything before it runs as it did.
+    What neither has may be in the `cache`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cache: Cache | None = None) -> None:
         self.made: dict[str, str] = {}
         self.known: dict[str, str] = {}
+        self.cache = cache
 
-    def choose(self, name: str, measure: Callable[[], str]) -> str:
-        """The choice of this name, by `measure` if it is not known yet."""
+    def choose(self, name: str, measure: Callable[[], str], among: Collection[str] = (), setting: str = "") -> str:
+        """The choice of this name, by `measure` if it is not known yet.
+
+        Args:
+            name: What is chosen; a run chooses it once.
+            measure: Measures which is best.
+            among: What can be chosen; nothing else is taken from the cache.
+            setting: What else the measurement depends on: only one in the same setting is taken from the cache.
+        """
         if name not in self.made:
-            self.made[name] = self.known[name] if name in self.known else measure()
+            self.made[name] = self.known[name] if name in self.known else self._measured(name, measure, among, setting)
         return self.made[name]
+
+    def _measured(self, name: str, measure: Callable[[], str], among: Collection[str], setting: str) -> str:
+        if self.cache is None:
+            return measure()
+        key = f"{name}, {setting}"
+        cached = self.cache.get(key)
+        if cached in among:
+            assert cached is not None
+            return cached
+        choice = measure()
+        self.cache.put(key, choice)
+        return choice
 
     def restore(self, written: Mapping[str, tuple[str, int]], rounds: int) -> None:
         """Choices with the rounds in which they were made, for a run that resumes after `rounds` rounds."""
         for name, (choice, round) in written.items():
             (self.made if round <= rounds else self.known).setdefault(name, choice)
+
+
+class Cache:
+    """Choices of earlier processes under the same conditions, in a file of the user's cache directory.
+
+    It only saves time: where the disk is full or read-only, or the file damaged, choices are measured as without it.
+
+    Args:
+        folder: Where the files are.
+        conditions: What all choices depend on; others have a file of their own.
+    """
+
+    def __init__(self, folder: Path, conditions: Mapping[str, str]) -> None:
+        self.conditions = dict(conditions)
+        digest = hashlib.sha256(json.dumps(self.conditions, sort_keys=True).encode()).hexdigest()[:16]
+        self.path = folder / f"choices-{digest}.json"
+        self._known: dict[str, str] | None = None
+
+    @classmethod
+    def of(cls, device: torch.device, precision: Precision) -> Cache | None:
+        """The choices for this GPU, these versions and this precision, unless `KAIROSFL_CACHE` is `off`."""
+        chosen = os.environ.get("KAIROSFL_CACHE")
+        if chosen == "off":
+            return None
+        try:
+            folder = Path(chosen).expanduser() if chosen else cache_folder()
+        except RuntimeError:  # no home directory
+            return None
+        return cls(folder, _conditions(device) | {"precision": precision.name})
+
+    def get(self, key: str) -> str | None:
+        """The choice made earlier, if any."""
+        if self._known is None:
+            self._known = self._read()
+        return self._known.get(key)
+
+    def put(self, key: str, choice: str) -> None:
+        """Add a choice to those in the file, which other processes may be writing too."""
+        with contextlib.suppress(OSError), self._alone():
+            self._known = {**(self._known or {}), **self._read(), key: choice}
+            content = {"conditions": self.conditions, "choices": self._known}
+            handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    json.dump(content, file, indent=1)
+                os.replace(temporary, self.path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+                raise
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process reads and replaces the file meanwhile; without lock support, a choice may be lost."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with (self.path.parent / "choices.lock").open("ab") as file:
+            until = time.monotonic() + PATIENCE
+            while fcntl is not None and time.monotonic() < until:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(0.01)
+            yield
+
+    def _read(self) -> dict[str, str]:
+        try:
+            content: Any = json.loads(self.path.read_bytes())
+            if content["conditions"] != self.conditions:
+                return {}
+            return {key: choice for key, choice in content["choices"].items() if isinstance(choice, str)}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return {}
+
+
+def _conditions(device: torch.device) -> dict[str, str]:
+    """What decides which way is fastest, besides shapes and precision."""
+    triton = ""
+    with contextlib.suppress(ImportError):
+        triton = str(getattr(import_module("triton"), "__version__", ""))
+    found = {"kairosfl": kairosfl.__version__, "torch": torch.__version__, "triton": triton, "device": device.type}
+    if device.type == "cuda":
+        found["device"] = torch.cuda.get_device_name(device)
+        found["cuda"] = str(torch.version.cuda)
+        found["driver"] = str(getattr(torch._C, "_cuda_getDriverVersion", int)())
+        found["cudnn"] = str(torch.backends.cudnn.version())
+    return found

@@ -206,6 +206,7 @@ def _record_rounds(
                 checkpoints.save(run, note)
             raise
         with undisturbed() as held:
+            told = briefs
             run, briefs = stages.send(reports)
             last = briefs is None
             outcome = result(run, setup)
@@ -213,6 +214,7 @@ def _record_rounds(
             own = engine.evaluate_clients(outcome) if scores and config.run.client_accuracy else None
             plain = engine.evaluate(run.x) if scores and outcome is not run.x else None
             row = recorded(run, setup) | metrics.row(run, task, scores, own, time.perf_counter() - began, plain)
+            row["samples"] = metrics.samples_of(told, run.record.reports) if run.record and run.record.reports else 0
             cosines = run.round in config.run.cosines
             append_json(folder.path / "clients.jsonl", metrics.clients_row(run, task, own, cosines=cosines))
             append_json(folder.path / "metrics.jsonl", row)
@@ -241,7 +243,9 @@ def _record_rounds(
             break
     if run.finished:
         folder.warn(f"finished after round {run.round}: {run.finished}")
+    unit, items = task.dataset.unit
     ending: dict[str, Any] = {"verdicts": verdicts(run, setup), "finished": run.finished or None}
+    ending |= {"unit": unit, "unit_per_sample": items}
     return run.round, recorded(run, setup) | ending
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kairosfl.core.fields import Reports
+from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.run import Run
 from kairosfl.detectors import cosine_matrix
 from kairosfl.engines.evaluate import Scores
@@ -64,6 +64,16 @@ def row(
         "seconds": seconds,
         **({f"plain_{main}": plain.main} if plain else {}),
     }
+
+
+def samples_of(briefs: Briefs, reports: Reports) -> int:
+    """On how many samples these clients trained, each counted every time: exact, also if they stopped early."""
+    asked = dict(zip(briefs.ids.tolist(), briefs.batch_size.tolist(), strict=True))
+    n, steps = reports.n.numpy(), reports.steps.numpy()
+    size = np.minimum(np.array([asked[client] for client in reports.ids.tolist()], dtype=np.int64), n)
+    end = n - n % size if briefs.drop_last else n
+    epochs, left = np.divmod(steps, -(-end // size))
+    return int((epochs * end + left * size).sum())
 
 
 def _all(reports: Reports | None, name: str, together: Callable[[list[Any]], Any]) -> Any:
@@ -181,12 +191,20 @@ def summary(rows: list[dict[str, Any]], rounds: int, main: str = "accuracy", hig
         "average_cohort": float(np.mean([row["cohort"] for row in rows])) if rows else None,
         "epochs_total": sum(row["epochs_total"] for row in rows),
         "steps": sum(row["steps"] for row in rows),
+        "samples_per_second": _rate(rows),
         "elud_mean": _mean([row["elud"] for row in rows]),
         "critical_rounds": sum(row["critical"] for row in rows),
         "detector": judged([(row["round"], bool(row["critical"])) for row in rows]),
         "rejected": sum(row["rejected"] for row in rows),
         "seconds": sum(row["seconds"] for row in rows),
     }
+
+
+def _rate(rows: list[dict[str, Any]]) -> float | None:
+    """Samples trained on in a second of the rounds, evaluation included; None where that was not recorded."""
+    seconds = sum(row["seconds"] for row in rows)
+    known = [row["samples"] for row in rows if isinstance(row.get("samples"), int)]
+    return sum(known) / seconds if seconds and len(known) == len(rows) else None
 
 
 def judged(marks: list[tuple[int, bool]]) -> str:

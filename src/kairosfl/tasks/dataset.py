@@ -137,6 +137,14 @@ class DataSet:
         return tuple(leaves(self.train.inputs)[0].shape[1:])
 
     @property
+    def unit(self) -> tuple[str, int]:
+        """What speed is measured in, "images", "tokens" or "samples", and how many of them a sample has."""
+        shape = self.shape
+        if self.vocabulary and shape:
+            return "tokens", shape[0]
+        return ("images" if len(shape) == 3 else "samples"), 1
+
+    @property
     def outputs(self) -> int:
         """How many numbers a model should return for each sample, or for each of its tokens or pixels."""
         return self.classes or leaves(self.train.targets)[0][0].numel()

@@ -58,7 +58,18 @@ TAKEN = (
         "elud",
         "lr",
     ),
-    *("coherence", "consensus", "epochs", "epochs_total", "steps", "bytes_down", "bytes_up", "seconds", "score"),
+    *(
+        "coherence",
+        "consensus",
+        "epochs",
+        "epochs_total",
+        "steps",
+        "samples",
+        "bytes_down",
+        "bytes_up",
+        "seconds",
+        "score",
+    ),
 )
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kairosfl.client.trainer import Derivative, Differentiate, Trainer
 from kairosfl.core.fields import Brief
-from kairosfl.engines.batched.layers import Unstackable
-from kairosfl.engines.batched.stack import alike, line
+from kairosfl.engines.batched.layers import Unstackable, line
+from kairosfl.engines.batched.stack import alike
 from kairosfl.tasks.tree import Tree, leaves, tree_map
 
 LARGEST = 32  # samples in a trial batch

@@ -19,13 +19,14 @@ from kairosfl.engines.batched.captured import capture, end_capture
 from kairosfl.engines.batched.evaluator import GraphEvaluator, plain, single
 from kairosfl.engines.batched.graphs import Steps
 from kairosfl.engines.batched.jobs import Job, Ticket, joint
-from kairosfl.engines.batched.layers import Unstackable
+from kairosfl.engines.batched.layers import Unstackable, line
 from kairosfl.engines.batched.memory import SERVER_VECTORS, affordable, home
 from kairosfl.engines.batched.scoring import scores
 from kairosfl.engines.batched.slots import Slots, widths
-from kairosfl.engines.batched.stack import line, stack
+from kairosfl.engines.batched.stack import stack
 from kairosfl.engines.batched.state import State, places, upload
 from kairosfl.engines.batched.step import Work
+from kairosfl.engines.choices import Cache
 from kairosfl.engines.evaluate import Evaluator, Scores
 from kairosfl.engines.loop import one_by_one
 from kairosfl.engines.memory import available
@@ -70,6 +71,8 @@ class Batched(Evaluator):
         self.trainer = Trainer(task, torch.device(device))
         super().__init__(task, self.trainer.device, self.trainer.predict)
         self.precision = Precision.of(precision, self.device)
+        if self.device.type == "cuda" and not deterministic:
+            self.choices.cache = Cache.of(self.device, self.precision)
         size = task.layout.size * self.trainer.w.element_size()
         self.home, self.room, self._reserved = home(cohorts, size, self.device)
         self._fixed = deterministic

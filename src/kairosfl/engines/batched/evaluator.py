@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,9 @@ class GraphEvaluator:
                 times = {name: min(timed(graph.replay) for _ in range(3)) for name, graph in graphs.items()}
             return min(times, key=times.__getitem__)
 
-        chosen = self.choices.choose("evaluation", measure)
+        what = f"{self.task.model!r} {self.task.layout} {self.task.dataset.shape}"
+        setting = f"{len(self.test)} samples, model {hashlib.sha256(what.encode()).hexdigest()[:16]}"
+        chosen = self.choices.choose("evaluation", measure, ways, setting)
         return graphs.get(chosen) or self._captured(ways[chosen])
 
     def _captured(self, predict: Predict) -> torch.cuda.CUDAGraph:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,11 @@ MEASURE = 8  # clients
 
 class Unstackable(Exception):
     """Raised with the reason why a model cannot be stacked."""
+
+
+def line(error: Exception) -> str:
+    """What went wrong, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:120]
 
 
 class StackedLinear(nn.Module):
@@ -127,7 +133,9 @@ class StackedConv2d(nn.Module):
         if frame.measures and trains and frame.clients >= MEASURE:
             weight = frame.weight(self.weight)
             with torch.no_grad():
-                frame.choices.choose(name, lambda: conv.quickest(ways, self.shape, x, weight, inward))
+                setting = f"{frame.clients} clients, {len(x)} images, {'with' if inward else 'without'} their gradient"
+                measure = partial(conv.quickest, ways, self.shape, x, weight, inward)
+                frame.choices.choose(name, measure, ways, setting)
         return ways.get(frame.choices.made.get(name, ""), next(iter(ways.values())))
 
     def forward(self, x: Tensor) -> Tensor:

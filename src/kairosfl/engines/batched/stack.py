@@ -1,211 +1,24 @@
-"""A model run for many clients at once, as traced by torch.fx or, failing that, by vmap."""
+"""Which way a model is run for many clients at once: the first that passes a trial step."""
 
 from __future__ import annotations
 
-import copy
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from operator import attrgetter
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
-import torch.utils.checkpoint
-from torch import Tensor, fx, nn
-from torch.func import vmap
+from torch import Tensor, nn
 
-from kairosfl.engines.batched.frame import Frame
-from kairosfl.engines.batched.layers import (
-    ReluPool,
-    StackedDropout,
-    StackedGroupNorm,
-    StackedLinear,
-    Unstackable,
-)
+from kairosfl.engines.batched.layers import Unstackable, line
 from kairosfl.engines.batched.lifted import Lifted, Stacked
-from kairosfl.engines.batched.rows import RowLayout
-from kairosfl.engines.batched.sequence import LAYERS
+from kairosfl.engines.batched.traced import Mapped, Stack, Traced
 from kairosfl.engines.precision import Precision
 from kairosfl.tasks.forward import call
-from kairosfl.tasks.task import last_linear
 from kairosfl.tasks.tree import Tree, cast, rows, tree_map
 from kairosfl.tasks.vector import Layout, flatten, load, replicas, trained
 
 SIZES = (2, 3, 5, 7, 11)  # batches in trials; odd ones are rarely sizes of something else
 ROUGH = 0.25  # how far tf32 and bfloat16 may be off
-
-
-class Stack(Protocol):
-    """Outputs `[m·b, classes]` for inputs `[m·b, ...]` with the weights of the frame, which then holds the features."""
-
-    frame: Frame
-    model: nn.Module  # holds the frozen tensors
-    why: str
-    drops: bool  # has dropout
-
-    def __call__(self, inputs: Tree) -> Tensor: ...
-
-
 Way = TypeVar("Way", bound=Stack)
-
-
-class Traced:
-    """The model's own graph with its layers replaced by stacked ones; the rest acts on `[m·b, ...]` unchanged.
-
-    Frozen layers are part of the rest: all clients share them, as they share buffers.
-    """
-
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        model = copy.deepcopy(model).cpu().train()
-        places = {id(parameter): number for number, parameter in enumerate(trained(model).values())}
-        try:
-            with _keeping():
-                traced = fx.symbolic_trace(model)
-        except Exception as error:  # tracing runs the user's forward, which may raise anything
-            raise Unstackable(f"torch.fx cannot trace it ({line(error)})") from error
-        self.frame = Frame(RowLayout.of(Layout.of(model)), _uses(traced, places))
-        self._replace(traced, places)
-        self.why = "stacked layer by layer"
-        self.drops = any(isinstance(module, StackedDropout) and module.p > 0 for module in traced.modules())
-        self.model: nn.Module = traced.to(device)
-        self.frame.fixed = [tensor.to(device) for tensor in self.frame.fixed]
-
-    def _replace(self, traced: fx.GraphModule, places: dict[int, int]) -> None:
-        def find(parameter: Tensor | None) -> int | None:
-            if parameter is None:
-                return None
-            return places[id(parameter)] if id(parameter) in places else self.frame.fix(parameter)
-
-        linear = [module for module in traced.modules() if isinstance(module, nn.Linear)]
-        new: dict[int, nn.Module] = {}
-        for number, node in enumerate(traced.graph.nodes):
-            if node.op == "get_attr" and id(attrgetter(node.target)(traced)) in places:
-                raise Unstackable(f"it uses {node.target!r} outside a layer")
-            if node.op == "call_function" and node.target in (F.dropout, torch.dropout):
-                raise Unstackable("it calls a dropout function instead of an nn.Dropout")
-            if node.op != "call_module":
-                continue
-            layer = traced.get_submodule(node.target)
-            if isinstance(layer, nn.Dropout):
-                node.target = _add(traced, f"dropout_{number}", StackedDropout(layer.p, number, self.frame))
-            elif isinstance(layer, nn.modules.dropout._DropoutNd):
-                raise Unstackable(f"it has a {type(layer).__name__}")
-            elif not _drops(layer) and not any(id(parameter) in places for parameter in layer.parameters()):
-                if linear and layer is linear[-1]:
-                    layer.register_forward_pre_hook(self._hear)
-            else:
-                if type(layer) not in LAYERS:
-                    raise Unstackable(f"it has a {type(layer).__name__}")
-                if id(layer) not in new:
-                    new[id(layer)] = stacked = LAYERS[type(layer)](layer, find, self.frame)
-                    if isinstance(stacked, StackedLinear):
-                        stacked.is_head = layer is linear[-1]
-                node.target = _add(traced, "stacked_" + node.target.replace(".", "_"), new[id(layer)])
-        _fuse(traced)
-        traced.delete_all_unused_submodules()
-        traced.recompile()
-
-    def _hear(self, _: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        self.frame.features = arguments[0]
-
-    def __call__(self, inputs: Tree) -> Tensor:
-        return call(self.model, inputs)
-
-
-@contextmanager
-def _keeping() -> Iterator[None]:
-    """Refuse to trace through torch.utils.checkpoint, of which nothing would be left."""
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise Unstackable("it computes activations again for its backward pass")
-
-    name = "_checkpoint_without_reentrant_generator"
-    before = getattr(torch.utils.checkpoint, name)
-    setattr(torch.utils.checkpoint, name, refuse)
-    try:
-        yield
-    finally:
-        setattr(torch.utils.checkpoint, name, before)
-
-
-def _drops(layer: nn.Module) -> bool:
-    """Whether a composite layer contains dropout, which needs masks for each client."""
-    parts = [getattr(part, "dropout", 0.0) for part in layer.modules()]
-    return any(isinstance(part, float) and part > 0 for part in parts) or _dropouts(layer)
-
-
-def _dropouts(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p for module in model.modules())
-
-
-def _add(traced: fx.GraphModule, name: str, module: nn.Module) -> str:
-    traced.add_submodule(name, module)
-    return name
-
-
-def _fuse(traced: fx.GraphModule) -> None:
-    """Fuse a ReLU between a GroupNorm and a 2×2 max-pooling into one of them, if nothing else uses its output."""
-    for node in list(traced.graph.nodes):
-        if not _is(traced, node, nn.ReLU) or len(node.users) != 1:
-            continue
-        (user,), (source,) = node.users, node.all_input_nodes
-        if _is(traced, user, nn.MaxPool2d) and _halves(traced.get_submodule(user.target)):
-            user.target = _add(traced, f"{user.name}_relu", ReluPool())
-            user.replace_input_with(node, source)
-        elif _is(traced, source, StackedGroupNorm) and _once(traced, source):
-            traced.get_submodule(source.target).relu = True  # type: ignore[assignment]
-            node.replace_all_uses_with(source)
-        else:
-            continue
-        traced.graph.erase_node(node)
-
-
-def _is(traced: fx.GraphModule, node: fx.Node, kind: type[nn.Module]) -> bool:
-    return node.op == "call_module" and type(traced.get_submodule(str(node.target))) is kind
-
-
-def _once(traced: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether the layer runs once and its output has one reader."""
-    return len(node.users) == 1 and sum(other.target == node.target for other in traced.graph.nodes) == 1
-
-
-def _halves(pool: nn.Module) -> bool:
-    assert isinstance(pool, nn.MaxPool2d)
-    sides = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
-    plain = not pool.ceil_mode and not pool.return_indices
-    return plain and all(side in (want, (want, want)) for side, want in zip(sides, (2, 2, 0, 1), strict=True))
-
-
-class Mapped:
-    """The model under torch.func.vmap, for what cannot be replaced layer by layer."""
-
-    def __init__(self, model: nn.Module, reason: str, device: torch.device) -> None:
-        if _dropouts(model):
-            raise Unstackable(f"{reason}, and vmap has no dropout whose masks depend on the client alone")
-        self.model = copy.deepcopy(model).to(device).train()
-        self.names = list(trained(model))
-        self.frame = Frame(RowLayout.of(Layout.of(model)), {})
-        self.why, self.drops = f"stacked by vmap: {reason}", False
-        for module in self.model.modules():
-            if isinstance(module, nn.GroupNorm):  # vmap does not support channels-last, which convolutions may use
-                module.register_forward_pre_hook(lambda _, arguments: (arguments[0].contiguous(), *arguments[1:]))
-        self._heard: list[Tensor] = []
-        if any(isinstance(module, nn.Linear) for module in self.model.modules()):
-            last_linear(self.model).register_forward_pre_hook(lambda _, arguments: self._heard.append(arguments[0]))
-
-    def __call__(self, inputs: Tree) -> Tensor:
-        frame = self.frame
-        weights = {name: frame.leaf(index).to(frame.compute) for index, name in enumerate(self.names)}
-        split = tree_map(lambda each: each.unflatten(0, (frame.clients, -1)), inputs)
-        outputs, features = vmap(self._one)(weights, split)
-        frame.features = features.flatten(0, 1) if features is not None else None
-        return outputs.flatten(0, 1)
-
-    def _one(self, weights: dict[str, Tensor], inputs: Tree) -> tuple[Tensor, Any]:
-        self._heard.clear()
-        outputs = call(self.model, inputs, weights)
-        return outputs, self._heard.pop() if self._heard else outputs
 
 
 def stack(model: nn.Module, samples: Tree, precision: Precision, device: torch.device) -> Stack:
@@ -385,17 +198,3 @@ def alike(found: Tensor, wanted: Tensor) -> bool:
     if found.shape != wanted.shape:
         return False
     return torch.allclose(found, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
-
-
-def _uses(traced: fx.GraphModule, places: dict[int, int]) -> dict[int, int]:
-    """How often the forward pass uses each trained parameter."""
-    uses: Counter[int] = Counter(dict.fromkeys(places.values(), 0))
-    for node in traced.graph.nodes:
-        if node.op == "call_module":
-            uses.update(places[id(p)] for p in traced.get_submodule(node.target).parameters() if id(p) in places)
-    return dict(uses)
-
-
-def line(error: Exception) -> str:
-    """What went wrong, in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:120]

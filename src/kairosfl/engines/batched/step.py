@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kairosfl.client.trainer import SAM_EPS
-from kairosfl.engines.batched.stack import Stack
 from kairosfl.engines.batched.state import Kind, Real, State, Sum, Whole
+from kairosfl.engines.batched.traced import Stack
 from kairosfl.engines.batched.update import Optimiser, square_norms
 from kairosfl.tasks.dataset import Samples
 from kairosfl.tasks.prepare import augment, sample_keys

@@ -33,8 +33,12 @@ class File:
 
 def data_folder() -> Path:
     """`KAIROSFL_DATA`, or the platform's cache directory."""
-    if chosen := os.environ.get("KAIROSFL_DATA"):
-        return Path(chosen).expanduser()
+    chosen = os.environ.get("KAIROSFL_DATA")
+    return Path(chosen).expanduser() if chosen else cache_folder()
+
+
+def cache_folder() -> Path:
+    """Kairos's part of the platform's cache directory."""
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
     else:

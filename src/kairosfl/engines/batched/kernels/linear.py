@@ -203,7 +203,7 @@ def forward(
         return "ours" if first < second else "plain"
 
     if worth and not torch.cuda.is_current_stream_capturing():
-        choices.choose(name, quicker)
+        choices.choose(name, quicker, ("ours", "plain"), f"{m} clients, {dot}")
     return ours() if worth and choices.made.get(name) == "ours" else plain()
 
 

@@ -1,0 +1,283 @@
+"""How fast a task trains on this machine: loop, batched in every precision, and one model as the ceiling.
+
+The ceiling is one model that trains on one batch as large as all clients' together, captured as a graph where there is
+a GPU: what the device could do if all clients had the same weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kairosfl.core.fields import Briefs, Reports
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.streams import stream
+from kairosfl.engines.batched import Batched
+from kairosfl.engines.loop import Loop
+from kairosfl.engines.precision import Precision
+from kairosfl.errors import UserError
+from kairosfl.runs.metrics import samples_of
+from kairosfl.tasks.forward import call
+from kairosfl.tasks.prepare import ordered
+from kairosfl.tasks.task import Task
+
+LR = 1e-4  # of the ceiling, whose weights do not matter as long as they stay finite
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One line of the table; `rate` is None if it failed, and `why` says why."""
+
+    engine: str  # "loop", "batched" or "one model"
+    precision: str
+    rate: float | None  # images, tokens or samples a second
+    memory: int | None = None  # bytes at the peak; known on GPUs only
+    why: str = ""  # how the model runs
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What was measured."""
+
+    device: str
+    unit: str  # "images", "tokens" or "samples"
+    clients: int
+    batch: int
+    parameters: int
+    lines: list[Measured] = field(default_factory=list)
+
+    def ratio(self, line: Measured) -> float | None:
+        """How many times as fast as the fastest loop."""
+        loops = [each.rate for each in self.lines if each.engine == "loop" and each.rate]
+        return line.rate / max(loops) if line.rate and loops else None
+
+    def share(self, line: Measured) -> float | None:
+        """The part of what one model does in the same precision."""
+        same = [each.rate for each in self.lines if (each.engine, each.precision) == ("one model", line.precision)]
+        return line.rate / same[0] if line.rate and same and same[0] else None
+
+    def rows(self) -> list[dict[str, str]]:
+        """The table, as text."""
+
+        def spell(value: float | None, form: str) -> str:
+            return "–" if value is None else form.format(value)
+
+        return [
+            {
+                "engine": line.engine,
+                "precision": line.precision,
+                f"{self.unit} a second": spell(line.rate, "{:,.0f}"),
+                "times loop": spell(self.ratio(line), "{:.2f}"),
+                "of the ceiling": spell(self.share(line), "{:.0%}"),
+                "memory": spell(None if line.memory is None else line.memory / 2**30, "{:.2f} GiB"),
+                "reading": line.why,
+            }
+            for line in self.lines
+        ]
+
+    def numbers(self) -> dict[str, Any]:
+        """The same for JSON."""
+        lines = [
+            {**vars(line), "times_loop": self.ratio(line), "of_the_ceiling": self.share(line)} for line in self.lines
+        ]
+        return {**vars(self), "lines": lines}
+
+
+def precisions(device: torch.device) -> tuple[str, ...]:
+    """Those that the device computes in without emulating them."""
+    if device.type != "cuda":
+        return ("float32",)
+    new = torch.cuda.get_device_capability(device) >= (8, 0)
+    return ("float32", "tf32", "bfloat16") if new else ("float32",)
+
+
+def bench(
+    task: Task,
+    recipe: Recipe,
+    device: torch.device,
+    *,
+    clients: int | None = None,
+    seconds: float = 3.0,
+    chosen: Sequence[str] = (),
+    seed: int = 0,
+    show: Callable[[Measured], None] | None = None,
+) -> Bench:
+    """Measure a task.
+
+    Args:
+        task: What is learnt.
+        recipe: How clients train.
+        device: Where.
+        clients: How many train in a round, by default the recipe's cohort.
+        seconds: Of each measurement, at least; a round that takes longer is measured once.
+        chosen: The precisions, by default all that the device has.
+        seed: Which clients train.
+        show: Called with every line as soon as it is measured.
+    """
+    population, wanted = len(task.clients), clients or recipe.cohort
+    if wanted > population:
+        raise UserError(f"--clients {wanted} is more than the {population} clients of this task; give fewer.")
+    ids = torch.from_numpy(stream(seed, "select").choice(population, wanted, replace=False)).sort().values
+    unit, items = task.dataset.unit
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    result = Bench(where, unit, wanted, recipe.batch_size, task.layout.size)
+    names = tuple(chosen) or precisions(device)
+    together = int(task.clients.sizes[ids.numpy()].clip(max=recipe.batch_size).sum())
+    ways: dict[str, Callable[[str], tuple[float, str]]] = {
+        "loop": lambda name: _loop(task, recipe, ids, device, name, seconds, seed),
+        "batched": lambda name: _batched(task, recipe, ids, device, name, seconds, seed),
+        "one model": lambda name: (one_model(task, device, name, together, seconds), ""),
+    }
+    for engine, name in itertools.product(ways, names):
+        if (engine, name) == ("loop", "bfloat16"):  # which it does not have
+            continue
+        line = _line(engine, name, ways[engine], items, device)
+        result.lines.append(line)
+        if show is not None:
+            show(line)
+    return result
+
+
+def _line(
+    engine: str, name: str, measure: Callable[[str], tuple[float, str]], items: int, device: torch.device
+) -> Measured:
+    free(device)
+    try:
+        rate, why = measure(name)
+    except Exception as error:  # the other lines are worth having
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return Measured(engine, name, None, None, f"failed: {reason[:200]}")
+    finally:
+        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        free(device)
+    return Measured(engine, name, rate * items, memory, why)
+
+
+def free(device: torch.device) -> None:
+    """Return what the last measurement held, so that the next peak is its own."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def briefs_of(recipe: Recipe, ids: Tensor, start: Tensor, seed: int = 0) -> Briefs:
+    """What these clients are told in the first round of FedAvg."""
+    return Briefs(seed=seed, round=0, ids=ids, start=start, **recipe.told(0))
+
+
+def _loop(
+    task: Task, recipe: Recipe, ids: Tensor, device: torch.device, precision: str, seconds: float, seed: int
+) -> tuple[float, str]:
+    """Samples a second: one client after another, as many as the time allows."""
+    engine = Loop(task, device, precision=precision)
+    briefs = briefs_of(recipe, ids, engine.start(), seed)
+    single = _turns([briefs.take(torch.tensor([row])) for row in range(len(ids))])
+    return _rate(lambda: engine.train(next(single)), briefs, device, seconds), engine.why
+
+
+def _turns(parts: list[Briefs]) -> Iterator[Briefs]:
+    while True:
+        yield from parts
+
+
+def _batched(
+    task: Task, recipe: Recipe, ids: Tensor, device: torch.device, precision: str, seconds: float, seed: int
+) -> tuple[float, str]:
+    """Samples a second of whole rounds, and how the engine runs the model."""
+    engine = Batched(task, device, precision=precision, cohorts=(len(ids),))
+    briefs = briefs_of(recipe, ids, engine.start(), seed)
+    return _rate(lambda: engine.train(briefs), briefs, device, seconds), engine.why
+
+
+def _rate(train: Callable[[], Reports], briefs: Briefs, device: torch.device, seconds: float) -> float:
+    """Samples a second; the first call, which captures graphs and chooses methods, counts only if it took too long."""
+    seen, taken, first = 0, 0.0, True
+    while not seen or taken < seconds:
+        _wait(device)
+        began = time.perf_counter()
+        reports = train()
+        _wait(device)
+        took = time.perf_counter() - began
+        if not first or (took > seconds and device.type == "cpu"):
+            taken += took
+            seen += samples_of(briefs, reports)
+        first = False
+    return seen / taken
+
+
+def one_model(
+    task: Task, device: torch.device, precision: str, batch: int, seconds: float, *, captured: bool = True
+) -> float:
+    """Samples a second of one model: steps of SGD with momentum on batches of this size."""
+    model = copy.deepcopy(task.model).to(device).train()
+    low = precision == "bfloat16"
+    for parameter in model.parameters():  # as the engine does: what is frozen is stored in the lower precision
+        if low and not parameter.requires_grad and parameter.dtype == torch.float32:
+            parameter.data = parameter.data.to(torch.bfloat16)
+    trained: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    speed = [torch.zeros_like(each) for each in trained]
+    data = task.dataset.train
+    stored, targets = data.to(device).read(torch.arange(batch, device=device) % len(data))
+    inputs = ordered(task.prepared(stored, trained[0].dtype))
+
+    def step() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=low, cache_enabled=False):
+            outputs = call(model, inputs)
+        loss = task.loss(outputs.to(trained[0].dtype), targets).mean()
+        slopes = list(torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True))
+        with torch.no_grad():
+            torch._foreach_mul_(speed, 0.9)
+            torch._foreach_add_(speed, slopes)
+            torch._foreach_add_(trained, speed, alpha=-LR)
+
+    with Precision(precision)():
+        run = _graph(step) if captured and device.type == "cuda" else step
+        return batch / time_of(run, device, seconds)
+
+
+def _graph(step: Callable[[], None]) -> Callable[[], None]:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def time_of(run: Callable[[], object], device: torch.device, least: float = 1.0) -> float:
+    """Seconds of one call, the mean over about `least` seconds after a first one."""
+    _wait(device)
+    began = time.perf_counter()
+    run()
+    _wait(device)
+    count, taken = 1, time.perf_counter() - began
+    if taken > least and device.type == "cpu":
+        return taken
+    while True:
+        began = time.perf_counter()
+        for _ in range(count):
+            run()
+        _wait(device)
+        taken = time.perf_counter() - began
+        if taken >= least:
+            return taken / count
+        count = max(count + 1, math.ceil(1.2 * count * least / max(taken, 1e-6)))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,75 @@
+"""The command that measures how fast a task trains: bench."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kairosfl.cli import complete
+from kairosfl.cli.common import Device, Json, Quiet, Set, Verbose, asked, friendly, print_rows
+from kairosfl.cli.runs import found
+
+
+def bench(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="TOML configuration, task file (.py), or the name of a preset.", autocompletion=complete.file
+        ),
+    ],
+    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Of each measurement, at least.")] = 3.0,
+    clients: Annotated[
+        int | None, typer.Option("--clients", min=1, help="Clients that train together; by default train.cohort.")
+    ] = None,
+    precision: Annotated[
+        list[str],
+        typer.Option("--precision", help="float32, tf32 or bfloat16; repeatable; by default all that the device has."),
+    ] = [],  # noqa: B006
+    changes: Set = [],  # noqa: B006
+    device: Device = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Measure how fast a task trains here: engine loop, engine batched, and one model on one large batch."""
+    with friendly(verbose=verbose):
+        path, _ = found(file, None, quiet=quiet or as_json)
+        import torch
+
+        from kairosfl.bench import bench as measure
+        from kairosfl.engines.precision import Precision
+        from kairosfl.runs.config import read, resolve
+        from kairosfl.runs.engines import resolve_engine
+        from kairosfl.runs.experiment import build_task
+
+        assert path is not None
+        config = resolve(read(path), [*changes, *asked(engine="loop", device=device)])
+        task = build_task(config)
+        config, _ = resolve_engine(config, task)
+        torch.set_num_threads(config.run.threads)
+        where = torch.device(config.run.device)
+        for name in precision:
+            Precision.of(name, where)
+        size = f"{task.layout.size:,} parameters"
+        if not (quiet or as_json):
+            typer.echo(f"{file}: {size}, on {config.run.device}", err=True)
+        result = measure(
+            task,
+            config.train,
+            where,
+            clients=clients,
+            seconds=seconds,
+            chosen=precision,
+            seed=config.seed,
+            show=None
+            if quiet or as_json
+            else lambda line: typer.echo(f"measured: {line.engine}, {line.precision}", err=True),
+        )
+        if as_json:
+            typer.echo(json.dumps(result.numbers()))
+            return
+        print_rows(result.rows())
+        typer.echo(f"{result.clients} clients, batches of {result.batch}, {size}, {result.device}")
