@@ -1,4 +1,4 @@
-"""Commands for real devices: deploy new, certs, rehearse."""
+"""Commands for real devices: deploy new, certs, node, status, rehearse."""
 
 from __future__ import annotations
 
@@ -40,6 +40,18 @@ def certs(
     with friendly():
         for file in _deploy().certs(path, nodes=nodes, hosts=host):
             typer.echo(file)
+
+
+def node(context: typer.Context) -> None:
+    """Run a node on a device. It takes the arguments of flower-supernode; see `flower-supernode --help`.
+
+    It is Flower's node, with a worker that stays resident, so that a round does not wait for Python to start. With
+    KAIROSFL_RESIDENT=0 it is flower-supernode itself.
+    """
+    with friendly():
+        from kairosfl.engines.flower.node import main
+
+        main(context.args)
 
 
 def rehearse(

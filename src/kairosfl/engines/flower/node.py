@@ -19,7 +19,7 @@ from typing import Any
 from kairosfl.errors import UserError
 
 SWITCH = "KAIROSFL_RESIDENT"  # 0: plain flower-supernode
-FIRST, GROWTH = 0.1, 1.25  # seconds of the first pause, and how much longer each one is than the last
+FIRST, GROWTH = 0.15, 1.3  # seconds of the first pause, and how much longer each one is than the last
 RESTART = (1.0, 60.0)  # seconds after which a worker that died is started again: at first, and at most
 STEADY = 60.0  # a worker that lived for this many seconds did not fail to start
 
