@@ -113,7 +113,7 @@ def wait(done: Any, limit: float = 20.0) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_every_message_has_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def run(**given: Any) -> None:
-        assert given["token"] == "token" and given["insecure"] and given["certificates"] is None
+        assert (given["token"], given["insecure"], given["certificates"]) == ("token", True, None)
         (tmp_path / str(os.getpid())).write_text(f"{sys.argv} {Path('/proc/self/comm').read_text().strip()}")
         raise SystemExit(0)  # as Flower does
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
@@ -52,6 +53,20 @@ def node(context: typer.Context) -> None:
         from kairosfl.engines.flower.node import main
 
         main(context.args)
+
+
+def status(
+    folder: Annotated[Path, typer.Argument(help="The run folder on the server.")],
+    as_json: Json = False,
+) -> None:
+    """Show what a deployed run is doing: its round, who was asked, who reported and when, its metrics and faults."""
+    with friendly():
+        _deploy()
+        from kairosfl.engines.flower.status import status as read
+        from kairosfl.engines.flower.status import text
+
+        found = read(folder)
+        typer.echo(json.dumps(found, indent=1) if as_json else "\n".join(text(found)))
 
 
 def rehearse(

@@ -1,7 +1,7 @@
 """A node that does not make a round wait: Flower's SuperNode, with a resident worker and shorter pauses.
 
-Flower's `flower-supernode` starts `flower-superexec`, which starts a Python process, with torch, for every message; and it
-asks for messages only every three seconds. This is the same program with two differences: the resident worker takes
+Flower's `flower-supernode` starts `flower-superexec`, which starts a Python process, with torch, for every message; and
+it asks for messages only every three seconds. This is the same program with two differences: the resident worker takes
 the place of `flower-superexec`, and pauses start short and grow to Flower's. It opens no port that Flower does not.
 """
 
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError("A node needs Flower; install it with: pip install 'kairosfl[flower]'.") from None
     sys.argv = ["flower-supernode", *arguments]
     if os.environ.get(SWITCH, "1") != "0" and hasattr(os, "fork"):
-        loop.time, loop.subprocess = Pauses(), SimpleNamespace(Popen=_launch)
+        vars(loop).update(time=Pauses(), subprocess=SimpleNamespace(Popen=_launch))
     flower_supernode()
 
 

@@ -1,9 +1,9 @@
 """The resident worker of a node: it has imported torch, and forks a process for every message.
 
 It takes the place of `flower-superexec` and is that program, except that a client's app starts as a fork instead of as
-a new Python. The fork then does what `flwr-clientapp` does. So every message still has its own process, which loads the
-app that the message names, keeps nothing for the next one, and may hang or die alone; the worker itself never imports an
-app. It computes nothing, so a fork has neither threads of torch nor a GPU to inherit.
+a new Python. The fork then does what `flwr-clientapp` does. So every message still has its own process, which loads
+the app that the message names, keeps nothing for the next one, and may hang or die alone; the worker itself never
+imports an app. It computes nothing, so a fork has neither threads of torch nor a GPU to inherit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NAME = "flwr-clientapp"
 OFTEN = 1.0  # seconds between two looks at the installed packages
 
 
-class Forks(SubprocessExecutor):  # type: ignore[misc]
+class Forks(SubprocessExecutor):
     """Starts a client's app as a fork of this process, and other tasks as Flower does."""
 
     def __init__(self, pauses: Pauses) -> None:
@@ -53,7 +53,7 @@ class Forks(SubprocessExecutor):  # type: ignore[misc]
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        """Between two tasks: exit, to be started again, if a package was upgraded; its modules here are the old ones."""
+        """Between two tasks: exit, to be started again, if a package was upgraded: the modules here are old."""
         if active_children() or time.monotonic() < self._next:  # also reaps what has exited
             return
         self._next = time.monotonic() + OFTEN
@@ -103,7 +103,7 @@ def main() -> None:
     for name in ("kairosfl.engines.flower.client", *filter(None, os.environ.get(PRELOAD, "").split(","))):
         importlib.import_module(name)
     pauses = Pauses()
-    loop.time, loop.get_executor = pauses, lambda *_, **__: Forks(pauses)
+    vars(loop).update(time=pauses, get_executor=lambda *_, **__: Forks(pauses))
     flower_superexec()
 
 
