@@ -1,18 +1,22 @@
-"""What a round costs beyond its training over Flower, beside Flower's own FedAvg on the same nodes.
+"""What a round costs beyond its training over Flower: Kairos and Flower's own FedAvg, on both kinds of nodes.
 
     python benchmarks/flower_overhead.py [--nodes 4] [--rounds 5] [--parameters 82]
 
-SuperLink and SuperNodes are real processes on loopback with TLS and authentication. Clients of both apps import torch
-and change nothing, so that what is left is transport, process starts and the server's loop. Rounds are taken in turn
-by both, and the median of each is printed, with the ratio of each turn, which a busy machine spoils least. With
---parameters above a million the weights are random, since Flower sends equal chunks only once.
+SuperLink and nodes are real processes on loopback with TLS and authentication. Clients of both apps import torch and
+change nothing, so that what is left is transport, process starts and the server's loop. In every turn a federation of
+`flower-supernode` and one of `kairosfl deploy node` are started one after the other, and each runs both apps. Printed
+are the median seconds of a round, and the processor seconds that all processes of the federation spend on one, which
+depend less on what else the machine is doing. With --parameters above a million the weights are random, since Flower
+sends equal chunks only once.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import time
@@ -116,10 +120,19 @@ def theirs(stage: LocalFederation, app: Path, run: Path, out: Path) -> list[floa
     return [b - a for a, b in itertools.pairwise(marks)][2:]
 
 
+def spent(stage: LocalFederation) -> float:
+    """Processor seconds of all processes of a federation that have not exited, and of their children that have."""
+    total = 0
+    for process in stage.find(""):
+        with contextlib.suppress(OSError):
+            total += sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    return total / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--parameters", type=int, default=82)
     given = parser.parse_args()
@@ -130,18 +143,25 @@ def main() -> None:
         their_app = write_app(folder / "theirs", "theirs", "", THEIR_SERVER.format(), THEIR_CLIENT)
         (folder / "ours.toml").write_text(RUN.format(rounds=given.rounds, nodes=given.nodes))
         (folder / "theirs.json").write_text(json.dumps(vars(given)))
-        times: dict[str, list[list[float]]] = {"ours": [], "theirs": []}
-        with LocalFederation(folder / "stage", [str(i) for i in range(given.nodes)]) as stage:
-            for turn in range(given.turns):
-                times["ours"].append(ours(stage, our_app, folder / "ours.toml", folder / f"out-ours-{turn}"))
-                times["theirs"].append(theirs(stage, their_app, folder / "theirs.json", folder / f"out-theirs-{turn}"))
-        for who, turns in times.items():
-            everything = [round(seconds, 1) for taken in turns for seconds in taken]
-            print(f"{who}: median {statistics.median(everything):.1f} s a round, all {everything} ({NAME})")
-        ratios = [
-            statistics.median(a) / statistics.median(b) for a, b in zip(times["ours"], times["theirs"], strict=True)
-        ]
-        print(f"ours / theirs, turn by turn: {[round(ratio, 2) for ratio in ratios]}")
+        apps = {"Kairos": (ours, our_app, "ours.toml"), "Flower's FedAvg": (theirs, their_app, "theirs.json")}
+        seconds: dict[tuple[str, str], list[float]] = {}
+        processor: dict[tuple[str, str], list[float]] = {}
+        for turn in range(given.turns):
+            for nodes, resident in (("flower-supernode", "0"), ("kairosfl deploy node", "1")):
+                served = [str(i) for i in range(given.nodes)]
+                place = folder / f"stage-{turn}-{resident}"
+                with LocalFederation(place, served, environment={"KAIROSFL_RESIDENT": resident}) as stage:
+                    for name, (run, app, file) in apps.items():
+                        before = spent(stage)
+                        taken = run(stage, app, folder / file, place / f"out-{file}")
+                        seconds.setdefault((name, nodes), []).extend(taken)
+                        processor.setdefault((name, nodes), []).append((spent(stage) - before) / given.rounds)
+        for (name, nodes), taken in seconds.items():
+            used = statistics.median(processor[name, nodes])
+            print(
+                f"{name} on {nodes}: median {statistics.median(taken):.1f} s a round, "
+                f"{used:.1f} processor seconds, all {[round(each, 1) for each in taken]} ({NAME})"
+            )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from kairosfl.engines.flower.checks import Trust
 from kairosfl.engines.flower.client import client_app
 from kairosfl.engines.flower.roster import Roster, clean, fingerprint, parse_ids
 from kairosfl.engines.flower.server import Flower, Settings
-from kairosfl.engines.flower.wire import NUMBERS, Packing, Piece, piece_record
+from kairosfl.engines.flower.wire import NUMBERS, Packing, Piece, piece_record, wanted_base
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
@@ -158,6 +158,29 @@ def test_a_frozen_part_stays_with_the_task_and_is_never_sent(task: Task) -> None
     assert engine.evaluate(briefs.start + reports.delta[0]) == loop.evaluate(briefs.start + reports.delta[0])
     whole = engine_of(grid_of(client_app(lambda _: task)), part).train(orders(part, [1]))
     assert "the server's model has 18 parameters, but this client's has 33;" in whole.failed[0][1]
+
+
+def test_a_node_with_another_frozen_part_is_rejected_and_the_others_hash_theirs_once(task: Task) -> None:
+    def frozen(value: float) -> Task:
+        model = copy.deepcopy(task.model)
+        model[0].requires_grad_(False)
+        model[0].weight.data.fill_(value)
+        return replace(task, model=model)
+
+    ours, other = frozen(1.0), frozen(2.0)
+    grid = grid_of(client_app(lambda _: ours), client4=client_app(lambda _: other))
+    engine = engine_of(grid, ours)
+    for _ in range(2):
+        reports = engine.train(orders(ours, [1, 4]))
+        assert reports.ids.tolist() == [1]
+        ((client, reason),) = reports.failed
+        assert client == 4
+        assert (
+            f"the frozen part of this client's model has the hash {str(other.base_hash)[:12]}, the server's" in reason
+        )
+    sent = [message for message in grid.sent if message.metadata.message_type == MessageType.TRAIN]
+    asked = [(message.metadata.dst_node_id, wanted_base(message.content)) for message in sent]
+    assert asked == [(101, ours.base_hash), (104, ours.base_hash), (101, None), (104, ours.base_hash)]
 
 
 Change = Callable[[RecordDict], None]
@@ -315,7 +338,7 @@ def test_updates_on_disk_and_packed(task: Task, tmp_path: Path) -> None:
     engine = Flower(grid, task, Settings(quorum=0.0, on_disk=0), print, folder=tmp_path)
     reports = engine.train(briefs)
     assert torch.equal(reports.delta, wanted)
-    assert [path.name for path in tmp_path.iterdir()] == ["roster.json"]  # the file has no name
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["roster.json", "status.json"]  # the file has no name
     half = engine_of(grid, task, packing=Packing("float16")).train(briefs)
     assert torch.equal(half.delta, wanted.half().float())
     top = engine_of(grid, task, packing=Packing(keep=0.1)).train(briefs)

@@ -49,6 +49,8 @@ data.command(cls=Command)(view.show)
 app.add_typer(data, name="data")
 
 deployment = typer.Typer(help="Train on real devices with Flower.", no_args_is_help=True)
-for each in (deploy.new, deploy.certs, deploy.rehearse):
+for each in (deploy.new, deploy.certs, deploy.rehearse, deploy.status):
     deployment.command(cls=Command)(each)
+passed_on = {"allow_extra_args": True, "ignore_unknown_options": True}
+deployment.command(cls=Command, context_settings=passed_on)(deploy.node)
 app.add_typer(deployment, name="deploy")

@@ -1,7 +1,8 @@
-"""Commands for real devices: deploy new, certs, rehearse."""
+"""Commands for real devices: deploy new, certs, node, status, rehearse."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
@@ -40,6 +41,32 @@ def certs(
     with friendly():
         for file in _deploy().certs(path, nodes=nodes, hosts=host):
             typer.echo(file)
+
+
+def node(context: typer.Context) -> None:
+    """Run a node on a device. It takes the arguments of flower-supernode; see `flower-supernode --help`.
+
+    It is Flower's node, with a worker that stays resident, so that a round does not wait for Python to start. With
+    KAIROSFL_RESIDENT=0 it is flower-supernode itself.
+    """
+    with friendly():
+        from kairosfl.engines.flower.node import main
+
+        main(context.args)
+
+
+def status(
+    folder: Annotated[Path, typer.Argument(help="The run folder on the server.")],
+    as_json: Json = False,
+) -> None:
+    """Show what a deployed run is doing: its round, who was asked, who reported and when, its metrics and faults."""
+    with friendly():
+        _deploy()
+        from kairosfl.engines.flower.status import status as read
+        from kairosfl.engines.flower.status import text
+
+        found = read(folder)
+        typer.echo(json.dumps(found, indent=1) if as_json else "\n".join(text(found)))
 
 
 def rehearse(

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 
 from kairosfl.client.trainer import Trainer
 from kairosfl.engines.flower.roster import parse_ids
-from kairosfl.engines.flower.wire import NUMBERS, VERSION, read_brief, report_record
+from kairosfl.engines.flower.wire import NUMBERS, VERSION, read_brief, report_record, wanted_base
 from kairosfl.errors import UserError
 from kairosfl.runs.taskfile import for_client
 from kairosfl.tasks.dataset import Ints
@@ -64,6 +64,12 @@ def client_app(make: MakeTask, *, device: str = "cpu", threads: int = 1, mods: S
             raise UserError(
                 f"the server's model has {len(brief.start)} parameters, but this client's has {task.layout.size}; "
                 "give both the same task.py."
+            )
+        base = wanted_base(message.content)  # in a node's first brief only: hashing gigabytes takes time
+        if base is not None and base != task.base_hash:
+            raise UserError(
+                f"the frozen part of this client's model has the hash {str(task.base_hash)[:12]}, the server's "
+                f"{base[:12]}; give both the same weights."
             )
         report = Trainer(task, torch.device(device)).follow(brief)
         return Message(report_record(report, brief.round, packing), reply_to=message)

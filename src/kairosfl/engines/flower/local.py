@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
     "MALLOC_ARENA_MAX": "2",  # otherwise glibc holds on to the memory of large messages in many arenas
     "MALLOC_MMAP_THRESHOLD_": "65536",
 }
@@ -111,7 +111,8 @@ class LocalFederation:
         """Start a node that serves these clients and authenticates with its key."""
         arguments = ["--superlink", f"{HOST}:{self.port}", "--root-certificates", str(self.certs / "ca.crt")]
         arguments += ["--auth-supernode-private-key", str(self.certs / node), "--port", str(free_port())]
-        self.start(node, "flower-supernode", *arguments, "--node-config", f'clients="{clients}"', *more)
+        program = (sys.executable, "-P", "-m", "kairosfl.engines.flower.node")
+        self.start(node, *program, *arguments, "--node-config", f'clients="{clients}"', *more)
 
     def submit(self, app: Path, run: Path, out: Path) -> subprocess.Popen[bytes]:
         """Run an app with a configuration in a run folder; the process exits with the run."""
@@ -162,11 +163,12 @@ class LocalFederation:
                 os.kill(process, signal.SIGKILL)
 
     def find(self, name: str) -> list[int]:
-        """Running processes of this federation with `name` in their command line, including those started by Flower."""
+        """Running processes of this federation with `name` in their name or command line, Flower's own included."""
         found, home = [], f"FLWR_HOME={self.environment['FLWR_HOME']}\0".encode()
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has exited meanwhile, or belongs to another user
-                if name.encode() in (entry / "cmdline").read_bytes() and home in (entry / "environ").read_bytes():
+                called = (entry / "comm").read_bytes() + (entry / "cmdline").read_bytes()
+                if name.encode() in called and home in (entry / "environ").read_bytes():
                     found.append(int(entry.name))
         return found
 

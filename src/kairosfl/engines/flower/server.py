@@ -23,6 +23,7 @@ from kairosfl.core.fields import Brief, Briefs, Report, Reports
 from kairosfl.engines.evaluate import Evaluator
 from kairosfl.engines.flower.checks import Trust, check
 from kairosfl.engines.flower.roster import DROPPED, NodeRegistry, Roster, claimed_ids, clean, pull, push
+from kairosfl.engines.flower.status import Board
 from kairosfl.engines.flower.updates import Updates
 from kairosfl.engines.flower.wire import Malformed, Packing, brief_record, read_report
 from kairosfl.errors import UserError
@@ -89,6 +90,8 @@ class Flower(Evaluator):
         super().__init__(replace(task, model=hollow(task.model)), torch.device("cpu"), self._predict_with)
         self.roster = Roster(len(task.clients), folder / "roster.json" if folder else None)
         self._updates: Updates | None = None
+        self._board, self._base = Board(folder), self.task.base_hash
+        self._checked: set[int] = set()  # nodes whose frozen part is known to be the server's
         self._registry = NodeRegistry(grid, self.roster, log, settings.deadline)
 
     def start(self) -> Tensor:
@@ -101,14 +104,16 @@ class Flower(Evaluator):
         """Reports in client order; `failed` gives the reason for each client without one."""
         needed = self.settings.needed(len(briefs))
         quorum = math.ceil(self.settings.quorum * needed)
-        self._gather(briefs.ids.tolist(), max(1, quorum))
         orders = {brief.client: brief for brief in briefs.each()}
+        self._board.gather(next(iter(orders.values())).round + 1 if orders else 0, orders)
+        self._gather(list(orders), max(1, quorum))
         row = {client: i for i, client in enumerate(orders)}
         if self._updates is not None:
             self._updates.release()  # those of the last round, to which its record still refers
         updates = self._updates = Updates(briefs, self.folder, self.settings.on_disk)
         in_flight, failed = self._push(orders)
         updates.release()
+        self._board.begin(needed, self.settings.deadline, failed)
         until = time.monotonic() + self.settings.deadline
         good: dict[int, Report] = {}
         pause = POLL[0]
@@ -126,6 +131,8 @@ class Flower(Evaluator):
                     failed[client] = late if overdue else outcome
                 else:
                     good[client] = outcome
+                    self._checked.add(node)
+                self._board.outcome(client, failed.get(client))
                 if len(good) == needed:
                     break
             if len(in_flight) == before:
@@ -137,6 +144,7 @@ class Flower(Evaluator):
         if len(good) < quorum:
             failed |= dict.fromkeys(good, f"{len(good)} accepted reports do not reach the quorum of {quorum}")
             good = {}
+        self._board.end(self.roster.nodes)
         clients = sorted(good)
         delta = updates.rows([row[client] for client in clients])
         return Reports.stack([good[client] for client in clients], delta, tuple(sorted(failed.items())))
@@ -166,7 +174,8 @@ class Flower(Evaluator):
             if node is None:
                 failed[client] = "no node serves it"
                 continue
-            record = brief_record(brief, self.settings.packing, packed)
+            base = None if node in self._checked else self._base
+            record = brief_record(brief, self.settings.packing, packed, base)
             due = time.monotonic() + self.settings.deadline
             message = Message(
                 record, node, MessageType.TRAIN, ttl=self.settings.deadline, group_id=str(brief.round + 1)

@@ -124,7 +124,7 @@ Once, with the address of the server under [superlink.{name}] in ~/.flwr/config.
 
 On each device, with its own key and its own client id:
 
-    flower-supernode --superlink SERVER:8000 --root-certificates ca.crt \\
+    kairosfl deploy node --superlink SERVER:8000 --root-certificates ca.crt \\
         --auth-supernode-private-key node-0 --node-config 'clients="0"'
 
 Train; if the server was stopped, the same command resumes the run:

@@ -20,6 +20,7 @@ from kairosfl.errors import UserError
 
 VERSION = 2
 NUMBERS, VECTORS = "numbers", "vectors"
+BASE = "base_hash"
 RAW = "kairosfl.raw"  # how the bytes of an array are to be read: as they are, little-endian
 PIECE = 5 << 20  # bytes; vectors travel in pieces, since Flower copies what it reads and writes
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64, "int32": torch.int32}
@@ -61,9 +62,14 @@ class Piece:
     data: bytes | memoryview
 
 
-def brief_record(brief: Brief, packing: Packing, packed: dict[int, list[Array]]) -> RecordDict:
-    """A brief as a record. `packed` caches vectors by their address: what briefs share is packed once."""
+def brief_record(brief: Brief, packing: Packing, packed: dict[int, list[Array]], base: str | None = None) -> RecordDict:
+    """A brief as a record. `packed` caches vectors by their address: what briefs share is packed once.
+
+    `base` is the hash of the frozen part that the client's model must have.
+    """
     numbers: dict[str, Any] = {"version": VERSION, "pack_dtype": packing.dtype, "pack_keep": packing.keep}
+    if base is not None:
+        numbers[BASE] = base
     vectors: dict[str, Array] = {}
     for entry in TOLD:
         value = getattr(brief, entry.row)
@@ -96,6 +102,12 @@ def read_brief(record: RecordDict) -> tuple[Brief, Packing]:
             value = numbers[entry.row]
             values[entry.row] = frozenset(filter(None, value.split(","))) if entry.kind is frozenset else value
     return Brief(**values), Packing(numbers["pack_dtype"], numbers["pack_keep"])
+
+
+def wanted_base(record: RecordDict) -> str | None:
+    """The hash of the frozen part that the server's model has; None where the client need not check it."""
+    wanted = record[NUMBERS].get(BASE)
+    return wanted if isinstance(wanted, str) else None
 
 
 def report_record(report: Report, round: int, packing: Packing) -> RecordDict:

@@ -1,0 +1,92 @@
+"""A node that does not make a round wait: Flower's SuperNode, with a resident worker and shorter pauses.
+
+Flower's `flower-supernode` starts `flower-superexec`, which starts a Python process, with torch, for every message; and
+it asks for messages only every three seconds. This is the same program with two differences: the resident worker takes
+the place of `flower-superexec`, and pauses start short and grow to Flower's. It opens no port that Flower does not.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from kairosfl.errors import UserError
+
+SWITCH = "KAIROSFL_RESIDENT"  # 0: plain flower-supernode
+FIRST, GROWTH = 0.15, 1.3  # seconds of the first pause, and how much longer each one is than the last
+RESTART = (1.0, 60.0)  # seconds after which a worker that died is started again: at first, and at most
+STEADY = 60.0  # a worker that lived for this many seconds did not fail to start
+
+
+class Pauses:
+    """Stands in for the module `time` in Flower's loops: a wait costs a fraction of itself, not whole seconds."""
+
+    def __init__(self) -> None:
+        self._asked, self._pause = 0.0, FIRST
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def restart(self) -> None:
+        """Something happened: the next pause is short again."""
+        self._pause = FIRST
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep less than `seconds` at first; another number of seconds is another wait."""
+        if seconds != self._asked:
+            self._asked = seconds
+            self.restart()
+        time.sleep(min(self._pause, seconds))
+        self._pause = min(self._pause * GROWTH, seconds)
+
+
+def worker(command: Sequence[str]) -> list[str]:
+    """The command of the resident worker, with the arguments of the `flower-superexec` that it replaces."""
+    program, *arguments = command
+    if program != "flower-superexec":
+        return list(command)
+    return [sys.executable, "-P", "-m", "kairosfl.engines.flower.resident", *arguments]
+
+
+def keep(start: Callable[[], int], sleep: Callable[[float], None] = time.sleep, *, lives: int = sys.maxsize) -> None:
+    """Run `start`, which returns when the worker has exited, again and again; less often if it fails at once."""
+    pause = RESTART[0]
+    for _ in range(lives):
+        began = time.monotonic()
+        code = start()
+        pause = RESTART[0] if code == 0 or time.monotonic() - began > STEADY else min(2 * pause, RESTART[1])
+        sleep(pause if code else 0.0)
+
+
+def _launch(command: Sequence[str]) -> None:
+    """In place of `subprocess.Popen` in Flower's SuperNode."""
+    # Telemetry would need a thread, which a fork does not have.
+    environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+
+    def start() -> int:
+        return subprocess.call(worker(command), env=environment)
+
+    threading.Thread(target=keep, args=(start,), daemon=True).start()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run a node with the arguments of `flower-supernode`."""
+    try:
+        from flwr.supernode import start_client_internal as loop
+        from flwr.supernode.cli import flower_supernode
+    except ImportError:
+        raise UserError("A node needs Flower; install it with: pip install 'kairosfl[flower]'.") from None
+    sys.argv = ["flower-supernode", *arguments]
+    if os.environ.get(SWITCH, "1") != "0" and hasattr(os, "fork"):
+        vars(loop).update(time=Pauses(), subprocess=SimpleNamespace(Popen=_launch))
+    flower_supernode()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
