@@ -5,7 +5,7 @@ BIN := .venv/bin
 
 WORKERS ?= auto
 
-.PHONY: demo test test-slow test-kernels test-deploy test-extended lint docs results dist bench bench-peers clean
+.PHONY: demo test test-slow test-kernels test-deploy test-extended zoo lint docs results dist bench bench-peers clean
 
 demo: .venv/ready
 	$(BIN)/kairosfl demo
@@ -21,6 +21,8 @@ test-kernels: .venv/kernels  # in Triton's interpreter; on a GPU: pytest tests/e
 
 test-deploy: .venv/full
 	$(BIN)/python -m pytest tests/deploy -m "slow or not slow"
+
+zoo: .venv/zoo  # models of other libraries, which test-extended then tries; without them these tests are skipped
 
 test-extended: test-kernels test-deploy  # what `make test` leaves out
 	$(BIN)/python -m pytest -m slow --ignore=tests/deploy
@@ -56,6 +58,13 @@ lint: .venv/ready
 .venv/kernels: .venv/ready
 	$(BIN)/python -c "import triton" 2>/dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check triton==3.9.0
+	@touch $@
+
+.venv/zoo: .venv/ready  # what asks for a torch of its own is installed without it
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		transformers==5.22.2 pillow psutil
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		torchvision==0.28.0 timm==1.0.30 peft==0.21.2 accelerate==1.15.0
 	@touch $@
 
 .venv/ready: pyproject.toml constraints.txt

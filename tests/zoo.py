@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -54,14 +53,6 @@ def tiny_hugging(kind: str, head: str = "ForSequenceClassification", **options: 
     return model
 
 
-def adapted(model: nn.Module, targets: list[str]) -> nn.Module:
-    """With peft's LoRA on these layers, whose second matrices do not start at zero; the rest is frozen."""
-    peft = library("peft")
-    torch.manual_seed(0)
-    made: nn.Module = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False))
-    return made
-
-
 _OPTIONS = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8}
 _STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -80,13 +71,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def _group_norm(channels: int, **_: Any) -> nn.Module:
+def timm_group_norm(channels: int, **_: Any) -> nn.Module:
     made: nn.Module = import_module("timm.layers").GroupNorm(channels, 2)
     return made
 
 
-_VIT = {"img_size": SIDE, "patch_size": 8, "embed_dim": 12, "depth": 2, "num_heads": 2}
-_SWIN = {
+VIT = {"img_size": SIDE, "patch_size": 8, "embed_dim": 12, "depth": 2, "num_heads": 2}
+SWIN = {
     "img_size": SIDE,
     "window_size": 4,
     "embed_dim": 8,
@@ -94,22 +85,4 @@ _SWIN = {
     "num_heads": (2, 2),
     "drop_path_rate": 0.0,
 }
-_RESNET = {"layers": (1, 1, 1, 1), "channels": (4, 4, 8, 8), "stem_width": 4}
-IMAGES: dict[str, Callable[[], nn.Module]] = {
-    "ViT": lambda: tiny_timm("vit_tiny_patch16_224", **_VIT),
-    "DeiT III": lambda: tiny_timm("deit3_small_patch16_224", init_values=0.1, **_VIT),
-    "ConvNeXt": lambda: tiny_timm("convnext_atto", depths=(1, 1, 1, 1), dims=(4, 8, 8, 12)),
-    "ResNet": lambda: tiny_timm("resnet18", norm_layer=_group_norm, **_RESNET),
-    "Swin": lambda: tiny_timm("swin_tiny_patch4_window7_224", **_SWIN),
-    "EfficientNet": lambda: tiny_timm("test_efficientnet_gn"),
-    "ViT of Hugging Face": lambda: tiny_hugging("ViT", "ForImageClassification"),
-}
-TEXTS: dict[str, Callable[[], nn.Module]] = {
-    kind: partial(tiny_hugging, kind) for kind in ("Bert", "GPT2", "DistilBert", "GPTNeoX", "Llama")
-}
-ADAPTED: dict[str, Callable[[], nn.Module]] = {
-    "Bert": lambda: adapted(tiny_hugging("Bert"), ["query", "value"]),
-    "GPT2": lambda: adapted(tiny_hugging("GPT2"), ["c_attn"]),
-    "GPTNeoX": lambda: adapted(tiny_hugging("GPTNeoX"), ["query_key_value"]),
-    "Llama": lambda: adapted(tiny_hugging("Llama"), ["q_proj", "v_proj"]),
-}
+RESNET = {"layers": (1, 1, 1, 1), "channels": (4, 4, 8, 8), "stem_width": 4}

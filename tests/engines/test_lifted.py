@@ -182,34 +182,3 @@ def test_a_step_that_fails_after_the_trial_is_trained_one_client_after_another(m
     assert_equal(found, Loop(task).train(make_briefs(task)), 1e-10)
     assert not engine.stacks
     assert_equal(engine.train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-10)
-
-
-timm, transformers, peft = (
-    pytest.mark.skipif(zoo.library(name) is None, reason=f"needs {name}") for name in ("timm", "transformers", "peft")
-)
-
-
-@pytest.mark.slow
-@timm
-@pytest.mark.parametrize("name", zoo.IMAGES)
-def test_models_of_timm_train_as_one_client_after_another(name: str) -> None:
-    torch.manual_seed(0)
-    equal(make_task(zoo.IMAGES[name](), (3, zoo.SIDE, zoo.SIDE)), 2e-5, epochs=1)
-
-
-@pytest.mark.slow
-@transformers
-@pytest.mark.parametrize("name", zoo.TEXTS)
-def test_models_of_hugging_face_train_as_one_client_after_another(name: str) -> None:
-    torch.manual_seed(0)
-    equal(make_task(zoo.TEXTS[name](), (zoo.LENGTH,), tokens=zoo.VOCABULARY), 1e-5, epochs=1)
-
-
-@pytest.mark.slow
-@peft
-@pytest.mark.parametrize("name", zoo.ADAPTED)
-def test_adapters_of_peft_train_as_one_client_after_another(name: str) -> None:
-    torch.manual_seed(0)
-    task = make_task(zoo.ADAPTED[name](), (zoo.LENGTH,), tokens=zoo.VOCABULARY)
-    assert task.layout.size < 200
-    equal(task, 1e-5, epochs=1)

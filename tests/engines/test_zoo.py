@@ -19,7 +19,8 @@ from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 from kairosfl.tasks.vector import base, trained
-from zoo_cases import CASES, REFUSED, Case
+from zoo_cases import CASES, Case
+from zoo_refused import REFUSED
 
 QUICK = {"u-net, group_norm", "u-net, freeze_norms", "lstm", "1-d cnn, two inputs, one logit", "tabular regression"}
 QUICK |= {"tabular multilabel"}
@@ -27,7 +28,7 @@ SIMULATED = ["timm vit, multilabel", "timm efficientnet, freeze_norms", "torchvi
 SIMULATED += ["bert with lora", "bert regression", "llama language model", "1-d cnn, two inputs, one logit"]
 DROPPING = {
     "bert": lambda: zoo.tiny_hugging("Bert", hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5),
-    "timm swin": lambda: zoo.tiny_timm("swin_tiny_patch4_window7_224", **zoo._SWIN | {"drop_path_rate": 0.5}),
+    "timm swin": lambda: zoo.tiny_timm("swin_tiny_patch4_window7_224", **zoo.SWIN | {"drop_path_rate": 0.5}),
 }
 
 
@@ -55,9 +56,11 @@ def task_of(case: Case, model: nn.Module) -> Task:
 
 @pytest.mark.parametrize("name", listed(list(CASES)))
 def test_updates_are_those_of_one_client_after_another(name: str) -> None:
+    """In float32 the engines differ by the order of sums alone, measured as up to 9e-6 of the update; each is as far
+    from float64 as the other: 1e-6 to 2e-4, since the weights are rounded at every step."""
     case = CASES[name]
     model = made(case)
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
+    for dtype, tolerance in ((torch.float32, case.tolerance), (torch.float64, 1e-10)):
         mixed = len({parameter.dtype for parameter in model.parameters()}) > 1
         if dtype == torch.float64 and mixed:  # it would not be this model any more
             continue
