@@ -69,9 +69,10 @@ class _Notebook:
     """One line below a notebook's cell, replaced in place; rich would need ipywidgets for it."""
 
     def __init__(self) -> None:
-        from IPython.display import display
+        import IPython.display
 
-        self.handle: Any = display({"text/plain": ""}, raw=True, display_id=True)
+        show: Any = IPython.display.display
+        self.handle = show({"text/plain": ""}, raw=True, display_id=True)
         self.last = -math.inf
 
     def update(self, done: int, rounds: int, words: str) -> None:
