@@ -56,6 +56,7 @@ PERFORMED = {
     "sweeps.md",
     "task-files.md",
     "examples/hospitals.md",
+    "examples/images.md",
     "examples/lora.md",
     "tune.md",
 }
