@@ -1,4 +1,4 @@
-"""Progress of runs: live bars on a terminal, plain lines elsewhere."""
+"""Progress of runs: live bars on a terminal and in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from kairosfl.runs.history import main_value
 
 PLAIN_LINES = 50  # per run, without a terminal
 SECONDS_PER_LINE = 60.0  # of a sweep, without a terminal
+SECONDS_PER_UPDATE = 0.1  # in a notebook
+BAR_WIDTH = 20
 EPSILONS = ("epsilon", "hypothetical_epsilon")  # as the rule privacy records them
 
 
@@ -63,8 +65,30 @@ class _Screen:
             self.console.print(line, highlight=False, soft_wrap=True)
 
 
+class _Notebook:
+    """One line below a notebook's cell, replaced in place; rich would need ipywidgets for it."""
+
+    def __init__(self) -> None:
+        import IPython.display
+
+        show: Any = IPython.display.display
+        self.handle = show({"text/plain": ""}, raw=True, display_id=True)
+        self.last = -math.inf
+
+    def update(self, done: int, rounds: int, words: str) -> None:
+        now = time.perf_counter()
+        if now - self.last < SECONDS_PER_UPDATE and done < rounds:
+            return
+        self.last = now
+        full = BAR_WIDTH * done // max(rounds, 1)
+        bar = "█" * full + "░" * (BAR_WIDTH - full)
+        self.handle.update({"text/plain": f"{bar} {done}/{rounds}  {words}"}, raw=True)
+
+
 class RunProgress(_Screen):
     """Shows the metrics of a run as they arrive; called with one row per round."""
+
+    notebook: _Notebook | None = None
 
     def __init__(self, rounds: int, *, quiet: bool = False, done: int = 0, console: Console | None = None) -> None:
         super().__init__(quiet, console)
@@ -77,6 +101,8 @@ class RunProgress(_Screen):
         if self.live:
             self.progress.start()
             self.task = self.progress.add_task("rounds", total=self.rounds, completed=self.done)
+        elif not self.quiet and self.console.is_jupyter:
+            self.notebook = _Notebook()
         return self
 
     def __call__(self, row: dict[str, Any]) -> None:
@@ -90,6 +116,8 @@ class RunProgress(_Screen):
         words = describe(row, self.score)
         if self.live:
             self.progress.update(self.task, completed=self.done, description=f"{words}  {speed:.1f} rounds/s")
+        elif self.notebook is not None:
+            self.notebook.update(self.done, self.rounds, f"{words}  {speed:.1f} rounds/s")
         elif not self.quiet and (self.done % -(-self.rounds // PLAIN_LINES) == 0 or self.done == self.rounds):
             left = (self.rounds - self.done) / max(speed, 1e-9)
             print(f"round {self.done}/{self.rounds}  {words}  {speed:.1f} rounds/s  {left:.0f} s left", file=sys.stderr)
