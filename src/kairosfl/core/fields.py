@@ -202,7 +202,10 @@ class Briefs(Cohort):
             value = getattr(self, entry.name)
             if entry.shape == "each" and isinstance(value, int | float | list):
                 dtype = torch.int64 if entry.kind is int else torch.float64
-                column = torch.tensor(value, dtype=dtype).expand(len(self.ids)).clone()
+                if isinstance(value, list):
+                    column = torch.tensor(value, dtype=dtype).expand(len(self.ids)).clone()
+                else:
+                    column = torch.full((len(self.ids),), value, dtype=dtype)
                 object.__setattr__(self, entry.name, column)
 
     def pushed(self, push: Tensor) -> Self:

@@ -77,9 +77,17 @@ def append_json(path: Path, value: Any) -> None:
     """Append a line to a JSON Lines file; it is on disk when this returns."""
     try:
         with path.open("a", encoding="utf-8") as handle:
-            handle.write(json.dumps(plain(value)) + "\n")
+            handle.write(_line(value) + "\n")
     except OSError as error:
         raise UserError(f"Cannot write {path}: {error.strerror or error}; free the disk, then resume.") from None
+
+
+def _line(value: Any) -> str:
+    """As JSON; going through all numbers for those that JSON does not have takes longer than writing them."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(plain(value))
 
 
 def read_lines(

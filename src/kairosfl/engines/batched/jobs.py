@@ -96,7 +96,8 @@ class Ticket:
         if self.answer is not None:
             return self.answer
         m = len(self.n)
-        sums, wholes = self.sums.cpu().mT.contiguous(), self.wholes.cpu().mT.contiguous()
+        both = torch.cat([self.sums.view(torch.int64), self.wholes], 1).cpu().mT.contiguous()  # one wait for the device
+        sums, wholes = both[: len(Sum)].view(torch.float64), both[len(Sum) :]
         steps, batches = wholes[Whole.POSITION], wholes[Whole.BATCHES]
         scores = {name: values.cpu() for name, values in self.scores.items()}
         fishers: dict[str, Any] = {
@@ -165,23 +166,24 @@ def _kinds(briefs: Briefs, batch: list[int]) -> list[Kind]:
         "reference": briefs.stop_reference is not None,
         "adamw": briefs.optimizer == "adamw",
     }
-    clips = (briefs.clip < float("inf")).tolist()
+    clips = _host(briefs.clip) < np.inf
     some = {
         "clip": clips,
-        "late": clips if briefs.clip_after else [False] * len(clips),
-        "decay": (briefs.weight_decay != 0).tolist(),
-        "pull": (briefs.pull != 0).tolist(),
-        "momentum": (briefs.momentum != 0).tolist(),
-        "contrast": (briefs.contrast != 0).tolist(),
-        "sam": (briefs.radius != 0).tolist(),
+        "late": clips & briefs.clip_after,
+        "decay": _host(briefs.weight_decay) != 0,
+        "pull": _host(briefs.pull) != 0,
+        "momentum": _host(briefs.momentum) != 0,
+        "contrast": _host(briefs.contrast) != 0,
+        "sam": _host(briefs.radius) != 0,
     }
     always = tuple(name for name, asked in everyone.items() if asked)
-    return [
-        _kind(size, always + tuple(name for name, flags in some.items() if flags[row]))
-        for row, size in enumerate(batch)
-    ]
+    names = tuple(some)
+    chosen = sum(flags.astype(np.int64) << place for place, flags in enumerate(some.values()))
+    return [_kind(size, always, names, bits) for size, bits in zip(batch, np.asarray(chosen).tolist(), strict=True)]
 
 
 @cache
-def _kind(batch: int, flags: tuple[str, ...]) -> Kind:
+def _kind(batch: int, always: tuple[str, ...], names: tuple[str, ...], bits: int) -> Kind:
+    """The kind with the flags in `always`, and those in `names` whose bit is set."""
+    flags = always + tuple(name for place, name in enumerate(names) if bits >> place & 1)
     return Kind(1, batch, **dict.fromkeys(flags, True))
