@@ -37,6 +37,11 @@ def template() -> str:
     return str(tomllib.loads(templates.RUN)["algorithm"])
 
 
+def bare() -> str:
+    """The same without its limits, which are its last rule."""
+    return template().rpartition(" + limits")[0]
+
+
 def many_samples(reports: Reports, row: int, round: int) -> Reports:
     n = reports.n.clone()
     n[row] = 10_000_000  # what deploy.max_samples lets pass
@@ -118,14 +123,13 @@ def test_no_client_of_ten_moves_the_template_by_more_than_three_points(lie: str)
 
 
 def test_without_limits_the_same_lie_ruins_the_run() -> None:
-    bare = template().replace(" + limits", "")
-    assert bare != template()
-    assert accuracy(bare, LIES["samples, turned"]) < 0.2
+    assert bare()
+    assert accuracy(bare(), LIES["samples, turned"]) < 0.2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, 1, 3, 8])  # the last two cost most: of those chosen on, and of the others
 def test_every_lie(lie: str, seed: int) -> None:
     for text in (template(), template().replace("+ limits", "+ pa3fed(always=True) + limits")):
         assert accuracy(text, LIES[lie], seed=seed) > accuracy(template(), seed=seed) - HARM
@@ -142,9 +146,8 @@ def test_three_of_ten_on_iid_digits(rule: str, lie: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("unequal", [False, True])
 def test_honest_clients_with_different_data_lose_less_than_a_point(unequal: bool) -> None:
-    bare = template().replace(" + limits", "")
     lost = [
-        accuracy(bare, (), "dirichlet", seed, 60, unequal) - accuracy(template(), (), "dirichlet", seed, 60, unequal)
+        accuracy(bare(), (), "dirichlet", seed, 60, unequal) - accuracy(template(), (), "dirichlet", seed, 60, unequal)
         for seed in range(2)
     ]
     assert np.mean(lost) < 0.01
