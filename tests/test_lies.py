@@ -1,4 +1,7 @@
-"""One client of ten lies, 25 rounds on digits: what the deployment's template withstands, and FedAvg does not."""
+"""One client of ten lies, 25 rounds on digits: what the deployment's template withstands, and FedAvg does not.
+
+python tests/test_lies.py 0 1 2 3 4 5        the table of docs/trust.md, for these seeds
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,11 @@ def template() -> str:
     """The algorithm of `kairosfl deploy new`."""
     templates = pytest.importorskip("kairosfl.engines.flower.templates")
     return str(tomllib.loads(templates.RUN)["algorithm"])
+
+
+def bare() -> str:
+    """The same without its limits, which are its last rule."""
+    return template().rpartition(" + limits")[0]
 
 
 def many_samples(reports: Reports, row: int, round: int) -> Reports:
@@ -115,14 +123,13 @@ def test_no_client_of_ten_moves_the_template_by_more_than_three_points(lie: str)
 
 
 def test_without_limits_the_same_lie_ruins_the_run() -> None:
-    bare = template().replace(" + limits", "")
-    assert bare != template()
-    assert accuracy(bare, LIES["samples, turned"]) < 0.2
+    assert bare()
+    assert accuracy(bare(), LIES["samples, turned"]) < 0.2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, 1, 3, 8])  # the last two cost most: of those chosen on, and of the others
 def test_every_lie(lie: str, seed: int) -> None:
     for text in (template(), template().replace("+ limits", "+ pa3fed(always=True) + limits")):
         assert accuracy(text, LIES[lie], seed=seed) > accuracy(template(), seed=seed) - HARM
@@ -139,9 +146,25 @@ def test_three_of_ten_on_iid_digits(rule: str, lie: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("unequal", [False, True])
 def test_honest_clients_with_different_data_lose_less_than_a_point(unequal: bool) -> None:
-    bare = template().replace(" + limits", "")
     lost = [
-        accuracy(bare, (), "dirichlet", seed, 60, unequal) - accuracy(template(), (), "dirichlet", seed, 60, unequal)
+        accuracy(bare(), (), "dirichlet", seed, 60, unequal) - accuracy(template(), (), "dirichlet", seed, 60, unequal)
         for seed in range(2)
     ]
     assert np.mean(lost) < 0.01
+
+
+def table(seeds: list[int]) -> None:
+    """Points lost by each lie: the algorithm of the template, and with pa3fed; a column for each seed."""
+    honest = {seed: accuracy(template(), seed=seed) for seed in seeds}
+    print(f"{'no lie, accuracy':>28}", *(f"{100 * value:6.2f}" for value in honest.values()), flush=True)
+    for name, lies in LIES.items():
+        for text in (template(), template().replace("+ limits", "+ pa3fed(always=True) + limits")):
+            lost = [100 * (honest[seed] - accuracy(text, lies, seed=seed)) for seed in seeds]
+            label = f"{name} (pa3fed)" if "pa3fed" in text else name
+            print(f"{label:>28}", *(f"{value:+6.2f}" for value in lost), f"  worst {max(lost):+.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    import sys
+
+    table([int(seed) for seed in sys.argv[1:]])

@@ -15,7 +15,7 @@ from scipy.optimize import nnls
 
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import drive, rounds
+from kairosfl.core.round import drive, recorded, rounds
 from kairosfl.core.rule import Algorithm
 from kairosfl.core.run import Run, Setup
 from kairosfl.engines.loop import Loop
@@ -448,6 +448,24 @@ def test_by_hand() -> None:
     run = given([[2, 0, 0, 0], [0, 5, 0, 0], [-3, 4, 0, 0]], "fedaware(normalise=false)")
     np.testing.assert_allclose(run.states[0]["lambda"], [1 - s, 0, s], atol=1e-7)
     np.testing.assert_allclose(run.x, [1 - 2.5 * s, 2 * s, 0, 0], atol=1e-7)
+
+
+@pytest.mark.parametrize("text", ["fedaware", "fedaware(normalise=false)", "fedaware(clusters=2)"])
+def test_diversity_and_distance_to_uniform_weights(text: str) -> None:
+    """Definition 4.1 and the χ² of Corollary 4.1, from the vectors."""
+    updates = np.array([[4.0, 0.0, 1.0, 0.0], [0.0, 2.0, 1.0, 0.5], [3.0, -1.0, 0.5, 1.0]])
+    run = given(updates.tolist(), text)
+    mine = run.states[0]["lambda"].numpy()
+    clusters = [0, 1, 0] if "clusters" in text else [0, 1, 2]
+    averages = np.stack([0.5 * updates[np.equal(clusters, each)].mean(0) for each in sorted(set(clusters))])
+    shares = np.bincount(clusters, mine)
+    if "normalise" not in text:
+        averages /= np.linalg.norm(averages, axis=1, keepdims=True)
+    diversity = np.sqrt(shares @ (averages**2).sum(1) / np.sum((shares @ averages) ** 2))
+    setup = Setup(parse(text), Recipe(rounds=1, cohort=3), 3, task(Quadratic()).layout)
+    found = recorded(run, setup)
+    assert found["lud"] == pytest.approx(diversity, rel=1e-6)
+    assert found["chi_square"] == pytest.approx(np.sum((1 / 3 - mine) ** 2 / (1 / 3)), rel=1e-12)
 
 
 def test_an_update_of_length_zero_is_left_out() -> None:

@@ -15,7 +15,9 @@ from kairosfl.core.fields import Reports
 from kairosfl.core.rule import Memory
 from kairosfl.core.table import Table
 from kairosfl.detectors import Signals
+from kairosfl.errors import UserError
 from kairosfl.rules import PA3Fed
+from kairosfl.testing import check_rule
 
 
 @pytest.mark.parametrize("problem", [Quadratic(), Network()], ids=["quadratic", "network"])
@@ -47,9 +49,15 @@ def test_beta_zero_is_fedavg_to_the_bit(always: bool) -> None:
     assert np.array_equal(course(Network(), Setting(), COHORTS, f"pa3fed(beta=0, always={always})"), plain)
 
 
-def _weights(before: list[float], after: list[float], beta: float = 0.3, score: str = "log_likelihood") -> np.ndarray:
+def _weights(
+    before: list[float],
+    after: list[float],
+    beta: float = 0.3,
+    score: str = "log_likelihood",
+    change: str = "better",
+) -> np.ndarray:
     m = len(before)
-    rule = PA3Fed(beta=beta, always=True, score=score)
+    rule = PA3Fed(beta=beta, always=True, score=score, change=change)
     reports = Reports(
         ids=torch.arange(m),
         n=torch.ones(m, dtype=torch.int64),
@@ -75,6 +83,17 @@ def test_by_hand() -> None:
     np.testing.assert_allclose(_weights([2, 1, nan], [1, 2, 7], beta), np.array([2, 0.5, 1]) / 3.5, rtol=1e-14)
     inverse = _weights([2, 1, nan], [1, 2, 7], beta, "loss")
     np.testing.assert_allclose(inverse, np.array([0.5, 2, 1]) / 3.5, rtol=1e-14)
+
+
+@pytest.mark.parametrize("score", ["log_likelihood", "loss"])
+def test_stability_as_a_small_change(score: str) -> None:
+    """Losses 2 → 1, 1 → 2 and 1 → 3 with beta ln 2: factors 1/2, 1/2 and 1/4, whatever the sign; the newcomer has 1."""
+    found = _weights([2, 1, 1, float("nan")], [1, 2, 3, 7], float(np.log(2)), score, "small")
+    np.testing.assert_allclose(found, np.array([0.5, 0.5, 0.25, 1]) / 2.25, rtol=1e-14)
+    np.testing.assert_allclose(_weights([1.0, 1.0], [1e5, 1.0], change="small"), [0.0, 1.0], rtol=0, atol=1e-15)
+    check_rule(PA3Fed(change="small", always=True))
+    with pytest.raises(UserError, match="change = 'large' is not allowed"):
+        PA3Fed(change="large")
 
 
 @pytest.mark.parametrize(

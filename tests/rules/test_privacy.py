@@ -14,13 +14,14 @@ from test_accounting import own_figure
 
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import drive, recorded, rounds, verdicts
+from kairosfl.core.round import drive, recorded, result, rounds, verdicts
 from kairosfl.core.rule import Algorithm, Memory, Plan, Rule
 from kairosfl.core.run import Round, Run, Setup
 from kairosfl.core.streams import stream
 from kairosfl.detectors import FGN, Detector, NoisedFGN
 from kairosfl.errors import UserError
 from kairosfl.rules import RULES, Privacy, accounting, parse
+from kairosfl.rules.robust import Guard
 from kairosfl.runs import experiment
 from kairosfl.runs.config import resolve
 from kairosfl.runs.files import read_lines
@@ -285,12 +286,41 @@ def test_the_noise_has_the_promised_size() -> None:
 
 @pytest.mark.parametrize("name", sorted({*RULES} - {"privacy"}))
 def test_which_rules_compose(name: str) -> None:
-    composes = {"fedprox", "fedsam", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedams", "alt", "fedcl"}
+    composes = {"fedprox", "fedsam", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedams", "alt", "fedcl", "average"}
     if name in composes:
         assert len(parse(f"{name} + privacy").rules) == 2
         return
-    with pytest.raises(UserError, match=f"{name} and privacy cannot be combined: {name} may act on reports or rows"):
-        parse(f"{name} + privacy")
+    why = "may act on reports or rows"
+    if issubclass(RULES[name], Guard):
+        why = f"treats a report by what others sent, .* leave {name} out, since privacy clips every update by itself"
+    elif name == "budget":
+        why = "plans cohorts by how many clients took part so far, a number without noise"
+    for text in (f"{name} + privacy", f"privacy + {name}"):
+        with pytest.raises(UserError, match=f" cannot be combined: {name} {why}"):
+            parse(text)
+
+
+def test_options_decide_whether_a_rule_reads_clients() -> None:
+    with pytest.raises(UserError, match=r"cannot be combined: fedcl plans cohorts by how many clients took part"):
+        parse("fedcl(budget=0.5) + privacy")
+    with pytest.raises(UserError, match=r"cannot be combined: limits treats a report by what others sent"):
+        parse("limits(norm=0) + privacy")  # its other bounds are of the cohort, too
+    assert parse("normclipping(norm=0.5) + privacy").rules[0].reads == "direction"
+
+
+def test_a_fixed_length_is_clipped_before_the_noise() -> None:
+    rows, x = updates(10), np.zeros(D)
+    runs, _ = follow(parse("normclipping(norm=0.3) + privacy(noise=0.8, clip=0.6, epsilon=100.0)"), Puppet(rows))
+    for round, run in enumerate(runs):
+        x = x + (clipped(rows[drawn(4, 10, round)], 0.3).sum(0) + 0.8 * 0.6 * noise(round)) / 4
+        np.testing.assert_allclose(run.x.numpy(), x, rtol=0, atol=1e-14)
+
+
+def test_the_average_is_of_the_noised_models() -> None:
+    algorithm = parse("average(share=1.0) + privacy(noise=0.8, epsilon=100.0)")
+    runs, setup = follow(algorithm, Puppet(updates(10), silent=(1,)))
+    models = np.stack([run.x.numpy() for run in runs])
+    np.testing.assert_allclose(result(runs[-1], setup).numpy(), models.mean(0), rtol=1e-12)
 
 
 def test_a_rule_that_says_nothing_about_itself_is_refused() -> None:
@@ -307,7 +337,7 @@ def test_a_rule_that_says_nothing_about_itself_is_refused() -> None:
         sees_idle = True
 
     Privacy() + Sizes(size=3)
-    with pytest.raises(UserError, match="Counts may act on reports or rows"):
+    with pytest.raises(UserError, match="Counts plans cohorts by how many clients took part"):
         Privacy() + Counts(size=3)
 
 

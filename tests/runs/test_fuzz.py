@@ -170,11 +170,38 @@ def _check_folder(good: Path, place: Path, seed: int) -> None:
     assert any(name.startswith("checkpoint") and name.endswith(".json") for name in after), told  # old ones may go
     for name, content in before.items():
         assert name in after or name.startswith("checkpoint"), f"{told}: {name} is gone"
-        if name.endswith(".jsonl"):  # resuming cuts off, and then repeats, what came after the last good checkpoint
+        if outcome == 2:
+            assert after.get(name) == content or name in ("log.txt", ".lock"), f"{told}: {name} was changed"
+        elif name.endswith(".jsonl"):  # resuming cuts off, and then repeats, what came after the last good checkpoint
             lost = content.count(b"\n") - after[name].count(b"\n")
             assert lost <= 2 or str(victim.relative_to(folder)) == name, f"{told}: {name} lost {lost} lines"
-        elif outcome == 2 and name not in ("log.txt", ".lock") and not name.startswith("checkpoint"):
-            assert after.get(name) == content, f"{told}: {name} was changed"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "clients.jsonl", "log.txt", "run.json", "partition.json"])
+def test_a_directory_in_place_of_a_file_is_found_before_anything_is_changed(
+    folders: dict[str, Path], name: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folders["stopped"], tmp_path / "run")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).mkdir()
+    if name == "partition.json":  # written only where nothing was trained yet
+        shutil.rmtree(folder / "checkpoint")
+    before = _files(folder)
+    result = CliRunner().invoke(app, ["resume", "--quiet", str(folder)])
+    assert result.exit_code == 2
+    assert f"{name} is a directory, where a file is needed; move it away." in " ".join(result.output.split())
+    assert _files(folder) | {".lock": b""} == before | {".lock": b""}
+
+
+def test_an_old_checkpoint_that_is_a_directory_is_left_alone(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(folders["stopped"], tmp_path / "run")
+    for old in ("checkpoint-000001.json", "state-000001.safetensors"):
+        (folder / "checkpoint" / old).unlink()
+        (folder / "checkpoint" / old).mkdir()
+    result = CliRunner().invoke(app, ["resume", "--quiet", str(folder)])
+    assert result.exit_code == 0, result.output
+    assert (folder / "checkpoint" / "checkpoint-000001.json").is_dir()
+    assert json.loads((folder / "summary.json").read_text())["rounds"] == 4
 
 
 @pytest.mark.parametrize("state", ["finished", "stopped"])

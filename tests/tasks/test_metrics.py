@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +17,13 @@ from kairosfl.core.round import drive, rounds
 from kairosfl.core.run import Run, Setup
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
+from kairosfl.errors import UserError
 from kairosfl.rules import parse
+from kairosfl.runs import experiment
+from kairosfl.runs.config import resolve
+from kairosfl.runs.files import read_lines
 from kairosfl.tasks.dataset import DataSet, Samples
-from kairosfl.tasks.metrics import correct
+from kairosfl.tasks.metrics import correct, named
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 
@@ -31,6 +36,18 @@ def test_the_highest_score_or_the_sign_of_the_only_one() -> None:
     assert correct(logits[:, None], targets).tolist() == wanted
     assert correct(logits[:, None], targets.float()).tolist() == wanted
     assert correct(torch.stack([-logits, logits], 1), targets).tolist() == wanted
+
+
+def test_no_metric_has_the_name_of_another_column(tmp_path: Path) -> None:
+    """Every column of a run with rules that record numbers; a metric of that name would be overwritten."""
+    tables = {"data": {"clients": 6}, "model": {"hidden": [4]}, "train": {"rounds": 1, "cohort": 2}}
+    columns = {"loss", "hypothetical_epsilon"}
+    for i, text in enumerate(("privacy(noise=1.0, quantile=0.5, epsilon=1e6)", "fedaware")):
+        experiment.start(resolve({**tables, "algorithm": text}), tmp_path / str(i))
+        columns |= {*next(read_lines(tmp_path / str(i) / "metrics.jsonl"))}
+    for name in columns - {"accuracy"}:
+        with pytest.raises(UserError, match=f"metrics cannot have the name '{name}'"):
+            named({name: correct})
 
 
 def binary(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ class Average(Rule):
 
     kind = "adaptive"
     sees_idle = True  # a round without reports leaves the model as it was, and that model counts again
+    reads = "direction"
 
     share: float = 0.1
     of: str = "lr"

@@ -42,6 +42,7 @@ class Budget(Rule):
     kind = "adaptive"
     last = True
     sees_idle = True  # clients that were asked are paid for
+    reads = "clients"  # by plan, too: what is left depends on how many were asked
 
     share: float = 0.4
     megabytes: float = 0.0

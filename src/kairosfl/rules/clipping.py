@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Reports
-from kairosfl.core.rule import Memory, Rule, State
+from kairosfl.core.rule import Memory, Reads, Rule, State
 from kairosfl.core.run import Round
 from kairosfl.detectors import squared_norms
 from kairosfl.rules.robust import Guard, middle
@@ -27,6 +27,10 @@ class NormClipping(Guard):
     """No update is longer than `norm`; 0 is the median of the cohort's lengths, whatever their unit."""
 
     norm: float = 0.0
+
+    @property
+    def reads(self) -> Reads:  # type: ignore[override]
+        return "direction" if self.norm else "clients"  # a given length does not depend on others
 
     def __post_init__(self) -> None:
         self.check("norm", self.norm >= 0, "use a length above 0, or 0 for the cohort's median")

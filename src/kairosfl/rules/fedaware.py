@@ -159,6 +159,22 @@ class FedAWARE(Rule):
             aware = projected(direction, aware, NOWHERE * longest)
         return self.lr * aware, memory.replace(state=state)
 
+    def record(self, memory: Memory, now: Round) -> dict[str, float]:
+        """Local update diversity (Definition 4.1) and χ² to uniform weights (Corollary 4.1), of the averages and λ."""
+        mine: Floats = memory.state["lambda"].cpu().numpy()
+        if not len(mine):  # still exploring
+            return {}
+        groups = torch.cat(list(memory.table.column("cluster"))).numpy() if self.clusters else np.arange(len(mine))
+        gram = memory.state["gram"].cpu().numpy()
+        if self.normalise:
+            lengths = np.sqrt(np.diag(gram))
+            lengths[lengths == 0] = 1
+            gram = gram / lengths / lengths[:, None]
+        shares = np.bincount(groups, mine)
+        square = float(shares @ gram @ shares)
+        diversity = float(np.sqrt(shares @ np.diag(gram) / square)) if square > 0 else float("inf")
+        return {"lud": diversity, "chi_square": float(len(mine) * ((mine - 1 / len(mine)) ** 2).sum())}
+
     def _shares(self, gram: Floats, lengths: Floats, groups: np.ndarray, state: State, table: Table) -> Floats:
         """λ for every average. Averages of length zero carry no information and are left out."""
         if not self.adaptive:

@@ -64,6 +64,8 @@ class FedCL(Rule):
 
     @property
     def reads(self) -> Reads:  # type: ignore[override]
+        if self.budget:  # it counts the clients that were asked
+            return "clients"
         return "direction" if self.increase or self.decrease else "signals"
 
     def largest_cohort(self, cohort: int, population: int) -> int:

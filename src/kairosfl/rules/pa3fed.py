@@ -2,6 +2,7 @@
 
     score       s_i^t, on all local data                                                            (Eq. 8)
     factor      α_i = exp(−beta · (s_i^{t−σ} − s_i^t))  inside a critical period, 1 outside it      (Eq. 10)
+                α_i = exp(−beta · |s_i^{t−σ} − s_i^t|)  with `change = "small"`
     weights     n_i · α_i, divided by their sum
 
 σ is how many rounds ago the client last took part. A client without a history has α = 1.
@@ -28,7 +29,8 @@ class PA3Fed(Rule):
     """Clients whose own performance improved since their last turn count more, while the period is critical.
 
     `score = "log_likelihood"` follows the prose (better counts more); `"loss"` is Eq. 8 and 10 to the letter, its
-    exact inverse. `at` says which model is scored: after local training, or the global model before it.
+    exact inverse. `at` says which model is scored: after local training, or the global model before it. `change` is
+    which change counts more: "better", or "small", which takes the paper's stability for a score that hardly moves.
     """
 
     kind = "adaptive"
@@ -37,10 +39,12 @@ class PA3Fed(Rule):
     score: str = "log_likelihood"
     at: str = "after"
     always: bool = False
+    change: str = "better"
 
     def __post_init__(self) -> None:
         self.check("beta", self.beta >= 0, "use 0 (plain weights) or more; the paper uses 0.3")
         self.check("score", self.score in ("log_likelihood", "loss"), "use 'log_likelihood' or 'loss'")
+        self.check("change", self.change in ("better", "small"), "use 'better' or 'small'")
         self.check("at", self.at in ("after", "before"), "use 'after' or 'before'")
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
@@ -63,7 +67,8 @@ class PA3Fed(Rule):
         return factors * self._factors(memory, now) if self.always or now.signals.critical else factors
 
     def _factors(self, memory: Memory, now: Round) -> Tensor:
-        exponent = (-self.beta * (memory.rows["score"] - self._score(now.reports))).nan_to_num(nan=0.0)
+        worse = memory.rows["score"] - self._score(now.reports)
+        exponent = (-self.beta * (worse.abs() if self.change == "small" else worse)).nan_to_num(nan=0.0)
         # Only ratios matter: with the largest factor at 1, a score that exploded does not overflow. The smallest stays
         # above 0, so that a client with an absurd score cannot silence all others before limits caps its weight.
         return torch.exp((exponent - exponent.max()).clamp(min=SMALLEST))

@@ -86,8 +86,11 @@ class Privacy(Rule):
         return bool(self.population or self.noise_cohort)
 
     def conflicts_with(self, other: Rule) -> str | None:
-        counts = other.sees_idle and acts(other, "select")  # it plans by how many were drawn or answered
-        if other.reads == "clients" or counts:
+        if other.sees_idle and acts(other, "select"):
+            return f"{other.name()} plans cohorts by how many clients took part so far, a number without noise"
+        if own := other.conflicts_with(self):
+            return own
+        if other.reads == "clients":
             return (
                 f"{other.name()} may act on reports or rows of single clients, to which no noise was added; "
                 'a rule that does not says `reads = "direction"`'

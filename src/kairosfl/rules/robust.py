@@ -29,6 +29,12 @@ class Guard(Rule):
                 "FedMut's clients start on opposite sides of the model, which looks like an attack, and only the plain "
                 "mean of all of them leads back to it"
             )
+        if other.private and self.reads == "clients":
+            return (
+                f"{self.name()} treats a report by what others sent, so one client could change them all, which noise "
+                f"for one update does not hide; leave {self.name()} out, since {other.name()} clips every update by "
+                "itself and counts all clients equally"
+            )
         return None
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
@@ -53,6 +59,8 @@ class Robust(Guard):
         return True
 
     def conflicts_with(self, other: Rule) -> str | None:
+        if reason := super().conflicts_with(other):
+            return reason
         if isinstance(other, Robust):
             return "both replace the mean of the cohort's updates; leave one of them out"
         if isinstance(other, FedAWARE):
@@ -60,9 +68,9 @@ class Robust(Guard):
                 "FedAWARE steps along the updates that it remembers of every client, so a robust mean of this round's "
                 "has no effect; use centeredclipping or normclipping"
             )
-        if acts(self, "combine") and acts(other, "combine") and not isinstance(other, FedMut):
+        if acts(self, "combine") and acts(other, "combine"):
             return f"{other.name()} corrects the weighted mean, which {self.name()} replaces"
-        return super().conflicts_with(other)
+        return None
 
 
 def liars(share: float, reports: int, inputs: int) -> int:

@@ -112,12 +112,12 @@ class Checkpoints:
 
     def _tidy(self) -> None:
         """Remove the files that no remaining checkpoint needs."""
-        notes = sorted(self.folder.glob("checkpoint-*.json"))
+        notes = [path for path in sorted(self.folder.glob("checkpoint-*.json")) if not path.is_dir()]
         for old in notes[:-KEPT]:
             old.unlink()
         needed = {name for note in notes[-KEPT:] for name in read_json(note).get("sums", {})}
         for file in [*self.folder.glob("state-*.safetensors"), *self.folder.glob("rows-*.safetensors")]:
-            if file.name not in needed:
+            if file.name not in needed and not file.is_dir():
                 file.unlink()
                 self.sums.pop(file.name, None)
 

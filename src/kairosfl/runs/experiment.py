@@ -334,6 +334,7 @@ def reopen(
     watch: Watch | None = None,
 ) -> RecordedRun:
     """A recorded run that was stopped, from its last intact checkpoint, or from the start if it has none."""
+    folder.check_places()
     if folder.begun():
         folder.check(config, task)
         (folder.path / "summary.json").unlink(missing_ok=True)  # written after fewer rounds

@@ -157,6 +157,13 @@ class Folder:
                 "finish it with that version, or start a new run."
             )
 
+    def check_places(self) -> None:
+        """Refuse a directory where a file will be written, before anything is changed."""
+        more = () if self.begun() else ("partition.json",)
+        for name in ("metrics.jsonl", "clients.jsonl", "log.txt", "run.json", "summary.json", *more):
+            if (self.path / name).is_dir():
+                raise UserError(f"{self.path / name} is a directory, where a file is needed; move it away.")
+
     def check(self, config: RunConfig, task: Task) -> None:
         """Before a run resumes: log what was edited, and refuse data or a model other than it began with."""
         about, origin, now = read_json(self.path / "run.json"), self.origin(), facts(task)

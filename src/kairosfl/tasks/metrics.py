@@ -42,35 +42,13 @@ class Metric:
             raise UserError(f"better = {self.better!r} of a metric must be 'higher' or 'lower'.")
 
 
-# Names with a meaning of their own in metrics.jsonl.
-TAKEN = (
-    *(
-        "round",
-        "metric",
-        "evaluated",
-        "train_loss",
-        "cohort",
-        "reported",
-        "rejected",
-        "critical",
-        "fgn",
-        "fisher",
-        "elud",
-        "lr",
-    ),
-    *(
-        "coherence",
-        "consensus",
-        "epochs",
-        "epochs_total",
-        "steps",
-        "samples",
-        "bytes_down",
-        "bytes_up",
-        "seconds",
-        "score",
-    ),
-)
+# Names with a meaning of their own in metrics.jsonl: of columns, and of what rules record.
+TAKEN = {
+    *("round", "metric", "evaluated", "loss", "train_loss", "cohort", "reported", "rejected", "critical", "fgn"),
+    *("fisher", "fisher_seconds", "fisher_bytes", "elud", "lr", "coherence", "consensus", "epochs", "epochs_total"),
+    *("steps", "samples", "bytes_down", "bytes_up", "seconds", "score"),
+    *("epsilon", "hypothetical_epsilon", "update_clip", "lud", "chi_square"),
+}
 
 
 def named(metrics: Mapping[str, Metric | Measure]) -> dict[str, Metric]:

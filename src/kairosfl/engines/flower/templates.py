@@ -80,7 +80,8 @@ def moons(seed: int, n: int = 60) -> Samples:
 '''
 
 RUN = """\
-algorithm = "fedavgm(beta=0.7) + fedcl(floor=1.0) + limits"   # limits, the last one: what a single client may claim
+# limits, the last one: what a single client may claim
+algorithm = "fedavgm(beta=0.7) + fedcl(floor=1.0) + limits(weight=1.2, norm=1.25)"
 seed = 0
 
 [train]
