@@ -134,8 +134,8 @@ Train; if the server was stopped, the same command resumes the run:
     flwr run app {name} --stream --run-config 'run="{path}/run.toml" out="{path}/runs/first"'
 
 What it is doing: `kairosfl deploy status runs/first`; live, in a browser: `kairosfl watch runs/first`.
-`Containerfile` and `compose.yaml` run the server and a device in containers. See docs/deploy.md and docs/operate.md in the
-Kairos documentation for hardening and operation.
+`Containerfile` and `compose.yaml` run the server and a device in containers. See docs/deploy.md and docs/operate.md in
+the Kairos documentation for hardening and operation.
 """
 
 
