@@ -5,9 +5,9 @@
 SuperLink and nodes are real processes on loopback with TLS and authentication. Clients of both apps import torch and
 change nothing, so that what is left is transport, process starts and the server's loop. In every turn a federation of
 `flower-supernode` and one of `kairosfl deploy node` are started one after the other, and each runs both apps. Printed
-are the median seconds of a round, and the processor seconds that all processes of the federation spend on one, which
-depend less on what else the machine is doing. With --parameters above a million the weights are random, since Flower
-sends equal chunks only once.
+are the median seconds of a round, and the processor seconds that all processes of the federation spend in the run,
+its start included, for each of its rounds: these depend less on what else the machine is doing. With --parameters
+above a million the weights are random, since Flower sends equal chunks only once.
 """
 
 from __future__ import annotations

@@ -6,15 +6,19 @@ import json
 import stat
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from flower_grid import FakeGrid, Node
 from flwr.app import Message
+from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
 from kairosfl import deploy
 from kairosfl.engines.flower import roster, server
@@ -155,12 +159,14 @@ def test_the_deploy_section() -> None:
 def test_a_new_app(tmp_path: Path) -> None:
     written = deploy.new(tmp_path / "My Project")
     assert sorted(str(path.relative_to(tmp_path / "My Project")) for path in written) == [
+        "Containerfile",
         "README.md",
         "app/federation/__init__.py",
         "app/federation/client.py",
         "app/federation/server.py",
         "app/federation/task.py",
         "app/pyproject.toml",
+        "compose.yaml",
         "run.toml",
     ]
     config, section = deploy.load(tmp_path / "My Project" / "run.toml")
@@ -172,6 +178,27 @@ def test_a_new_app(tmp_path: Path) -> None:
     assert done.stdout.strip() == "82", done.stderr
     with pytest.raises(UserError, match=r"already exists and is not an empty directory; choose a new one\."):
         deploy.new(tmp_path / "My Project")
+
+
+def test_the_containers_of_a_new_app_run_flowers_commands_on_files_that_exist(tmp_path: Path) -> None:
+    folder = tmp_path / "hospital"
+    deploy.new(folder)
+    deploy.certs(folder / "certs", nodes=1)
+    compose = yaml.safe_load((folder / "compose.yaml").read_text())
+    superlink, node = (compose["services"][name] for name in ("superlink", "node"))
+    for service in (superlink, node):
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        for volume in service["volumes"]:
+            source = volume.replace("${KEY:-certs/node-0}", "certs/node-0").partition(":")[0]
+            assert source == "./data" or source in compose["volumes"] or (folder / source).exists()
+    served = _parse_args_run_superlink().parse_args(superlink["command"][1:])
+    assert (served.port, served.enable_supernode_auth) == (8000, True)
+    assert node["command"][:3] == ["kairosfl", "deploy", "node"]
+    given = _parse_args_run_supernode().parse_args(node["command"][3:])
+    assert given.auth_supernode_private_key == "/srv/certs/node"
+    assert tomllib.loads(given.node_config) == {"clients": "${CLIENTS:-0}"}
+    flower = tomllib.loads(compose["configs"]["flower"]["content"])
+    assert flower["superlink"]["hospital"]["address"] == "localhost:8000"
 
 
 def test_certificates(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("flwr")
+if sys.platform != "linux":
+    pytest.skip("the resident worker is for Linux", allow_module_level=True)
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult

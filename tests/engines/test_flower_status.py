@@ -103,7 +103,7 @@ def test_a_run_in_progress_and_one_that_was_stopped(run: Path) -> None:
         found = status(run)
         assert found["state"] == "running"
         assert text(found, at=110.0)[2:7] == [
-            "round 3: training since 10 s; 1 of 4 reported, 3 needed, at most 50 s more",
+            "round 3: training for 10 s; 1 of 4 reported, 3 needed, at most 50 s more",
             "  client 0: reported; last report 2 s ago",
             "  client 1: no answer so far; last report 50 s ago",
             "  client 2: rejected: its update is not finite; no report yet",

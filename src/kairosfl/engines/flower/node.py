@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> None:
     except ImportError:
         raise UserError("A node needs Flower; install it with: pip install 'kairosfl[flower]'.") from None
     sys.argv = ["flower-supernode", *arguments]
-    if os.environ.get(SWITCH, "1") != "0" and hasattr(os, "fork"):
+    if os.environ.get(SWITCH, "1") != "0" and sys.platform == "linux":  # elsewhere a fork of a loaded torch is not safe
         vars(loop).update(time=Pauses(), subprocess=SimpleNamespace(Popen=_launch))
     flower_supernode()
 

@@ -53,7 +53,7 @@ class Board:
 
     def end(self, online: Iterable[int]) -> None:
         """The round has ended."""
-        self._round |= {"phase": "aggregating", "online": sorted(online)}
+        self._round |= {"phase": "aggregating", "began": time.time(), "online": sorted(online)}
         self._write()
 
     def _write(self, *, now: bool = True) -> None:
@@ -102,7 +102,7 @@ def text(found: Mapping[str, Any], at: float | None = None) -> list[str]:
         )
     if now and found["state"] == "running":
         reported, asked = now.get("reported", []), now.get("asked", [])
-        line = f"round {now.get('round')}: {now.get('phase')} since {_ago(at, now.get('began'))}"
+        line = f"round {now.get('round')}: {now.get('phase')} for {_ago(at, now.get('began'))}"
         if now.get("phase") == "training":
             line += f"; {len(reported)} of {len(asked)} reported, {now.get('needed')} needed"
             line += f", at most {max(0.0, now.get('until', at) - at):.0f} s more"

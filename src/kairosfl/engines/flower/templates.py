@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kairosfl.engines.flower.containers import COMPOSE, CONTAINERFILE
+
 PYPROJECT = """\
 [project]
 name = "{name}"
@@ -132,7 +134,9 @@ Train; if the server was stopped, the same command resumes the run:
 
     flwr run app {name} --stream --run-config 'run="{path}/run.toml" out="{path}/runs/first"'
 
-See docs/deploy.md in the Kairos documentation for hardening and supervision.
+What it is doing: `kairosfl deploy status runs/first`; live, in a browser: `kairosfl watch runs/first`.
+`Containerfile` and `compose.yaml` run the server and a device in containers. See docs/deploy.md and docs/operate.md in
+the Kairos documentation for hardening and operation.
 """
 
 
@@ -167,6 +171,8 @@ def files(name: str, path: str) -> dict[str, str]:
     return {
         "README.md": README.format(name=name, path=path),
         "run.toml": RUN,
+        "Containerfile": CONTAINERFILE.format(name=name),
+        "compose.yaml": COMPOSE.format(name=name),
         "app/pyproject.toml": PYPROJECT.format(name=name),
         "app/federation/__init__.py": "",
         "app/federation/task.py": TASK,
