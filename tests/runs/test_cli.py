@@ -204,7 +204,9 @@ def test_a_full_disk(tmp_path, monkeypatch):
 
 def test_a_finished_run_is_left_as_it_is(tmp_path):
     ended = call("run", *SMALL, "--out", tmp_path / "run").stdout
-    assert re.fullmatch(r"accuracy 0\.\d{4} after 2 rounds, in .*run\n[\d,]+ images a second\n", ended)  # quiet is about progress
+    assert re.fullmatch(
+        r"accuracy 0\.\d{4} after 2 rounds, in .*run\n[\d,]+ images a second\n", ended
+    )  # quiet is about progress
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (tmp_path / "run").rglob("*.*")}
     assert call("resume", tmp_path / "run", "--quiet").stdout == ended
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in before} == before
