@@ -68,7 +68,7 @@ def refused(result, *parts):
         ("algorithm=fedavg+", ["cannot be read"]),
         ("algorithm=fedprox+fedprox", ["twice"]),
         ("algorithm=fedcl.relased()", ["relased", "'released'"]),
-        ("algorithm=no.such.Rule()", ["no.such.Rule", "imported"]),
+        ("algorithm=no.such.Rule()", ["no.such.Rule", "text does not import unless it is allowed"]),
         ("algorithm=3", ["algorithm = 3"]),
         ("run.detector=fng", ["fng", "'fgn'"]),
         ("run.engine=lop", ["run.engine", "'loop'"]),
