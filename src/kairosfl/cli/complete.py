@@ -27,7 +27,7 @@ VALUES = {
     "data.name": "digits mnist fashion_mnist cifar10 cifar100 tinyimagenet shakespeare agnews synthetic folder",
     "data.partition": "iid dirichlet quantity shards labels client_dirichlet mixed natural",
     "model.name": "logistic mlp lenet cnn alt_cnn aware_cnn pfl_cnn alexnet vgg11 resnet18 resnet50 char_lstm gpt_neox",
-    "run.detector": "fgn fedfim",
+    "run.detector": "fgn fedfim noisedfgn",
     "run.engine": "auto loop batched ray",
     "run.precision": "auto float32 tf32 bfloat16",
     "train.optimizer": "sgd adamw",

@@ -53,7 +53,8 @@ class Setup:
     def __post_init__(self) -> None:
         self.recipe.check_cohort(self.clients)
         self.algorithm.check_mass(self.recipe.optimizer)
-        self.algorithm.check_detector(self.detectors[0])
+        for first in self.detectors[:1]:  # it decides
+            self.algorithm.check_detector(first)
 
 
 @dataclass(frozen=True)
