@@ -24,7 +24,7 @@ from kairosfl.core.streams import stream
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.precision import Precision
-from kairosfl.errors import UserError
+from kairosfl.errors import UserError, first_line
 from kairosfl.runs.metrics import samples_of
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.prepare import ordered
@@ -154,7 +154,7 @@ def _line(
     try:
         rate, why = measure(name)
     except Exception as error:  # the other lines are worth having
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         return Measured(engine, name, None, None, f"failed: {reason[:200]}")
     finally:
         memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

@@ -10,6 +10,11 @@ class UserError(ValueError):
     """A mistake that the user can fix. The command line prints its message and exits with status 2."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of someone else's code says, in one line; its type if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelled name: the closest known name, or all of them."""
     names = sorted(known)

@@ -23,7 +23,7 @@ from torch import Tensor
 from kairosfl.core.run import Run
 from kairosfl.core.table import Table
 from kairosfl.detectors import Signals
-from kairosfl.errors import UserError
+from kairosfl.errors import UserError, first_line
 from kairosfl.runs.files import read_json, write, write_json
 
 KEPT = 2
@@ -170,7 +170,7 @@ def _newest(folder: Path, read: Callable[[Path], T]) -> tuple[T, list[tuple[Path
         except (MemoryError, torch.OutOfMemoryError):  # not the checkpoint's fault
             raise
         except Exception as error:  # whatever is wrong with it, the one before it may be intact
-            passed.append((path, (str(error).strip() or type(error).__name__).splitlines()[0]))
+            passed.append((path, first_line(error)))
     why = f" ({'; '.join(f'{path.name}: {reason}' for path, reason in passed)})" if passed else ""
     raise UserError(f"{folder} has no intact checkpoint to resume from{why}; start the run again.")
 

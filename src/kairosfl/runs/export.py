@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from kairosfl.core.round import result
 from kairosfl.core.run import Run, Setup
 from kairosfl.detectors import parse_detectors
-from kairosfl.errors import UserError
+from kairosfl.errors import UserError, first_line
 from kairosfl.runs.checkpoint import newest
 from kairosfl.runs.config import GIVEN, RunConfig
 from kairosfl.runs.experiment import build_task
@@ -205,5 +205,5 @@ def _write_onnx(model: nn.Module, inputs: Tree, path: Path) -> None:
         raise UserError(f"--onnx needs {error.name}: pip install onnx onnxscript") from None
     except Exception as error:  # whatever the exporter does not support in this model
         cause = error.__cause__ or error  # the exporter's own message begins with advice
-        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+        reason = first_line(cause)
         raise UserError(f"torch cannot write this model as ONNX ({reason}); leave out --onnx.") from error

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from kairosfl.errors import UserError
+from kairosfl.errors import UserError, first_line
 from kairosfl.tasks.tree import Tree, leaves, shapes
 
 NAMES = ("logits", "out")  # what Hugging Face and torchvision call the tensor that a loss compares with the targets
@@ -33,7 +33,7 @@ def attempt(model: nn.Module, inputs: Tree, weights: Mapping[str, Tensor] | None
     except (UserError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the user's forward may raise anything
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         whole = [leaf for leaf in leaves(inputs) if leaf.dtype == torch.int64 and leaf.numel()]
         ranges = "".join(f", whole numbers from {int(leaf.min())} to {int(leaf.max())}" for leaf in whole[:1])
         raise UserError(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from kairosfl.errors import UserError
+from kairosfl.errors import UserError, first_line
 from kairosfl.tasks.dataset import DataSet
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.kinds import KINDS, Loss
@@ -143,7 +143,9 @@ class Task:
         except UserError:
             raise
         except Exception as error:  # the user's forward: anything may come out of it
-            raise UserError(f"{model} fails on training inputs of shape {shapes(inputs)}: {_line(error)}") from error
+            raise UserError(
+                f"{model} fails on training inputs of shape {shapes(inputs)}: {first_line(error)}"
+            ) from error
         made = f"outputs of shape {shapes(outputs)} and targets of shape {shapes(targets)}"
         self._check_outputs(model, inputs, outputs, targets)
         for name, measure in (
@@ -153,7 +155,7 @@ class Task:
             try:
                 numbers = measure(outputs, targets)
             except Exception as error:
-                raise UserError(f"{name} fails on {made}: {_line(error)}") from error
+                raise UserError(f"{name} fails on {made}: {first_line(error)}") from error
             per_sample = isinstance(numbers, Tensor) and numbers.ndim and len(numbers) == count
             if not per_sample or (name == "loss" and numbers.shape != (count,)):
                 found = list(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
@@ -197,10 +199,6 @@ class Task:
             raise UserError(
                 f"{made}, but the data has {classes} classes: give its last layer as many outputs, {wanted}."
             )
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def last_linear(model: nn.Module) -> nn.Linear:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from kairosfl.errors import UserError
+from kairosfl.errors import UserError, first_line
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.tree import Tree, rows, tree_map
 
@@ -145,7 +145,7 @@ def check_base(model: nn.Module, inputs: Tree, targets: Tree, loss: Callable[[An
     except UserError:
         raise
     except Exception as error:  # the user's forward may raise anything
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise UserError(
             f"The model {type(model).__name__} fails on a trial batch of {rows(inputs)} training samples: {reason}"
         ) from error

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from kairosfl.engines.batched import conv
 from kairosfl.engines.batched.fast import kernels
 from kairosfl.engines.batched.frame import Frame
+from kairosfl.errors import first_line
 
 Find = Callable[[Tensor | None], int | None]
 """The number of a parameter in the rows."""
@@ -27,7 +28,7 @@ class Unstackable(Exception):
 
 def line(error: Exception) -> str:
     """What went wrong, in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+    return first_line(error)[:120]
 
 
 class StackedLinear(nn.Module):
