@@ -151,7 +151,9 @@ def test_what_python_itself_cannot_read(text: str) -> None:
         ("fedprox(mu=1e999)", "fedprox: mu = inf is not allowed; use a finite number."),
         ([{"rule": "fedprox", "mu": float("nan")}], "fedprox: mu = nan is not allowed; use 0 or more."),
         ("fedprox(mu=inf)", "rule = 'fedprox(mu=inf)': 'inf' is not a value; use a number, a 'word' or true/false."),
-        ([{"mu": 1}], "algorithm: the table {'mu': 1} has no rule; write {rule = 'fedprox', ...}."),
+        ([{"mu": 1}], "algorithm: the entry {'mu': 1} has no rule; write {rule = 'fedprox', ...}."),
+        ([0], "algorithm: the entry 0 has no rule; write {rule = 'fedprox', ...}."),
+        ([["fedprox"]], "algorithm: the entry ['fedprox'] has no rule; write {rule = 'fedprox', ...}."),
         ([{"rule": "fedavg", "mu": 1}], "fedavg has no option 'mu'; it has none."),
         ([{"rule": "kairosfl.detectors.FGN"}], "kairosfl.detectors.FGN is not a rule; give the name of one."),
         (

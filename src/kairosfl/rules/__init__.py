@@ -102,10 +102,10 @@ def parse(text: str | Sequence[str | Mapping[str, Any]], *, allow: Collection[st
         if isinstance(entry, str):
             whole += parse(entry, allow=allow)
             continue
-        options = dict(entry)
+        options = dict(entry) if isinstance(entry, Mapping) else {}
         name = options.pop("rule", None)
         if not isinstance(name, str):
-            raise UserError(f"algorithm: the table {dict(entry)!r} has no rule; write {{rule = 'fedprox', ...}}.")
+            raise UserError(f"algorithm: the entry {entry!r} has no rule; write {{rule = 'fedprox', ...}}.")
         if name == "fedavg" and options:
             raise UserError(f"fedavg has no option {next(iter(options))!r}; it has none.")
         if name != "fedavg":
