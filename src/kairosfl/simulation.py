@@ -93,7 +93,7 @@ class History:
     @property
     def metric(self) -> str:
         """The name of the main metric."""
-        return Folder(self.folder).main()[0]
+        return Folder(self.folder).main().name
 
     def last(self, name: str) -> float:
         """A column of the metrics in the last round in which it was measured; NaN if it was in none."""

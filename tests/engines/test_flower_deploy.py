@@ -7,7 +7,6 @@ import stat
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
 from kairosfl import deploy
-from kairosfl.engines.flower import roster, server
 from kairosfl.engines.flower.client import client_app
 from kairosfl.engines.flower.server import Settings
 from kairosfl.engines.flower.wire import Packing
@@ -29,6 +27,8 @@ from kairosfl.errors import UserError
 from kairosfl.runs.config import resolve
 from kairosfl.runs.experiment import build_task, start
 from kairosfl.tasks.task import Task
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 CONFIG = """\
 algorithm = "scaffold + pa3fed"
@@ -47,16 +47,6 @@ epochs = 1
 checkpoint_every = 1
 threads = 1
 """
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(server, "POLL", (0.001, 0.002))
-    monkeypatch.setattr(roster, "PAUSE", 0.0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,18 +34,9 @@ from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 CLIENTS = 6
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One torch thread, as on the nodes; no waiting between two looks."""
-    monkeypatch.setattr(server, "POLL", (0.001, 0.002))
-    monkeypatch.setattr(roster, "PAUSE", 0.0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
@@ -17,11 +15,13 @@ from flwr.app import Context, Message
 
 from kairosfl import deploy
 from kairosfl.cli import app
-from kairosfl.engines.flower import roster, server
+from kairosfl.engines.flower import roster
 from kairosfl.engines.flower.client import client_app
 from kairosfl.engines.flower.status import FILE, Board, status, text
 from kairosfl.runs.experiment import build_task
 from kairosfl.runs.lock import lock
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 CONFIG = """
 [data]
@@ -35,16 +35,6 @@ threads = 1
 [deploy]
 quorum = 0.0
 """
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(server, "POLL", (0.001, 0.002))
-    monkeypatch.setattr(roster, "PAUSE", 0.0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -17,13 +17,13 @@ from kairosfl.cli import app
 from kairosfl.errors import UserError
 from kairosfl.report.export import export_figures, export_tables
 from kairosfl.report.figures import figures
-from kairosfl.report.metric import Score, usual
 from kairosfl.report.page import page, verdict, write_report
 from kairosfl.report.read import read_groups, read_study
 from kairosfl.report.static import draw_comparison
 from kairosfl.report.tables import compare, default_target, paired_tests, results
 from kairosfl.report.watch import LivePage, serve
 from kairosfl.runs.folder import Folder
+from kairosfl.runs.score import Score, usual
 
 ROUNDS = 6
 SETTINGS = {"clients": 8, "cohort": 4, "rounds": ROUNDS, "client_accuracy": True, "progress": False}

@@ -18,9 +18,10 @@ from kairosfl.cli import app, complete
 from kairosfl.rules.fedavgm import FedAvgM
 from kairosfl.runs.config import resolve
 from kairosfl.runs.files import append_json, read_json, read_lines, write_json
+from kairosfl.runs.folder import Folder
 from kairosfl.runs.keys import updated
 from kairosfl.tune.budget import Budget, stages
-from kairosfl.tune.outcomes import Outcome, exploded, main_metric, measure
+from kairosfl.tune.outcomes import Outcome, exploded, measure
 from kairosfl.tune.page import page
 from kairosfl.tune.result import result
 from kairosfl.tune.search import Search, words
@@ -314,8 +315,21 @@ def test_the_main_metric_is_that_of_the_run(tmp_path):
     outcome = measure(0, 20, tmp_path)
     assert outcome.score == pytest.approx(-np.mean([5 / 19, 5 / 20]))
     assert (outcome.rounds, outcome.bytes, outcome.steps, outcome.seconds) == (20, 60, 60, 10.0)
-    assert main_metric(tmp_path).show(0.25) == "0.25"
-    assert main_metric(tmp_path / "nothing").show(0.25) == "25.00 %"
+    assert Folder(tmp_path).main().measured(0.25) == "0.25"
+    assert Folder(tmp_path / "nothing").main().measured(0.25) == "25.00 %"
+
+
+def test_a_metric_that_was_not_finite_at_the_end_is_not_replaced_by_earlier_rounds(tmp_path):
+    write_json(tmp_path / "run.json", {"metrics": [{"name": "rmse", "better": "lower", "percent": False}]})
+    cost = {"bytes_up": 1, "bytes_down": 2, "steps": 3, "seconds": 0.5, "reported": 2}
+    for number in range(1, 11):  # evaluated in every second round, and not finite in the last one
+        value = {2: 3.0, 4: 2.0, 6: 1.0, 8: 0.5}.get(number)
+        append_json(
+            tmp_path / "metrics.jsonl",
+            {"round": number, "evaluated": number % 2 == 0, "rmse": value, "loss": 1.0} | cost,
+        )
+    outcome = measure(0, 10, tmp_path)
+    assert (outcome.state, outcome.score, outcome.reason) == ("diverged", None, "rmse is not finite")
 
 
 def test_what_counts_as_diverged():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import kairosfl
 from kairosfl.errors import UserError
-from kairosfl.tasks.models import freeze_norms, group_norm
+from kairosfl.models import freeze_norms, group_norm
 
 sys.path.append(str(Path(__file__).parents[1] / "engines"))
 from test_batched import assert_equal, make_briefs, make_task

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kairosfl.errors import UserError
-from kairosfl.report.metric import Score
 from kairosfl.runs.files import read_lines
 from kairosfl.runs.keys import flatten
+from kairosfl.runs.score import Score
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]

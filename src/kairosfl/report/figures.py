@@ -10,10 +10,10 @@ import numpy as np
 
 from kairosfl.report.checked import Array
 from kairosfl.report.grids import inside
-from kairosfl.report.metric import Score
 from kairosfl.report.notes import measured_on
 from kairosfl.report.pictures import SECTIONS, LeftOut, Lines, Picture, Series
 from kairosfl.report.read import Group, RunData
+from kairosfl.runs.score import Score
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from kairosfl.errors import UserError
 from kairosfl.report import checked
 from kairosfl.report.checked import Array, Say, silent
-from kairosfl.report.metric import Score, is_metrics, scores
 from kairosfl.runs import STOPPED
+from kairosfl.runs.score import Score, is_metrics, scores
 
 # Settings that may differ between two runs of one curve: they change neither the algorithm nor the problem.
 _INCIDENTAL = {"seed", "run.checkpoint_every", "run.threads", "run.client_accuracy", "run.cosines", "run.track"}

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kairosfl.report.checked import Array
-from kairosfl.report.metric import Score
 from kairosfl.report.notes import notes
 from kairosfl.report.read import Group, RunData, read_study
 from kairosfl.runs.history import final_tenth
+from kairosfl.runs.score import Score
 
 _WIDE = ("final", "cohort", "e-LUD", "seconds")  # shown only in the page and the files
 

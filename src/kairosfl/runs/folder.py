@@ -22,6 +22,7 @@ from kairosfl.runs.config import RunConfig, dump, load, tables
 from kairosfl.runs.edits import edits, harmless, pinned
 from kairosfl.runs.files import cut_lines, read_json, read_lines, write, write_json
 from kairosfl.runs.keys import flatten
+from kairosfl.runs.score import Score, scores
 from kairosfl.runs.trackers import library
 from kairosfl.tasks.metrics import facts as facts_of
 from kairosfl.tasks.task import Task
@@ -90,25 +91,25 @@ class Folder:
 
     def summarise(self, rounds: int, ending: Mapping[str, Any]) -> dict[str, Any]:
         """Write the summary of this many rounds, with what the rules said at the end."""
-        main, higher = self.main()
+        main = self.main()
         rows = self.rows(self._damaged("metrics.jsonl"))
-        summary = {**ending, **metrics.summary(rows, rounds, main, higher)}
+        summary = {**ending, **metrics.summary(rows, rounds, main.name, main.higher)}
         write_json(self.path / "summary.json", summary)
         said = {"verdicts": ending["verdicts"]}
         write_json(self.path / "run.json", read_json(self.path / "run.json") | said)
         return summary
 
-    def main(self) -> tuple[str, bool]:
-        """The name of the main metric, and whether higher is better."""
-        return metrics.main_of(read_json(self.path / "run.json"))
+    def main(self) -> Score:
+        """The main metric."""
+        return scores(read_json(self.path / "run.json"))[0]
 
     def rows(self, damaged: Callable[[int], None] | None = None) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl` that are intact."""
-        return list(read_lines(self.path / "metrics.jsonl", damaged, metrics.needed(self.main()[0])))
+        return list(read_lines(self.path / "metrics.jsonl", damaged, metrics.needed(self.main().name)))
 
     def cut(self, rounds: int) -> None:
         """Drop the lines of rounds that will be trained again."""
-        for name, needs in (("metrics.jsonl", metrics.needed(self.main()[0])), ("clients.jsonl", {})):
+        for name, needs in (("metrics.jsonl", metrics.needed(self.main().name)), ("clients.jsonl", {})):
             cut_lines(self.path / name, rounds, self._damaged(name), needs)
 
     def _damaged(self, name: str) -> Callable[[int], None]:

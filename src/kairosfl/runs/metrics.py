@@ -152,24 +152,21 @@ NEEDED: dict[str, Any] = dict.fromkeys(("loss", "elud"), int | float | None) | d
 )
 
 
-def main_of(about: dict[str, Any]) -> tuple[str, bool]:
-    """The name of a run's main metric and whether higher is better, from its `run.json`."""
-    known = about.get("metrics")
-    first = known[0] if isinstance(known, list) and known and isinstance(known[0], dict) else {}
-    name = first.get("name", "accuracy")
-    return (name if isinstance(name, str) else "accuracy"), first.get("better", "higher") != "lower"
-
-
 def needed(main: str) -> dict[str, Any]:
     """The columns that a line of a run with this main metric must have."""
     return {main: int | float | None} | NEEDED
+
+
+def scored_rows(rows: list[dict[str, Any]], main: str) -> list[dict[str, Any]]:
+    """The lines of the evaluated rounds, with null where the main metric was not finite."""
+    return [row for row in rows if row.get("evaluated", row[main] is not None)]
 
 
 def summary(rows: list[dict[str, Any]], rounds: int, main: str = "accuracy", higher: bool = True) -> dict[str, Any]:
     """The summary of a run of this many rounds, from the lines of metrics that exist."""
     rows = [row for row in rows if row["round"] <= rounds]
     written = {row["round"] for row in rows}
-    scored = [row for row in rows if row.get("evaluated", row[main] is not None)]
+    scored = scored_rows(rows, main)
     finite = [row for row in scored if row[main] is not None]
     best = (max if higher else min)(finite, key=lambda row: row[main], default=None)
     tenth = [row[main] for row in final_tenth(scored)]

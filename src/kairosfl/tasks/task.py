@@ -74,11 +74,9 @@ class Task:
         """Whether the usual metrics of this kind can judge the model's outputs, which a loss of one's own may not."""
         if self.loss is KINDS[self.dataset.kind or ""].loss:
             return True
-        inputs, targets = self.trial()
         try:
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
-                outputs = call(copy.deepcopy(self.model), inputs)
-                return all(len(metric.measure(outputs, targets)) == len(outputs) for metric in metrics.values())
+            _, outputs, targets = self._tried
+            return all(len(metric.measure(outputs, targets)) == len(outputs) for metric in metrics.values())
         except Exception:  # the outputs are of another form
             return False
 
@@ -124,6 +122,13 @@ class Task:
         inputs, targets = self.dataset.train.read(torch.arange(min(TRIAL, len(self.dataset.train))))
         return self.prepared(inputs, next(iter(trained(self.model).values())).dtype), targets
 
+    @cached_property
+    def _tried(self) -> tuple[Any, Tensor, Any]:
+        """The inputs of the trial, what a copy of the model makes of them, and the targets."""
+        inputs, targets = self.trial()
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            return inputs, call(copy.deepcopy(self.model), inputs), targets
+
     def prepared(self, inputs: Tree, dtype: torch.dtype) -> Any:
         """Stored inputs as the model sees them, floating-point ones of this type."""
         return cast(prepare(inputs, self.dataset), dtype)
@@ -135,17 +140,15 @@ class Task:
             UserError: Names what fails or has the wrong shape.
         """
         check_state(self.model)
-        inputs, targets = self.trial()
-        model, count = f"The model {type(self.model).__name__}", rows(targets)
+        model = f"The model {type(self.model).__name__}"
         try:
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
-                outputs = call(copy.deepcopy(self.model), inputs)
+            inputs, outputs, targets = self._tried
         except UserError:
             raise
         except Exception as error:  # the user's forward: anything may come out of it
-            raise UserError(
-                f"{model} fails on training inputs of shape {shapes(inputs)}: {first_line(error)}"
-            ) from error
+            shape = shapes(self.trial()[0])
+            raise UserError(f"{model} fails on training inputs of shape {shape}: {first_line(error)}") from error
+        count = rows(targets)
         made = f"outputs of shape {shapes(outputs)} and targets of shape {shapes(targets)}"
         self._check_outputs(model, inputs, outputs, targets)
         for name, measure in (

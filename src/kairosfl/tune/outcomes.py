@@ -9,33 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kairosfl.runs.files import append_json, read_json, read_lines
+from kairosfl.runs.files import append_json, read_lines
+from kairosfl.runs.folder import Folder
 from kairosfl.runs.history import final_tenth
+from kairosfl.runs.metrics import scored_rows
 
 State = Literal["complete", "diverged", "failed"]
 EXPLODED = 1000.0  # times the first loss: diverged
-
-
-@dataclass(frozen=True)
-class Metric:
-    """The metric that a search improves."""
-
-    name: str = "accuracy"
-    higher: bool = True
-    percent: bool = True
-
-    def show(self, value: float | None) -> str:
-        """A value as text."""
-        return "–" if value is None else f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
-
-
-def main_metric(folder: Path) -> Metric:
-    """The main metric of a run: the first one of its `run.json`."""
-    named = read_json(folder / "run.json").get("metrics")
-    if not isinstance(named, list) or not named:
-        return Metric()
-    first = named[0]
-    return Metric(first["name"], first.get("better", "higher") == "higher", bool(first.get("percent", False)))
 
 
 @dataclass(frozen=True)
@@ -56,11 +36,11 @@ class Outcome:
 def measure(trial: int, planned: int, folder: Path, stopped: str = "", failed: bool = False) -> Outcome:
     """The outcome of a run that has ended; `stopped` is why it did not finish."""
     rows = list(read_lines(folder / "metrics.jsonl"))
-    metric = main_metric(folder)
-    values = [row[metric.name] for row in rows if row.get(metric.name) is not None]
+    metric = Folder(folder).main()
+    values = [row[metric.name] for row in final_tenth(scored_rows(rows, metric.name))]
     if rows and not rows[-1]["reported"] and not stopped:
         stopped = "the last round had no usable report"
-    score = float(np.mean(final_tenth(values))) if values and not stopped else None
+    score = float(np.mean(values)) if values and None not in values and not stopped else None
     finite = score is not None and math.isfinite(score)
     state: State = "failed" if failed else "complete" if finite else "diverged"
     return Outcome(

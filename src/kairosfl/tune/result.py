@@ -10,8 +10,10 @@ from typing import Any
 from kairosfl.errors import UserError
 from kairosfl.runs.config import dump
 from kairosfl.runs.files import write, write_json
+from kairosfl.runs.folder import Folder
 from kairosfl.runs.keys import updated
-from kairosfl.tune.outcomes import Metric, Outcome, main_metric
+from kairosfl.runs.score import Score
+from kairosfl.tune.outcomes import Outcome
 from kairosfl.tune.proposals import Trial
 from kairosfl.tune.search import Search, words
 
@@ -23,7 +25,7 @@ class Result:
     """Everything that a search found. Scores are higher for better trials; `show` prints them as the metric is."""
 
     out: Path
-    metric: Metric
+    metric: Score
     stages: tuple[int, ...]
     trials: list[Trial]
     ended: Mapping[tuple[int, int], Outcome]
@@ -32,7 +34,7 @@ class Result:
 
     def show(self, score: float | None) -> str:
         """A score as text."""
-        return self.metric.show(score if score is None or self.metric.higher else -score)
+        return self.metric.measured(score if score is None or self.metric.higher else -score)
 
     def ranked(self) -> list[tuple[Trial, Outcome]]:
         """Every trial with its last score, those with the most rounds first, and of these the best first."""
@@ -155,7 +157,7 @@ def result(search: Search) -> Result:
     folder = next((search.folder(*key) for key, each in ended.items() if each.score is not None), search.out)
     return Result(
         search.out,
-        main_metric(folder),
+        Folder(folder).main(),
         search.stages,
         search.proposals.trials,
         ended,

@@ -321,11 +321,11 @@ class Search:
         outcomes.save(self.out / "outcomes.jsonl", outcome)
         self.ended[trial.number, rounds] = outcome
         self._write()
-        metric = outcomes.main_metric(path)
+        metric = Folder(path).main()
         if outcome.score is None:
             self.show.say(f"trial {trial.number}, {trial.settings['algorithm']}: {outcome.state}: {outcome.reason}")
         elif self._ranked(rounds)[0] is outcome or rounds != self.stages[0]:
-            shown = metric.show(outcome.score if metric.higher else -outcome.score)
+            shown = metric.measured(outcome.score if metric.higher else -outcome.score)
             self.show.say(f"trial {trial.number}, {rounds} rounds: {shown} on validation samples, {words(trial)}")
 
     def _count(self, row: dict[str, Any]) -> None:

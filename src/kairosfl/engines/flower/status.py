@@ -80,7 +80,7 @@ def status(path: Path) -> dict[str, Any]:
         "done": rows[-1]["round"] if rows else 0,
         "state": "finished" if folder.finished() else "running" if _held(path) else "stopped",
         "last": rows[-1] if rows else {},
-        "metric": folder.main()[0],
+        "metric": folder.main().name,
         "current": now,
         "clients": sorted(known, key=int),
         "faults": faults[-SHOWN:],

@@ -22,7 +22,7 @@ _SPELLED = "AEFHILMNORSX"  # letters whose names begin with a vowel
 
 @dataclass(frozen=True)
 class Score:
-    """A metric as reports show it."""
+    """A metric as it is shown."""
 
     name: str  # of its column in metrics.jsonl
     higher: bool = True  # whether higher values are better
@@ -94,6 +94,10 @@ class Score:
         """A value as short as possible, with its unit."""
         return f"{self.scale * value:g}{self.unit}"
 
+    def measured(self, value: float | None) -> str:
+        """A measured value with its digits; a dash if there is none."""
+        return "–" if value is None else f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
+
     def reached(self, values: NDArray[np.float64], target: float) -> NDArray[np.bool_]:
         """Which values are at least as good as the target."""
         return values >= target if self.higher else values <= target
@@ -120,10 +124,10 @@ def usual(name: str) -> Score:
     return Score(name, higher=name != "loss")
 
 
-def scores(about: Mapping[str, Any], named: object) -> tuple[Score, ...]:
+def scores(about: Mapping[str, Any], named: object = None) -> tuple[Score, ...]:
     """The metrics in run.json, the main one first; if there are none, the one that metrics.jsonl names or accuracy."""
     known = about.get("metrics")
-    if not known:
+    if not known or not is_metrics(known):
         return (usual(named if isinstance(named, str) and named else "accuracy"),)
     return tuple(Score(each["name"], each["better"] == "higher", each["percent"]) for each in known)
 
