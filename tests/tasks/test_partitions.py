@@ -184,7 +184,8 @@ def test_natural_clients_are_keys():
     population = natural(keys, None, 0)
     assert [list(own) for own in population] == [[1], [3, 4], [0, 2, 5]]
     assert list(population.keys) == [0, 1, 3]
-    assert list(natural(keys, None, 0, minimum=2).keys) == [1, 3]
+    with pytest.warns(UserWarning, match=r"^1 of 3 natural clients have fewer than data\.minimum = 2 samples and are"):
+        assert list(natural(keys, None, 0, minimum=2).keys) == [1, 3]
     few = natural(keys, 2, 0)
     assert all(set(keys[own]) == {key} for own, key in zip(few, few.keys, strict=True))
 
@@ -218,9 +219,9 @@ def test_digits_are_cut_as_they_always_were(name):
 
 def test_ten_thousand_clients_in_two_seconds():
     targets = np.arange(60_000) % 10
-    start = time.perf_counter()
+    start = time.process_time()
     population = dirichlet(targets, 10_000, 0, alpha=0.1)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert population.sizes.min() >= 1
     assert population.hash() == "3aee9d3bba41e48fcac92cd63010eaf48553b9ffebf0413faf43bfb3e34ca26b"
 
@@ -228,9 +229,9 @@ def test_ten_thousand_clients_in_two_seconds():
 @pytest.mark.slow
 def test_a_million_clients_in_ten_seconds():
     data = load("synthetic", samples=5_000_000, test_samples=0, features=2)
-    start = time.perf_counter()
+    start = time.process_time()
     population = partition(data, name="dirichlet", clients=1_000_000, seed=0, alpha=0.5)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     population.check(5_000_000)
     assert population.order.nbytes + population.offsets.nbytes < 30e6
 

@@ -6,6 +6,7 @@ that the last bits of a platform's logarithm cannot move a sample from one clien
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -215,11 +216,18 @@ def natural(keys: Ints, clients: int | None, seed: int, *, minimum: int = 1) -> 
     """
     if minimum < 1:
         raise UserError(f"data.minimum is {minimum}; a client needs at least 1 sample.")
-    enough = np.flatnonzero(np.bincount(keys) >= minimum)
+    sizes = np.bincount(keys)
+    enough = np.flatnonzero(sizes >= minimum)
     if not len(enough):
         raise UserError(f"data.minimum is {minimum}, but no natural client has that many samples; lower it.")
     if clients is None:
-        clients = len(enough)
+        clients, found = len(enough), np.count_nonzero(sizes)
+        if clients < found:
+            warnings.warn(
+                f"{found - clients} of {found} natural clients have fewer than data.minimum = {minimum} samples and "
+                "are left out; lower data.minimum to keep them.",
+                stacklevel=2,
+            )
     if not 1 <= clients <= len(enough):
         raise UserError(
             f"data.clients is {clients}, but the data has {len(enough)} natural clients with at least "
