@@ -22,7 +22,7 @@ test-kernels: .venv/kernels  # in Triton's interpreter; on a GPU: pytest tests/e
 test-deploy: .venv/full
 	$(BIN)/python -m pytest tests/deploy -m "slow or not slow"
 
-zoo: .venv/zoo  # models of other libraries, which test-extended then tries; without them these tests are skipped
+zoo: .venv/zoo  # models and data of other libraries; without them, tests of these are skipped
 
 test-extended: test-kernels test-deploy  # what `make test` leaves out
 	$(BIN)/python -m pytest -m slow --ignore=tests/deploy
@@ -62,9 +62,9 @@ lint: .venv/ready
 
 .venv/zoo: .venv/ready  # what asks for a torch of its own is installed without it
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		transformers==5.22.2 pillow psutil
+		transformers==5.22.2 pillow psutil dill multiprocess xxhash
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
-		torchvision==0.28.0 timm==1.0.30 peft==0.21.2 accelerate==1.15.0
+		torchvision==0.28.0 timm==1.0.30 peft==0.21.2 accelerate==1.15.0 datasets==5.2.0
 	@touch $@
 
 .venv/ready: pyproject.toml constraints.txt

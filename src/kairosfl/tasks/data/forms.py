@@ -134,6 +134,8 @@ def _tensor(value: Any) -> torch.Tensor:
     if hasattr(value, "convert") and hasattr(value, "mode"):  # a PIL image
         pixels = np.array(value if value.mode in ("L", "RGB") else value.convert("RGB"))
         return torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1).contiguous()
+    if isinstance(value, str):
+        raise TypeError(f"{value[:40]!r} is text")
     tensor = value.detach().cpu() if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
     return tensor.float() if tensor.is_floating_point() else tensor
 

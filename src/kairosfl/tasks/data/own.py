@@ -178,7 +178,7 @@ def from_any(
         if value is not None and (not tables or (key == "client" and len(tables) < len(sets))):
             raise UserError(f"{key} = {value!r} is about columns; leave it out, or give Hugging Face tables.")
     if input is None:
-        input = _input_column(tables[0], {target, client}) if tables else "image"
+        input = _input_column(tables[0], target, client) if tables else "image"
     if len(tables) == len(sets) == 2 and not _per_client(train):
         columns: dict[str, Any] = {"input": input, "target": target, "client": client, "encode": encode}
         return from_hugging_face(train, test, name=name or "own", classes=classes, **columns, **fields)
@@ -209,10 +209,19 @@ def _splits(train: Mapping[str, Any], test: Any) -> tuple[Any, Any]:
     return train["train"], train["test"] if test is None else test
 
 
-def _input_column(table: Any, others: set[str | None]) -> str:
-    left = [column for column in table.column_names if column not in others]
-    if "image" in left or len(left) != 1:
+def _input_column(table: Any, target: str, client: str | None) -> str:
+    known = [target, client] if client else [target]
+    check_columns(table, "training", known)
+    left = [column for column in table.column_names if column not in known]
+    if "image" in left:
         return "image"
+    if not left:
+        raise UserError(f"the training data has no column besides {target!r} to predict it from; add one.")
+    if len(left) > 1:
+        found = ", ".join(map(repr, left))
+        raise UserError(
+            f"the training data has the columns {found} besides {target!r}; name the input, such as input={left[0]!r}."
+        )
     return str(left[0])
 
 
