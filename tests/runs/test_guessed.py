@@ -142,3 +142,21 @@ def test_completion_of_a_sum_of_rules():
     assert complete.change("algorithm=moon+pa") == ["algorithm=moon+pa3fed"]
     assert complete.change("data.name=shake") == ["data.name=shakespeare"]
     assert complete.change("train.rounds=1") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("run", "--rounds", "3"), "There is no option --rounds; use --set train.rounds=VALUE."),
+        (
+            ("sweep", "--batch-size=3", "tiny.toml"),
+            "There is no option --batch-size; use --set train.batch_size=VALUE.",
+        ),
+        (("run", "--algorithm", "fedavg"), "There is no option --algorithm; use --set algorithm=VALUE."),
+        (("compare", "--lr", "3"), "No such option '--lr'."),
+    ],
+)
+def test_a_key_that_is_given_as_an_option(words, sentence):
+    said = call(*words)
+    assert said.exit_code == 2
+    assert sentence in said.stderr

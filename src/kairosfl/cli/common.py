@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from click import NoSuchOption, UsageError
 from click.shell_completion import CompletionItem
 from typer.core import TyperCommand
 
@@ -46,6 +47,16 @@ class Command(TyperCommand):
 
     def get_help(self, ctx: Any) -> str:
         return super().get_help(ctx).replace("\\[", "[")
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Where an option is the name of a key of the configuration, say how keys are set."""
+        try:
+            return super().parse_args(ctx, args)
+        except NoSuchOption as error:
+            key = complete.key(error.option_name.lstrip("-").replace("-", "_"))
+            if key is None or not any("--set" in parameter.opts for parameter in self.params):
+                raise
+            raise UsageError(f"There is no option {error.option_name}; use --set {key}=VALUE.", ctx) from None
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
         """Asked where no argument is left, as after the `=` of `--set` in bash."""

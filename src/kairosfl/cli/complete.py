@@ -36,6 +36,13 @@ VALUES = {
 GROUPS = {"algorithm": "kairosfl.rules", "data.name": "kairosfl.data", "model.name": "kairosfl.models"}
 
 
+def key(name: str) -> str | None:
+    """The key of the configuration with this name: `rounds` is `train.rounds`."""
+    if name in ("algorithm", "seed"):
+        return name
+    return next((f"{section}.{name}" for section, names in KEYS.items() if name in names.split()), None)
+
+
 def preset(incomplete: str) -> list[str]:
     """Names of presets."""
     from kairosfl import presets
