@@ -71,8 +71,10 @@ class Deploy:
     samples: tuple[int, ...] = ()
 
     @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> Deploy:
+    def from_table(cls, table: Any) -> Deploy:
         """From the table of a TOML file."""
+        if not isinstance(table, Mapping):
+            raise UserError(f"deploy = {table!r} must be a section: write [deploy] and its keys below.")
         known: dict[str, type] = {entry.name: type(entry.default) for entry in fields(cls)}
         values: dict[str, Any] = {}
         for key, value in table.items():

@@ -21,12 +21,12 @@ from kairosfl.core.fields import Briefs
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, result, rounds
 from kairosfl.core.run import Run, Setup
-from kairosfl.engines.flower import roster, server
+from kairosfl.engines.flower import enrol, roster, server
 from kairosfl.engines.flower.checks import Trust
 from kairosfl.engines.flower.client import client_app
 from kairosfl.engines.flower.roster import Roster, clean, fingerprint, parse_ids
 from kairosfl.engines.flower.server import Flower, Settings
-from kairosfl.engines.flower.wire import NUMBERS, Packing, Piece, piece_record, wanted_base
+from kairosfl.engines.flower.wire import NUMBERS, Packing, Piece, asked_hashes, piece_record
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
@@ -170,8 +170,9 @@ def test_a_node_with_another_frozen_part_is_rejected_and_the_others_hash_theirs_
             f"the frozen part of this client's model has the hash {str(other.base_hash)[:12]}, the server's" in reason
         )
     sent = [message for message in grid.sent if message.metadata.message_type == MessageType.TRAIN]
-    asked = [(message.metadata.dst_node_id, wanted_base(message.content)) for message in sent]
-    assert asked == [(101, ours.base_hash), (104, ours.base_hash), (101, None), (104, ours.base_hash)]
+    asked = [(message.metadata.dst_node_id, asked_hashes(message.content)) for message in sent]
+    assert asked == [(101, enrol.wanted(ours)), (104, enrol.wanted(ours)), (101, {}), (104, enrol.wanted(ours))]
+    assert enrol.wanted(ours)[enrol.BASE] == ours.base_hash
 
 
 Change = Callable[[RecordDict], None]
@@ -234,7 +235,7 @@ D = 2 * 5 + 5 + 5 * 3 + 3
         (number("n", 10**6), "it did 8 steps, where 500000 were ordered for its 1000000 samples"),
         (lambda content: content.clear(), "its answer is not a report"),
         (
-            lambda content: content["delta.0"].__setitem__("shape", ["x"]),
+            lambda content: content.__setitem__("delta.0", ConfigRecord({"dtype": "float32", "shape": ["x"]})),
             "its delta.0 has an unknown format",
         ),
     ],
@@ -281,9 +282,9 @@ def test_a_message_that_flower_drops_when_it_is_due_had_no_answer(task: Task, mo
     engine.train(orders(task, [0]))
     began: dict[str, float] = {}
 
-    def slowly(grid: FakeGrid, message: Message) -> str | None:
-        sent = roster.push(grid, message)
-        began[str(sent)] = time.monotonic()
+    def slowly(grid: FakeGrid, messages: list[Message]) -> list[str | None]:
+        sent = roster.push(grid, messages)
+        began[str(sent[0])] = time.monotonic()
         time.sleep(0.2)  # the first message is due before the server stops waiting
         return sent
 
@@ -292,6 +293,7 @@ def test_a_message_that_flower_drops_when_it_is_due_had_no_answer(task: Task, mo
             return roster.pull(grid, sent)
         return None if time.monotonic() < began[sent] + 0.3 else "its message was lost"
 
+    monkeypatch.setattr(server, "BATCH", 1)
     monkeypatch.setattr(server, "push", slowly)
     monkeypatch.setattr(server, "pull", dropped)
     assert engine.train(orders(task, [1, 5])).failed == ((1, "no answer in 0.3 s"),)

@@ -74,6 +74,7 @@ def test_a_brief_arrives_as_it_was(brief: Brief) -> None:
 
 
 def test_a_vector_that_briefs_share_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "SMALL", 0)  # every vector is large
     monkeypatch.setattr(wire, "PIECE", 8)  # two numbers a piece
     packed: dict[int, list[Array]] = {}
     first = brief_record(BRIEF, Packing(), packed)
@@ -83,10 +84,21 @@ def test_a_vector_that_briefs_share_is_packed_once(monkeypatch: pytest.MonkeyPat
     same(BRIEF, read_brief(over_the_wire(first))[0])
 
 
+@pytest.mark.parametrize("small", [0, wire.SMALL])
+def test_large_and_small_vectors_arrive(monkeypatch: pytest.MonkeyPatch, small: int) -> None:
+    monkeypatch.setattr(wire, "SMALL", small)
+    monkeypatch.setattr(wire, "PIECE", 8)
+    told, report = brief_record(BRIEF, Packing(), {}), answer()
+    assert set(told) == ({wire.NUMBERS} if small else {wire.NUMBERS, wire.VECTORS})
+    assert set(report) == ({wire.NUMBERS} if small else {wire.NUMBERS, "delta.0", "delta.1", "delta.2"})
+    same(BRIEF, read_brief(over_the_wire(told))[0])
+    same(REPORT, read_report(report, Packing(), torch.empty(5))[0])
+
+
 def test_a_client_refuses_records_of_another_version() -> None:
     record = brief_record(BRIEF, Packing(), {})
     record[wire.NUMBERS]["version"] = 1
-    with pytest.raises(Malformed, match="version 1 of the records, this client 2"):
+    with pytest.raises(Malformed, match="version 1 of the records, this client 3"):
         read_brief(record)
 
 
@@ -136,9 +148,11 @@ def test_what_is_no_report() -> None:
         return record
 
     def holding(**vectors: ConfigRecord) -> RecordDict:
-        record = RecordDict({wire.NUMBERS: answer()[wire.NUMBERS]})
+        record = RecordDict({wire.NUMBERS: bare})
         record.update({name.replace("_", "."): each for name, each in vectors.items()})
         return record
+
+    bare = ConfigRecord({key: value for key, value in answer()[wire.NUMBERS].items() if not key.startswith("delta")})
 
     assert refused(RecordDict()) == "its answer is not a report"
     assert refused(RecordDict({wire.NUMBERS: ArrayRecord({}), wire.VECTORS: ArrayRecord({})})) == (
@@ -166,13 +180,25 @@ def test_what_is_no_report() -> None:
     for change in ({"dtype": 5}, {"shape": 5}, {"shape": [True]}, {"shape": [5.0]}, {"data": "0" * 20}):
         other = ConfigRecord({**good, **change})
         assert refused(holding(delta_0=other)) == "its delta.0 has an unknown format"
-    foreign = RecordDict({wire.NUMBERS: answer()[wire.NUMBERS], "delta.0": ArrayRecord([np.ones(5, np.float32)])})
+    foreign = RecordDict({wire.NUMBERS: bare, "delta.0": ArrayRecord([np.ones(5, np.float32)])})
     assert refused(foreign) == "its delta.0 has an unknown format"
     assert refused(holding(delta_0=ConfigRecord({**good, "shape": [-5, -1]}))) == (
         "its update has the shape (-5, -1), not (5,)"
     )
     short = ConfigRecord({**good, "data": b"0" * 16})
     assert refused(holding(delta_0=short)) == "the number of bytes of its delta does not match its shape"
+    among = {"delta.0": b"0" * 20, "delta.0.dtype": "float32"}
+    for change, reason in (
+        ({"delta.0.dtype": "float64"}, "its update has the shape (2,), not (5,)"),
+        ({"delta.0": b"0" * 23}, "the number of bytes of its delta does not match its shape"),
+        ({"delta.0": b"0" * 4}, "its update has the shape (1,), not (5,)"),
+        ({"delta.0.dtype": "object"}, "its delta.0 has an unknown format"),
+        ({"delta.0.dtype": 5}, "its delta.0 has an unknown format"),
+        ({"delta.0.dtype": ["float32"]}, "its delta.0 has an unknown format"),
+        ({"delta.0": 5.0}, "its report contains no update"),
+        ({"n": b"7"}, "its n has an unknown format"),
+    ):
+        assert refused(RecordDict({wire.NUMBERS: ConfigRecord({**bare, **among, **change})})) == reason
     top = Packing(keep=0.4)
     places = [[-1, 2], [2, 2], [3, 1], [0, 5]]
     for where in places:

@@ -77,11 +77,15 @@ def build(
 
 def parse(kind: str, text: str, known: Mapping[str, type[Spec]], allow: Collection[str] = ()) -> tuple[Spec, ...]:
     """`a(x=1) + b` as objects. Names with dots are presets (`fedcl.released()`) or imports (`my.rules.Mine()`)."""
+    unreadable = UserError(f"{kind} = {text!r} cannot be read; write it like 'fedprox(mu=0.01) + fedavgm'.")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise UserError(f"{kind} = {text!r} cannot be read; write it like 'fedprox(mu=0.01) + fedavgm'.") from None
-    return tuple(_object(kind, term, text, known, allow) for term in _terms(tree))
+        raise unreadable from None
+    try:
+        return tuple(_object(kind, term, text, known, allow) for term in _terms(tree))
+    except RecursionError:  # the parser goes deeper than what walks its tree
+        raise unreadable from None
 
 
 def _terms(tree: ast.expr) -> list[ast.expr]:
@@ -147,6 +151,8 @@ def _checked(kind: str, name: str, cls: Any) -> type[Spec]:
 
 
 def _check_type(name: str, option: str, value: Any, default: Any) -> None:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise UserError(f"{name}: {option} = {value} is too large; whole numbers go up to 2^63 - 1.")
     number = isinstance(value, int | float) and not isinstance(value, bool)
     wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}.get(type(default))
     fits = {

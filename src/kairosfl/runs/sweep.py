@@ -44,7 +44,10 @@ class Member:
 def expand(tables: Mapping[str, Any]) -> list[Member]:
     """Every combination of the lists under [sweep], in the order in which they are written."""
     rest = {key: value for key, value in tables.items() if key != "sweep"}
-    lists = flatten(tables.get("sweep", {}))
+    asked = tables.get("sweep", {})
+    if not isinstance(asked, Mapping):
+        raise UserError(f"sweep = {asked!r} must be a section: write [sweep] and its lists below.")
+    lists = flatten(asked)
     for key, values in lists.items():
         if not isinstance(values, list) or not values:
             raise UserError(f"sweep.{key} = {values!r} must be a list of values to try.")

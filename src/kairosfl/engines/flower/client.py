@@ -15,8 +15,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from kairosfl.client.trainer import Trainer
+from kairosfl.engines.flower.enrol import difference
 from kairosfl.engines.flower.roster import parse_ids
-from kairosfl.engines.flower.wire import NUMBERS, VERSION, read_brief, report_record, wanted_base
+from kairosfl.engines.flower.wire import NUMBERS, VERSION, asked_hashes, read_brief, report_record
 from kairosfl.errors import UserError
 from kairosfl.runs.taskfile import for_client
 from kairosfl.tasks.dataset import Ints
@@ -65,12 +66,8 @@ def client_app(make: MakeTask, *, device: str = "cpu", threads: int = 1, mods: S
                 f"the server's model has {len(brief.start)} parameters, but this client's has {task.layout.size}; "
                 "give both the same task.py."
             )
-        base = wanted_base(message.content)  # in a node's first brief only: hashing gigabytes takes time
-        if base is not None and base != task.base_hash:
-            raise UserError(
-                f"the frozen part of this client's model has the hash {str(task.base_hash)[:12]}, the server's "
-                f"{base[:12]}; give both the same weights."
-            )
+        if reason := difference(asked_hashes(message.content), task):
+            raise UserError(reason)
         report = Trainer(task, torch.device(device)).follow(brief)
         return Message(report_record(report, brief.round, packing), reply_to=message)
 

@@ -31,7 +31,7 @@ from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 import kairosfl
-from kairosfl.engines.flower.node import Pauses
+from kairosfl.engines.flower.node import WAKE, Pauses
 
 PRELOAD = "KAIROSFL_PRELOAD"  # modules that the operator wants to be imported in advance, such as torchvision
 NAME = "flwr-clientapp"
@@ -49,7 +49,7 @@ class Forks(SubprocessExecutor):
         self._pauses.restart()
         if spec.task_type != TaskType.CLIENT_APP:
             return super().launch(spec)
-        get_context("fork").Process(target=_serve, args=(spec,), name=NAME).start()
+        get_context("fork").Process(target=_serve, args=(spec, self._pauses.wake), name=NAME).start()
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
@@ -78,8 +78,10 @@ def installed() -> frozenset[tuple[str, int, int]]:
     return frozenset(found)
 
 
-def _serve(spec: ExecutionSpec) -> None:
+def _serve(spec: ExecutionSpec, wake: int | None) -> None:
     """In the fork: what `flwr-clientapp` does, as a process that has just started."""
+    if wake is not None:
+        os.close(wake)
     registered_exit_handlers.clear()  # the worker's
     for number in (signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
@@ -102,7 +104,8 @@ def main() -> None:
     """Run with the arguments of `flower-superexec`."""
     for name in ("kairosfl.engines.flower.client", *filter(None, os.environ.get(PRELOAD, "").split(","))):
         importlib.import_module(name)
-    pauses = Pauses()
+    wake = os.environ.pop(WAKE, None)
+    pauses = Pauses(int(wake) if wake else None)
     vars(loop).update(time=pauses, get_executor=lambda *_, **__: Forks(pauses))
     flower_superexec()
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -150,7 +150,7 @@ class NodeRegistry:
         for node in [node for node in online if self._again[node] <= now]:
             self._again[node] = now + PATIENCE
             question = Message(RecordDict(), node, MessageType.QUERY, ttl=self._ttl)
-            sent = push(self.grid, question)
+            (sent,) = push(self.grid, [question])
             if sent:
                 self._asked[sent] = node
         for sent, node in list(self._asked.items()):
@@ -193,9 +193,9 @@ def with_retries(call: Callable[[], T]) -> T:
             time.sleep(PAUSE)
 
 
-def push(grid: Grid, message: Message) -> str | None:
-    """Send a message; return its id, or None if it was not accepted."""
-    return next(iter(with_retries(lambda: grid.push_messages([message]))), None)
+def push(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
+    """Send messages in one request; return their ids, None for those that were not accepted."""
+    return list(with_retries(lambda: grid.push_messages(messages))) or [None] * len(messages)
 
 
 def pull(grid: Grid, sent: str) -> Message | str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,16 +21,19 @@ from torch.func import functional_call
 
 from kairosfl.core.fields import Brief, Briefs, Report, Reports
 from kairosfl.engines.evaluate import Evaluator
+from kairosfl.engines.flower import enrol
 from kairosfl.engines.flower.checks import Trust, check
 from kairosfl.engines.flower.roster import DROPPED, NodeRegistry, Roster, claimed_ids, clean, pull, push
 from kairosfl.engines.flower.status import Board
 from kairosfl.engines.flower.updates import Updates
-from kairosfl.engines.flower.wire import Malformed, Packing, brief_record, read_report
+from kairosfl.engines.flower.wire import SMALL, Malformed, Packing, brief_record, read_report
 from kairosfl.errors import UserError
 from kairosfl.tasks.task import Task
 from kairosfl.tasks.vector import base, trained
 
 POLL = (0.05, 1.0)  # seconds between two polls for answers: at first, and at most
+EARLY = 0.8  # of the time until the last round's first answer, to wait for the first answer of this one
+BATCH = 32  # small briefs in one request
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,9 @@ class Flower(Evaluator):
         super().__init__(replace(task, model=hollow(task.model)), torch.device("cpu"), self._predict_with)
         self.roster = Roster(len(task.clients), folder / "roster.json" if folder else None)
         self._updates: Updates | None = None
-        self._board, self._base = Board(folder), self.task.base_hash
-        self._checked: set[int] = set()  # nodes whose frozen part is known to be the server's
+        self._board, self._wanted = Board(folder), enrol.wanted(self.task)
+        self._checked: set[int] = set()  # nodes whose task is known to be the server's
+        self._first = 0.0  # seconds until the first answer of the last round
         self._registry = NodeRegistry(grid, self.roster, log, settings.deadline)
 
     def start(self) -> Tensor:
@@ -112,18 +116,23 @@ class Flower(Evaluator):
             self._updates.release()  # those of the last round, to which its record still refers
         updates = self._updates = Updates(briefs, self.folder, self.settings.on_disk)
         in_flight, failed = self._push(orders)
+        sent_all = len(in_flight)
         updates.release()
         self._board.begin(needed, self.settings.deadline, failed)
-        until = time.monotonic() + self.settings.deadline
+        began = time.monotonic()
+        until = began + self.settings.deadline
         good: dict[int, Report] = {}
         pause = POLL[0]
         late = f"no answer in {self.settings.deadline:g} s"
+        time.sleep(min(EARLY * self._first, POLL[1]) if in_flight else 0.0)
         while in_flight and len(good) < needed and time.monotonic() < until:
             before = len(in_flight)
             for sent, (client, node, due) in list(in_flight.items()):
                 outcome = self._outcome(sent, node, orders[client], updates[row[client]])
                 if outcome is None:
                     continue
+                if len(in_flight) == sent_all:
+                    self._first = time.monotonic() - began
                 del in_flight[sent]
                 updates.release()
                 if isinstance(outcome, str):
@@ -167,25 +176,25 @@ class Flower(Evaluator):
     def _push(self, orders: dict[int, Brief]) -> tuple[dict[str, tuple[int, int, float]], dict[int, str]]:
         """The messages in flight (id → client, node, due time), and the reason for each client that got none."""
         in_flight: dict[str, tuple[int, int, float]] = {}
-        failed: dict[int, str] = {}
+        serving = {client: self.roster.nodes[client] for client in orders if client in self.roster.nodes}
+        failed = {client: "no node serves it" for client in orders if client not in serving}
         packed: dict[int, list[Array]] = {}
-        for client, brief in orders.items():
-            node = self.roster.nodes.get(client)
-            if node is None:
-                failed[client] = "no node serves it"
-                continue
-            base = None if node in self._checked else self._base
-            record = brief_record(brief, self.settings.packing, packed, base)
+        small = all(orders[client].start.nbytes <= SMALL for client in serving)  # large ones are sent one by one
+        for clients in batched(serving, BATCH if small else 1):
             due = time.monotonic() + self.settings.deadline
-            message = Message(
-                record, node, MessageType.TRAIN, ttl=self.settings.deadline, group_id=str(brief.round + 1)
-            )
-            sent = push(self.grid, message)
-            if sent:
-                in_flight[sent] = client, node, due
-            else:
-                failed[client] = "its brief could not be sent"
+            messages = [self._message(orders[client], serving[client], packed) for client in clients]
+            for client, sent in zip(clients, push(self.grid, messages), strict=True):
+                if sent:
+                    in_flight[sent] = client, serving[client], due
+                else:
+                    failed[client] = "its brief could not be sent"
         return in_flight, failed
+
+    def _message(self, brief: Brief, node: int, packed: dict[int, list[Array]]) -> Message:
+        asked = None if node in self._checked else self._wanted
+        record = brief_record(brief, self.settings.packing, packed, asked)
+        group = str(brief.round + 1)
+        return Message(record, node, MessageType.TRAIN, ttl=self.settings.deadline, group_id=group)
 
     def _outcome(self, sent: str, node: int, brief: Brief, out: Tensor) -> Report | str | None:
         """The accepted report, with its update in `out`, or why there is none; None while no answer has arrived."""
@@ -203,6 +212,14 @@ class Flower(Evaluator):
         except Exception as error:  # as in `pull`: a client may send anything
             return f"its answer cannot be read ({type(error).__name__})"
         return check(report, round, brief, self.settings.trust)
+
+
+def batched(clients: Iterable[int], size: int) -> Iterator[list[int]]:
+    """The clients in lists of at most this size."""
+    left = list(clients)
+    while left:
+        yield left[:size]
+        del left[:size]
 
 
 def hollow(model: nn.Module) -> nn.Module:

@@ -16,13 +16,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from kairosfl.core.fields import Brief, Briefs, Field, Report, Reports, fields
+from kairosfl.engines.flower.enrol import BASE, TASK
 from kairosfl.errors import UserError
 
-VERSION = 2
+VERSION = 3
 NUMBERS, VECTORS = "numbers", "vectors"
-BASE = "base_hash"
+ENROL = (TASK, BASE)
 RAW = "kairosfl.raw"  # how the bytes of an array are to be read: as they are, little-endian
 PIECE = 5 << 20  # bytes; vectors travel in pieces, since Flower copies what it reads and writes
+SMALL = 256 << 10  # bytes; vectors up to this in total travel among the numbers, since every record is another request
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64, "int32": torch.int32}
 
 # What travels: every field of the list that the server does not compute itself.
@@ -62,38 +64,42 @@ class Piece:
     data: bytes | memoryview
 
 
-def brief_record(brief: Brief, packing: Packing, packed: dict[int, list[Array]], base: str | None = None) -> RecordDict:
-    """A brief as a record. `packed` caches vectors by their address: what briefs share is packed once.
+def brief_record(
+    brief: Brief, packing: Packing, packed: dict[int, list[Array]], asked: Mapping[str, str] | None = None
+) -> RecordDict:
+    """A brief as a record. `packed` caches large vectors by their address: what briefs share is packed once.
 
-    `base` is the hash of the frozen part that the client's model must have.
+    `asked` are the hashes that the client's task must have.
     """
     numbers: dict[str, Any] = {"version": VERSION, "pack_dtype": packing.dtype, "pack_keep": packing.keep}
-    if base is not None:
-        numbers[BASE] = base
-    vectors: dict[str, Array] = {}
+    numbers |= asked or {}
+    vectors: dict[str, Tensor] = {}
     for entry in TOLD:
         value = getattr(brief, entry.row)
-        if value is None:
-            continue
-        if entry.shape == "vector":
-            if value.data_ptr() not in packed:
-                packed[value.data_ptr()] = [_array(piece) for piece in _pieces(value)]
-            vectors |= {f"{entry.row}.{i}": piece for i, piece in enumerate(packed[value.data_ptr()])}
-        else:
+        if entry.shape == "vector" and value is not None:
+            vectors[entry.row] = value
+        elif value is not None:
             numbers[entry.row] = ",".join(sorted(value)) if entry.kind is frozenset else value
+    if _small(vectors):
+        return RecordDict({NUMBERS: ConfigRecord(numbers | _among(vectors))})
     arrays = ArrayRecord()
-    for key, array in vectors.items():  # one by one: the constructor would copy the arrays and hash them again
-        arrays[key] = array
+    for name, vector in vectors.items():
+        if vector.data_ptr() not in packed:
+            packed[vector.data_ptr()] = [_array(piece) for piece in _pieces(vector)]
+        for i, array in enumerate(packed[vector.data_ptr()]):
+            arrays[f"{name}.{i}"] = array  # one by one: the constructor would copy the arrays and hash them again
     return RecordDict({NUMBERS: ConfigRecord(numbers), VECTORS: arrays})
 
 
 def read_brief(record: RecordDict) -> tuple[Brief, Packing]:
     """The brief in a record, and how the update should be packed."""
     numbers: dict[str, Any] = dict(record[NUMBERS])
-    arrays = record.array_records[VECTORS].items()
-    vectors = {key: Piece(array.dtype, array.shape, array.data) for key, array in arrays if array.stype == RAW}
     if numbers.get("version") != VERSION:
         raise Malformed(f"the server uses version {numbers.get('version')!r} of the records, this client {VERSION}")
+    vectors = _found_among(numbers)
+    if VECTORS in record:
+        arrays = record.array_records[VECTORS].items()
+        vectors |= {key: Piece(array.dtype, array.shape, array.data) for key, array in arrays if array.stype == RAW}
     values: dict[str, Any] = {}
     for entry in TOLD:
         if entry.shape == "vector" and f"{entry.row}.0" in vectors:
@@ -104,16 +110,15 @@ def read_brief(record: RecordDict) -> tuple[Brief, Packing]:
     return Brief(**values), Packing(numbers["pack_dtype"], numbers["pack_keep"])
 
 
-def wanted_base(record: RecordDict) -> str | None:
-    """The hash of the frozen part that the server's model has; None where the client need not check it."""
-    wanted = record[NUMBERS].get(BASE)
-    return wanted if isinstance(wanted, str) else None
+def asked_hashes(record: RecordDict) -> dict[str, str]:
+    """The hashes that the client's task must have; none where it was already checked."""
+    return {name: value for name in ENROL if isinstance(value := record[NUMBERS].get(name), str)}
 
 
 def report_record(report: Report, round: int, packing: Packing) -> RecordDict:
     """A report as a record, packed as the server asked.
 
-    Its vectors are byte records rather than arrays, because Flower's reader would hold two copies of an array.
+    Large vectors are byte records rather than arrays, because Flower's reader would hold two copies of an array.
     """
     numbers: dict[str, Any] = {"version": VERSION, "round": round}
     for entry in ANSWERED:
@@ -126,6 +131,8 @@ def report_record(report: Report, round: int, packing: Packing) -> RecordDict:
         vectors["where"] = where.to(torch.int32)
         delta = delta[where]
     vectors["delta"] = delta.to(torch.float16) if packing.dtype == "float16" else delta
+    if _small(vectors):
+        return RecordDict({NUMBERS: ConfigRecord(numbers | _among(vectors))})
     record = RecordDict({NUMBERS: ConfigRecord(numbers)})
     for name, vector in vectors.items():
         for i, piece in enumerate(_pieces(vector)):
@@ -172,7 +179,7 @@ def _parts(record: RecordDict) -> tuple[ConfigRecord, dict[str, Piece]]:
     numbers = record.get(NUMBERS)
     if not isinstance(numbers, ConfigRecord):
         raise Malformed("its answer is not a report")
-    vectors: dict[str, Piece] = {}
+    vectors = _found_among(numbers)
     for key, part in record.items():
         if key == NUMBERS:
             continue
@@ -183,6 +190,31 @@ def _parts(record: RecordDict) -> tuple[ConfigRecord, dict[str, Piece]]:
             case _:
                 raise Malformed(f"its {key} has an unknown format")
     return numbers, vectors
+
+
+def _small(vectors: Mapping[str, Tensor]) -> bool:
+    return sum(vector.nbytes for vector in vectors.values()) <= SMALL
+
+
+def _among(vectors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Small vectors as entries of the numbers: their bytes, and their type."""
+    entries: dict[str, Any] = {}
+    for name, vector in vectors.items():
+        for i, piece in enumerate(_pieces(vector)):
+            entries |= {f"{name}.{i}": bytes(piece.data), f"{name}.{i}.dtype": piece.dtype}
+    return entries
+
+
+def _found_among(numbers: Mapping[str, Any]) -> dict[str, Piece]:
+    """The vectors among the numbers."""
+    vectors: dict[str, Piece] = {}
+    for key, data in numbers.items():
+        if isinstance(data, bytes):
+            dtype = numbers.get(f"{key}.dtype")
+            if not isinstance(dtype, str) or dtype not in DTYPES:
+                raise Malformed(f"its {key} has an unknown format")
+            vectors[key] = Piece(dtype, (len(data) // np.dtype(dtype).itemsize,), data)
+    return vectors
 
 
 def _array(piece: Piece) -> Array:

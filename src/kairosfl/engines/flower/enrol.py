@@ -1,0 +1,42 @@
+"""What a node's task must have in common with the server's, by hash; a node is asked in its first brief."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+from kairosfl.tasks.task import Task
+from kairosfl.tasks.vector import trained
+
+TASK, BASE = "task_hash", "base_hash"
+SHOWN = 12  # digits of a hash in a message
+
+
+def task_hash(task: Task) -> str:
+    """A digest of what a vector means: layers, trained tensors, loss and kind of data; not of weights or samples."""
+    tensors = [(name, list(each.shape), str(each.dtype)) for name, each in trained(task.model).items()]
+    layers = [(name, type(each).__name__) for name, each in task.model.named_modules()]
+    loss = getattr(task.loss, "__qualname__", type(task.loss).__name__)
+    form = json.dumps([layers, tensors, loss, task.dataset.kind])
+    return hashlib.sha256(form.encode()).hexdigest()
+
+
+def wanted(task: Task) -> dict[str, str]:
+    """What the server asks of a node."""
+    return {TASK: task_hash(task)} | ({} if task.base_hash is None else {BASE: task.base_hash})
+
+
+def difference(asked: Mapping[str, str], task: Task) -> str | None:
+    """Why a node with this task cannot take part; None if it can."""
+    if TASK in asked and asked[TASK] != (own := task_hash(task)):
+        return (
+            f"the layers, the loss or the kind of data of this client's task have the hash {own[:SHOWN]}, the server's "
+            f"{asked[TASK][:SHOWN]}; give both the same task.py and the same packages."
+        )
+    if BASE in asked and asked[BASE] != task.base_hash:  # last: hashing gigabytes takes time
+        return (
+            f"the frozen part of this client's model has the hash {str(task.base_hash)[:SHOWN]}, the server's "
+            f"{asked[BASE][:SHOWN]}; give both the same weights."
+        )
+    return None
