@@ -7,24 +7,40 @@ from pathlib import Path
 from typing import Any
 
 from kairosfl.errors import UserError
+from kairosfl.runs.score import Score, scores
+
+
+def lost(score: Score) -> str:
+    """What harm is called."""
+    return "points lost" if score.percent else f"{score.words} lost"
 
 
 def draw(found: Mapping[str, Any], path: Path) -> Path:
-    """Harm in points, with two standard errors, for every deficit; the share of each window that detectors mark."""
+    """Harm, with two standard errors, for every deficit; the share of each window that detectors mark."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise UserError("Drawing needs matplotlib; install it with: pip install 'kairosfl[cli]'.") from None
+    (score,) = scores({"metrics": [found["metric"]]})
     spans, marked = found["windows"], found["marked"]
     places = [(first + last) / 2 for first, last in spans]
+    note: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 8, "color": "0.4"}
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 0.45 * len(marked) + 0.2])
     above.axhline(0, color="0.6", linewidth=0.8)
     for i, (name, rows) in enumerate(found["harm"].items()):
-        errors = [200 * (row["error"] or 0.0) for row in rows]
-        shifted = [place + (i - 0.5) * 0.02 * spans[-1][1] for place in places]
-        above.errorbar(shifted, [100 * row["mean"] for row in rows], errors, marker="o", capsize=3, label=name)
-    above.set_ylabel("points lost at the end")
+        errors = [2 * score.scale * (row["error"] or 0.0) for row in rows]
+        shifted = [place + (i - (len(found["harm"]) - 1) / 2) * 0.02 * spans[-1][1] for place in places]
+        means = [score.scale * row["mean"] for row in rows]
+        drawn = above.errorbar(shifted, means, errors, marker="o", capsize=3, label=name)
+        sure = [window - 1 for window in found["lasts"][name]]
+        ring: dict[str, Any] = {"facecolors": "none", "edgecolors": drawn.lines[0].get_color(), "linewidths": 1.5}
+        above.scatter([shifted[at] for at in sure], [means[at] for at in sure], 140, **ring)
+    above.axvspan(spans[-1][0] - 0.5, spans[-1][1] + 0.5, color="0.93", zorder=0)
+    above.text(places[-1], 0.98, "last window:\nnot judged", transform=above.get_xaxis_transform(), **note)
+    above.set_ylabel(f"{lost(score)} at the end")
+    rings = any(found["lasts"].values())
+    above.set_title("○ harm that lasts" if rings else "no harm that lasts", loc="left", fontsize=9)
     above.legend(frameon=False, fontsize=9)
     middle: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
     for row, (_, shares) in enumerate(marked.items()):
