@@ -61,7 +61,7 @@ def periods(
         )
         with SweepProgress({each.name: each.config.train.rounds for each in made}, quiet=quiet or as_json) as show:
             summaries = sweep(made, folder, command=command(), watch=show.begin, say=show.say)
-        found = findings(folder, summaries, made, windows)
+        found = findings(folder, summaries, made, windows, amount)
         write_json(folder / "periods.json", found)
         picture = draw(found, folder / "periods.svg")
     if as_json:

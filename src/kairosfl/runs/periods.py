@@ -130,7 +130,7 @@ def members(
 
 
 def findings(
-    out: Path, summaries: Mapping[str, Mapping[str, Any]], made: Sequence[Member], number: int
+    out: Path, summaries: Mapping[str, Mapping[str, Any]], made: Sequence[Member], number: int, amount: float = 0.2
 ) -> dict[str, Any]:
     """How much worse every deficit and window ended, over the seeds, and how much of each window a detector marks."""
     score = Folder(out / made[0].name).main()
@@ -151,6 +151,7 @@ def findings(
         marks.setdefault(member.settings["run.detector"], []).append(parts)
     return {
         "metric": {"name": score.name, "better": "higher" if score.higher else "lower", "percent": score.percent},
+        "amount": amount,
         "windows": [[a + 1, b] for a, b in windows(made[0].config.train.rounds, number)],
         "none": {"mean": float(np.mean(list(plain.values()))), "seeds": list(plain.values())},
         "harm": {name: [_spread(each) for each in rows] for name, rows in lost.items()},
