@@ -1,77 +1,166 @@
-"""How long a window of averaged models should be, under three schedules of the learning rate.
+"""How long a window of averaged models should be, and whether it is a share of the rounds or of the learning rates.
 
-    python benchmarks/averaging.py --out benchmarks/averaging.json
+    python benchmarks/averaging.py --out benchmarks/averaging.json --draw docs/assets/averaging.svg
 
-Digits over 40 clients by Dir(0.1), 100 rounds, 2 local epochs, FedAvg. Every run's models are kept, so that all windows
-are compared on the same training. Test accuracy of the plain model, mean over the final 10 % of rounds, and of the
-average at the end: over the final share of the rounds, over the final share of the sum of the learning rates, and
-exponential averages.
+FedAvg over 100 rounds under three schedules, on digits (40 clients by Dir(0.1), 2 local epochs) and Fashion-MNIST (200
+clients, one epoch), both with a small MLP. Every run's models are kept, so that all windows are compared on the same
+training: test accuracy of the plain model, mean over the final 10 % of rounds, and of the average at the end. A window
+is chosen by the first half of the seeds and judged by the second. Started again, it continues.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from kairosfl import Batched, Recipe, Run, Setup, Task, drive, parse, rounds
-from kairosfl.rules.average import opening
+from kairosfl.rules.average import Average, opening
 from kairosfl.tasks import models
 from kairosfl.tasks.data import load
+from kairosfl.tasks.dataset import DataSet
 from kairosfl.tasks.partitions import partition
 
-ROUNDS, CLIENTS, SEEDS = 100, 40, 4
-SCHEDULES = {
+ROUNDS, SEEDS = 100, 8
+PROBLEMS: dict[str, dict[str, int]] = {
+    "digits": {"clients": 40, "epochs": 2, "batch_size": 16},
+    "fashion_mnist": {"clients": 200, "epochs": 1, "batch_size": 32},
+}
+COHORTS = (3, 8)
+SCHEDULES: dict[str, dict[str, Any]] = {
     "constant": {},
     "× 0.97 a round": {"schedule": "exponential", "gamma": 0.97},
     "cosine": {"schedule": "cosine"},
 }
-SHARES, DECAYS = (0.05, 0.1, 0.15, 0.3), (0.9, 0.95)
+KINDS = {"rounds": "of the rounds", "lr": "of the learning rates"}
+SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+Scores = dict[str, dict[str, float]]  # of every seed, by window
 
 
-def scores(schedule: str, cohort: int, seed: int) -> dict[str, float]:
-    """The accuracy of every kind of average after one run."""
-    dataset = load("digits")
-    clients = partition(dataset, name="dirichlet", clients=CLIENTS, seed=seed, alpha=0.1)
-    model = models.build("mlp", shape=dataset.shape, classes=dataset.classes, seed=seed)
-    task = Task(model, dataset, clients)
+data = cache(load)
+
+
+def windows() -> list[tuple[str, float]]:
+    """Every window: a share of what."""
+    return list(product(KINDS, SHARES))
+
+
+def scores(problem: str, schedule: str, cohort: int, seed: int) -> dict[str, float]:
+    """The accuracy of every window after one run."""
+    setting, dataset = PROBLEMS[problem], data(problem)
+    clients = partition(dataset, name="dirichlet", clients=setting["clients"], seed=seed, alpha=0.1)
+    task = Task(_model(dataset, seed), dataset, clients)
     engine = Batched(task)
-    recipe = Recipe(rounds=ROUNDS, cohort=cohort, epochs=2, batch_size=16, lr=0.1, **SCHEDULES[schedule])  # type: ignore[arg-type]
-    setup = Setup(parse("fedavg"), recipe, CLIENTS, task.layout)
+    recipe = Recipe(
+        rounds=ROUNDS,
+        cohort=cohort,
+        epochs=setting["epochs"],
+        batch_size=setting["batch_size"],
+        lr=0.1,
+        **SCHEDULES[schedule],
+    )
+    setup = Setup(parse("fedavg"), recipe, len(clients), task.layout)
     course = drive(rounds(Run.start(engine.start(), setup, seed=seed), setup), engine)
     xs = torch.stack([run.x.double() for run in course])
 
     def accuracy(x: torch.Tensor) -> float:
-        return 100 * engine.evaluate(x.float()).accuracy
+        return round(100 * engine.evaluate(x.float()).accuracy, 3)
 
     found = {"plain": float(np.mean([accuracy(x) for x in xs[-ROUNDS // 10 :]]))}
-    for of in ("rounds", "lr"):
-        for share in SHARES:
-            found[f"{100 * share:g} % of {of}"] = accuracy(xs[opening(recipe, share, of) - 1 :].mean(0))
-    for decay in DECAYS:
-        weights = decay ** torch.arange(ROUNDS - 1, -1, -1).double()
-        found[f"decay {decay}"] = accuracy(weights @ xs / weights.sum())
+    for of, share in windows():
+        found[f"{of} {share}"] = accuracy(xs[opening(recipe, share, of) - 1 :].mean(0))
     return found
+
+
+def _model(dataset: DataSet, seed: int) -> torch.nn.Module:
+    return models.build("mlp", shape=dataset.shape, classes=dataset.classes, seed=seed)
+
+
+def gains(whole: Mapping[str, Scores], seeds: Sequence[int]) -> dict[str, float]:
+    """Points that each window gains over the plain model, in the mean over all cells and these seeds."""
+    return {
+        name: float(
+            np.mean([cell[str(seed)][name] - cell[str(seed)]["plain"] for cell in whole.values() for seed in seeds])
+        )
+        for name in (f"{of} {share}" for of, share in windows())
+    }
+
+
+def say(whole: Mapping[str, Scores], seeds: int) -> None:
+    """A line for every cell, then what the first half of the seeds chooses and how the second judges it."""
+    for key, cell in whole.items():
+        mean = {name: np.mean([each[name] for each in cell.values()]) for name in next(iter(cell.values()))}
+        best = {of: max(SHARES, key=lambda share: mean[f"{of} {share}"]) for of in KINDS}
+        found = "; ".join(f"best share {of} {best[of]:g}: {mean[f'{of} {best[of]}']:.1f}" for of in KINDS)
+        default = Average()
+        print(f"{key}: plain {mean['plain']:.1f}; default {mean[f'{default.of} {default.share}']:.1f}; {found}")
+    if seeds < 2:
+        return
+    first, second = range(seeds // 2), range(seeds // 2, seeds)
+    chosen, judged = gains(whole, first), gains(whole, second)
+    for of in KINDS:
+        best = max(SHARES, key=lambda share: chosen[f"{of} {share}"])
+        name = f"{of} {best}"
+        words = f"{100 * best:g} % {KINDS[of]}, {chosen[name]:+.2f} points"
+        print(f"seeds 0 to {seeds // 2 - 1} choose {words}; the others say {judged[name]:+.2f}")
+    default = f"{Average().of} {Average().share}"
+    print(f"the default, {default}: {chosen[default]:+.2f} and {judged[default]:+.2f}")
+
+
+def draw(whole: Mapping[str, Scores], path: Path) -> None:
+    """Points gained against the length of the window, with two standard errors over the seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots(len(PROBLEMS), len(SCHEDULES), sharex=True, sharey="row", squeeze=False)
+    for (row, problem), (column, schedule) in product(enumerate(PROBLEMS), enumerate(SCHEDULES)):
+        ax = axes[row, column]
+        ax.axhline(0, color="0.6", linewidth=0.8)
+        for (of, words), colour in zip(KINDS.items(), ("tab:orange", "tab:blue"), strict=True):
+            for cohort, style in zip(COHORTS, ("-", "--"), strict=True):
+                cell = whole[f"{problem}, {schedule}, cohort {cohort}"].values()
+                points = np.array([[each[f"{of} {share}"] - each["plain"] for share in SHARES] for each in cell])
+                error = 2 * points.std(0, ddof=1) / len(points) ** 0.5 if len(points) > 1 else None
+                label = f"share {words}, cohort {cohort}"
+                shares = [100 * share for share in SHARES]
+                ax.errorbar(shares, points.mean(0), error, color=colour, linestyle=style, capsize=2, label=label)
+        ax.set_title(f"{problem}, {schedule}", fontsize=9)
+    for ax in axes[:, 0]:
+        ax.set_ylabel("points gained")
+    for ax in axes[-1]:
+        ax.set_xlabel("length of the window, %")
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write all numbers here")
+    parser.add_argument("--out", type=Path, required=True, help="all numbers; those that are there are kept")
+    parser.add_argument("--draw", type=Path, help="write the picture here")
+    parser.add_argument("--problem", choices=list(PROBLEMS), action="append", help="default: all")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    whole: dict[str, dict[str, float]] = {}
-    for schedule in SCHEDULES:
-        for cohort in (3, 8):
-            found = [scores(schedule, cohort, seed) for seed in range(chosen.seeds)]
-            means = {name: round(float(np.mean([each[name] for each in found])), 2) for name in found[0]}
-            whole[f"{schedule}, cohort {cohort}"] = means
-            print(f"{schedule}, cohort {cohort}: " + ", ".join(f"{name} {value:.1f}" for name, value in means.items()))
-    if chosen.out:
-        chosen.out.write_text(json.dumps(whole, indent=1) + "\n")
+    whole: dict[str, Scores] = json.loads(chosen.out.read_text()) if chosen.out.is_file() else {}
+    for seed in range(chosen.seeds):  # one seed everywhere before the second
+        for problem, schedule, cohort in product(chosen.problem or PROBLEMS, SCHEDULES, COHORTS):
+            cell = whole.setdefault(f"{problem}, {schedule}, cohort {cohort}", {})
+            if str(seed) not in cell:
+                cell[str(seed)] = scores(problem, schedule, cohort, seed)
+                chosen.out.write_text(json.dumps(whole, indent=1) + "\n")
+    say(whole, chosen.seeds)
+    if chosen.draw:
+        draw(whole, chosen.draw)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kairosfl.client.trainer import Trainer, batches
-from kairosfl.core.fields import SCORE_AFTER, SCORE_BEFORE, Brief, Briefs, Report, Reports
+from kairosfl.core.fields import AFTER, BEFORE, Brief, Briefs, Report, Reports
 from kairosfl.core.mass import mass, mean_gradients
-from kairosfl.core.streams import Streams, stream
+from kairosfl.core.streams import Streams, key, stream
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population
+from kairosfl.tasks.prepare import mislabelled, sample_keys
 from kairosfl.tasks.task import Task
 from kairosfl.tasks.vector import flatten, load
 
@@ -265,19 +266,44 @@ def test_contrast_and_stopping_together() -> None:
     agree(Trainer(task, torch.device("cpu")).follow(brief), by_hand(task, brief))
 
 
-def test_scores_are_mean_losses_on_all_local_data() -> None:
+def test_scores_are_mean_losses_and_accuracies_on_all_local_data() -> None:
     task = make_task()
-    brief = make_brief(task, measure=frozenset({SCORE_BEFORE, SCORE_AFTER}))
+    brief = make_brief(task, measure=frozenset({*BEFORE, *AFTER}))
     report = Trainer(task, torch.device("cpu")).follow(brief)
     rows = task.clients[0]
     inputs, targets = task.dataset.train.inputs[rows], task.dataset.train.targets[rows]
-    for score, at in ((report.score_before, brief.start), (report.score_after, brief.start + report.delta)):
+    measured = {
+        brief.start: (report.score_before, report.accuracy_before),
+        brief.start + report.delta: (report.score_after, report.accuracy_after),
+    }
+    for at, (score, accuracy) in measured.items():
         model = network()
         load(model, at)
         assert score == pytest.approx(float(F.cross_entropy(model(inputs), targets).detach()), rel=1e-12)
+        assert accuracy == sum((model(inputs).argmax(1) == targets).tolist()) / len(rows)
     unasked = Trainer(task, torch.device("cpu")).follow(make_brief(task))
     assert unasked.score_before is None
     assert unasked.score_after is None
+    assert unasked.accuracy_after is None
+
+
+def test_wrong_labels_are_those_of_another_data_set() -> None:
+    """Training with label noise is training on the same samples with the labels that it gives them, and scores by the
+    right ones; without the measurements, nothing else in the report differs."""
+    task = make_task()
+    brief = make_brief(task, label_noise=0.5, measure=frozenset(AFTER))
+    noisy = Trainer(task, torch.device("cpu")).follow(brief)
+    train = task.dataset.train
+    keys = sample_keys(torch.arange(len(train)), seed=key(3, "labels") % 2**63, round=0, client=0, step=0)
+    labels = mislabelled(train.targets, keys, 0.5, task.dataset)
+    assert 0 < int((labels != train.targets)[task.clients[0]].sum()) < len(task.clients[0])
+    other = replace(task, dataset=replace(task.dataset, train=Samples(train.inputs, labels)))
+    clean = Trainer(other, torch.device("cpu")).follow(replace(brief, label_noise=0.0))
+    assert torch.equal(noisy.delta, clean.delta)
+    assert (noisy.loss, noisy.grad_sq) == (clean.loss, clean.grad_sq)
+    assert noisy.score_after != clean.score_after
+    plain = Trainer(task, torch.device("cpu")).follow(make_brief(task))
+    assert not torch.equal(noisy.delta, plain.delta)
 
 
 def test_two_steps_by_hand() -> None:

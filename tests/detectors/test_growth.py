@@ -62,14 +62,16 @@ def made_up(
     noise: float = 0.3,
     seed: int = 0,
     falling: float = 1.5,
+    fading: float | None = None,
 ) -> Visits:
     """Clients of very different levels that all grow at these rates, one for each sixth of the rounds.
 
-    Within the first sixth the rate falls from `falling` times its mean.
+    Within the first sixth the rate falls from `falling` times its mean in a line, or by a factor e in `fading` rounds.
     """
     rng = np.random.Generator(np.random.Philox(key=seed))
     each = np.repeat(rates, 40)
-    each[:40] *= np.linspace(falling, 2 - falling, 40)
+    shape = np.linspace(falling, 2 - falling, 40) if fading is None else np.exp(-np.arange(40) / fading)
+    each[:40] *= shape / shape.mean()
     level, own, visits = np.append(0.0, each.cumsum()), rng.normal(0, 1, clients), []
     for t in range(len(each)):
         ids = np.sort(rng.choice(clients, cohort, replace=False))
@@ -153,24 +155,48 @@ def sixths(marks: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("schedule", MEASURED)
 @pytest.mark.parametrize("noise", [0.3, 0.6])
 def test_one_early_period(schedule: str, noise: float) -> None:
-    """All of the first sixth, in which growth falls to half of its start and then drops, and its end is seen in the
-    second or, where growth goes on at nearly a quarter of the peak, in the third. Eq. 2 marks as much everywhere.
+    """Growth that fades by half every seven rounds is below a quarter of its peak, where the period ends, after 14
+    rounds. That is seen some 25 rounds later (below), at the end of the first sixth, and only once. The detector marks
+    as much in the runs on CIFAR-10 that the rates are from (docs/round.md): 64 to 96 % of the first sixth, 0 to 12 % of
+    the second, nothing of the next three. Eq. 2 marks as much everywhere.
     """
     found, printed = [], []
-    for seed in range(5):
-        visits = made_up(MEASURED[schedule], noise=noise, seed=seed)
+    for seed in range(3):
+        visits = made_up(MEASURED[schedule], noise=noise, seed=seed, fading=10.0)
         marks = follow(FGN.paired(), visits)[1]
         found.append(sixths(marks))
         assert np.abs(np.diff(marks[: 5 * 40].astype(int))).sum() == 1
         fgn = np.array([np.exp(levels).mean() for _, levels in visits])
         printed.append(sixths(np.append(True, np.diff(fgn) / fgn[:-1] >= 0.01)))
-    first, second, third, *later = np.mean(found, 0)
-    assert first == 1
-    assert second <= 0.8
-    assert third <= (0.3 if schedule == "exponential" else 0.0)
-    assert max(later[:2]) == 0
+    first, second, *later = np.mean(found, 0)
+    assert first >= 0.9
+    assert second <= 0.15
+    assert max(later[:3]) == 0
     assert np.ptp(np.mean(printed, 0)) < 0.2
     assert np.mean(printed) > 0.35
+
+
+@pytest.mark.parametrize("schedule", MEASURED)
+@pytest.mark.parametrize("noise", [0.0, 0.6])
+def test_how_late_the_end_of_a_period_is_seen(schedule: str, noise: float) -> None:
+    """The hardest series for the detector: at round 40 growth drops at once from half of its peak to what follows.
+
+    What it sees is older: a pair's two visits are 19 rounds apart (with a tenth of the clients in a round, each pair
+    counted by its length), so half of a pair is 9.5 rounds old, and half of the pairs are older than 6.6 rounds. After
+    that it waits for PATIENCE rounds. Without noise the delay is this sum, 25 rounds; noise of clients moves the mean
+    over five seeds by 5 rounds at most. Under the exponential schedule growth goes on at two thirds of the threshold,
+    and noise alone may keep it above for ten rounds more, in the mean.
+    """
+    ends = []
+    for seed in range(5 if noise else 1):
+        marks = follow(FGN.paired(), made_up(MEASURED[schedule], noise=noise, seed=seed))[1]
+        assert np.abs(np.diff(marks[: 5 * 40].astype(int))).sum() == 1
+        ends.append(int(np.argmin(marks)))
+    expected = 40 + (2 / 0.1 - 1) / 2 + np.log(0.5) / np.log(DECAY) + PATIENCE - 1
+    assert expected == pytest.approx(65.1, abs=0.05)
+    near = schedule == "exponential" and noise > 0
+    assert abs(np.mean(ends) - expected) <= (14 if near else 5 if noise else 3)
+    assert max(ends) <= (110 if near else 80)
 
 
 def test_without_growth_there_is_no_period() -> None:

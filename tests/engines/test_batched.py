@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from kairosfl.core.fields import Briefs, Reports
+from kairosfl.core.fields import AFTER, BEFORE, Briefs, Reports
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, rounds
 from kairosfl.core.run import Run, Setup
@@ -83,7 +83,7 @@ def make_briefs(task: Task, **changes: object) -> Briefs:
 def assert_equal(found: Reports, wanted: Reports, tolerance: float) -> None:
     for name in ("ids", "n", "steps", "epochs"):
         assert torch.equal(getattr(found, name), getattr(wanted, name)), name
-    for name in ("delta", "loss", "grad_sq", "similarity", "score_before", "score_after", "fisher"):
+    for name in ("delta", "loss", "grad_sq", "similarity", "fisher", *BEFORE, *AFTER):
         a, b = getattr(found, name), getattr(wanted, name)
         assert (a is None) == (b is None), name
         if a is not None:
@@ -166,7 +166,8 @@ def _variants(task: Task) -> dict[str, dict[str, object]]:
         "sharp for some": {"radius": [0.0, 0.1, 0.05, 0.0], "clip": [0.5, float("inf"), 0.1, 1.0]},
         "sharp adamw": adamw | {"radius": 0.05},
         "sharp contrast and stop": moon | stop(0.999, "min", "batch", near + push) | {"radius": 0.05, "push": push},
-        "scores": {"measure": frozenset({"score_before", "score_after", "fisher"})},
+        "scores": {"measure": frozenset({*BEFORE, *AFTER, "fisher"})},
+        "wrong labels": {"label_noise": [0.0, 0.5, 0.8, 0.2], "contrast": [0.0, 1.0, 0.0, 0.0], "previous": near},
         "sampled": {"measure": frozenset({"fisher_sampled"}), "start": near},
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kairosfl.core.fields import FISHER, SCORE_AFTER, SCORE_BEFORE, Brief, Report
+from kairosfl.core.fields import ACCURACY_AFTER, FISHER, SCORE_AFTER, SCORE_BEFORE, Brief, Report
 from kairosfl.engines.flower.checks import Trust, check
 from kairosfl.errors import UserError
 
@@ -55,6 +55,8 @@ def test_an_honest_report_is_taken_as_it_is() -> None:
         ({}, {"similarity": 0.9}, "it reported similarity, which was not asked for"),
         ({"measure": frozenset({SCORE_BEFORE})}, {}, "it did not report score_before"),
         ({"measure": frozenset({SCORE_AFTER})}, {"score_after": math.inf}, "its score_after is inf"),
+        ({"measure": frozenset({ACCURACY_AFTER})}, {"accuracy_after": 1.01}, "its accuracy_after is 1.01"),
+        ({"measure": frozenset({ACCURACY_AFTER})}, {"accuracy_after": -0.5}, "its accuracy_after is -0.5"),
         ({"measure": frozenset({FISHER})}, {"fisher": -1.0}, "its fisher is -1"),
         ({}, {"score_after": 1.0}, "it reported score_after, which was not asked for"),
         ({}, {"delta": torch.tensor([0.0, math.nan, 0.0, 0.0])}, "its update is not finite"),

@@ -10,7 +10,7 @@ import torch
 from flower_grid import over_the_wire
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from kairosfl.core.fields import FISHER, SCORE_AFTER, Brief, Report
+from kairosfl.core.fields import ACCURACY_AFTER, FISHER, SCORE_AFTER, Brief, Report
 from kairosfl.engines.flower import wire
 from kairosfl.engines.flower.wire import Malformed, Packing, brief_record, read_brief, read_report, report_record
 from kairosfl.errors import UserError
@@ -37,7 +37,7 @@ BRIEF = Brief(
     contrast=5.0,
     temperature=0.5,
     previous=START - 1,
-    measure=frozenset({FISHER, SCORE_AFTER}),
+    measure=frozenset({ACCURACY_AFTER, FISHER, SCORE_AFTER}),
 )
 REPORT = Report(
     client=7,
@@ -50,6 +50,7 @@ REPORT = Report(
     seconds=0.5,
     similarity=0.95,
     score_after=1.25,
+    accuracy_after=0.75,
     fisher=10.0,
     fisher_seconds=0.125,
 )

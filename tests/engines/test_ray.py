@@ -18,7 +18,7 @@ import ray
 import torch
 from torch import nn
 
-from kairosfl.core.fields import FISHER, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
+from kairosfl.core.fields import AFTER, BEFORE, FISHER, Briefs, Reports
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, result, rounds
 from kairosfl.core.run import Run, Setup
@@ -83,7 +83,7 @@ def orders(task: Task, ids: list[int], epochs: int = 2) -> Briefs:
 
 
 def same(a: Reports, b: Reports) -> None:
-    for name in ("ids", "n", "steps", "epochs", "delta", "loss", "grad_sq", "similarity", "score_before", "fisher"):
+    for name in ("ids", "n", "steps", "epochs", "delta", "loss", "grad_sq", "similarity", "fisher", *BEFORE, *AFTER):
         left, right = getattr(a, name), getattr(b, name)
         assert (left is None) == (right is None), name
         assert left is None or torch.equal(left, right), name
@@ -155,7 +155,7 @@ def test_a_frozen_part_is_every_actors_and_stays_as_it_is(task: Task) -> None:
 
 def test_measurements_and_evaluation(task: Task, engine: Ray) -> None:
     loop = Loop(task)
-    briefs = orders(task, [1, 3, 4, 6]).measured(SCORE_BEFORE).measured(SCORE_AFTER).measured(FISHER)
+    briefs = replace(orders(task, [1, 3, 4, 6]), measure=frozenset({*BEFORE, *AFTER, FISHER}))
     same(loop.train(briefs), engine.train(briefs))
     x = task.start()
     assert loop.evaluate(x) == engine.evaluate(x)

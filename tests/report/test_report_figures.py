@@ -54,9 +54,10 @@ def test_critical_periods_are_stretches_with_the_share_of_seeds(tmp_path):
 def test_everything_is_drawn_that_is_there(tmp_path):
     fake.write_run(tmp_path / "a", algorithm="fedcl + alt + fedaware", rounds=5)
     fake.edit(tmp_path / "a", fisher=[1, 2, 3, 4, 5], lr=[5, 4, 3, 2, 1], rejected=[0, 1, 0, 0, 0])
+    fake.edit(tmp_path / "a", lud=[1, 2, 3, 4, 5], chi_square=[0, 1, 2, 3, 4])
     pictures, left = drawn(tmp_path)
     curves = "accuracy accuracy-bytes accuracy-epochs loss train-loss client-accuracy client-quantiles"
-    curves += " fgn fisher elud coherence"
+    curves += " fgn fisher elud coherence lud chi-square"
     heats = "partition-0 weights-0 lambda-0 epochs-0 similarity-0"
     assert set(pictures) == {*curves.split(), "cohort", "epochs", "lr", "rejected", *heats.split()} - {"cohort"}
     assert left == {
@@ -79,6 +80,7 @@ def test_what_is_missing_is_left_out_with_the_reason(tmp_path):
     assert left["Federated gradient norm"] == "the FGN detector did not run; add fgn to run.detector"
     assert left["Client × class"] == "partition.json is missing"
     assert left["Aggregation weights"] == "clients.jsonl says nothing of them"
+    assert left["Diversity under FedAWARE's weights (LUD)"] == "only FedAWARE records it"
 
 
 def test_the_clients_of_the_last_evaluation_are_drawn_from_the_worst_served_on(tmp_path):

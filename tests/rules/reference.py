@@ -365,8 +365,10 @@ def pa3fed(
     at: str = "after",
     always: bool = False,
     delta: float = 0.01,
+    score: Callable[[int, Vector], float] | None = None,
 ) -> tuple[Course, list[Vector], list[bool]]:
-    """AAAI 2025: alpha_i = exp(sign · beta · (s_old − s_new)), s the local loss; the weights and the periods too."""
+    """AAAI 2025: alpha_i = exp(sign · beta · (s_old − s_new)), s the local loss, or another score; weights, periods."""
+    score = score or problem.loss
     x, course, weights, periods = problem.x, [], [], []
     scores: dict[int, float] = {}
     norm = None
@@ -376,7 +378,7 @@ def pa3fed(
             now = fgn(problem, setting, t, ids, locals_)
             critical = norm is None or (now - norm) / norm >= delta
             norm = now
-            new = {i: problem.loss(i, local.w if at == "after" else x) for i, local in zip(ids, locals_, strict=True)}
+            new = {i: score(i, local.w if at == "after" else x) for i, local in zip(ids, locals_, strict=True)}
             counts = problem.n[ids].astype(float)
             if critical or always:
                 counts *= [np.exp(sign * beta * (scores[i] - new[i])) if i in scores else 1.0 for i in ids]

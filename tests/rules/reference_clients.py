@@ -119,6 +119,10 @@ class Network:
         rows = np.arange(self.n[i])
         return float(-np.log(self.probabilities(i, rows, w)[rows, self.targets[i]]).mean())
 
+    def accuracy(self, i: int, w: Vector) -> float:
+        rows = np.arange(self.n[i])
+        return float((self.probabilities(i, rows, w).argmax(1) == self.targets[i]).mean())
+
     def gradient(self, i: int, rows: Vector, w: Vector, at_features: Vector | None = None) -> Vector:
         """With `at_features`, a further gradient that arrives at the features, `[rows, 4]`."""
         _, _, W2, _ = self.parts(w)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import reference
 import torch
-from problems import course, follow
+from problems import course, follow, task
 from reference import COHORTS, Network, Quadratic, Setting
 
 from kairosfl.core.fields import Reports
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import drive, rounds
 from kairosfl.core.rule import Memory
+from kairosfl.core.run import Run, Setup
 from kairosfl.core.table import Table
 from kairosfl.detectors import Signals
+from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
-from kairosfl.rules import PA3Fed
+from kairosfl.rules import PA3Fed, parse
 from kairosfl.testing import check_rule
 
 
@@ -32,6 +37,37 @@ def test_six_rounds(problem: reference.Problem, score: str, sign: float, at: str
     for run, want in zip(busy, weights, strict=True):
         np.testing.assert_allclose(run.record.weights.numpy(), want, rtol=0, atol=1e-13)
     assert [run.signals.critical for run in busy] == periods
+
+
+@pytest.mark.parametrize("at", ["after", "before"])
+@pytest.mark.parametrize("always", [False, True])
+def test_accuracy_as_the_score(at: str, always: bool) -> None:
+    """Eq. 9 in place of Eq. 8 over six rounds: accuracy rises, so Eq. 10 is taken as it is printed."""
+    problem = Network()
+    expected, weights, _ = reference.pa3fed(problem, Setting(), COHORTS, 0.8, -1.0, at, always, score=problem.accuracy)
+    runs = follow(problem, Setting(), COHORTS, f"pa3fed(beta=0.8, score='accuracy', at='{at}', always={always})")
+    np.testing.assert_allclose([run.x.numpy() for run in runs], expected, rtol=0, atol=1e-12)
+    busy = [run for run in runs if run.record.reports is not None]
+    for run, want in zip(busy, weights, strict=True):
+        np.testing.assert_allclose(run.record.weights.numpy(), want, rtol=0, atol=1e-13)
+    plain = [reference.shares(problem, cohort.reported, "samples") for cohort in COHORTS if cohort.reported]
+    assert max(np.abs(a - b).max() for a, b in zip(weights, plain, strict=True)) > 1e-3
+
+
+def test_accuracy_by_hand() -> None:
+    """Accuracies 0.5 → 1 and 1 → 0.5 with beta 2 ln 2: factors 2 and 1/2; the newcomer has 1."""
+    found = _weights([0.5, 1, float("nan")], [1, 0.5, 0.1], 2 * float(np.log(2)), "accuracy")
+    np.testing.assert_allclose(found, np.array([2, 0.5, 1]) / 3.5, rtol=1e-14)
+    check_rule(PA3Fed(score="accuracy", always=True))
+    with pytest.raises(UserError, match="score = 'recall' is not allowed; use 'log_likelihood', 'loss' or 'accuracy'"):
+        PA3Fed(score="recall")
+
+
+def test_accuracy_needs_a_task_that_has_one() -> None:
+    job = replace(task(Network()), metrics={"margin": lambda outputs, targets: outputs[:, 0]})
+    setup = Setup(PA3Fed(score="accuracy") + parse("fedavg"), Recipe(rounds=1, cohort=2, lr=0.1), 5, job.layout)
+    with pytest.raises(UserError, match="needs a task with the metric accuracy, and this one has margin; use score"):
+        next(drive(rounds(Run.start(job.start(), setup, seed=0), setup), Loop(job)))
 
 
 def test_the_setting_has_both_kinds_of_periods() -> None:
@@ -67,7 +103,7 @@ def _weights(
         loss=torch.zeros(m),
         grad_sq=torch.zeros(m),
         seconds=torch.zeros(m),
-        score_after=torch.tensor(after, dtype=torch.float64),
+        **{"accuracy_after" if score == "accuracy" else "score_after": torch.tensor(after, dtype=torch.float64)},
     )
     sign = -1.0 if score == "log_likelihood" else 1.0
     rows = {"score": sign * torch.tensor(before, dtype=torch.float64)}

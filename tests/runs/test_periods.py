@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from kairosfl.cli import app
@@ -20,7 +21,7 @@ from kairosfl.rules import parse
 from kairosfl.runs import experiment
 from kairosfl.runs.config import resolve
 from kairosfl.runs.files import read_lines
-from kairosfl.runs.periods import Deficit, _verdict, findings, members, windows
+from kairosfl.runs.periods import DEFICITS, Deficit, _verdict, findings, lasting, members, windows
 from kairosfl.testing import check_rule
 
 TABLES = {"data": {"clients": 10}, "model": {"hidden": [8]}, "train": {"rounds": 6, "cohort": 5, "epochs": 4}}
@@ -43,7 +44,18 @@ def test_what_a_deficit_leaves_out() -> None:
     assert [run.record.asked for run in runs] == [5] * 6
 
 
-@pytest.mark.parametrize("of", ["cohort", "clients", "epochs"])
+def test_wrong_labels_only_in_their_window() -> None:
+    """Before the window the model is that of plain averaging to the bit; within it training losses jump."""
+    plain, wrong = records(Deficit(of="cohort")), records(Deficit(of="labels", first=2, until=4, amount=0.2))
+    assert [torch.equal(a.x, b.x) for a, b in zip(plain, wrong, strict=True)] == [True] * 2 + [False] * 4
+    ratio = [
+        float(b.record.reports.loss.mean() / a.record.reports.loss.mean()) for a, b in zip(plain, wrong, strict=True)
+    ]
+    assert min(ratio[2:4]) > 1.2
+    assert ratio[:2] == [1, 1]
+
+
+@pytest.mark.parametrize("of", DEFICITS)
 def test_the_contract(of: str) -> None:
     check_rule(Deficit(of=of, first=1, until=3, amount=0.5))
     rule = Deficit(of=of, first=1, until=3)
@@ -64,6 +76,8 @@ def test_the_runs_and_their_numbers(tmp_path: Path) -> None:
     score = {member.name: {"last_tenth_accuracy": 0.9 - 0.01 * i} for i, member in enumerate(made)}
     for member in made:
         (tmp_path / member.name).mkdir()
+        about = {"metrics": [{"name": "accuracy", "better": "higher", "percent": True}]}
+        (tmp_path / member.name / "run.json").write_text(json.dumps(about))
         lines = [json.dumps({"round": t + 1, "critical": t < 2}) for t in range(6)]
         (tmp_path / member.name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     found = findings(tmp_path, score, made, 2)
@@ -72,16 +86,26 @@ def test_the_runs_and_their_numbers(tmp_path: Path) -> None:
     assert found["harm"]["cohort"][0]["mean"] == pytest.approx(0.02)
     assert found["harm"]["cohort"][1]["mean"] == pytest.approx(0.03)
     assert found["marked"] == {"fgn": [0.667, 0.0], "fgn.paired()": [0.667, 0.0]}
+    # The same numbers as errors, of which a smaller one is better.
+    about = {"metrics": [{"name": "rmse", "better": "lower", "percent": False}]}
+    (tmp_path / made[0].name / "run.json").write_text(json.dumps(about))
+    errors = {name: {"last_tenth_rmse": row["last_tenth_accuracy"]} for name, row in score.items()}
+    assert findings(tmp_path, errors, made, 2)["harm"]["cohort"][0]["mean"] == pytest.approx(-0.02)
+    with pytest.raises(UserError, match=r"ended with an RMSE that is not finite; lower train\.lr"):
+        findings(tmp_path, errors | {made[3].name: {"last_tenth_rmse": None}}, made, 2)
 
 
 def test_verdicts() -> None:
     rng = np.random.Generator(np.random.Philox(key=0))
-    clear = [-0.05 + 0.002 * rng.standard_normal(4), 0.01 * rng.standard_normal(4), np.full(4, -0.5)]
-    assert _verdict({"cohort": [list(row) for row in clear]}) == [
-        "cohort: harm lasts from window 1 of 3 (99 % interval above zero)"
-    ]
-    assert "no critical period here" in _verdict({"cohort": [list(clear[1]), list(clear[1]), list(clear[2])]})[0]
-    assert "one seed does not show" in _verdict({"cohort": [[0.1], [0.1]]})[0]
+    sure, chance, last = (
+        row.tolist() for row in (0.05 + 0.002 * rng.standard_normal(4), 0.01 * rng.standard_normal(4), np.full(4, 0.5))
+    )
+    said = _verdict("cohort", [sure, chance, last])
+    assert said == "cohort: harm lasts from window 1 of 3 (99 % interval above zero)"
+    assert _verdict("cohort", [sure, sure, last]).startswith("cohort: harm lasts from windows 1, 2 of 3")
+    assert "no critical period here" in _verdict("cohort", [chance, chance, last])
+    assert "one seed does not show" in _verdict("cohort", [[0.1], [0.1]])
+    assert lasting([[0.1], [0.1]]) == []
 
 
 def test_the_command_resumes_and_draws(tmp_path: Path) -> None:
@@ -99,6 +123,7 @@ def test_the_command_resumes_and_draws(tmp_path: Path) -> None:
     assert found["windows"] == [[1, 2], [3, 4]]
     asked = [row["cohort"] for row in read_lines(tmp_path / "out" / "cohort-2-seed0" / "metrics.jsonl")]
     assert asked == [4, 4, 1, 1]
+    assert "without a deficit: accuracy " in answer.output
     wrong = CliRunner().invoke(app, [*words[:2], "--deficit", "sleep"])
     assert wrong.exit_code == 2
     assert "--deficit sleep is not known" in wrong.output

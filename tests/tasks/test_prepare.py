@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from kairosfl.errors import UserError
 from kairosfl.tasks.dataset import DataSet, Samples
-from kairosfl.tasks.prepare import augment, prepare, sample_keys
+from kairosfl.tasks.prepare import augment, mislabelled, prepare, sample_keys
 
 MASK = 2**64 - 1
 
@@ -17,6 +18,38 @@ def _data(inputs, **fields):
 
 def _images(*shape):
     return torch.from_numpy(np.random.default_rng(0).integers(1, 256, shape, dtype=np.uint8))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3, 0.8, 1.0])
+def test_a_fraction_of_the_labels_is_replaced_by_others(noise):
+    """None by itself, each other class alike, the same in float32, and by the bits of the key alone."""
+    n, classes = 20_000, 5
+    targets = torch.arange(n) % classes
+    samples = Samples(torch.zeros(n, 1), targets)
+    data = DataSet("toy", samples, samples, classes)
+    keys = sample_keys(torch.arange(n), seed=1, round=0, client=2, step=0)
+    found = mislabelled(targets, keys, noise, data)
+    bits = keys.numpy().astype(np.uint64)
+    wrong = bits % 2**16 < round(noise * 2**16)
+    others = 1 + (bits // 2**16 % 2**24).astype(np.int64) * (classes - 1) // 2**24
+    assert np.array_equal(found.numpy(), np.where(wrong, (targets.numpy() + others) % classes, targets.numpy()))
+    assert np.mean(found.numpy() != targets.numpy()) == pytest.approx(noise, abs=0.01)
+    moved = np.bincount((found - targets).numpy()[wrong] % classes, minlength=classes)
+    assert moved[0] == 0
+    assert np.ptp(moved[1:]) <= 0.1 * n
+    assert torch.equal(mislabelled(targets, keys, torch.full((n,), noise, dtype=torch.float32), data), found)
+    assert torch.equal(mislabelled(targets, keys, noise, data), found)
+
+
+def test_binary_labels_are_swapped_and_others_refused():
+    values = torch.tensor([[0.0], [1.0], [1.0]])
+    samples = Samples(torch.zeros(3, 1), values)
+    binary = DataSet("toy", samples, samples, kind="binary")
+    keys = sample_keys(torch.arange(3), seed=1, round=0, client=2, step=0)
+    assert torch.equal(mislabelled(values, keys, 1.0, binary), 1 - values)
+    numbers = Samples(torch.zeros(3, 1), torch.tensor([0.5, 2.0, 3.0]))
+    with pytest.raises(UserError, match="label_noise needs one class per sample, and data set 'toy' is 'regression'"):
+        mislabelled(numbers.targets, keys, 1.0, DataSet("toy", numbers, numbers))
 
 
 def test_uint8_images_are_normalised_per_channel():

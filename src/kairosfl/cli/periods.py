@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,13 +12,17 @@ from kairosfl.cli import complete
 from kairosfl.cli.common import Device, Engine, Json, Out, Quiet, Set, asked, command, friendly, print_rows
 from kairosfl.errors import UserError
 
+if TYPE_CHECKING:
+    from kairosfl.runs.score import Score
+
 
 def periods(
     file: Annotated[
         Path, typer.Argument(help="TOML configuration, or the name of a preset.", autocompletion=complete.file)
     ],
     deficit: Annotated[
-        list[str], typer.Option("--deficit", help="cohort, clients or epochs; may be repeated. Default: the first two.")
+        list[str],
+        typer.Option("--deficit", help="cohort, clients, epochs or labels; may be repeated. Default: the first two."),
     ] = [],  # noqa: B006
     windows: Annotated[int, typer.Option("--windows", help="Equal parts of the rounds.")] = 6,
     amount: Annotated[float, typer.Option("--amount", help="What a deficit leaves, as a fraction.")] = 0.2,
@@ -34,10 +38,11 @@ def periods(
     """Train with deficits in windows over training: when does harm last, and which detector sees it?"""
     from kairosfl.cli.runs import found as named
     from kairosfl.progress import SweepProgress
-    from kairosfl.report.periods import draw
+    from kairosfl.report.periods import draw, lost
     from kairosfl.runs.config import change, read
     from kairosfl.runs.files import write_json
     from kairosfl.runs.periods import DEFAULT, DETECTORS, findings, members
+    from kairosfl.runs.score import scores
     from kairosfl.runs.sweep import sweep
 
     with friendly(lambda: f"Resume with the same command: {command()}"):
@@ -56,24 +61,31 @@ def periods(
         )
         with SweepProgress({each.name: each.config.train.rounds for each in made}, quiet=quiet or as_json) as show:
             summaries = sweep(made, folder, command=command(), watch=show.begin, say=show.say)
-        found = findings(folder, summaries, made, windows)
+        found = findings(folder, summaries, made, windows, amount)
         write_json(folder / "periods.json", found)
         picture = draw(found, folder / "periods.svg")
     if as_json:
         typer.echo(json.dumps({"folder": str(folder)} | found))
         return
+    (score,) = scores({"metrics": [found["metric"]]})
     heads = [f"{first}–{last}" for first, last in found["windows"]]
     rows = []
     for name, cells in found["harm"].items():
-        texts = [
-            f"{100 * c['mean']:+.1f}" + (f" ± {100 * c['error']:.1f}" if c["error"] is not None else "") for c in cells
-        ]
-        rows.append({"algorithm": f"points lost: {name}"} | dict(zip(heads, texts, strict=True)))
+        texts = [_lost(score, **cell) for cell in cells]
+        rows.append({"rounds": f"{lost(score)}: {name}"} | dict(zip(heads, texts, strict=True)))
     for name, shares in found["marked"].items():
         texts = [f"{100 * share:.0f} %" for share in shares]
-        rows.append({"algorithm": f"marked by {name}"} | dict(zip(heads, texts, strict=True)))
-    typer.echo(f"without a deficit: {100 * found['none']['mean']:.2f} % in the final 10 % of rounds")
-    print_rows([{("rounds" if key == "algorithm" else key): text for key, text in row.items()} for row in rows])
+        rows.append({"rounds": f"marked by {name}"} | dict(zip(heads, texts, strict=True)))
+    value = score.measured(found["none"]["mean"])
+    typer.echo(f"without a deficit: {score.words} {value} in the final 10 % of rounds")
+    print_rows(rows)
     for line in found["verdict"]:
         typer.echo(line)
     typer.echo(f"picture: {picture}")
+
+
+def _lost(score: Score, mean: float, error: float | None) -> str:
+    """What a window cost, with its standard error if there is one."""
+    if score.percent:
+        return f"{100 * mean:+.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
+    return f"{mean:+.2g}" + ("" if error is None else f" ± {error:.2g}")

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from kairosfl.client.fisher import fisher_trace
 from kairosfl.client.optimizers import Moments, Step, norms
-from kairosfl.core.fields import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Brief, Report
+from kairosfl.core.fields import AFTER, BEFORE, FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Brief, Report
 from kairosfl.core.streams import Streams, key, stream
 from kairosfl.tasks.forward import attempt
-from kairosfl.tasks.prepare import augment, ordered, sample_keys
+from kairosfl.tasks.prepare import augment, mislabelled, ordered, sample_keys
 from kairosfl.tasks.task import Task, last_linear
 from kairosfl.tasks.tree import Tree
 from kairosfl.tasks.vector import flatten, replicas, trained
@@ -96,10 +96,11 @@ class Trainer:
         began = time.perf_counter()
         mine = torch.from_numpy(self.task.clients[brief.client].astype(np.int64)).to(self.device)
         start = brief.start.to(self.device)
-        score_before = self.score(start, mine) if SCORE_BEFORE in brief.measure else None
+        scores = {name: self.score(start, mine, name) for name in BEFORE if name in brief.measure}
         fisher = self.fisher(start, mine, brief)
         with self._dropout(brief):
             steps, epochs, loss, grad_sq, similarity = self._train(brief, start, mine)
+        scores |= {name: self.score(self.w, mine, name) for name in AFTER if name in brief.measure}
         return Report(
             client=brief.client,
             n=len(mine),
@@ -110,8 +111,7 @@ class Trainer:
             grad_sq=grad_sq,
             seconds=time.perf_counter() - began,
             similarity=similarity,
-            score_before=score_before,
-            score_after=self.score(self.w, mine) if SCORE_AFTER in brief.measure else None,
+            **scores,
             **fisher.reported(),
         )
 
@@ -244,6 +244,10 @@ class Trainer:
         if self.task.augment:  # before normalisation, so that what is cropped in from outside is black
             assert keys is not None
             inputs = augment(inputs, keys)
+        if brief.label_noise:
+            seed = key(brief.seed, "labels") % 2**63
+            keys = sample_keys(rows, seed=seed, round=0, client=brief.client, step=0)
+            targets = mislabelled(targets, keys, brief.label_noise, self.task.dataset)
         return self._prepare(inputs), targets
 
     def _samples(self, rows: Tensor) -> tuple[Any, Any]:
@@ -280,12 +284,13 @@ class Trainer:
         return attempt(self.still, inputs, dict(self.layout.views(vector)))
 
     @torch.no_grad()
-    def score(self, vector: Tensor, rows: Tensor) -> float:
-        """Mean loss on these training samples."""
+    def score(self, vector: Tensor, rows: Tensor, name: str = SCORE_AFTER) -> float:
+        """Mean loss, or accuracy, on these training samples."""
+        of = scored(self.task, name)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for chunk in rows.split(SCORING_BATCH):
             inputs, targets = self._samples(chunk)
-            total += self.task.loss(self.predict(vector, inputs), targets).double().sum()
+            total += of(self.predict(vector, inputs), targets).double().sum()
         return float(total) / len(rows)
 
     def fisher(self, vector: Tensor, rows: Tensor, brief: Brief) -> Fisher:
@@ -300,6 +305,11 @@ class Trainer:
         trace = fisher_trace(self.still, dict(self.layout.views(vector)), self._inputs, rows, draws)
         most = torch.cuda.max_memory_allocated(self.device) if counts else 0
         return Fisher(trace, time.perf_counter() - began, most - held)
+
+
+def scored(task: Task, name: str) -> Callable[[Any, Any], Tensor]:
+    """What a measurement averages over the samples: the loss, or which are correct."""
+    return task.loss if name in (SCORE_BEFORE, SCORE_AFTER) else task.accuracy
 
 
 def _owned(gradients: tuple[Tensor, ...]) -> list[Tensor]:

@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 
 SCORE_BEFORE, SCORE_AFTER, FISHER, FISHER_SAMPLED = "score_before", "score_after", "fisher", "fisher_sampled"
+ACCURACY_BEFORE, ACCURACY_AFTER = "accuracy_before", "accuracy_after"
+BEFORE, AFTER = (SCORE_BEFORE, ACCURACY_BEFORE), (SCORE_AFTER, ACCURACY_AFTER)  # measured on all local data
 SLACK = 1e-6  # for cosines and fractions of an epoch, which are rounded in transit
 
 Shape = Literal["each", "shared", "vector"]
@@ -175,6 +177,9 @@ class Briefs(Cohort):
     scale: Tensor = each(float, "factor of ∇L", 1.0, writers="many")
     pull: Tensor = each(float, "pull towards the start: adds pull · (w − start)", 0.0, writers="many")
     push: Tensor | None = vector("added to every gradient", None, writers="many")
+    label_noise: Tensor = each(
+        float, "fraction of the client's samples that train with another label, always the same", 0.0, writers="one"
+    )
     drop_last: bool = shared(bool, "whether an incomplete last batch is left out", False)
     optimizer: str = shared(str, "'sgd' or 'adamw'", "sgd", writers="one")
     beta1: Tensor = each(float, "adamw: decay of the first moment", 0.9, writers="one")
@@ -193,7 +198,10 @@ class Briefs(Cohort):
     temperature: float = shared(float, "MOON: temperature", 1.0, writers="one")
     previous: Tensor | None = vector("MOON: the client's previous model", None, writers="one", gate="contrast")
     measure: frozenset[str] = shared(
-        frozenset, "what to measure: score_before, score_after, fisher, fisher_sampled", frozenset(), writers="many"
+        frozenset,
+        "what to measure: score_before, score_after, accuracy_before, accuracy_after, fisher, fisher_sampled",
+        frozenset(),
+        writers="many",
     )
 
     def __post_init__(self) -> None:
@@ -249,6 +257,12 @@ class Reports(Cohort):
     )
     score_after: Tensor | None = each(
         float, "mean loss on all local data after training", None, limit="max_loss", when=(SCORE_AFTER,)
+    )
+    accuracy_before: Tensor | None = each(
+        float, "accuracy on all local data at the start, 0 to 1", None, low=0, high=1, when=(ACCURACY_BEFORE,)
+    )
+    accuracy_after: Tensor | None = each(
+        float, "accuracy on all local data after training, 0 to 1", None, low=0, high=1, when=(ACCURACY_AFTER,)
     )
     fisher: Tensor | None = each(
         float, "trace of the Fisher information at the start", None, low=0, when=(FISHER, FISHER_SAMPLED)

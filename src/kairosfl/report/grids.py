@@ -26,7 +26,7 @@ _FIELDS = {
         "Local epochs before ALT stopped a client; blank: not in the cohort.",
     ),
     "similarity": ("Similarity to the reference", "cosine", "The last cosine that ALT's stop rule checked."),
-    "score": ("PA3Fed's score", "loss", "Loss of the scored model on the client's own data."),
+    "score": ("PA3Fed's score", "score", "Loss, or accuracy, of the scored model on the client's own data."),
 }
 _ABSENT = {
     "weights": "clients.jsonl says nothing of them",

@@ -7,24 +7,42 @@ from pathlib import Path
 from typing import Any
 
 from kairosfl.errors import UserError
+from kairosfl.runs.score import Score, scores
+
+
+LEFT = {"cohort": "cohort", "clients": "clients", "epochs": "epochs", "labels": "labels right"}
+
+
+def lost(score: Score) -> str:
+    """What harm is called."""
+    return "points lost" if score.percent else f"{score.words} lost"
 
 
 def draw(found: Mapping[str, Any], path: Path) -> Path:
-    """Harm in points, with two standard errors, for every deficit; the share of each window that detectors mark."""
+    """Harm, with two standard errors, for every deficit; the share of each window that detectors mark."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise UserError("Drawing needs matplotlib; install it with: pip install 'kairosfl[cli]'.") from None
+    (score,) = scores({"metrics": [found["metric"]]})
     spans, marked = found["windows"], found["marked"]
     places = [(first + last) / 2 for first, last in spans]
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 0.45 * len(marked) + 0.2])
     above.axhline(0, color="0.6", linewidth=0.8)
     for i, (name, rows) in enumerate(found["harm"].items()):
-        errors = [200 * (row["error"] or 0.0) for row in rows]
-        shifted = [place + (i - 0.5) * 0.02 * spans[-1][1] for place in places]
-        above.errorbar(shifted, [100 * row["mean"] for row in rows], errors, marker="o", capsize=3, label=name)
-    above.set_ylabel("points lost at the end")
+        errors = [2 * score.scale * (row["error"] or 0.0) for row in rows]
+        shifted = [place + (i - (len(found["harm"]) - 1) / 2) * 0.02 * spans[-1][1] for place in places]
+        means = [score.scale * row["mean"] for row in rows]
+        drawn = above.errorbar(shifted, means, errors, marker="o", capsize=3, label=f"{100 * found['amount']:g} % of the {LEFT[name]}")
+        sure = [window - 1 for window in found["lasts"][name]]
+        ring: dict[str, Any] = {"facecolors": "none", "edgecolors": drawn.lines[0].get_color(), "linewidths": 1.5}
+        above.scatter([shifted[at] for at in sure], [means[at] for at in sure], 140, **ring)
+    above.axvspan(spans[-1][0] - 0.5, spans[-1][1] + 0.5, color="0.93", zorder=0)
+    above.set_title("grey: the last window, not judged", loc="right", fontsize=9)
+    above.set_ylabel(f"{lost(score)} at the end")
+    rings = any(found["lasts"].values())
+    above.set_title("○ harm that lasts" if rings else "no harm that lasts", loc="left", fontsize=9)
     above.legend(frameon=False, fontsize=9)
     middle: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
     for row, (_, shares) in enumerate(marked.items()):
@@ -37,7 +55,9 @@ def draw(found: Mapping[str, Any], path: Path) -> Path:
     below.set_yticks(range(len(marked)), list(marked))
     below.invert_yaxis()
     below.set_xlim(0.5, spans[-1][1] + 0.5)
-    below.set_xlabel("round of the deficit")
+    below.set_xticks([first for first, _ in spans] + [spans[-1][1]])
+    below.set_title("rounds that a detector marks as critical", loc="left", fontsize=9)
+    below.set_xlabel("rounds of the deficit")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path

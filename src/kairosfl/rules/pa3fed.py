@@ -1,6 +1,6 @@
 """PA3Fed: "Period-Aware Adaptive Aggregation for Improved Federated Learning", AAAI 2025.
 
-    score       s_i^t, on all local data                                                            (Eq. 8)
+    score       s_i^t, on all local data: log-likelihood or loss (Eq. 8), or accuracy               (Eq. 9)
     factor      α_i = exp(−beta · (s_i^{t−σ} − s_i^t))  inside a critical period, 1 outside it      (Eq. 10)
                 α_i = exp(−beta · |s_i^{t−σ} − s_i^t|)  with `change = "small"`
     weights     n_i · α_i, divided by their sum
@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kairosfl.core.fields import SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
+from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
 from kairosfl.errors import UserError
 
+SCORES = ("log_likelihood", "loss", "accuracy")
 SMALLEST = -300.0  # of a factor's logarithm
 NOTICEABLE = 0.01  # a smaller relative change of a weight counts as none
 
@@ -29,8 +30,9 @@ class PA3Fed(Rule):
     """Clients whose own performance improved since their last turn count more, while the period is critical.
 
     `score = "log_likelihood"` follows the prose (better counts more); `"loss"` is Eq. 8 and 10 to the letter, its
-    exact inverse. `at` says which model is scored: after local training, or the global model before it. `change` is
-    which change counts more: "better", or "small", which takes the paper's stability for a score that hardly moves.
+    exact inverse; `"accuracy"` is Eq. 9, from 0 to 1. `at` says which model is scored: after local training, or the
+    global model before it. `change` is which change counts more: "better", or "small", which takes the paper's
+    stability for a score that hardly moves.
     """
 
     kind = "adaptive"
@@ -43,7 +45,7 @@ class PA3Fed(Rule):
 
     def __post_init__(self) -> None:
         self.check("beta", self.beta >= 0, "use 0 (plain weights) or more; the paper uses 0.3")
-        self.check("score", self.score in ("log_likelihood", "loss"), "use 'log_likelihood' or 'loss'")
+        self.check("score", self.score in SCORES, "use 'log_likelihood', 'loss' or 'accuracy'")
         self.check("change", self.change in ("better", "small"), "use 'better' or 'small'")
         self.check("at", self.at in ("after", "before"), "use 'after' or 'before'")
 
@@ -61,7 +63,7 @@ class PA3Fed(Rule):
         return {"score": torch.tensor(float("nan"), dtype=torch.float64)}
 
     def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
-        return briefs.measured(SCORE_AFTER if self.at == "after" else SCORE_BEFORE)
+        return briefs.measured(self._measurement)
 
     def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
         return factors * self._factors(memory, now) if self.always or now.signals.critical else factors
@@ -81,7 +83,11 @@ class PA3Fed(Rule):
         return memory.replace(state={"change": change}, rows={"score": self._score(now.reports)})
 
     def _score(self, reports: Reports) -> Tensor:
-        loss = reports.score_after if self.at == "after" else reports.score_before
-        if loss is None:
-            raise UserError(f"pa3fed needs a score {self.at} training, and the engine reported none.")
-        return loss if self.score == "loss" else -loss
+        score: Tensor | None = getattr(reports, self._measurement)
+        if score is None:
+            raise UserError(f"pa3fed needs {self._measurement}, and the engine did not report it.")
+        return -score if self.score == "log_likelihood" else score
+
+    @property
+    def _measurement(self) -> str:
+        return f"{'accuracy' if self.score == 'accuracy' else 'score'}_{self.at}"

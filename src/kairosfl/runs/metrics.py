@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kairosfl.core.fields import Briefs, Reports
+from kairosfl.core.fields import AFTER, BEFORE, Briefs, Reports
 from kairosfl.core.run import Run
 from kairosfl.detectors import cosine_matrix
 from kairosfl.engines.evaluate import Scores
@@ -107,7 +107,7 @@ def clients_row(run: Run, task: Task, own: np.ndarray | None, *, cosines: bool =
         return line
     if cosines:
         line["cosines"] = np.round(cosine_matrix(reports.delta).double().cpu().numpy(), 4).tolist()
-    score = reports.score_after if reports.score_after is not None else reports.score_before
+    score = next((found for name in AFTER + BEFORE if (found := getattr(reports, name)) is not None), None)
     return line | {
         "n": reports.n.tolist(),
         "weights": record.weights.tolist(),

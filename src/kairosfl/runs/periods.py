@@ -1,7 +1,7 @@
 """When does a deficit hurt for good? Deficits in windows over training, as one sweep; and which detector saw it.
 
 Achille, Rovere and Soatto, "Critical Learning Periods in Deep Networks", ICLR 2019, did this with blurred images. Here
-a window of the rounds has a fraction of the cohort, a fixed part of the clients, or fewer local epochs.
+a window of the rounds has a fraction of the cohort, a fixed part of the clients, fewer local epochs, or wrong labels.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from kairosfl.core.fields import Briefs
 from kairosfl.core.rule import Algorithm, Memory, Plan, Rule
@@ -20,14 +21,18 @@ from kairosfl.core.run import Round
 from kairosfl.core.streams import stream
 from kairosfl.errors import UserError
 from kairosfl.runs.config import resolve
+from kairosfl.runs.experiment import build_task
 from kairosfl.runs.files import read_lines
+from kairosfl.runs.folder import Folder
 from kairosfl.runs.keys import updated
 from kairosfl.runs.sweep import Member
+from kairosfl.tasks.kinds import CLASSED
 
 DEFICITS = {
     "cohort": "a fraction of the cohort",
     "clients": "a fixed part of the clients",
     "epochs": "a fraction of the local epochs",
+    "labels": "a fraction of the right labels; the others are wrong, a sample's always in the same way",
 }
 DEFAULT = ("cohort", "clients")
 DETECTORS = ("fgn.paired()", "fgn.smoothed()", "fgn")
@@ -72,8 +77,10 @@ class Deficit(Rule):
         return plan
 
     def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
-        if self.of != "epochs" or not self._acts(now):
+        if self.of not in ("epochs", "labels") or not self._acts(now):
             return briefs
+        if self.of == "labels":
+            return replace(briefs, label_noise=torch.full_like(briefs.label_noise, 1 - self.amount))
         return replace(briefs, epochs=(briefs.epochs * self.amount).round().clamp(min=1).to(briefs.epochs.dtype))
 
 
@@ -105,6 +112,8 @@ def members(
     whole = resolve(tables)
     if "epochs" in deficits and whole.train.epochs == 1:
         raise UserError("--deficit epochs needs train.epochs of 2 or more; with 1 there is nothing to leave out.")
+    if "labels" in deficits and (kind := build_task(whole).dataset.kind) not in CLASSED:
+        raise UserError(f"--deficit labels needs samples with one class each, and those of this task are {kind!r}.")
     found = []
     for seed in range(whole.seed, whole.seed + seeds):
         for i, detector in enumerate(detectors):
@@ -121,28 +130,34 @@ def members(
 
 
 def findings(
-    out: Path, summaries: Mapping[str, Mapping[str, Any]], made: Sequence[Member], number: int
+    out: Path, summaries: Mapping[str, Mapping[str, Any]], made: Sequence[Member], number: int, amount: float = 0.2
 ) -> dict[str, Any]:
-    """The final score of every deficit and window, over the seeds, and how much of each window a detector marks."""
+    """How much worse every deficit and window ended, over the seeds, and how much of each window a detector marks."""
+    score = Folder(out / made[0].name).main()
     plain: dict[int, float] = {}
     marks: dict[str, list[list[float]]] = {}
-    scores: dict[str, list[list[float]]] = {}
+    lost: dict[str, list[list[float]]] = {}
     for member in made:
-        seed, score = member.settings["seed"], float(summaries[member.name]["last_tenth_accuracy"])
+        seed, ended = member.settings["seed"], summaries[member.name][f"last_tenth_{score.name}"]
+        if ended is None:
+            raise UserError(f"{out / member.name} ended with {score.with_article} that is not finite; lower train.lr.")
         if "window" in member.settings:
-            rows = scores.setdefault(member.settings["deficit"], [[] for _ in range(number)])
-            rows[member.settings["window"] - 1].append(score - plain[seed])
+            rows = lost.setdefault(member.settings["deficit"], [[] for _ in range(number)])
+            rows[member.settings["window"] - 1].append(score.sign * (plain[seed] - ended))
             continue
-        plain.setdefault(seed, score)
+        plain.setdefault(seed, ended)
         critical = [bool(row["critical"]) for row in read_lines(out / member.name / "metrics.jsonl")]
         parts = [float(np.mean(critical[a:b])) for a, b in windows(len(critical), number)]
         marks.setdefault(member.settings["run.detector"], []).append(parts)
     return {
+        "metric": {"name": score.name, "better": "higher" if score.higher else "lower", "percent": score.percent},
+        "amount": amount,
         "windows": [[a + 1, b] for a, b in windows(made[0].config.train.rounds, number)],
         "none": {"mean": float(np.mean(list(plain.values()))), "seeds": list(plain.values())},
-        "harm": {name: [_spread([-value for value in each]) for each in rows] for name, rows in scores.items()},
+        "harm": {name: [_spread(each) for each in rows] for name, rows in lost.items()},
         "marked": {name: np.mean(rows, 0).round(3).tolist() for name, rows in marks.items()},
-        "verdict": _verdict(scores),
+        "lasts": {name: lasting(rows) for name, rows in lost.items()},
+        "verdict": [_verdict(name, rows) for name, rows in lost.items()],
     }
 
 
@@ -151,19 +166,20 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
     return {"mean": float(np.mean(values)), "error": error}
 
 
-def _verdict(scores: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
-    """For each deficit, the windows whose harm lasted; not the last one, after which nothing could be recovered."""
-    said = []
-    for name, rows in scores.items():
-        number = len(rows[0])
-        if number < 2:
-            said.append(f"{name}: one seed does not show which differences are chance; use --seeds 3 or more")
-            continue
-        harm = [_spread([-value for value in each]) for each in rows[:-1]]
-        bound = CERTAIN.get(number, 3.17)
-        sure = [str(i) for i, each in enumerate(harm, 1) if (each["mean"] or 0.0) > bound * (each["error"] or 0.0)]
-        if sure:
-            said.append(f"{name}: harm lasts from window {', '.join(sure)} of {len(rows)} (99 % interval above zero)")
-        else:
-            said.append(f"{name}: no critical period here; no harm before the last window is beyond chance")
-    return said
+def lasting(lost: Sequence[Sequence[float]]) -> list[int]:
+    """The windows, from 1, whose harm is beyond chance; not the last, after which nothing could be recovered."""
+    found = []
+    for window, values in enumerate(lost[:-1], 1):
+        harm = _spread(values)
+        if harm["error"] is not None and (harm["mean"] or 0.0) > CERTAIN.get(len(values), 3.17) * harm["error"]:
+            found.append(window)
+    return found
+
+
+def _verdict(name: str, lost: Sequence[Sequence[float]]) -> str:
+    if len(lost[0]) < 2:
+        return f"{name}: one seed does not show which differences are chance; use --seeds 4 or more"
+    if found := lasting(lost):
+        windows = f"window{'s' * (len(found) > 1)} {', '.join(map(str, found))}"
+        return f"{name}: harm lasts from {windows} of {len(lost)} (99 % interval above zero)"
+    return f"{name}: no critical period here; no harm before the last window is beyond chance"

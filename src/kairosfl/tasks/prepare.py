@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from kairosfl.errors import UserError
 from kairosfl.tasks.dataset import DataSet
+from kairosfl.tasks.kinds import CLASSED
 from kairosfl.tasks.tree import Tree, tree_map
 
 
@@ -88,6 +90,19 @@ def augment(images: torch.Tensor, keys: torch.Tensor, *, padding: int = 4, flip:
     flat = images.reshape(-1, channels, height * width)
     moved = flat.gather(2, source.view(-1, 1, height * width).expand(-1, channels, -1))
     return (moved * inside.view(-1, 1, height * width)).view(images.shape)
+
+
+def mislabelled(
+    targets: torch.Tensor, keys: torch.Tensor, noise: float | torch.Tensor, dataset: DataSet
+) -> torch.Tensor:
+    """The classes, of which a fraction `noise` is replaced by one of the others, chosen by the samples' keys."""
+    if dataset.kind not in CLASSED:
+        raise UserError(f"label_noise needs one class per sample, and data set {dataset.name!r} is {dataset.kind!r}.")
+    least = noise * 2**16  # rounded, so that float32 and float64 choose the same samples
+    wrong = keys & 0xFFFF < (least.round() if isinstance(least, torch.Tensor) else round(least))
+    others = 1 + (((keys >> 16) & 0xFFFFFF) * (dataset.classes - 1) >> 24)
+    moved = (targets + others.view(targets.shape).to(targets.dtype)) % dataset.classes
+    return torch.where(wrong.view(targets.shape), moved, targets)
 
 
 def _mix(keys: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from kairosfl.errors import UserError, first_line
 from kairosfl.tasks.dataset import DataSet
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.kinds import KINDS, Loss
-from kairosfl.tasks.metrics import Measure, Metric, named
+from kairosfl.tasks.metrics import Measure, Metric, mean, named
 from kairosfl.tasks.population import Population, own_tests
 from kairosfl.tasks.prepare import prepare
 from kairosfl.tasks.streamed import Streamed
@@ -84,6 +84,18 @@ class Task:
     def main(self) -> tuple[str, Metric | None]:
         """The name of the main metric, and the metric; None: the loss."""
         return next(iter(self.measures.items()), ("loss", None))
+
+    @cached_property
+    def accuracy(self) -> Measure:
+        """Which samples of a batch are correct, for clients that are to measure their accuracy."""
+        metric = self.measures.get("accuracy")
+        if metric is None or metric.finish is not mean:
+            have = ", ".join(self.measures) or "none"
+            raise UserError(
+                f"pa3fed(score='accuracy') needs a task with the metric accuracy, and this one has {have}; use "
+                "score = 'log_likelihood'."
+            )
+        return metric.measure
 
     @cached_property
     def layout(self) -> Layout:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.client.trainer import Trainer
-from kairosfl.core.fields import FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Briefs, Reports
+from kairosfl.core.fields import AFTER, BEFORE, FISHER, FISHER_SAMPLED, Briefs, Reports
 from kairosfl.engines.batched.captured import capture, end_capture
 from kairosfl.engines.batched.evaluator import GraphEvaluator, plain, single
 from kairosfl.engines.batched.graphs import Steps
@@ -246,13 +246,14 @@ class Batched(Evaluator):
         for row, brief in enumerate(briefs.each() if briefs.measure & {FISHER, FISHER_SAMPLED} else ()):
             mine = upload(ticket.jobs[row].mine.astype(np.int64), self.device)
             ticket.fishers.append(self.trainer.fisher(brief.start.to(self.device), mine, brief))
-        if SCORE_BEFORE in briefs.measure and ticket.jobs:
+        if briefs.measure.intersection(BEFORE) and ticket.jobs:
             assert self._work is not None
             start = briefs.start.to(self.device).expand(len(briefs), -1)
             rows = self._work.stack.frame.layout.pack(start)
-            ticket.scores[SCORE_BEFORE] = scores(self._work, rows, [job.mine for job in ticket.jobs])
-        if SCORE_AFTER in briefs.measure:
-            ticket.scores[SCORE_AFTER] = torch.empty(len(briefs), dtype=torch.float64, device=self.device)
+            for name in briefs.measure.intersection(BEFORE):
+                ticket.scores[name] = scores(self._work, rows, [job.mine for job in ticket.jobs], name)
+        for name in briefs.measure.intersection(AFTER):
+            ticket.scores[name] = torch.empty(len(briefs), dtype=torch.float64, device=self.device)
 
     def _advance(self) -> None:
         """Train until something changes; if memory runs out, start again with half as many slots."""
@@ -341,8 +342,8 @@ class Batched(Evaluator):
                 rows = places([job.row for job, _ in part], self.device)
                 w = state.w[here]
                 ticket.take(rows, layout, w, state.sums[:, here].mT, state.wholes[:, here].mT)
-                if SCORE_AFTER in ticket.scores:
-                    ticket.scores[SCORE_AFTER][rows] = scores(self._work, w, [job.mine for job, _ in part])
+                for name in ticket.briefs.measure.intersection(AFTER):
+                    ticket.scores[name][rows] = scores(self._work, w, [job.mine for job, _ in part], name)
             if not ticket.left:
                 ticket.ready = self._stream.record_event() if self._stream is not None else None
                 self._done.append(ticket)

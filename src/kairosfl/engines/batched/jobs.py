@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.client.trainer import Fisher
-from kairosfl.core.fields import SCORE_AFTER, SCORE_BEFORE, Briefs, Reports, reals
+from kairosfl.core.fields import Briefs, Reports, reals
 from kairosfl.core.streams import Streams, key
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.state import Kind, Sum, Whole, upload
@@ -63,7 +63,7 @@ class Ticket:
         wholes = np.zeros((len(clients), len(Whole)), dtype=np.int64)
         wholes[:, Whole.TOTAL], wholes[:, Whole.SIZE], wholes[:, Whole.END] = count * epochs, size, end
         wholes[:, Whole.BATCHES], wholes[:, Whole.CLIENT] = count, clients
-        wholes[:, Whole.LATE] = briefs.clip_after
+        wholes[:, Whole.LATE], wholes[:, Whole.LABELS] = briefs.clip_after, key(briefs.seed, "labels") % 2**63
         if self.task.varies:
             wholes[:, Whole.CROPS] = key(briefs.seed, "augment", briefs.round) % 2**63
         if drops:
@@ -99,8 +99,8 @@ class Ticket:
         both = torch.cat([self.sums.view(torch.int64), self.wholes], 1).cpu().mT.contiguous()  # one wait for the device
         sums, wholes = both[: len(Sum)].view(torch.float64), both[len(Sum) :]
         steps, batches = wholes[Whole.POSITION], wholes[Whole.BATCHES]
-        scores = {name: values.cpu() for name, values in self.scores.items()}
-        fishers: dict[str, Any] = {
+        measured: dict[str, Any] = {name: values.cpu() for name, values in self.scores.items()}
+        measured |= {
             name: torch.from_numpy(np.array([each.reported()[name] for each in self.fishers]))
             for name in (self.fishers[0].reported() if self.fishers else ())
         }
@@ -114,9 +114,7 @@ class Ticket:
             grad_sq=sums[Sum.GRAD_SQ],
             seconds=torch.full((m,), (time.perf_counter() - self.began) / max(1, m), dtype=torch.float64),
             similarity=None if self.briefs.stop_below is None else sums[Sum.SIMILARITY],
-            score_before=scores.get(SCORE_BEFORE),
-            score_after=scores.get(SCORE_AFTER),
-            **fishers,
+            **measured,
         )
 
 
@@ -175,6 +173,7 @@ def _kinds(briefs: Briefs, batch: list[int]) -> list[Kind]:
         "momentum": _host(briefs.momentum) != 0,
         "contrast": _host(briefs.contrast) != 0,
         "sam": _host(briefs.radius) != 0,
+        "mislabel": _host(briefs.label_noise) != 0,
     }
     always = tuple(name for name, asked in everyone.items() if asked)
     names = tuple(some)

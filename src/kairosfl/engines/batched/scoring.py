@@ -1,4 +1,4 @@
-"""Mean losses of many models, each on its own client's samples."""
+"""Mean losses, or accuracies, of many models, each on its own client's samples."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kairosfl.client.trainer import scored
 from kairosfl.engines.batched.state import upload
 from kairosfl.engines.batched.step import Work
 
@@ -15,8 +16,9 @@ SAMPLES = 2048  # per batch, over all clients
 
 
 @torch.no_grad()
-def scores(work: Work, rows: Tensor, samples: Sequence[np.ndarray]) -> Tensor:
-    """`[m]` float64 for weights `[m, width]`."""
+def scores(work: Work, rows: Tensor, samples: Sequence[np.ndarray], name: str) -> Tensor:
+    """`[m]` float64 for weights `[m, width]`; `name` is the measurement."""
+    of = scored(work.task, name)
     sizes = np.array([len(each) for each in samples])
     order = np.argsort(-sizes, kind="stable")  # the clients with samples left are then a prefix
     m, chunk = len(rows), max(1, SAMPLES // len(rows))
@@ -35,9 +37,9 @@ def scores(work: Work, rows: Tensor, samples: Sequence[np.ndarray]) -> Tensor:
         work.stack.frame.open(sorted_rows[:a])
         inputs, targets = work.prepared(flat)
         outputs = work.stack(inputs).to(rows.dtype)
-        losses = work.task.loss(outputs, targets).double().view(here.shape)
+        values = of(outputs, targets).double().view(here.shape)
         real = torch.arange(begin, begin + chunk, device=device) < counts[:a, None]
-        total[:a] += torch.where(real, losses, 0.0).sum(1)
+        total[:a] += torch.where(real, values, 0.0).sum(1)
     result = torch.empty_like(total)
     result[back] = total / counts
     return result

@@ -33,6 +33,7 @@ class Whole(IntEnum):
     CLIENT = auto()
     CROPS = auto()  # the key of the crops in this run and round
     DROPS = auto()  # the key of the client's dropout in this round
+    LABELS = auto()  # the key of the wrong labels in this run
     LATE = auto()  # is clipped after the corrections
 
 
@@ -61,6 +62,7 @@ class Kind:
     contrast: bool = False
     adamw: bool = False
     sam: bool = False
+    mislabel: bool = False
 
     @property
     def fuses(self) -> bool:

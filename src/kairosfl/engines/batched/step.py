@@ -14,7 +14,7 @@ from kairosfl.engines.batched.state import Kind, Real, State, Sum, Whole
 from kairosfl.engines.batched.traced import Stack
 from kairosfl.engines.batched.update import Optimiser, square_norms
 from kairosfl.tasks.dataset import Samples
-from kairosfl.tasks.prepare import augment, sample_keys
+from kairosfl.tasks.prepare import augment, mislabelled, sample_keys
 from kairosfl.tasks.streamed import Streamed
 from kairosfl.tasks.task import Task
 from kairosfl.tasks.tree import Tree
@@ -62,6 +62,8 @@ def step(work: Work, state: State, kind: Kind) -> None:
     batch = _batch(state, kind)
     whole, flat = state.wholes[:, : kind.width], batch.samples.flatten()
     inputs, targets = work.prepared(flat, _sample_keys(work, batch, whole))
+    if kind.mislabel:
+        targets = _mislabelled(work, batch, state, kind, targets)
     keys = (whole[Whole.DROPS] + whole[Whole.POSITION] * _ODD)[:, None] if work.stack.drops else None
     still = {name: work.features(rows, inputs) for name, rows in _references(state, kind).items()}
     optimiser = Optimiser(state, kind, batch.live, work.stack.frame.dot)
@@ -127,6 +129,13 @@ def _sample_keys(work: Work, batch: Batch, whole: Tensor) -> Tensor | None:
     run, client, step = (whole[each, :, None] for each in (Whole.CROPS, Whole.CLIENT, Whole.POSITION))
     # The seed differs between runs, so it is passed where a tensor is allowed: 0 ^ seed is seed ^ 0.
     return sample_keys(batch.samples, seed=0, round=run, client=client, step=step).flatten()
+
+
+def _mislabelled(work: Work, batch: Batch, state: State, kind: Kind, targets: Tensor) -> Tensor:
+    run, client = (state.wholes[each, : kind.width, None] for each in (Whole.LABELS, Whole.CLIENT))
+    keys = sample_keys(batch.samples, seed=0, round=run, client=client, step=0)
+    noise = state.reals[Real.label_noise, : kind.width, None].expand_as(keys)
+    return mislabelled(targets, keys.flatten(), noise.flatten(), work.task.dataset)
 
 
 def _batch(state: State, kind: Kind) -> Batch:
