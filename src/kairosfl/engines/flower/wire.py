@@ -18,7 +18,7 @@ from torch import Tensor
 from kairosfl.core.fields import Brief, Briefs, Field, Report, Reports, fields
 from kairosfl.errors import UserError
 
-VERSION = 2
+VERSION = 3
 NUMBERS, VECTORS = "numbers", "vectors"
 BASE = "base_hash"
 RAW = "kairosfl.raw"  # how the bytes of an array are to be read: as they are, little-endian
