@@ -86,7 +86,7 @@ def test_a_vector_that_briefs_share_is_packed_once(monkeypatch: pytest.MonkeyPat
 def test_a_client_refuses_records_of_another_version() -> None:
     record = brief_record(BRIEF, Packing(), {})
     record[wire.NUMBERS]["version"] = 1
-    with pytest.raises(Malformed, match="version 1 of the records, this client 2"):
+    with pytest.raises(Malformed, match="version 1 of the records, this client 3"):
         read_brief(record)
 
 
