@@ -62,13 +62,14 @@ def accuracy(job: tuple[str, int]) -> float | str:
 
 
 def measure(processes: int, known: dict[str, list[float | str]]) -> dict[str, list[float | str]]:
-    """Every rule and every pair, over the seeds, without privacy, attacks and the rules against them (guards); those
+    """Every rule and every pair, over the seeds, without noise, attacks and the rules against them (guards); those
     that are known are kept."""
     from kairosfl.rules import RULES
     from kairosfl.rules.attack import Attack
+    from kairosfl.rules.localprivacy import LocalPrivacy
     from kairosfl.rules.robust import Guard
 
-    left_out = [name for name, rule in RULES.items() if rule.private or issubclass(rule, Guard | Attack)]
+    left_out = [name for name, rule in RULES.items() if rule.private or issubclass(rule, Guard | Attack | LocalPrivacy)]
     names = [name for name in RULES if name not in left_out]
     texts = ["fedavg", *names, *(f"{one} + {other}" for one, other in itertools.combinations(names, 2))]
     missing = [text for text in texts if text not in known]

@@ -1,8 +1,8 @@
 """Every base algorithm with every subset of the adaptive rules: trains, stays finite, resumes to the bit, and acts.
 
 Every pair of them is refused with a sentence, or was measured to train, or has its reason in the documentation. The
-attacks and the rules against them (guards) are combined with every rule: refused with a sentence, or finite and resumed
-to the bit.
+attacks, the rules against them (guards) and local noise are combined with every rule: refused with a sentence, or
+finite and resumed to the bit.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.rules import RULES, parse
 from kairosfl.rules.attack import Attack
+from kairosfl.rules.localprivacy import LocalPrivacy
 from kairosfl.rules.robust import Guard
 from kairosfl.runs.checkpoint import Checkpoints
 from kairosfl.tasks.data import load
@@ -37,7 +38,7 @@ CLIENTS, EPOCHS, ROUNDS, RESUMED = 8, 3, 5, 3
 RECIPE = Recipe(rounds=ROUNDS, cohort=3, epochs=EPOCHS, batch_size=8, lr=0.1, momentum=0.5)
 
 # Which rules privacy can be combined with is tested in rules/test_privacy.py.
-GUARDS = [name for name, rule in RULES.items() if issubclass(rule, Guard | Attack)]
+GUARDS = [name for name, rule in RULES.items() if issubclass(rule, Guard | Attack | LocalPrivacy)]
 PUBLIC = {
     name: rule for name, rule in RULES.items() if issubclass(rule, Rule) and not rule.private and name not in GUARDS
 }

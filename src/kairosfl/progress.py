@@ -28,7 +28,7 @@ PLAIN_LINES = 50  # per run, without a terminal
 SECONDS_PER_LINE = 60.0  # of a sweep, without a terminal
 SECONDS_PER_UPDATE = 0.1  # in a notebook
 BAR_WIDTH = 20
-EPSILONS = ("epsilon", "hypothetical_epsilon")  # as the rule privacy records them
+EPSILONS = ("epsilon", "hypothetical_epsilon", "local_epsilon")  # as the rules of privacy record them
 
 
 def numbers() -> list[ProgressColumn]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,13 +18,13 @@ from flower_grid import App, FakeGrid, Node
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from torch import nn
 
-from kairosfl.core.fields import Briefs
+from kairosfl.core.fields import Brief, Briefs
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, result, rounds
 from kairosfl.core.run import Run, Setup
 from kairosfl.engines.flower import enrol, roster, server
 from kairosfl.engines.flower.checks import Trust
-from kairosfl.engines.flower.client import client_app
+from kairosfl.engines.flower.client import SEEDED, _insist, client_app
 from kairosfl.engines.flower.roster import Roster, clean, fingerprint, parse_ids
 from kairosfl.engines.flower.server import Flower, Settings
 from kairosfl.engines.flower.wire import NUMBERS, Packing, Piece, asked_hashes, piece_record
@@ -87,9 +88,11 @@ def engine_of(grid: FakeGrid, task: Task, lines: list[str] | None = None, **sett
         "moon",
         "fedmut + fedavgm",
         "fedavgm + privacy(clip=0.1)",
+        "scaffold + localprivacy(clip=0.1)",
     ],
 )
-def test_the_bits_of_the_loop_engine(task: Task, text: str) -> None:
+def test_the_bits_of_the_loop_engine(task: Task, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SEEDED, "1")
     algorithm = parse(text)
     recipe = Recipe(rounds=3, cohort=4, epochs=3, batch_size=4, lr=0.1, momentum=0.5)
     grid = FakeGrid(
@@ -119,6 +122,37 @@ def test_adamw_and_a_radius_arrive(task: Task, changes: dict[str, Any]) -> None:
         ends.append(run.x)
     assert torch.equal(ends[0], ends[1])
     assert not torch.equal(ends[1], ends[2])
+
+
+def test_a_devices_noise_is_its_own_and_new_in_every_message(task: Task) -> None:
+    """Otherwise the server could draw it, or ask twice and subtract."""
+    briefs = replace(orders(task, [1, 4]), update_clip=1.0, update_noise=0.5)  # type: ignore[arg-type]
+    engine = engine_of(grid_of(client_app(lambda _: task)), task)
+    found = [Loop(task).train(briefs).delta, engine.train(briefs).delta, engine.train(briefs).delta]
+    noises = [delta - Loop(task).train(orders(task, [1, 4])).delta for delta in found]
+    for i, one in enumerate(noises):
+        assert 0.3 < float(one.std()) < 0.7
+        for other in noises[:i]:
+            assert abs(float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1])) < 0.5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"update_clip": 1.0}, {"update_clip": 2.0, "update_noise": 0.5}, {"update_clip": 1.0, "update_noise": 0.4}],
+)
+def test_a_device_insists_on_its_own_noise(task: Task, changes: dict[str, Any]) -> None:
+    app = client_app(lambda _: task, update_clip=1.0, update_noise=0.5)
+    reports = engine_of(grid_of(app), task).train(replace(orders(task, [1]), **changes))
+    assert "update_clip = 1 and update_noise = 0.5 or stricter" in reports.failed[0][1]
+    stricter: dict[str, Any] = {"update_clip": 0.9, "update_noise": 0.5}
+    assert engine_of(grid_of(app), task).train(replace(orders(task, [1]), **stricter)).failed == ()
+
+
+def test_a_device_that_adds_noise_does_not_stop_early(task: Task) -> None:
+    told = Brief(**vars(next(orders(task, [1]).each())) | {"update_clip": 1.0, "update_noise": 1.0, "stop_below": 0.9})
+    with pytest.raises(UserError, match="does not stop early: how long it trained would tell about its data"):
+        _insist(told, 1.0, 0.5)
+    _insist(told, math.inf, 0.0)
 
 
 def test_a_device_with_only_its_own_data_follows_the_same_brief(task: Task) -> None:

@@ -113,6 +113,7 @@ def test_expected_steps(task: Task) -> None:
         "fedmut",
         "fedyogi",
         "fedavgm + privacy(clip=0.1)",
+        "scaffold + localprivacy(clip=0.1)",
     ],
 )
 def test_the_bits_of_the_loop_engine(task: Task, engine: Ray, text: str) -> None:

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kairosfl.client.fisher import fisher_trace
+from kairosfl.client.local import hidden
 from kairosfl.client.optimizers import Moments, Step, norms
 from kairosfl.core.fields import AFTER, BEFORE, FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Brief, Report
 from kairosfl.core.streams import Streams, key, stream
@@ -68,8 +69,9 @@ class Fisher(NamedTuple):
 class Trainer:
     """A model on a device that follows briefs, one after another, and keeps nothing between them."""
 
-    def __init__(self, task: Task, device: torch.device) -> None:
+    def __init__(self, task: Task, device: torch.device, secret: bytes = b"") -> None:
         self.task = task
+        self.secret = secret  # of a device, for noise that nobody else can draw
         self.device = device
         self.layout = task.layout
         self.model, self.still = replicas(task.model, device, 2)
@@ -101,7 +103,7 @@ class Trainer:
         with self._dropout(brief):
             steps, epochs, loss, grad_sq, similarity = self._train(brief, start, mine)
         scores |= {name: self.score(self.w, mine, name) for name in AFTER if name in brief.measure}
-        return Report(
+        report = Report(
             client=brief.client,
             n=len(mine),
             steps=steps,
@@ -114,6 +116,7 @@ class Trainer:
             **scores,
             **fisher.reported(),
         )
+        return hidden(report, brief, self.secret)
 
     def _train(self, brief: Brief, start: Tensor, mine: Tensor) -> tuple[int, float, float, float, float | None]:
         self.w.copy_(start)

@@ -25,6 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kairosfl.errors import UserError
+
 SCORE_BEFORE, SCORE_AFTER, FISHER, FISHER_SAMPLED = "score_before", "score_after", "fisher", "fisher_sampled"
 ACCURACY_BEFORE, ACCURACY_AFTER = "accuracy_before", "accuracy_after"
 BEFORE, AFTER = (SCORE_BEFORE, ACCURACY_BEFORE), (SCORE_AFTER, ACCURACY_AFTER)  # measured on all local data
@@ -49,6 +51,7 @@ class Field:
     when: tuple[str, ...] = ()  # measurements or brief fields that request it; (): always reported
     gate: str = ""  # a vector that only clients with a non-zero value of this field receive
     local: bool = False  # not sent: the server computes it
+    secret: bool = False  # tells something about the client's data: 0 if the brief asks for noise
     label: str = ""  # its name in messages, where that differs
     row: str = ""  # its name in the record of one client, where that differs
     name: str = ""  # filled in by `fields`
@@ -197,6 +200,12 @@ class Briefs(Cohort):
     )
     temperature: float = shared(float, "MOON: temperature", 1.0, writers="one")
     previous: Tensor | None = vector("MOON: the client's previous model", None, writers="one", gate="contrast")
+    update_clip: Tensor | None = each(
+        float, "local privacy: largest norm of the update that is sent", None, writers="one"
+    )
+    update_noise: Tensor | None = each(
+        float, "local privacy: standard deviation of the noise in every entry of that update", None, writers="one"
+    )
     measure: frozenset[str] = shared(
         frozenset,
         "what to measure: score_before, score_after, accuracy_before, accuracy_after, fisher, fisher_sampled",
@@ -205,7 +214,10 @@ class Briefs(Cohort):
     )
 
     def __post_init__(self) -> None:
-        """Expand a plain number in an `each` field to all clients; a list has one number per client."""
+        """Expand a plain number in an `each` field to all clients; a list has one number per client.
+
+        Refuse to ask for noise and for what would tell the server the same without it.
+        """
         for entry in fields(type(self)):
             value = getattr(self, entry.name)
             if entry.shape == "each" and isinstance(value, int | float | list):
@@ -215,6 +227,12 @@ class Briefs(Cohort):
                 else:
                     column = torch.full((len(self.ids),), value, dtype=dtype)
                 object.__setattr__(self, entry.name, column)
+        asked = sorted(self.measure) + ["stop_below"] * (self.stop_below is not None)
+        if asked and self.update_noise is not None:
+            raise UserError(
+                f"localprivacy cannot be combined with a rule or detector that asks clients for {asked[0]}: it tells "
+                "what the noise in their updates is to hide; leave one of them out."
+            )
 
     def pushed(self, push: Tensor) -> Self:
         """With `push` added to what other rules push."""
@@ -241,8 +259,10 @@ class Reports(Cohort):
         float, "epochs done; a fraction if the client stopped within one", low=5e-324, label="number of epochs"
     )
     delta: Tensor = vector("w − start")
-    loss: Tensor = each(float, "mean training loss", limit="max_loss")
-    grad_sq: Tensor = each(float, "Σ over all batches of ‖∇L‖² at w, clipped as trained (with SAM unclipped)", low=0)
+    loss: Tensor = each(float, "mean training loss", limit="max_loss", secret=True)
+    grad_sq: Tensor = each(
+        float, "Σ over all batches of ‖∇L‖² at w, clipped as trained (with SAM unclipped)", low=0, secret=True
+    )
     seconds: Tensor = each(float, "time that the client took", low=0)
     similarity: Tensor | None = each(
         float,
@@ -251,12 +271,13 @@ class Reports(Cohort):
         low=-1 - SLACK,
         high=1 + SLACK,
         when=("stop_below",),
+        secret=True,
     )
     score_before: Tensor | None = each(
-        float, "mean loss on all local data at the start", None, limit="max_loss", when=(SCORE_BEFORE,)
+        float, "mean loss on all local data at the start", None, limit="max_loss", when=(SCORE_BEFORE,), secret=True
     )
     score_after: Tensor | None = each(
-        float, "mean loss on all local data after training", None, limit="max_loss", when=(SCORE_AFTER,)
+        float, "mean loss on all local data after training", None, limit="max_loss", when=(SCORE_AFTER,), secret=True
     )
     accuracy_before: Tensor | None = each(
         float, "accuracy on all local data at the start, 0 to 1", None, low=0, high=1, when=(ACCURACY_BEFORE,)
@@ -265,7 +286,7 @@ class Reports(Cohort):
         float, "accuracy on all local data after training, 0 to 1", None, low=0, high=1, when=(ACCURACY_AFTER,)
     )
     fisher: Tensor | None = each(
-        float, "trace of the Fisher information at the start", None, low=0, when=(FISHER, FISHER_SAMPLED)
+        float, "trace of the Fisher information at the start", None, low=0, when=(FISHER, FISHER_SAMPLED), secret=True
     )
     fisher_seconds: Tensor | None = each(float, "time that it took", None, low=0, when=(FISHER, FISHER_SAMPLED))
     fisher_bytes: Tensor | None = each(

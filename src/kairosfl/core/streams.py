@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
+import torch
+from torch import Tensor
 
 
 def key(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
@@ -16,6 +18,19 @@ def key(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
 def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
     """A fresh counter-based generator for this purpose; the same arguments give the same numbers anywhere."""
     return np.random.Generator(np.random.Philox(key=key(seed, purpose, round, client)))
+
+
+def secret_seed(seed: int, secret: bytes) -> int:
+    """A seed that only those who have the secret, of at most 64 bytes, can work out."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}".encode(), key=secret).digest(), "little")
+
+
+def normal(draw: np.random.Generator, like: Tensor) -> Tensor:
+    """Standard normal numbers like this tensor, drawn where it is."""
+    if like.device.type == "cpu":  # torch's own generator would keep 32 bits of the key
+        return torch.from_numpy(draw.standard_normal(like.shape)).to(like)
+    generator = torch.Generator(like.device).manual_seed(int(draw.integers(2**63)))
+    return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
 
 
 class Streams:

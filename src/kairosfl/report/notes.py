@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from kairosfl.report.pictures import counted
 from kairosfl.report.read import Group, RunData
 
-EPSILONS = ("epsilon", "hypothetical_epsilon")  # as the rule privacy records them
+EPSILONS = ("epsilon", "hypothetical_epsilon", "local_epsilon")  # as the rules of privacy record them
 
 
 def notes(group: Group) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from kairosfl.rules.fedsam import FedSAM
 from kairosfl.rules.geometricmedian import GeometricMedian
 from kairosfl.rules.krum import Krum
 from kairosfl.rules.limits import Limits
+from kairosfl.rules.localprivacy import LocalPrivacy
 from kairosfl.rules.median import Median, TrimmedMean
 from kairosfl.rules.mixing import NNM, Bucketing
 from kairosfl.rules.moon import MOON
@@ -63,6 +64,7 @@ RULES: Registry[type[Spec]] = Registry(
             Average,
             Budget,
             Privacy,
+            LocalPrivacy,
             Bucketing,
             NNM,
             NormClipping,
@@ -157,6 +159,7 @@ __all__ = [
     "GeometricMedian",
     "Krum",
     "Limits",
+    "LocalPrivacy",
     "Median",
     "NormClipping",
     "PA3Fed",

@@ -26,7 +26,7 @@ from torch import Tensor
 from kairosfl.core.fields import Reports
 from kairosfl.core.rule import Finished, Memory, Plan, Rule, State, acts
 from kairosfl.core.run import Round
-from kairosfl.core.streams import stream
+from kairosfl.core.streams import normal, secret_seed, stream
 from kairosfl.detectors import squared_norms
 from kairosfl.errors import UserError
 from kairosfl.rules import accounting
@@ -175,11 +175,7 @@ class Privacy(Rule):
 
     def normal(self, purpose: str, now: Round, like: Tensor) -> Tensor:
         """Standard normal numbers like this tensor, drawn where it is."""
-        draw = self._draw(purpose, now)
-        if like.device.type == "cpu":  # torch's own generator would keep 32 bits of the key
-            return torch.from_numpy(draw.standard_normal(like.shape)).to(like)
-        generator = torch.Generator(like.device).manual_seed(int(draw.integers(2**63)))
-        return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
+        return normal(self._draw(purpose, now), like)
 
     def _rate(self, size: int, now: Round) -> float:
         return self.expected(size, now) / (self.population or now.population)
@@ -208,8 +204,8 @@ class Privacy(Rule):
                 f"privacy: key = {self.key!r} must name an environment variable with a secret of {SHORTEST_SECRET} "
                 f"characters or more; set it, for instance by export {self.key}=$(openssl rand -hex 32)."
             )
-        digest = hashlib.blake2b(f"{now.seed}".encode(), key=hashlib.sha256(secret.encode()).digest()).digest()
-        return stream(int.from_bytes(digest, "little"), f"privacy {purpose}", now.number)
+        seed = secret_seed(now.seed, hashlib.sha256(secret.encode()).digest())
+        return stream(seed, f"privacy {purpose}", now.number)
 
 
 def _lengths(reports: Reports) -> Tensor:

@@ -47,7 +47,7 @@ TAKEN = {
     *("round", "metric", "evaluated", "loss", "train_loss", "cohort", "reported", "rejected", "critical", "fgn"),
     *("fisher", "fisher_seconds", "fisher_bytes", "elud", "lr", "coherence", "consensus", "epochs", "epochs_total"),
     *("steps", "samples", "bytes_down", "bytes_up", "seconds", "score"),
-    *("epsilon", "hypothetical_epsilon", "update_clip", "lud", "chi_square"),
+    *("epsilon", "hypothetical_epsilon", "local_epsilon", "update_clip", "lud", "chi_square"),
 }
 
 

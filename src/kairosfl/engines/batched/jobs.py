@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kairosfl.client.local import all_hidden
 from kairosfl.client.trainer import Fisher
 from kairosfl.core.fields import Briefs, Reports, reals
 from kairosfl.core.streams import Streams, key
@@ -38,7 +39,7 @@ class Ticket:
     scores: dict[str, Tensor] = field(default_factory=dict)  # [m] float64
     fishers: list[Fisher] = field(default_factory=list)  # of each client, if requested
     ready: torch.cuda.Event | None = None  # recorded when the device has filled all this
-    answer: Reports | None = None  # from the loop, where the model cannot be stacked
+    answer: Reports | None = None  # once it is known; from the loop, where the model cannot be stacked
     began: float = field(default_factory=time.perf_counter)
 
     @classmethod
@@ -104,7 +105,7 @@ class Ticket:
             name: torch.from_numpy(np.array([each.reported()[name] for each in self.fishers]))
             for name in (self.fishers[0].reported() if self.fishers else ())
         }
-        return Reports(
+        reports = Reports(
             ids=self.briefs.ids,
             n=self.n,
             steps=steps,
@@ -116,6 +117,8 @@ class Ticket:
             similarity=None if self.briefs.stop_below is None else sums[Sum.SIMILARITY],
             **measured,
         )
+        self.answer = all_hidden(reports, self.briefs)
+        return self.answer
 
 
 def _host(column: Tensor) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from kairosfl.client.trainer import Trainer
+from kairosfl.core.fields import Brief
 from kairosfl.engines.flower.enrol import difference
 from kairosfl.engines.flower.roster import parse_ids
 from kairosfl.engines.flower.wire import NUMBERS, VERSION, asked_hashes, read_brief, report_record
@@ -27,6 +29,7 @@ from kairosfl.tasks.task import Task
 MakeTask = Callable[[int | None], Task]
 GRACE = 30.0  # seconds between the exception and killing the process
 GIVEN_UP = 70  # exit status of a process that exceeded the time limit of its brief
+SEEDED = "KAIROSFL_SEEDED_NOISE"  # 1: local noise as a simulation draws it, which protects nobody; for rehearsals
 
 
 class _Own(Population):
@@ -43,10 +46,19 @@ def own(task: Task) -> Task:
     return replace(task, clients=_Own(np.asarray(task.clients.order), np.asarray(task.clients.offsets)))
 
 
-def client_app(make: MakeTask, *, device: str = "cpu", threads: int = 1, mods: Sequence[Any] = ()) -> ClientApp:
+def client_app(
+    make: MakeTask,
+    *,
+    device: str = "cpu",
+    threads: int = 1,
+    mods: Sequence[Any] = (),
+    update_clip: float = math.inf,
+    update_noise: float = 0.0,
+) -> ClientApp:
     """A ClientApp for the task that `make(client)` returns: the model, and the data of that client.
 
-    The node config gives the ids of the clients that a node serves: `clients="0-3"`.
+    The node config gives the ids of the clients that a node serves: `clients="0-3"`. `update_clip` and `update_noise`
+    are what this device insists on: a brief that asks for a longer update or less noise is refused.
     """
 
     make = for_client(make)
@@ -59,6 +71,7 @@ def client_app(make: MakeTask, *, device: str = "cpu", threads: int = 1, mods: S
         brief, packing = read_brief(message.content)
         if brief.client not in _served(context):
             return introduce(message, context)
+        _insist(brief, update_clip, update_noise)
         torch.set_num_threads(threads)
         task = own(make(brief.client))
         if len(brief.start) != task.layout.size:
@@ -68,13 +81,29 @@ def client_app(make: MakeTask, *, device: str = "cpu", threads: int = 1, mods: S
             )
         if reason := difference(asked_hashes(message.content), task):
             raise UserError(reason)
-        report = Trainer(task, torch.device(device)).follow(brief)
+        # Of this message alone: a secret that is kept would give two updates of one round the same noise.
+        secret = b"" if os.environ.get(SEEDED) == "1" else os.urandom(64)
+        report = Trainer(task, torch.device(device), secret).follow(brief)
         return Message(report_record(report, brief.round, packing), reply_to=message)
 
     app = ClientApp(mods=[in_time, *mods])
     app.query()(introduce)
     app.train()(follow)
     return app
+
+
+def _insist(brief: Brief, clip: float, noise: float) -> None:
+    """Refuse a brief with which this device would tell more than it wants to."""
+    allowed, added = brief.update_clip, brief.update_noise
+    if (math.inf if allowed is None else allowed) > clip or (added or 0.0) < noise:
+        raise UserError(
+            f"this device sends updates with update_clip = {clip:g} and update_noise = {noise:g} or stricter, and the "
+            f"brief has {allowed} and {added}; use localprivacy with a smaller epsilon or clip."
+        )
+    if noise and brief.stop_below is not None:
+        raise UserError(
+            "this device adds noise, and does not stop early: how long it trained would tell about its data."
+        )
 
 
 def _served(context: Context) -> list[int]:
