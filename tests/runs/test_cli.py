@@ -166,7 +166,10 @@ def test_a_sweep_after_a_run_of_the_same_file(tmp_path, monkeypatch):
 
 def test_a_picture_needs_a_name_that_says_its_kind(tmp_path):
     call("run", *SMALL, "--out", tmp_path / "run")
-    refused(call("compare", tmp_path / "run", "--json", "--picture", tmp_path / "a.xyz"), "a.xyz does not end in .png")
+    refused(
+        call("compare", tmp_path / "run", "--json", "--picture", tmp_path / "a.xyz"),
+        "a.xyz does not end in .pdf, .svg or .png",
+    )
     refused(call("data", "show", "digits", "--picture", tmp_path / "a.xyz"), "a.xyz is not a .png")
 
 

@@ -108,44 +108,10 @@ def run_sweep(tables: dict[str, Any], folder: Path, quiet: bool) -> dict[str, di
         return sweep(members, folder, command=command(), watch=show.begin, say=show.say)
 
 
-def print_pairs(rows: list[tuple[str, str]], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(dict(rows), indent=1))
-        return
-    width = max(len(name) for name, _ in rows)
-    for name, line in rows:
-        typer.echo(f"{name:<{width}}  {line}")
-
-
-def print_table(folders: list[Path], target: float | None = None) -> None:
-    from kairosfl.report.tables import compare
-
-    found = compare(folders, target)
-    print_rows(found.table())
-    for note in found.notes():
-        typer.echo(note)
-    warn(found.damaged)
-
-
 def warn(sentences: Iterable[str]) -> None:
     """Name what is damaged where it does not get into the output."""
     for sentence in sentences:
         typer.echo(f"kairosfl: {sentence}", err=True)
-
-
-def print_rows(rows: list[dict[str, str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name in ("algorithm", "cell", "reading") else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row.values())
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    console.print(table)
 
 
 def print_summary(folder: Path, summary: dict[str, Any], as_json: bool) -> None:

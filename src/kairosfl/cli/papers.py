@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kairosfl.cli.common import Device, Engine, Json, Out, Quiet, Set, asked, command, friendly, print_pairs, print_rows
+from kairosfl.cli.common import Device, Engine, Json, Out, Quiet, Set, asked, command, friendly
+from kairosfl.cli.screen import print_pairs, print_rows
 
 
 def reproduce(
@@ -55,6 +56,6 @@ def reproduce(
         if as_json:
             typer.echo(json.dumps(found))
         else:
-            print_rows(table(found))
+            print_rows(table(found), first_out=("reading", "seeds", "rounds"))
             drawn = draw_curves(found, out / "curves.svg")
             typer.echo(f"curves: {drawn}; for more, run: kairosfl report {out}" if drawn else "no curves yet", err=True)

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from kairosfl.cli import complete
-from kairosfl.cli.common import Device, Engine, Json, Out, Quiet, Set, asked, command, friendly, print_rows
+from kairosfl.cli.common import Device, Engine, Json, Out, Quiet, Set, asked, command, friendly
+from kairosfl.cli.screen import print_rows
 from kairosfl.errors import UserError
 
 
@@ -68,12 +69,14 @@ def periods(
         texts = [
             f"{100 * c['mean']:+.1f}" + (f" ± {100 * c['error']:.1f}" if c["error"] is not None else "") for c in cells
         ]
-        rows.append({"algorithm": f"points lost: {name}"} | dict(zip(heads, texts, strict=True)))
+        rows.append({"rounds": f"points lost: {name}"} | dict(zip(heads, texts, strict=True)))
     for name, shares in found["marked"].items():
         texts = [f"{100 * share:.0f} %" for share in shares]
-        rows.append({"algorithm": f"marked by {name}"} | dict(zip(heads, texts, strict=True)))
+        rows.append({"rounds": f"marked by {name}"} | dict(zip(heads, texts, strict=True)))
     typer.echo(f"without a deficit: {100 * found['none']['mean']:.2f} % in the final 10 % of rounds")
-    print_rows([{("rounds" if key == "algorithm" else key): text for key, text in row.items()} for row in rows])
+    print_rows(
+        [{("rounds" if key == "algorithm" else key): text for key, text in row.items()} for row in rows], turn=True
+    )
     for line in found["verdict"]:
         typer.echo(line)
     typer.echo(f"picture: {picture}")

@@ -343,9 +343,10 @@ class Comparison:
     target: float
     damaged: list[str]
 
-    def table(self) -> list[dict[str, str]]:
-        """The columns that fit a terminal."""
-        return results_table(self.rows, self.target, without=_WIDE)
+    def table(self, columns: Sequence[str] | None = None) -> list[dict[str, str]]:
+        """These columns after the algorithm, or those that fit a wide terminal."""
+        without = _WIDE if columns is None else [n for n in cells(self.rows[0]) if n not in ("algorithm", *columns)]
+        return results_table(self.rows, self.target, without)
 
     def numbers(self) -> list[dict[str, Any]]:
         """All columns: each value with mean, deviation, and over how many seeds of how many it is."""
