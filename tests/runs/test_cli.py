@@ -254,8 +254,9 @@ def test_a_run_that_is_stopped_keeps_its_last_round(tmp_path, number, code):
         time.sleep(0.05)
     run.send_signal(number)
     assert run.wait(30) == code
-    assert run.stderr.read().endswith(f"Stopped. Resume with: kairosfl resume {tmp_path / 'run'}\n")
     done = len(metrics.read_text().splitlines())
+    said = f"Stopped. {done} rounds are saved. Resume with: kairosfl resume {tmp_path / 'run'}\n"
+    assert run.stderr.read().endswith(said)
     assert any((tmp_path / "run" / "checkpoint").glob(f"checkpoint-*{done}.json"))
 
 

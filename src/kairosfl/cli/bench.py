@@ -12,6 +12,7 @@ from kairosfl.cli import complete
 from kairosfl.cli.common import Device, Json, Quiet, Set, Verbose, asked, friendly
 from kairosfl.cli.runs import found
 from kairosfl.cli.screen import print_rows
+from kairosfl.wording import counted
 
 
 def bench(
@@ -73,4 +74,4 @@ def bench(
             typer.echo(json.dumps(result.numbers()))
             return
         print_rows(result.rows(), first_out=("how", "memory", "times loop"))
-        typer.echo(f"{result.clients} clients, batches of {result.batch}, {size}, {result.device}")
+        typer.echo(f"{counted(result.clients, 'client')}, batches of {result.batch}, {size}, {result.device}")

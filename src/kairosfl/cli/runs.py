@@ -236,6 +236,10 @@ def fresh(source: Path | str | None) -> Path:
 
 
 def how_to_resume(folder: Path) -> str:
+    from kairosfl.runs.folder import Folder
+
     if any((folder / "checkpoint").glob("checkpoint-*.json")):
-        return f"Resume with: kairosfl resume {shlex.quote(str(folder))}"
+        saved = Folder(folder).rounds_done() or 0
+        done = "1 round is saved" if saved == 1 else f"{saved:,} rounds are saved"
+        return f"{done}. Resume with: kairosfl resume {shlex.quote(str(folder))}"
     return "Nothing has been trained yet."

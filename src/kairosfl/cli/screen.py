@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -41,33 +41,37 @@ def print_comparison(found: Comparison, columns: Sequence[str] | None = None) ->
 
 
 def print_rows(rows: Rows, first_out: Sequence[str] = (), turn: bool = False) -> None:
-    """A table. If it is too wide, these columns are left out first, then others from the right, but not the first two.
+    """A table. If it is too wide, headings and text are wrapped, then columns are left out, but not the first two.
 
-    With `turn`, rows and columns are exchanged before anything is left out.
+    Those named are left out first, then others from the right. With `turn`, rows and columns are exchanged before.
     """
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     most = width()
     if most and turn and _needed(rows, list(rows[0])) > most:
         rows = turned(rows)
     shown, left_out = fitted(rows, most, first_out)
+    wrapped = most is not None and _needed(rows, shown, wrapped=False) > most
     table = Table(box=None, header_style="bold", pad_edge=False)
     for place, name in enumerate(shown):
         text = place == 0 or name in WORDS
-        table.add_column(name, justify="left" if text else "right", no_wrap=not text, overflow="fold")
+        head = "\n".join(textwrap.wrap(_kept(name), _column(rows, place, name))) if wrapped else name
+        justify: Literal["left", "right"] = "left" if text else "right"
+        table.add_column(escape(head.replace("\u00a0", " ")), justify=justify, no_wrap=not text, overflow="fold")
     for row in rows:
-        table.add_row(*(row[name] for name in shown))
-    Console(width=most or _needed(rows, shown, wrapped=False)).print(table, soft_wrap=False)
+        table.add_row(*(escape(row[name]) for name in shown))
+    Console(width=most or _needed(rows, shown, wrapped=False)).print(table)
     if left_out:
-        typer.echo(f"Left out to fit {most} columns: {', '.join(left_out)}.")
+        typer.echo(f"Left out to fit {most} columns: {'; '.join(left_out)}.")
 
 
 def fitted(rows: Rows, most: int | None, first_out: Sequence[str] = ()) -> tuple[list[str], list[str]]:
     """The columns that fit this width, and those that are left out."""
     shown = list(rows[0])
-    order = [*first_out, *(name for name in reversed(shown[2:]) if name not in first_out)]
-    for name in order:
+    order = [*(name for name in first_out if name in shown), *reversed(shown[2:])]
+    for name in dict.fromkeys(order):
         if most is None or _needed(rows, shown) <= most:
             break
         shown.remove(name)
@@ -81,13 +85,28 @@ def turned(rows: Rows) -> Rows:
 
 
 def _needed(rows: Rows, shown: Sequence[str], wrapped: bool = True) -> int:
-    """How wide these columns are, with text wrapped or not."""
+    """How wide these columns are, with headings and text wrapped or not."""
 
     def one(place: int, name: str) -> int:
-        widest = max(len(name), *(len(row[name]) for row in rows))
-        return min(widest, max(NARROWEST, len(name))) if wrapped and (place == 0 or name in WORDS) else widest
+        return _column(rows, place, name) if wrapped else max(len(name), *(len(row[name]) for row in rows))
 
     return sum(one(place, name) for place, name in enumerate(shown)) + GAP * (len(shown) - 1)
+
+
+def _column(rows: Rows, place: int, name: str) -> int:
+    """The least width of a column: of its values, or of the longest word in them if it is text, and in its heading."""
+    values = [row[name] for row in rows]
+    if place == 0 or name in WORDS:
+        words = max(len(word) for value in values for word in value.split(" "))
+        least = min(max(words, NARROWEST), max(map(len, values)))
+    else:
+        least = max(map(len, values))
+    return max(least, *(len(word) for word in _kept(name).split(" ")))
+
+
+def _kept(heading: str) -> str:
+    """A number and its unit stay in one line."""
+    return heading.replace(" %", "\u00a0%")
 
 
 def print_pairs(rows: Sequence[tuple[str, str]], as_json: bool) -> None:

@@ -13,6 +13,7 @@ from kairosfl.cli import complete
 from kairosfl.cli.common import Json, Set, friendly, warn
 from kairosfl.cli.screen import print_comparison, print_pairs
 from kairosfl.errors import UserError
+from kairosfl.wording import counted
 
 if TYPE_CHECKING:
     from kairosfl.report.read import Group
@@ -174,7 +175,6 @@ def report(
     with friendly():
         from kairosfl.report.export import checked_kind, export_figures, export_tables
         from kairosfl.report.page import write_report
-        from kairosfl.report.pictures import counted
 
         checked_kind(kind)
         damaged: list[str] = []
