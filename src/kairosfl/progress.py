@@ -63,7 +63,10 @@ class _Screen:
 
     def say(self, line: str) -> None:
         """Print a line above the bars."""
-        if not self.quiet:
+        if self.quiet:
+            return
+        # Not while rich's own thread redraws the bars: they would be drawn twice, and the copy above would stay.
+        with self.progress.live._lock:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

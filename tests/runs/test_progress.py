@@ -7,6 +7,7 @@ import io
 import itertools
 import math
 import re
+import threading
 
 import pytest
 from rich.console import Console
@@ -91,6 +92,18 @@ def test_a_bar_that_ends_stays():
     with RunProgress(7, console=console) as show:
         show(ROW | {"seconds": 0.1})
     assert "7/7" in left_on_screen(console)[0]
+
+
+def test_a_line_is_not_printed_while_the_bars_are_redrawn():
+    console = terminal(80)
+    with SweepProgress({"a": 20}, console=console) as show:
+        redrawn = threading.Thread(target=lambda: show.say("a line"))
+        with show.progress.live._lock:  # as rich's thread does
+            redrawn.start()
+            redrawn.join(0.2)
+            assert redrawn.is_alive()
+        redrawn.join(5)
+    assert left_on_screen(console)[0] == "a line"
 
 
 def test_a_bar_is_there_before_the_runs_are_known():
