@@ -79,7 +79,7 @@ class Bench:
                 "times loop": spell(self.ratio(line), "{:.2f}"),
                 "of the ceiling": spell(self.share(line), "{:.0%}"),
                 "memory": spell(None if line.memory is None else line.memory / 2**30, "{:.2f} GiB"),
-                "reading": line.why,
+                "how": line.why,
             }
             for line in self.lines
         ]

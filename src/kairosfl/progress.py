@@ -23,6 +23,7 @@ from rich.progress import (
 from rich.table import Column
 
 from kairosfl.runs.history import main_value
+from kairosfl.wording import counted, measured
 
 PLAIN_LINES = 50  # per run, without a terminal
 SECONDS_PER_LINE = 60.0  # of a sweep, without a terminal
@@ -42,7 +43,7 @@ def numbers() -> list[ProgressColumn]:
 
 def text(what: str) -> ProgressColumn:
     """A text column, truncated to the space that is left."""
-    return TextColumn(what, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+    return TextColumn(what, markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
 
 
 class _Screen:
@@ -57,12 +58,16 @@ class _Screen:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self.live:
+            self.progress.live.transient = kind is not None  # bars of what was interrupted would stay as if it ran on
             self.progress.stop()
 
     def say(self, line: str) -> None:
         """Print a line above the bars."""
-        if not self.quiet:
-            self.console.print(line, highlight=False, soft_wrap=True)
+        if self.quiet:
+            return
+        # Not while rich's own thread redraws the bars: they would be drawn twice, and the copy above would stay.
+        with self.progress.live._lock:
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class _Notebook:
@@ -124,14 +129,18 @@ class RunProgress(_Screen):
 
 
 class SweepProgress(_Screen):
-    """Shows a sweep: one bar for all rounds, and one for each active run."""
+    """Shows a sweep: one bar for all rounds, and one for each active run.
 
-    def __init__(self, rounds: dict[str, int], *, quiet: bool = False, console: Console | None = None) -> None:
+    What the runs are may be told later, by `plan`; until then the bar has no end.
+    """
+
+    def __init__(
+        self, rounds: dict[str, int] | None = None, *, quiet: bool = False, console: Console | None = None
+    ) -> None:
         super().__init__(quiet, console)
-        self.rounds = rounds
+        self.rounds = rounds or {}
         self.done = self.done_now = 0  # rounds of all runs, and those of them done in this session
         self.began = self.last_line = time.perf_counter()
-        self.number = {name: i for i, name in enumerate(rounds, 1)}
         self.progress = Progress(
             *numbers(), text("{task.fields[name]}"), text("{task.description}"), console=self.console, expand=True
         )
@@ -139,14 +148,25 @@ class SweepProgress(_Screen):
     def __enter__(self) -> Self:
         if self.live:
             self.progress.start()
-            self.whole = self.progress.add_task("rounds", total=sum(self.rounds.values()), name="all runs")
+            self.whole = self.progress.add_task("", total=sum(self.rounds.values()) or None, name="all runs")
             self.bars: dict[str, TaskID] = {}
         return self
+
+    def plan(self, rounds: dict[str, int]) -> None:
+        """How many rounds every run has."""
+        self.rounds, self.began = rounds, time.perf_counter()
+        if self.live:
+            self.progress.reset(self.whole, total=sum(rounds.values()))
+
+    def state(self, words: str) -> None:
+        """What is being done before the first round; only a bar shows it."""
+        if self.live:
+            self.progress.update(self.whole, description=words)
 
     def begin(self, name: str, done: int) -> Callable[[dict[str, Any]], None]:
         """Register a run of which `done` rounds are finished; returns a listener for its rounds."""
         rounds = self.rounds[name]
-        title = f"run {self.number[name]}/{len(self.rounds)} {name}"
+        title = f"run {list(self.rounds).index(name) + 1}/{len(self.rounds)} {name}"
         self.done += done
         if self.live:
             self.progress.advance(self.whole, done)
@@ -162,8 +182,8 @@ class SweepProgress(_Screen):
                 words = describe(row, main_value(row))
                 over = row["round"] == rounds
                 self.progress.update(self.bars[name], completed=row["round"], description=words, visible=not over)
-            if row["round"] == rounds and not self.quiet:
-                self.console.print(f"{title}: {describe(row, main_value(row))}", highlight=False, soft_wrap=True)
+            if row["round"] == rounds:
+                self.say(f"{title}: {describe(row, main_value(row))}")
 
         return listen
 
@@ -173,7 +193,7 @@ class SweepProgress(_Screen):
         if now - self.last_line >= SECONDS_PER_LINE:
             self.last_line, whole = now, sum(self.rounds.values())
             left = duration((whole - self.done) * (now - self.began) / self.done_now)
-            self.say(f"all runs: {self.done}/{whole} rounds, about {left} left")
+            self.say(f"all runs: {self.done}/{counted(whole, 'round')}, about {left} left")
 
 
 class TuneProgress(_Screen):
@@ -209,19 +229,16 @@ class TuneProgress(_Screen):
 def describe(row: dict[str, Any], score: float | None) -> str:
     """One round in a few words; `score` is the main metric as it was last measured."""
     name = row.get("metric", "accuracy")
+    values = {name.replace("_", " "): score} | {"loss": row["loss"]}
+    known = {word: value for word, value in values.items() if value is not None}
     parts = [
-        f"{name.replace('_', ' ')} {score:.4f}" if score is not None and name != "loss" else "",
-        _loss(row["loss"]) if row["loss"] is not None else "",
+        *(f"{word} {measured(value)}" for word, value in known.items() if math.isfinite(value)),
+        "" if all(map(math.isfinite, known.values())) else "diverged",
         f"cohort {row['reported']}/{row['cohort']}" if row["rejected"] else f"cohort {row['cohort']}",
         "critical" if row["critical"] else "",
         *(f"{name.replace('_', ' ')} {row[name]:.3g}" for name in EPSILONS if row.get(name) is not None),
     ]
     return "  ".join(part for part in parts if part)
-
-
-def _loss(value: float) -> str:
-    """Digits that say something: none after the point once it has exploded."""
-    return f"loss {value:.4f}" if abs(value) < 1e5 else f"loss {value:.2e}" if math.isfinite(value) else "diverged"
 
 
 def duration(seconds: float) -> str:

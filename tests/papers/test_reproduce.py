@@ -23,14 +23,14 @@ from kairosfl.runs.files import read_lines
 class Watched:
     """What shows a sweep, for a test: keeps what it was told, and may stop the run."""
 
-    def __init__(self, rounds, stop_after=None):
-        self.rounds, self.stop_after, self.seen = rounds, stop_after, []
+    def __init__(self, stop_after=None):
+        self.rounds, self.stop_after, self.seen, self.states = {}, stop_after, [], []
 
-    def __enter__(self):
-        return self
+    def plan(self, rounds):
+        self.rounds = rounds
 
-    def __exit__(self, *error):
-        return None
+    def state(self, words):
+        self.states.append(words)
 
     def begin(self, name, done):
         def listen(row):
@@ -99,21 +99,16 @@ def test_rounds_to_the_final_accuracy_of_the_baseline(whole):
 
 def test_cut_and_started_again_it_goes_on_and_ends_with_the_same_numbers(whole, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        reproduce(
-            ITEM, cells=["digits"], out=tmp_path, say=lambda line: None, progress=lambda rounds: Watched(rounds, 13)
-        )
+        reproduce(ITEM, cells=["digits"], out=tmp_path, say=lambda line: None, progress=Watched(13))
     # Told of the four runs, of six rounds of the first and three of the second: three done, the last one not saved.
     runs = members(ITEM, ["digits"])
     assert [rounds_left(run, tmp_path) for run in runs] == [0, 4, 6, 6]
-    said, watched = [], []
-
-    def watch(rounds):
-        watched.append(Watched(rounds))
-        return watched[0]
-
-    results = reproduce(ITEM, cells=["digits"], out=tmp_path, say=said.append, progress=watch)
+    said, watched = [], Watched()
+    results = reproduce(ITEM, cells=["digits"], out=tmp_path, say=said.append, progress=watched)
     assert said[0] == f"tiny/table1: 4 runs in {tmp_path}, 16 rounds to go."
-    assert watched[0].seen[:5] == [
+    assert watched.states == ["loading the data", "timing a round", ""]
+    assert watched.rounds == {run.name: 6 for run in runs}
+    assert watched.seen[:5] == [
         ("digits-fedavg-seed0", "from 6"),
         ("digits-fedavgm-seed0", "from 2"),
         ("digits-fedavg-seed1", "from 0"),

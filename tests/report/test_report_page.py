@@ -143,6 +143,9 @@ def test_every_picture_is_exported(tmp_path, kind, start):
     curves += " fgn elud coherence"
     assert [path.stem for path in written] == [*curves.split(), "partition-A", "weights-A", "lambda-A"]
     assert all(path.read_bytes().startswith(start) for path in written)
+    captions = (tmp_path / "out" / "captions.txt").read_text().splitlines()
+    assert captions[0] == f"accuracy.{kind}: Accuracy by round. 1 seed. Shaded: critical learning periods."
+    assert len(captions) == len(written)
     if kind == "svg":
         again = export_figures([run], tmp_path / "again", kind)
         assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
@@ -158,7 +161,8 @@ def test_tables_are_exported_as_csv_and_latex(sweep, tmp_path):
     assert [path.name for path in written] == ["results.csv", "results.tex", "tests.csv", "tests.tex"]
     first, *_ = rows = list(csv.DictReader((tmp_path / "results.csv").open()))
     assert (first["label"], first["target"], first["seeds"], first["rounds"]) == ("fedavg", "0.5", "3", "20.0")
-    shown = (tmp_path / "results.tex").read_text().splitlines()[4].split(" & ")[3]
+    table = (tmp_path / "results.tex").read_text().splitlines()
+    shown = next(line for line in table if line.startswith("FedAvg &")).split(" & ")[1]
     assert f"{100 * float(first['last_tenth']):.2f} $\\pm$ {100 * float(first['last_tenth_deviation']):.2f}" == shown
     assert all(re.fullmatch(r"-?[\d.e-]*", value) for row in rows for key, value in row.items() if "_" in key)
     assert len(list(csv.DictReader((tmp_path / "tests.csv").open()))) == 6
@@ -262,8 +266,11 @@ def test_latex_escapes_what_it_would_take_for_a_command():
     )
 
 
-def test_the_quick_look_is_a_png(sweep, tmp_path):
-    assert draw_comparison([sweep], tmp_path / "look.png").read_bytes().startswith(b"\x89PNG")
+@pytest.mark.parametrize(("kind", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
+def test_the_quick_look_is_of_the_kind_that_its_name_says(sweep, tmp_path, kind, start):
+    text = draw_comparison([sweep], tmp_path / f"look.{kind}").read_bytes()
+    assert text.startswith(start)
+    assert b"<text" not in text  # an SVG has paths, which look the same everywhere
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
-"""Whatever is shaded in a picture is explained in its legend, and nothing else is."""
+"""Whatever is shaded in a picture is explained in its legend or its caption, and nothing else is."""
 
 import fake
 import pytest
 
 from kairosfl.report import static
-from kairosfl.report.draw import draw, style
 from kairosfl.report.figures import figures
 from kairosfl.report.page import write_report
+from kairosfl.report.paper import Page, caption, make_figure
 from kairosfl.report.payload import payload
 from kairosfl.report.read import read_groups
 
@@ -29,37 +29,47 @@ def legend(figure):
     return [text.get_text() for each in legends for text in each.get_texts()]
 
 
+def drawn(key, groups):
+    """Legend and caption of one picture of the report, as it is exported."""
+    (picture,) = [each for each in figures(groups)[0] if each.key == key]
+    names, page = [group.label for group in groups], Page(critical=True)
+    with page.style():
+        return legend(make_figure([picture], groups, names, page)), caption([picture], groups, names, page)
+
+
 @pytest.mark.parametrize(
     ("algorithms", "seeds", "critical", "over_rounds", "over_bytes"),
     [
         (["fedavg"], 1, True, [SHADED], []),
         (["fedavg"], 1, False, [], []),
-        (["fedavg"], 2, True, [BANDS, SHADED], [BANDS]),
-        (["fedavg"], 2, False, [BANDS], [BANDS]),
-        (["fedavg", "alt"], 1, True, ["A  fedavg", "B  alt", STRIPS], ["A  fedavg", "B  alt"]),
-        (["fedavg", "alt"], 2, True, ["A  fedavg", "B  alt", BANDS, STRIPS], ["A  fedavg", "B  alt", BANDS]),
-        ([f"rule{i}" for i in range(5)], 1, True, [*(f"{'ABCDE'[i]}  rule{i}" for i in range(5)), STRIPS], None),
+        (["fedavg"], 2, True, [SHADED], []),
+        (["fedavg"], 2, False, [], []),
+        (["fedavg", "alt"], 1, True, ["fedavg", "alt", STRIPS], ["fedavg", "alt"]),
+        (["fedavg", "alt"], 2, True, ["fedavg", "alt", STRIPS], ["fedavg", "alt"]),
+        ([f"rule{i}" for i in range(5)], 1, True, [*(f"rule{i}" for i in range(5)), STRIPS], None),
     ],
 )
-def test_the_legend_of_a_picture_says_what_is_shaded(tmp_path, algorithms, seeds, critical, over_rounds, over_bytes):
+def test_legend_and_caption_of_a_picture_say_what_is_shaded(
+    tmp_path, algorithms, seeds, critical, over_rounds, over_bytes
+):
     groups = read_groups([write(tmp_path, algorithms, seeds, critical=critical)])
     groups.sort(key=lambda group: algorithms.index(group.label))
-    pictures = {picture.key: picture for picture in figures(groups)[0]}
-    with style():
-        figure = draw(pictures["accuracy"], groups)
-        assert legend(figure) == over_rounds
-        assert figure.axes[0].get_xlabel() == "round"
-        if over_bytes is not None:
-            assert legend(draw(pictures["accuracy-bytes"], groups)) == over_bytes
+    shown, text = drawn("accuracy", groups)
+    assert shown == over_rounds
+    assert (BANDS in text) == (seeds > 1)
+    assert ("critical learning periods" in text) == critical
+    if over_bytes is not None:
+        shown, text = drawn("accuracy-bytes", groups)
+        assert shown == over_bytes
+        assert (BANDS in text) == (seeds > 1)
+        assert "critical learning periods" not in text
 
 
 def test_seeds_that_agree_have_no_band_to_explain(tmp_path):
     folder = write(tmp_path, ["fedavg"], 2, critical=False)
     for seed in (0, 1):
         fake.edit(folder / f"fedavg{seed}", accuracy=[0.1, 0.2, 0.3, 0.4])
-    groups = read_groups([folder])
-    with style():
-        assert legend(draw(figures(groups)[0][0], groups)) == []
+    assert drawn("accuracy", read_groups([folder])) == ([], "Accuracy by round. Mean over 2 seeds.")
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,10 @@ def test_a_sweep_after_a_run_of_the_same_file(tmp_path, monkeypatch):
 
 def test_a_picture_needs_a_name_that_says_its_kind(tmp_path):
     call("run", *SMALL, "--out", tmp_path / "run")
-    refused(call("compare", tmp_path / "run", "--json", "--picture", tmp_path / "a.xyz"), "a.xyz does not end in .png")
+    refused(
+        call("compare", tmp_path / "run", "--json", "--picture", tmp_path / "a.xyz"),
+        "a.xyz does not end in .pdf, .svg or .png",
+    )
     refused(call("data", "show", "digits", "--picture", tmp_path / "a.xyz"), "a.xyz is not a .png")
 
 
@@ -251,8 +254,9 @@ def test_a_run_that_is_stopped_keeps_its_last_round(tmp_path, number, code):
         time.sleep(0.05)
     run.send_signal(number)
     assert run.wait(30) == code
-    assert run.stderr.read().endswith(f"Stopped. Resume with: kairosfl resume {tmp_path / 'run'}\n")
     done = len(metrics.read_text().splitlines())
+    said = f"Stopped. {done} rounds are saved. Resume with: kairosfl resume {tmp_path / 'run'}\n"
+    assert run.stderr.read().endswith(said)
     assert any((tmp_path / "run" / "checkpoint").glob(f"checkpoint-*{done}.json"))
 
 

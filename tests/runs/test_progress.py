@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import math
 import re
+import threading
 
 import pytest
 from rich.console import Console
@@ -43,6 +45,83 @@ def test_one_run(width):
 def test_a_loss_that_explodes_is_short_and_one_that_is_not_finite_is_called_diverged(loss, words):
     rest = "cohort 9/10  critical"
     assert progress.describe(ROW | {"loss": loss}, None) == f"{words}  {rest}".strip()
+
+
+def test_a_metric_that_explodes_is_short_and_one_that_is_not_finite_is_left_to_diverged():
+    row = ROW | {"metric": "rmse", "rejected": 0, "critical": False, "loss": 2e12}
+    assert progress.describe(row, 3e6) == "rmse 3.00e+06  loss 2.00e+12  cohort 10"
+    assert progress.describe(row | {"loss": math.nan}, math.inf) == "diverged  cohort 10"
+    assert progress.describe(row | {"loss": math.nan}, 0.5) == "rmse 0.5000  diverged  cohort 10"
+    assert progress.describe(row | {"metric": "loss"}, 2e12) == "loss 2.00e+12  cohort 10"
+
+
+def left_on_screen(console):
+    """The lines of the screen at the end, as a terminal would show them."""
+    lines, row = [""], 0
+    for code, times, text in re.findall(r"\x1b\[(?:(\d*)([A-Za-z])|[?\d;]*[a-z])|([^\x1b]+)", console.file.getvalue()):
+        if times == "A":
+            row -= int(code or 1)
+        elif times == "K":
+            lines[row] = ""
+        for part in re.split(r"(\n|\r)", text):
+            if part == "\n":
+                row += 1
+                lines += [""] * (row + 1 - len(lines))
+            elif part != "\r" and part:
+                lines[row] = part
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_no_bar_stays_after_an_interruption(error):
+    console = terminal(80)
+    with contextlib.suppress(error), RunProgress(500, console=console) as show:
+        show(ROW | {"seconds": 0.1})
+        raise error
+    assert left_on_screen(console) == []
+    console = terminal(80)
+    with contextlib.suppress(error), SweepProgress({"a": 20, "b": 20}, console=console) as show:
+        show.begin("a", 0)(ROW | {"round": 20})
+        show.begin("b", 0)(ROW)
+        raise error
+    assert [line.split(":")[0] for line in left_on_screen(console)] == ["run 1/2 a"]  # what was said stays
+
+
+def test_a_bar_that_ends_stays():
+    console = terminal(80)
+    with RunProgress(7, console=console) as show:
+        show(ROW | {"seconds": 0.1})
+    assert "7/7" in left_on_screen(console)[0]
+
+
+def test_a_line_is_not_printed_while_the_bars_are_redrawn():
+    console = terminal(80)
+    with SweepProgress({"a": 20}, console=console) as show:
+        redrawn = threading.Thread(target=lambda: show.say("a line"))
+        with show.progress.live._lock:  # as rich's thread does
+            redrawn.start()
+            redrawn.join(0.2)
+            assert redrawn.is_alive()
+        redrawn.join(5)
+    assert left_on_screen(console)[0] == "a line"
+
+
+def test_a_bar_is_there_before_the_runs_are_known():
+    console = terminal(80)
+    with SweepProgress(console=console) as show:
+        show.state("loading the data")
+        show.progress.refresh()
+        assert "0/?" in shown(console)[-1]
+        assert "loading the data" in shown(console)[-1]
+        show.plan({"a": 20, "b[1]": 20})
+        show.state("")
+        show.say("Skipping [b]")  # not markup
+        show.begin("b[1]", 0)(ROW)
+        show.progress.refresh()
+    lines = shown(console)
+    assert "Skipping [b]" in "".join(lines)
+    assert "1/40" in lines[-2]
+    assert "run 2/2 b[1]" in lines[-1]
 
 
 def test_the_privacy_spent_is_shown():

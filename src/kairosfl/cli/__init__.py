@@ -37,7 +37,7 @@ def main(
 
 
 training = (runs.run, runs.resume, runs.sweep, tune, bench.bench, runs.demo, runs.export)
-commands = (*training, view.compare, view.report, view.watch)
+commands = (*training, view.compare, view.figure, view.report, view.watch)
 for function in commands:
     app.command(cls=Command)(function)
 app.command("list", cls=Command)(view.list_)

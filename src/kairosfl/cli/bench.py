@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 
 from kairosfl.cli import complete
-from kairosfl.cli.common import Device, Json, Quiet, Set, Verbose, asked, friendly, print_rows
+from kairosfl.cli.common import Device, Json, Quiet, Set, Verbose, asked, friendly
 from kairosfl.cli.runs import found
+from kairosfl.cli.screen import print_rows
+from kairosfl.wording import counted
 
 
 def bench(
@@ -71,5 +73,5 @@ def bench(
         if as_json:
             typer.echo(json.dumps(result.numbers()))
             return
-        print_rows(result.rows())
-        typer.echo(f"{result.clients} clients, batches of {result.batch}, {size}, {result.device}")
+        print_rows(result.rows(), first_out=("how", "memory", "times loop"))
+        typer.echo(f"{counted(result.clients, 'client')}, batches of {result.batch}, {size}, {result.device}")

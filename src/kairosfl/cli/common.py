@@ -21,6 +21,7 @@ from typer.core import TyperCommand
 
 from kairosfl.cli import complete
 from kairosfl.errors import UserError
+from kairosfl.wording import counted, measured
 
 Set = Annotated[
     list[str],
@@ -119,44 +120,10 @@ def run_sweep(tables: dict[str, Any], folder: Path, quiet: bool) -> dict[str, di
         return sweep(members, folder, command=command(), watch=show.begin, say=show.say)
 
 
-def print_pairs(rows: list[tuple[str, str]], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(dict(rows), indent=1))
-        return
-    width = max(len(name) for name, _ in rows)
-    for name, line in rows:
-        typer.echo(f"{name:<{width}}  {line}")
-
-
-def print_table(folders: list[Path], target: float | None = None) -> None:
-    from kairosfl.report.tables import compare
-
-    found = compare(folders, target)
-    print_rows(found.table())
-    for note in found.notes():
-        typer.echo(note)
-    warn(found.damaged)
-
-
 def warn(sentences: Iterable[str]) -> None:
     """Name what is damaged where it does not get into the output."""
     for sentence in sentences:
         typer.echo(f"kairosfl: {sentence}", err=True)
-
-
-def print_rows(rows: list[dict[str, str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name in ("algorithm", "cell", "reading") else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row.values())
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    console.print(table)
 
 
 def print_summary(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
@@ -164,19 +131,25 @@ def print_summary(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"folder": str(folder)} | summary))
         return
-    rounds = "1 round" if summary["rounds"] == 1 else f"{summary['rounds']} rounds"
-    loss = summary.get("loss", 0.0)
-    state = "; it diverged: its test loss is not finite" if loss is None or not math.isfinite(loss) else ""
+    from kairosfl.report.read import read_run
+
     name = summary.get("metric", "accuracy")
-    score = "not measured" if summary[name] is None else f"{summary[name]:.4f}"
-    typer.echo(f"{name.replace('_', ' ')} {score} after {rounds}, in {folder}{state}")
+    known = summary[name] is not None and math.isfinite(summary[name])
+    score = measured(summary[name]) if known else "not measured"
+    typer.echo(f"{name.replace('_', ' ')} {score} after {counted(summary['rounds'], 'round')}, in {folder}")
+    if (lost := read_run(folder).diverged) is not None:
+        typer.echo(
+            f"It diverged in round {lost}: from there on its test loss is not finite, or has exploded.", err=True
+        )
     if speed := summary.get("samples_per_second"):
         unit, items = summary.get("unit", "samples"), summary.get("unit_per_sample", 1)
         typer.echo(f"{speed * items:,.0f} {unit} a second")
     for verdict in summary.get("verdicts", ()):
         typer.echo(f"Note: {verdict}.", err=True)
     if summary.get("missing_rounds"):
-        lost = ", ".join(map(str, summary["missing_rounds"]))
-        typer.echo(f"The metrics of round {lost} are missing; {folder / 'log.txt'} says why.", err=True)
+        gaps = ", ".join(map(str, summary["missing_rounds"]))
+        what = "round" if len(summary["missing_rounds"]) == 1 else "rounds"
+        typer.echo(f"The metrics of {what} {gaps} are missing; {folder / 'log.txt'} says why.", err=True)
     if summary.get("rejected"):
-        typer.echo(f"{summary['rejected']} reports were rejected; see {folder / 'log.txt'} for the reasons.", err=True)
+        rejected = "1 report was" if summary["rejected"] == 1 else f"{summary['rejected']:,} reports were"
+        typer.echo(f"{rejected} rejected; see {folder / 'log.txt'} for the reasons.", err=True)

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kairosfl.cli.common import Device, Engine, Json, Out, Quiet, Set, asked, command, friendly, print_pairs, print_rows
+from kairosfl.cli.common import Device, Engine, Json, Out, Quiet, Set, asked, command, friendly
+from kairosfl.cli.screen import print_pairs, print_rows
 
 
 def reproduce(
@@ -30,31 +31,36 @@ def reproduce(
     from kairosfl.progress import SweepProgress
 
     with friendly(lambda: "Run the same command again to resume."):
-        from kairosfl import papers
-        from kairosfl.papers.curves import draw_curves
-        from kairosfl.papers.reproduce import reproduce as reproduce_item
-        from kairosfl.papers.results import save, table
-
         if item is None:
-            print_pairs(papers.list_items(), as_json)
+            from kairosfl.papers import list_items
+
+            print_pairs(list_items(), as_json)
             return
         out = out or Path("runs") / "reproduce" / item.replace("/", "-")
-        found = reproduce_item(
-            papers.find(item),
-            cells=cells,
-            seeds=seeds,
-            rounds=rounds,
-            changes=[*changes, *asked(engine=engine, device=device)],
-            out=out,
-            say=lambda line: None if as_json else typer.echo(line, err=True),
-            progress=lambda planned: SweepProgress(planned, quiet=quiet or as_json),
-            command=command(),
-        )
+        with SweepProgress(quiet=quiet or as_json) as show:  # before anything that takes time
+            show.state("starting")
+            from kairosfl.papers import find
+            from kairosfl.papers.reproduce import reproduce as reproduce_item
+
+            found = reproduce_item(
+                find(item),
+                cells=cells,
+                seeds=seeds,
+                rounds=rounds,
+                changes=[*changes, *asked(engine=engine, device=device)],
+                out=out,
+                say=lambda line: None if as_json else typer.echo(line, err=True) if quiet else show.say(line),
+                progress=show,
+                command=command(),
+            )
+        from kairosfl.papers.curves import draw_curves
+        from kairosfl.papers.results import save, table
+
         if results:
             save(found, results)
         if as_json:
             typer.echo(json.dumps(found))
-        else:
-            print_rows(table(found))
-            drawn = draw_curves(found, out / "curves.svg")
-            typer.echo(f"curves: {drawn}; for more, run: kairosfl report {out}" if drawn else "no curves yet", err=True)
+            return
+        print_rows(table(found), first_out=("reading", "seeds", "rounds"))
+        drawn = draw_curves(found, out / "curves.svg")
+        typer.echo(f"curves: {drawn}; for more, run: kairosfl report {out}" if drawn else "no curves yet", err=True)

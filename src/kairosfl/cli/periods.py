@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kairosfl.cli import complete
-from kairosfl.cli.common import Device, Engine, Json, Out, Quiet, Set, asked, command, friendly, print_rows
+from kairosfl.cli.common import Device, Engine, Json, Out, Quiet, Set, asked, command, friendly
+from kairosfl.cli.screen import print_rows
 from kairosfl.errors import UserError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def periods(
         rows.append({"rounds": f"marked by {name}"} | dict(zip(heads, texts, strict=True)))
     value = score.measured(found["none"]["mean"])
     typer.echo(f"without a deficit: {score.words} {value} in the final 10 % of rounds")
-    print_rows(rows)
+    print_rows(rows, turn=True)
     for line in found["verdict"]:
         typer.echo(line)
     typer.echo(f"picture: {picture}")

@@ -23,9 +23,9 @@ from kairosfl.cli.common import (
     command,
     friendly,
     print_summary,
-    print_table,
     run_sweep,
 )
+from kairosfl.cli.screen import print_comparison
 from kairosfl.errors import UserError
 
 
@@ -127,6 +127,7 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Run every combination of the lists under [sweep]; run it again to resume."""
+    from kairosfl.report.tables import compare
     from kairosfl.runs.config import change, read
     from kairosfl.runs.keys import updated
 
@@ -146,7 +147,7 @@ def sweep(
         if as_json:
             typer.echo(json.dumps({"folder": str(folder), "runs": summaries}))
         else:
-            print_table([folder])
+            print_comparison(compare([folder]))
             typer.echo(f"runs in {folder}")
 
 
@@ -161,12 +162,13 @@ def demo(
     with friendly(lambda: "Start again with: kairosfl demo"):
         from kairosfl.report.page import write_report
         from kairosfl.report.static import draw_comparison
+        from kairosfl.report.tables import compare
 
         tables = read(Path(__file__).parents[1] / "demo.toml")
         if (out / "sweep.json").is_file():  # always run the demo from the start
             clear(out, {member.name for member in expand(tables)})
         run_sweep(tables, out, quiet)
-        print_table([out])
+        print_comparison(compare([out]))
         typer.echo(f"picture: {draw_comparison([out], out / 'comparison.png')}")
         typer.echo(f"report:  {write_report([out], out / 'report.html')}  (open it in a browser)")
 
@@ -234,6 +236,10 @@ def fresh(source: Path | str | None) -> Path:
 
 
 def how_to_resume(folder: Path) -> str:
+    from kairosfl.runs.folder import Folder
+
     if any((folder / "checkpoint").glob("checkpoint-*.json")):
-        return f"Resume with: kairosfl resume {shlex.quote(str(folder))}"
+        saved = Folder(folder).rounds_done() or 0
+        done = "1 round is saved" if saved == 1 else f"{saved:,} rounds are saved"
+        return f"{done}. Resume with: kairosfl resume {shlex.quote(str(folder))}"
     return "Nothing has been trained yet."

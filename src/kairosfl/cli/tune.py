@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from kairosfl.cli import complete
-from kairosfl.cli.common import Device, Engine, Json, Quiet, Set, asked, command, friendly, print_rows
+from kairosfl.cli.common import Device, Engine, Json, Quiet, Set, asked, command, friendly
 from kairosfl.cli.runs import found
+from kairosfl.cli.screen import print_rows
 
 
 def tune(

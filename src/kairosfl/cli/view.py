@@ -1,21 +1,40 @@
-"""Commands that show things: compare, report, watch, list, data show."""
+"""Commands that show things: compare, figure, report, watch, list, data show."""
 
 from __future__ import annotations
 
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kairosfl.cli import complete
-from kairosfl.cli.common import Json, Set, friendly, print_pairs, print_table, warn
+from kairosfl.cli.common import Json, Set, friendly, warn
+from kairosfl.cli.screen import print_comparison, print_pairs
+from kairosfl.errors import UserError
+from kairosfl.wording import counted
 
+if TYPE_CHECKING:
+    from kairosfl.report.read import Group
+
+Folders = Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain run folders.")]
+Name = Annotated[
+    list[str],
+    typer.Option("--name", metavar="LABEL=TEXT", help="What to call the runs with this label; repeatable."),
+]
 Target = Annotated[
     float | None,
     typer.Option("--target", help="Accuracy, or other main metric, up to which rounds and bytes are counted."),
 ]
+
+
+class Against(StrEnum):
+    """What the x-axis of a figure may be."""
+
+    round = "round"
+    bytes = "bytes"
+    epochs = "epochs"
 
 
 class Listed(StrEnum):
@@ -30,31 +49,118 @@ class Listed(StrEnum):
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain run folders.")],
-    picture: Annotated[Path | None, typer.Option("--picture", help="Also plot the curves to this PNG file.")] = None,
+    folders: Folders,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Also write the table to this .tex file, or all numbers to .csv.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option("--columns", help="Columns to show, separated by commas, such as 'final 10 %, MB'.")
+    ] = None,
+    names: Name = [],  # noqa: B006
+    caption: Annotated[
+        str | None, typer.Option("--caption", help="Caption of the LaTeX table; by default it says what is in it.")
+    ] = None,
+    label: Annotated[str, typer.Option("--label", help="Label of the LaTeX table.")] = "tab:results",
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Also plot an overview to this PDF, SVG or PNG file.")
+    ] = None,
     target: Target = None,
     as_json: Json = False,
 ) -> None:
     """Compare runs in a table: mean and standard deviation over seeds."""
-    from kairosfl.report import tables
-    from kairosfl.report.static import checked_png, draw_comparison
-    from kairosfl.runs.files import plain
+    from kairosfl.report import export, latex, tables
+    from kairosfl.report.draw import picture_kind
+    from kairosfl.report.static import draw_comparison
+    from kairosfl.report.words import in_words, renamed
+    from kairosfl.runs.files import plain, write
 
     with friendly():
         if picture:
-            checked_png(picture)
+            picture_kind(picture)
+        if out:
+            export.checked_table(out)
+        chosen = latex.chosen_columns(columns)
+        found = tables.compare(folders, target)
+        labels = [row.label for row in found.rows]
+        named = renamed(labels, names, [in_words(each) for each in labels])
         if as_json:
-            found = tables.compare(folders, target)
             typer.echo(json.dumps(plain(found.numbers()), indent=1))
             warn(found.damaged)
         else:
-            print_table(folders, target)
+            print_comparison(found, chosen if columns else None)
+        if out:
+            rows, goal = found.rows, found.target
+            text = export.results_file(out, rows, goal, names=named, chosen=chosen, caption=caption, label=label)
+            write(out, text)
+            typer.echo(f"table: {out}", err=True)
         if picture:
             typer.echo(f"picture: {draw_comparison(folders, picture)}", err=True)
 
 
+def figure(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Run folders, or a .json file that `kairosfl reproduce --results` wrote.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="PDF, SVG or PNG file to write.")] = Path("figure.pdf"),
+    of: Annotated[
+        list[str], typer.Option("--of", help="What to draw, by default the main metric; several are panels.")
+    ] = [],  # noqa: B006
+    against: Annotated[Against, typer.Option("--against", help="What is on the x-axis.")] = Against.round,
+    width: Annotated[str, typer.Option("--width", help="Width in the paper: in, cm, mm or pt.")] = "3.25in",
+    height: Annotated[str | None, typer.Option("--height", help="Height; by default from the width.")] = None,
+    font: Annotated[str, typer.Option("--font", help="sans, or serif for a paper set in Times.")] = "sans",
+    only: Annotated[
+        list[str], typer.Option("--only", help="Draw these groups, in this order: a label, or fed*; repeatable.")
+    ] = [],  # noqa: B006
+    names: Name = [],  # noqa: B006
+    y_range: Annotated[
+        str | None, typer.Option("--y-range", metavar="LOW:HIGH", help="Ends of the first panel's y-axis: 60:75.")
+    ] = None,
+    smooth: Annotated[int, typer.Option("--smooth", help="Mean of this many neighbouring points.")] = 1,
+    critical: Annotated[bool, typer.Option("--critical", help="Shade the critical learning periods.")] = False,
+) -> None:
+    """Draw a figure for a paper: in its width, without a title, fonts embedded. Prints a caption."""
+    with friendly():
+        from kairosfl.report.draw import picture_kind
+        from kairosfl.report.figures import chart
+        from kairosfl.report.paper import Page, inches, limits, write_figure
+        from kairosfl.report.words import renamed
+
+        picture_kind(out)
+        page = Page(
+            width=inches(width),
+            height=None if height is None else inches(height),
+            font=font,
+            critical=critical,
+            y_range=None if y_range is None else limits(y_range),
+            smooth=smooth,
+        )
+        groups, words, damaged = drawn_groups(folders, only)
+        named = renamed([group.label for group in groups], names, words)
+        caption = write_figure([chart(groups, key, against) for key in of or [""]], groups, named, out, page)
+        typer.echo(f"figure: {out}\ncaption: {caption}")
+        warn(damaged)
+
+
+def drawn_groups(folders: list[Path], only: list[str]) -> tuple[list[Group], list[str], list[str]]:
+    """The groups to draw with their names in words, and what is damaged in their folders."""
+    from kairosfl.papers.groups import cell_words, read_cells
+    from kairosfl.report.read import chosen_groups, read_study
+    from kairosfl.report.words import in_words
+
+    files = [folder for folder in folders if folder.suffix == ".json"]
+    if files and len(folders) > 1:
+        raise UserError(f"Give {files[0]} alone: results of a paper cannot be drawn together with others.")
+    if files:
+        groups = chosen_groups(read_cells(files[0]), only)
+        return groups, cell_words([group.label for group in groups]), []
+    study = read_study(folders)
+    groups = chosen_groups(study.groups, only)
+    return groups, [in_words(group.label) for group in groups], study.damaged
+
+
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain run folders.")],
+    folders: Folders,
     out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Also export every figure to this directory.")
@@ -69,7 +175,6 @@ def report(
     with friendly():
         from kairosfl.report.export import checked_kind, export_figures, export_tables
         from kairosfl.report.page import write_report
-        from kairosfl.report.pictures import counted
 
         checked_kind(kind)
         damaged: list[str] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 from kairosfl.errors import UserError, nearest
 from kairosfl.papers import alt, beyond, fedaware, fedcl, pa3fed, public
 from kairosfl.papers.item import Cell, Item
+from kairosfl.wording import counted
 
 ITEMS: dict[str, Item] = {
     item.key: item for paper in (fedaware, pa3fed, fedcl, alt, public, beyond) for item in paper.ITEMS
@@ -29,7 +30,9 @@ def list_items() -> list[tuple[str, str]]:
 
 def _size(item: Item) -> str:
     printed = sum(bool(cell.printed) for cell in item.cells.values())
-    return f"{len(item.cells)} cells, " + (f"{printed} with published values" if printed else "no published numbers")
+    return f"{counted(len(item.cells), 'cell')}, " + (
+        f"{printed} with published values" if printed else "no published numbers"
+    )
 
 
 __all__ = ["ITEMS", "Cell", "Item", "find", "list_items"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,17 +19,17 @@ from kairosfl.runs.engines import build_engine, resolve_engine
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.sweep import Member, sweep
 from kairosfl.tasks import data
+from kairosfl.wording import counted
 
 PATIENCE = 10.0  # seconds; no second round is timed after a first one that took longer
 
 
 class Progress(Protocol):
-    """Shows a sweep while it runs, such as `progress.SweepProgress`."""
+    """Shows a sweep before and while it runs, such as `progress.SweepProgress`."""
 
+    def plan(self, rounds: dict[str, int]) -> None: ...
+    def state(self, words: str) -> None: ...
     def begin(self, name: str, done: int) -> experiment.Notify: ...
-
-
-MakeProgress = Callable[[dict[str, int]], AbstractContextManager[Progress]]
 
 
 def reproduce(
@@ -42,29 +41,34 @@ def reproduce(
     changes: Sequence[str] = (),
     out: Path,
     say: Callable[[str], None] = print,
-    progress: MakeProgress | None = None,
+    progress: Progress | None = None,
     command: str = "",
 ) -> Results:
     """Run the chosen cells and return the results, ready for `results.table`; run again, it resumes.
 
     `changes` are `section.key=value` overrides for every run; `say` prints what is skipped and how long the rest will
-    take; `progress` creates a progress display from the number of rounds of every run.
+    take; `progress` shows what is being done.
     """
+    state = progress.state if progress else lambda words: None
     asked = members(item, cells, seeds, rounds, changes)
+    state("loading the data")
     runs = available(asked, say)
     if not runs:
         raise UserError(
             f"No cell of {item.key} can be run: the data of all {len(asked)} runs is missing; see the messages above."
         )
     left = sum(rounds_left(member, out) for member in runs)
-    say(f"{item.key}: {len(runs)} runs in {out}, {left} rounds to go.")
+    say(f"{item.key}: {counted(len(runs), 'run')} in {out}, {counted(left, 'round')} to go.")
+    if progress:
+        progress.plan({run.name: run.config.train.rounds for run in runs})
     if left:
+        state("timing a round")
         with experiment.within_memory():
             seconds = estimate(runs, out)
         say(f"About {duration(seconds)}, estimated from the time of one round; less where runs share a GPU.")
     try:
-        with progress({run.name: run.config.train.rounds for run in runs}) if progress else nullcontext() as show:
-            sweep(runs, out, command=command, watch=show.begin if show else None, say=say)
+        state("")
+        sweep(runs, out, command=command, watch=progress.begin if progress else None, say=say)
     except UserError as error:  # the other runs have finished
         found = _found(runs, out, item, changes)
         if not found["cells"]:
@@ -84,7 +88,7 @@ def available(asked: Sequence[Member], say: Callable[[str], None]) -> list[Membe
     for source, problem in missing.items():
         if problem:
             count = sum(_source(member.config) == source for member in asked)
-            say(f"Skipping {count} runs: {problem}")
+            say(f"Skipping {counted(count, 'run')}: {problem}")
     return [member for member in asked if not missing[_source(member.config)]]
 
 

@@ -78,13 +78,16 @@ def words(name: str) -> str:
     """A cell's name for a reader; what has no translation stays as it is."""
     settings, method = [], []
     for part in name.split("-"):
-        number = next(
-            (text.format(found[1]) for pattern, text in NUMBERS if (found := re.fullmatch(pattern, part))), ""
-        )
-        if number or part in DATA:
-            settings.append(number or DATA[part])
+        if known := setting(part):
+            settings.append(known)
         else:
             method.append(METHODS.get(part, part))
     if method and method[0].startswith("+ "):  # the adaptive rule alone, on FedAvg
         method[0] = method[0][2:]
     return ", ".join([*settings, " ".join(method)] if method else settings)
+
+
+def setting(part: str) -> str:
+    """What a part of a cell's name says about its data or model; empty if it is part of the method."""
+    numbers = (text.format(found[1]) for pattern, text in NUMBERS if (found := re.fullmatch(pattern, part)))
+    return DATA.get(part) or next(numbers, "")

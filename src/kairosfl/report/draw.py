@@ -12,7 +12,7 @@ import numpy as np
 from kairosfl.errors import UserError
 from kairosfl.report.checked import Array
 from kairosfl.report.figures import critical_periods
-from kairosfl.report.pictures import BAND, COLOURS, CRITICAL, HeatMap, Lines, Picture, Series, colour, letter
+from kairosfl.report.pictures import BAND, CRITICAL, HeatMap, Lines, Series, colour
 from kairosfl.report.read import Group
 from kairosfl.runs.files import write
 
@@ -38,15 +38,20 @@ _STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,
 }
 STRIPS = 12  # at most: more would hide the curves
+KINDS = ("svg", "pdf", "png")
+EMBEDDED = {"svg.fonttype": "path"}  # the text of an SVG looks the same everywhere
+STYLES = ("-", "--", "-.", ":")  # a curve is distinguished by more than its colour, which print may not have
+# An axis in words: label, size of the unit, and how much there must be of it.
+_UNITS = {"MB": (("communication (GB)", 1000.0, 10_000.0), ("communication (MB)", 1.0, 0.0))}
 
 
-def style() -> AbstractContextManager[None]:
-    """The style of all plots, for as long as the context lasts."""
+def style(**more: Any) -> AbstractContextManager[None]:
+    """The style of all plots, with further settings of matplotlib, for as long as the context lasts."""
     try:
         import matplotlib
     except ImportError:
         raise UserError("Drawing needs matplotlib; install it with: pip install 'kairosfl[cli]'.") from None
-    return matplotlib.rc_context(_STYLE)
+    return matplotlib.rc_context(_STYLE | more)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -56,47 +61,48 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save(figure: Figure, path: Path, kind: str) -> None:
+def picture_kind(path: Path) -> str:
+    """The format that the name of a file asks for: pdf, svg or png."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in KINDS:
+        raise UserError(f"{path} does not end in .pdf, .svg or .png; rename it.")
+    return kind
+
+
+def save(figure: Figure, path: Path, kind: str, dpi: float = 180) -> None:
     """Write a figure without the date, which would make every file different."""
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
-    write(path, lambda at: figure.savefig(at, format=kind, dpi=180, metadata=metadata))
+    write(path, lambda at: figure.savefig(at, format=kind, dpi=dpi, metadata=metadata))
 
 
-def draw(picture: Picture, groups: Sequence[Group]) -> Figure:
-    """One plot in its own figure."""
-    figure = new_figure(6.4, 3.8)
-    axes = figure.subplots()
-    if isinstance(picture, Lines):
-        shading = draw_lines(axes, picture, groups)
-        handles = [*(axes.get_legend_handles_labels()[0] if len(picture.series) > 1 else []), *shading]
-        if len(picture.series) > 4:  # more entries would cover the curves
-            figure.legend(handles=handles, fontsize=7, loc="outside lower center", ncols=2)
-        elif handles:
-            axes.legend(handles=handles, fontsize=7)
-    else:
-        _heat(figure, axes, picture)
-        axes.set_title(f"{picture.title}\n{_short(groups[picture.group].label)}")
-    return figure
-
-
-def draw_lines(axes: Axes, picture: Lines, groups: Sequence[Group]) -> list[Artist]:
-    """Curves with a band of one deviation, and the critical periods shaded if x is the round.
-
-    Returns what a legend needs to explain the shading that was drawn.
-    """
-    from matplotlib.patches import Patch
-
-    scale = 100.0 if picture.percent else 1.0
-    banded = [_curve(axes, series, scale, _name(series, groups), picture) for series in picture.series]
-    shown = list(dict.fromkeys(series.group for series in picture.series))
-    strips = _shade(axes, shown, groups) if picture.x_label == "round" else ""
-    axes.set_title(picture.title)
-    axes.set_xlabel(picture.x_label)
+def draw_lines(axes: Axes, picture: Lines, names: Sequence[str]) -> bool:
+    """Curves with a band of one deviation, named by their groups. Returns whether any band is visible."""
+    most = max(float(series.x[-1]) for series in picture.series)
+    units = _UNITS.get(picture.x_label, ((picture.x_label, 1.0, 0.0),))
+    label, unit = next((text, size) for text, size, least in units if most >= least)
+    solid = any(series.dashed for series in picture.series)  # the groups by their colours alone
+    banded = False
+    for series in picture.series:
+        style = "--" if series.dashed else STYLES[0 if solid else series.group % len(STYLES)]
+        scale = 100.0 if picture.percent else 1.0
+        low, high = (edge * scale for edge in band(series, picture.percent))
+        look: dict[str, Any] = {"color": colour(series.group), "linestyle": style, "label": _name(series, names)}
+        look["drawstyle"] = "steps-mid" if picture.steps else "default"
+        plot(axes, series.x / unit, series.mean * scale, low, high, **look)
+        banded |= bool((series.deviation > 0).any())
+    axes.set_xlabel(_capital(label))
     if picture.x_label == "round":
         whole(axes.xaxis)
         axes.margins(x=0.01)
-    axes.set_ylabel(f"{picture.y_label} (%)" if picture.percent else picture.y_label)
-    drawn = [(f"bands: {BAND}", 0.3)] * any(banded) + [(f"{strips}: {CRITICAL}", 0.7)] * bool(strips)
+    axes.set_ylabel(_capital(f"{picture.y_label} (%)" if picture.percent else picture.y_label))
+    return banded
+
+
+def explained(bands: bool, strips: str) -> list[Artist]:
+    """What a legend needs to explain shading: whether there are bands, and what `shade` returned."""
+    from matplotlib.patches import Patch
+
+    drawn = [(f"bands: {BAND}", 0.3)] * bands + [(f"{strips}: {CRITICAL}", 0.7)] * bool(strips)
     return [Patch(color="0.5", alpha=strength, linewidth=0, label=label) for label, strength in drawn]
 
 
@@ -105,18 +111,6 @@ def whole(axis: Axis) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-
-
-def _curve(axes: Axes, series: Series, scale: float, name: str, picture: Lines) -> bool:
-    """Draw one; returns whether it has a visible band."""
-    turn = series.group // len(COLOURS)
-    style = "--" if series.dashed else ("-", "-.", ":")[turn % 3]
-    own = colour(series.group)
-    shape = "steps-mid" if picture.steps else "default"
-    low, high = (edge * scale for edge in band(series, picture.percent))
-    look: dict[str, Any] = {"color": own, "linestyle": style, "drawstyle": shape, "linewidth": 1.4, "label": name}
-    plot(axes, series.x, series.mean * scale, low, high, **look)
-    return bool((series.deviation > 0).any())
 
 
 def plot(axes: Axes, x: Array, mean: Array, low: Array, high: Array, **look: Any) -> None:
@@ -135,24 +129,31 @@ def band(series: Series, percent: bool) -> tuple[Array, Array]:
     return low if signed else np.maximum(low, 0), np.minimum(high, 1) if percent else high
 
 
-def _shade(axes: Axes, shown: Sequence[int], groups: Sequence[Group]) -> str:
-    """One group: the whole height, shaded lightly. Several: a strip each at the bottom; many: none. Returns which."""
-    if len(shown) > STRIPS:
-        return ""
-    height = 1.0 if len(shown) == 1 else 0.018
-    periods = [critical_periods(groups[number]) for number in shown]
-    if len(shown) > 1 and any(periods):  # room for the strips below the curves
+def periods(picture: Lines, groups: Sequence[Group]) -> dict[int, list[tuple[float, float, float]]]:
+    """The critical periods to shade by group: none unless x is the round, of a few groups, and some had any."""
+    shown = list(dict.fromkeys(series.group for series in picture.series))
+    if picture.x_label != "round" or len(shown) > STRIPS:
+        return {}
+    found = {number: critical_periods(groups[number]) for number in shown}
+    return found if any(found.values()) else {}
+
+
+def shade(axes: Axes, found: dict[int, list[tuple[float, float, float]]]) -> str:
+    """One group: the whole height, shaded lightly. Several: a strip each at the bottom. Returns what was drawn."""
+    alone = len(found) == 1
+    if not alone and found:  # room for the strips below the curves
         low, high = axes.get_ylim()
-        axes.set_ylim(low - (high - low) * 0.026 * len(shown), high)
-    for row, number in enumerate(shown):
-        for left, right, share in periods[row]:
-            strength = (0.12 if len(shown) == 1 else 0.7) * share
-            foot = row * 0.024 if len(shown) > 1 else 0.0
-            axes.axvspan(left, right, foot, foot + height, color=colour(number), alpha=strength, linewidth=0)
-    return "" if not any(periods) else "shaded" if len(shown) == 1 else "strips"
+        axes.set_ylim(low - (high - low) * 0.026 * len(found), high)
+    for row, (number, spans) in enumerate(found.items()):
+        foot, height, strength = (0.0, 1.0, 0.12) if alone else (row * 0.024, 0.018, 0.7)
+        for left, right, share in spans:
+            look: dict[str, Any] = {"color": colour(number), "alpha": strength * share, "linewidth": 0}
+            axes.axvspan(left, right, foot, foot + height, **look)
+    return "" if not found else "shaded" if alone else "strips"
 
 
-def _heat(figure: Figure, axes: Axes, picture: HeatMap) -> None:
+def draw_heat(figure: Figure, axes: Axes, picture: HeatMap) -> None:
+    """A heat map with the scale of its colours."""
     from matplotlib.colors import PowerNorm
 
     extent = (*picture.x_range, *picture.y_range)
@@ -166,16 +167,20 @@ def _heat(figure: Figure, axes: Axes, picture: HeatMap) -> None:
         whole(axis)
     if picture.names and len(picture.names) <= 30:
         axes.set_yticks(range(len(picture.names)), picture.names)
-    axes.set_xlabel(picture.x_label)
-    axes.set_ylabel(picture.y_label)
-    figure.colorbar(image, ax=axes, label=picture.value_label)
+    axes.set_xlabel(_capital(picture.x_label))
+    axes.set_ylabel(_capital(picture.y_label))
+    figure.colorbar(image, ax=axes, label=_capital(picture.value_label))
 
 
-def _name(series: Series, groups: Sequence[Group]) -> str:
-    own = f"{letter(series.group)}  {_short(groups[series.group].label)}" if len(groups) > 1 else ""
-    return ", ".join(filter(None, [own, series.name])) or _short(groups[series.group].label)
-
-
-def _short(text: str, most: int = 60) -> str:
+def short(text: str, most: int = 60) -> str:
     """Shortened in the middle: what distinguishes groups is often at the end."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
+
+
+def _name(series: Series, names: Sequence[str]) -> str:
+    own = names[series.group] if len(names) > 1 or not series.name else ""
+    return ", ".join(filter(None, [own, series.name]))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

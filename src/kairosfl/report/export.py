@@ -1,4 +1,4 @@
-"""Every plot as a file for a paper, and every table as CSV and LaTeX."""
+"""Every plot of the report as a file for a paper, and every table as CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from kairosfl.errors import UserError
-from kairosfl.report.draw import draw, save, style
+from kairosfl.report.draw import KINDS
 from kairosfl.report.figures import figures
+from kairosfl.report.latex import COLUMNS, latex, paper_table, tabular
+from kairosfl.report.paper import Page, write_figure
 from kairosfl.report.pictures import HeatMap, letter
 from kairosfl.report.read import read_groups
-from kairosfl.report.tables import chosen_target, columns, pair_cells, paired_tests, results, results_table
+from kairosfl.report.tables import Row, chosen_target, columns, pair_cells, paired_tests, results
+from kairosfl.report.words import in_words
 from kairosfl.runs.files import plain, write
-
-KINDS = ("svg", "pdf", "png")
 
 
 def checked_kind(kind: str) -> None:
@@ -26,18 +27,19 @@ def checked_kind(kind: str) -> None:
 
 
 def export_figures(dirs: Sequence[Path], folder: Path, kind: str = "svg") -> list[Path]:
-    """Every picture of the report in its own file; heat maps carry the letter of their group."""
+    """Every picture of the report in its own file, and captions.txt; heat maps have the letter of their group."""
     checked_kind(kind)
-    groups = read_groups(dirs)
-    written = []
-    with style():
-        for picture in figures(groups)[0]:
-            name = picture.key
-            if isinstance(picture, HeatMap):
-                name = f"{name.rpartition('-')[0]}-{letter(picture.group)}"
-            written.append(Path(folder) / f"{name}.{kind}")
-            save(draw(picture, groups), written[-1], kind)
-    return written
+    groups, page = read_groups(dirs), Page(critical=True)
+    names = [in_words(group.label) for group in groups]
+    captions = {}
+    for picture in figures(groups)[0]:
+        name = picture.key
+        if isinstance(picture, HeatMap):
+            name = f"{name.rpartition('-')[0]}-{letter(picture.group)}"
+        path = Path(folder) / f"{name}.{kind}"
+        captions[path] = write_figure([picture], groups, names, path, page)
+    write(Path(folder) / "captions.txt", "".join(f"{path.name}: {text}\n" for path, text in captions.items()))
+    return list(captions)
 
 
 def export_tables(dirs: Sequence[Path], folder: Path, target: float | None = None) -> list[Path]:
@@ -45,16 +47,37 @@ def export_tables(dirs: Sequence[Path], folder: Path, target: float | None = Non
     groups = read_groups(dirs)
     target = chosen_target(groups, target)
     rows, pairs = results(groups, target), paired_tests(groups)
-    tables = {
-        "results.csv": as_csv([{"target": target} | columns(row) for row in rows]),
-        "results.tex": as_latex(results_table(rows, target)),
-    }
+    tables = {name: results_file(Path(name), rows, target) for name in ("results.csv", "results.tex")}
     if pairs:
         tables["tests.csv"] = as_csv([columns(pair) for pair in pairs])
         tables["tests.tex"] = as_latex([pair_cells(pair) for pair in pairs])
     for name, text in tables.items():
         write(Path(folder) / name, text)
     return [Path(folder) / name for name in tables]
+
+
+def checked_table(path: Path) -> None:
+    """Refuse a file name that says neither CSV nor LaTeX."""
+    if path.suffix not in (".csv", ".tex"):
+        raise UserError(f"{path} does not end in .tex or .csv; rename it.")
+
+
+def results_file(
+    path: Path,
+    rows: Sequence[Row],
+    target: float,
+    *,
+    names: Sequence[str] = (),
+    chosen: Sequence[str] = COLUMNS,
+    caption: str | None = None,
+    label: str = "tab:results",
+) -> str:
+    """The results as text for this file: all numbers as CSV, or the chosen columns as LaTeX."""
+    checked_table(path)
+    if path.suffix == ".csv":
+        return as_csv([{"target": target} | columns(row) for row in rows])
+    named = names or [in_words(row.label) for row in rows]
+    return paper_table(rows, target, named, chosen, caption, label)
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
@@ -67,39 +90,5 @@ def as_csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def as_latex(rows: Sequence[dict[str, str]]) -> str:
-    """Rows of text as a tabular in booktabs style; the first column left, the others right."""
-    lines = [
-        f"\\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}",
-        "\\toprule",
-        " & ".join(map(latex, rows[0])) + " \\\\",
-        "\\midrule",
-        *(" & ".join(map(latex, row.values())) + " \\\\" for row in rows),
-        "\\bottomrule",
-        "\\end{tabular}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-_LATEX = {
-    "\\": "\\textbackslash{}",
-    "&": "\\&",
-    "%": "\\%",
-    "$": "\\$",
-    "#": "\\#",
-    "_": "\\_",
-    "{": "\\{",
-    "}": "\\}",
-    "~": "\\textasciitilde{}",
-    "^": "\\textasciicircum{}",
-    "<": "$<$",
-    "±": "$\\pm$",
-    "−": "$-$",
-    "–": "--",
-    "×": "$\\times$",
-    "·": "$\\cdot$",
-}
-
-
-def latex(text: str) -> str:
-    """Text with all special characters of LaTeX escaped."""
-    return "".join(_LATEX.get(character, character) for character in text)
+    """Rows of text as a tabular."""
+    return tabular([latex(name) for name in rows[0]], [[latex(text) for text in row.values()] for row in rows])

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from kairosfl.errors import UserError, nearest
 from kairosfl.report.checked import Array
 from kairosfl.report.grids import inside
 from kairosfl.report.notes import measured_on
@@ -126,30 +127,32 @@ def _measured(score: Score, section: str) -> _Curve:
     )
 
 
+def _against(curve: _Curve, cost: str) -> _Curve:
+    """The same curve drawn against what it cost: bytes or epochs."""
+    if cost == "bytes":
+        x_label, spent = "MB", lambda run: run.total("bytes_down", "bytes_up") / 1e6
+    else:
+        x_label, spent = "client epochs", lambda run: run.total("epochs_total")
+    why = f"metrics.jsonl holds no evaluated round with its {cost}"
+    return replace(curve, key=f"{curve.key}-{cost}", why=why, x_label=x_label, cost=spent)
+
+
 def _main_curves(score: Score) -> tuple[_Curve, ...]:
     """The main metric: over the rounds, against what it cost, and of the clients."""
     over_rounds = _measured(score, "result")
     return (
         over_rounds,
         replace(
-            over_rounds,
-            key=f"{score.name}-bytes",
+            _against(over_rounds, "bytes"),
             section="cost",
             title=f"{score.title} against communication",
-            why="metrics.jsonl holds no evaluated round with its bytes",
             note="Bytes down and up together; seeds are compared at equal bytes.",
-            x_label="MB",
-            cost=lambda run: run.total("bytes_down", "bytes_up") / 1e6,
         ),
         replace(
-            over_rounds,
-            key=f"{score.name}-epochs",
+            _against(over_rounds, "epochs"),
             section="cost",
             title=f"{score.title} against local epochs",
-            why="metrics.jsonl holds no evaluated round with its epochs",
             note="Total epochs of all clients; seeds are compared at equal epochs.",
-            x_label="client epochs",
-            cost=lambda run: run.total("epochs_total"),
         ),
         replace(
             over_rounds,
@@ -167,18 +170,34 @@ def _main_curves(score: Score) -> tuple[_Curve, ...]:
 
 def figures(groups: Sequence[Group]) -> tuple[list[Picture], list[LeftOut]]:
     """All plots of these groups in the order of the page, and those that are left out."""
-    main = groups[0].score
-    *curves, of_clients = _main_curves(main)
-    further = dict.fromkeys(score for group in groups for run in group.runs for score in (_LOSS, *run.scores))
-    curves += [_measured(score, "learning") for score in further if score.name != main.name]
-    curves += [_TRAIN_LOSS, of_clients, *_CURVES]
-    made: list[Picture | LeftOut] = [*(_lines(curve, groups) for curve in curves), _served(groups)]
+    made: list[Picture | LeftOut] = [*(_lines(curve, groups) for curve in _all_curves(groups)), _served(groups)]
     made = [_with_samples(each, groups) for each in made]
     for number, group in enumerate(groups):
         made += inside(number, group)
     order = list(SECTIONS)
     made.sort(key=lambda each: order.index(each.section))
     return [e for e in made if not isinstance(e, LeftOut)], [e for e in made if isinstance(e, LeftOut)]
+
+
+def chart(groups: Sequence[Group], key: str, against: str = "round") -> Lines:
+    """One plot for a paper: a curve, by default the main metric, against the round, the bytes or the epochs."""
+    curves = {curve.key: curve for curve in _all_curves(groups) if curve.cost is None}
+    if (key := key or groups[0].score.name) not in curves:
+        raise UserError(f"{key!r} is not a curve; {nearest(key, curves)}")
+    curve = curves[key]
+    made = _lines(curve if against == "round" else _against(curve, against), groups)
+    if isinstance(made, LeftOut):
+        raise UserError(f"{curve.title} cannot be drawn: {made.why}.")
+    return replace(made, y_label=made.title)
+
+
+def _all_curves(groups: Sequence[Group]) -> list[_Curve]:
+    """What may be drawn of these groups, in the order of the page."""
+    main = groups[0].score
+    *curves, of_clients = _main_curves(main)
+    further = dict.fromkeys(score for group in groups for run in group.runs for score in (_LOSS, *run.scores))
+    curves += [_measured(score, "learning") for score in further if score.name != main.name]
+    return [*curves, _TRAIN_LOSS, of_clients, *_CURVES]
 
 
 def _with_samples(picture: Picture | LeftOut, groups: Sequence[Group]) -> Picture | LeftOut:
@@ -194,7 +213,7 @@ def _lines(curve: _Curve, groups: Sequence[Group]) -> Lines | LeftOut:
     for number, group in enumerate(groups):
         for i, (column, name) in enumerate(zip(curve.columns, curve.names, strict=True)):
             points = _over_cost(group, column, curve.cost) if curve.cost else _over_rounds(group, column)
-            made = _series(number, *points, name, i > 0)
+            made = spread(number, *points, name, i > 0)
             if len(made.x):
                 series.append(made)
     if not series:
@@ -237,7 +256,7 @@ def _served(groups: Sequence[Group]) -> Lines | LeftOut:
         if known:
             at = np.linspace(0, 100, max(map(len, known)))
             served = np.array([np.interp(at, np.linspace(0, 100, len(each)), each) for each in known])
-            series.append(_series(number, at, served, "", False))
+            series.append(spread(number, at, served, "", False))
     if not series:
         return LeftOut("learning", title, _UNASKED)
     note = f"Clients from the lowest to the highest {score.words}; the flatter, the fairer."
@@ -267,7 +286,7 @@ def _over_cost(group: Group, column: str, cost: Callable[[RunData], Array]) -> t
     return at, np.array(values)
 
 
-def _series(number: int, x: Array, seeds: Array, name: str, dashed: bool) -> Series:
+def spread(number: int, x: Array, seeds: Array, name: str = "", dashed: bool = False) -> Series:
     """Mean and deviation over the seeds wherever any of them has a value."""
     kept = np.isfinite(seeds).any(axis=0)
     x, seeds = x[kept], seeds[:, kept]

@@ -15,7 +15,9 @@ def notes(group: Group) -> tuple[str, ...]:
     unfinished = [run for run in group.runs if not run.done]
     left = "left out of the numbers" if group.finished else "not compared"
     stopped = [f"{_who(run, group)}stopped after round {run.last}: {run.stopped}" for run in unfinished if run.stopped]
-    running = [f"{_who(run, group)}{run.last} of {run.planned} rounds" for run in unfinished if not run.stopped]
+    running = [
+        f"{_who(run, group)}{run.last} of {counted(run.planned, 'round')}" for run in unfinished if not run.stopped
+    ]
     diverged = [f"{_who(run, group)}diverged in round {run.diverged}" for run in group.runs if run.diverged]
     gaps = [
         f"{_who(run, group)}{counted(run.last - run.rounds, 'round')}" for run in group.runs if run.last > run.rounds

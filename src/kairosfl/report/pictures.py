@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kairosfl.report.checked import Array
+from kairosfl.wording import counted as counted
 
 # What shading means, wherever it is drawn: in the page, in exported plots and in the overview.
 BAND = "± standard deviation over seeds"
@@ -94,12 +95,6 @@ class LeftOut:
 
 
 Picture = Lines | HeatMap
-
-
-def counted(number: int, word: str) -> str:
-    """`1 run`, `2 runs`, `2 classes`."""
-    ending = "" if number == 1 else "es" if word.endswith("s") else "s"
-    return f"{number:,} {word}{ending}"
 
 
 def colour(group: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kairosfl.errors import UserError
+from kairosfl.errors import UserError, nearest
 from kairosfl.report import checked
 from kairosfl.report.checked import Array, Say, silent
 from kairosfl.runs import STOPPED
@@ -240,6 +241,17 @@ def _check_same_metric(runs: Sequence[RunData]) -> None:
 def read_groups(dirs: Sequence[Path]) -> list[Group]:
     """The groups of `read_study`."""
     return read_study(dirs).groups
+
+
+def chosen_groups(groups: Sequence[Group], only: Sequence[str]) -> list[Group]:
+    """The groups whose label is, or matches, any of these, in this order; all of them if none is given."""
+    found: dict[str, Group] = {}
+    for text in only:
+        mine = [group for group in groups if group.label == text or fnmatch.fnmatchcase(group.label, text)]
+        if not mine:
+            raise UserError(f"No group is called {text!r}; {nearest(text, [group.label for group in groups])}")
+        found |= {group.label: group for group in mine}
+    return list(found.values()) or list(groups)
 
 
 def group_runs(runs: Iterable[RunData]) -> list[Group]:

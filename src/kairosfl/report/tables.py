@@ -64,6 +64,7 @@ class Row:
     score: Score  # the metric of `final`, `last_tenth`, `best` and the target
     seeds: tuple[int, ...]
     going: int  # runs that have neither finished nor stopped with an error
+    diverged: int  # of the runs that the numbers are about
     finished: int  # runs; if there are any, the numbers are about these
     rounds: Spread
     planned: int
@@ -115,6 +116,7 @@ def _row(group: Group, target: float) -> Row:
         score=group.score,
         seeds=seeds,
         going=sum(not run.done and not run.stopped for run in group.runs),
+        diverged=sum(run.diverged is not None for run in group.shown),
         finished=len(group.finished),
         rounds=over(lambda run: run.last),
         planned=max(run.planned for run in group.runs),
@@ -270,11 +272,12 @@ def said(p: float) -> str:
 def cells(row: Row) -> dict[str, str]:
     """A row of results as text by column, the same in the page, on the terminal and in files."""
     rounds = fixed(row.rounds.mean, 0)
+    lost = row.diverged and not row.last_tenth.count
     return {
         "algorithm": row.label,
         "seeds": str(len(row.seeds)),
         "rounds": rounds if row.rounds.mean >= row.planned else f"{rounds} of {row.planned}",
-        "final 10 %": row.last_tenth.of_score(row.score),
+        "final 10 %": "diverged" if lost else row.last_tenth.of_score(row.score),
         "final": row.final.of_score(row.score),
         "best": row.best.of_score(row.score),
         "rounds to target": row.rounds_to_target.text(0),
@@ -343,9 +346,10 @@ class Comparison:
     target: float
     damaged: list[str]
 
-    def table(self) -> list[dict[str, str]]:
-        """The columns that fit a terminal."""
-        return results_table(self.rows, self.target, without=_WIDE)
+    def table(self, columns: Sequence[str] | None = None) -> list[dict[str, str]]:
+        """These columns after the algorithm, or those that fit a wide terminal."""
+        without = _WIDE if columns is None else [n for n in cells(self.rows[0]) if n not in ("algorithm", *columns)]
+        return results_table(self.rows, self.target, without)
 
     def numbers(self) -> list[dict[str, Any]]:
         """All columns: each value with mean, deviation, and over how many seeds of how many it is."""

@@ -16,6 +16,7 @@ from kairosfl.runs.score import Score
 from kairosfl.tune.outcomes import Outcome
 from kairosfl.tune.proposals import Trial
 from kairosfl.tune.search import Search, words
+from kairosfl.wording import counted
 
 NEGLIGIBLE = 0.005  # importance
 
@@ -114,12 +115,12 @@ class Result:
         """The result in a few lines."""
         trial, outcome = self.best
         lines = [
-            f"best: trial {trial.number}, {self.show(outcome.score)} on validation samples after {outcome.round} "
-            f"rounds: {words(trial)}"
+            f"best: trial {trial.number}, {self.show(outcome.score)} on validation samples after "
+            f"{counted(outcome.round, 'round')}: {words(trial)}"
         ]
         plain = self.plain()
         if plain is not None and plain[0] is not trial:
-            text = f"{self.show(plain[1].score)} after {plain[1].round} rounds: {words(plain[0])}"
+            text = f"{self.show(plain[1].score)} after {counted(plain[1].round, 'round')}: {words(plain[0])}"
             lines.append(f"plain averaging, best recipe: trial {plain[0].number}, {text}")
         if outcome.round < self.stages[-1]:
             lines.append(
@@ -132,8 +133,8 @@ class Result:
         trial, outcome = self.best
         note = (
             f"# Trial {trial.number} of a search by `kairosfl tune`: {self.metric.name} {self.show(outcome.score)} on "
-            f"validation samples after {outcome.round} rounds.\n# Run as it is, it trains on all training samples and "
-            "is evaluated on the test set.\n"
+            f"validation samples after {counted(outcome.round, 'round')}.\n# Run as it is, it trains on all training "
+            "samples and is evaluated on the test set.\n"
         )
         write(self.out / "best.toml", note + dump(self.best_tables()))
         write_json(self.out / "trials.json", [self._row(trial) for trial in self.trials])

@@ -30,6 +30,7 @@ from kairosfl.tune.budget import ETA, Budget, stages
 from kairosfl.tune.outcomes import Outcome
 from kairosfl.tune.proposals import Proposals, Trial
 from kairosfl.tune.space import defaults, overridden
+from kairosfl.wording import counted
 
 VALIDATION = 0.1  # of the training samples, if the file does not say
 PARALLEL = 16  # trials at a time
@@ -203,7 +204,8 @@ class Search:
             speed=sum(each.steps for each in earlier) / self.clock(),
         )
         self.show.say(
-            f"stage {stage + 1} of {len(self.stages)}: {len(chosen)} of {len(ranked)} trials, {rounds} rounds"
+            f"stage {stage + 1} of {len(self.stages)}: {len(chosen)} of {counted(len(ranked), 'trial')}, "
+            f"{counted(rounds, 'round')}"
         )
         for number in chosen:
             self._begin(trials[number], rounds)
@@ -326,7 +328,9 @@ class Search:
             self.show.say(f"trial {trial.number}, {trial.settings['algorithm']}: {outcome.state}: {outcome.reason}")
         elif self._ranked(rounds)[0] is outcome or rounds != self.stages[0]:
             shown = metric.measured(outcome.score if metric.higher else -outcome.score)
-            self.show.say(f"trial {trial.number}, {rounds} rounds: {shown} on validation samples, {words(trial)}")
+            self.show.say(
+                f"trial {trial.number}, {counted(rounds, 'round')}: {shown} on validation samples, {words(trial)}"
+            )
 
     def _count(self, row: dict[str, Any]) -> None:
         """After every round of every run: how much of the budget is used."""
@@ -339,7 +343,7 @@ class Search:
             part = len(self.ended) / (total * sum(ETA**-stage for stage in range(len(self.stages))))
         else:
             part = self.live / total
-        self.show.update(min(part, 1.0), f"{len(self.running)} running, {len(self.ended)} runs ended")
+        self.show.update(min(part, 1.0), f"{len(self.running)} running, {counted(len(self.ended), 'run')} ended")
 
 
 def _stops_early() -> Callable[[dict[str, Any], torch.Tensor], bool | None]:

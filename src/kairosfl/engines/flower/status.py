@@ -14,6 +14,7 @@ from kairosfl.errors import UserError
 from kairosfl.runs.files import read_json
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.lock import lock
+from kairosfl.wording import counted
 
 FILE = "status.json"
 OFTEN = 1.0  # seconds between two writes within a round
@@ -90,7 +91,8 @@ def status(path: Path) -> dict[str, Any]:
 def text(found: Mapping[str, Any], at: float | None = None) -> list[str]:
     """The status in lines for a person."""
     at, now, last = time.time() if at is None else at, found["current"], found["last"]
-    lines = [f"{found['folder']}: {found['state']}, {found['done']} of {found['rounds']} rounds ({found['algorithm']})"]
+    rounds = f"{found['done']} of {counted(found['rounds'], 'round')}"
+    lines = [f"{found['folder']}: {found['state']}, {rounds} ({found['algorithm']})"]
     if found["state"] == "stopped":
         lines.append("No server is using the folder; `flwr run` starts it again from its last checkpoint.")
     if last:
