@@ -40,11 +40,13 @@ def export_figures(dirs: Sequence[Path], folder: Path, kind: str = "svg") -> lis
     return written
 
 
-def export_tables(dirs: Sequence[Path], folder: Path, target: float | None = None) -> list[Path]:
+def export_tables(
+    dirs: Sequence[Path], folder: Path, target: float | None = None, baseline: str | None = None
+) -> list[Path]:
     """results and tests, each as .csv, numbers for programs, and as .tex, text for papers."""
     groups = read_groups(dirs)
-    target = chosen_target(groups, target)
-    rows, pairs = results(groups, target), paired_tests(groups)
+    target = chosen_target(groups, target, baseline)
+    rows, pairs = results(groups, target, baseline), paired_tests(groups, baseline)
     tables = {
         "results.csv": as_csv([{"target": target} | columns(row) for row in rows]),
         "results.tex": as_latex(results_table(rows, target)),

@@ -4,41 +4,86 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from kairosfl.report.checked import Array
 from kairosfl.report.figures import critical_periods
+from kairosfl.report.parts import EXTRA, versus
 from kairosfl.report.pictures import BAND, CRITICAL, HeatMap, Lines, Picture, Series, letter
 from kairosfl.report.read import Group, RunData
-from kairosfl.report.tables import scored
+from kairosfl.report.tables import Row, against, by_problem, scored
 
 DIGITS = 5  # significant ones: more than a screen shows
 # Evaluated rounds above which noise hides the curves: they are smoothed initially, with the raw ones faintly behind.
 MANY = 150
+BASELINES = 40  # that can be chosen on the page: every one has a comparison with all others
 
 
-def payload(groups: Sequence[Group], pictures: Sequence[Picture], target: float) -> dict[str, Any]:
+def payload(
+    groups: Sequence[Group],
+    rows: Sequence[Row],
+    pictures: Sequence[Picture],
+    target: float,
+    *,
+    given: bool,
+    varied: Mapping[str, Sequence[str]],
+) -> dict[str, Any]:
     """All that the scripts of the page read."""
+    score = groups[0].score
+    baselines = [number for number, row in enumerate(rows) if row.baseline]
     return {
-        "groups": [_group(number, group) for number, group in enumerate(groups)],
+        "groups": [_group(number, group, row) for number, (group, row) in enumerate(zip(groups, rows, strict=True))],
         "lines": [_lines(each) for each in pictures if isinstance(each, Lines)],
         "heats": [_heat(each) for each in pictures if isinstance(each, HeatMap)],
         "runs": [_run(number, run) for number, group in enumerate(groups) for run in group.shown],
-        "words": {"band": BAND, "critical": CRITICAL},
+        "varied": varied,
+        "baselines": baselines,
+        "versus": _versus(groups, rows, baselines),
+        "words": {"band": BAND, "critical": CRITICAL, "target": _target_words(rows, target, given)},
         "target": target if math.isfinite(target) else None,
-        "metric": {"scale": groups[0].score.scale, "sign": groups[0].score.sign},
+        "metric": {"scale": score.scale, "sign": score.sign, "words": score.words, "percent": score.percent},
         "smooth": 11 if max(len(scored(run)[0]) for group in groups for run in group.runs) > MANY else 1,
+        "extra": EXTRA,
     }
 
 
-def _group(number: int, group: Group) -> dict[str, Any]:
+def _target_words(rows: Sequence[Row], target: float, given: bool) -> str:
+    """Where the target comes from."""
+    if given:
+        return "as given"
+    names = [row.label for row in rows if row.baseline]
+    if not math.isfinite(target):
+        return f"none yet: {names[0]}, the baseline, has no final result"
+    whose = f"{names[0]}, the baseline," if len(names) == 1 else "the worst of the baselines"
+    return f"what {whose} reaches in the final 10 % of its rounds, rounded"
+
+
+def _versus(
+    groups: Sequence[Group], rows: Sequence[Row], first: Sequence[int]
+) -> dict[str, dict[int, tuple[str, str]]]:
+    """For each group that can be chosen as the baseline, the cells of those on the same data."""
+    problems = by_problem(rows)
+    compared = [i for i, row in enumerate(rows) if row.compared and len(problems[row.problem]) > 1]
+    number = {group.label: i for i, group in enumerate(groups)}
+    found = {}
+    for i in list(dict.fromkeys([*first, *compared]))[:BASELINES]:
+        mine = problems[rows[i].problem]
+        cells = versus(against(groups, i, mine))
+        found[str(i)] = {number[label]: cell for label, cell in cells.items()} | {i: ("baseline", "")}
+    return dict(sorted(found.items(), key=lambda each: int(each[0])))
+
+
+def _group(number: int, group: Group, row: Row) -> dict[str, Any]:
     return {
         "label": group.label,
         "letter": letter(number),
+        "problem": group.problem,
         "seeds": [run.seed for run in group.runs],
+        "final": _short(row.last_tenth.mean) if row.compared else None,
+        "goal": _short(group.score.rounded(row.last_tenth.mean)) if row.compared else None,
         "critical": [[left, right, round(share, 3)] for left, right, share in critical_periods(group)],
     }
 
