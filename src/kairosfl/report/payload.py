@@ -19,7 +19,10 @@ from kairosfl.report.tables import Row, against, by_problem, scored
 DIGITS = 5  # significant ones: more than a screen shows
 # Evaluated rounds above which noise hides the curves: they are smoothed initially, with the raw ones faintly behind.
 MANY = 150
+LONG = 64  # a shorter list is written out
 BASELINES = 40  # that can be chosen on the page: every one has a comparison with all others
+
+Numbers = list[float | int | None]
 
 
 def payload(
@@ -82,8 +85,8 @@ def _group(number: int, group: Group, row: Row) -> dict[str, Any]:
         "letter": letter(number),
         "problem": group.problem,
         "seeds": [run.seed for run in group.runs],
-        "final": _short(row.last_tenth.mean) if row.compared else None,
-        "goal": _short(group.score.rounded(row.last_tenth.mean)) if row.compared else None,
+        "final": _rounded(row.last_tenth.mean) if row.compared else None,
+        "goal": _rounded(group.score.rounded(row.last_tenth.mean)) if row.compared else None,
         "critical": [[left, right, round(share, 3)] for left, right, share in critical_periods(group)],
     }
 
@@ -104,11 +107,11 @@ def _series(series: Series) -> dict[str, Any]:
         "group": series.group,
         "name": series.name,
         "dashed": series.dashed,
-        "x": numbers(series.x),
-        "mean": numbers(series.mean),
-        "count": [int(count) for count in series.count],
-        "deviation": numbers(series.deviation) if several else None,
-        "seeds": [numbers(seed) for seed in series.seeds] if several else None,
+        "x": short(numbers(series.x)),
+        "mean": short(numbers(series.mean)),
+        "count": short([int(count) for count in series.count]),
+        "deviation": short(numbers(series.deviation)) if several else None,
+        "seeds": [short(numbers(seed, DIGITS - 1)) for seed in series.seeds] if several else None,
     }
 
 
@@ -147,19 +150,30 @@ def _run(number: int, run: RunData) -> dict[str, Any]:
     return {
         "group": number,
         "seed": run.seed,
-        "round": numbers(run.column("round")[index]),
-        "score": [float(f"{value:.7g}") for value in values],
-        "mb": [float(f"{value:.9g}") if math.isfinite(value) else None for value in megabytes.tolist()],
+        "round": short(numbers(run.column("round")[index])),
+        "score": numbers(values, 7),
+        "mb": numbers(megabytes, 7),
     }
 
 
-def numbers(values: Array) -> list[float | int | None]:
+def numbers(values: Array, digits: int = DIGITS) -> Numbers:
     """Values as short JSON: a few digits, whole numbers without a point, null for none."""
-    return [_short(value) for value in values.tolist()]
+    return [_rounded(value, digits) for value in values.tolist()]
 
 
-def _short(value: float) -> float | int | None:
+def _rounded(value: float, digits: int = DIGITS) -> float | int | None:
     if not math.isfinite(value):
         return None
-    rounded = float(f"{value:.{DIGITS}g}")
+    rounded = float(f"{value:.{digits}g}")
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+
+
+def short(values: Numbers) -> Numbers | dict[str, float | int]:
+    """A long list that is constant or rises in whole steps, as rounds do, as its first value, step and length."""
+    if len(values) < LONG or any(value is None for value in values):
+        return values
+    first, step = values[0], values[1] - values[0]  # type: ignore[operator]
+    whole = step == 0 or (type(first) is int and type(step) is int)
+    if whole and all(value == first + i * step for i, value in enumerate(values)):  # type: ignore[operator]
+        return {"first": first, "step": step, "length": len(values)}  # type: ignore[dict-item]
+    return values

@@ -4,6 +4,12 @@
 const byId = (id) => document.getElementById(id);
 const MANY = 8; // groups from which on they are coloured and split by parameters to begin with
 
+// A list as the server shortened it, written out.
+function written(list) {
+  if (!list || Array.isArray(list)) return list;
+  return Array.from({ length: list.length }, (_, i) => list.first + i * list.step);
+}
+
 const page = {
   hidden: new Set(), // groups by number
   filtered: new Set(), // those that the filter leaves out
@@ -23,6 +29,10 @@ const page = {
 
   load() {
     const data = JSON.parse(byId("data").textContent);
+    for (const s of [...data.lines.flatMap((spec) => spec.series), ...data.runs]) {
+      for (const key of ["x", "mean", "count", "deviation", "round"]) s[key] = written(s[key]);
+      s.seeds = s.seeds?.map(written);
+    }
     const fresh = { data, groups: data.groups, target: this.chosen ?? data.target, focus: [] };
     Object.assign(this, fresh); // the chip under the pointer is gone, and cannot say that it was left
     this.smooth ??= data.smooth;
