@@ -47,8 +47,10 @@ def hand(browser):
 
 
 def drag(browser, selector, start, end):
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", find(browser, selector))
+    hand(browser).move_to_element(find(browser, f"{selector} figcaption")).perform()  # off a chip that came under it
+    settle(browser)
     area = find(browser, f"{selector} .area")
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", area)
     width = area.rect["width"]
     moves = hand(browser).move_to_element_with_offset(area, round((start - 0.5) * width), 0).click_and_hold()
     for part in (0.3, 0.6, 1.0):

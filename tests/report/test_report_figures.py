@@ -14,6 +14,8 @@ from kairosfl.report.figures import critical_periods, figures
 from kairosfl.report.payload import numbers, pack, payload
 from kairosfl.report.pictures import letter
 from kairosfl.report.read import read_groups
+from kairosfl.report.sweep import parameters
+from kairosfl.report.tables import results
 
 
 def drawn(folder):
@@ -187,7 +189,8 @@ def test_numbers_are_short_and_null_where_there_is_none():
 def test_the_data_of_a_page_is_json_without_nan(tmp_path):
     fake.write_sweep(tmp_path, seeds=2, rounds=4)
     groups = read_groups([tmp_path])
-    data = payload(groups, figures(groups)[0], math.nan)
+    rows = results(groups, math.nan)
+    data = payload(groups, rows, figures(groups)[0], math.nan, given=False, varied=parameters(groups))
     assert json.loads(json.dumps(data, allow_nan=False))["target"] is None
 
 

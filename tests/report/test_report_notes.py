@@ -43,7 +43,7 @@ def test_an_unfinished_run_is_marked_and_not_compared_with_finished_ones(tmp_pat
     page = write_report([tmp_path], tmp_path / "report.html").read_text()
     assert "unfinished, not compared: seed 0: 12 of 20 rounds" in page
     assert 'class="best"' not in page
-    assert "Row against column" not in page
+    assert "Compared with" not in page
 
 
 def test_the_numbers_of_a_group_are_about_its_finished_runs(tmp_path):
@@ -75,9 +75,9 @@ def test_a_run_that_stopped_or_diverged_is_called_that(tmp_path):
     (row,) = results(read_groups([tmp_path]), 0.3)
     end = "from there on its test loss is not finite, or has exploded"
     assert row.notes == (
-        "seed 0: stopped after round 10: 10 rounds in a row had no good report. (left out of the numbers)",
-        f"seed 1: diverged in round 13: {end}",
-        f"seed 2: diverged in round 20: {end}",
+        "seed 0: stopped after round 10: 10 rounds in a row had no good report. (not compared)",
+        f"seed 1: diverged in round 13 (not compared): {end}",
+        f"seed 2: diverged in round 20 (not compared): {end}",
     )
 
 
@@ -86,7 +86,7 @@ def test_a_loss_that_was_never_evaluated_is_no_divergence(tmp_path):
     assert compare([run]).notes() == []
     fake.edit(run, loss=None)
     assert compare([run]).notes() == [
-        "fedavg: diverged in round 5: from there on its test loss is not finite, or has exploded"
+        "fedavg: diverged in round 5 (not compared): from there on its test loss is not finite, or has exploded"
     ]
     left = {each.title: each.why for each in figures(read_groups([run]))[1]}
     assert left["Test loss"] == "training diverged: it was never finite"

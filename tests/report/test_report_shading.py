@@ -9,6 +9,7 @@ from kairosfl.report.page import write_report
 from kairosfl.report.paper import Page, caption, make_figure
 from kairosfl.report.payload import payload
 from kairosfl.report.read import read_groups
+from kairosfl.report.tables import results
 
 BANDS = "bands: ± standard deviation over seeds"
 STRIPS = "strips: critical learning periods"
@@ -84,9 +85,10 @@ def test_the_quick_look_explains_its_shading_once(tmp_path, monkeypatch, seeds, 
 
 def test_the_page_has_the_words_as_data_and_leaves_it_to_what_is_drawn_to_say_them(tmp_path):
     groups = read_groups([write(tmp_path, ["fedavg"], 2)])
-    assert payload(groups, [], 0.5)["words"] == {
+    assert payload(groups, results(groups, 0.5), [], 0.5, given=True, varied={})["words"] == {
         "band": "± standard deviation over seeds",
         "critical": "critical learning periods",
+        "target": "as given",
     }
     text = write_report([tmp_path], tmp_path / "report.html").read_text()
     body = text.partition("<body>")[2].partition("<script")[0]

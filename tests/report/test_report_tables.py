@@ -10,17 +10,16 @@ from scipy import stats
 from kairosfl.errors import UserError
 from kairosfl.report import parts
 from kairosfl.report.read import read_groups
+from kairosfl.report.student import holm, interval, paired_t, student_quantile, student_tail
 from kairosfl.report.tables import (
     Spread,
+    baselines,
     compare,
     default_target,
-    holm,
     megabytes,
-    paired_t,
     paired_tests,
     results,
     signed,
-    student_tail,
 )
 
 # Two algorithms, seeds 0 to 2, ten rounds; the final 10 % is the last round alone.
@@ -81,9 +80,10 @@ def test_text_shows_what_is_known():
     assert megabytes(Spread.of([1_350_000.0])) == "1.4"  # in a browser, too
 
 
-def test_the_default_target_is_one_that_half_of_the_algorithms_reach_with_every_seed(folder):
-    assert default_target(read_groups([folder])) == 0.48
-    assert compare([folder]).table()[0]["rounds to 48 %"] == "7 ± 3"
+def test_the_default_target_is_what_the_baseline_reaches_in_the_end(folder):
+    assert default_target(read_groups([folder])) == 0.5
+    assert default_target(read_groups([folder]), "fedavgm") == 0.59
+    assert compare([folder]).table()[0]["rounds to 50 %"] == "5 (2 of 3)"
     with pytest.raises(UserError, match=r"target = 60 is not an accuracy; give a fraction"):
         compare([folder], target=60)
 
@@ -129,4 +129,57 @@ def test_a_corrected_p_value_is_written_as_what_it_is(folder):
     """Before the correction it may be below 0.001 and after it not."""
     groups = read_groups([folder])
     pair = replace(paired_tests(groups)[0], p=0.0005, adjusted=0.0015)
-    assert "<small>p = 0.002</small>" in parts.tests_table(groups, [pair], [0, 1])
+    assert ">0.002<" in parts.versus([pair])["fedavgm"][1]
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 9])
+def test_the_interval_is_students(freedom):
+    assert student_quantile(0.05, freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-9)
+    values = [0.1 + i * i / 7 for i in range(freedom + 1)]
+    spread = Spread.of(values)
+    expected = stats.t.interval(0.95, freedom, loc=spread.mean, scale=stats.sem(values))
+    assert interval(spread.mean, spread.deviation, spread.count) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_difference_has_an_interval_on_the_shared_seeds(folder):
+    (pair,) = paired_tests(read_groups([folder]))
+    expected = stats.ttest_rel([0.60, 0.60, 0.57], [0.50, 0.52, 0.48]).confidence_interval()
+    assert (pair.low, pair.high) == pytest.approx(tuple(expected), rel=1e-9)
+
+
+def test_every_algorithm_is_compared_with_the_baseline_alone_and_corrected_for_these(folder):
+    for seed in range(3):
+        run = fake.write_run(folder / f"alt{seed}", algorithm="alt", seed=seed, rounds=10)
+        fake.edit(run, accuracy=[0.5, 0.53, 0.49][seed])
+    groups = read_groups([folder])
+    assert [(pair.first, pair.second) for pair in paired_tests(groups)] == [("fedavg", "alt"), ("fedavg", "fedavgm")]
+    assert {pair.comparisons for pair in paired_tests(groups)} == {2}
+    named = paired_tests(groups, "alt")
+    assert {pair.first for pair in named} == {"alt"}
+    assert [row.label for row in results(groups, 0.5, "B") if row.baseline] == [groups[1].label]
+    with pytest.raises(UserError, match="baseline = 'scaffold' is none of the groups; use a letter or one of these"):
+        paired_tests(groups, "scaffold")
+
+
+def test_the_baseline_is_the_best_plain_averaging_or_else_the_first(tmp_path):
+    for lr, value in ((0.1, 0.4), (0.3, 0.6), (1.0, 0.5)):
+        fake.edit(fake.write_run(tmp_path / f"a{lr}", rounds=5, lr=lr), accuracy=value)
+        fake.edit(fake.write_run(tmp_path / f"b{lr}", algorithm="alt", rounds=5, lr=lr), accuracy=0.9)
+    groups = read_groups([tmp_path])
+    assert groups[baselines(groups)[""]].label == "fedavg · lr=0.3"
+    others = [group for group in groups if "alt" in group.label]
+    assert baselines(others) == {"": 0}
+
+
+def test_a_run_that_diverged_is_kept_out_of_numbers_and_comparisons(folder):
+    """Its loss exploded, though every number is finite."""
+    fake.edit(folder / "fedavgm-0", loss=[1.0] * 5 + [1e6] * 5)
+    groups = read_groups([folder])
+    (pair,) = paired_tests(groups)
+    assert pair.seeds == (1, 2)
+    row = results(groups, 0.5)[1]
+    assert (row.finished, row.diverged, row.compared) == (3, 1, True)
+    assert (row.last_tenth.mean, row.last_tenth.count) == (pytest.approx(0.585), 2)
+    for seed in (1, 2):
+        fake.edit(folder / f"fedavgm-{seed}", loss=[1.0] * 5 + [1e6] * 5)
+    assert paired_tests(read_groups([folder])) == []

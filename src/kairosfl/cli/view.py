@@ -27,6 +27,13 @@ Target = Annotated[
     float | None,
     typer.Option("--target", help="Accuracy, or other main metric, up to which rounds and bytes are counted."),
 ]
+Baseline = Annotated[
+    str | None,
+    typer.Option(
+        "--baseline",
+        help="Algorithm, or name or letter of a group, that the others are compared with; fedavg by default.",
+    ),
+]
 
 
 class Against(StrEnum):
@@ -170,6 +177,7 @@ def report(
         Path | None, typer.Option("--tables", help="Also export every table to this directory, as CSV and LaTeX.")
     ] = None,
     target: Target = None,
+    baseline: Baseline = None,
 ) -> None:
     """Write a self-contained HTML report about runs."""
     with friendly():
@@ -178,24 +186,26 @@ def report(
 
         checked_kind(kind)
         damaged: list[str] = []
-        typer.echo(f"report: {write_report(folders, out, target=target, say=damaged.append)}")
+        written = write_report(folders, out, target=target, baseline=baseline, say=damaged.append)
+        typer.echo(f"report: {written}")
         warn(damaged)
         if figures:
             typer.echo(f"{counted(len(export_figures(folders, figures, kind)), 'picture')} in {figures}")
         if tables:
-            typer.echo(f"{counted(len(export_tables(folders, tables, target)), 'table')} in {tables}")
+            typer.echo(f"{counted(len(export_tables(folders, tables, target, baseline)), 'table')} in {tables}")
 
 
 def watch(
     folder: Annotated[Path, typer.Argument(help="Run folder, or a folder that contains run folders.")],
     port: Annotated[int, typer.Option("--port", help="Local port.")] = 8765,
     target: Target = None,
+    baseline: Baseline = None,
 ) -> None:
     """Serve the report live while a run or sweep is in progress."""
     with friendly():
         from kairosfl.report.watch import watch as serve
 
-        serve(folder, port, target=target, say=lambda sentence: warn([sentence]))
+        serve(folder, port, target=target, baseline=baseline, say=lambda sentence: warn([sentence]))
 
 
 def list_(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import tomllib
@@ -25,6 +26,7 @@ Wanted = Mapping[str, Callable[[Any], bool]]
 _MOST = 2**31  # clients or rounds
 _NAMED = 5  # damaged lines or rounds of a file; the others are counted
 _ANY, _SHARE, _AMOUNT = (-math.inf, math.inf), (0.0, 1.0), (0.0, 1e18)
+_PLAIN = {float, bool, type(None)}  # types that become a number without a check; a whole one may be too large
 _METRICS = {
     "critical": _SHARE,
     **dict.fromkeys(("cohort", "reported", "rejected", "epochs", "epochs_total"), _AMOUNT),
@@ -94,8 +96,19 @@ def metrics(rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], path: Pa
             wrong.setdefault(name, []).append(row["round"])
         return math.nan if found is None else found
 
+    def column(name: str) -> Array:
+        values = [row.get(name) for row in rows]
+        low, high = ranges.get(name, _ANY)
+        if set(map(type, values)) <= _PLAIN | {int}:  # all at once; one by one only where something is wrong
+            with contextlib.suppress(OverflowError):
+                array = np.array(values, dtype=np.float64)
+                array[~np.isfinite(array)] = np.nan
+                if not ((array < low) | (array > high)).any():
+                    return array
+        return np.array([value(row, name) for row in rows], dtype=np.float64)
+
     names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: np.array([value(row, name) for row in rows], dtype=np.float64) for name in names}
+    columns = {name: column(name) for name in names}
     _name_fields(path, wrong, say)
     intact = [row if row["round"] not in wrong.get(main.name, ()) else {} for row in rows]
     evaluated = [row.get("evaluated", row.get(main.name) is not None) is True for row in intact]
@@ -175,8 +188,13 @@ def _is_list(value: Any, good: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(map(good, value))
 
 
+def _are_numbers(value: Any) -> bool:
+    plain = isinstance(value, list) and set(map(type, value)) <= _PLAIN
+    return plain or _is_list(value, _is_number)
+
+
 def _per_client(row: Mapping[str, Any], name: str) -> bool:
-    return _is_list(row[name], _is_number) and len(row[name]) == len(row["ids"])
+    return _are_numbers(row[name]) and len(row[name]) == len(row["ids"])
 
 
 def _by_client(row: Mapping[str, Any], name: str) -> bool:

@@ -42,11 +42,13 @@ def export_figures(dirs: Sequence[Path], folder: Path, kind: str = "svg") -> lis
     return list(captions)
 
 
-def export_tables(dirs: Sequence[Path], folder: Path, target: float | None = None) -> list[Path]:
+def export_tables(
+    dirs: Sequence[Path], folder: Path, target: float | None = None, baseline: str | None = None
+) -> list[Path]:
     """results and tests, each as .csv, numbers for programs, and as .tex, text for papers."""
     groups = read_groups(dirs)
-    target = chosen_target(groups, target)
-    rows, pairs = results(groups, target), paired_tests(groups)
+    target = chosen_target(groups, target, baseline)
+    rows, pairs = results(groups, target, baseline), paired_tests(groups, baseline)
     tables = {name: results_file(Path(name), rows, target) for name in ("results.csv", "results.tex")}
     if pairs:
         tables["tests.csv"] = as_csv([columns(pair) for pair in pairs])

@@ -213,7 +213,7 @@ def _lines(curve: _Curve, groups: Sequence[Group]) -> Lines | LeftOut:
     for number, group in enumerate(groups):
         for i, (column, name) in enumerate(zip(curve.columns, curve.names, strict=True)):
             points = _over_cost(group, column, curve.cost) if curve.cost else _over_rounds(group, column)
-            made = spread(number, *points, name, i > 0)
+            made = spread(number, *points, name, i > 0, None if curve.cost else _steady(group))
             if len(made.x):
                 series.append(made)
     if not series:
@@ -286,10 +286,19 @@ def _over_cost(group: Group, column: str, cost: Callable[[RunData], Array]) -> t
     return at, np.array(values)
 
 
-def spread(number: int, x: Array, seeds: Array, name: str = "", dashed: bool = False) -> Series:
-    """Mean and deviation over the seeds wherever any of them has a value."""
+def _steady(group: Group) -> list[bool] | None:
+    """Which runs have not diverged: a mean that a run leaves where it diverges would jump. None: all, or none."""
+    steady = [run.diverged is None for run in group.runs]
+    return steady if any(steady) and not all(steady) else None
+
+
+def spread(
+    number: int, x: Array, seeds: Array, name: str = "", dashed: bool = False, of: Sequence[bool] | None = None
+) -> Series:
+    """Mean and deviation over the seeds, or `of` some of them, wherever any of these has a value."""
+    every, seeds = seeds, seeds if of is None else seeds[np.array(of)]
     kept = np.isfinite(seeds).any(axis=0)
-    x, seeds = x[kept], seeds[:, kept]
+    x, seeds, every = x[kept], seeds[:, kept], every[:, kept]
     known = np.isfinite(seeds)
     count = known.sum(axis=0)
     with np.errstate(over="ignore", invalid="ignore"):  # a loss may have exploded
@@ -299,7 +308,7 @@ def spread(number: int, x: Array, seeds: Array, name: str = "", dashed: bool = F
         seeds, axis=0, initial=np.inf
     )  # the mean may be rounded
     deviation = np.where(count > 1, np.where(alike, 0.0, np.sqrt(squares / np.maximum(count - 1, 1))), np.nan)
-    return Series(number, x, mean, deviation, count, seeds, name, dashed)
+    return Series(number, x, mean, deviation, count, every, name, dashed)
 
 
 def critical_periods(group: Group) -> list[tuple[float, float, float]]:

@@ -13,7 +13,7 @@ EPSILONS = ("epsilon", "hypothetical_epsilon", "local_epsilon")  # as the rules 
 def notes(group: Group) -> tuple[str, ...]:
     """A line for each run that is unfinished, stopped, ended early or diverged, and for what the rules say."""
     unfinished = [run for run in group.runs if not run.done]
-    left = "left out of the numbers" if group.finished else "not compared"
+    left = "left out of the numbers" if group.compared else "not compared"
     stopped = [f"{_who(run, group)}stopped after round {run.last}: {run.stopped}" for run in unfinished if run.stopped]
     running = [
         f"{_who(run, group)}{run.last} of {counted(run.planned, 'round')}" for run in unfinished if not run.stopped
@@ -33,7 +33,7 @@ def notes(group: Group) -> tuple[str, ...]:
     return (
         *([f"unfinished, {left}: {', '.join(running)}"] if running else []),
         *(f"{each} ({left})" for each in stopped),
-        *(f"{each}: from there on its test loss is not finite, or has exploded" for each in diverged),
+        *(f"{each} ({left}): from there on its test loss is not finite, or has exploded" for each in diverged),
         *(f"{_who(run, group)}finished after round {run.last}: {said}" for run, said in early),
         *([f"privacy spent: {', '.join(spent)}"] if spent else []),
         *([f"missing from metrics.jsonl, so that later costs are unknown: {', '.join(gaps)}"] if gaps else []),

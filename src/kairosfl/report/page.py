@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from kairosfl.report import parts
 from kairosfl.report.checked import Say, silent
@@ -15,48 +15,61 @@ from kairosfl.report.figures import figures
 from kairosfl.report.payload import payload
 from kairosfl.report.pictures import SECTIONS, HeatMap, LeftOut, Picture, counted, letter
 from kairosfl.report.read import Group, Study, differing, read_study
-from kairosfl.report.tables import Pair, Row, by_problem, chosen_target, megabytes, paired_tests, results, said
+from kairosfl.report.sweep import crossed, parameters
+from kairosfl.report.tables import Row, chosen_target, paired_tests, results
+from kairosfl.report.verdict import verdict
 from kairosfl.runs.files import write
+from kairosfl.runs.score import Score
 
-_SCRIPTS = ("chart.js", "lines.js", "heat.js", "page.js")
+_SCRIPTS = ("chart.js", "lines.js", "heat.js", "tables.js", "page.js")
 DETAILED = 12
-COMPARED = 12
 SKEWED = ("dirichlet", "client_dirichlet", "mixed", "quantity")  # partitions that use data.alpha
-SUMMARISED = 3
 _HINT = "Drag across a chart to zoom, double-click to reset; charts over rounds zoom together."
 _TEST = (
-    "Difference{points} of the {score.words} over the final 10 % of rounds{better}; p of a paired t-test over the "
-    "seeds that both have finished, Holm-corrected for all pairs. With few seeds the test assumes normally distributed "
-    "differences."
+    "Compared with {pick}: difference{points} of the {score.words} over the final 10 % of rounds{better}, on the seeds "
+    "that both have finished without diverging, with the 95 % interval of a paired t-test; p with Holm's correction "
+    "for the number of comparisons with the baseline. Both need two seeds, and with few they assume normally "
+    "distributed differences."
 )
 
 
-def write_report(dirs: Sequence[Path], out: Path, *, target: float | None = None, say: Say = silent) -> Path:
+def write_report(
+    dirs: Sequence[Path],
+    out: Path,
+    *,
+    target: float | None = None,
+    baseline: str | None = None,
+    say: Say = silent,
+) -> Path:
     """Read run folders, or folders of them, and write one page about all; `say` is called with what is damaged."""
     out, study = Path(out), read_study(dirs)
-    write(out, page(study, target=target))
+    write(out, page(study, target=target, baseline=baseline))
     for sentence in study.all_damaged():
         say(sentence)
     return out
 
 
-def page(study: Study, *, target: float | None = None, mark: str = "") -> str:
+def page(study: Study, *, target: float | None = None, baseline: str | None = None, mark: str = "") -> str:
     """The page as text. With a mark it is a live page, which asks its server for a version newer than this mark."""
     groups = study.groups
-    target = chosen_target(groups, target)
-    rows, pairs = results(groups, target), paired_tests(groups)
+    goal = chosen_target(groups, target, baseline)
+    rows, pairs = results(groups, goal, baseline), paired_tests(groups, baseline)
     pictures, left = _within_bounds(*figures(groups), len(groups))
-    sections = "".join(_section(name, groups, rows, pairs, pictures, left, target) for name in SECTIONS)
-    data = json.dumps(payload(groups, pictures, target), separators=(",", ":"), allow_nan=False)
+    varied = parameters(groups)
+    sections = "".join(_section(name, groups, pictures, left) for name in list(SECTIONS)[1:])
+    data = payload(groups, rows, pictures, goal, given=target is not None, varied=varied)
     body = f"""<div id="page">
+<style id="colours"></style>
+<style id="columns"></style>
 <header>
 <p class="over">Kairos report{_state(groups, study.waiting, live=bool(mark))}</p>
 <h1>{escape(_title(groups))}</h1>
 <p class="facts">{escape(_facts(groups))}</p>
 <p class="verdict">{verdict(rows, pairs)}</p>
 {parts.sentences("damaged", map(escape, study.all_damaged()))}</header>
-<div class="bar"><div><div class="chips">{parts.chips(groups)}</div>{_controls(groups)}</div></div>
+<div class="bar"><div><div class="chips">{parts.chips(groups)}</div>{_controls(groups, varied)}</div></div>
 <main>
+{_result(groups, rows, pictures, left, data, varied)}
 {sections}
 <section id="repeat"><h2>Repeat it</h2>
 {parts.repeat(groups)}
@@ -64,7 +77,7 @@ def page(study: Study, *, target: float | None = None, mark: str = "") -> str:
 </main>
 <footer>{_HINT} {_footer(groups)}</footer>
 </div>"""
-    return shell(_title(groups), body, data, mark)
+    return shell(_title(groups), body, json.dumps(data, separators=(",", ":"), allow_nan=False), mark)
 
 
 def _within_bounds(pictures: list[Picture], left: list[LeftOut], groups: int) -> tuple[list[Picture], list[LeftOut]]:
@@ -108,53 +121,117 @@ def _asset(name: str) -> str:
     return files("kairosfl.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _section(
-    name: str,
-    groups: Sequence[Group],
-    rows: Sequence[Row],
-    pairs: Sequence[Pair],
-    pictures: Sequence[Picture],
-    left: Sequence[LeftOut],
-    target: float,
-) -> str:
+def _section(name: str, groups: Sequence[Group], pictures: Sequence[Picture], left: Sequence[LeftOut]) -> str:
+    pick = _picker(groups) if name == "inside" else ""
+    return f'<section id="{name}"><h2>{SECTIONS[name]}{pick}</h2>{_charts(name, pictures, left)}</section>'
+
+
+def _charts(name: str, pictures: Sequence[Picture], left: Sequence[LeftOut]) -> str:
     mine = [each for each in pictures if each.section == name]
-    drawn = "".join(map(parts.figure, mine))
     shown = [each for each in mine if not isinstance(each, HeatMap)]
     across = 2 if name == "inside" or len(shown) in (1, 2, 4) else 3
+    drawn = "".join(map(parts.figure, mine))
     content = f'<div class="charts" style="--across:{across}">{drawn}</div>' if mine else ""
-    lines = parts.missing([each for each in left if each.section == name])
-    if name == "result":
-        return f'<section id="result">{content}{lines}{_results(groups, rows, pairs, target)}</section>'
-    pick = _picker(groups) if name == "inside" else ""
-    return f'<section id="{name}"><h2>{SECTIONS[name]}{pick}</h2>{content}{lines}</section>'
+    return content + parts.missing([each for each in left if each.section == name])
 
 
-def _results(groups: Sequence[Group], rows: Sequence[Row], pairs: Sequence[Pair], target: float) -> str:
+def _result(
+    groups: Sequence[Group],
+    rows: Sequence[Row],
+    pictures: Sequence[Picture],
+    left: Sequence[LeftOut],
+    data: Mapping[str, Any],
+    varied: Mapping[str, Sequence[str]],
+) -> str:
+    """The main metric, the table with the comparison, what two parameters do, and every run."""
     score = rows[0].score
-    bounds = 'min="0" max="100" step="0.5"' if score.percent else 'step="any"'
-    value = f'value="{score.scale * target:g}">{score.unit}'
-    field = f'<label>target <input id="target" type="number" {bounds} {value}</label>' if math.isfinite(target) else ""
     several = max(len(group.runs) for group in groups) > 1
     what = "Mean ± standard deviation over seeds" if several else "One seed each"
-    table = parts.results_table(rows) + parts.notes(rows)
     shown = score.words + " in per cent" * score.percent + f" ({score.direction})" * (not score.higher)
-    out = f'<div class="together"><h3>Table</h3><p class="about">{what}; {shown}. {field}</p>{table}</div>'
-    better = "" if score.higher else ", above zero where the row is better, that is, lower"
-    test = _TEST.format(score=score, points=" in points" * score.percent, better=better)
-    about = f'<p class="about">{escape(test)}</p>'
-    for problem, mine in by_problem(rows).items():
-        labels = {groups[i].label for i in mine}
-        if any(pair.first in labels for pair in pairs):
-            finished = [i for i in mine if rows[i].finished]
-            ranked = sorted(finished, key=lambda i: -score.sign * rows[i].last_tenth.mean)[:COMPARED]
-            tests = parts.tests_table(groups, pairs, sorted(ranked))
-            if len(finished) > COMPARED:
-                tests += f'<p class="missing">Of the {COMPARED} best; the exported table has all pairs.</p>'
-            where = f": {escape(problem)}" if problem else ""
-            clear = '<p class="missing">Shaded: p &lt; 0.05.</p>' if parts.CLEAR in tests else ""
-            out += f'<div class="together"><h3>Row against column{where}</h3>{about}{tests}{clear}</div>'
-            about = ""
-    return out
+    compared = data["versus"]
+    possible = any(len(each) > 1 for each in compared.values())
+    versus = {i: compared[str(b)][i] for b in data["baselines"] for i in compared[str(b)]} if possible else {}
+    about = ""
+    if possible:
+        pick = _baseline_picker(groups, data)
+        better = "" if score.higher else ", above zero where a row is better, that is, lower"
+        about = _TEST.format(pick=pick, score=score, points=" in points" * score.percent, better=better)
+        about = f'<p class="about">{about}{_clear(versus, compared)}</p>'
+    table = parts.results_table(rows, varied, versus) + parts.notes(rows)
+    runs = sum(len(group.runs) for group in groups)
+    every = f'<details id="every"><summary>All {counted(runs, "run")}</summary>{parts.runs_table(groups)}</details>'
+    return f"""<section id="result">{_charts("result", pictures, left)}
+<div class="together"><h3>Table</h3><p class="about">{what}; {shown}. {_goal(score, data)}</p>{about}
+{_finder(groups)}{table}</div>
+{_grid(groups, varied)}{every if runs > 1 else ""}</section>"""
+
+
+def _clear(versus: Mapping[int, tuple[str, str]], every: Mapping[str, Mapping[int, tuple[str, str]]]) -> str:
+    """What shaded p-values are, if there are any, with this baseline or another that can be chosen."""
+    if not any(parts.CLEAR in p for each in every.values() for _, p in each.values()):
+        return ""
+    hidden = "" if any(parts.CLEAR in p for _, p in versus.values()) else " hidden"
+    return f' <span id="clear"{hidden}>Shaded: p &lt; {parts.SIGNIFICANT}.</span>'
+
+
+def _goal(score: Score, data: Mapping[str, Any]) -> str:
+    """The field of the target, and in words where it comes from."""
+    bounds = 'min="0" max="100" step="0.5"' if score.percent else 'step="any"'
+    value = "" if data["target"] is None else f"{score.scale * data['target']:g}"
+    field = f'<label>Target <input id="target" type="number" {bounds} value="{value}">{score.unit}</label>'
+    return f'{field}: <span id="goal-words">{escape(data["words"]["target"])}</span>.'
+
+
+def _baseline_picker(groups: Sequence[Group], data: Mapping[str, Any]) -> str:
+    """Those that others can be compared with."""
+    chosen = data["baselines"][0]
+    options = "".join(
+        f'<option value="{i}"{" selected" if int(i) == chosen else ""}>{letter(int(i))}  '
+        f"{escape(groups[int(i)].label)}</option>"
+        for i in data["versus"]
+    )
+    return f'<select id="baseline" aria-label="baseline">{options}</select>'
+
+
+def _finder(groups: Sequence[Group]) -> str:
+    """The filter and the choice of columns of the table."""
+    words = "filter" if len(groups) > 1 else ""
+    title = "Show only groups whose name or parameters contain all of these words, such as: fedprox lr=0.1"
+    search = f'<input id="filter" type="search" placeholder="{words}" title="{title}" aria-label="{title}">'
+    return (
+        f'<div class="finder">{search if words else ""}<span id="found"></span>'
+        '<details id="choose"><summary>columns</summary><div></div></details>'
+        '<button type="button" class="save-table" data-table="results">CSV</button></div>'
+    )
+
+
+def _grid(groups: Sequence[Group], varied: Mapping[str, Sequence[str]]) -> str:
+    """The figure of two parameters, if there are two."""
+    axes = crossed(varied)
+    if axes is None:
+        return ""
+    score = groups[0].score
+    pick = "".join(
+        f'<label>{axis} <select id="grid-{axis}">{_options(varied, name)}</select></label>'
+        for axis, name in zip(("across", "up"), axes, strict=True)
+    )
+    problems = list(dict.fromkeys(group.problem for group in groups))
+    if len(problems) > 1:
+        data = "".join(f'<option value="{escape(each)}">{escape(each)}</option>' for each in problems)
+        pick += f'<label>data <select id="grid-data">{data}</select></label>'
+    title, note = f"{score.title} by two parameters", f"Final 10 % of rounds; the {score.best} of the groups in a cell."
+    return (
+        f'<div class="controls picks">{pick}</div><div class="charts" style="--across:1"><figure id="fig-grid" '
+        f'class="wide" data-title="{escape(title)}"><figcaption><b>{escape(title)}</b>'
+        f'<span class="about">{escape(note)}</span></figcaption><div class="plot"></div></figure></div>'
+    )
+
+
+def _options(names: Iterable[str], chosen: str = "") -> str:
+    return "".join(
+        f'<option value="{escape(name)}"{" selected" if name == chosen else ""}>{escape(name)}</option>'
+        for name in names
+    )
 
 
 def _picker(groups: Sequence[Group]) -> str:
@@ -166,69 +243,22 @@ def _picker(groups: Sequence[Group]) -> str:
     return f'<select id="inside-select" aria-label="which run">{options}</select>'
 
 
-def _controls(groups: Sequence[Group]) -> str:
+def _controls(groups: Sequence[Group], varied: Mapping[str, Sequence[str]]) -> str:
     windows = {1: "none", 5: "5 points", 11: "11 points", 25: "25 points"}
     smooth = "".join(f'<option value="{size}">{text}</option>' for size, text in windows.items())
     spread = '<option value="band">± standard deviation</option><option value="seeds">every seed</option>'
     spread += '<option value="mean">mean only</option>'
     several = max(len(group.runs) for group in groups) > 1
     seeds = f'<label>seeds <select id="spread">{spread}</select></label>' if several else ""
+    by = ""
+    if len(groups) > 2 and varied:
+        by = f'<label>colour by <select id="colour"><option value="">group</option>{_options(varied)}</select></label>'
+        by += f'<label>facet by <select id="facet"><option value="">none</option>{_options(varied)}</select></label>'
     return (
-        f'<div class="controls">{seeds}<label title="mean of neighbouring points">smooth '
+        f'<div class="controls">{by}{seeds}<label title="mean of neighbouring points">smooth '
         f'<select id="smooth">{smooth}</select></label>'
         '<button type="button" id="theme" title="light or dark" aria-label="light or dark">◐</button></div>'
     )
-
-
-def verdict(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
-    """The result in one or two sentences on each problem, and how far it can be trusted."""
-    scored = [row for row in rows if row.last_tenth.count]
-    if not scored:
-        return "No round has been evaluated yet."
-    problems = [[scored[i] for i in mine] for mine in by_problem(scored).values()]
-    more = " The table has the results on other data." if len(problems) > SUMMARISED else ""
-    return " ".join(_summary(each, pairs) for each in problems[:SUMMARISED]) + more
-
-
-def _summary(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
-    finished = [row for row in rows if row.finished]
-    if len(rows) == 1 or len(finished) == len(rows):
-        return _compared(rows, pairs)
-    if not finished:
-        return f"None of {len(rows)} algorithms has finished, so they are not compared; the table shows their progress."
-    left = counted(len(rows) - len(finished), "unfinished algorithm")
-    return f"{_compared(finished, pairs)} Not compared: {left}."
-
-
-def _compared(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
-    """The best of these against the second best."""
-    score = rows[0].score
-    order = sorted(rows, key=lambda row: -score.sign * row.last_tenth.mean)
-    best = order[0]
-    so_far = "So far " if any(row.going for row in rows) else ""
-    named = f"{escape(score.with_article)} of " if score.stated else ""
-    reached = f"{named}<b>{escape(best.last_tenth.of_score(score))}{score.unit}</b>"
-    text = f"{so_far}<b>{escape(best.label)}</b> reaches {reached} in the final 10 % of its rounds"
-    if len(order) == 1:
-        peak = f"its best round has {best.best.of_score(score)}{score.unit}"
-        epochs = "1 client epoch" if best.epochs.text(0) == "1" else f"{best.epochs.text(0)} client epochs"
-        return f"{text}; {peak}, for {megabytes(best.bytes)} MB and {epochs}."
-    second = order[1]
-    both = {best.label, second.label}
-    test = next((pair for pair in pairs if {pair.first, pair.second} == both), None)
-    gap = score.scale * abs(best.last_tenth.mean - second.last_tenth.mean)
-    digits = score.digits(best.last_tenth.mean)
-    apart = f"{gap:.{digits}f}{' points' * score.percent} {'above' if score.higher else 'below'}"
-    text += f", {apart} " if gap >= 0.5 * 10**-digits else ", level with "
-    text += f"<b>{escape(second.label)}</b>"
-    if test is None:
-        return f"{text}. The two have no finished seed in common, so a paired test is not possible."
-    if math.isnan(test.p):
-        return f"{text}. They share only one seed: the difference may be due to chance."
-    p = f"{said(test.adjusted)} over {len(test.seeds)} shared seeds"
-    if test.adjusted < 0.05:
-        return f"{text} (paired test, {escape(p)})."
-    return f"{text}; the difference is not statistically significant (paired test, {escape(p)})."
 
 
 def _title(groups: Sequence[Group]) -> str:

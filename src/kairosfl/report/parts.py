@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
-from kairosfl.report.pictures import COLOURS, HeatMap, LeftOut, Picture, letter
+from kairosfl.report.pictures import HeatMap, LeftOut, Picture, letter
 from kairosfl.report.read import Group, RunData, differing
-from kairosfl.report.tables import Pair, Row, by_problem, cells, said, signed
+from kairosfl.report.tables import Pair, Row, bounds, by_problem, cells, difference, probability, results
 
 _HEADS = {
     "final 10 %": "Mean {0.words} over the final 10 % of the evaluated rounds",
+    "vs. baseline": "How much better the final 10 % are than the baseline's on the same seeds, with its 95 % interval",
+    "p (Holm)": "p of the paired t-test, with Holm's correction for the comparisons with the baseline",
     "final": "{0.title} in the last evaluated round",
     "best": "{1} {0.words} of any evaluated round",
     "rounds to target": "Rounds until the {0.words} first reached the target",
@@ -24,79 +26,131 @@ _HEADS = {
 }
 
 
-CLEAR = ' class="clear"'  # statistically significant
+# Columns that are hidden until they are chosen; so are the parameters of a sweep, which labels contain.
+EXTRA = ("final", "epochs", "cohort", "e-LUD", "seconds")
+PARAMETER = "="  # before the names of columns that are parameters
+AFTER = "final 10 %"  # the comparison follows this column
+CLEAR, SIGNIFICANT = ' class="clear"', 0.05
+_COMPARED = ("vs. baseline", "p (Holm)")
 
 
 def key(number: int) -> str:
     """The letter of a group on its colour."""
-    return f'<i class="key g{number % len(COLOURS)}">{letter(number)}</i>'
+    return f'<i class="key g{number}">{letter(number)}</i>'
 
 
 def chips(groups: Sequence[Group]) -> str:
     """The legend: a button for each group."""
     title = "click: hide or show; double-click: show only this"
     return "".join(
-        f'<button type="button" class="chip g{i % len(COLOURS)}" data-group="{i}" aria-pressed="true" '
+        f'<button type="button" class="chip g{i}" data-group="{i}" aria-pressed="true" '
         f'title="{escape(group.label)} ({title})">{key(i)}<span>{escape(group.label)}</span></button>'
         for i, group in enumerate(groups)
     )
 
 
-def results_table(rows: Sequence[Row]) -> str:
+def results_table(
+    rows: Sequence[Row], varied: Mapping[str, Sequence[str]], versus: Mapping[int, tuple[str, str]]
+) -> str:
     """The table of results; the best values on the same data are highlighted."""
-    shown, score = [cells(row) for row in rows], rows[0].score
+    score = rows[0].score
     about = {name: text.format(score, score.best.capitalize()) for name, text in _HEADS.items()}
-    heads = "".join(
-        f'<th scope="col" title="{escape(about.get(name, ""))}"><button type="button">{escape(name)}</button></th>'
-        for name in shown[0]
-    )
     best = {
         "final 10 %": _best(rows, lambda row: score.sign * row.last_tenth.mean),
         "final": _best(rows, lambda row: score.sign * row.final.mean),
         "best": _best(rows, lambda row: score.sign * row.best.mean),
     }
     body = ""
-    for i, row in enumerate(shown):
-        body += f'<tr data-group="{i}">'
-        for name, value in row.items():
-            mark = ' class="best"' if i in best.get(name, ()) else ""
-            head = key(i) if name == "algorithm" else ""
-            body += f'<td data-column="{escape(name)}" title="{escape(value)}"{mark}>{head}{escape(value)}</td>'
-        body += "</tr>"
-    return _table("sortable", heads, body)
+    for i, row in enumerate(rows):
+        shown = {name: _cell(name, escape(value), i in best.get(name, ())) for name, value in cells(row).items()}
+        first = shown.pop("algorithm").replace(">", f">{key(i)}", 1).replace("</td>", f"{_flags(row)}</td>")
+        own = "".join(_cell(f"{PARAMETER}{name}", escape(values[i])) for name, values in varied.items())
+        shown[AFTER] += "".join(map(_cell, _COMPARED, versus.get(i, ("–", "–")))) if versus else ""
+        body += f'<tr data-group="{i}">{first}{own}{"".join(shown.values())}</tr>'
+    names = list(cells(rows[0]))
+    at = names.index(AFTER) + 1
+    compared = _COMPARED if versus else ()
+    names = [names[0], *(f"{PARAMETER}{name}" for name in varied), *names[1:at], *compared, *names[at:]]
+    return table("results", {name: about.get(name, "") for name in names}, body)
+
+
+def _cell(name: str, text: str, best: bool = False) -> str:
+    plain = "" if "<" in text else f' title="{text}"'
+    mark = ' class="best"' if best else ""
+    return f'<td data-column="{escape(name)}"{plain}{mark}>{text}</td>'
+
+
+def _flags(row: Row) -> str:
+    """What keeps runs of a group out of comparisons, where its name is."""
+    unfinished = len(row.seeds) - row.finished
+    words = [f"{row.diverged} diverged"] * (row.diverged > 0) + [f"{unfinished} unfinished"] * (unfinished > 0)
+    return f'<small class="flag">{" · ".join(words)}</small>' if words else ""
+
+
+def runs_table(groups: Sequence[Group]) -> str:
+    """Every run by itself, with its state."""
+    heads = ("group", "seed", "state", "rounds", "final 10 %", "best", "MB", "seconds", "folder")
+    body = ""
+    for i, group in enumerate(groups):
+        for run in group.runs:
+            (row,) = results([Group(group.label, (run,))], math.nan)
+            shown = cells(row)
+            state = _state(run)
+            mark = ' class="flag"' if state != "finished" else ""
+            body += (
+                f'<tr data-group="{i}"><td>{key(i)}{escape(group.label)}</td><td>{run.seed}</td><td{mark}>{state}</td>'
+            )
+            body += "".join(f"<td>{escape(shown[name])}</td>" for name in heads[3:8])
+            body += f"<td>{escape(run.path.name)}</td></tr>"
+    return table("runs", dict.fromkeys(heads, ""), body)
+
+
+def _state(run: RunData) -> str:
+    if run.diverged is not None:
+        return f"diverged in round {run.diverged}"
+    return "finished" if run.done else "stopped" if run.stopped else "unfinished"
+
+
+def versus(pairs: Sequence[Pair]) -> dict[str, tuple[str, str]]:
+    """For each group that is compared with a baseline, by label: the difference with its interval, and p.
+
+    The intervals are drawn as well, on one scale.
+    """
+    ends = [end for pair in pairs for end in (pair.low, pair.high, pair.difference.mean, 0.0) if math.isfinite(end)]
+    low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
+
+    def at(value: float) -> str:
+        return f"{100 * (value - low) / ((high - low) or 1.0):.3g}%"
+
+    found = {}
+    for pair in pairs:
+        if math.isnan(pair.low):
+            found[pair.second] = difference(pair), "–"
+            continue
+        ends_at = f"--low:{at(pair.low)};--high:{at(pair.high)};--at:{at(pair.difference.mean)};--zero:{at(0.0)}"
+        text = f'{difference(pair)}<small>{bounds(pair)}</small><i class="range" style="{ends_at}"></i>'
+        p = escape(probability(pair.adjusted))
+        found[pair.second] = text, f"<b{CLEAR}>{p}</b>" if pair.adjusted < SIGNIFICANT else p
+    return found
 
 
 def _best(rows: Sequence[Row], value: Callable[[Row], float]) -> set[int]:
     """The best rows of each problem on which several have finished."""
-    compared = ([i for i in mine if rows[i].finished] for mine in by_problem(rows).values())
+    compared = ([i for i in mine if rows[i].compared] for mine in by_problem(rows).values())
     known = ([i for i in mine if math.isfinite(value(rows[i]))] for mine in compared if len(mine) > 1)
     return {i for mine in known for i in mine if value(rows[i]) == max(value(rows[j]) for j in mine)}
 
 
-def tests_table(groups: Sequence[Group], pairs: Sequence[Pair], shown: Sequence[int]) -> str:
-    """How much better the row is than the column, with the p-value below; significant ones are highlighted."""
-    number = {group.label: i for i, group in enumerate(groups)}
-    found: dict[tuple[int, int], str] = {}
-    for pair in pairs:
-        a, b = number[pair.first], number[pair.second]
-        mark = CLEAR if pair.adjusted < 0.05 else ""
-        p = escape(said(pair.adjusted)) if math.isfinite(pair.p) else "one seed"
-        gap = pair.score.scale * pair.difference.mean
-        digits = pair.score.digits(gap)
-        for at, sign in (((b, a), 1), ((a, b), -1)):
-            found[at] = f"<td{mark}>{signed(sign * gap, digits)}<small>{p}</small></td>"
-    head = "".join(f'<th scope="col">{key(i)}</th>' for i in shown)
-    body = ""
-    for i in shown:
-        label = escape(groups[i].label)
-        row = "".join("<td>·</td>" if i == j else found.get((i, j), "<td>–</td>") for j in shown)
-        body += f'<tr data-group="{i}"><td title="{label}">{key(i)}{label}</td>{row}</tr>'
-    return _table("matrix", f"<th></th>{head}", body)
-
-
-def _table(kind: str, head: str, body: str) -> str:
+def table(name: str, heads: Mapping[str, str], body: str) -> str:
+    """A table that can be sorted, filtered and saved; `heads` are its columns with what they mean."""
+    head = "".join(
+        f'<th scope="col" data-name="{escape(each)}" title="{escape(about)}">'
+        f'<button type="button">{escape(each.removeprefix(PARAMETER))}</button></th>'
+        for each, about in heads.items()
+    )
     return (
-        f'<div class="scroll"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<div class="scroll"><table id="{name}" class="sortable"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 

@@ -4,41 +4,89 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from kairosfl.report.checked import Array
 from kairosfl.report.figures import critical_periods
+from kairosfl.report.parts import EXTRA, versus
 from kairosfl.report.pictures import BAND, CRITICAL, HeatMap, Lines, Picture, Series, letter
 from kairosfl.report.read import Group, RunData
-from kairosfl.report.tables import scored
+from kairosfl.report.tables import Row, against, by_problem, scored
 
 DIGITS = 5  # significant ones: more than a screen shows
 # Evaluated rounds above which noise hides the curves: they are smoothed initially, with the raw ones faintly behind.
 MANY = 150
+LONG = 64  # a shorter list is written out
+BASELINES = 40  # that can be chosen on the page: every one has a comparison with all others
+
+Numbers = list[float | int | None]
 
 
-def payload(groups: Sequence[Group], pictures: Sequence[Picture], target: float) -> dict[str, Any]:
+def payload(
+    groups: Sequence[Group],
+    rows: Sequence[Row],
+    pictures: Sequence[Picture],
+    target: float,
+    *,
+    given: bool,
+    varied: Mapping[str, Sequence[str]],
+) -> dict[str, Any]:
     """All that the scripts of the page read."""
+    score = groups[0].score
+    baselines = [number for number, row in enumerate(rows) if row.baseline]
     return {
-        "groups": [_group(number, group) for number, group in enumerate(groups)],
+        "groups": [_group(number, group, row) for number, (group, row) in enumerate(zip(groups, rows, strict=True))],
         "lines": [_lines(each) for each in pictures if isinstance(each, Lines)],
         "heats": [_heat(each) for each in pictures if isinstance(each, HeatMap)],
         "runs": [_run(number, run) for number, group in enumerate(groups) for run in group.shown],
-        "words": {"band": BAND, "critical": CRITICAL},
+        "varied": varied,
+        "baselines": baselines,
+        "versus": _versus(groups, rows, baselines),
+        "words": {"band": BAND, "critical": CRITICAL, "target": _target_words(rows, target, given)},
         "target": target if math.isfinite(target) else None,
-        "metric": {"scale": groups[0].score.scale, "sign": groups[0].score.sign},
+        "metric": {"scale": score.scale, "sign": score.sign, "words": score.words, "percent": score.percent},
         "smooth": 11 if max(len(scored(run)[0]) for group in groups for run in group.runs) > MANY else 1,
+        "extra": EXTRA,
     }
 
 
-def _group(number: int, group: Group) -> dict[str, Any]:
+def _target_words(rows: Sequence[Row], target: float, given: bool) -> str:
+    """Where the target comes from."""
+    if given:
+        return "as given"
+    names = [row.label for row in rows if row.baseline]
+    if not math.isfinite(target):
+        return f"none yet: {names[0]}, the baseline, has no final result"
+    whose = f"{names[0]}, the baseline," if len(names) == 1 else "the worst of the baselines"
+    return f"what {whose} reaches in the final 10 % of its rounds, rounded"
+
+
+def _versus(
+    groups: Sequence[Group], rows: Sequence[Row], first: Sequence[int]
+) -> dict[str, dict[int, tuple[str, str]]]:
+    """For each group that can be chosen as the baseline, the cells of those on the same data."""
+    problems = by_problem(rows)
+    compared = [i for i, row in enumerate(rows) if row.compared and len(problems[row.problem]) > 1]
+    number = {group.label: i for i, group in enumerate(groups)}
+    found = {}
+    for i in list(dict.fromkeys([*first, *compared]))[:BASELINES]:
+        mine = problems[rows[i].problem]
+        cells = versus(against(groups, i, mine))
+        found[str(i)] = {number[label]: cell for label, cell in cells.items()} | {i: ("baseline", "")}
+    return dict(sorted(found.items(), key=lambda each: int(each[0])))
+
+
+def _group(number: int, group: Group, row: Row) -> dict[str, Any]:
     return {
         "label": group.label,
         "letter": letter(number),
+        "problem": group.problem,
         "seeds": [run.seed for run in group.runs],
+        "final": _rounded(row.last_tenth.mean) if row.compared else None,
+        "goal": _rounded(group.score.rounded(row.last_tenth.mean)) if row.compared else None,
         "critical": [[left, right, round(share, 3)] for left, right, share in critical_periods(group)],
     }
 
@@ -59,11 +107,11 @@ def _series(series: Series) -> dict[str, Any]:
         "group": series.group,
         "name": series.name,
         "dashed": series.dashed,
-        "x": numbers(series.x),
-        "mean": numbers(series.mean),
-        "count": [int(count) for count in series.count],
-        "deviation": numbers(series.deviation) if several else None,
-        "seeds": [numbers(seed) for seed in series.seeds] if several else None,
+        "x": short(numbers(series.x)),
+        "mean": short(numbers(series.mean)),
+        "count": short([int(count) for count in series.count]),
+        "deviation": short(numbers(series.deviation)) if several else None,
+        "seeds": [short(numbers(seed, DIGITS - 1)) for seed in series.seeds] if several else None,
     }
 
 
@@ -102,19 +150,30 @@ def _run(number: int, run: RunData) -> dict[str, Any]:
     return {
         "group": number,
         "seed": run.seed,
-        "round": numbers(run.column("round")[index]),
-        "score": [float(f"{value:.7g}") for value in values],
-        "mb": [float(f"{value:.9g}") if math.isfinite(value) else None for value in megabytes.tolist()],
+        "round": short(numbers(run.column("round")[index])),
+        "score": numbers(values, 7),
+        "mb": numbers(megabytes, 7),
     }
 
 
-def numbers(values: Array) -> list[float | int | None]:
+def numbers(values: Array, digits: int = DIGITS) -> Numbers:
     """Values as short JSON: a few digits, whole numbers without a point, null for none."""
-    return [_short(value) for value in values.tolist()]
+    return [_rounded(value, digits) for value in values.tolist()]
 
 
-def _short(value: float) -> float | int | None:
+def _rounded(value: float, digits: int = DIGITS) -> float | int | None:
     if not math.isfinite(value):
         return None
-    rounded = float(f"{value:.{DIGITS}g}")
+    rounded = float(f"{value:.{digits}g}")
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+
+
+def short(values: Numbers) -> Numbers | dict[str, float | int]:
+    """A long list that is constant or rises in whole steps, as rounds do, as its first value, step and length."""
+    if len(values) < LONG or any(value is None for value in values):
+        return values
+    first, step = values[0], values[1] - values[0]  # type: ignore[operator]
+    whole = step == 0 or (type(first) is int and type(step) is int)
+    if whole and all(value == first + i * step for i, value in enumerate(values)):  # type: ignore[operator]
+        return {"first": first, "step": step, "length": len(values)}  # type: ignore[dict-item]
+    return values

@@ -147,13 +147,18 @@ class Group:
 
     @property
     def finished(self) -> tuple[RunData, ...]:
-        """The runs that can be compared: those that have finished."""
+        """The runs that have finished."""
         return tuple(run for run in self.runs if run.done)
 
     @property
+    def compared(self) -> tuple[RunData, ...]:
+        """The runs that can be compared: those that have finished without diverging."""
+        return tuple(run for run in self.finished if run.diverged is None)
+
+    @property
     def shown(self) -> tuple[RunData, ...]:
-        """The runs that its numbers are about: unfinished ones only if none has finished."""
-        return self.finished or self.runs
+        """The runs that its numbers are about: diverged and unfinished ones only if there are no others."""
+        return self.compared or self.finished or self.runs
 
 
 @dataclass(frozen=True)

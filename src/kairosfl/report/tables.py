@@ -1,4 +1,4 @@
-"""Results of the runs: mean ± deviation over seeds, what a target costs, and paired tests between algorithms."""
+"""Results of the runs: mean ± deviation over seeds, what a target costs, and each algorithm against a baseline."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_HALF_UP, Context, Decimal
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kairosfl.errors import UserError
 from kairosfl.report.checked import Array
 from kairosfl.report.notes import notes
+from kairosfl.report.pictures import letter
 from kairosfl.report.read import Group, RunData, read_study
+from kairosfl.report.student import holm, interval, paired_t
 from kairosfl.runs.history import final_tenth
 from kairosfl.runs.score import Score
 
+PLAIN = "fedavg"  # plain averaging
 _WIDE = ("final", "cohort", "e-LUD", "seconds")  # shown only in the page and the files
 
 
@@ -64,8 +67,9 @@ class Row:
     score: Score  # the metric of `final`, `last_tenth`, `best` and the target
     seeds: tuple[int, ...]
     going: int  # runs that have neither finished nor stopped with an error
-    diverged: int  # of the runs that the numbers are about
-    finished: int  # runs; if there are any, the numbers are about these
+    finished: int  # runs
+    diverged: int  # of the finished runs; the numbers are about the others, if there are any
+    baseline: bool  # whether the others on its data are compared with it
     rounds: Spread
     planned: int
     final: Spread  # the last evaluated round
@@ -80,30 +84,39 @@ class Row:
     seconds: Spread
     notes: tuple[str, ...]  # what qualifies its numbers
 
+    @property
+    def compared(self) -> bool:
+        """Whether it has a result that others can be compared with."""
+        return self.finished > self.diverged and self.last_tenth.count > 0
+
 
 @dataclass(frozen=True)
 class Pair:
-    """The paired t-test of two algorithms that both have finished on the same seeds.
+    """An algorithm against the baseline on the seeds that both have finished without diverging.
 
     It is about the main metric over the final 10 % of rounds: how much better the second is, which is second minus
     first, or first minus second if lower is better.
     """
 
-    first: str
+    first: str  # the baseline
     second: str
     score: Score
     seeds: tuple[int, ...]
     difference: Spread
-    p: float  # NaN with fewer than two seeds
-    adjusted: float  # Holm's correction over all pairs of the same data that could be tested
+    low: float  # the 95 % interval of the mean difference; NaN with fewer than two seeds
+    high: float
+    p: float  # of the paired t-test; NaN with fewer than two seeds
+    adjusted: float  # Holm's correction for the comparisons with the baseline that could be tested
+    comparisons: int  # how many these are
 
 
-def results(groups: Sequence[Group], target: float) -> list[Row]:
+def results(groups: Sequence[Group], target: float, baseline: str | None = None) -> list[Row]:
     """The table of results, with what it took to reach the target."""
-    return [_row(group, target) for group in groups]
+    chosen = baselines(groups, baseline).values()
+    return [_row(group, target, number in chosen) for number, group in enumerate(groups)]
 
 
-def _row(group: Group, target: float) -> Row:
+def _row(group: Group, target: float, baseline: bool) -> Row:
     seeds = tuple(dict.fromkeys(run.seed for run in group.runs))
 
     def over(value: Callable[[RunData], float]) -> Spread:
@@ -116,8 +129,9 @@ def _row(group: Group, target: float) -> Row:
         score=group.score,
         seeds=seeds,
         going=sum(not run.done and not run.stopped for run in group.runs),
-        diverged=sum(run.diverged is not None for run in group.shown),
         finished=len(group.finished),
+        diverged=len(group.finished) - len(group.compared),
+        baseline=baseline,
         rounds=over(lambda run: run.last),
         planned=max(run.planned for run in group.runs),
         final=over(lambda run: _last(scored(run)[1])),
@@ -152,29 +166,61 @@ def reach(run: RunData, cost: Array, target: float) -> float:
     return float(cost[there[0]]) if len(there) else math.nan
 
 
-def chosen_target(groups: Sequence[Group], target: float | None) -> float:
+def chosen_target(groups: Sequence[Group], target: float | None, baseline: str | None = None) -> float:
     """The requested target, checked, or the default one."""
     if target is None:
-        return default_target(groups)
+        return default_target(groups, baseline)
     groups[0].score.check(target)
     return target
 
 
-def default_target(groups: Sequence[Group]) -> float:
-    """A whole percentage, or a number of two digits, that at least half of the algorithms reach with every seed."""
-    counted, score = [group for group in groups if group.finished] or groups, groups[0].score
-    bests = [min(score.sign * _best(run) for run in group.shown) for group in counted]
-    known = [best for best in bests if math.isfinite(best)]
-    return score.rounded(score.sign * statistics.median_low(known)) if known else math.nan
+def default_target(groups: Sequence[Group], baseline: str | None = None) -> float:
+    """What the baseline reaches in the end, as a short number; on several data, the worst of these; NaN if unknown."""
+    score = groups[0].score
+    values = [_mean(np.array(list(_by_seed(groups[i]).values()))) for i in baselines(groups, baseline).values()]
+    known = [score.sign * value for value in values if math.isfinite(value)]
+    return score.rounded(score.sign * min(known)) if known else math.nan
 
 
-def paired_tests(groups: Sequence[Group]) -> list[Pair]:
-    """Every two algorithms that share the data and a seed, corrected for the number of tests on the same data."""
-    return [
-        pair
-        for mine in by_problem(groups).values()
-        for pair in _corrected([_pair(groups[i], groups[j]) for i, j in combinations(mine, 2)])
-    ]
+def baselines(groups: Sequence[Group], name: str | None = None) -> dict[str, int]:
+    """The group on each problem that others are compared with: the named one, else plain averaging, else the first.
+
+    Of several, such as plain averaging with different learning rates, it is the best one.
+    """
+    if name is not None and not any(_is_called(name, i, group) for i, group in enumerate(groups)):
+        labels = ", ".join(group.label for group in groups[:8]) + (" …" if len(groups) > 8 else "")
+        raise UserError(f"baseline = {name!r} is none of the groups; use a letter or one of these: {labels}.")
+    found = {}
+    for problem, mine in by_problem(groups).items():
+        plain = [i for i in mine if groups[i].runs[0].algorithm.strip().lower() == PLAIN] or mine[:1]
+        wanted = plain if name is None else [i for i in mine if _is_called(name, i, groups[i])]
+        if wanted:
+            found[problem] = max(wanted, key=lambda i: _final(groups[i]))  # the first of equals
+    return found
+
+
+def _is_called(name: str, number: int, group: Group) -> bool:
+    return name in (group.label, group.runs[0].algorithm) or name.upper() == letter(number)
+
+
+def _final(group: Group) -> float:
+    """The final 10 %, higher is better; infinitely bad if it cannot be compared."""
+    values = list(_by_seed(group).values())
+    return group.score.sign * statistics.fmean(values) if values else -math.inf
+
+
+def paired_tests(groups: Sequence[Group], baseline: str | None = None) -> list[Pair]:
+    """Every algorithm against the baseline on the same data, corrected for the number of these comparisons."""
+    chosen, problems = baselines(groups, baseline), by_problem(groups)
+    return [pair for problem, i in chosen.items() for pair in against(groups, i, problems[problem])]
+
+
+def against(groups: Sequence[Group], baseline: int, mine: Iterable[int]) -> list[Pair]:
+    """These groups against this one."""
+    made = [pair for i in mine if i != baseline and (pair := _pair(groups[baseline], groups[i]))]
+    count = sum(math.isfinite(pair.p) for pair in made)
+    corrected = zip(made, holm([pair.p for pair in made]), strict=True)
+    return [replace(pair, adjusted=p, comparisons=count) for pair, p in corrected]
 
 
 def by_problem(rows: Sequence[Group | Row]) -> dict[str, list[int]]:
@@ -188,58 +234,21 @@ def by_problem(rows: Sequence[Group | Row]) -> dict[str, list[int]]:
 def _pair(first: Group, second: Group) -> Pair | None:
     ours, theirs = _by_seed(second), _by_seed(first)
     seeds = tuple(sorted(ours.keys() & theirs.keys()))
+    if not seeds:
+        return None
     differences = [first.score.sign * (ours[seed] - theirs[seed]) for seed in seeds]
     apart = Spread.of(differences)
+    low, high = interval(apart.mean, apart.deviation, apart.count)
     p = paired_t(differences)
-    return Pair(first.label, second.label, first.score, seeds, apart, p, math.nan) if seeds else None
-
-
-def _corrected(pairs: Iterable[Pair | None]) -> list[Pair]:
-    made = [pair for pair in pairs if pair is not None]
-    return [replace(pair, adjusted=p) for pair, p in zip(made, holm([pair.p for pair in made]), strict=True)]
+    return Pair(first.label, second.label, first.score, seeds, apart, low, high, p, math.nan, 0)
 
 
 def _by_seed(group: Group) -> dict[int, float]:
     found: dict[int, list[float]] = {}
-    for run in group.finished:
+    for run in group.compared:
         found.setdefault(run.seed, []).append(last_tenth(run))
     means = {seed: statistics.fmean(values) for seed, values in found.items()}
     return {seed: value for seed, value in means.items() if math.isfinite(value)}
-
-
-def paired_t(differences: Sequence[float]) -> float:
-    """The two-sided p-value of "the mean difference is zero"; NaN with fewer than two differences."""
-    n = len(differences)
-    if n < 2:
-        return math.nan
-    mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
-    if deviation == 0:
-        return 1.0 if mean == 0 else 0.0
-    return student_tail(mean / (deviation / math.sqrt(n)), n - 1)
-
-
-def student_tail(t: float, freedom: int) -> float:
-    """P(|T| > |t|) for whole degrees of freedom, in closed form (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
-    angle = math.atan(abs(t) / math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term = cosine if odd else 1.0
-    total = term if freedom > 1 else 0.0
-    for k in range(2 + odd, freedom, 2):
-        term *= cosine * cosine * (k - 1) / k
-        total += term
-    inside = (angle + sine * total) * 2 / math.pi if odd else sine * total
-    return max(0.0, 1.0 - inside)
-
-
-def holm(values: Sequence[float]) -> list[float]:
-    """p-values corrected for as many tests as there are values; NaN stays and does not count."""
-    order = sorted((i for i, p in enumerate(values) if math.isfinite(p)), key=lambda i: values[i])
-    adjusted, highest = [math.nan] * len(values), 0.0
-    for rank, i in enumerate(order):
-        highest = max(highest, min(1.0, (len(order) - rank) * values[i]))
-        adjusted[i] = highest
-    return adjusted
 
 
 def fixed(value: float, digits: int) -> str:
@@ -303,17 +312,23 @@ def pair_cells(pair: Pair) -> dict[str, str]:
         "second": pair.second,
         "first": pair.first,
         "seeds": str(len(pair.seeds)),
-        f"{'second − first' if pair.score.higher else 'first − second'}{points}": _difference(pair),
-        "p": probability(pair.p),
+        f"{'second − first' if pair.score.higher else 'first − second'}{points}": difference(pair),
+        "95 % interval": bounds(pair),
         "p (Holm)": probability(pair.adjusted),
     }
 
 
-def _difference(pair: Pair) -> str:
-    size, score = replace(pair.difference, mean=abs(pair.difference.mean)), pair.score
-    digits = score.digits(size.mean)
-    rest = size.text(digits, score.scale).removeprefix(fixed(score.scale * size.mean, digits))
-    return signed(score.scale * pair.difference.mean, digits) + rest
+def difference(pair: Pair) -> str:
+    """How much better the second is."""
+    gap = pair.score.scale * pair.difference.mean
+    return signed(gap, pair.score.digits(gap))
+
+
+def bounds(pair: Pair) -> str:
+    """The interval of the difference; a dash if there is none."""
+    ends = [pair.score.scale * end for end in (pair.low, pair.high)]
+    digits = pair.score.digits(max(map(abs, ends)))
+    return "–" if math.isnan(pair.low) else " to ".join(signed(end, digits) for end in ends)
 
 
 def results_table(rows: Sequence[Row], target: float, without: Sequence[str] = ()) -> list[dict[str, str]]:

@@ -28,8 +28,10 @@ _FILES = ("metrics.jsonl", "summary.json", "sweep.json")
 class LivePage:
     """The page about a folder, rebuilt when a file in it has changed, at a limited rate."""
 
-    def __init__(self, folder: Path, target: float | None = None, say: Say = silent) -> None:
-        self.folder, self.target, self.say = folder, target, say
+    def __init__(
+        self, folder: Path, target: float | None = None, say: Say = silent, baseline: str | None = None
+    ) -> None:
+        self.folder, self.target, self.say, self.baseline = folder, target, say, baseline
         self._said: set[str] = set()
         self._lock = threading.Lock()
         self._mark, self._text = "", ""
@@ -61,18 +63,23 @@ class LivePage:
             for sentence in (each for each in study.all_damaged() if each not in self._said):
                 self._said.add(sentence)
                 self.say(sentence)
-            return page(study, target=self.target, mark=mark)
+            return page(study, target=self.target, baseline=self.baseline, mark=mark)
         except UserError as error:
             words = str(error) if any(self.folder.rglob("metrics.jsonl")) else "Waiting for the first round."
             body = '<div id="page"><header><p class="over"><span id="live">Kairos report, live</span></p>'
             body += f'<h1>{escape(self.folder.name)}</h1><p class="verdict">{escape(words)}</p></header></div>'
-            nothing: dict[str, Any] = {"groups": [], "lines": [], "heats": [], "runs": [], "words": {}}
-            nothing |= {"target": None, "metric": {"scale": 1, "sign": 1}, "smooth": 1}
+            nothing: dict[str, Any] = {"groups": [], "lines": [], "heats": [], "runs": [], "words": {}, "extra": []}
+            nothing |= {"target": None, "metric": {"scale": 1, "sign": 1}, "smooth": 1, "varied": {}, "versus": {}}
             return shell(self.folder.name, body, json.dumps(nothing), mark)
 
 
 def serve(
-    folder: Path, port: int = 8765, host: str = "127.0.0.1", target: float | None = None, say: Say = silent
+    folder: Path,
+    port: int = 8765,
+    host: str = "127.0.0.1",
+    target: float | None = None,
+    say: Say = silent,
+    baseline: str | None = None,
 ) -> ThreadingHTTPServer:
     """A server that is bound but not yet running; port 0 takes a free one."""
     if not folder.is_dir():
@@ -81,7 +88,7 @@ def serve(
     begun = next(folder.rglob("metrics.jsonl"), None)
     if target is not None and begun:  # otherwise it is not known yet what the target is of: the page will say so
         read_run(begun.parent).score.check(target)
-    live = LivePage(folder, target, say)
+    live = LivePage(folder, target, say, baseline)
     try:
         return ThreadingHTTPServer((host, port), _handler(live, host))
     except OverflowError:
@@ -96,6 +103,7 @@ def watch(
     host: str = "127.0.0.1",
     *,
     target: float | None = None,
+    baseline: str | None = None,
     ready: Callable[[str], None] | None = None,
     say: Say = silent,
 ) -> None:
@@ -103,7 +111,7 @@ def watch(
 
     `say` is called once for each damaged file.
     """
-    with serve(Path(folder), port, host, target, say) as server:
+    with serve(Path(folder), port, host, target, say, baseline) as server:
         address = f"http://{host}:{server.server_port}/"
         (ready or _say)(address)
         with contextlib.suppress(KeyboardInterrupt):

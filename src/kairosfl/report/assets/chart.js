@@ -65,6 +65,18 @@ function nearest(list, x) {
   return Math.abs(list[low] - x) <= Math.abs(list[high] - x) ? low : high;
 }
 
+// Offers a file to save: text, or a data URL.
+function offer(name, content, type) {
+  const link = html("a", { download: name });
+  link.href = type ? URL.createObjectURL(new Blob([content], { type })) : content;
+  link.click();
+  if (type) URL.revokeObjectURL(link.href);
+  return content;
+}
+
+const quoted = (value) => (/[",\n]/.test(value ?? "") ? `"${value.replaceAll('"', '""')}"` : value ?? "");
+const csv = (rows) => rows.map((row) => `${row.map(quoted).join(",")}\n`).join("");
+
 const tip = {
   show(x, y, fill) {
     const box = document.getElementById("tip");
@@ -89,6 +101,8 @@ class Chart {
     this.tools = html("span", { class: "tools" }, figure.querySelector("figcaption"));
     this.back = this.button("↺ reset", "Show the whole range (double-click, or 0)", () => this.zoom(null));
     this.back.hidden = true;
+    for (const kind of ["svg", "png", "csv"])
+      this.button(kind.toUpperCase(), kind === "csv" ? "Save the numbers" : "Save this picture", () => this.save(kind));
   }
 
   button(text, title, act) {
@@ -143,11 +157,12 @@ class Chart {
       node("text", { x: left - 7, y: y(value) + 4, "text-anchor": "end" }, axis, yText(value));
     }
     node("line", { class: "tick", x1: left, x2: left + width, y1: top + height, y2: top + height }, axis);
-    const { values, step } = ticks(...this.range, width / 64, this.linked || this.whole_x);
+    const names = this.spec.x_names;
+    const { values, step } = names ? { values: names.keys() } : ticks(...this.range, width / 64, this.linked || this.whole_x);
     for (const value of values) {
       const x = this.x(value);
       node("line", { class: "tick", x1: x, x2: x, y1: top + height + below, y2: top + height + below + 4 }, axis);
-      node("text", { x, y: top + height + below + 17, "text-anchor": "middle" }, axis, number(value, step));
+      node("text", { x, y: top + height + below + 17, "text-anchor": "middle" }, axis, names ? names[value] : number(value, step));
     }
     const label = { class: "label", x: left + width, y: top + height + below + 33, "text-anchor": "end" };
     node("text", label, axis, this.spec.x_label);
@@ -294,8 +309,23 @@ class Chart {
     return { width: 0, height: 0 };
   }
 
-  // A standalone file that looks the same: the relevant styles are written into it.
-  save() {
+  // As a file: the picture, or its numbers.
+  save(kind = "svg") {
+    const name = `${this.figure.id.slice(4)}.${kind}`;
+    if (kind === "csv") return offer(name, csv(this.rows()), "text/csv");
+    const { text, width, height } = this.picture();
+    if (kind === "svg") return offer(name, text, "image/svg+xml");
+    const canvas = html("canvas", { width: 2 * width, height: 2 * height });
+    const image = new Image();
+    image.src = `data:image/svg+xml,${encodeURIComponent(text)}`;
+    return image.decode().then(() => {
+      canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+      return offer(name, canvas.toDataURL());
+    });
+  }
+
+  // A standalone SVG that looks the same: the relevant styles are written into it.
+  picture() {
     const copy = this.svg.cloneNode(true);
     const from = [this.svg, ...this.svg.querySelectorAll("*")];
     const to = [copy, ...copy.querySelectorAll("*")];
@@ -317,11 +347,6 @@ class Chart {
     const style = `fill:${color};font:600 13px ${fontFamily}`.replaceAll('"', "'");
     node("text", { x: 4, y: -8, style }, copy, this.title());
     copy.prepend(node("rect", { ...whole, style: `fill:${paper}` }));
-    const text = new XMLSerializer().serializeToString(copy);
-    const link = html("a", { download: `${this.figure.id.slice(4)}.svg` });
-    link.href = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
-    link.click();
-    URL.revokeObjectURL(link.href);
-    return text;
+    return { text: new XMLSerializer().serializeToString(copy), width: whole.width, height: whole.height };
   }
 }

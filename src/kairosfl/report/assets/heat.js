@@ -15,17 +15,34 @@ class HeatChart extends Chart {
   constructor(figure, spec, page) {
     super(figure, spec, page);
     this.whole_x = true;
-    this.tallness = spec.y_label === "class" ? 0.36 : 0.6;
-    this.button("SVG", "Save this picture", () => this.save());
-    const bytes = Uint8Array.from(atob(spec.data), (c) => c.charCodeAt(0));
-    const steps = new Uint16Array(bytes.buffer);
-    this.cells = Float64Array.from(steps, (q) => (q ? spec.low + ((q - 1) / 65534) * (spec.high - spec.low) : NaN));
+    this.tallness = spec.cells ? 0.05 * spec.rows : spec.y_label === "class" ? 0.36 : 0.6;
+    this.cells = spec.cells ?? this.unpacked(spec);
     this.image = this.paint();
+  }
+
+  unpacked({ data, low, high }) {
+    const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
+    return Float64Array.from(new Uint16Array(bytes.buffer), (q) => (q ? low + ((q - 1) / 65534) * (high - low) : NaN));
+  }
+
+  // For a file of numbers: one line for each cell that has a value.
+  rows() {
+    const { spec } = this;
+    const lines = [...this.cells].map((value, i) => [this.row(Math.floor(i / spec.columns)), this.column(i % spec.columns), value]);
+    return [[spec.y_label, spec.x_label, spec.value_label], ...lines.filter((line) => !Number.isNaN(line[2])).map((l) => l.map(String))];
+  }
+
+  row(i) {
+    return this.spec.names[i] || this.span(this.spec.y_range, this.spec.rows, i);
+  }
+
+  column(i) {
+    return this.spec.x_names?.[i] ?? this.span(this.spec.x_range, this.spec.columns, i);
   }
 
   title() {
     const { groups, inside } = this.page;
-    return groups.length > 1 ? `${super.title()}: ${groups[inside].label}` : super.title();
+    return groups.length > 1 && !this.spec.cells ? `${super.title()}: ${groups[inside].label}` : super.title();
   }
 
   share(value) {
@@ -68,7 +85,20 @@ class HeatChart extends Chart {
     const text = (v) => (names ? (names[v].length > 16 ? `${names[v].slice(0, 15)}…` : names[v]) : number(v, 1));
     this.axes(values, this.y, text, 0).classList.add("plain");
     this.bar(left + width + 14);
+    if (spec.cells) this.numbers();
     this.finish();
+  }
+
+  // The values in their cells, where these are few.
+  numbers() {
+    const { spec } = this;
+    if (spec.rows * spec.columns > 150) return;
+    this.cells.forEach((value, i) => {
+      if (Number.isNaN(value)) return;
+      const place = { x: this.x(i % spec.columns), y: this.y(Math.floor(i / spec.columns)) + 4, "text-anchor": "middle" };
+      const ink = this.share(value) > 0.6 ? "#1a1d21" : "#fff";
+      node("text", { ...place, style: `fill:${ink}` }, this.svg, spec.percent ? (100 * value).toFixed(1) : number(value));
+    });
   }
 
   bar(x) {
@@ -81,7 +111,7 @@ class HeatChart extends Chart {
     node("rect", { x, y: top + 16, width: 9, height: height - 16, fill: `url(#${id})` }, bar);
     node("text", { class: "label", x: x - 2, y: top + 7 }, bar, value_label);
     for (const share of [0, 0.5, 1]) {
-      const value = low + (high - low) * share ** (1 / power);
+      const value = (low + (high - low) * share ** (1 / power)) * (this.spec.percent ? 100 : 1);
       node("text", { x: x + 13, y: top + height - share * (height - 16) + (share === 1 ? 8 : share ? 4 : 0) }, bar,
         Number(value.toPrecision(2)).toLocaleString("en", { maximumSignificantDigits: 2 }));
     }
@@ -104,8 +134,8 @@ class HeatChart extends Chart {
     if (row < 0 || row >= spec.rows) return;
     const cell = this.cells[row * spec.columns + column];
     tip.show(event.clientX, event.clientY, (into) => {
-      const name = spec.names[row] || `${spec.y_label} ${this.span(spec.y_range, spec.rows, row)}`;
-      html("b", {}, into, `${name}, ${spec.x_label} ${this.span(spec.x_range, spec.columns, column)}`);
+      const name = spec.names[row] && !spec.cells ? spec.names[row] : `${spec.y_label} ${this.row(row)}`;
+      html("b", {}, into, `${name}, ${spec.x_label} ${this.column(column)}`);
       html("div", {}, into, Number.isNaN(cell) ? "–" : `${spec.value_label} ${number(cell)}`);
     });
   }

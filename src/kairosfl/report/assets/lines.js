@@ -25,7 +25,6 @@ class LineChart extends Chart {
       this.draw();
     });
     this.logButton.hidden = spec.percent || spec.series.some((s) => s.mean.some((v) => v !== null && v <= 0));
-    this.button("SVG", "Save this picture", () => this.save());
   }
 
   kept() {
@@ -37,18 +36,27 @@ class LineChart extends Chart {
     return this.spec.steps ? 1 : this.page.smooth;
   }
 
+  // For a file of numbers: one line for each point of each curve that is shown.
+  rows() {
+    const { groups } = this.page;
+    const points = (s) => s.x.map((x, i) => [x, groups[s.group].label, s.name, s.mean[i], s.deviation?.[i], s.count[i]]);
+    const shown = this.spec.series.filter((s) => !this.page.off(s.group));
+    return [[this.spec.x_label, "group", "curve", "mean", "deviation", "seeds"], ...shown.flatMap(points).map((p) => p.map((v) => v?.toString()))];
+  }
+
   whole() {
-    const firsts = this.spec.series.map((s) => s.x[0]), lasts = this.spec.series.map((s) => s.x[s.x.length - 1]);
+    const series = this.spec.all;
+    const firsts = series.map((s) => s.x[0]), lasts = series.map((s) => s.x[s.x.length - 1]);
     const low = this.linked ? Math.min(...firsts) : 0;
     const high = Math.max(...lasts);
     return high > low ? [low, high] : [low - 0.5, high + 0.5];
   }
 
   // The curves that are shown, smoothed as the page asks.
-  curves() {
-    const { hidden, spread } = this.page;
+  curves(series) {
+    const { spread } = this.page;
     const smooth = this.window;
-    return this.spec.series.filter((s) => !hidden.has(s.group)).map((s) => {
+    return series.filter((s) => !this.page.off(s.group)).map((s) => {
       const mean = smoothed(s.mean, smooth);
       const deviation = s.deviation && spread === "band" ? smoothed(s.deviation, smooth) : null;
       const seeds = s.seeds && spread === "seeds" ? s.seeds.map((each) => smoothed(each, smooth)) : [];
@@ -90,8 +98,9 @@ class LineChart extends Chart {
     if (this.logButton.hidden) this.log = false; // a value that has no logarithm has come in
     this.logButton.setAttribute("aria-pressed", this.log);
     const hero = this.figure.classList.contains("hero");
-    const curves = this.curves();
-    const [low, high] = this.extent(curves);
+    const { series, all } = this.spec;
+    const curves = this.curves(series);
+    const [low, high] = this.extent(series === all ? curves : this.curves(all)); // facets share their axes
     const scale = this.spec.percent ? 100 : 1;
     const { values, step } = this.log ? logTicks(low, high) : ticks(low * scale, high * scale, hero ? 7 : 5);
     const shown = values.map((v) => v / scale);
@@ -127,11 +136,11 @@ class LineChart extends Chart {
   shade(strips, rows) {
     const { left, top, width, height } = this.at;
     const clip = (a, b) => [Math.max(left, this.x(a)), Math.min(left + width, this.x(b))];
-    const full = strips.length === 1 ? strips : strips.filter((g) => g === this.page.focused);
+    const full = strips.length === 1 ? strips : strips.filter((g) => this.page.focus.includes(g));
     for (const g of full)
       for (const [a, b, share] of this.page.groups[g].critical) {
         const [x, end] = clip(a, b);
-        const box = { class: `critical g${g % 7}`, x, y: top, width: Math.max(0, end - x), height };
+        const box = { class: `critical g${g}`, x, y: top, width: Math.max(0, end - x), height };
         node("rect", { ...box, style: `--share:${share}` }, this.svg);
       }
     if (!rows) return;
@@ -139,7 +148,7 @@ class LineChart extends Chart {
       const y = top + height + 4 + row * 6;
       for (const [a, b, share] of this.page.groups[g].critical) {
         const [x, end] = clip(a, b);
-        const box = { class: `strip g${g % 7}`, x, y, width: Math.max(0, end - x), height: 4 };
+        const box = { class: `strip g${g}`, x, y, width: Math.max(0, end - x), height: 4 };
         node("rect", { ...box, style: `--share:${share}` }, this.svg);
       }
     });
@@ -183,7 +192,7 @@ class LineChart extends Chart {
 
   curve(s, parent) {
     const dim = this.page.dims(s.group) ? " dim" : "";
-    const kind = `g${s.group % 7} t${Math.floor(s.group / 7) % 3}${s.dashed ? " dashed" : ""}${dim}`;
+    const kind = `g${s.group}${s.dashed ? " dashed" : ""}${dim}`;
     const g = node("g", { class: `series ${kind}`, "data-group": s.group }, parent);
     if (s.deviation && s.deviation.some((v) => v > 0)) {
       const i = [...s.x.keys()].filter((k) => s.deviation[k] !== null && s.mean[k] !== null);
@@ -243,7 +252,7 @@ class LineChart extends Chart {
     for (const { s, at, x } of ends) {
       const place = this.linked ? left + width + 13 : Math.min(left + width, x) + 13;
       const dim = this.page.dims(s.group) ? " dim" : "";
-      const badge = node("g", { class: `badge g${s.group % 7}${s.dashed ? " hollow" : ""}${dim}` }, this.svg);
+      const badge = node("g", { class: `badge g${s.group}${s.dashed ? " hollow" : ""}${dim}` }, this.svg);
       node("circle", { cx: place, cy: at, r: 7 }, badge);
       node("text", { x: place, y: at + 3.4, "text-anchor": "middle" }, badge, this.page.groups[s.group].letter);
     }
@@ -266,7 +275,7 @@ class LineChart extends Chart {
     for (const { s, i } of rows) {
       const y = this.y(s.mean[i]);
       if (y >= top - 1 && y <= top + height + 1)
-        node("circle", { class: `g${s.group % 7}`, cx: this.x(s.x[i]), cy: y, r: 3.5 }, this.cross);
+        node("circle", { class: `g${s.group}`, cx: this.x(s.x[i]), cy: y, r: 3.5 }, this.cross);
     }
     this.cross.setAttribute("visibility", "visible");
     if (!event) return;
@@ -275,13 +284,14 @@ class LineChart extends Chart {
     tip.show(event.clientX, event.clientY, (box) => {
       const mean = this.window > 1 ? ` (mean of ${this.window} points)` : "";
       html("b", {}, box, `${this.spec.x_label} ${number(spot)}${mean}`);
-      for (const { s, i } of rows) this.row(box, s, i, spot);
+      for (const { s, i } of rows.slice(0, 14)) this.row(box, s, i, spot);
+      if (rows.length > 14) html("div", { class: "note" }, box, `and ${rows.length - 14} more`);
     });
   }
 
   row(box, s, i, spot) {
     const group = this.page.groups[s.group];
-    const line = html("div", { class: `row g${s.group % 7}` }, box);
+    const line = html("div", { class: `row g${s.group}` }, box);
     html("i", { class: s.dashed ? "key hollow" : "key" }, line, group.letter);
     const critical = this.linked && group.critical.some(([a, b]) => spot > a && spot < b);
     const name = [this.page.groups.length > 1 || !s.name ? group.label : "", s.name].filter(Boolean).join(", ");

@@ -1,58 +1,192 @@
-// The page around the charts: which groups are shown, the target, the tables, and fresh data during a run.
+// The page around the charts: which groups are shown and how, the target, the baseline, and fresh data during a run.
 "use strict";
+
+const byId = (id) => document.getElementById(id);
+const MANY = 8; // groups from which on they are coloured and split by parameters to begin with
+
+// A list as the server shortened it, written out.
+function written(list) {
+  if (!list || Array.isArray(list)) return list;
+  return Array.from({ length: list.length }, (_, i) => list.first + i * list.step);
+}
 
 const page = {
   hidden: new Set(), // groups by number
-  focus: null, // the group whose chip is under the pointer
+  filtered: new Set(), // those that the filter leaves out
+  focus: [], // the groups whose chip is under the pointer
+  colour: null, // the parameter that curves are coloured by; "": one colour each
+  facet: null, // the parameter that the main charts are split by; "": none
+  words: "", // of the filter
+  base: null, // the baseline, where the reader has chosen one
+  without: null, // columns of the table that are not shown
   range: null, // rounds shown in all charts over rounds
   cursor: null,
   smooth: null, // points in a mean; the data says how many to begin with
   spread: "band",
   inside: 0, // the group whose heat maps are shown
   charts: [],
+  sorted: {}, // by table
 
   load() {
-    const data = JSON.parse(document.getElementById("data").textContent);
-    this.kept = new Map(this.charts.map((chart) => [chart.spec.key, chart.kept()]));
-    const fresh = { data, groups: data.groups, target: this.chosen ?? data.target, charts: [], focus: null };
+    const data = JSON.parse(byId("data").textContent);
+    for (const s of [...data.lines.flatMap((spec) => spec.series), ...data.runs]) {
+      for (const key of ["x", "mean", "count", "deviation", "round"]) s[key] = written(s[key]);
+      s.seeds = s.seeds?.map(written);
+    }
+    const fresh = { data, groups: data.groups, target: this.chosen ?? data.target, focus: [] };
     Object.assign(this, fresh); // the chip under the pointer is gone, and cannot say that it was left
     this.smooth ??= data.smooth;
-    for (const spec of data.lines) this.add(spec, LineChart);
-    for (const spec of data.heats) this.add(spec, HeatChart);
+    this.without ??= new Set([...data.extra, ...Object.keys(data.varied).map((name) => `=${name}`)]);
+    this.arrange();
     if (this.inside >= this.groups.length) this.inside = 0;
+    this.paint();
     this.wire();
-    this.look(this.inside);
-    this.draw();
-    this.reach();
-    const head = document.querySelectorAll("table.sortable th")[this.sorted?.column]; // none yet, or none any more
-    if (head) sort(head, this.sorted.down);
+    this.compare();
+    this.build();
+    for (const [id, { column, down }] of Object.entries(this.sorted)) {
+      const head = document.querySelectorAll(`#${id} th`)[column]; // none any more
+      if (head) sort(head, down);
+    }
     document.documentElement.dataset.ready = "yes";
   },
 
+  // The values of a parameter, numbers in their order.
+  levels(name) {
+    return [...new Set(this.data.varied[name])].sort(new Intl.Collator("en", { numeric: true }).compare).sort((a, b) => a - b || 0);
+  },
+
+  // Many groups are coloured by one parameter and split by another: the two that tell the most of them apart.
+  arrange() {
+    const { varied } = this.data;
+    const few = this.groups.length > MANY ? Object.keys(varied).filter((name) => this.levels(name).length <= MANY) : [];
+    const pairs = few.flatMap((a) => few.filter((b) => b !== a).map((b) => [a, b]));
+    const apart = ([a, b]) => new Set(varied[a].map((value, i) => `${value}\n${varied[b][i]}`)).size;
+    pairs.sort((p, q) => apart(q) - apart(p));
+    const [colour, facet] = pairs[0] ?? [few[0] ?? "", ""];
+    if (!(this.colour in varied) && this.colour !== "") this.colour = colour;
+    if (!(this.facet in varied) && this.facet !== "") this.facet = facet;
+  },
+
+  build() {
+    this.kept = new Map(this.charts.map((chart) => [chart.spec.key, chart.kept()]));
+    this.charts = [];
+    for (const each of document.querySelectorAll("figure.facet, figure .tools")) each.remove();
+    for (const spec of this.data.lines) this.add({ ...spec, all: spec.series }, LineChart);
+    for (const spec of this.data.heats) this.add(spec, HeatChart);
+    this.look(this.inside);
+    this.draw();
+    this.grid();
+  },
+
   add(spec, kind) {
-    const figure = document.getElementById(`fig-${spec.key}`);
-    if (figure) this.charts.push(Object.assign(new kind(figure, spec, this), this.kept.get(spec.key)));
+    const figure = byId(`fig-${spec.key}`);
+    if (!figure) return;
+    const levels = this.facet && figure.dataset.target ? this.levels(this.facet) : [];
+    if (figure.dataset.target) figure.hidden = levels.length > 0;
+    if (!levels.length) this.charts.push(Object.assign(new kind(figure, spec, this), this.kept.get(spec.key)));
+    levels.forEach((level, i) => {
+      const series = spec.series.filter((s) => this.data.varied[this.facet][s.group] === level);
+      if (!series.length) return;
+      const own = figure.cloneNode(true);
+      Object.assign(own, { id: `${figure.id}-${i}`, className: "facet", hidden: false });
+      own.dataset.title = own.querySelector("b").textContent = `${figure.dataset.title}, ${this.facet} = ${level}`;
+      figure.parentNode.insertBefore(own, figure);
+      const key = `${spec.key}-${i}`;
+      this.charts.push(Object.assign(new kind(own, { ...spec, key, series }, this), this.kept.get(key)));
+    });
   },
 
-  // The highlighted group; a hidden one is not, or the others would fade without a reason.
-  get focused() {
-    return this.focus === null || this.hidden.has(this.focus) ? null : this.focus;
+  // The final result by two parameters: the best of the groups in a cell.
+  grid() {
+    const figure = byId("fig-grid");
+    if (!figure) return;
+    this.charts = this.charts.filter((chart) => chart.figure !== figure);
+    figure.querySelector(".tools")?.remove();
+    const { varied, metric } = this.data;
+    const [x, y] = [byId("grid-across").value, byId("grid-up").value];
+    const [x_names, names] = [this.levels(x), this.levels(y)];
+    const problem = byId("grid-data")?.value ?? this.groups[0].problem;
+    const apart = [x, y].some((name) => problem.includes(`${name}=`)); // the data are an axis
+    const cells = new Array(names.length * x_names.length).fill(NaN);
+    this.groups.forEach(({ final, problem: own }, i) => {
+      if (final === null || this.off(i) || (own !== problem && !apart)) return;
+      const at = names.indexOf(varied[y][i]) * x_names.length + x_names.indexOf(varied[x][i]);
+      if (!(metric.sign * cells[at] > metric.sign * final)) cells[at] = final;
+    });
+    const known = cells.filter((value) => !Number.isNaN(value));
+    const [low, high] = known.length ? [Math.min(...known), Math.max(...known)] : [0, 1];
+    const sizes = { rows: names.length, columns: x_names.length };
+    const ranges = { x_range: [-0.5, sizes.columns - 0.5], y_range: [-0.5, sizes.rows - 0.5] };
+    const labels = { x_label: x, y_label: y, value_label: metric.percent ? "%" : metric.words };
+    const spec = { key: "grid", names, x_names, cells, low, high, power: 1, percent: metric.percent };
+    this.charts.push(new HeatChart(figure, { ...spec, ...sizes, ...ranges, ...labels }, this));
+    this.charts.at(-1).draw();
   },
 
+  off(group) {
+    return this.hidden.has(group) || this.filtered.has(group);
+  },
+
+  // Others fade only while a group that is shown is pointed at.
   dims(group) {
-    return this.focused !== null && this.focused !== group;
+    return this.focus.some((each) => !this.off(each)) && !this.focus.includes(group);
+  },
+
+  // A colour for every group, or for every value of a parameter: numbers from dark to light.
+  paint() {
+    const { colour, groups } = this;
+    const values = colour ? this.data.varied[colour] : groups.map((_, i) => i);
+    const levels = colour ? this.levels(colour) : values;
+    const ordered = colour && levels.every((level) => level === "–" || !Number.isNaN(Number(level)));
+    const shade = (share, from, to) => `rgb(${viridis(from + (to - from) * share)})`;
+    const style = levels.map((_, i) => {
+      const share = i / Math.max(1, levels.length - 1);
+      if (ordered) return `--c:light-dark(${shade(share, 0, 0.8)},${shade(share, 0.3, 1)});--dash:none`;
+      return `--c:var(--c${i % 7});--dash:${["none", "7 3", "2 3"][Math.floor(i / 7) % 3]}`;
+    });
+    const rules = values.map((value, i) => `.g${i}{${style[levels.indexOf(value)]}}`);
+    const box = document.querySelector(".chips");
+    if (!box) return; // nothing to show yet
+    byId("colours").textContent = rules.join("");
+    for (const each of document.querySelectorAll(".chip[data-level]")) each.remove();
+    box.classList.toggle("levels", colour !== "");
+    if (colour)
+      levels.forEach((level, i) => {
+        const title = "click: hide or show; double-click: show only these";
+        const chip = html("button", { type: "button", class: "chip", "data-level": level, style: style[i], title }, box);
+        html("i", { class: "key" }, chip);
+        html("span", {}, chip, `${colour} ${level}`);
+      });
+    for (const chip of document.querySelectorAll(colour ? ".chip[data-level]" : ".chip[data-group]")) this.listen(chip);
+  },
+
+  listen(chip) {
+    const groups = this.members(chip);
+    const focus = (value) => {
+      this.focus = value;
+      this.redraw();
+    };
+    chip.onclick = () => this.toggle(groups);
+    chip.ondblclick = () => this.only(groups);
+    chip.onmouseenter = () => focus(groups);
+    chip.onmouseleave = () => focus([]);
+  },
+
+  // The groups of a chip: one, or those with its value.
+  members(chip) {
+    const { group, level } = chip.dataset;
+    return group !== undefined ? [Number(group)] : [...this.groups.keys()].filter((i) => this.data.varied[this.colour][i] === level);
   },
 
   draw() {
+    cancelAnimationFrame(this.waiting);
+    this.waiting = undefined;
     for (const chart of this.charts) if (!chart.figure.hidden) chart.draw();
   },
 
   // Many events in a row, one drawing.
   redraw() {
-    this.waiting ??= requestAnimationFrame(() => {
-      this.waiting = undefined;
-      this.draw();
-    });
+    this.waiting ??= requestAnimationFrame(() => this.draw());
   },
 
   setRange(range) {
@@ -70,25 +204,79 @@ const page = {
     }
   },
 
-  toggle(group) {
-    if (this.hidden.has(group)) this.hidden.delete(group);
-    else this.hidden.add(group);
+  toggle(groups) {
+    const hide = groups.some((group) => !this.hidden.has(group));
+    for (const group of groups) hide ? this.hidden.add(group) : this.hidden.delete(group);
     this.shown();
   },
 
-  only(group) {
-    const alone = this.hidden.size === this.groups.length - 1 && !this.hidden.has(group);
-    this.hidden = new Set(alone ? [] : this.groups.keys());
-    if (!alone) this.hidden.delete(group);
+  only(groups) {
+    const alone = this.hidden.size === this.groups.length - groups.length && !groups.some((group) => this.hidden.has(group));
+    this.hidden = new Set(alone ? [] : [...this.groups.keys()].filter((group) => !groups.includes(group)));
     this.shown();
   },
 
   shown() {
-    for (const chip of document.querySelectorAll(".chip"))
-      chip.setAttribute("aria-pressed", !this.hidden.has(Number(chip.dataset.group)));
-    for (const row of document.querySelectorAll("tr[data-group]"))
+    for (const chip of document.querySelectorAll(".chip")) {
+      const members = this.members(chip);
+      chip.setAttribute("aria-pressed", members.some((group) => !this.hidden.has(group)));
+      chip.hidden = members.every((group) => this.filtered.has(group));
+    }
+    for (const row of document.querySelectorAll("tr[data-group]")) {
       row.classList.toggle("off", this.hidden.has(Number(row.dataset.group)));
+      row.hidden = this.filtered.has(Number(row.dataset.group));
+    }
     this.redraw();
+  },
+
+  // All words must be in a group's name, or be true of its parameters: fedprox lr>0.05
+  filter(words) {
+    this.words = words;
+    const { varied } = this.data;
+    const holds = (word, i) => {
+      const [, name, sign, value] = /^([^<>=]+)(<=|>=|<|>|=)(.+)$/.exec(word) ?? [];
+      const key = Object.keys(varied).find((each) => each.toLowerCase() === name || each.toLowerCase().endsWith(`.${name}`));
+      if (!key) return this.groups[i].label.toLowerCase().includes(word);
+      const own = varied[key][i].toLowerCase();
+      const [a, b] = [Number(own), Number(value)];
+      return { "=": own === value || a === b, "<": a < b, ">": a > b, "<=": a <= b, ">=": a >= b }[sign];
+    };
+    const asked = words.toLowerCase().split(/\s+/).filter(Boolean);
+    this.filtered = new Set([...this.groups.keys()].filter((i) => !asked.every((word) => holds(word, i))));
+    const left = this.groups.length - this.filtered.size;
+    if (byId("found")) byId("found").textContent = asked.length ? `${left} of ${this.groups.length} groups` : "";
+    this.shown();
+  },
+
+  // The difference of each group to the baseline on its data, and the target, which is what the baseline reaches.
+  compare() {
+    const { versus, words, target } = this.data;
+    if (this.base !== null && versus[this.base]) {
+      const { problem, label, goal } = this.groups[this.base];
+      const put = (i, name, text) => {
+        const cell = document.querySelector(`#results tr[data-group="${i}"] [data-column="${name}"]`);
+        if (cell) cell.innerHTML = text; // numbers, as the server wrote them
+      };
+      this.groups.forEach((group, i) => {
+        if (group.problem !== problem) return;
+        const [difference, p] = versus[this.base][i] ?? ["–", "–"];
+        put(i, "vs. baseline", difference);
+        put(i, "p (Holm)", p);
+      });
+      const own = goal !== null && this.groups.every((group) => group.problem === problem) && words.target !== "as given";
+      this.target = this.chosen ?? (own ? goal : target);
+      if (own) words.target = `what ${label}, the baseline, reaches in the final 10 % of its rounds, rounded`;
+    }
+    if (byId("clear")) byId("clear").hidden = !document.querySelector("#results .clear");
+    const said = byId("goal-words");
+    if (said) said.textContent = this.chosen === undefined ? words.target : "as typed here";
+    this.reach();
+    this.redraw();
+  },
+
+  columns() {
+    const rule = (name) => `#results :is([data-name=${name}],[data-column=${name}]){display:none}`;
+    byId("columns").textContent = [...this.without].map((name) => rule(JSON.stringify(name))).join("");
   },
 
   // Which run the heat maps are of.
@@ -100,7 +288,7 @@ const page = {
       const chart = was && !each.hidden && this.charts.find((c) => c.figure === each);
       if (chart) chart.draw();
     }
-    const select = document.getElementById("inside-select");
+    const select = byId("inside-select");
     if (select) select.value = group;
   },
 
@@ -108,13 +296,13 @@ const page = {
   reach() {
     const { target, data } = this;
     const { scale, sign } = data.metric;
-    const field = document.getElementById("target");
-    if (field && document.activeElement !== field) field.value = Number((scale * target).toPrecision(12));
+    const field = byId("target");
+    if (field && target !== null && document.activeElement !== field) field.value = Number((scale * target).toPrecision(12));
     this.groups.forEach((_, group) => {
       const runs = data.runs.filter((run) => run.group === group);
       const seeds = [...new Set(this.groups[group].seeds)]; // of which unfinished runs may be left out
       const put = (name, cost, digits) => {
-        const spent = (run) => cost(run)[run.score.findIndex((s) => sign * s >= sign * target)] ?? null;
+        const spent = (run) => cost(run)[run.score.findIndex((s) => target !== null && sign * s >= sign * target)] ?? null;
         const known = seeds.map((seed) => runs.filter((run) => run.seed === seed).map(spent).filter((v) => v !== null));
         const values = known.filter((each) => each.length).map(mean); // runs that repeat a seed count as one
         const cell = document.querySelector(`tr[data-group="${group}"] [data-column="${name}"]`);
@@ -126,18 +314,27 @@ const page = {
   },
 
   wire() {
-    for (const chip of document.querySelectorAll(".chip")) {
-      const group = Number(chip.dataset.group);
-      chip.addEventListener("click", () => this.toggle(group));
-      chip.addEventListener("dblclick", () => this.only(group));
-      const focus = (value) => () => {
-        this.focus = value;
-        this.redraw();
-      };
-      chip.addEventListener("mouseenter", focus(group));
-      chip.addEventListener("mouseleave", focus(null));
-    }
-    this.shown();
+    this.filter(this.words);
+    bind("filter", this.words, (value) => this.filter(value));
+    for (const name of ["colour", "facet"])
+      bind(name, this[name], (value) => {
+        this[name] = value;
+        this.paint();
+        this.shown();
+        this.build();
+      });
+    for (const id of ["grid-across", "grid-up", "grid-data"])
+      bind(id, this[id] ?? null, (value) => {
+        this[id] = value;
+        this.grid();
+      });
+    bind("baseline", this.base, (value) => {
+      this.base = value;
+      this.compare();
+    });
+    this.choices();
+    for (const button of document.querySelectorAll(".save-table"))
+      button.addEventListener("click", () => saveTable(button.dataset.table));
     bind("smooth", String(this.smooth), (value) => {
       this.smooth = Number(value);
       this.redraw();
@@ -150,8 +347,7 @@ const page = {
     bind("target", null, (value) => {
       if (value === "" || Number.isNaN(Number(value))) return;
       this.target = this.chosen = Number(value) / this.data.metric.scale;
-      this.reach();
-      this.redraw();
+      this.compare();
     });
     for (const head of document.querySelectorAll("table.sortable th"))
       head.querySelector("button").addEventListener("click", () => {
@@ -160,55 +356,32 @@ const page = {
     for (const button of document.querySelectorAll("button.copy"))
       button.addEventListener("click", () => copy(button));
   },
+
+  // A box for every column but the first.
+  choices() {
+    const box = document.querySelector("#choose > div");
+    if (!box) return;
+    for (const head of [...document.querySelectorAll("#results th")].slice(1)) {
+      const label = html("label", {}, box);
+      const tick = html("input", { type: "checkbox" }, label);
+      const column = head.dataset.name;
+      tick.checked = !this.without.has(column);
+      label.append(head.textContent);
+      tick.addEventListener("change", () => {
+        if (tick.checked) this.without.delete(column);
+        else this.without.add(column);
+        this.columns();
+      });
+    }
+    this.columns();
+  },
 };
 
 function bind(id, value, act) {
-  const field = document.getElementById(id);
+  const field = byId(id);
   if (!field) return;
   if (value !== null) field.value = value;
   field.addEventListener(field.tagName === "SELECT" ? "change" : "input", () => act(field.value));
-}
-
-const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
-
-// As the server writes it: mean, deviation if values differ, a count if it is not all of them.
-function spread(values, asked, digitsOf) {
-  if (!values.length) return "–";
-  const middle = mean(values);
-  const digits = digitsOf(middle);
-  let text = middle.toFixed(digits);
-  if (values.length > 1) {
-    const deviation = Math.sqrt(values.reduce((a, b) => a + (b - middle) ** 2, 0) / (values.length - 1));
-    if (values.some((value) => value !== values[0])) text += ` ± ${deviation.toFixed(digits)}`;
-  }
-  return values.length === asked ? text : `${text} (${values.length} of ${asked})`;
-}
-
-function sort(head, down) {
-  const body = head.closest("table").tBodies[0];
-  page.sorted = { column: head.cellIndex, down };
-  for (const other of head.parentNode.children) other.removeAttribute("aria-sort");
-  head.setAttribute("aria-sort", down ? "descending" : "ascending");
-  const value = (row) => {
-    const text = row.cells[head.cellIndex].textContent.trim();
-    const found = parseFloat(text.replace("−", "-"));
-    return head.cellIndex === 0 ? text : Number.isNaN(found) ? (down ? -Infinity : Infinity) : found; // never reached: last
-  };
-  const rows = [...body.rows].sort((a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0));
-  body.append(...(down ? rows.reverse() : rows));
-}
-
-async function copy(button) {
-  const text = document.getElementById(button.dataset.from).textContent;
-  try {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "copied";
-  } catch {
-    // Without leave to write to the clipboard, the text is at least selected.
-    getSelection().selectAllChildren(document.getElementById(button.dataset.from));
-    button.textContent = "selected";
-  }
-  setTimeout(() => (button.textContent = "copy"), 1500);
 }
 
 // During a run: poll now and then and update what has changed, keeping what the reader chose.
@@ -223,19 +396,19 @@ async function refresh() {
       const active = document.activeElement;
       const at = active.id ? `#${active.id}` : active.closest("figure") && `#${active.closest("figure").id} svg`;
       tip.hide();
-      document.getElementById("page").replaceWith(fresh.getElementById("page"));
-      document.getElementById("data").replaceWith(fresh.getElementById("data"));
+      byId("page").replaceWith(fresh.getElementById("page"));
+      byId("data").replaceWith(fresh.getElementById("data"));
       document.title = fresh.title;
       live.mark = fresh.documentElement.dataset.mark;
-      for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+      for (const id of open) byId(id)?.setAttribute("open", "");
       page.load();
       const again = at && document.querySelector(at);
       if (again) again.focus({ preventScroll: true });
       if (again?.id === "target") again.value = active.value; // half typed
     }
-    document.getElementById("live")?.classList.remove("lost");
+    byId("live")?.classList.remove("lost");
   } catch {
-    document.getElementById("live")?.classList.add("lost");
+    byId("live")?.classList.add("lost");
   }
 }
 

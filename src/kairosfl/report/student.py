@@ -1,0 +1,61 @@
+"""Student's t: the paired test, its interval, and Holm's correction."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+CONFIDENCE = 0.95
+
+
+def paired_t(differences: Sequence[float]) -> float:
+    """The two-sided p-value of "the mean difference is zero"; NaN with fewer than two differences."""
+    n = len(differences)
+    if n < 2:
+        return math.nan
+    mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
+    if deviation == 0:
+        return 1.0 if mean == 0 else 0.0
+    return student_tail(mean / (deviation / math.sqrt(n)), n - 1)
+
+
+def interval(mean: float, deviation: float, count: int) -> tuple[float, float]:
+    """The confidence interval of the mean of `count` differences; NaN with fewer than two."""
+    half = student_quantile(1 - CONFIDENCE, count - 1) * deviation / math.sqrt(count) if count > 1 else math.nan
+    return mean - half, mean + half
+
+
+def student_tail(t: float, freedom: int) -> float:
+    """P(|T| > |t|) for whole degrees of freedom, in closed form (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    angle = math.atan(abs(t) / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term = cosine if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for k in range(2 + odd, freedom, 2):
+        term *= cosine * cosine * (k - 1) / k
+        total += term
+    inside = (angle + sine * total) * 2 / math.pi if odd else sine * total
+    return max(0.0, 1.0 - inside)
+
+
+def student_quantile(tail: float, freedom: int) -> float:
+    """The t with P(|T| > t) = tail, by bisection."""
+    low, high = 0.0, 1.0
+    while student_tail(high, freedom) > tail:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_tail(middle, freedom) > tail else (low, middle)
+    return high
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """p-values corrected for as many tests as there are values; NaN stays and does not count."""
+    order = sorted((i for i, p in enumerate(values) if math.isfinite(p)), key=lambda i: values[i])
+    adjusted, highest = [math.nan] * len(values), 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(order) - rank) * values[i]))
+        adjusted[i] = highest
+    return adjusted
