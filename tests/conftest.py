@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+os.environ.pop("COLUMNS", None)  # pytest-xdist says how wide its own terminal is
 os.environ["KAIROSFL_CACHE"] = "off"  # what a GPU measured for the user is none of the tests' business
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, and for the processes that tests start
 
