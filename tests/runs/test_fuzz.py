@@ -117,6 +117,14 @@ def test_what_fuzzing_found(tables: dict[str, Any], refused: str) -> None:
         resolve(tables)
 
 
+def test_a_sentence_is_one_line_without_control_characters(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[train]\n"a\\u001b[31m\\nb" = 1\n')
+    result = CliRunner().invoke(app, ["run", str(tmp_path / "config.toml"), "--out", str(tmp_path / "run")])
+    assert result.exit_code == 2
+    assert result.output.startswith("kairosfl: Unknown key train.a\\x1b[31m\\nb; ")
+    assert len(result.output.splitlines()) == 1
+
+
 def test_sections_that_are_not_tables() -> None:
     with pytest.raises(UserError, match=r"^sweep = 5 must be a section: write \[sweep\] and its lists below\.$"):
         expand({"sweep": 5})
