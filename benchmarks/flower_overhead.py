@@ -1,13 +1,13 @@
 """What a round costs beyond its training over Flower: Kairos and Flower's own FedAvg, on both kinds of nodes.
 
-    python benchmarks/flower_overhead.py [--nodes 4] [--rounds 5] [--parameters 82]
+    python benchmarks/flower_overhead.py [--nodes 4] [--rounds 6] [--turns 1] [--parameters 82]
 
 SuperLink and nodes are real processes on loopback with TLS and authentication. Clients of both apps import torch and
 change nothing, so that what is left is transport, process starts and the server's loop. In every turn a federation of
-`flower-supernode` and one of `kairosfl deploy node` are started one after the other, and each runs both apps. Printed
-are the median seconds of a round, and the processor seconds that all processes of the federation spend in the run,
-its start included, for each of its rounds: these depend less on what else the machine is doing. With --parameters
-above a million the weights are random, since Flower sends equal chunks only once.
+`kairosfl deploy node` and one of `flower-supernode` are started one after the other, and each runs both apps. A line is
+printed after each of these four runs, and at the end one for each pair over all turns: the median seconds of a round,
+and the processor seconds that all processes of the federation spend on a round. These depend less on what else the
+machine is doing. With --parameters above a million the weights are random, since Flower sends equal chunks only once.
 """
 
 from __future__ import annotations
@@ -54,14 +54,15 @@ app = ServerApp()
 def main(grid, context):
     options = json.loads(Path(str(context.run_config["run"])).read_text())
     marks = [time.time()]
+    out = Path(str(context.run_config["out"]))
+    out.mkdir(parents=True)
     def mark(round, arrays):
         marks.append(time.time())
+        (out / f"round-{{round}}").touch()
     weights = ArrayRecord([np.random.default_rng(0).normal(size=options["parameters"]).astype(np.float32)])
     everybody = dict(min_train_nodes=options["nodes"], min_available_nodes=options["nodes"])
     strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, **everybody)
     strategy.start(grid=grid, initial_arrays=weights, num_rounds=options["rounds"], evaluate_fn=mark)
-    out = Path(str(context.run_config["out"]))
-    out.mkdir(parents=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     (out / "theirs.json").write_text(json.dumps({{"marks": marks, "peak": peak}}))
 """
@@ -103,21 +104,34 @@ def write_app(path: Path, name: str, task: str, server: str, client: str) -> Pat
     return path
 
 
-def ours(stage: LocalFederation, app: Path, run: Path, out: Path) -> list[float]:
-    """Seconds of every round but the first, in which nodes introduce themselves."""
-    run_to_end(stage, app, run, out)
-    return [json.loads(line)["seconds"] for line in (Folder(out).path / "metrics.jsonl").read_text().splitlines()][1:]
+Measured = tuple[list[float], float]  # seconds of each round, and processor seconds of one
 
 
-def theirs(stage: LocalFederation, app: Path, run: Path, out: Path) -> list[float]:
-    """Seconds of every round but the first, after which the nodes are known."""
+def ours(stage: LocalFederation, app: Path, run: Path, out: Path) -> Measured:
+    """Every round but the first, in which nodes introduce themselves."""
+    marks: dict[int, float] = {}
+    run_to_end(stage, app, run, out, lambda row: marks.setdefault(row["round"], spent(stage)))
+    seconds = [json.loads(line)["seconds"] for line in (Folder(out).path / "metrics.jsonl").read_text().splitlines()]
+    return seconds[1:], _slope(marks)
+
+
+def theirs(stage: LocalFederation, app: Path, run: Path, out: Path) -> Measured:
+    """Every round but the first, after which the nodes are known."""
     process: subprocess.Popen[bytes] = stage.submit(app, run, out)
+    marks: dict[int, float] = {}
     while not (out / "theirs.json").exists():
         assert process.poll() is None or (time.sleep(2), (out / "theirs.json").exists())[1], stage.log("run")
+        marks.setdefault(len(list(out.glob("round-*"))) - 1, spent(stage))  # round 0 is before training
         time.sleep(0.2)
     process.wait()
-    marks = json.loads((out / "theirs.json").read_text())["marks"]
-    return [b - a for a, b in itertools.pairwise(marks)][2:]
+    times = json.loads((out / "theirs.json").read_text())["marks"]
+    return [b - a for a, b in itertools.pairwise(times)][2:], _slope(marks)
+
+
+def _slope(marks: dict[int, float]) -> float:
+    """Processor seconds of a round, from those spent after each; without the first, and the last, when servers end."""
+    known = sorted(number for number in marks if number > 0)[:-1]
+    return (marks[known[-1]] - marks[known[0]]) / (known[-1] - known[0]) if len(known) > 1 else float("nan")
 
 
 def spent(stage: LocalFederation) -> float:
@@ -132,8 +146,8 @@ def spent(stage: LocalFederation) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--parameters", type=int, default=82)
     given = parser.parse_args()
     with TemporaryDirectory() as temporary:
@@ -147,21 +161,26 @@ def main() -> None:
         seconds: dict[tuple[str, str], list[float]] = {}
         processor: dict[tuple[str, str], list[float]] = {}
         for turn in range(given.turns):
-            for nodes, resident in (("flower-supernode", "0"), ("kairosfl deploy node", "1")):
+            for nodes, resident in (("kairosfl deploy node", "1"), ("flower-supernode", "0")):
                 served = [str(i) for i in range(given.nodes)]
                 place = folder / f"stage-{turn}-{resident}"
                 with LocalFederation(place, served, environment={"KAIROSFL_RESIDENT": resident}) as stage:
                     for name, (run, app, file) in apps.items():
-                        before = spent(stage)
-                        taken = run(stage, app, folder / file, place / f"out-{file}")
+                        taken, used = run(stage, app, folder / file, place / f"out-{file}")
+                        show(f"turn {turn + 1}: {name} on {nodes}", taken, used)
                         seconds.setdefault((name, nodes), []).extend(taken)
-                        processor.setdefault((name, nodes), []).append((spent(stage) - before) / given.rounds)
+                        processor.setdefault((name, nodes), []).append(used)
         for (name, nodes), taken in seconds.items():
-            used = statistics.median(processor[name, nodes])
-            print(
-                f"{name} on {nodes}: median {statistics.median(taken):.1f} s a round, "
-                f"{used:.1f} processor seconds, all {[round(each, 1) for each in taken]} ({NAME})"
-            )
+            show(f"{name} on {nodes}", taken, statistics.median(processor[name, nodes]))
+
+
+def show(what: str, taken: list[float], used: float) -> None:
+    """One line, at once."""
+    print(
+        f"{what}: median {statistics.median(taken):.1f} s a round, {used:.1f} processor seconds, load "
+        f"{os.getloadavg()[0]:.0f}, all {[round(each, 1) for each in taken]} ({NAME})",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

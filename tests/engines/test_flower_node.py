@@ -22,7 +22,7 @@ from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 from flwr.supernode import start_client_internal
 
 from kairosfl.engines.flower import node, resident
-from kairosfl.engines.flower.node import FIRST, GROWTH, Pauses, keep, worker
+from kairosfl.engines.flower.node import EARLY, FIRST, GROWTH, Pauses, Wake, keep, worker
 from kairosfl.engines.flower.resident import Forks
 
 
@@ -51,8 +51,50 @@ def test_pauses_start_short_grow_to_flowers_and_start_again_when_something_happe
     assert pauses.monotonic() > 0  # everything else is the module's
 
 
+def test_the_first_pause_of_a_wait_is_most_of_what_the_last_one_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    clock = [100.0]
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(node, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: clock[0]))
+    pauses = Pauses()
+    for _ in range(4):  # for a message
+        pauses.sleep(3)
+    took = sum(slept)
+    pauses.sleep(0.5)  # for the reply
+    pauses.sleep(3)
+    pauses.sleep(3)
+    assert slept[-2:] == pytest.approx([EARLY * took, FIRST])
+    clock[0] += 1000
+    pauses.restart()
+    pauses.sleep(3)
+    assert slept[-1] == 3  # never longer than Flower's own pause
+    pauses.sleep(0.5)
+    pauses.restart()  # the next message was there at once: another wait of the same kind
+    pauses.sleep(0.5)
+    assert slept[-1] == FIRST
+
+
+def test_a_message_wakes_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    wake, runs = Wake(), iter([None, 7])
+    pauses, workers = Pauses(), Pauses(wake._theirs)
+    look = wake.after(lambda **_: next(runs), pauses)
+    began = time.monotonic()
+    assert look(state=1) is None
+    workers.sleep(0.05)
+    assert time.monotonic() - began >= 0.05
+    monkeypatch.setattr(node, "FIRST", 60.0)
+    assert look(state=1) == 7
+    workers.sleep(60)
+    assert time.monotonic() - began < 30
+
+
 def test_flower_still_has_what_the_node_replaces() -> None:
     assert start_client_internal.time.sleep
+    assert start_client_internal._pull_and_store_message
     assert start_client_internal.subprocess.Popen
     assert run_superexec.time.sleep
     assert run_superexec.get_executor
@@ -83,6 +125,7 @@ def started(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> SimpleName
     monkeypatch.setattr(flwr.supernode.cli, "flower_supernode", supernode)
     monkeypatch.setattr(start_client_internal, "time", time)
     monkeypatch.setattr(start_client_internal, "subprocess", subprocess)
+    monkeypatch.setattr(start_client_internal, "_pull_and_store_message", lambda **_: None)
     node.main(arguments)
     return seen
 

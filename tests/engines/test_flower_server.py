@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -207,6 +207,53 @@ def test_a_node_with_another_frozen_part_is_rejected_and_the_others_hash_theirs_
     asked = [(message.metadata.dst_node_id, asked_hashes(message.content)) for message in sent]
     assert asked == [(101, enrol.wanted(ours)), (104, enrol.wanted(ours)), (101, {}), (104, enrol.wanted(ours))]
     assert enrol.wanted(ours)[enrol.BASE] == ours.base_hash
+
+
+@pytest.mark.parametrize("other", ["layer", "name", "kind"])
+def test_a_node_with_another_task_of_the_same_size_is_rejected(task: Task, other: str) -> None:
+    model = copy.deepcopy(task.model)
+    if other == "layer":
+        model[1] = nn.ReLU()
+    elif other == "name":
+        model = nn.Sequential(*model[:2], nn.Identity(), model[2])
+    theirs = replace(task, model=model)
+    if other == "kind":
+        theirs = replace(task, loss=lambda outputs, targets: outputs.sum(1))
+    assert theirs.layout.size == task.layout.size
+    grid = grid_of(client_app(lambda _: task), client4=client_app(lambda _: theirs))
+    reports = engine_of(grid, task).train(orders(task, [1, 4]))
+    assert reports.ids.tolist() == [1]
+    ((client, reason),) = reports.failed
+    assert client == 4
+    assert f"this client's task have the hash {enrol.task_hash(theirs)[:12]}, the server's" in reason
+
+
+def test_small_briefs_are_sent_in_one_request_and_large_ones_alone(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    class Counted(FakeGrid):
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            sizes.append(len(list(messages)))
+            return super().push_messages(messages)
+
+    grid = grid_of(client_app(lambda _: task))
+    grid = Counted(grid.nodes)
+    engine = engine_of(grid, task)
+    engine.train(orders(task, [0]))  # nodes introduce themselves
+    sizes.clear()
+    wanted = engine.train(orders(task, [0, 2, 5])).delta
+    assert sizes == [3]
+    monkeypatch.setattr(server, "SMALL", 0)
+    assert torch.equal(engine.train(orders(task, [0, 2, 5])).delta, wanted)
+    assert sizes == [3, 1, 1, 1]
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "null", '{"a": "x"}', '{"0": 5}', "\0", "[" * 100_000])
+def test_a_damaged_roster_is_named_and_not_begun_anew(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "roster.json").write_text(damage)
+    with pytest.raises(UserError, match=r"roster\.json"):
+        Roster(2, tmp_path / "roster.json")
+    assert (tmp_path / "roster.json").read_text() == damage
 
 
 Change = Callable[[RecordDict], None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from kairosfl.cli import app
 from kairosfl.engines.flower import roster
 from kairosfl.engines.flower.client import client_app
 from kairosfl.engines.flower.status import FILE, Board, status, text
+from kairosfl.report.watch import LivePage
 from kairosfl.runs.experiment import build_task
 from kairosfl.runs.lock import lock
 
@@ -71,6 +73,27 @@ def test_a_finished_run(run: Path) -> None:
     assert "2 reported, 1 rejected" in lines[1]
 
 
+def test_the_live_report_follows_a_deployed_run(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(CONFIG)
+    task, out = build_task(deploy.load(tmp_path / "run.toml")[0]), tmp_path / "out"
+    page, seen = LivePage(out), []
+    good = client_app(lambda _: task)
+
+    def watched(message: Message, context: Context) -> Message:
+        if message.metadata.group_id == "2":  # in the middle of the second round
+            seen.append((page.newer(""), status(out)["done"]))
+        return good(message, context)
+
+    nodes = {i: Node(bytes([i]), watched if i == 0 else good, str(i)) for i in range(3)}
+    deploy.serve(FakeGrid(nodes), lambda _: task, tmp_path / "run.toml", out)
+    ((during, done),) = seen
+    page._due = 0.0
+    after = page.newer("")
+    assert done == 1
+    rounds = [json.loads(re.search(r'"round":(\[[^]]*\])', text)[1]) for text in (during, after)]
+    assert rounds == [[1], [1, 2]]
+
+
 def hold(path: Path, held: object, done: object) -> None:
     with lock(path):
         held.set()  # type: ignore[attr-defined]
@@ -118,6 +141,11 @@ def test_a_damaged_file_is_no_status(run: Path, damage: str) -> None:
     (run / FILE).write_text(damage)
     assert text(status(run))[0].endswith("finished, 2 of 2 rounds (fedavg)")
     assert isinstance(Board(run).seen, dict)
+
+
+def test_a_damaged_roster_is_no_status(run: Path) -> None:
+    (run / "roster.json").write_text('{"x": "y", "2": "z", "10": "z"}')
+    assert status(run)["clients"] == ["2", "10"]
 
 
 def test_a_full_disk_does_not_stop_a_round(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +24,7 @@ from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, result, rounds
 from kairosfl.core.run import Run, Setup
 from kairosfl.engines.loop import Loop
-from kairosfl.engines.ray import Ray, expected_steps, shards
+from kairosfl.engines.ray import Cluster, Ray, expected_steps, shards
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
 from kairosfl.tasks.dataset import DataSet, Samples
@@ -212,6 +213,27 @@ def test_a_raising_shard_fails_and_the_others_go_on(task: Task) -> None:
         same(Loop(task).train(orders(task, [2, 5])), reports)
         with pytest.raises(ArithmeticError, match="seven is too many"):
             engine.train(orders(task, [1, 2], epochs=5))
+
+
+def test_a_cluster_that_is_lost_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX) as raylet, socket.socket() as head:
+        raylet.bind(str(tmp_path / "raylet"))
+        raylet.listen()
+        head.bind(("127.0.0.1", 0))
+        head.listen()
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        cluster = Cluster({"raylet_socket_name": str(tmp_path / "raylet"), "gcs_address": address})
+        cluster.check()
+        head.close()
+        cluster.check()  # it may be restarting
+        monkeypatch.setattr("kairosfl.engines.ray.SILENT", 0.0)
+        with pytest.raises(
+            UserError, match=rf"Ray cluster at {address} is lost: its head node has not answered for 0 s"
+        ):
+            cluster.check()
+        cluster.check(now=False)  # looked a moment ago
+    with pytest.raises(UserError, match=r"the raylet, does not answer; .* `kairosfl resume` continues from the last"):
+        cluster.check()
 
 
 def test_mistakes_reach_the_user(task: Task) -> None:

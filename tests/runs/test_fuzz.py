@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import fuzz
 import pytest
 from typer.testing import CliRunner
 
@@ -18,8 +19,9 @@ from kairosfl.errors import UserError
 from kairosfl.rules import RULES
 from kairosfl.runs import experiment
 from kairosfl.runs.config import SECTIONS, RunConfig, dump, resolve, tables
+from kairosfl.runs.sweep import expand
 
-FEW, MANY = 25, 500
+FEW, MANY = 30, 500
 FOLDERS = 200
 
 
@@ -58,17 +60,14 @@ def _configurations() -> Any:
     )
 
 
-def _check_configurations(examples: int) -> None:
+@pytest.mark.slow
+def test_many_configurations_are_read_or_refused() -> None:
+    """By hypothesis, which tries others every time, and prints the one that fails."""
     hypothesis = pytest.importorskip("hypothesis")
-    quiet = hypothesis.settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
 
-    @quiet
+    @hypothesis.settings(
+        max_examples=MANY, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+    )
     @hypothesis.given(_configurations())
     def fuzzed(nested: dict[str, Any]) -> None:
         try:
@@ -81,13 +80,57 @@ def _check_configurations(examples: int) -> None:
     fuzzed()
 
 
-def test_some_configurations_are_read_or_refused() -> None:
-    _check_configurations(FEW)
+def _check_surface(surface: str, seeds: range, folder: Path) -> None:
+    if surface == "deploy":
+        pytest.importorskip("flwr")
+    outcomes = {fuzz.outcome(surface, seed, folder) for seed in seeds}
+    assert outcomes == {"read", "refused"}  # or these inputs would test little
+
+
+@pytest.mark.parametrize("surface", fuzz.SURFACES)
+def test_some_inputs_are_read_or_refused(surface: str, tmp_path: Path) -> None:
+    _check_surface(surface, range(FEW), tmp_path)
 
 
 @pytest.mark.slow
-def test_many_configurations_are_read_or_refused() -> None:
-    _check_configurations(MANY)
+@pytest.mark.parametrize("surface", fuzz.SURFACES)
+def test_many_inputs_are_read_or_refused(surface: str, tmp_path: Path) -> None:
+    _check_surface(surface, range(FEW, MANY), tmp_path)
+
+
+def test_inputs_do_not_depend_on_what_was_imported() -> None:
+    drawn = [fuzz.configuration(random.Random("x 1"), 3) for _ in range(2)]
+    assert repr(drawn[0]) == repr(drawn[1])
+
+
+@pytest.mark.parametrize(
+    ("tables", "refused"),
+    [
+        ({"algorithm": "-" * 400 + "1"}, "cannot be read; write it like"),
+        ({"algorithm": "+".join(["fedprox"] * 3000)}, "cannot be read; write it like"),
+        ({"algorithm": f"fedprox(mu={10**400})"}, "fedprox: mu = 1000"),
+        ({"algorithm": [0]}, "the entry 0 has no rule"),
+    ],
+)
+def test_what_fuzzing_found(tables: dict[str, Any], refused: str) -> None:
+    with pytest.raises(UserError, match=refused):
+        resolve(tables)
+
+
+def test_a_sentence_is_one_line_without_control_characters(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[train]\n"a\\u001b[31m\\nb" = 1\n')
+    result = CliRunner().invoke(app, ["run", str(tmp_path / "config.toml"), "--out", str(tmp_path / "run")])
+    assert result.exit_code == 2
+    assert result.output.startswith("kairosfl: Unknown key train.a\\x1b[31m\\nb; ")
+    assert len(result.output.splitlines()) == 1
+
+
+def test_sections_that_are_not_tables() -> None:
+    with pytest.raises(UserError, match=r"^sweep = 5 must be a section: write \[sweep\] and its lists below\.$"):
+        expand({"sweep": 5})
+    deploy = pytest.importorskip("flwr") and pytest.importorskip("kairosfl.deploy")
+    with pytest.raises(UserError, match=r"^deploy = 'x' must be a section: write \[deploy\] and its keys below\.$"):
+        deploy.Deploy.from_table("x")
 
 
 @pytest.mark.parametrize("section", ["data", "model"])

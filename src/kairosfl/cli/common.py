@@ -78,7 +78,7 @@ def friendly(resume: Callable[[], str] | None = None, verbose: bool = False) -> 
     except UserError as error:
         if verbose and error.__cause__ is not None:
             typer.echo("".join(traceback.format_exception(error.__cause__)).rstrip(), err=True)
-        typer.echo(f"kairosfl: {error}", err=True)
+        typer.echo(f"kairosfl: {printable(str(error))}", err=True)
         raise typer.Exit(2) from None
     except OSError as error:
         if error.filename is None:
@@ -91,6 +91,11 @@ def friendly(resume: Callable[[], str] | None = None, verbose: bool = False) -> 
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
+
+
+def printable(text: str) -> str:
+    """One line without control characters, which a key or a value in someone's file may contain."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 class Terminated(KeyboardInterrupt):

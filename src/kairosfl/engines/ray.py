@@ -1,7 +1,8 @@
 """Engine `ray`: the cohort in shards over Ray actors, each with the data and its own engine.
 
 Shards are balanced by the steps they are expected to take. An actor that dies costs only its shard, which is tried
-once more elsewhere and then reported as failed; a new actor replaces the dead one as soon as it is up.
+once more elsewhere and then reported as failed; a new actor replaces the dead one as soon as it is up. A cluster that
+dies ends the run with a sentence: Ray itself would end the process without one, some seconds later.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import socket
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -36,7 +39,47 @@ try:
 except ImportError:
     raise UserError("engine = 'ray' needs Ray; install it with: pip install 'kairosfl[ray]'.") from None
 
+LOOK = 2.0  # seconds between two looks at the cluster: the raylet logs each of them
+SILENT = 10.0  # seconds that a head node may not answer: it may be restarting
 STARTS = 3  # actors that may die in a row during startup; then something is wrong with all of them
+
+
+class Cluster:
+    """The two processes of Ray without which this one cannot go on: the raylet here, and the head node's server."""
+
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        self._raylet, self._head = str(about["raylet_socket_name"]), str(about["gcs_address"])
+        self._heard, self._next = time.monotonic(), 0.0
+
+    def check(self, *, now: bool = True) -> None:
+        """Refuse to go on without them; unless `now`, at most every two seconds."""
+        if not now and time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + LOOK
+        if not _answers(socket.AF_UNIX, self._raylet):
+            raise _dead(self._head, "its process on this machine, the raylet, does not answer")
+        host, _, port = self._head.rpartition(":")
+        if _answers(socket.AF_INET6 if ":" in host else socket.AF_INET, (host.strip("[]"), int(port))):
+            self._heard = time.monotonic()
+        elif time.monotonic() > self._heard + SILENT:
+            raise _dead(self._head, f"its head node has not answered for {SILENT:g} s")
+
+
+def _answers(family: int, address: Any) -> bool:
+    try:
+        with socket.socket(family) as probe:
+            probe.settimeout(SILENT)
+            probe.connect(address)
+    except OSError:
+        return False
+    return True
+
+
+def _dead(address: str, why: str) -> UserError:
+    return UserError(
+        f"The Ray cluster at {address} is lost: {why}; start it again, or set run.ray_address in the run's config.toml "
+        "to another, and `kairosfl resume` continues from the last checkpoint."
+    )
 
 
 class ShardEngine(Protocol):
@@ -137,8 +180,7 @@ class Ray:
         self._coming: dict[Any, Any] = {}  # the answer of `ready` → its actor
         self._stillborn = 0
         self._owner = not ray.is_initialized()
-        if self._owner:
-            _connect(address)
+        self._cluster = Cluster(_connect(address))
         try:
             cpus = _share(actors, gpus, threads)
             self._class: Any = ray.remote(_Actor).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
@@ -157,6 +199,7 @@ class Ray:
 
     def train(self, briefs: Briefs) -> Reports:
         """One report per client, in client order; the clients of a shard that was lost twice are in `failed`."""
+        self._cluster.check(now=False)
         vectors = {entry.name: getattr(briefs, entry.name) for entry in entries(Briefs) if entry.shape == "vector"}
         shared = {name: value.cpu().numpy() for name, value in vectors.items() if value is not None and value.ndim == 1}
         empty: dict[str, Any] = {name: torch.empty(0) for name in shared}
@@ -225,6 +268,7 @@ class Ray:
             while not self._live:
                 self._welcome(self._first(self._coming))
             actor = self._live[0]
+            self._cluster.check(now=False)
             try:
                 return ray.get(actor.ask.remote(method, x.cpu().numpy()))
             except RayError as raised:
@@ -232,7 +276,10 @@ class Ray:
                     raise _cause(raised) from None
 
     def _first(self, references: Iterable[Any]) -> Any:
-        done, _ = ray.wait(list(references), num_returns=1)
+        waiting, done = list(references), []
+        while not done:
+            done, _ = ray.wait(waiting, num_returns=1, timeout=LOOK)
+            self._cluster.check(now=False)
         return done[0]
 
     def _spawn(self) -> None:
@@ -245,6 +292,7 @@ class Ray:
         try:
             ray.get(reference)
         except RayActorError as raised:
+            self._cluster.check()
             self._stillborn += 1
             if self._stillborn == STARTS:
                 last = str(raised).strip().splitlines()[-1].strip()
@@ -259,6 +307,7 @@ class Ray:
 
     def _gone(self, actor: Any, raised: Exception) -> bool:
         """Whether the actor is dead or unreachable; if so, another one is being started."""
+        self._cluster.check()
         if not isinstance(raised, RayActorError):
             return False
         self._live.remove(actor)
@@ -267,15 +316,20 @@ class Ray:
         return True
 
 
-def _connect(address: str | None) -> None:
-    local: dict[str, Any] = {"include_dashboard": False} if address is None else {}
+def _connect(address: str | None) -> Mapping[str, Any]:
+    """Connect to a cluster, or start one here, unless this process is connected; returns where its processes are."""
+    local: dict[str, Any] = {"include_dashboard": False} if address is None and not ray.is_initialized() else {}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+        context = ray.init(
+            address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True, **local
+        )
     except (ConnectionError, ValueError) as raised:
         raise UserError(
             f"run.ray_address = {address!r} cannot be reached: {raised}; "
             "if the cluster requires a token, set RAY_AUTH_MODE=token in the environment."
         ) from None
+    where: Mapping[str, Any] = context.address_info
+    return where
 
 
 def _share(actors: int, gpus: float, threads: int) -> float:

@@ -25,7 +25,6 @@ ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
     "MALLOC_ARENA_MAX": "2",  # otherwise glibc holds on to the memory of large messages in many arenas
     "MALLOC_MMAP_THRESHOLD_": "65536",
 }

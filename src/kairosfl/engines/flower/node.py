@@ -105,7 +105,7 @@ class Wake:
         threading.Thread(target=keep, args=(start,), daemon=True).start()
 
     def after(self, receive: Callable[..., int | None], pauses: Pauses) -> Callable[..., int | None]:
-        """Flower's function that looks for a message and returns its run, if there was one: then the worker is woken."""
+        """Flower's function that looks for a message, which returns a run if there was one: then wake the worker."""
 
         def look(**given: Any) -> int | None:
             run = receive(**given)
@@ -129,9 +129,7 @@ def main(arguments: Sequence[str]) -> None:
     if os.environ.get(SWITCH, "1") != "0" and sys.platform == "linux":  # elsewhere a fork of a loaded torch is not safe
         wake, pauses = Wake(), Pauses()
         look = wake.after(loop._pull_and_store_message, pauses)
-        vars(loop).update(
-            time=pauses, subprocess=SimpleNamespace(Popen=wake.launch), _pull_and_store_message=look
-        )
+        vars(loop).update(time=pauses, subprocess=SimpleNamespace(Popen=wake.launch), _pull_and_store_message=look)
     flower_supernode()
 
 

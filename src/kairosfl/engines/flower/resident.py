@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import os
 import signal
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import flwr
 import numpy as np
+import numpy.random  # not imported by numpy itself, and every fork needs it
 import torch
 from flwr.supercore.cli import flower_superexec
 from flwr.supercore.constant import TaskType
@@ -104,6 +106,7 @@ def main() -> None:
     """Run with the arguments of `flower-superexec`."""
     for name in ("kairosfl.engines.flower.client", *filter(None, os.environ.get(PRELOAD, "").split(","))):
         importlib.import_module(name)
+    gc.freeze()  # the collector of a fork would copy every page that it looks at
     wake = os.environ.pop(WAKE, None)
     pauses = Pauses(int(wake) if wake else None)
     vars(loop).update(time=pauses, get_executor=lambda *_, **__: Forks(pauses))

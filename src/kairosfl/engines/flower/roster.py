@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from kairosfl.engines.flower.wire import NUMBERS
-from kairosfl.errors import UserError
+from kairosfl.errors import UserError, first_line
 
 PATIENCE = 120.0  # seconds after which a node that has not said which clients it serves is asked again
 PAUSE = 2.0  # seconds between two polls of the nodes that are online
@@ -76,7 +76,7 @@ class Roster:
         self.keys: dict[int, str] = {}  # client → fingerprint of its key
         self.nodes: dict[int, int] = {}  # client → the node that currently serves it
         if path is not None and path.exists():
-            self.keys = {int(client): key for client, key in json.loads(path.read_text()).items()}
+            self.keys = read(path)
 
     def claim(self, node: int, key: bytes, ids: Iterable[int]) -> list[str]:
         """A node claims to serve these clients; returns log lines about the outcome."""
@@ -108,6 +108,24 @@ class Roster:
         for client in lost:
             del self.nodes[client]
         return [f"client {client} no longer has a node" for client in lost]
+
+
+def read(path: Path) -> dict[int, str]:
+    """The bindings of clients to keys that were saved, or that an operator wrote."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")).items()
+        keys = {int(client): key for client, key in found}
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ) as error:  # never begun anew: ids would be up for grabs
+        raise UserError(f"{path} cannot be read: {first_line(error)}; restore it from a backup.") from None
+    wrong = next((client for client, key in keys.items() if not isinstance(key, str)), None)
+    if wrong is not None:
+        raise UserError(f"{path}: client {wrong} has the key {keys[wrong]!r}; write the fingerprint as text.")
+    return keys
 
 
 def save(path: Path, keys: dict[int, str]) -> None:

@@ -73,7 +73,7 @@ def status(path: Path) -> dict[str, Any]:
     config, rows, now = folder.config(), folder.rows(), read_json(path / FILE)
     lines = (path / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines() if _log(path) else []
     faults = [line for line in lines if not any(each in line for each in ROUTINE)]
-    known = {str(client): key for client, key in read_json(path / "roster.json").items()}
+    known = [int(client) for client in read_json(path / "roster.json") if client.isdecimal()]
     return {
         "folder": str(path),
         "algorithm": str(config.algorithm),
@@ -83,7 +83,7 @@ def status(path: Path) -> dict[str, Any]:
         "last": rows[-1] if rows else {},
         "metric": folder.main().name,
         "current": now,
-        "clients": sorted(known, key=int),
+        "clients": [str(client) for client in sorted(known)],
         "faults": faults[-SHOWN:],
     }
 
