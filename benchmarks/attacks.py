@@ -129,7 +129,8 @@ def draw(found: Found, path: Path) -> None:
             ax.set_xticks(range(len(LIES)), LIES, rotation=40, ha="right", rotation_mode="anchor")
             ax.set_yticks(range(len(RULES)), RULES)
             for i, j in np.ndindex(matrix.shape):
-                ax.text(j, i, f"{matrix[i, j]:.0f}", ha="center", va="center", fontsize=8)
+                colour = "white" if abs(matrix[i, j] - 50) > 32 else "black"  # both ends of the scale are dark
+                ax.text(j, i, f"{matrix[i, j]:.0f}", ha="center", va="center", fontsize=8, color=colour)
     figure.colorbar(image, ax=grid, shrink=0.6, label="test accuracy, %")
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 

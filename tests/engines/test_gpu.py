@@ -13,7 +13,8 @@ import test_lifted as lifted
 import torch
 from torch import nn
 
-from kairosfl.core.fields import AFTER, BEFORE, Briefs, Reports
+from kairosfl.client.local import hidden
+from kairosfl.core.fields import AFTER, BEFORE, Brief, Briefs, Report, Reports
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, rounds
 from kairosfl.core.rule import Algorithm
@@ -414,6 +415,15 @@ def test_depthwise_kernels_are_the_grouped_convolution(dtype: torch.dtype) -> No
     dx = [way.backward(shape, y, x, w, dw, None, True) for way, dw in zip((conv.Grouped(), fast), slopes, strict=True)]
     for wanted, found in (dx, slopes):
         assert distance(found, wanted) <= (1e-4 if dtype == torch.float32 else 0.02)
+
+
+def test_local_noise_is_drawn_on_the_device_and_repeats() -> None:
+    told = Brief(seed=1, round=0, client=3, start=torch.zeros(1), lr=0.1, update_clip=1.0, update_noise=0.5)
+    numbers = {"client": 3, "n": 7, "steps": 2, "epochs": 1.0, "loss": 1.5, "grad_sq": 2.5, "seconds": 0.5}
+    one, other = (hidden(Report(delta=torch.zeros(20_000, device="cuda"), **numbers), told).delta for _ in range(2))
+    assert one.is_cuda
+    assert torch.equal(one, other)
+    assert float(one.std()) == pytest.approx(0.5, rel=0.03)
 
 
 def test_privacy_clips_and_adds_noise_on_the_device() -> None:

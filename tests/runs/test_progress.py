@@ -127,6 +127,7 @@ def test_a_bar_is_there_before_the_runs_are_known():
 def test_the_privacy_spent_is_shown():
     assert progress.describe(ROW | {"epsilon": 1.23456}, None).endswith("critical  epsilon 1.23")
     assert progress.describe(ROW | {"hypothetical_epsilon": 1.0}, None).endswith("hypothetical epsilon 1")
+    assert progress.describe(ROW | {"local_epsilon": 9.5}, None).endswith("local epsilon 9.5")
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
