@@ -43,9 +43,14 @@ def test_every_run_is_read_and_every_number_is_from_a_run(members: list[Member])
     assert words(told[1]) == "all clients constant rate 20.0 70.3 ± 0.1 80.3 ± 0.1"
     assert words(told[3]) == "40 % of them, evenly constant rate 8.0 70.3 ± 0.1 80.3 ± 0.1"
     assert words(told[5]) == "40 % of them, most while critical constant rate 8.0 50.0 ± 0.0 78.8 ± 0.5"
-    assert all(len(line) <= 100 for line in told)
+    assert all(len(line) <= 80 for line in told)
     text = "\n".join(told)
-    assert "averaging the last models  +10.0 ± 0.0 points\n" in text
-    assert "right moment, plain     -20.3 ± 0.1 points\n" in text
-    assert "right moment, averaged  -1.5 ± 0.6 points, which may be chance\n" in text  # 0, -1, -2, -3
-    assert "against all clients without averaging  +10.0 ± 0.0 points\n" in text
+    assert "averaging the last models           +10.0 ± 0.0 points\n" in text
+    assert "while critical, plain       -20.3 ± 0.1 points\n" in text
+    assert "while critical, averaged    -1.5 ± 0.6 points, which may be chance\n" in text  # 0, -1, -2, -3
+    assert "against all clients plain +10.0 ± 0.0 points\n" in text
+    assert "It does not pay here to spend clients early." in told
+    for member in members:
+        if "detector" in member.settings["algorithm"]:
+            summaries[member.name] |= {"accuracy": 0.9, "last_tenth_accuracy": 0.9}
+    assert "It pays here to spend clients early." in story(members, summaries)
