@@ -1,14 +1,16 @@
 """The right moment: when clients are worth most, what averaging is worth, and what the detectors see.
 
-    KAIROSFL_DATA=... python benchmarks/moment.py --out runs/moment --minutes 9 --json results/moment.json
+    KAIROSFL_DATA=... python benchmarks/moment.py --out runs/moment --minutes 9 --json results/moment.json \
+        --draw docs/assets/moment.svg
     KAIROSFL_DATA=... python benchmarks/moment.py --detectors --out runs/seen --minutes 9 --json results/detectors.json
 
-The first trains budgets of 100, 40 and 20 % of the clients, spent uniformly, by a plan, by the detector and by FedCL
-with the paired detector, in two settings and under two schedules; every run is scored plain and averaged. The most
-informative cells come first, and one seed is done everywhere before the second. The second trains plain averaging in
-FedAWARE's setting under three schedules and says how much of each sixth of the rounds the paired detector and the
-printed Eq. 2 mark. Both stop after so many minutes and continue where they stopped when called again; the JSON has all
-that is done. `--tiny` is a trial on digits.
+The first trains budgets of 100, 40 and 20 % of the clients, spent uniformly, by a plan and by FedCL with the paired
+detector, in two settings and under two schedules; every run is scored plain and averaged. One seed of these cells is
+done everywhere before the second; then come budgets that follow the detector, and other windows. The runs of a setting
+and a seed train side by side, so they finish together. The picture shows accuracy against megabytes. The second trains
+plain averaging in FedAWARE's setting under three schedules and says how much of each sixth of the rounds the paired
+detector and the printed Eq. 2 mark. Both stop after so many minutes and continue where they stopped when called again;
+the JSON has all that is done. `--tiny` is a trial on digits.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -60,32 +63,34 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "cosine": {"train.schedule": "cosine"},
     "constant": {"train.schedule": "constant"},
 }
-# Budget, how it is spent, and the algorithm; in the order of what they tell.
-CELLS = [
+# Budget, how it is spent, and the algorithm. First what the study is about, then what else it may say.
+RANKED = [
     (1.0, "uniform", "average"),
     (0.4, "uniform", "budget(share=0.4) + average"),
     (0.2, "uniform", "budget(share=0.2) + average"),
-    (0.4, "plan", f"budget(share=0.4, plan={PLAN}) + average"),
-    (0.4, "detector", "budget(share=0.4, by='detector') + average"),
-    (0.4, "fedcl", "fedcl(cap=0.2, budget=0.4) + average"),
-    (0.2, "detector", "budget(share=0.2, by='detector') + average"),
-    (0.2, "fedcl", "fedcl(cap=0.2, budget=0.2) + average"),
-    (0.2, "plan", f"budget(share=0.2, plan={PLAN}) + average"),
-    (1.0, "fedcl", "fedcl(cap=0.2, budget=1.0) + average"),
+    *((share, "plan", f"budget(share={share}, plan={PLAN}) + average") for share in (0.4, 0.2, 1.0)),
+    *((share, "fedcl", f"fedcl(cap=0.2, budget={share}) + average") for share in (0.4, 0.2, 1.0)),
+]
+FURTHER = [
+    # Without averaging, the detector's budget keeps clients for the final rounds, so plain and averaged are two runs.
+    *((share, "detector", f"budget(share={share}, by='detector') + average") for share in (0.4, 0.2)),
+    *((share, "detector plain", f"budget(share={share}, by='detector')") for share in (0.4, 0.2)),
     (1.0, "window of 15 % of rounds", "average(share=0.15, of='rounds')"),
     (1.0, "window of 5 % of lr", "average(share=0.05)"),
 ]
+
+
+Cells = list[tuple[float, str, str]]
 
 
 class TimeIsUp(Exception):
     """Ends a sweep between two rounds; its runs are saved."""
 
 
-def members(setting: dict[str, Any], seed: int, *, detectors: bool) -> list[Member]:
-    """The runs of one setting and seed, in order."""
+def members(setting: dict[str, Any], seed: int, cells: Cells, *, detectors: bool) -> list[Member]:
+    """The runs of one setting and seed."""
     found = []
     schedules = list(SCHEDULES) if detectors else ["exponential", "cosine"]
-    cells = [(1.0, "uniform", "fedavg")] if detectors else CELLS
     rounds = setting["train"]["rounds"]
     for budget, spent, algorithm in cells:
         for schedule in schedules:
@@ -162,10 +167,39 @@ def show(found: dict[str, list[dict[str, Any]]], *, detectors: bool) -> None:
             print(f"{head}: plain {plain:.2f}, averaged {averaged:.2f}, {megabytes:.0f} MB")
 
 
+def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """Accuracy against megabytes, mean over the seeds: averaged in solid lines, plain in thin ones, a colour each."""
+    from matplotlib.figure import Figure
+
+    names = {name: rows for name, rows in found.items() if rows}
+    schedules = list(dict.fromkeys(each["schedule"] for rows in names.values() for each in rows))
+    cells = [(budget, spent) for budget, spent, _ in RANKED]
+    figure = Figure(figsize=(5 * len(schedules), 3.6 * len(names)), layout="constrained")
+    axes = figure.subplots(len(names), len(schedules), squeeze=False)
+    for ax, (name, schedule) in zip(axes.flat, product(names, schedules), strict=True):
+        for number, (budget, spent) in enumerate(cells):
+            key = (budget, spent, schedule)
+            same = [each for each in names[name] if (each["budget"], each["spent"], each["schedule"]) == key]
+            if not same:
+                continue
+            _, sent, averaged, plain = np.mean([each["curve"] for each in same], 0).T
+            label = f"{100 * budget:g} % {spent}"
+            ax.plot(sent, 100 * averaged, color=f"C{number}", label=label)
+            ax.plot(sent, 100 * plain, color=f"C{number}", linewidth=0.6, alpha=0.6)
+        ax.set_title(f"{name}, {schedule}", fontsize=9)
+        ax.set_xlabel("MB, down and up")
+        ax.set_xscale("log")
+        ax.set_ylabel("test accuracy, %; thin: plain")
+    axes[0, 0].legend(frameon=False, fontsize=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/moment"))
     parser.add_argument("--json", type=Path, help="write the results of all finished runs here")
+    parser.add_argument("--draw", type=Path, help="draw accuracy against megabytes here")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--detectors", action="store_true", help="plain averaging: what the detectors mark")
@@ -178,8 +212,10 @@ def main() -> None:
         settings = {"cifar10-aware_cnn": SETTINGS["cifar10-aware_cnn"]}
     if chosen.only:
         settings = {chosen.only: settings[chosen.only]}
+    stages = {"": [(1.0, "uniform", "fedavg")]} if chosen.detectors else {"": RANKED, "-further": FURTHER}
     groups = [
-        (name, members(setting, seed, detectors=chosen.detectors), chosen.out / name / f"seed{seed}")
+        (name, members(setting, seed, cells, detectors=chosen.detectors), chosen.out / name / f"seed{seed}{suffix}")
+        for suffix, cells in stages.items()
         for seed in range(chosen.seeds)
         for name, setting in settings.items()
     ]
@@ -198,6 +234,8 @@ def main() -> None:
     if chosen.json:
         chosen.json.parent.mkdir(parents=True, exist_ok=True)
         chosen.json.write_text(json.dumps(found, indent=1) + "\n")
+    if chosen.draw and done:
+        draw(found, chosen.draw)
 
 
 if __name__ == "__main__":

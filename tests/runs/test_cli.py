@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kairosfl.cli import app
-from kairosfl.cli.runs import clear
+from kairosfl.cli.demo import clear
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.runs.experiment import build_task, reopen

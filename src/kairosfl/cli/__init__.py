@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kairosfl import __version__
-from kairosfl.cli import bench, deploy, papers, periods, runs, view
+from kairosfl.cli import bench, demo, deploy, papers, periods, runs, view
 from kairosfl.cli.common import Command
 from kairosfl.cli.tune import tune
 
@@ -36,7 +36,7 @@ def main(
     """Global options."""
 
 
-training = (runs.run, runs.resume, runs.sweep, tune, bench.bench, runs.demo, runs.export)
+training = (runs.run, runs.resume, runs.sweep, tune, bench.bench, demo.demo, runs.export)
 commands = (*training, view.compare, view.figure, view.report, view.watch)
 for function in commands:
     app.command(cls=Command)(function)

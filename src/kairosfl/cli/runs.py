@@ -1,4 +1,4 @@
-"""Commands that train, and export what was trained: run, resume, sweep, demo, export."""
+"""Commands that train, and export what was trained: run, resume, sweep, export."""
 
 from __future__ import annotations
 
@@ -151,28 +151,6 @@ def sweep(
             typer.echo(f"runs in {folder}")
 
 
-def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder of the demo.")] = Path("runs/demo"),
-    quiet: Quiet = False,
-) -> None:
-    """Compare FedAvg with two compositions on non-IID handwritten digits, in about a minute."""
-    from kairosfl.runs.config import read
-    from kairosfl.runs.sweep import expand
-
-    with friendly(lambda: "Start again with: kairosfl demo"):
-        from kairosfl.report.page import write_report
-        from kairosfl.report.static import draw_comparison
-        from kairosfl.report.tables import compare
-
-        tables = read(Path(__file__).parents[1] / "demo.toml")
-        if (out / "sweep.json").is_file():  # always run the demo from the start
-            clear(out, {member.name for member in expand(tables)})
-        run_sweep(tables, out, quiet)
-        print_comparison(compare([out]))
-        typer.echo(f"picture: {draw_comparison([out], out / 'comparison.png')}")
-        typer.echo(f"report:  {write_report([out], out / 'report.html')}  (open it in a browser)")
-
-
 def export(
     folder: Annotated[Path, typer.Argument(help="Run folder.")],
     out: Annotated[
@@ -191,23 +169,6 @@ def export(
         from kairosfl.runs.export import export as write
 
         typer.echo(f"model: {write(folder, out, force=force, onnx=onnx)}")
-
-
-def clear(folder: Path, names: set[str]) -> None:
-    """Delete the runs of a sweep that consists of exactly these; other files in the folder are kept."""
-    import shutil
-
-    from kairosfl.runs.lock import lock
-
-    try:
-        found = {run["name"] for run in json.loads((folder / "sweep.json").read_text())["runs"]}
-    except (ValueError, KeyError, TypeError):
-        found = set()
-    if found != names:
-        raise UserError(f"{folder} contains another sweep; choose another folder with --out.")
-    with lock(folder):
-        for name in names:
-            shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def found(file: Path | None, preset: str | None, *, quiet: bool) -> tuple[Path | None, str | None]:

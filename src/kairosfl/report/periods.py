@@ -9,7 +9,6 @@ from typing import Any
 from kairosfl.errors import UserError
 from kairosfl.runs.score import Score, scores
 
-
 LEFT = {"cohort": "cohort", "clients": "clients", "epochs": "epochs", "labels": "labels right"}
 
 
@@ -34,7 +33,9 @@ def draw(found: Mapping[str, Any], path: Path) -> Path:
         errors = [2 * score.scale * (row["error"] or 0.0) for row in rows]
         shifted = [place + (i - (len(found["harm"]) - 1) / 2) * 0.02 * spans[-1][1] for place in places]
         means = [score.scale * row["mean"] for row in rows]
-        drawn = above.errorbar(shifted, means, errors, marker="o", capsize=3, label=f"{100 * found['amount']:g} % of the {LEFT[name]}")
+        drawn = above.errorbar(
+            shifted, means, errors, marker="o", capsize=3, label=f"{100 * found['amount']:g} % of the {LEFT[name]}"
+        )
         sure = [window - 1 for window in found["lasts"][name]]
         ring: dict[str, Any] = {"facecolors": "none", "edgecolors": drawn.lines[0].get_color(), "linewidths": 1.5}
         above.scatter([shifted[at] for at in sure], [means[at] for at in sure], 140, **ring)

@@ -1,0 +1,135 @@
+"""`kairosfl demo`: what averaging and the right moment give at equal bytes, on handwritten digits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kairosfl.cli.common import Quiet, friendly, run_sweep
+from kairosfl.errors import UserError
+
+if TYPE_CHECKING:
+    from kairosfl.runs.sweep import Member
+
+# How clients are spent, and the algorithms whose models are read without and with averaging. A run that averages is
+# scored both ways, except by the detector: without averaging, that rule keeps clients for the final rounds.
+EVENLY, CRITICAL = "40 % of them, evenly", "40 % of them, most while critical"
+BUDGET, DETECTED = "budget(share=0.4)", "budget(share=0.4, by='detector')"
+WAYS = {
+    "all clients": ("average", "average"),
+    EVENLY: (f"{BUDGET} + average", f"{BUDGET} + average"),
+    CRITICAL: (DETECTED, f"{DETECTED} + average"),
+}
+SCHEDULES = {"constant": "constant rate", "cosine": "annealed rate"}
+CHANCE = 3.18  # Student's t, two-sided 95 %, of four seeds
+Scores = dict[tuple[str, str, bool], list[float]]  # per cent of every seed, by way, schedule, and whether averaged
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder of the demo.")] = Path("runs/demo"),
+    quiet: Quiet = False,
+) -> None:
+    """Show what averaging and the right moment give at equal bytes on handwritten digits, in about a minute."""
+    from kairosfl.runs.config import read
+    from kairosfl.runs.sweep import expand
+
+    with friendly(lambda: "Start again with: kairosfl demo"):
+        from kairosfl.report.page import write_report
+        from kairosfl.report.static import draw_comparison
+
+        tables = read(Path(__file__).parents[1] / "demo.toml")
+        members = expand(tables)
+        if (out / "sweep.json").is_file():  # always run the demo from the start
+            clear(out, {member.name for member in members})
+        summaries = run_sweep(tables, out, quiet)
+        typer.echo("\n".join(story(members, summaries)))
+        typer.echo(f"picture: {draw_comparison([out], out / 'comparison.png')}")
+        typer.echo(f"report:  {write_report([out], out / 'report.html')}  (open it in a browser)")
+
+
+def story(members: Sequence[Member], summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The runs as a table, and what they say; every number is from these runs."""
+    found = {way: [_runs(members, summaries, name) for name in names] for way, names in WAYS.items()}
+    scores: Scores = {}
+    lines = [f"{'clients':<35}{'schedule':<14}{'MB':>5}{'plain':>13}{'averaged':>13}"]
+    for way, (plain, averaged) in found.items():
+        for schedule, words in SCHEDULES.items():
+            first, second = plain[schedule], averaged[schedule]
+            scores[way, schedule, False] = [100 * _plain(run) for run in first]
+            scores[way, schedule, True] = [100 * float(run["accuracy"]) for run in second]
+            sent = sum(run["bytes_down"] + run["bytes_up"] for run in second) / len(second) / 1e6
+            cells = "".join(f"{_spread(scores[way, schedule, kind]):>13}" for kind in (False, True))
+            lines.append(f"{way:<35}{words:<14}{sent:>5.1f}{cells}")
+    seeds = len(next(iter(scores.values())))
+    lines.append(f"Accuracy in %, mean ± standard error of {seeds} seeds; plain: final 10 % of rounds")
+    return [*lines, "", *_differences(scores)]
+
+
+def _differences(scores: Scores) -> list[str]:
+    said, pays = [], False
+    for schedule, words in SCHEDULES.items():
+        plain, averaged = (scores[EVENLY, schedule, kind] for kind in (False, True))
+        said.append(f"With 40 % of the clients and {'an' if words[0] in 'aeiou' else 'a'} {words}:")
+        said.append(f"  averaging the last models           {_gain(plain, averaged)}")
+        for kind, name in ((False, "plain"), (True, "averaged")):
+            moved = _gain(scores[EVENLY, schedule, kind], scores[CRITICAL, schedule, kind])
+            pays = pays or (moved.startswith("+") and "chance" not in moved)
+            said.append(f"  clients while critical, {name:<8}    {moved}")
+        whole = scores["all clients", schedule, False]
+        said.append(f"  averaged, against all clients plain {_gain(whole, averaged)}")
+    said.append("It pays here to spend clients early." if pays else "It does not pay here to spend clients early.")
+    return [*said, "Is there a critical period in your problem? Measure it: kairosfl periods FILE"]
+
+
+def _runs(
+    members: Sequence[Member], summaries: Mapping[str, Mapping[str, Any]], algorithm: str
+) -> dict[str, list[Mapping[str, Any]]]:
+    """The summaries of an algorithm by schedule, in the order of the seeds."""
+    runs: dict[str, list[Mapping[str, Any]]] = {schedule: [] for schedule in SCHEDULES}
+    for member in members:
+        if member.settings["algorithm"] == algorithm:
+            runs[member.settings["train.schedule"]].append(summaries[member.name])
+    return runs
+
+
+def _plain(run: Mapping[str, Any]) -> float:
+    return float(run.get("plain_last_tenth_accuracy", run["last_tenth_accuracy"]))
+
+
+def _spread(values: Sequence[float]) -> str:
+    mean, error = _mean(values)
+    return f"{mean:.1f} ± {error:.1f}"
+
+
+def _gain(before: Sequence[float], after: Sequence[float]) -> str:
+    """The difference in points, paired by seed."""
+    mean, error = _mean([b - a for a, b in zip(before, after, strict=True)])
+    return f"{mean:+.1f} ± {error:.1f} points" + ("" if abs(mean) > CHANCE * error else ", which may be chance")
+
+
+def _mean(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and its standard error."""
+    import statistics
+
+    return statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5
+
+
+def clear(folder: Path, names: set[str]) -> None:
+    """Delete the runs of a sweep that consists of exactly these; other files in the folder are kept."""
+    import shutil
+
+    from kairosfl.runs.lock import lock
+
+    try:
+        found = {run["name"] for run in json.loads((folder / "sweep.json").read_text())["runs"]}
+    except (ValueError, KeyError, TypeError):
+        found = set()
+    if found != names:
+        raise UserError(f"{folder} contains another sweep; choose another folder with --out.")
+    with lock(folder):
+        for name in names:
+            shutil.rmtree(folder / name, ignore_errors=True)
