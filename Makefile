@@ -30,8 +30,10 @@ test-extended: test-kernels test-deploy  # what `make test` leaves out
 docs: .venv/full
 	$(BIN)/mkdocs build --strict --quiet
 
-results: .venv/ready  # the page of results, from the files in results/
+results: .venv/ready  # the page of results and a figure as a paper prints it, from the files in results/
 	$(BIN)/python -m kairosfl.papers.page results docs/results.md
+	$(BIN)/kairosfl figure results/alt-figure2.json -o docs/assets/alt-figure2-print.svg --font serif --y-range 55:73 \
+		--only cifar10-fedavg --only cifar10-fedavg-alt --only 'cifar10-moon*'
 
 dist: .venv/ready  # wheel and sdist, tried in an empty environment
 	rm -rf dist

@@ -12,10 +12,13 @@ import contextlib
 import dataclasses
 import importlib.util
 import io
+import json
 import pickle
 import re
 import runpy
 import shlex
+import shutil
+import subprocess
 import sys
 import textwrap
 import tomllib
@@ -330,3 +333,25 @@ class Table:
 
     def __getitem__(self, column: str) -> list[Any]:
         return [row[column] for row in self.rows]
+
+
+def test_every_equation_is_understood_by_katex() -> None:
+    """Those of fences called `math`, with the script that draws them."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    found = {
+        f"{page.relative_to(DOCS)}, equation {number}": text
+        for page in sorted(DOCS.rglob("*.md"))
+        for number, text in enumerate(re.findall(r"^```math\n(.*?)^```$", page.read_text(), re.M | re.S), 1)
+    }
+    script = (
+        "const katex = require(process.argv[1]);"
+        "for (const [place, tex] of Object.entries(JSON.parse(require('fs').readFileSync(0, 'utf8')))) {"
+        "  try { katex.renderToString(tex, { displayMode: true, strict: 'error' }); }"
+        "  catch (error) { console.log(place + ': ' + error.message); } }"
+    )
+    command = [node, "-e", script, str(DOCS / "assets" / "katex" / "katex.min.js")]
+    done = subprocess.run(command, input=json.dumps(found), capture_output=True, text=True, check=True, timeout=60)
+    assert len(found) >= 30
+    assert done.stdout == ""
