@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kairosfl.engines.choices import Choices
 from kairosfl.tasks.dataset import Samples
-from kairosfl.tasks.metrics import mean
+from kairosfl.tasks.metrics import confusion, mean
 from kairosfl.tasks.prepare import ordered
 from kairosfl.tasks.streamed import Streamed
 from kairosfl.tasks.task import Task
@@ -27,6 +27,7 @@ class Scores:
 
     loss: float
     metrics: Mapping[str, float] = field(default_factory=dict)
+    confusion: tuple[tuple[int, ...], ...] = field(default=(), compare=False, repr=False)  # see `confusion` of metrics
 
     @property
     def main(self) -> float:
@@ -42,15 +43,23 @@ class Scores:
 
 
 def measured(task: Task, outputs: Tensor, targets: Any) -> list[Tensor]:
-    """What adds up over samples, each `[batch, columns]` in float64: the loss, then what every metric measures."""
+    """What adds up over samples, each `[batch, columns]` in float64: the loss, then what every metric measures.
+
+    The last, where samples have one class each, adds up over batches: `[1, columns]`, who is taken for whom.
+    """
     parts = [task.loss(outputs, targets), *(metric.measure(outputs, targets) for metric in task.measures.values())]
-    return [part.double().reshape(len(part), -1) for part in parts]
+    found = [part.double().reshape(len(part), -1) for part in parts]
+    classes = task.confusable
+    return [*found, confusion(outputs, targets, classes).reshape(1, -1)] if classes else found
 
 
 def scored(task: Task, sums: list[list[float]], samples: int) -> Scores:
     """The scores from the sums over all samples of what was measured."""
-    finished = zip(task.measures.items(), sums[1:], strict=True)
-    return Scores(sums[0][0] / samples, {name: metric.finish(each, samples) for (name, metric), each in finished})
+    loss, *rest = sums
+    finished = zip(task.measures.items(), rest[: len(task.measures)], strict=True)
+    metrics = {name: metric.finish(each, samples) for (name, metric), each in finished}
+    counts = np.array(rest[-1], dtype=np.int64).reshape(task.confusable, -1).tolist() if task.confusable else []
+    return Scores(loss[0] / samples, metrics, tuple(map(tuple, counts)))
 
 
 class Evaluator:

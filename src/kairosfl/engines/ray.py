@@ -276,7 +276,8 @@ class Ray:
                     raise _cause(raised) from None
 
     def _first(self, references: Iterable[Any]) -> Any:
-        waiting, done = list(references), []
+        waiting = list(references)
+        done: list[Any] = []
         while not done:
             done, _ = ray.wait(waiting, num_returns=1, timeout=LOOK)
             self._cluster.check(now=False)
@@ -328,7 +329,7 @@ def _connect(address: str | None) -> Mapping[str, Any]:
             f"run.ray_address = {address!r} cannot be reached: {raised}; "
             "if the cluster requires a token, set RAY_AUTH_MODE=token in the environment."
         ) from None
-    where: Mapping[str, Any] = context.address_info
+    where: Mapping[str, Any] = context.address_info  # type: ignore[attr-defined]
     return where
 
 

@@ -215,6 +215,8 @@ def _quantiles(row: Mapping[str, Any], name: str, within: tuple[float, float]) -
 _CLIENT_FIELDS: dict[str, Callable[[Mapping[str, Any], str], bool]] = {
     **dict.fromkeys(("weights", "epochs", "similarity", "score"), _per_client),
     "lambda": _by_client,
+    "class_accuracy": lambda row, name: _quantiles(row, name, _SHARE),
+    "confusion": lambda row, name: is_counts(row[name]) and len(row[name]) == len(row[name][0]),
     "cosines": _square,
 }
 

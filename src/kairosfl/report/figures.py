@@ -170,7 +170,8 @@ def _main_curves(score: Score) -> tuple[_Curve, ...]:
 
 def figures(groups: Sequence[Group]) -> tuple[list[Picture], list[LeftOut]]:
     """All plots of these groups in the order of the page, and those that are left out."""
-    made: list[Picture | LeftOut] = [*(_lines(curve, groups) for curve in _all_curves(groups)), _served(groups)]
+    drawn = [*(_lines(curve, groups) for curve in _all_curves(groups)), _worst_class(groups), _served(groups)]
+    made: list[Picture | LeftOut] = [each for each in drawn if each is not None]
     made = [_with_samples(each, groups) for each in made]
     for number, group in enumerate(groups):
         made += inside(number, group)
@@ -244,6 +245,28 @@ def _missing(curve: _Curve, groups: Sequence[Group]) -> str:
         return "no round had a good report"
     evaluated = any(len(run.evaluated) for run in runs)
     return "training diverged: it was never finite" if curve.why == _UNSCORED and evaluated else curve.why
+
+
+def _worst_class(groups: Sequence[Group]) -> Lines | None:
+    """The accuracy of the class that is recognised worst in each round, of the runs that recorded it."""
+    series = []
+    for number, group in enumerate(groups):
+        found = [_lowest(run) for run in group.runs]
+        rounds = np.unique(np.concatenate([np.array(sorted(each), dtype=np.float64) for each in found]))
+        values = np.array([[each.get(int(at), np.nan) for at in rounds] for each in found])
+        if len(rounds):
+            series.append(spread(number, rounds, values, "", False, _steady(group)))
+    note = "The class of which the smallest share of test samples is recognised; it may be another one in each round."
+    title, drawn = "Accuracy of the worst class", tuple(each for each in series if len(each.x))
+    return Lines("worst-class", "learning", title, note, "round", "accuracy", drawn, percent=True) if drawn else None
+
+
+def _lowest(run: RunData) -> dict[int, float]:
+    """By round."""
+    rows = (
+        (row["round"], [each for each in row.get("class_accuracy") or () if each is not None]) for row in run.clients
+    )
+    return {at: float(min(known)) for at, known in rows if known and at <= run.last}
 
 
 def _served(groups: Sequence[Group]) -> Lines | LeftOut:

@@ -42,6 +42,7 @@ def inside(number: int, group: Group) -> list[HeatMap | LeftOut]:
     run = group.runs[0]
     whose = _whose(run, group)
     made = [_client_by_class(number, run, whose)]
+    made += [_class_by_round(number, run, whose), *_confusions(number, run, whose)]
     made += [_client_by_round(number, run, field, whose) for field in _FIELDS]
     return made + _client_by_client(number, group)
 
@@ -122,7 +123,6 @@ def _client_by_class(number: int, run: RunData, whose: str) -> HeatMap | LeftOut
     note = "Training samples of each class that a client holds; blank: none."
     if wide > 1 or tall > 1:
         note += f" A cell is the mean over {counted(wide, 'client')} and {counted(tall, 'class')}."
-    labels = [str(label) for label in run.partition.get("labels") or ()]
     return HeatMap(
         key=f"partition-{number}",
         section="inside",
@@ -135,9 +135,81 @@ def _client_by_class(number: int, run: RunData, whose: str) -> HeatMap | LeftOut
         x_range=(-0.5, wide * table.shape[1] - 0.5),
         y_range=(-0.5, tall * table.shape[0] - 0.5),
         grid=table,
-        names=tuple(labels) if tall == 1 and len(labels) == classes else (),
+        names=_class_names(run, classes) if tall == 1 else (),
         power=0.5,
     )
+
+
+def _class_by_round(number: int, run: RunData, whose: str) -> HeatMap | LeftOut:
+    """The accuracy of every class in the rounds that were evaluated."""
+    title = "Accuracy of each class"
+    rows = [row for row in run.clients if row.get("class_accuracy") and row["round"] <= run.last]
+    classes = max((len(row["class_accuracy"]) for row in rows), default=0)
+    rows = [row for row in rows if len(row["class_accuracy"]) == classes]
+    table = np.array([row["class_accuracy"] for row in rows], dtype=np.float64)
+    if not np.isfinite(table).any():
+        return LeftOut("inside", title, "it was not recorded: up to 100 classes, one for each sample, are", number)
+    rounds = np.array([row["round"] for row in rows])
+    gaps = np.sort(np.diff(rounds, prepend=0))
+    wide = max(int(gaps[len(gaps) // 2]), -(-run.last // MOST_COLUMNS))  # as a rule, run.eval_every
+    grid = np.full((classes, -(-run.last // wide)), np.nan)
+    for place in np.unique((rounds - 1) // wide):
+        here = table[(rounds - 1) // wide == place]
+        grid[:, place] = np.where(np.isfinite(here), here, 0).sum(0) / np.maximum(np.isfinite(here).sum(0), 1)
+    grid[~np.isfinite(table).any(0)] = np.nan
+    return HeatMap(
+        key=f"classes-{number}",
+        section="inside",
+        title=title,
+        note=f"Share of the test samples of a class that are recognised. {whose}".strip(),
+        group=number,
+        x_label="round",
+        y_label="class",
+        value_label="share",
+        x_range=(0.5, 0.5 + wide * grid.shape[1]),
+        y_range=(-0.5, classes - 0.5),
+        grid=grid,
+        names=_class_names(run, classes),
+        scale=(0.0, 1.0),
+    )
+
+
+def _confusions(number: int, run: RunData, whose: str) -> list[HeatMap | LeftOut]:
+    """Which classes are taken for which, in the first, the middle and the last round that has it."""
+    rows = [row for row in run.clients if row.get("confusion") and row["round"] <= run.last]
+    shown = [rows[i] for i in sorted({0, len(rows) // 2, len(rows) - 1})] if rows else []
+    made: list[HeatMap | LeftOut] = []
+    for row in shown:
+        counts = np.array(row["confusion"], dtype=np.float64)
+        with np.errstate(invalid="ignore"):
+            grid = counts / counts.sum(1, keepdims=True)
+        grid[counts == 0] = np.nan
+        names, ends = _class_names(run, len(grid)), (-0.5, len(grid) - 0.5)
+        note = "Share of the test samples of a class, in its row, that are taken for each class; blank: none."
+        made.append(
+            HeatMap(
+                key=f"confusion-{row['round']}-{number}",
+                section="inside",
+                title=f"Confusion, round {row['round']}",
+                note=f"{note} {whose}".strip(),
+                group=number,
+                x_label="taken for class",
+                y_label="class",
+                value_label="share",
+                x_range=ends,
+                y_range=ends,
+                grid=grid,
+                names=names,
+                power=0.5,
+                scale=(0.0, 1.0),
+            )
+        )
+    return made
+
+
+def _class_names(run: RunData, classes: int) -> tuple[str, ...]:
+    labels = [str(label) for label in run.partition.get("labels") or ()]
+    return tuple(labels) if len(labels) == classes else ()
 
 
 def _client_by_client(number: int, group: Group) -> list[HeatMap | LeftOut]:

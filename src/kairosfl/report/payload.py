@@ -57,6 +57,8 @@ def _target_words(rows: Sequence[Row], target: float, given: bool) -> str:
     """Where the target comes from."""
     if given:
         return "as given"
+    if len(rows) == 1:
+        return "what it reaches in the final 10 % of its rounds, rounded" if math.isfinite(target) else "none yet"
     names = [row.label for row in rows if row.baseline]
     if not math.isfinite(target):
         return f"none yet: {names[0]}, the baseline, has no final result"

@@ -216,7 +216,7 @@ def _record_rounds(
             row = recorded(run, setup) | metrics.row(run, task, scores, own, time.perf_counter() - began, plain)
             row["samples"] = metrics.samples_of(told, run.record.reports) if run.record and run.record.reports else 0
             cosines = run.round in config.run.cosines
-            append_json(folder.path / "clients.jsonl", metrics.clients_row(run, task, own, cosines=cosines))
+            append_json(folder.path / "clients.jsonl", metrics.clients_row(run, task, own, scores, cosines=cosines))
             append_json(folder.path / "metrics.jsonl", row)
             _log_rejections(run, setup, folder)
             for listen in listeners:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from kairosfl.tasks.task import Task
 
 NUMBER_BYTES = 8
 PICTURED_CLIENTS = 2000
+CONFUSED_CLASSES = 20  # at most, or the matrix would be the larger part of the file
 QUANTILES = 21  # of the clients' main metric
 
 
@@ -94,7 +95,9 @@ def worst_tenth(values: np.ndarray, *, higher: bool = True) -> float:
     return float(known[: max(1, len(known) // 10)].mean())
 
 
-def clients_row(run: Run, task: Task, own: np.ndarray | None, *, cosines: bool = False) -> dict[str, Any]:
+def clients_row(
+    run: Run, task: Task, own: np.ndarray | None, scores: Scores | None = None, *, cosines: bool = False
+) -> dict[str, Any]:
     """One line of clients.jsonl; `own` is the main metric of every client, if requested."""
     record = run.record
     assert record is not None
@@ -103,6 +106,8 @@ def clients_row(run: Run, task: Task, own: np.ndarray | None, *, cosines: bool =
     if own is not None:
         quantiles = np.nanquantile(own, np.linspace(0, 1, QUANTILES)).tolist()
         line[f"{task.main[0]}_quantiles"] = [float(f"{value:.4g}") for value in quantiles]
+    if scores and scores.confusion:
+        line |= _by_class(scores.confusion)
     if reports is None:
         return line
     if cosines:
@@ -118,6 +123,14 @@ def clients_row(run: Run, task: Task, own: np.ndarray | None, *, cosines: bool =
         "score": None if score is None else score.tolist(),
         "lambda": _lambda(run),
     }
+
+
+def _by_class(confusion: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The accuracy of every class, None for one without samples, and for few classes who is taken for whom."""
+    right = [row[i] / sum(row) if sum(row) else None for i, row in enumerate(confusion)]
+    accuracy = [None if share is None else float(f"{share:.4g}") for share in right]
+    counts = [list(row[:-1]) for row in confusion] if len(confusion) <= CONFUSED_CLASSES else None
+    return {"class_accuracy": accuracy, "confusion": counts}
 
 
 def _lambda(run: Run) -> dict[str, float] | None:

@@ -75,6 +75,14 @@ def class_scores(outputs: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(outputs), outputs], 1) if outputs.shape[1] == 1 else outputs
 
 
+def confusion(outputs: Tensor, targets: Tensor, classes: int) -> Tensor:
+    """How many samples of each class are taken for which `[classes, classes + 1]`; the last column is for any other."""
+    each = torch.arange(classes, device=outputs.device)
+    wanted = (targets.reshape(-1, 1) == each).double()
+    found = (class_scores(outputs).argmax(1)[:, None] == each).double()
+    return wanted.mT @ torch.cat([found, 1 - found.sum(1, keepdim=True)], 1)
+
+
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
     """Which samples are correct: the highest score is the target's; a single logit is compared with zero."""
     return class_scores(outputs).argmax(1) == targets

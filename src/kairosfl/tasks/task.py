@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from kairosfl.errors import UserError, first_line
 from kairosfl.tasks.dataset import DataSet
 from kairosfl.tasks.forward import call
-from kairosfl.tasks.kinds import KINDS, Loss
+from kairosfl.tasks.kinds import CLASSED, KINDS, Loss
 from kairosfl.tasks.metrics import Measure, Metric, mean, named
 from kairosfl.tasks.population import Population, own_tests
 from kairosfl.tasks.prepare import prepare
@@ -23,6 +23,7 @@ from kairosfl.tasks.tree import Tree, cast, rows, shapes
 from kairosfl.tasks.vector import Layout, base_hash, check_base, check_state, flatten, trained
 
 TRIAL = 4  # samples
+MOST_CLASSES = 100  # of which a run records the accuracy of each
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +80,13 @@ class Task:
             return all(len(metric.measure(outputs, targets)) == len(outputs) for metric in metrics.values())
         except Exception:  # the outputs are of another form
             return False
+
+    @cached_property
+    def confusable(self) -> int:
+        """The number of classes, if outputs are scores of classes and these are few enough to be recorded; else 0."""
+        usual = [KINDS[name].metrics["accuracy"] for name in CLASSED]
+        few = self.dataset.classes <= MOST_CLASSES
+        return self.dataset.classes if few and self.measures.get("accuracy") in usual else 0
 
     @property
     def main(self) -> tuple[str, Metric | None]:

@@ -15,7 +15,7 @@ class HeatChart extends Chart {
   constructor(figure, spec, page) {
     super(figure, spec, page);
     this.whole_x = true;
-    this.tallness = spec.cells ? 0.05 * spec.rows : spec.y_label === "class" ? 0.36 : 0.6;
+    this.tallness = spec.cells ? 0.05 * spec.rows : spec.y_label === "class" && spec.x_label === "client" ? 0.36 : 0.6;
     this.cells = spec.cells ?? this.unpacked(spec);
     this.image = this.paint();
   }
