@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from lies import CLIENTS, Case, accuracy
+from lies import CLIENTS, ROUNDS, Case, accuracy
 
 from kairosfl.rules.attack import liars
 
@@ -40,25 +40,27 @@ DATA = ("iid", "dirichlet")
 Found = dict[str, float]
 
 
-def train(rule: str, lie: str, share: float, data: str, seed: int) -> float:
+def train(rule: str, lie: str, share: float, data: str, seed: int, length: int) -> float:
     """One run."""
     if lie == "labels":
         lying = tuple(map(int, liars(seed, CLIENTS, share)))
-        return accuracy(Case(rule, seed=seed, data=data, flipped=lying))
+        return accuracy(Case(rule, seed=seed, data=data, length=length, flipped=lying))
     text = rule if lie == "none" else f"attack(lie='{lie}', share={share}) + {rule}"
-    return accuracy(Case(text, seed=seed, data=data))
+    return accuracy(Case(text, seed=seed, data=data, length=length))
 
 
 def key(rule: str, lie: str, share: float, data: str, seed: int) -> str:
     return f"{data} {0.0 if lie == 'none' else share} {lie} {rule} {seed}"
 
 
-def measure(found: Found, out: Path | None, seeds: int, rules: Iterable[str], shares: Iterable[float]) -> None:
-    """What is missing."""
-    for seed, share, data, lie, rule in itertools.product(range(seeds), shares, DATA, LIES, rules):
+def measure(found: Found, out: Path | None, chosen: argparse.Namespace) -> None:
+    """What is missing, and FedAvg without a liar to compare with."""
+    runs = [("none", "fedavg"), *itertools.product(LIES, chosen.rules)]
+    cells = itertools.product(range(chosen.seeds), chosen.shares, chosen.data, runs)
+    for seed, share, data, (lie, rule) in cells:
         name = key(rule, lie, share, data, seed)
         if name not in found:
-            found[name] = train(RULES[rule], lie, share, data, seed)
+            found[name] = train(RULES[rule], lie, share, data, seed, chosen.rounds)
             if out:
                 out.write_text(json.dumps(found, indent=1) + "\n")
 
@@ -66,7 +68,7 @@ def measure(found: Found, out: Path | None, seeds: int, rules: Iterable[str], sh
 def seeds_of(found: Found, share: float, data: Iterable[str] = DATA, rules: Iterable[str] = RULES) -> list[int]:
     """The seeds with every one of these runs."""
     known = [int(name.rpartition(" ")[2]) for name in found]
-    cells = list(itertools.product([*rules, "fedavg"], LIES, data))
+    cells = [*itertools.product(rules, LIES, data), *(("fedavg", "none", each) for each in data)]
     return [
         seed
         for seed in range(max(known, default=-1) + 1)
@@ -90,10 +92,12 @@ def show(found: Found) -> None:
         for rule in RULES:
             values = (f"{mean(found, rule, lie, share, data):.1f}" for lie in LIES)
             print(f"| `{RULES[rule]}` | {' | '.join(values)} |")
-    columns = list(itertools.product(DATA, SHARES))
+    columns = [
+        (data, share) for data in DATA for share in SHARES if any(seeds_of(found, share, [data], [r]) for r in RULES)
+    ]
     print("\nMost points lost against FedAvg without a liar: the lie, and of how many seeds\n")
     print(f"| rule | {' | '.join(f'{data}, {share:.0%}' for data, share in columns)} |\n|---|{'---|' * len(columns)}")
-    for rule in RULES:
+    for rule in (rule for rule in RULES if any(seeds_of(found, share, [data], [rule]) for data, share in columns)):
         print(f"| `{RULES[rule]}` | {' | '.join(_worst(found, rule, data, share) for data, share in columns)} |")
 
 
@@ -140,13 +144,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="numbers are kept here after every run")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="a file holds runs of one length")
     parser.add_argument("--rules", nargs="*", choices=RULES, default=list(RULES))
     parser.add_argument("--shares", nargs="*", type=float, default=SHARES)
+    parser.add_argument("--data", nargs="*", choices=DATA, default=DATA)
     parser.add_argument("--only-draw", action="store_true", help="measure nothing")
     chosen = parser.parse_args()
     found: Found = json.loads(chosen.out.read_text()) if chosen.out and chosen.out.exists() else {}
     if not chosen.only_draw:
-        measure(found, chosen.out, chosen.seeds, chosen.rules, chosen.shares)
+        measure(found, chosen.out, chosen)
     show(found)
     if chosen.picture:
         draw(found, chosen.picture)

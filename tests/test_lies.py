@@ -50,6 +50,14 @@ def test_three_of_ten_on_iid_digits(rule: str, lie: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("lie", ["sign", "inner"])  # which cost most
+def test_three_of_ten_with_mixing_on_other_seeds_as_well(seed: int, lie: str) -> None:
+    case = Case(f"attack(lie='{lie}', share=0.3) + nnm(share=0.3) + median", seed=seed)
+    assert accuracy(case) > accuracy(Case("fedavg", seed=seed)) - HARM
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("unequal", [False, True])
 def test_honest_clients_with_different_data_lose_less_than_a_point(unequal: bool) -> None:
     lost = [
