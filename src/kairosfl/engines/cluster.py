@@ -10,6 +10,7 @@ from typing import Any
 from kairosfl.errors import UserError
 
 LOOK = 2.0  # seconds between two looks: the raylet logs each of them
+GONE = (ConnectionRefusedError, FileNotFoundError)  # a raylet that is merely busy does not cause these
 SILENT = 10.0  # seconds that a head node may not answer: it may be restarting
 
 
@@ -25,23 +26,24 @@ class Cluster:
         if not now and time.monotonic() < self._next:
             return
         self._next = time.monotonic() + LOOK
-        if not _answers(socket.AF_UNIX, self._raylet):
+        if hasattr(socket, "AF_UNIX") and isinstance(_fault(socket.AF_UNIX, self._raylet), GONE):
             raise _dead(self._head, "its process on this machine, the raylet, does not answer")
         host, _, port = self._head.rpartition(":")
-        if _answers(socket.AF_INET6 if ":" in host else socket.AF_INET, (host.strip("[]"), int(port))):
+        if _fault(socket.AF_INET6 if ":" in host else socket.AF_INET, (host.strip("[]"), int(port))) is None:
             self._heard = time.monotonic()
         elif time.monotonic() > self._heard + SILENT:
             raise _dead(self._head, f"its head node has not answered for {SILENT:g} s")
 
 
-def _answers(family: int, address: Any) -> bool:
+def _fault(family: int, address: Any) -> OSError | None:
+    """Why nobody answers there; None if somebody does."""
     try:
         with socket.socket(family) as probe:
-            probe.settimeout(SILENT)
+            probe.settimeout(LOOK)
             probe.connect(address)
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return error
+    return None
 
 
 def _dead(address: str, why: str) -> UserError:
