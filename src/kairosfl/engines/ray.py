@@ -235,7 +235,8 @@ class Ray:
                     raise _cause(raised) from None
 
     def _first(self, references: Iterable[Any]) -> Any:
-        waiting, done = list(references), []
+        waiting: list[Any] = list(references)
+        done: list[Any] = []
         while not done:
             done, _ = ray.wait(waiting, num_returns=1, timeout=LOOK)
             self._cluster.check(now=False)
@@ -279,7 +280,7 @@ def _connect(address: str | None) -> Mapping[str, Any]:
     """Connect to a cluster, or start one here, unless this process is connected; returns where its processes are."""
     local: dict[str, Any] = {"include_dashboard": False} if address is None and not ray.is_initialized() else {}
     try:
-        context = ray.init(
+        context: Any = ray.init(
             address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True, **local
         )
     except (ConnectionError, ValueError) as raised:
