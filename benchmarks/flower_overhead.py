@@ -6,7 +6,7 @@ SuperLink and nodes are real processes on loopback with TLS and authentication. 
 change nothing, so that what is left is transport, process starts and the server's loop. In every turn a federation of
 `kairosfl deploy node` and one of `flower-supernode` are started one after the other, and each runs both apps. A line is
 printed after each of these four runs, and at the end one for each pair over all turns: the median seconds of a round,
-and the processor seconds that all processes of the federation spend on a round. These depend less on what else the
+and the processor seconds that the processes of the federation spend on a round. These depend less on what else the
 machine is doing. With --parameters above a million the weights are random, since Flower sends equal chunks only once.
 """
 
@@ -20,6 +20,7 @@ import os
 import statistics
 import subprocess
 import time
+from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -104,12 +105,14 @@ def write_app(path: Path, name: str, task: str, server: str, client: str) -> Pat
     return path
 
 
-Measured = tuple[list[float], float]  # seconds of each round, and processor seconds of one
+Measured = tuple[list[float], Counter[str]]  # seconds of each round, and processor seconds of one by kind of process
+PARTS = {"server": "flwr-serverapp", "SuperLink": "flower-superlink", "nodes": "engines.flower.node"}
+PARTS |= {"clients": "flwr-clientapp", "workers": "engines.flower.resident"}
 
 
 def ours(stage: LocalFederation, app: Path, run: Path, out: Path) -> Measured:
     """Every round but the first, in which nodes introduce themselves."""
-    marks: dict[int, float] = {}
+    marks: dict[int, Counter[str]] = {}
     run_to_end(stage, app, run, out, lambda row: marks.setdefault(row["round"], spent(stage)))
     seconds = [json.loads(line)["seconds"] for line in (Folder(out).path / "metrics.jsonl").read_text().splitlines()]
     return seconds[1:], _slope(marks)
@@ -118,7 +121,7 @@ def ours(stage: LocalFederation, app: Path, run: Path, out: Path) -> Measured:
 def theirs(stage: LocalFederation, app: Path, run: Path, out: Path) -> Measured:
     """Every round but the first, after which the nodes are known."""
     process: subprocess.Popen[bytes] = stage.submit(app, run, out)
-    marks: dict[int, float] = {}
+    marks: dict[int, Counter[str]] = {}
     while not (out / "theirs.json").exists():
         assert process.poll() is None or (time.sleep(2), (out / "theirs.json").exists())[1], stage.log("run")
         marks.setdefault(len(list(out.glob("round-*"))) - 1, spent(stage))  # round 0 is before training
@@ -128,19 +131,26 @@ def theirs(stage: LocalFederation, app: Path, run: Path, out: Path) -> Measured:
     return [b - a for a, b in itertools.pairwise(times)][2:], _slope(marks)
 
 
-def _slope(marks: dict[int, float]) -> float:
+def _slope(marks: dict[int, Counter[str]]) -> Counter[str]:
     """Processor seconds of a round, from those spent after each; without the first, and the last, when servers end."""
     known = sorted(number for number in marks if number > 0)[:-1]
-    return (marks[known[-1]] - marks[known[0]]) / (known[-1] - known[0]) if len(known) > 1 else float("nan")
+    if len(known) < 2:
+        return Counter()
+    first, last = known[0], known[-1]
+    return Counter({part: (marks[last][part] - marks[first][part]) / (last - first) for part in marks[last]})
 
 
-def spent(stage: LocalFederation) -> float:
+def spent(stage: LocalFederation) -> Counter[str]:
     """Processor seconds of all processes of a federation that have not exited, and of their children that have."""
-    total = 0
+    total: Counter[str] = Counter()
     for process in stage.find(""):
         with contextlib.suppress(OSError):
-            total += sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]))
-    return total / os.sysconf("SC_CLK_TCK")
+            entry = Path(f"/proc/{process}")
+            called = (entry / "comm").read_text() + (entry / "cmdline").read_text()
+            part = next((part for part, name in PARTS.items() if name in called), "others")
+            ticks = sum(map(int, (entry / "stat").read_text().rpartition(")")[2].split()[11:15]))
+            total[part] += ticks / os.sysconf("SC_CLK_TCK")
+    return total
 
 
 def main() -> None:
@@ -159,7 +169,7 @@ def main() -> None:
         (folder / "theirs.json").write_text(json.dumps(vars(given)))
         apps = {"Kairos": (ours, our_app, "ours.toml"), "Flower's FedAvg": (theirs, their_app, "theirs.json")}
         seconds: dict[tuple[str, str], list[float]] = {}
-        processor: dict[tuple[str, str], list[float]] = {}
+        processor: dict[tuple[str, str], list[Counter[str]]] = {}
         for turn in range(given.turns):
             for nodes, resident in (("kairosfl deploy node", "1"), ("flower-supernode", "0")):
                 served = [str(i) for i in range(given.nodes)]
@@ -171,14 +181,15 @@ def main() -> None:
                         seconds.setdefault((name, nodes), []).extend(taken)
                         processor.setdefault((name, nodes), []).append(used)
         for (name, nodes), taken in seconds.items():
-            show(f"{name} on {nodes}", taken, statistics.median(processor[name, nodes]))
+            show(f"{name} on {nodes}", taken, sorted(processor[name, nodes], key=Counter.total)[given.turns // 2])
 
 
-def show(what: str, taken: list[float], used: float) -> None:
+def show(what: str, taken: list[float], used: Counter[str]) -> None:
     """One line, at once."""
+    parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in used.most_common() if seconds >= 0.05)
     print(
-        f"{what}: median {statistics.median(taken):.1f} s a round, {used:.1f} processor seconds, load "
-        f"{os.getloadavg()[0]:.0f}, all {[round(each, 1) for each in taken]} ({NAME})",
+        f"{what}: median {statistics.median(taken):.1f} s a round, {used.total():.1f} processor seconds ({parts}), "
+        f"load {os.getloadavg()[0]:.0f}, all {[round(each, 1) for each in taken]} ({NAME})",
         flush=True,
     )
 

@@ -23,8 +23,9 @@ from kairosfl.core.fields import AFTER, BEFORE, FISHER, Briefs, Reports
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, result, rounds
 from kairosfl.core.run import Run, Setup
+from kairosfl.engines.cluster import Cluster
 from kairosfl.engines.loop import Loop
-from kairosfl.engines.ray import Cluster, Ray, expected_steps, shards
+from kairosfl.engines.ray import Ray, expected_steps, shards
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
 from kairosfl.tasks.dataset import DataSet, Samples
@@ -226,7 +227,7 @@ def test_a_cluster_that_is_lost_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         cluster.check()
         head.close()
         cluster.check()  # it may be restarting
-        monkeypatch.setattr("kairosfl.engines.ray.SILENT", 0.0)
+        monkeypatch.setattr("kairosfl.engines.cluster.SILENT", 0.0)
         with pytest.raises(
             UserError, match=rf"Ray cluster at {address} is lost: its head node has not answered for 0 s"
         ):

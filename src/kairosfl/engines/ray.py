@@ -10,8 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
-import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -24,6 +22,7 @@ from torch import Tensor
 from kairosfl.core.fields import Briefs, Cohort, Reports
 from kairosfl.core.fields import fields as entries
 from kairosfl.engines.choices import Choices
+from kairosfl.engines.cluster import LOOK, Cluster
 from kairosfl.engines.evaluate import Scores
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
@@ -39,47 +38,7 @@ try:
 except ImportError:
     raise UserError("engine = 'ray' needs Ray; install it with: pip install 'kairosfl[ray]'.") from None
 
-LOOK = 2.0  # seconds between two looks at the cluster: the raylet logs each of them
-SILENT = 10.0  # seconds that a head node may not answer: it may be restarting
 STARTS = 3  # actors that may die in a row during startup; then something is wrong with all of them
-
-
-class Cluster:
-    """The two processes of Ray without which this one cannot go on: the raylet here, and the head node's server."""
-
-    def __init__(self, about: Mapping[str, Any]) -> None:
-        self._raylet, self._head = str(about["raylet_socket_name"]), str(about["gcs_address"])
-        self._heard, self._next = time.monotonic(), 0.0
-
-    def check(self, *, now: bool = True) -> None:
-        """Refuse to go on without them; unless `now`, at most every two seconds."""
-        if not now and time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + LOOK
-        if not _answers(socket.AF_UNIX, self._raylet):
-            raise _dead(self._head, "its process on this machine, the raylet, does not answer")
-        host, _, port = self._head.rpartition(":")
-        if _answers(socket.AF_INET6 if ":" in host else socket.AF_INET, (host.strip("[]"), int(port))):
-            self._heard = time.monotonic()
-        elif time.monotonic() > self._heard + SILENT:
-            raise _dead(self._head, f"its head node has not answered for {SILENT:g} s")
-
-
-def _answers(family: int, address: Any) -> bool:
-    try:
-        with socket.socket(family) as probe:
-            probe.settimeout(SILENT)
-            probe.connect(address)
-    except OSError:
-        return False
-    return True
-
-
-def _dead(address: str, why: str) -> UserError:
-    return UserError(
-        f"The Ray cluster at {address} is lost: {why}; start it again, or set run.ray_address in the run's config.toml "
-        "to another, and `kairosfl resume` continues from the last checkpoint."
-    )
 
 
 class ShardEngine(Protocol):
@@ -276,7 +235,7 @@ class Ray:
                     raise _cause(raised) from None
 
     def _first(self, references: Iterable[Any]) -> Any:
-        waiting = list(references)
+        waiting: list[Any] = list(references)
         done: list[Any] = []
         while not done:
             done, _ = ray.wait(waiting, num_returns=1, timeout=LOOK)
@@ -321,7 +280,7 @@ def _connect(address: str | None) -> Mapping[str, Any]:
     """Connect to a cluster, or start one here, unless this process is connected; returns where its processes are."""
     local: dict[str, Any] = {"include_dashboard": False} if address is None and not ray.is_initialized() else {}
     try:
-        context = ray.init(
+        context: Any = ray.init(
             address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True, **local
         )
     except (ConnectionError, ValueError) as raised:

@@ -115,12 +115,8 @@ def read(path: Path) -> dict[int, str]:
     try:
         found = json.loads(path.read_text(encoding="utf-8")).items()
         keys = {int(client): key for client, key in found}
-    except (
-        OSError,
-        ValueError,
-        AttributeError,
-        RecursionError,
-    ) as error:  # never begun anew: ids would be up for grabs
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        # Without it, the ids would be anybody's.
         raise UserError(f"{path} cannot be read: {first_line(error)}; restore it from a backup.") from None
     wrong = next((client for client, key in keys.items() if not isinstance(key, str)), None)
     if wrong is not None:
