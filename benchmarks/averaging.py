@@ -28,7 +28,7 @@ from kairosfl.tasks.data import load
 from kairosfl.tasks.dataset import DataSet
 from kairosfl.tasks.partitions import partition
 
-ROUNDS, SEEDS = 100, 8
+ROUNDS, SEEDS = 100, 4
 PROBLEMS: dict[str, dict[str, int]] = {
     "digits": {"clients": 40, "epochs": 2, "batch_size": 16},
     "fashion_mnist": {"clients": 200, "epochs": 1, "batch_size": 32},
@@ -40,6 +40,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "cosine": {"schedule": "cosine"},
 }
 KINDS = {"rounds": "of the rounds", "lr": "of the learning rates"}
+TABLE = (0.05, 0.1, 0.2, 0.3)  # of these, the ones in the table
 SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 Scores = dict[str, dict[str, float]]  # of every seed, by window
 
@@ -94,13 +95,12 @@ def gains(whole: Mapping[str, Scores], seeds: Sequence[int]) -> dict[str, float]
 
 
 def say(whole: Mapping[str, Scores], seeds: int) -> None:
-    """A line for every cell, then what the first half of the seeds chooses and how the second judges it."""
+    """A table in Markdown; what the first half of the seeds chooses and how the second judges it; lr against rounds."""
+    names = ["plain", *(f"{of} {share}" for of, share in windows() if share in TABLE)]
+    print(f"| | {' | '.join(names)} |\n{'|---' * (1 + len(names))}|")
     for key, cell in whole.items():
-        mean = {name: np.mean([each[name] for each in cell.values()]) for name in next(iter(cell.values()))}
-        best = {of: max(SHARES, key=lambda share: mean[f"{of} {share}"]) for of in KINDS}
-        found = "; ".join(f"best share {of} {best[of]:g}: {mean[f'{of} {best[of]}']:.1f}" for of in KINDS)
-        default = Average()
-        print(f"{key}: plain {mean['plain']:.1f}; default {mean[f'{default.of} {default.share}']:.1f}; {found}")
+        means = [float(np.mean([each[name] for each in cell.values()])) for name in names]
+        print(f"| {key} | {' | '.join(f'{mean:.1f}' for mean in means)} |")
     if seeds < 2:
         return
     first, second = range(seeds // 2), range(seeds // 2, seeds)
@@ -110,8 +110,14 @@ def say(whole: Mapping[str, Scores], seeds: int) -> None:
         name = f"{of} {best}"
         words = f"{100 * best:g} % {KINDS[of]}, {chosen[name]:+.2f} points"
         print(f"seeds 0 to {seeds // 2 - 1} choose {words}; the others say {judged[name]:+.2f}")
-    default = f"{Average().of} {Average().share}"
-    print(f"the default, {default}: {chosen[default]:+.2f} and {judged[default]:+.2f}")
+    share = Average().share
+    for problem in ("", *PROBLEMS):
+        decaying = {key: cell for key, cell in whole.items() if problem in key and "constant" not in key}
+        found = [gains(decaying, [seed]) for seed in range(seeds)]
+        apart = [each[f"lr {share}"] - each[f"rounds {share}"] for each in found]
+        error = np.std(apart, ddof=1) / seeds**0.5
+        words = f"{100 * share:g} % of lr against rounds, decaying schedules, {problem or 'both problems'}"
+        print(f"{words}: {np.mean(apart):+.2f} ± {error:.2f}")
 
 
 def draw(whole: Mapping[str, Scores], path: Path) -> None:

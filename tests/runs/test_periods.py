@@ -104,6 +104,9 @@ def test_verdicts() -> None:
     assert said == "cohort: harm lasts from window 1 of 3 (99 % interval above zero)"
     assert _verdict("cohort", [sure, sure, last]).startswith("cohort: harm lasts from windows 1, 2 of 3")
     assert "no critical period here" in _verdict("cohort", [chance, chance, last])
+    few = [[0.2, 0.25], [0.01, -0.01], [0.5, 0.5]]
+    assert _verdict("cohort", few) == "cohort: undecided; 2 seeds are too few to tell harm (window 1) from chance"
+    assert "no critical period here" in _verdict("cohort", [[0.01, -0.01], [0.01, -0.01], [0.5, 0.5]])
     assert "one seed does not show" in _verdict("cohort", [[0.1], [0.1]])
     assert lasting([[0.1], [0.1]]) == []
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def periods(
     file: Annotated[
-        Path, typer.Argument(help="TOML configuration, or the name of a preset.", autocompletion=complete.file)
+        Path, typer.Argument(help="TOML configuration, task file (.py) or preset.", autocompletion=complete.file)
     ],
     deficit: Annotated[
         list[str],

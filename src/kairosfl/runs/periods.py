@@ -37,6 +37,7 @@ DEFICITS = {
 DEFAULT = ("cohort", "clients")
 DETECTORS = ("fgn.paired()", "fgn.smoothed()", "fgn")
 NONE = "none"
+ENOUGH = 4  # seeds with which a null result is one
 # Student's t, two-sided 99 %, by the number of seeds: with five windows, one in twenty studies finds harm by chance.
 CERTAIN = {2: 63.66, 3: 9.92, 4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25}
 
@@ -182,4 +183,9 @@ def _verdict(name: str, lost: Sequence[Sequence[float]]) -> str:
     if found := lasting(lost):
         windows = f"window{'s' * (len(found) > 1)} {', '.join(map(str, found))}"
         return f"{name}: harm lasts from {windows} of {len(lost)} (99 % interval above zero)"
+    doubtful = [
+        str(i) for i, values in enumerate(lost[:-1], 1) if np.mean(values) > 2 * (_spread(values)["error"] or 0)
+    ]
+    if doubtful and len(lost[0]) < ENOUGH:  # so few seeds can hardly show anything
+        return f"{name}: undecided; {len(lost[0])} seeds are too few to tell harm (window {doubtful[0]}) from chance"
     return f"{name}: no critical period here; no harm before the last window is beyond chance"
