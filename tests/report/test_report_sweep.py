@@ -1,5 +1,8 @@
 """Many runs on one page, in a real Chromium: grouped, coloured, split, filtered, compared and saved."""
 
+import shutil
+import threading
+
 import fake
 import pytest
 from test_report_browser import ask, find, settle
@@ -7,6 +10,7 @@ from test_report_browser import ask, find, settle
 from kairosfl.report.page import write_report
 from kairosfl.report.read import read_groups
 from kairosfl.report.sweep import crossed, parameters, rule_options
+from kairosfl.report.watch import serve
 
 RATES, MUS = (0.01, 0.1, 1.0), (0.001, 0.1, 1.0)
 
@@ -84,6 +88,27 @@ def test_the_filter_leaves_out_groups_everywhere(opened):
         assert ask(opened, "document.querySelectorAll('#result .facet .line').length") == count
     choose(opened, "filter", "lr=0.1")
     assert find(opened, "#found").text == "4 of 12 groups"
+    assert ask(opened, "[...document.querySelectorAll('#fig-grid text')].filter(t => t.style.fill).length") == 4
+
+
+def test_a_sweep_that_grows_on_a_live_page_is_coloured_once_there_are_many(browser, folder, tmp_path):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    runs = sorted(path for path in folder.iterdir() if path.is_dir())
+    with serve(tmp_path, port=0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser.get(f"http://127.0.0.1:{server.server_port}/")
+        for some, colour in ((runs[:8], ""), (runs[8:], "fedprox.mu")):
+            for run in some:
+                shutil.copytree(run, tmp_path / run.name)
+            wanted = len(list(tmp_path.iterdir())) // 2
+            WebDriverWait(browser, 20).until(lambda b, wanted=wanted: ask(b, "page.groups.length") == wanted)
+            settle(browser)
+            assert ask(browser, "page.colour") == colour
+            assert not find(browser, "#results th[data-name='cohort']").is_displayed()
+        server.shutdown()
+    browser.get("about:blank")
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
 
 
 def test_columns_can_be_chosen_and_parameters_sort_as_numbers(opened):

@@ -42,7 +42,7 @@ def inside(number: int, group: Group) -> list[HeatMap | LeftOut]:
     run = group.runs[0]
     whose = _whose(run, group)
     made = [_client_by_class(number, run, whose)]
-    made += [_class_by_round(number, run, whose), *_confusions(number, run, whose)]
+    made += [*_class_by_round(number, run, whose), *_confusions(number, run, whose)]
     made += [_client_by_round(number, run, field, whose) for field in _FIELDS]
     return made + _client_by_client(number, group)
 
@@ -140,15 +140,14 @@ def _client_by_class(number: int, run: RunData, whose: str) -> HeatMap | LeftOut
     )
 
 
-def _class_by_round(number: int, run: RunData, whose: str) -> HeatMap | LeftOut:
-    """The accuracy of every class in the rounds that were evaluated."""
-    title = "Accuracy of each class"
+def _class_by_round(number: int, run: RunData, whose: str) -> list[HeatMap]:
+    """The accuracy of every class in the rounds that were evaluated; no setting could add it where it is missing."""
     rows = [row for row in run.clients if row.get("class_accuracy") and row["round"] <= run.last]
     classes = max((len(row["class_accuracy"]) for row in rows), default=0)
     rows = [row for row in rows if len(row["class_accuracy"]) == classes]
     table = np.array([row["class_accuracy"] for row in rows], dtype=np.float64)
     if not np.isfinite(table).any():
-        return LeftOut("inside", title, "it was not recorded: up to 100 classes, one for each sample, are", number)
+        return []
     rounds = np.array([row["round"] for row in rows])
     gaps = np.sort(np.diff(rounds, prepend=0))
     wide = max(int(gaps[len(gaps) // 2]), -(-run.last // MOST_COLUMNS))  # as a rule, run.eval_every
@@ -157,28 +156,30 @@ def _class_by_round(number: int, run: RunData, whose: str) -> HeatMap | LeftOut:
         here = table[(rounds - 1) // wide == place]
         grid[:, place] = np.where(np.isfinite(here), here, 0).sum(0) / np.maximum(np.isfinite(here).sum(0), 1)
     grid[~np.isfinite(table).any(0)] = np.nan
-    return HeatMap(
-        key=f"classes-{number}",
-        section="inside",
-        title=title,
-        note=f"Share of the test samples of a class that are recognised. {whose}".strip(),
-        group=number,
-        x_label="round",
-        y_label="class",
-        value_label="share",
-        x_range=(0.5, 0.5 + wide * grid.shape[1]),
-        y_range=(-0.5, classes - 0.5),
-        grid=grid,
-        names=_class_names(run, classes),
-        scale=(0.0, 1.0),
-    )
+    return [
+        HeatMap(
+            key=f"classes-{number}",
+            section="inside",
+            title="Accuracy of each class",
+            note=f"Share of the test samples of a class that are recognised. {whose}".strip(),
+            group=number,
+            x_label="round",
+            y_label="class",
+            value_label="share",
+            x_range=(0.5, 0.5 + wide * grid.shape[1]),
+            y_range=(-0.5, classes - 0.5),
+            grid=grid,
+            names=_class_names(run, classes),
+            scale=(0.0, 1.0),
+        )
+    ]
 
 
-def _confusions(number: int, run: RunData, whose: str) -> list[HeatMap | LeftOut]:
+def _confusions(number: int, run: RunData, whose: str) -> list[HeatMap]:
     """Which classes are taken for which, in the first, the middle and the last round that has it."""
     rows = [row for row in run.clients if row.get("confusion") and row["round"] <= run.last]
     shown = [rows[i] for i in sorted({0, len(rows) // 2, len(rows) - 1})] if rows else []
-    made: list[HeatMap | LeftOut] = []
+    made = []
     for row in shown:
         counts = np.array(row["confusion"], dtype=np.float64)
         with np.errstate(invalid="ignore"):

@@ -82,7 +82,7 @@ def _cell(name: str, text: str, best: bool = False) -> str:
 
 def _flags(row: Row) -> str:
     """What keeps runs of a group out of comparisons, where its name is."""
-    unfinished = len(row.seeds) - row.finished
+    unfinished = max(row.going, len(row.seeds) - row.finished)  # a seed may have been run twice
     words = [f"{row.diverged} diverged"] * (row.diverged > 0) + [f"{unfinished} unfinished"] * (unfinished > 0)
     return f'<small class="flag">{" · ".join(words)}</small>' if words else ""
 

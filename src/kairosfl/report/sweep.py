@@ -31,7 +31,7 @@ def crossed(varied: Mapping[str, Sequence[str]]) -> tuple[str, str] | None:
         run = len(set(zip(varied[up], varied[across], strict=True)))
         sizes = [len(set(varied[name])) for name in (up, across)]
         if run >= 4 and run > max(sizes) and 2 * run >= sizes[0] * sizes[1]:
-            rank = all(map(_is_number, (*varied[up], *varied[across]))), run
+            rank = all(_is_numeric(varied[name]) for name in (up, across)), run
             best = max(best or (rank, across, up), (rank, across, up), key=lambda each: each[0])
     return best[1:] if best else None
 
@@ -60,12 +60,13 @@ def _value(tree: ast.expr) -> str:
     return ast.unparse(tree).strip("'\"")
 
 
-def _is_number(text: str) -> bool:
+def _is_numeric(values: Sequence[str]) -> bool:
+    """Whether there are several values that are all numbers, where there is one."""
+    known = set(values) - {NONE}
     try:
-        float(text.replace(NONE, "0"))
+        return len(set(map(float, known))) > 1
     except ValueError:
         return False
-    return True
 
 
 def _short(key: str, taken: dict[str, Any]) -> str:
