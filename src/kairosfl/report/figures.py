@@ -171,6 +171,24 @@ def chart(groups: Sequence[Group], key: str, against: str = "round") -> Lines:
     return replace(made, y_label=made.title)
 
 
+def smoothed(picture: Lines, points: int) -> Lines:
+    """Every seed's curve as the mean of this many neighbouring points, except for what the server decided."""
+    if points == 1 or picture.steps:
+        return picture
+    series = []
+    for each in picture.series:
+        seeds = np.array([_mean_of_neighbours(seed, points) for seed in each.seeds])
+        series.append(_series(each.group, each.x, seeds, each.name, each.dashed))
+    return replace(picture, series=tuple(series))
+
+
+def _mean_of_neighbours(values: Array, points: int) -> Array:
+    known, window = np.isfinite(values), np.ones(min(points, len(values)))
+    total = np.convolve(np.where(known, values, 0.0), window, "same")
+    count = np.convolve(known.astype(float), window, "same")
+    return np.where(known, total / np.maximum(count, 1), np.nan)
+
+
 def _all_curves(groups: Sequence[Group]) -> list[_Curve]:
     """What may be drawn of these groups, in the order of the page."""
     main = groups[0].score
@@ -193,7 +211,7 @@ def _lines(curve: _Curve, groups: Sequence[Group]) -> Lines | LeftOut:
     for number, group in enumerate(groups):
         for i, (column, name) in enumerate(zip(curve.columns, curve.names, strict=True)):
             points = _over_cost(group, column, curve.cost) if curve.cost else _over_rounds(group, column)
-            made = spread(number, *points, name, i > 0)
+            made = _series(number, *points, name, i > 0)
             if len(made.x):
                 series.append(made)
     if not series:
@@ -236,7 +254,7 @@ def _served(groups: Sequence[Group]) -> Lines | LeftOut:
         if known:
             at = np.linspace(0, 100, max(map(len, known)))
             served = np.array([np.interp(at, np.linspace(0, 100, len(each)), each) for each in known])
-            series.append(spread(number, at, served, "", False))
+            series.append(_series(number, at, served, "", False))
     if not series:
         return LeftOut("learning", title, _UNASKED)
     note = f"Clients from the lowest to the highest {score.words}; the flatter, the fairer."
@@ -266,7 +284,7 @@ def _over_cost(group: Group, column: str, cost: Callable[[RunData], Array]) -> t
     return at, np.array(values)
 
 
-def spread(number: int, x: Array, seeds: Array, name: str = "", dashed: bool = False) -> Series:
+def _series(number: int, x: Array, seeds: Array, name: str, dashed: bool) -> Series:
     """Mean and deviation over the seeds wherever any of them has a value."""
     kept = np.isfinite(seeds).any(axis=0)
     x, seeds = x[kept], seeds[:, kept]
