@@ -355,3 +355,13 @@ def test_every_equation_is_understood_by_katex() -> None:
     done = subprocess.run(command, input=json.dumps(found), capture_output=True, text=True, check=True, timeout=60)
     assert len(found) >= 30
     assert done.stdout == ""
+
+
+def test_every_rule_has_its_paper_and_every_entry_its_braces() -> None:
+    text = (DOCS / "papers.md").read_text()
+    pages = {page.stem for page in (DOCS / "rules").glob("*.md")} - {"index", "compositions"}
+    assert pages == set(re.findall(r"\(rules/(\w+)\.md\)", text))
+    table, entries = text.split("```bibtex\n")
+    keys = re.findall(r"^@\w+\{(\w+),$", entries, re.M)
+    assert len(keys) == len(set(keys)) == len(re.findall(r"\]\(https://", table))
+    assert entries.count("{") == entries.count("}")

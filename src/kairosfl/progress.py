@@ -58,7 +58,7 @@ class _Screen:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self.live:
-            self.progress.live.transient = kind is not None  # bars of what was interrupted would stay as if it ran on
+            self.progress.live.transient |= kind is not None  # bars of what was interrupted would stay as if it ran on
             self.progress.stop()
 
     def say(self, line: str) -> None:
@@ -208,6 +208,7 @@ class TuneProgress(_Screen):
             text("{task.description}"),
             console=self.console,
             expand=True,
+            transient=True,  # it ends with what was last running, and not always with the whole budget
         )
 
     def __enter__(self) -> Self:

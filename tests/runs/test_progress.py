@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from kairosfl import progress
-from kairosfl.progress import RunProgress, SweepProgress, duration
+from kairosfl.progress import RunProgress, SweepProgress, TuneProgress, duration
 
 ROW = {"round": 7, "accuracy": 0.4567, "loss": 1.2345, "cohort": 10, "reported": 9, "rejected": 1, "critical": True}
 
@@ -85,6 +85,14 @@ def test_no_bar_stays_after_an_interruption(error):
         show.begin("b", 0)(ROW)
         raise error
     assert [line.split(":")[0] for line in left_on_screen(console)] == ["run 1/2 a"]  # what was said stays
+
+
+def test_a_search_leaves_its_lines_and_no_bar():
+    console = terminal(80)
+    with TuneProgress(console=console) as show:
+        show.say("trial 0, 6 rounds")
+        show.update(0.8, "1 running, 5 runs ended")
+    assert left_on_screen(console) == ["trial 0, 6 rounds"]
 
 
 def test_a_bar_that_ends_stays():

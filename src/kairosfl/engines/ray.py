@@ -288,7 +288,7 @@ def _connect(address: str | None) -> Mapping[str, Any]:
             f"run.ray_address = {address!r} cannot be reached: {raised}; "
             "if the cluster requires a token, set RAY_AUTH_MODE=token in the environment."
         ) from None
-    where: Mapping[str, Any] = context.address_info  # type: ignore[attr-defined]
+    where: Mapping[str, Any] = context.address_info
     return where
 
 

@@ -192,6 +192,24 @@ def chart(groups: Sequence[Group], key: str, against: str = "round") -> Lines:
     return replace(made, y_label=made.title)
 
 
+def smoothed(picture: Lines, points: int) -> Lines:
+    """Every seed's curve as the mean of this many neighbouring points, except for what the server decided."""
+    if points == 1 or picture.steps:
+        return picture
+    series = []
+    for each in picture.series:
+        seeds = np.array([_mean_of_neighbours(seed, points) for seed in each.seeds])
+        series.append(_series(each.group, each.x, seeds, each.name, each.dashed))
+    return replace(picture, series=tuple(series))
+
+
+def _mean_of_neighbours(values: Array, points: int) -> Array:
+    known, window = np.isfinite(values), np.ones(min(points, len(values)))
+    total = np.convolve(np.where(known, values, 0.0), window, "same")
+    count = np.convolve(known.astype(float), window, "same")
+    return np.where(known, total / np.maximum(count, 1), np.nan)
+
+
 def _all_curves(groups: Sequence[Group]) -> list[_Curve]:
     """What may be drawn of these groups, in the order of the page."""
     main = groups[0].score
@@ -214,7 +232,7 @@ def _lines(curve: _Curve, groups: Sequence[Group]) -> Lines | LeftOut:
     for number, group in enumerate(groups):
         for i, (column, name) in enumerate(zip(curve.columns, curve.names, strict=True)):
             points = _over_cost(group, column, curve.cost) if curve.cost else _over_rounds(group, column)
-            made = spread(number, *points, name, i > 0, None if curve.cost else _steady(group))
+            made = _series(number, *points, name, i > 0, None if curve.cost else _steady(group))
             if len(made.x):
                 series.append(made)
     if not series:
@@ -255,7 +273,7 @@ def _worst_class(groups: Sequence[Group]) -> Lines | None:
         rounds = np.unique(np.concatenate([np.array(sorted(each), dtype=np.float64) for each in found]))
         values = np.array([[each.get(int(at), np.nan) for at in rounds] for each in found])
         if len(rounds):
-            series.append(spread(number, rounds, values, "", False, _steady(group)))
+            series.append(_series(number, rounds, values, "", False, _steady(group)))
     note = "The class of which the smallest share of test samples is recognised; it may be another one in each round."
     title, drawn = "Accuracy of the worst class", tuple(each for each in series if len(each.x))
     return Lines("worst-class", "learning", title, note, "round", "accuracy", drawn, percent=True) if drawn else None
@@ -279,7 +297,7 @@ def _served(groups: Sequence[Group]) -> Lines | LeftOut:
         if known:
             at = np.linspace(0, 100, max(map(len, known)))
             served = np.array([np.interp(at, np.linspace(0, 100, len(each)), each) for each in known])
-            series.append(spread(number, at, served, "", False))
+            series.append(_series(number, at, served, "", False))
     if not series:
         return LeftOut("learning", title, _UNASKED)
     note = f"Clients from the lowest to the highest {score.words}; the flatter, the fairer."
@@ -315,9 +333,7 @@ def _steady(group: Group) -> list[bool] | None:
     return steady if any(steady) and not all(steady) else None
 
 
-def spread(
-    number: int, x: Array, seeds: Array, name: str = "", dashed: bool = False, of: Sequence[bool] | None = None
-) -> Series:
+def _series(number: int, x: Array, seeds: Array, name: str, dashed: bool, of: Sequence[bool] | None = None) -> Series:
     """Mean and deviation over the seeds, or `of` some of them, wherever any of these has a value."""
     every, seeds = seeds, seeds if of is None else seeds[np.array(of)]
     kept = np.isfinite(seeds).any(axis=0)

@@ -6,16 +6,13 @@ import math
 import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kairosfl.errors import UserError
 from kairosfl.report import draw
-from kairosfl.report.checked import Array
-from kairosfl.report.figures import spread
+from kairosfl.report.figures import smoothed
 from kairosfl.report.pictures import BAND, CRITICAL, HeatMap, Lines, Picture, counted
 from kairosfl.report.read import Group
 
@@ -107,7 +104,7 @@ def make_figure(pictures: Sequence[Picture], groups: Sequence[Group], names: Seq
         if isinstance(picture, HeatMap):
             draw.draw_heat(figure, axes, picture)
             continue
-        draw.draw_lines(axes, _smoothed(picture, page.smooth), names)
+        draw.draw_lines(axes, smoothed(picture, page.smooth), names)
         strips = draw.shade(axes, draw.periods(picture, groups)) if page.critical else ""
         handles, labels = axes.get_legend_handles_labels()
         entries |= dict(zip(labels, handles, strict=True)) if len(labels) > 1 else {}
@@ -127,24 +124,6 @@ def _columns(labels: Sequence[str], width: float) -> int:
     each = (max(map(len, labels)) + 8) / 19  # inches, in letters of 7 pt
     most = max(1, min(len(labels), int(width / each)))
     return math.ceil(len(labels) / math.ceil(len(labels) / most))
-
-
-def _smoothed(picture: Lines, points: int) -> Lines:
-    """Every seed's curve as the mean of neighbouring points, except for what the server decided."""
-    if points == 1 or picture.steps:
-        return picture
-    series = []
-    for each in picture.series:
-        seeds = np.array([_mean_of_neighbours(seed, points) for seed in each.seeds])
-        series.append(replace(spread(each.group, each.x, seeds), name=each.name, dashed=each.dashed))
-    return replace(picture, series=tuple(series))
-
-
-def _mean_of_neighbours(values: Array, points: int) -> Array:
-    known, window = np.isfinite(values), np.ones(min(points, len(values)))
-    total = np.convolve(np.where(known, values, 0.0), window, "same")
-    count = np.convolve(known.astype(float), window, "same")
-    return np.where(known, total / np.maximum(count, 1), np.nan)
 
 
 def caption(pictures: Sequence[Picture], groups: Sequence[Group], names: Sequence[str], page: Page) -> str:
