@@ -74,9 +74,7 @@ def periods(
         texts = [f"{100 * share:.0f} %" for share in shares]
         rows.append({"rounds": f"marked by {name}"} | dict(zip(heads, texts, strict=True)))
     typer.echo(f"without a deficit: {100 * found['none']['mean']:.2f} % in the final 10 % of rounds")
-    print_rows(
-        [{("rounds" if key == "algorithm" else key): text for key, text in row.items()} for row in rows], turn=True
-    )
+    print_rows(rows, turn=True)
     for line in found["verdict"]:
         typer.echo(line)
     typer.echo(f"picture: {picture}")

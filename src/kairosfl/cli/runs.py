@@ -23,9 +23,9 @@ from kairosfl.cli.common import (
     command,
     friendly,
     print_summary,
+    print_table,
     run_sweep,
 )
-from kairosfl.cli.screen import print_comparison
 from kairosfl.errors import UserError
 
 
@@ -127,7 +127,6 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Run every combination of the lists under [sweep]; run it again to resume."""
-    from kairosfl.report.tables import compare
     from kairosfl.runs.config import change, read
     from kairosfl.runs.keys import updated
 
@@ -147,7 +146,7 @@ def sweep(
         if as_json:
             typer.echo(json.dumps({"folder": str(folder), "runs": summaries}))
         else:
-            print_comparison(compare([folder]))
+            print_table([folder])
             typer.echo(f"runs in {folder}")
 
 
@@ -162,13 +161,12 @@ def demo(
     with friendly(lambda: "Start again with: kairosfl demo"):
         from kairosfl.report.page import write_report
         from kairosfl.report.static import draw_comparison
-        from kairosfl.report.tables import compare
 
         tables = read(Path(__file__).parents[1] / "demo.toml")
         if (out / "sweep.json").is_file():  # always run the demo from the start
             clear(out, {member.name for member in expand(tables)})
         run_sweep(tables, out, quiet)
-        print_comparison(compare([out]))
+        print_table([out])
         typer.echo(f"picture: {draw_comparison([out], out / 'comparison.png')}")
         typer.echo(f"report:  {write_report([out], out / 'report.html')}  (open it in a browser)")
 
