@@ -125,6 +125,14 @@ def run_sweep(tables: dict[str, Any], folder: Path, quiet: bool) -> dict[str, di
         return sweep(members, folder, command=command(), watch=show.begin, say=show.say)
 
 
+def print_table(folders: list[Path]) -> None:
+    """The results of the runs in these folders."""
+    from kairosfl.cli.screen import print_comparison
+    from kairosfl.report.tables import compare
+
+    print_comparison(compare(folders))
+
+
 def warn(sentences: Iterable[str]) -> None:
     """Name what is damaged where it does not get into the output."""
     for sentence in sentences:

@@ -23,9 +23,9 @@ from kairosfl.cli.common import (
     command,
     friendly,
     print_summary,
+    print_table,
     run_sweep,
 )
-from kairosfl.cli.screen import print_comparison
 from kairosfl.errors import UserError
 
 
@@ -127,7 +127,6 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Run every combination of the lists under [sweep]; run it again to resume."""
-    from kairosfl.report.tables import compare
     from kairosfl.runs.config import change, read
     from kairosfl.runs.keys import updated
 
@@ -147,7 +146,7 @@ def sweep(
         if as_json:
             typer.echo(json.dumps({"folder": str(folder), "runs": summaries}))
         else:
-            print_comparison(compare([folder]))
+            print_table([folder])
             typer.echo(f"runs in {folder}")
 
 

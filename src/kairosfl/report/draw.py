@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -184,3 +185,10 @@ def _name(series: Series, names: Sequence[str]) -> str:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def legend_columns(labels: Sequence[str], width: float, points: float) -> int:
+    """As many as fit the width in inches; a legend of two lines is not filled with one entry in the second."""
+    each = (max(map(len, labels)) + 8) * points / 133  # inches
+    most = max(1, min(len(labels), int(width / each)))
+    return math.ceil(len(labels) / math.ceil(len(labels) / most))

@@ -199,7 +199,7 @@ def smoothed(picture: Lines, points: int) -> Lines:
     series = []
     for each in picture.series:
         seeds = np.array([_mean_of_neighbours(seed, points) for seed in each.seeds])
-        series.append(_series(each.group, each.x, seeds, each.name, each.dashed))
+        series.append(_series(each.group, each.x, seeds, each.name, each.dashed, each.of))
     return replace(picture, series=tuple(series))
 
 
@@ -347,7 +347,7 @@ def _series(number: int, x: Array, seeds: Array, name: str, dashed: bool, of: Se
         seeds, axis=0, initial=np.inf
     )  # the mean may be rounded
     deviation = np.where(count > 1, np.where(alike, 0.0, np.sqrt(squares / np.maximum(count - 1, 1))), np.nan)
-    return Series(number, x, mean, deviation, count, every, name, dashed)
+    return Series(number, x, mean, deviation, count, every, name, dashed, of)
 
 
 def critical_periods(group: Group) -> list[tuple[float, float, float]]:

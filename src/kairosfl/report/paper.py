@@ -112,18 +112,11 @@ def make_figure(pictures: Sequence[Picture], groups: Sequence[Group], names: Seq
     if page.y_range:
         figure.axes[0].set_ylim(*page.y_range)
     if entries:
-        columns = _columns(list(entries), page.width)
+        columns = draw.legend_columns(list(entries), page.width, 7)
         figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=columns)
         if page.height is None:  # the legend takes nothing from the panels
             figure.set_figheight(figure.get_figheight() + 0.15 * math.ceil(len(entries) / columns))
     return figure
-
-
-def _columns(labels: Sequence[str], width: float) -> int:
-    """As many as fit the width; a legend of two lines is not filled with one entry in the second."""
-    each = (max(map(len, labels)) + 8) / 19  # inches, in letters of 7 pt
-    most = max(1, min(len(labels), int(width / each)))
-    return math.ceil(len(labels) / math.ceil(len(labels) / most))
 
 
 def caption(pictures: Sequence[Picture], groups: Sequence[Group], names: Sequence[str], page: Page) -> str:

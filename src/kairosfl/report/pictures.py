@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +39,7 @@ class Series:
     seeds: Array  # [seeds, points]
     name: str = ""  # if a group has several curves in one plot
     dashed: bool = False
+    of: Sequence[bool] | None = None  # the seeds that the mean is of; None: all
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from kairosfl.report.draw import (
     EMBEDDED,
     draw_lines,
     explained,
+    legend_columns,
     new_figure,
     periods,
     picture_kind,
@@ -51,6 +52,7 @@ def draw_comparison(dirs: Sequence[Path], path: Path) -> Path:
             strips = shade(places[place], periods(drawn[key], groups)) or strips
             places[place].set_title(drawn[key].title)
         handles = [*places["main"].get_legend_handles_labels()[0], *explained(bands, strips)]
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(3, len(handles)), fontsize=8)
+        columns = legend_columns([str(each.get_label()) for each in handles], figure.get_figwidth(), 8)
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=8)
         save(figure, path, kind)
     return path
