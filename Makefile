@@ -1,4 +1,5 @@
 # `make demo` and `make test` need nothing but Python 3.11 or newer and make; they set up .venv themselves.
+# Packages are compiled when they are first imported: pip would compile every file of torch and the others.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
@@ -54,25 +55,25 @@ lint: .venv/ready
 	$(BIN)/mypy
 
 .venv/full: .venv/ready
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[all]"
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".[all]"
 	@touch $@
 
 .venv/kernels: .venv/ready
 	$(BIN)/python -c "import triton" 2>/dev/null || \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check triton==3.9.0
+		$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check triton==3.9.0
 	@touch $@
 
 .venv/zoo: .venv/ready  # what asks for a torch of its own is installed without it
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		transformers==5.22.2 pillow psutil dill multiprocess xxhash
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
+		transformers==5.22.2 pillow psutil pandas pyarrow dill multiprocess xxhash
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps \
 		torchvision==0.28.0 timm==1.0.30 peft==0.21.2 accelerate==1.15.0 datasets==5.2.0
 	@touch $@
 
 .venv/ready: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11, 3.12 or 3.13 is needed and was not found; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv .venv
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
 clean:

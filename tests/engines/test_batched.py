@@ -204,7 +204,8 @@ def test_every_rule_gives_the_same_run(text: str) -> None:
     task = named("mlp")
     algorithm = parse(text)
     recipe = Recipe(rounds=4, cohort=3, epochs=2, batch_size=8, lr=0.05, momentum=0.5)
-    setup = Setup(algorithm, recipe, 4, task.layout, (FGN(), FedFIM()))
+    detectors = (FGN(),) if text == "localprivacy" else (FGN(), FedFIM())  # nothing is measured beside its noise
+    setup = Setup(algorithm, recipe, 4, task.layout, detectors)
     ends = []
     for engine in (Loop(task), Batched(task)):
         run = Run.start(engine.start(), setup, seed=5)

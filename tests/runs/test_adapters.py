@@ -23,11 +23,15 @@ pytestmark = pytest.mark.skipif(zoo.library("peft") is None, reason="needs peft 
 BERT = {"vocab_size": 60, "hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 64, "num_hidden_layers": 3}
 BERT_BASE = {"vocab_size": 30522, "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12}
 TASK = """
+import torch
 import zoo
 from test_adapters import news
 
 def task(classifier: bool = False):
-    model = zoo.adapted(zoo.tiny_hugging("Bert"), ["query", "value"])
+    torch.manual_seed(0)
+    peft = zoo.library("peft")
+    options = peft.LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False)
+    model = peft.get_peft_model(zoo.tiny_hugging("Bert"), options)
     if classifier:
         model.base_model.model.classifier.requires_grad_(True)
     inputs, targets = news(zoo.VOCABULARY)
