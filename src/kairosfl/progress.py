@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.table import Column
 
 from kairosfl.runs.history import main_value
-from kairosfl.wording import counted, measured
+from kairosfl.wording import counted, measured, pace
 
 PLAIN_LINES = 50  # per run, without a terminal
 SECONDS_PER_LINE = 60.0  # of a sweep, without a terminal
@@ -120,12 +120,13 @@ class RunProgress(_Screen):
         speed = (self.done - self.first) / max(time.perf_counter() - self.began, 1e-9)
         words = describe(row, self.score)
         if self.live:
-            self.progress.update(self.task, completed=self.done, description=f"{words}  {speed:.1f} rounds/s")
+            self.progress.update(self.task, completed=self.done, description=f"{words}  {pace(speed)}")
         elif self.notebook is not None:
-            self.notebook.update(self.done, self.rounds, f"{words}  {speed:.1f} rounds/s")
+            self.notebook.update(self.done, self.rounds, f"{words}  {pace(speed)}")
         elif not self.quiet and (self.done % -(-self.rounds // PLAIN_LINES) == 0 or self.done == self.rounds):
             left = (self.rounds - self.done) / max(speed, 1e-9)
-            print(f"round {self.done}/{self.rounds}  {words}  {speed:.1f} rounds/s  {left:.0f} s left", file=sys.stderr)
+            time_left = f"{left:.0f} s" if left < 90 else duration(left)
+            print(f"round {self.done}/{self.rounds}  {words}  {pace(speed)}  {time_left} left", file=sys.stderr)
 
 
 class SweepProgress(_Screen):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from kairosfl.cli import app, screen
 from kairosfl.cli.common import print_summary
 from kairosfl.cli.screen import fitted, print_pairs, print_rows
-from kairosfl.wording import counted, measured
+from kairosfl.wording import counted, measured, pace
 
 ROWS = [
     {"cell": "cifar10-fedavg", "reading": "as the text says", "accuracy, final 10 %": "55.21 ± 1.89", "rounds": "500"},
@@ -124,3 +124,10 @@ def test_a_run_that_diverged_is_called_that(tmp_path, capsys):
         )
     summary(tmp_path / "one", [2.0])
     assert "after 1 round, in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("speed", "words"), [(12.34, "12.3 rounds/s"), (1.0, "1.0 rounds/s"), (0.04, "25.0 s/round"), (0.8, "1.2 s/round")]
+)
+def test_the_pace_of_quick_and_slow_rounds(speed: float, words: str) -> None:
+    assert pace(speed) == words
