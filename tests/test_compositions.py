@@ -39,6 +39,7 @@ RECIPE = Recipe(rounds=ROUNDS, cohort=3, epochs=EPOCHS, batch_size=8, lr=0.1, mo
 
 # Which rules privacy can be combined with is tested in rules/test_privacy.py.
 GUARDS = [name for name, rule in RULES.items() if issubclass(rule, Guard | Attack | LocalPrivacy)]
+QUICK = {"attack", "limits", "localprivacy", "median", "nnm"}  # one of each kind; the others are slow tests
 PUBLIC = {
     name: rule for name, rule in RULES.items() if issubclass(rule, Rule) and not rule.private and name not in GUARDS
 }
@@ -172,7 +173,9 @@ def test_each_adaptive_rule_changes_the_model(base: str, rule: str) -> None:
         assert not np.array_equal(_end(base, (rule,)), _end(base, ()))
 
 
-@pytest.mark.parametrize("guard", GUARDS)
+@pytest.mark.parametrize(
+    "guard", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in GUARDS]
+)
 def test_a_guard_and_any_other_rule_train_and_resume_or_are_refused(guard: str, tmp_path: Path) -> None:
     for other in RULES:
         if other == guard:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from kit import CLIENTS, configure, lines, make_app, reference
 
@@ -11,6 +12,7 @@ from kairosfl.deploy import model_of, run_to_end
 from kairosfl.engines.flower.local import LocalFederation
 
 
+@pytest.mark.slow
 def test_the_bits_of_the_loop_engine_with_two_algorithms_on_the_same_nodes(tmp_path: Path) -> None:
     folder = tmp_path / "federation"
     app = make_app(folder)

@@ -177,7 +177,7 @@ def test_one_early_period(schedule: str, noise: float) -> None:
 
 
 @pytest.mark.parametrize("schedule", MEASURED)
-@pytest.mark.parametrize("noise", [0.0, 0.6])
+@pytest.mark.parametrize("noise", [0.0, pytest.param(0.6, marks=pytest.mark.slow)])
 def test_how_late_the_end_of_a_period_is_seen(schedule: str, noise: float) -> None:
     """The hardest series for the detector: at round 40 growth drops at once from half of its peak to what follows.
 

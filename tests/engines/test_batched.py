@@ -104,7 +104,7 @@ def test_every_model_trains_as_alone(name: str) -> None:
     assert_equal(engine.train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-10)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "vgg11")) for name in MODELS])
 def test_every_model_in_float32(name: str) -> None:
     task = named(name, torch.float32)
     engine, loop = Batched(task), Loop(task)

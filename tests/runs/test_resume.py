@@ -76,10 +76,11 @@ def test_the_order_in_which_a_cohort_trains_does_not_matter(whole, tmp_path, mon
     assert final(tmp_path / "turned") == final(whole[0])
 
 
-def test_killed_at_twenty_random_moments_and_resumed(whole, tmp_path):
+@pytest.mark.parametrize("times", [6, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_and_resumed(times, whole, tmp_path):
     reference, seconds = whole
     chance = random.Random(5)
-    for attempt in range(20):
+    for attempt in range(times):
         folder = tmp_path / f"killed{attempt}"
         child = os.fork()
         if child == 0:
