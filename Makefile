@@ -18,7 +18,7 @@ test-slow: .venv/ready
 	$(BIN)/python -m pytest -m slow
 
 test-kernels: .venv/kernels  # in Triton's interpreter; on a GPU: pytest tests/engines/test_gpu.py
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/engines/test_kernels.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/engines/test_kernels.py -n $(WORKERS)
 
 test-deploy: .venv/full
 	$(BIN)/python -m pytest tests/deploy -m "slow or not slow"

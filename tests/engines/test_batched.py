@@ -39,6 +39,7 @@ MODELS = {
     "char_lstm": ((5,), {"vocabulary": 9, "embedding": 4, "hidden": 6, "dropout": 0.0}),
     "gpt_neox": ((5,), {"vocabulary": 9, "hidden": 16, "layers": 2, "heads": 2, "rotary_pct": 0.5}),
 }
+IN_CI = [pytest.param(name, marks=[pytest.mark.slow] * (name == "vgg11")) for name in MODELS]
 
 
 def make_task(
@@ -96,7 +97,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IN_CI)
 def test_every_model_trains_as_alone(name: str) -> None:
     task = named(name)
     engine = Batched(task)
@@ -104,7 +105,7 @@ def test_every_model_trains_as_alone(name: str) -> None:
     assert_equal(engine.train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-10)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "vgg11")) for name in MODELS])
+@pytest.mark.parametrize("name", IN_CI)
 def test_every_model_in_float32(name: str) -> None:
     task = named(name, torch.float32)
     engine, loop = Batched(task), Loop(task)

@@ -193,6 +193,7 @@ class Refuses(Loop):
         raise UserError("this engine is closed.")
 
 
+@pytest.mark.slow
 def test_a_killed_actor_costs_only_its_shard(task: Task, tmp_path: Path) -> None:
     briefs, loop = orders(task, [0, 2, 5, 7]), Loop(task)
     with Ray(task, actors=2, make=partial(Dies, marks=tmp_path)) as engine:

@@ -54,7 +54,9 @@ STEPS = (2, 4, 3, 1, 5, 2)
         ("fedmut + pa3fed(always=True)", "fedmut(alpha=0)"),
     ],
 )
-@pytest.mark.parametrize("steps", [STEPS, (40,) * 6])  # clients who hardly move, and who forget where they began
+@pytest.mark.parametrize(
+    "steps", [STEPS, pytest.param((40,) * 6, marks=pytest.mark.slow)]
+)  # clients who hardly move, and who forget where they began
 def test_it_does_not_run_away_where_weights_differ(text: str, alone: str, steps: tuple[int, ...]) -> None:
     problem = Quadratic(sizes=(2, 5, 9, 3, 12, 7))
     reached, plain = (settle(problem, each, steps=steps, cohort=6, rounds_=400) for each in (text, alone))
