@@ -13,8 +13,9 @@ from kairosfl.cli import app
 from kairosfl.errors import UserError
 from kairosfl.papers.groups import cell_words, read_cells
 from kairosfl.report.figures import chart
-from kairosfl.report.latex import best_rows, chosen_columns, paper_table
+from kairosfl.report.latex import chosen_columns, paper_table
 from kairosfl.report.paper import Page, inches, limits, make_figure
+from kairosfl.report.ranking import best_rows
 from kairosfl.report.read import chosen_groups, read_groups
 from kairosfl.report.tables import compare
 from kairosfl.report.words import in_words, renamed
@@ -200,3 +201,14 @@ def test_what_cannot_be_ranked_is_not_bold(tmp_path):
     best = {name: {found.rows[i].label for i in best_rows(found.rows, name)} for name in ("best", "rounds to target")}
     assert best == {"best": {"alt"}, "rounds to target": {"alt"}}
     assert chosen_columns("MB to target,mb, final 10%") == ("MB to target", "MB", "final 10 %")
+
+
+def test_runs_that_diverged_are_not_bold(tmp_path):
+    for name, top in (("fedavg", 0.5), ("alt", 0.6), ("moon", 0.9)):
+        fake.write_run(tmp_path / name, algorithm=name, top=top)
+    lines = (tmp_path / "moon" / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1]) | {"evaluated": True, "loss": None}  # not finite
+    (tmp_path / "moon" / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
+    rows = compare([tmp_path], 0.45).rows
+    assert [row.label for row in rows if row.diverged] == ["moon"]
+    assert {rows[i].label for i in best_rows(rows, "best")} == {"alt"}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kairosfl.errors import UserError, nearest
 from kairosfl.report.pictures import BAND, counted
-from kairosfl.report.tables import Row, Spread, by_problem, cells
+from kairosfl.report.ranking import best_rows
+from kairosfl.report.tables import Row, cells
 
 COLUMNS = ("final 10 %", "rounds to target", "MB to target", "MB")  # after the algorithm, unless others are chosen
 # How a paper would head them, and what makes the best value: {title} and {unit} are the metric's, {goal} the target.
@@ -25,15 +26,6 @@ _HEADS = {
     "cohort": "Clients per round",
     "e-LUD": "e-LUD",
     "seconds": "Seconds",
-}
-_METRIC: dict[str, Callable[[Row], Spread]] = {
-    "final 10 %": lambda row: row.last_tenth,
-    "final": lambda row: row.final,
-    "best": lambda row: row.best,
-}
-_COST: dict[str, Callable[[Row], Spread]] = {
-    "rounds to target": lambda row: row.rounds_to_target,
-    "MB to target": lambda row: row.bytes_to_target,
 }
 
 
@@ -79,27 +71,6 @@ def paper_table(
         + tabular([latex(_HEADS[name].format(**words)) for name in kept], body)
         + "\\end{table}\n"
     )
-
-
-def best_rows(rows: Sequence[Row], column: str) -> set[int]:
-    """The best of those on the same data that have finished, if there are several, in a column that can be ranked.
-
-    What it cost to reach the target is ranked only if every seed got there.
-    """
-    score = rows[0].score
-    if column in _METRIC:
-        known = {i: score.sign * _METRIC[column](row).mean for i, row in enumerate(rows)}
-    elif column in _COST:
-        spreads = {i: _COST[column](row) for i, row in enumerate(rows)}
-        known = {i: -each.mean for i, each in spreads.items() if each.count == each.asked}
-    else:
-        return set()
-    best: set[int] = set()
-    for mine in by_problem(rows).values():
-        ranked = {i: known[i] for i in mine if rows[i].finished and math.isfinite(known.get(i, math.nan))}
-        if len(ranked) > 1:
-            best |= {i for i, value in ranked.items() if value == max(ranked.values())}
-    return best
 
 
 def _caption(rows: Sequence[Row], columns: Sequence[str]) -> str:

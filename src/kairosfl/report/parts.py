@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from kairosfl.report.pictures import HeatMap, LeftOut, Picture, letter
+from kairosfl.report.ranking import best_rows
 from kairosfl.report.read import Group, RunData, differing
-from kairosfl.report.tables import Pair, Row, bounds, by_problem, cells, difference, probability, results
+from kairosfl.report.tables import Pair, Row, bounds, cells, difference, probability, results
 
 _HEADS = {
     "final 10 %": "Mean {0.words} over the final 10 % of the evaluated rounds",
@@ -55,11 +56,7 @@ def results_table(
     """The table of results; the best values on the same data are highlighted."""
     score = rows[0].score
     about = {name: text.format(score, score.best.capitalize()) for name, text in _HEADS.items()}
-    best = {
-        "final 10 %": _best(rows, lambda row: score.sign * row.last_tenth.mean),
-        "final": _best(rows, lambda row: score.sign * row.final.mean),
-        "best": _best(rows, lambda row: score.sign * row.best.mean),
-    }
+    best = {name: best_rows(rows, name) for name in ("final 10 %", "final", "best")}
     body = ""
     for i, row in enumerate(rows):
         shown = {name: _cell(name, escape(value), i in best.get(name, ())) for name, value in cells(row).items()}
@@ -132,13 +129,6 @@ def versus(pairs: Sequence[Pair]) -> dict[str, tuple[str, str]]:
         p = escape(probability(pair.adjusted))
         found[pair.second] = text, f"<b{CLEAR}>{p}</b>" if pair.adjusted < SIGNIFICANT else p
     return found
-
-
-def _best(rows: Sequence[Row], value: Callable[[Row], float]) -> set[int]:
-    """The best rows of each problem on which several have finished."""
-    compared = ([i for i in mine if rows[i].compared] for mine in by_problem(rows).values())
-    known = ([i for i in mine if math.isfinite(value(rows[i]))] for mine in compared if len(mine) > 1)
-    return {i for mine in known for i in mine if value(rows[i]) == max(value(rows[j]) for j in mine)}
 
 
 def table(name: str, heads: Mapping[str, str], body: str) -> str:
