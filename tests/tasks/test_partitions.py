@@ -11,9 +11,6 @@ from kairosfl.tasks.data import load
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.partitions import (
     PARTITIONS,
-    _cut,
-    _fill,
-    _from_largest,
     client_dirichlet,
     dirichlet,
     iid,
@@ -24,6 +21,7 @@ from kairosfl.tasks.partitions import (
     quantity,
     shards,
 )
+from kairosfl.tasks.shares import cut, fill, from_largest
 
 TARGETS = np.arange(10_000) % 10
 SKEWED = {
@@ -148,9 +146,9 @@ def test_mixed_has_two_kinds_of_clients():
 
 
 def test_cutting_is_exact_integer_arithmetic():
-    assert list(_cut(10, np.array([1, 1, 2]))) == [2, 3, 5]  # cuts at 10*1//4, 10*2//4, 10
-    assert list(_cut(3, np.array([0, 5, 0]))) == [0, 3, 0]
-    assert _cut(9_000_000_000, np.array([10**9])) == 9_000_000_000
+    assert list(cut(10, np.array([1, 1, 2]))) == [2, 3, 5]  # cuts at 10*1//4, 10*2//4, 10
+    assert list(cut(3, np.array([0, 5, 0]))) == [0, 3, 0]
+    assert cut(9_000_000_000, np.array([10**9])) == 9_000_000_000
 
 
 def test_samples_are_taken_one_by_one_from_the_largest():
@@ -165,12 +163,12 @@ def test_samples_are_taken_one_by_one_from_the_largest():
     for _ in range(50):
         sizes = rng.integers(0, 30, 12)
         total = int(rng.integers(0, sizes.sum() + 1))
-        assert list(_from_largest(sizes, total)) == one_by_one(sizes, total)
+        assert list(from_largest(sizes, total)) == one_by_one(sizes, total)
 
 
 def test_moving_keeps_every_sample_and_reaches_the_minimum():
     owner = np.array([0] * 9 + [1] * 2 + [2] * 6)
-    filled = _fill(np.random.default_rng(0), owner, 5, 3)
+    filled = fill(np.random.default_rng(0), owner, 5, 3)
     assert list(np.bincount(filled)) == [4, 3, 4, 3, 3]  # 7 missing: 5 from client 0, 2 from client 2
     assert np.count_nonzero(filled != owner) == 7
 

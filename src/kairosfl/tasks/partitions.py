@@ -11,18 +11,11 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from kairosfl.errors import UserError, nearest
 from kairosfl.tasks.dataset import DataSet, Ints
 from kairosfl.tasks.population import Population
-
-Shares = npt.NDArray[np.int64]  # fixed point: a client's share in units of 1 / SHARE_UNIT
-
-SHARE_UNIT = 10**9
-REDRAWS = 50
-# If more clients than this are below the minimum, a redraw succeeds with probability about e^-64: move samples instead.
-HOPELESS = 64
+from kairosfl.tasks.shares import cut, dirichlet_shares, even_runs, fill, redraw
 
 
 def iid(targets: Ints, clients: int, seed: int) -> Population:
@@ -35,7 +28,7 @@ def iid(targets: Ints, clients: int, seed: int) -> Population:
     """
     _check(len(targets), clients, minimum=1)
     owner = np.empty(len(targets), dtype=np.int32)
-    owner[_generator(seed, 1).permutation(len(targets))] = _runs(len(targets), clients)
+    owner[_generator(seed, 1).permutation(len(targets))] = even_runs(len(targets), clients)
     return Population.from_owner(owner, clients)
 
 
@@ -64,18 +57,18 @@ def dirichlet(
         counts = np.empty((len(present), clients), dtype=np.int32)
         sizes = np.zeros(clients, dtype=np.int64)
         for label, samples in enumerate(present):
-            counts[label] = _cut(int(samples), _shares(rng, clients, alpha, sizes < fair if balance else None))
+            counts[label] = cut(int(samples), dirichlet_shares(rng, clients, alpha, sizes < fair if balance else None))
             sizes += counts[label]
         return counts
 
-    counts = _redraw(draw, minimum)
+    counts = redraw(draw, minimum)
     shuffled = rng.permutation(len(targets))
     # numpy sorts 16-bit keys in linear time
     keys = targets[shuffled].astype(np.uint16) if len(present) <= 2**16 else targets[shuffled]
     by_class = shuffled[np.argsort(keys, kind="stable")]
     owner = np.empty(len(targets), dtype=np.int32)
     owner[by_class] = np.repeat(np.tile(np.arange(clients, dtype=np.int32), len(present)), counts.ravel())
-    return Population.from_owner(_fill(rng, owner, clients, minimum), clients)
+    return Population.from_owner(fill(rng, owner, clients, minimum), clients)
 
 
 def quantity(targets: Ints, clients: int, seed: int, *, alpha: float, minimum: int = 1) -> Population:
@@ -91,10 +84,10 @@ def quantity(targets: Ints, clients: int, seed: int, *, alpha: float, minimum: i
     _check(len(targets), clients, minimum)
     _check_alpha(alpha)
     rng = _generator(seed, 3)
-    counts = _redraw(lambda: _cut(len(targets), _shares(rng, clients, alpha))[None], minimum)[0]
+    counts = redraw(lambda: cut(len(targets), dirichlet_shares(rng, clients, alpha))[None], minimum)[0]
     owner = np.empty(len(targets), dtype=np.int32)
     owner[rng.permutation(len(targets))] = np.repeat(np.arange(clients, dtype=np.int32), counts)
-    return Population.from_owner(_fill(rng, owner, clients, minimum), clients)
+    return Population.from_owner(fill(rng, owner, clients, minimum), clients)
 
 
 def shards(targets: Ints, clients: int, seed: int, *, shards: int = 2) -> Population:
@@ -114,7 +107,7 @@ def shards(targets: Ints, clients: int, seed: int, *, shards: int = 2) -> Popula
     by_class = shuffled[np.argsort(targets[shuffled], kind="stable")]
     client_of = rng.permutation(np.repeat(np.arange(clients, dtype=np.int32), shards))
     owner = np.empty(len(targets), dtype=np.int32)
-    owner[by_class] = client_of[_runs(len(targets), clients * shards)]
+    owner[by_class] = client_of[even_runs(len(targets), clients * shards)]
     return Population.from_owner(owner, clients)
 
 
@@ -145,7 +138,7 @@ def labels(targets: Ints, clients: int, seed: int, *, labels_per_client: int = 2
     for label in range(classes):
         samples, owners = rng.permutation(np.flatnonzero(targets == label)), np.flatnonzero(has[:, label])
         if len(owners):
-            owner[samples] = owners[_runs(len(samples), len(owners))]
+            owner[samples] = owners[even_runs(len(samples), len(owners))]
     return Population.from_owner(owner, clients)
 
 
@@ -168,7 +161,7 @@ def client_dirichlet(targets: Ints, clients: int, seed: int, *, alpha: float) ->
     each = len(targets) // clients
     draws = []
     for _ in range(clients):
-        ends = np.cumsum(_shares(rng, len(present), alpha))
+        ends = np.cumsum(dirichlet_shares(rng, len(present), alpha))
         draws.append(np.searchsorted(ends, rng.integers(0, ends[-1], each), side="right"))
     drawn = np.concatenate(draws)
     order = np.empty(clients * each, dtype=np.int64)
@@ -333,71 +326,3 @@ def _check(samples: int, clients: int, minimum: int, field: str = "data.minimum"
 def _check_alpha(alpha: float) -> None:
     if not 1e-9 <= alpha < float("inf"):
         raise UserError(f"data.alpha is {alpha}; give a positive number, such as 0.5.")
-
-
-def _runs(samples: int, runs: int) -> npt.NDArray[np.int32]:
-    """0,0,..,1,1,..: `samples` numbers in `runs` runs whose lengths differ by at most one."""
-    cuts = np.arange(runs + 1, dtype=np.int64) * samples // runs
-    return np.repeat(np.arange(runs, dtype=np.int32), np.diff(cuts))
-
-
-def _shares(
-    rng: np.random.Generator, clients: int, alpha: float, allowed: npt.NDArray[np.bool_] | None = None
-) -> Shares:
-    """One draw of a symmetric Dirichlet, rounded to fixed point.
-
-    Computed in logarithms, because a gamma variate underflows for small alpha: Gamma(a) = Gamma(a + 1) * U^(1/a).
-    """
-    logs = np.log(rng.standard_gamma(alpha + 1, clients))
-    logs += np.log1p(-rng.random(clients)) / alpha
-    if allowed is not None:
-        logs[~allowed] = -np.inf
-    weights = np.exp(logs - logs.max())
-    shares: Shares = np.rint(weights * (SHARE_UNIT / weights.sum())).astype(np.int64)
-    return shares
-
-
-def _cut(samples: int, shares: Shares) -> Ints:
-    """Numbers of samples in proportion to the shares, by cutting at their cumulative sum."""
-    ends = np.cumsum(shares)
-    # Rounding may push the cumulative sum past the unit; samples * sum fits into 63 bits for up to 9e9 samples.
-    counts: Ints = np.diff(ends * samples // ends[-1], prepend=0)
-    return counts
-
-
-def _redraw(draw: Callable[[], Ints], minimum: int) -> Ints:
-    """Draw counts [classes, clients] until every client has its minimum, as long as a redraw can plausibly succeed."""
-    counts = draw()
-    for _ in range(REDRAWS):
-        if not 0 < np.count_nonzero(counts.sum(axis=0) < minimum) <= HOPELESS:
-            break
-        counts = draw()
-    return counts
-
-
-def _fill(rng: np.random.Generator, owner: Ints, clients: int, minimum: int) -> Ints:
-    """Give every client its minimum, taking random samples one by one from the client that is largest at the time."""
-    sizes = np.bincount(owner, minlength=clients)
-    missing = np.maximum(minimum - sizes, 0)
-    if not missing.any():
-        return owner
-    gives = _from_largest(sizes, int(missing.sum()))
-    shuffled = rng.permutation(len(owner))
-    by_client = shuffled[np.argsort(owner[shuffled], kind="stable")]
-    rank = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    moved = by_client[rank < np.repeat(gives, sizes)]
-    owner = owner.copy()
-    owner[rng.permutation(moved)] = np.repeat(np.arange(clients, dtype=owner.dtype), missing)
-    return owner
-
-
-def _from_largest(sizes: Ints, total: int) -> Ints:
-    """How many samples each client gives when `total` are taken one by one from the largest (lowest id first)."""
-    low, high = 0, int(sizes.max())
-    while low < high:  # find the highest cap on client sizes that frees at least `total` samples
-        level = (low + high + 1) // 2
-        low, high = (level, high) if np.maximum(sizes - level, 0).sum() >= total else (low, level - 1)
-    gives = np.maximum(sizes - low, 0)
-    surplus = int(gives.sum()) - total
-    gives[np.flatnonzero(gives)[len(np.flatnonzero(gives)) - surplus :]] -= 1
-    return gives
