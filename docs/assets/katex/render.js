@@ -1,4 +1,4 @@
-// Draws the equations of a page: fences called `math`, which are text where there are no scripts.
+// Renders the `math` blocks of a page with KaTeX; without JavaScript, they stay as plain text.
 document.addEventListener("DOMContentLoaded", () => {
   for (const place of document.querySelectorAll(".arithmatex")) {
     const tex = place.textContent.trim().replace(/^\\\[|\\\]$/g, "");

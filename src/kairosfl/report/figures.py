@@ -46,6 +46,12 @@ _TRAIN_LOSS = _Curve(
     ("train_loss",),
     note="Of the cohort, while it trained.",
 )
+
+
+def _has_fedaware(run: RunData) -> bool:
+    return "fedaware" in run.algorithm.lower()
+
+
 _CURVES = (
     _Curve(
         "fgn",
@@ -83,7 +89,7 @@ _CURVES = (
         "LUD",
         "only FedAWARE records it",
         ("lud",),
-        asked=lambda run: "fedaware" in run.algorithm.lower(),
+        asked=_has_fedaware,
         note="Of every client's moving average, weighted by λ; 1: all point in the same direction.",
     ),
     _Curve(
@@ -93,7 +99,7 @@ _CURVES = (
         "χ²",
         "only FedAWARE records it",
         ("chi_square",),
-        asked=lambda run: "fedaware" in run.algorithm.lower(),
+        asked=_has_fedaware,
         note="0: λ is uniform; K − 1: one of K clients has all of the weight.",
     ),
     _Curve("cohort", "decisions", "Cohort size", "clients", "metrics.jsonl holds none", ("cohort",), plain=True),
