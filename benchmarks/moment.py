@@ -6,7 +6,8 @@
 
 The first trains budgets of 100, 40 and 20 % of the clients, spent uniformly, by a plan and by FedCL with the paired
 detector, in two settings and under two schedules; every run is scored plain and averaged. One seed of these cells is
-done everywhere before the second; then come budgets that follow the detector, and other windows. The runs of a setting
+done everywhere before the second; then come budgets that follow the detector, FedCL with its papers' detectors, and
+other windows. The runs of a setting
 and a seed train side by side, so they finish together. The picture shows accuracy against megabytes. The second trains
 plain averaging in FedAWARE's setting under three schedules and says how much of each sixth of the rounds the paired
 detector and the printed Eq. 2 mark. Both stop after so many minutes and continue where they stopped when called again;
@@ -75,10 +76,12 @@ FURTHER = [
     # Without averaging, the detector's budget keeps clients for the final rounds, so plain and averaged are two runs.
     *((share, "detector", f"budget(share={share}, by='detector') + average") for share in (0.4, 0.2)),
     *((share, "detector plain", f"budget(share={share}, by='detector')") for share in (0.4, 0.2)),
+    (0.4, "fedcl printed", "fedcl(cap=0.2, budget=0.4) + average"),
+    (0.4, "fedcl released", "fedcl(cap=0.75, floor=1.0, once=True, every=2, budget=0.4) + average"),
     (1.0, "window of 15 % of rounds", "average(share=0.15, of='rounds')"),
     (1.0, "window of 5 % of lr", "average(share=0.05)"),
 ]
-
+DETECTORS = {"fedcl printed": "fgn", "fedcl released": "fgn.released()"}  # of the papers; the others' is paired
 
 Cells = list[tuple[float, str, str]]
 
@@ -95,7 +98,7 @@ def members(setting: dict[str, Any], seed: int, cells: Cells, *, detectors: bool
     for budget, spent, algorithm in cells:
         for schedule in schedules:
             changes = {"seed": seed, "algorithm": algorithm, **SCHEDULES[schedule]}
-            changes |= {"run.detector": "fgn.paired() + fgn", "run.checkpoint_every": 20}
+            changes |= {"run.detector": DETECTORS.get(spent, "fgn.paired() + fgn"), "run.checkpoint_every": 60}
             changes |= {"run.eval_every": rounds if detectors else max(1, rounds // 60)}
             if detectors and schedule == "constant":
                 changes |= {"train.lr": setting["train"]["lr"] / 5}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,11 +85,13 @@ def test_by_detector() -> None:
     assert sum(averaged) in (959, 960)
 
 
-def test_a_period_that_never_ends_leaves_a_client_to_every_round() -> None:
-    found = sizes(Budget(share=0.2, by="detector"), 120, critical=120, averaged=True)
-    assert sum(found) == 240
-    assert found[:13] == [10] * 13
-    assert min(found) == 1
+def test_a_period_that_never_ends_leaves_half_an_even_cohort_to_every_round() -> None:
+    """t rounds of ten and 120 − t of an even cohort's half: 10 t + 2 (120 − t) = 480 where t = 30."""
+    rule = Budget(share=0.4, by="detector")
+    assert sizes(rule, 120, critical=120, averaged=True) == [10] * 30 + [2] * 90
+    assert sizes(replace(rule, rest=0.75), 120, critical=120, averaged=True) == [10] * 17 + [4] + [3] * 102
+    found = sizes(replace(rule, share=0.2, rest=0.0), 120, critical=120, averaged=True)
+    assert found == [10] * 13 + [4] + [1] * 106
 
 
 TABLES = {

@@ -143,6 +143,22 @@ SEARCHES = {
             "fedavgm-pa3fed": "fedavgm(beta=0.5) + pa3fed",
         },
     ),
+    "fedaware-6": Search(  # around the best of the fifth: averaged models, flat minima, weight decay
+        **AWARE,
+        recipes={
+            f"epochs6-decay{decay}": (
+                f"lr 0.1, cosine, {CROPS}, 6 epochs, gradients clipped at 10, weight decay {decay}",
+                _cosine(0.1, epochs=6, clip=10.0, weight_decay=float(decay)) | AUGMENT,
+            )
+            for decay in ("0", "0.0005")
+        },
+        algorithms={
+            "fedavg": "average",
+            "fedavgm": "fedavgm(beta=0.5) + average",
+            "fedsam": "fedsam(rho=0.05) + fedavgm(beta=0.5) + average",
+            "fedsam-more": "fedsam(rho=0.15) + fedavgm(beta=0.5) + average",
+        },
+    ),
     "pa3fed": Search(
         preset="pa3fed-cifar10-alexnet",
         measure="final",

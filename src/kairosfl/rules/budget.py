@@ -6,7 +6,7 @@ choose is when to spend it.
     total        share · cohort · rounds clients, or `megabytes`
     by plan      |M^t| ∝ plan_t: relative cohort sizes over equal parts of the run; none: the same in every round
     by detector  |M^t| = cohort     while the period is critical, and in the final rounds unless the models are averaged
-                       = the rest, evenly over the rounds in between
+                       = what is left, evenly over the rounds in between; `rest` of an even cohort is kept for each
 
 Every round has at least one client, and what a round did not spend is left to the next ones.
 """
@@ -35,8 +35,8 @@ class Budget(Rule):
     """Spends a total of clients or bytes by a plan, or while the detector says that the period is critical.
 
     `share` is of `train.cohort` × `train.rounds`; `megabytes`, if above 0, replaces it and counts what the metrics
-    count, down and up. `final` is the share of rounds at the end that have the whole cohort (by detector, and unless
-    the models are averaged).
+    count, down and up. By detector, `final` is the share of rounds at the end that have the whole cohort, unless the
+    models are averaged, and `rest` the share of an even cohort that a critical period leaves to every later round.
     """
 
     kind = "adaptive"
@@ -49,6 +49,7 @@ class Budget(Rule):
     by: str = "plan"
     plan: tuple[float, ...] = ()
     final: float = 0.1
+    rest: float = 0.5
 
     def __post_init__(self) -> None:
         listed = isinstance(self.plan, list | tuple) and all(isinstance(part, int | float) for part in self.plan)
@@ -59,6 +60,7 @@ class Budget(Rule):
         self.check("by", self.by in ("plan", "detector"), "use 'plan' or 'detector'")
         self.check("plan", not (self.plan and self.by == "detector"), "leave it out, or use by = 'plan'")
         self.check("final", 0 <= self.final < 1, "use at least 0 and below 1")
+        self.check("rest", 0 <= self.rest < 1, "use at least 0 and below 1; 0 leaves one client to every later round")
 
     @property
     def reads_rounds(self) -> bool:
@@ -102,7 +104,7 @@ class Budget(Rule):
         if self.megabytes:  # however much a client can cost at most
             limit = min(limit, (int(self.megabytes * 1e6) - int(memory.state["bytes"])) // _most(now) - later)
         done = int(memory.state["clients"])
-        wanted = self._planned(done, left, now) if self.by == "plan" else self._detected(left, now)
+        wanted = self._planned(done, left, now) if self.by == "plan" else self._detected(done, left, now)
         return max(1, min(wanted, limit, self.largest_cohort(now.cohort, now.population)))
 
     def _total(self, now: Round) -> int:
@@ -123,15 +125,16 @@ class Budget(Rule):
         heights = [parts[t * len(parts) // now.rounds] for t in range(now.rounds)]
         return int(sum(scaled(heights, done + left)[: now.number + 1]) + 1e-9) - done
 
-    def _detected(self, left: int, now: Round) -> int:
+    def _detected(self, done: int, left: int, now: Round) -> int:
         averaged = any(isinstance(rule, Average) for rule in now.rules)
         end = now.rounds - (0 if averaged else int(self.final * now.rounds + 1e-9))
-        critical = now.signals.critical and now.number < end
-        reserve = (now.rounds - end) * now.cohort if now.number < end else 0
-        until = end if now.number < end else now.rounds
-        even = max((left - reserve) / (until - now.number), 1.0)
-        if critical:  # as many as leave one client to each round before the end
-            return max(min(now.cohort, left - reserve - (until - now.number - 1)), 1)
+        if now.number >= end:
+            return int(left / (now.rounds - now.number) + now.stream("budget").random())
+        reserve = (now.rounds - end) * now.cohort
+        if now.signals.critical:  # as many as leave enough to each round before the end
+            each = max(self.rest * (done + left - reserve) / end, 1.0)
+            return min(now.cohort, int(left - reserve - each * (end - now.number - 1) + 1e-9))
+        even = (left - reserve) / (end - now.number)
         return int(even + now.stream("budget").random())  # 1.8 is 2 in four rounds of five
 
     def observe(self, memory: Memory, now: Round) -> Memory:
