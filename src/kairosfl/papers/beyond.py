@@ -159,6 +159,22 @@ SEARCHES = {
             "fedsam-more": "fedsam(rho=0.15) + fedavgm(beta=0.5) + average",
         },
     ),
+    "fedaware-7": Search(  # around the best of the sixth: more weight decay, a higher learning rate, more momentum
+        **AWARE,
+        recipes={
+            f"lr{lr}-decay{decay}": (
+                f"lr {lr}, cosine, {CROPS}, 6 epochs, gradients clipped at 10, weight decay {decay}",
+                _cosine(lr, epochs=6, clip=10.0, weight_decay=float(decay)) | AUGMENT,
+            )
+            for lr in (0.1, 0.2)
+            for decay in ("0.0005", "0.001", "0.002")
+        },
+        algorithms={
+            "fedavg": "average",
+            "fedavgm": "fedavgm(beta=0.5) + average",
+            "fedavgm-more": "fedavgm(beta=0.7) + average",
+        },
+    ),
     "pa3fed": Search(
         preset="pa3fed-cifar10-alexnet",
         measure="final",
