@@ -179,7 +179,7 @@ SEARCHES = {
         **AWARE,
         recipes={
             f"share{share}": (
-                f"{share} of the clients; lr 0.2, cosine, {CROPS}, 6 epochs, gradients clipped at 10, weight decay 0.0005",
+                f"{100 * share:.0f} % of the clients, the recipe of kairos",
                 _cosine(0.2, epochs=6, clip=10.0, weight_decay=5e-4, cohort=round(10 * share)) | AUGMENT,
             )
             for share in (1.0, 0.5, 0.4, 0.3, 0.2)
@@ -230,6 +230,7 @@ FINALS = {
             reading="compared with the best published value",
             baseline="fedavg",
         ),
+        "thrifty": Cell(preset="kairos-thrifty", reading="40 % of the clients and bytes", baseline="fedavg"),
         "fedavgm": Cell(
             preset="kairos",
             settings={"algorithm": "fedavgm(beta=0.7)"},
