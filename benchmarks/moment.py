@@ -1,17 +1,17 @@
 """The right moment: when clients are worth most, what averaging is worth, and what the detectors see.
 
-    KAIROSFL_DATA=... python benchmarks/moment.py --out runs/moment --minutes 9 --json results/moment.json \
-        --draw docs/assets/moment.svg
-    KAIROSFL_DATA=... python benchmarks/moment.py --detectors --out runs/seen --minutes 9 --json results/detectors.json
+    KAIROSFL_DATA=... python benchmarks/moment.py --out runs/moment --minutes 9 --json results/studies/moment.json
+    python benchmarks/moment.py --show results/studies/moment.json --draw docs/assets/moment.svg
+    KAIROSFL_DATA=... python benchmarks/moment.py --detectors --out runs/seen --json results/studies/detectors.json
 
 The first trains budgets of 100, 40 and 20 % of the clients, spent uniformly, by a plan and by FedCL with the paired
 detector, in two settings and under two schedules; every run is scored plain and averaged. One seed of these cells is
 done everywhere before the second; then come budgets that follow the detector, FedCL with its papers' detectors, and
-other windows. The runs of a setting
-and a seed train side by side, so they finish together. The picture shows accuracy against megabytes. The second trains
-plain averaging in FedAWARE's setting under three schedules and says how much of each sixth of the rounds the paired
-detector and the printed Eq. 2 mark. Both stop after so many minutes and continue where they stopped when called again;
-the JSON has all that is done. `--tiny` is a trial on digits.
+other windows. The runs of a setting and a seed train side by side, so they finish together. The second shows them,
+and draws accuracy against megabytes. The third trains plain averaging in FedAWARE's setting under three schedules and
+says how much of each sixth of the rounds the paired detector and the printed Eq. 2 mark. Training stops after so many
+minutes and continues where it stopped when called again; the JSON has all that is done, and keeps the settings that
+were not asked for this time. `--tiny` is a trial on digits.
 """
 
 from __future__ import annotations
@@ -165,50 +165,63 @@ def show(found: dict[str, list[dict[str, Any]]], *, detectors: bool) -> None:
                     print(f"{head}: {kind} marks " + " ".join(f"{100 * share:.0f}" for share in shares) + " %")
                 print(f"{head}: " + "; ".join(each["detector"] for each in same))
                 continue
-            plain, averaged = (100 * np.mean([each[name] for each in same]) for name in ("plain", "averaged"))
+            plain, averaged = (_spread([100 * each[name] for each in same]) for name in ("plain", "averaged"))
             megabytes = np.mean([each["megabytes"] for each in same])
-            print(f"{head}: plain {plain:.2f}, averaged {averaged:.2f}, {megabytes:.0f} MB")
+            print(f"{head}: plain {plain}, averaged {averaged}, {megabytes:.0f} MB")
+
+
+def _spread(values: list[float]) -> str:
+    """Mean ± deviation."""
+    deviation = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.2f}{deviation}"
+
+
+COLOURS = {"uniform": "C0", "plan": "C1", "fedcl": "C2", "detector": "C3"}
 
 
 def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Accuracy against megabytes, mean over the seeds: averaged in solid lines, plain in thin ones, a colour each."""
+    """Final accuracy against megabytes, mean over the seeds: filled with averaged models, hollow without."""
     from matplotlib.figure import Figure
 
-    names = {name: rows for name, rows in found.items() if rows}
-    schedules = list(dict.fromkeys(each["schedule"] for rows in names.values() for each in rows))
-    cells = [(budget, spent) for budget, spent, _ in RANKED]
-    figure = Figure(figsize=(5 * len(schedules), 3.6 * len(names)), layout="constrained")
-    axes = figure.subplots(len(names), len(schedules), squeeze=False)
-    for ax, (name, schedule) in zip(axes.flat, product(names, schedules), strict=True):
-        for number, (budget, spent) in enumerate(cells):
-            key = (budget, spent, schedule)
-            same = [each for each in names[name] if (each["budget"], each["spent"], each["schedule"]) == key]
-            if not same:
-                continue
-            _, sent, averaged, plain = np.mean([each["curve"] for each in same], 0).T
-            label = f"{100 * budget:g} % {spent}"
-            ax.plot(sent, 100 * averaged, color=f"C{number}", label=label)
-            ax.plot(sent, 100 * plain, color=f"C{number}", linewidth=0.6, alpha=0.6)
-        ax.set_title(f"{name}, {schedule}", fontsize=9)
-        ax.set_xlabel("MB, down and up")
+    schedules = list(dict.fromkeys(each["schedule"] for rows in found.values() for each in rows))
+    figure = Figure(figsize=(4.2 * len(schedules), 3.3 * len(found)), layout="constrained")
+    axes = figure.subplots(len(found), len(schedules), squeeze=False)
+    for ax, (name, schedule) in zip(axes.flat, product(found, schedules), strict=True):
+        for spent, colour in COLOURS.items():
+            mine = [each for each in found[name] if (each["spent"], each["schedule"]) == (spent, schedule)]
+            for score, face in (("averaged", colour), ("plain", "none")):
+                points = []
+                for budget in sorted({each["budget"] for each in mine}):
+                    same = [each for each in mine if each["budget"] == budget]
+                    points.append([np.mean([each[key] for each in same]) for key in ("megabytes", score)])
+                if not points or (spent == "detector" and score == "plain"):  # it saves nothing for the end
+                    continue
+                x, y = np.array(points).T
+                label = spent if score == "averaged" else None
+                style = "-" if score == "averaged" else ":"
+                ax.plot(x, 100 * y, style, marker="o", color=colour, markerfacecolor=face, label=label)
+        ax.set_title(f"{name.replace('-', ', ')}, {schedule}", fontsize=9)
+        even = {each["megabytes"]: each["budget"] for each in found[name] if each["spent"] == "uniform"}
+        ax.set_xlabel("bytes, of those of FedAvg")
         ax.set_xscale("log")
-        ax.set_ylabel("test accuracy, %; thin: plain")
-    axes[0, 0].legend(frameon=False, fontsize=7)
+        ax.minorticks_off()
+        ax.set_xticks(list(even), [f"{100 * share:.0f} %\n{size / 1000:.1f} GB" for size, share in even.items()])
+        ax.set_ylabel("test accuracy, %")
+    axes[0, 0].legend(frameon=False, fontsize=8, title="filled: models averaged", title_fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/moment"))
-    parser.add_argument("--json", type=Path, help="write the results of all finished runs here")
-    parser.add_argument("--draw", type=Path, help="draw accuracy against megabytes here")
-    parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--detectors", action="store_true", help="plain averaging: what the detectors mark")
-    parser.add_argument("--only", help="one of the settings")
-    parser.add_argument("--tiny", action="store_true")
-    chosen = parser.parse_args()
+def lines_of(found: dict[str, list[dict[str, Any]]]) -> str:
+    """As JSON, a line for each run."""
+    settings = (
+        f" {json.dumps(name)}: [\n  " + ",\n  ".join(map(json.dumps, rows)) + "\n ]" for name, rows in found.items()
+    )
+    return "{\n" + ",\n".join(settings) + "\n}\n"
+
+
+def trained(chosen: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    """Train what there is time for; the finished runs of all settings asked for."""
     deadline = time.monotonic() + 60 * chosen.minutes
     settings = (SMALL if chosen.detectors else TINY) if chosen.tiny else SETTINGS
     if chosen.detectors and not chosen.tiny:
@@ -231,13 +244,29 @@ def main() -> None:
     for name, made, folder in groups:
         rows = [row(member, folder / member.name) for member in made]
         found.setdefault(name, []).extend(each for each in rows if each)
-    done, total = sum(map(len, found.values())), sum(len(made) for _, made, _ in groups)
+    print(f"{sum(map(len, found.values()))} of {sum(len(made) for _, made, _ in groups)} runs are done")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/moment"))
+    parser.add_argument("--json", type=Path, help="write the results of all finished runs here")
+    parser.add_argument("--draw", type=Path, help="draw accuracy against megabytes here")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--detectors", action="store_true", help="plain averaging: what the detectors mark")
+    parser.add_argument("--only", help="one of the settings")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--show", type=Path, help="train nothing; print and draw what is in this JSON file")
+    chosen = parser.parse_args()
+    found = json.loads(chosen.show.read_text()) if chosen.show else trained(chosen)
     show(found, detectors=chosen.detectors)
-    print(f"{done} of {total} runs are done")
     if chosen.json:
+        kept = json.loads(chosen.json.read_text()) if chosen.json.is_file() else {}
         chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(json.dumps(found, indent=1) + "\n")
-    if chosen.draw and done:
+        chosen.json.write_text(lines_of({**kept, **{name: rows for name, rows in found.items() if rows}}))
+    if chosen.draw and any(found.values()):
         draw(found, chosen.draw)
 
 

@@ -112,7 +112,8 @@ def pfl(task: Task, z: float, options: argparse.Namespace, evaluate: Callable[[T
                 curve.append((done, evaluate(vector), time.perf_counter() - began))
             return False, Metrics()
 
-    inputs, targets = (part.to(options.device) for part in (task.dataset.train.inputs, task.dataset.train.targets))
+    inputs = task.prepared(task.dataset.train.inputs.to(options.device), torch.float32)
+    targets = task.dataset.train.targets.to(options.device)
     own = [torch.from_numpy(np.asarray(task.clients[i])).to(options.device) for i in range(options.clients)]
     users = [[inputs[rows], targets[rows]] for rows in own]
     draw = np.random.default_rng(options.seed)

@@ -243,7 +243,11 @@ FINALS = {
             reading="plain averaging with its own best recipe, models averaged",
             baseline="fedavg",
         ),
-        "fedavg": _averaging("kairos", {}),
+        "fedavg": Cell(
+            preset="kairos",
+            settings={"algorithm": "fedavg"},
+            reading="plain averaging with the recipe of kairos",
+        ),
     },
     "pa3fed": {
         "kairos": Cell(
