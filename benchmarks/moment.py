@@ -44,6 +44,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
         | {"weight_decay": 1e-5, "clip": 10.0},
     },
 }
+MORE = {  # with --only
+    "cifar10-alexnet": {
+        "data": {"name": "cifar10", "clients": 128, "alpha": 0.1, "minimum": 10},
+        "model": {"name": "alexnet"},
+        "train": SETTINGS["fashion_mnist-alexnet"]["train"],
+    },
+    "cifar100-resnet18": {
+        "data": {"name": "cifar100", "clients": 100, "alpha": 0.1, "minimum": 100},
+        "model": {"name": "resnet18"},
+        "train": {"rounds": 120, "cohort": 10, "epochs": 1, "batch_size": 64, "lr": 0.05},
+    },
+}
 TINY = {
     "digits-mlp": {
         "data": {"name": "digits", "clients": 20, "alpha": 0.3},
@@ -227,7 +239,7 @@ def trained(chosen: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     if chosen.detectors and not chosen.tiny:
         settings = {"cifar10-aware_cnn": SETTINGS["cifar10-aware_cnn"]}
     if chosen.only:
-        settings = {chosen.only: settings[chosen.only]}
+        settings = {chosen.only: (settings | MORE)[chosen.only]}
     stages = {"": [(1.0, "uniform", "fedavg")]} if chosen.detectors else {"": RANKED, "-further": FURTHER}
     groups = [
         (name, members(setting, seed, cells, detectors=chosen.detectors), chosen.out / name / f"seed{seed}{suffix}")
@@ -256,7 +268,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--detectors", action="store_true", help="plain averaging: what the detectors mark")
-    parser.add_argument("--only", help="one of the settings")
+    parser.add_argument("--only", choices=[*SETTINGS, *MORE], help="one setting")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--show", type=Path, help="train nothing; print and draw what is in this JSON file")
     chosen = parser.parse_args()

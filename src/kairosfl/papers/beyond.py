@@ -57,6 +57,18 @@ ALEXNET: dict[str, Any] = {  # used in both settings with AlexNet
         "fedavgm-pa3fed": "fedavgm(beta=0.7) + pa3fed",
     },
 }
+AVERAGED: dict[str, Any] = {  # the same again, with averaging of models
+    "recipes": {
+        f"lr{lr}-augment": (f"lr {lr}, cosine, {CROPS}, weight decay 0.0005", _cosine(lr, weight_decay=5e-4) | AUGMENT)
+        for lr in (0.01, 0.02)
+    },
+    "algorithms": {
+        "fedavg": "average",
+        "fedavgm": "fedavgm(beta=0.5) + average",
+        "fedavgm-more": "fedavgm(beta=0.7) + average",
+        "fedavgm-pa3fed": "fedavgm(beta=0.7) + pa3fed + average",
+    },
+}
 
 SEARCHES = {
     "fedaware": Search(
@@ -196,12 +208,14 @@ SEARCHES = {
         rounds=40,
         **ALEXNET,
     ),
+    "pa3fed-2": Search(preset="pa3fed-cifar10-alexnet", measure="final", rounds=40, **AVERAGED),
     "fedcl": Search(
         preset="fedcl-cifar10-alexnet",
         measure="final",
         rounds=60,
         **ALEXNET,
     ),
+    "fedcl-2": Search(preset="fedcl-cifar10-alexnet", measure="final", rounds=60, **AVERAGED),
     "alt": Search(
         preset="alt-cifar10-cnn",
         measure="last_tenth",
