@@ -65,7 +65,8 @@ lint: .venv/ready
 
 .venv/zoo: .venv/ready  # what asks for a torch of its own is installed without it
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
-		transformers==5.22.2 pillow psutil pandas pyarrow dill multiprocess xxhash
+		transformers==5.22.2 pillow psutil pandas pyarrow dill multiprocess xxhash \
+		onnx==1.23.2 onnxscript==0.7.2 onnxruntime==1.31.1
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps \
 		torchvision==0.28.0 timm==1.0.30 peft==0.21.2 accelerate==1.15.0 datasets==5.2.0
 	@touch $@
