@@ -6,7 +6,7 @@ BIN := .venv/bin
 
 WORKERS ?= auto
 
-.PHONY: demo test test-slow test-kernels test-deploy test-extended zoo lint docs results dist bench bench-peers clean
+.PHONY: demo test test-slow test-kernels test-deploy test-notebooks test-extended zoo lint docs notebooks results dist bench bench-peers clean
 
 demo: .venv/ready
 	$(BIN)/kairosfl demo
@@ -23,6 +23,9 @@ test-kernels: .venv/kernels  # in Triton's interpreter; on a GPU: pytest tests/e
 test-deploy: .venv/full
 	$(BIN)/python -m pytest tests/deploy -m "slow or not slow"
 
+test-notebooks: .venv/full
+	$(BIN)/python -m pytest tests/test_notebook.py -m "slow or not slow"
+
 zoo: .venv/zoo  # models and data of other libraries; without them, tests of these are skipped
 
 test-extended: test-kernels test-deploy  # what `make test` leaves out
@@ -30,6 +33,9 @@ test-extended: test-kernels test-deploy  # what `make test` leaves out
 
 docs: .venv/full
 	$(BIN)/mkdocs build --strict --quiet
+
+notebooks: .venv/full  # run them, and store what they show
+	OMP_NUM_THREADS=1 $(BIN)/python .ci/execute.py docs/notebooks/*.ipynb
 
 results: .venv/ready  # the page of results and a figure as a paper prints it, from the files in results/
 	$(BIN)/python -m kairosfl.papers.page results docs/results.md
