@@ -232,3 +232,8 @@ def test_privacy_refuses_to_drop_reports_by_their_number(settings: dict[str, flo
     deploy._check_private(resolve({}), Settings())
     with pytest.raises(UserError, match="privacy needs a key in a deployment"):
         deploy._check_private(resolve({"algorithm": "privacy"}), Settings(quorum=0.0))
+
+
+def test_a_configuration_for_devices_is_rehearsed_not_run() -> None:
+    with pytest.raises(UserError, match=r"\[deploy\] is for real devices: use `kairosfl deploy rehearse`"):
+        resolve({"deploy": {}})

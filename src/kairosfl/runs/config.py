@@ -175,6 +175,8 @@ def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> RunConfig
             raise UserError("[sweep] lists values for many runs: use `kairosfl sweep`, or remove the section.")
         if key == "tune":
             raise UserError("[tune] has ranges for a search: use `kairosfl tune`, or remove the section.")
+        if key == "deploy":
+            raise UserError("[deploy] is for real devices: use `kairosfl deploy rehearse`, or remove the section.")
         if key not in known:
             homes = [f"{name}.{key}" for name, cls in SECTIONS.items() if key in get_type_hints(cls)]
             fix = f"did you mean {' or '.join(homes)}?" if homes else nearest(key, known)
