@@ -83,8 +83,8 @@ def test_a_resumed_run_records_the_same(folder, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "measured"),
     [
-        (["train.rounds=16"], True),  # it reads 17,254 samples, and clients have 1,437
-        (["train.rounds=16", "run.eval_every=16"], False),  # 11,854
+        (["train.rounds=12"], True),  # 30,186 passes over a sample, and clients have 1,437 samples
+        (["train.rounds=12", "run.eval_every=12"], False),  # 26,226
         (["train.rounds=2"], False),
         (["algorithm=privacy(epsilon=8)"], False),
         (["algorithm=localprivacy"], False),
