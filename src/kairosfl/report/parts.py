@@ -80,8 +80,9 @@ def _cell(name: str, text: str, best: bool = False) -> str:
 
 def _flags(row: Row) -> str:
     """What keeps runs of a group out of comparisons, where its name is."""
-    unfinished = max(row.going, len(row.seeds) - row.finished)  # a seed may have been run twice
-    words = [f"{row.diverged} diverged"] * (row.diverged > 0) + [f"{unfinished} unfinished"] * (unfinished > 0)
+    stopped = len(row.seeds) - row.finished - row.going  # below zero: a seed has been run twice
+    counts = {"diverged": row.diverged, "unfinished": row.going, "stopped": stopped}
+    words = [f"{count} {name}" for name, count in counts.items() if count > 0]
     return f'<small class="flag">{" · ".join(words)}</small>' if words else ""
 
 

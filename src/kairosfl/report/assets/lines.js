@@ -233,28 +233,36 @@ class LineChart extends Chart {
     return widths.length ? { width: Math.max(...widths), height: 17 * widths.length + 8 } : { width: 0, height: 0 };
   }
 
-  // Letters at the right end, pushed apart where curves end close together.
+  // Letters at the right end; where curves end close together, each column of letters is pushed apart.
   badges(curves) {
     const { left, top, width, height } = this.at;
     const ends = curves.map((s) => {
       let i = s.x.length - 1;
       while (i > 0 && (s.x[i] > this.range[1] + 1e-9 || s.mean[i] === null)) i--;
-      return { s, y: this.y(s.mean[i]), x: this.x(s.x[i]) };
+      const x = this.x(s.x[i]);
+      return { s, y: this.y(s.mean[i]), x, place: this.linked ? left + width : Math.min(left + width, x) };
     }).filter((end) => end.x >= left - 1 && end.y > top - 20 && end.y < top + height + 20);
-    ends.sort((a, b) => a.y - b.y);
-    const gap = Math.min(15, height / Math.max(1, ends.length));
-    if (gap < 11) return; // so many that letters would only cover each other
+    if (height < 11 * ends.length) return; // so many that letters would only cover each other
+    ends.sort((a, b) => a.place - b.place);
+    while (ends.length) {
+      const near = ends.findIndex((end) => end.place - ends[0].place >= 15);
+      this.column(ends.splice(0, near < 0 ? ends.length : near).sort((a, b) => a.y - b.y));
+    }
+  }
+
+  column(ends) {
+    const { top, height } = this.at;
+    const gap = Math.min(15, height / ends.length);
     ends.forEach((end, i) => (end.at = Math.max(end.y, i ? ends[i - 1].at + gap : top + 6)));
     for (let i = ends.length - 1, lowest = top + height - 4; i >= 0; i--) {
       ends[i].at = Math.min(ends[i].at, lowest);
       lowest = ends[i].at - gap;
     }
-    for (const { s, at, x } of ends) {
-      const place = this.linked ? left + width + 13 : Math.min(left + width, x) + 13;
+    for (const { s, at, place } of ends) {
       const dim = this.page.dims(s.group) ? " dim" : "";
       const badge = node("g", { class: `badge g${s.group}${s.dashed ? " hollow" : ""}${dim}` }, this.svg);
-      node("circle", { cx: place, cy: at, r: 7 }, badge);
-      node("text", { x: place, y: at + 3.4, "text-anchor": "middle" }, badge, this.page.groups[s.group].letter);
+      node("circle", { cx: place + 13, cy: at, r: 7 }, badge);
+      node("text", { x: place + 13, y: at + 3.4, "text-anchor": "middle" }, badge, this.page.groups[s.group].letter);
     }
   }
 
