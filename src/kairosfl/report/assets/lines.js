@@ -76,15 +76,12 @@ class LineChart extends Chart {
     let low = Infinity, high = -Infinity;
     const see = (value) => {
       if (value === null || (this.log && value <= 0)) return;
-      if (value < low) low = value;
-      if (value > high) high = value;
+      [low, high] = [Math.min(low, value), Math.max(high, value)];
     };
     for (const s of curves)
-      for (let i = 0; i < s.x.length; i++) {
+      for (const i of s.x.keys()) {
         if (s.x[i] < from || s.x[i] > to || s.mean[i] === null) continue;
-        see(s.mean[i]);
-        if (s.deviation && s.deviation[i] !== null) this.edges(s, i).forEach(see);
-        for (const each of s.seeds) see(each[i]);
+        [s.mean[i], ...(s.deviation?.[i] != null ? this.edges(s, i) : []), ...s.seeds.map((each) => each[i])].forEach(see);
       }
     if (low > high) return this.log ? [0.1, 1] : [0, 1];
     if (high - low < 1e-9 * Math.max(Math.abs(low), Math.abs(high))) low = high; // but for rounding
@@ -135,23 +132,17 @@ class LineChart extends Chart {
 
   shade(strips, rows) {
     const { left, top, width, height } = this.at;
-    const clip = (a, b) => [Math.max(left, this.x(a)), Math.min(left + width, this.x(b))];
+    const draw = (kind, group, y, tall) => {
+      for (const [a, b, share] of this.page.groups[group].critical) {
+        const [x, end] = [Math.max(left, this.x(a)), Math.min(left + width, this.x(b))];
+        const box = { x, y, width: Math.max(0, end - x), height: tall };
+        node("rect", { class: `${kind} g${group}`, ...box, style: `--share:${share}` }, this.svg);
+      }
+    };
     const full = strips.length === 1 ? strips : strips.filter((g) => this.page.focus.includes(g));
-    for (const g of full)
-      for (const [a, b, share] of this.page.groups[g].critical) {
-        const [x, end] = clip(a, b);
-        const box = { class: `critical g${g}`, x, y: top, width: Math.max(0, end - x), height };
-        node("rect", { ...box, style: `--share:${share}` }, this.svg);
-      }
+    for (const group of full) draw("critical", group, top, height);
     if (!rows) return;
-    strips.forEach((g, row) => {
-      const y = top + height + 4 + row * 6;
-      for (const [a, b, share] of this.page.groups[g].critical) {
-        const [x, end] = clip(a, b);
-        const box = { class: `strip g${g}`, x, y, width: Math.max(0, end - x), height: 4 };
-        node("rect", { ...box, style: `--share:${share}` }, this.svg);
-      }
-    });
+    strips.forEach((group, row) => draw("strip", group, top + height + 4 + row * 6, 4));
     if (this.figure.classList.contains("hero"))
       node("text", { class: "hint", x: left - 7, y: top + height + 16, "text-anchor": "end" }, this.svg, "critical");
   }
