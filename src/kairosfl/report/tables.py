@@ -137,8 +137,8 @@ def _row(group: Group, target: float, baseline: bool) -> Row:
         planned=max(run.planned for run in group.runs),
         final=over(lambda run: _last(scored(run)[1])),
         last_tenth=over(last_tenth),
-        best=over(lambda run: _best(run)),
-        worst_clients=over(lambda run: _last(_known(run.column(f"client_{run.score.name}_worst")))),
+        best=over(_best),
+        worst_clients=over(lambda run: _last(run.column(f"client_{run.score.name}_worst")[run.evaluated])),
         rounds_to_target=over(lambda run: reach(run, run.column("round"), target)),
         bytes_to_target=over(lambda run: reach(run, run.total("bytes_down", "bytes_up"), target)),
         bytes=over(lambda run: _last(run.total("bytes_down", "bytes_up"))),
@@ -395,10 +395,6 @@ def _last(values: Array) -> float:
     return float(values[-1]) if len(values) else math.nan
 
 
-def _known(values: Array) -> Array:
-    return values[np.isfinite(values)]
-
-
 def _mean(values: Array) -> float:
-    known = _known(values)
+    known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else math.nan
