@@ -132,7 +132,7 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
         _check_same(asked, config, run, folder)
     task = make(None)
     if deploy.clients:
-        if config.run.client_accuracy:
+        if config.run.client_accuracy is True:
             raise UserError(
                 "run.client_accuracy = true needs the clients' data, which stays on their devices; set it to false."
             )

@@ -7,6 +7,7 @@ import pytest
 
 from kairosfl.report.page import write_report
 from kairosfl.report.watch import serve
+from kairosfl.runs import STOPPED
 
 GROUPS = len(fake.ALGORITHMS)
 
@@ -363,3 +364,39 @@ def test_a_live_page_takes_in_new_rounds_and_keeps_what_was_chosen(browser, tmp_
         server.shutdown()
     browser.get("about:blank")
     assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+def test_a_letter_is_where_its_curve_ends_unless_another_ends_there(browser, tmp_path):
+    for name, rounds, top in (("fedavg", 40, 0.6), ("scaffold", 20, 0.6)):
+        fake.write_run(tmp_path / "runs" / name, algorithm=name, rounds=rounds, top=top)
+    browser.get(write_report([tmp_path / "runs"], tmp_path / "report.html").as_uri())
+    settle(browser)
+    chart = "page.charts.find(c => c.spec.key === 'accuracy-epochs')"
+    script = f"""(() => {{
+      const chart = {chart};
+      return chart.drawn.map((s) => {{
+        const circle = chart.svg.querySelector(`.badge.g${{s.group}} circle`);
+        return Math.abs(chart.y(s.mean.at(-1)) - circle.getAttribute("cy"));
+      }});
+    }})()"""
+    assert max(ask(browser, script)) < 1
+
+
+def test_on_a_phone_the_lines_between_rows_go_through_the_first_column(opened):
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        assert ask(opened, "getComputedStyle(document.querySelector('#results td')).position") == "sticky"
+        assert ask(opened, "getComputedStyle(document.querySelector('#results td')).backgroundClip") == "padding-box"
+    finally:
+        opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_why_runs_stopped_is_a_sentence_and_not_in_capitals(browser, tmp_path):
+    fake.write_run(tmp_path / "runs" / "good")
+    run = fake.write_run(tmp_path / "runs" / "bad", algorithm="feddyn", done=False, planned=60)
+    (run / "log.txt").write_text(f"{STOPPED}10 rounds in a row had no good report.\n")
+    browser.get(write_report([tmp_path / "runs"], tmp_path / "report.html").as_uri())
+    settle(browser)
+    assert find(browser, ".over").text == "KAIROS REPORT · 1 of 2 runs stopped: 10 rounds in a row had no good report."
+    assert [each.text for each in browser.find_elements("css selector", "small.flag")] == ["1 stopped"]

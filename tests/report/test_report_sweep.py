@@ -194,3 +194,28 @@ def test_a_hundred_runs_of_500_rounds_are_small_and_soon_there(browser, tmp_path
     assert ask(browser, "[page.groups.length, page.data.runs.length]") == [20, 100]
     assert ask(browser, "page.data.lines[0].series[0].x.length") == 500
     assert browser.get_log("browser") == []
+
+
+def test_four_facets_are_two_rows_of_two(opened):
+    choose(opened, "colour", "lr")
+    choose(opened, "facet", "fedprox.mu")
+    tops = ask(opened, "[...document.querySelectorAll('#result .facet')].map(f => f.getBoundingClientRect().top)")
+    assert [tops.count(top) for top in sorted(set(tops))] == [2, 2]
+    choose(opened, "colour", "fedprox.mu")
+    choose(opened, "facet", "lr")
+    tops = ask(opened, "[...document.querySelectorAll('#result .facet')].map(f => f.getBoundingClientRect().top)")
+    assert len(set(tops)) == 1
+
+
+def test_the_heat_map_names_both_axes_also_as_a_file(opened):
+    assert ask(opened, "page.charts.find(c => c.spec.key === 'grid').picture().text").count("↑ fedprox.mu<") == 1
+
+
+def test_on_paper_only_a_short_table_is_kept_together(opened):
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        assert ask(opened, "getComputedStyle(document.querySelector('.together:has(#results)')).breakInside") == "avoid"
+        opened.execute_script("const b = document.querySelector('#results tbody'); b.append(b.rows[0].cloneNode(true))")
+        assert ask(opened, "getComputedStyle(document.querySelector('.together:has(#results)')).breakInside") == "auto"
+    finally:
+        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

@@ -86,7 +86,7 @@ def test_an_edit_that_changes_the_numbers_is_refused(folder, old, new, named):
     [
         ("rounds = 3", "rounds = 4", "train.rounds = 4 (it began with 3)"),
         ("eval_every = 1", "eval_every = 2", "run.eval_every = 2 (it began with 1)"),
-        ("client_accuracy = false", "client_accuracy = true", "run.client_accuracy = True (it began with False)"),
+        ('client_accuracy = "auto"', "client_accuracy = true", "run.client_accuracy = True (it began with 'auto')"),
         ("slots = 0", "slots = 2", "run.slots = 2 (it began with 0)"),
         ('engine = "loop"', 'engine = "auto"', ""),  # as it was decided
         ('device = "cpu"', 'device = "auto"', ""),

@@ -36,6 +36,7 @@ class _Curve:
 
 _UNSCORED = "no round was evaluated"
 _UNASKED = "it was not requested; set run.client_accuracy = true"
+_AT_THE_END = "it was measured after the last round alone; set run.client_accuracy = true for every evaluated round"
 _LOSS = Score("loss", higher=False)
 _TRAIN_LOSS = _Curve(
     "train-loss",
@@ -243,6 +244,8 @@ def _lines(curve: _Curve, groups: Sequence[Group]) -> Lines | LeftOut:
                 series.append(made)
     if not series:
         return LeftOut(curve.section, curve.title, _missing(curve, groups))
+    if curve.why == _UNASKED and all(_once(run, curve.columns[0]) for group in groups for run in group.runs):
+        return LeftOut(curve.section, curve.title, _AT_THE_END)
     values = np.concatenate([each.seeds.ravel() for each in series])
     values = values[np.isfinite(values)]
     if curve.plain and (values == values[0]).all():
@@ -258,6 +261,11 @@ def _lines(curve: _Curve, groups: Sequence[Group]) -> Lines | LeftOut:
         curve.percent,
         steps=curve.section == "decisions",
     )
+
+
+def _once(run: RunData, column: str) -> bool:
+    """Whether this was measured in one evaluated round of several, at most."""
+    return int(np.isfinite(run.column(column)).sum()) <= 1 < len(run.evaluated)
 
 
 def _missing(curve: _Curve, groups: Sequence[Group]) -> str:

@@ -19,6 +19,7 @@ _HEADS = {
     "final 10 %": "{title}{unit}",
     "final": "{title}, last round{unit}",
     "best": "{title}, best round{unit}",
+    "worst clients": "{title}, worst tenth of clients{unit}",
     "rounds to target": "Rounds to {goal}",
     "MB to target": "MB to {goal}",
     "MB": "MB",

@@ -17,6 +17,7 @@ _HEADS = {
     "p (Holm)": "p of the paired t-test, with Holm's correction for the comparisons with the baseline",
     "final": "{0.title} in the last evaluated round",
     "best": "{1} {0.words} of any evaluated round",
+    "worst clients": "{0.title} of the tenth of the clients that the last model serves worst",
     "rounds to target": "Rounds until the {0.words} first reached the target",
     "MB to target": "Megabytes, down and up, until then",
     "MB": "Megabytes, down and up, in total",
@@ -56,7 +57,7 @@ def results_table(
     """The table of results; the best values on the same data are highlighted."""
     score = rows[0].score
     about = {name: text.format(score, score.best.capitalize()) for name, text in _HEADS.items()}
-    best = {name: best_rows(rows, name) for name in ("final 10 %", "final", "best")}
+    best = {name: best_rows(rows, name) for name in ("final 10 %", "final", "best", "worst clients")}
     body = ""
     for i, row in enumerate(rows):
         shown = {name: _cell(name, escape(value), i in best.get(name, ())) for name, value in cells(row).items()}
@@ -79,8 +80,9 @@ def _cell(name: str, text: str, best: bool = False) -> str:
 
 def _flags(row: Row) -> str:
     """What keeps runs of a group out of comparisons, where its name is."""
-    unfinished = max(row.going, len(row.seeds) - row.finished)  # a seed may have been run twice
-    words = [f"{row.diverged} diverged"] * (row.diverged > 0) + [f"{unfinished} unfinished"] * (unfinished > 0)
+    stopped = len(row.seeds) - row.finished - row.going  # below zero: a seed has been run twice
+    counts = {"diverged": row.diverged, "unfinished": row.going, "stopped": stopped}
+    words = [f"{count} {name}" for name, count in counts.items() if count > 0]
     return f'<small class="flag">{" · ".join(words)}</small>' if words else ""
 
 

@@ -49,7 +49,7 @@ def payload(
         "target": target if math.isfinite(target) else None,
         "metric": {"scale": score.scale, "sign": score.sign, "words": score.words, "percent": score.percent},
         "smooth": 11 if max(len(scored(run)[0]) for group in groups for run in group.runs) > MANY else 1,
-        "extra": EXTRA,
+        "extra": [*EXTRA, *(() if any(row.worst_clients.count for row in rows) else ("worst clients",))],
     }
 
 

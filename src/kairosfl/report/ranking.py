@@ -11,6 +11,7 @@ _METRIC: dict[str, Callable[[Row], Spread]] = {
     "final 10 %": lambda row: row.last_tenth,
     "final": lambda row: row.final,
     "best": lambda row: row.best,
+    "worst clients": lambda row: row.worst_clients,
 }
 _COST: dict[str, Callable[[Row], Spread]] = {
     "rounds to target": lambda row: row.rounds_to_target,

@@ -23,7 +23,7 @@ from kairosfl.runs.history import final_tenth
 from kairosfl.runs.score import Score
 
 PLAIN = "fedavg"  # plain averaging
-_WIDE = ("final", "cohort", "e-LUD", "seconds")  # shown only in the page and the files
+_WIDE = ("final", "worst clients", "cohort", "e-LUD", "seconds")  # shown only in the page and the files
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class Row:
     final: Spread  # the last evaluated round
     last_tenth: Spread  # the mean of the final 10 % of the evaluated rounds
     best: Spread
+    worst_clients: Spread  # the tenth that the last model serves worst
     rounds_to_target: Spread
     bytes_to_target: Spread
     bytes: Spread
@@ -136,7 +137,8 @@ def _row(group: Group, target: float, baseline: bool) -> Row:
         planned=max(run.planned for run in group.runs),
         final=over(lambda run: _last(scored(run)[1])),
         last_tenth=over(last_tenth),
-        best=over(lambda run: _best(run)),
+        best=over(_best),
+        worst_clients=over(lambda run: _last(run.column(f"client_{run.score.name}_worst")[run.evaluated])),
         rounds_to_target=over(lambda run: reach(run, run.column("round"), target)),
         bytes_to_target=over(lambda run: reach(run, run.total("bytes_down", "bytes_up"), target)),
         bytes=over(lambda run: _last(run.total("bytes_down", "bytes_up"))),
@@ -289,6 +291,7 @@ def cells(row: Row) -> dict[str, str]:
         "final 10 %": "diverged" if lost else row.last_tenth.of_score(row.score),
         "final": row.final.of_score(row.score),
         "best": row.best.of_score(row.score),
+        "worst clients": row.worst_clients.of_score(row.score),
         "rounds to target": row.rounds_to_target.text(0),
         "MB to target": megabytes(row.bytes_to_target),
         "MB": megabytes(row.bytes),
@@ -335,7 +338,7 @@ def results_table(rows: Sequence[Row], target: float, without: Sequence[str] = (
     """The table of results as text, one dictionary per row, with metric and target named in its columns."""
     score = rows[0].score
     goal = "target" if math.isnan(target) else score.shown(target)
-    heads = {name: f"{score.stated} {name}".lstrip() for name in ("final 10 %", "final", "best")}
+    heads = {name: f"{score.stated} {name}".lstrip() for name in ("final 10 %", "final", "best", "worst clients")}
     shown = ({name: value for name, value in cells(row).items() if name not in without} for row in rows)
     return [{heads.get(name, name.replace("target", goal)): value for name, value in row.items()} for row in shown]
 

@@ -19,7 +19,8 @@ def verdict(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
         return "No round has been evaluated yet."
     problems = [[rows[i] for i in mine] for mine in by_problem(rows).values()]
     more = " The table has the results on other data." if len(problems) > SUMMARISED else ""
-    return " ".join(_summary(each, pairs) for each in problems[:SUMMARISED]) + more
+    said = [_summary(each, pairs) for each in problems[:SUMMARISED]]
+    return (said[0] if len(said) == 1 else "".join(f"<span>{each}</span>" for each in said)) + more
 
 
 def _summary(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:

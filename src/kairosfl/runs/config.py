@@ -10,7 +10,8 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.rule import Algorithm
@@ -77,7 +78,7 @@ class Execution:
     detector: str = "fgn"
     eval_every: int = 1
     checkpoint_every: int = 10
-    client_accuracy: bool = False
+    client_accuracy: bool | Literal["auto"] = "auto"  # auto: after the last round, where it is cheap
     cosines: tuple[int, ...] = ()  # rounds for which the cosines between the clients' updates are recorded
     track: tuple[str, ...] = ()  # further destinations for the metrics: "tensorboard", "mlflow"
     allow: tuple[str, ...] = ()  # modules that `algorithm` and `detector` may import by dotted names
@@ -291,6 +292,10 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise UserError(f"{name} = {value!r} must be a list.")
         return tuple(_typed(name, each, get_args(hint)[0]) for each in value)
+    if get_origin(hint) in (Union, UnionType):  # the only kind there is
+        if isinstance(value, bool) or value == "auto":
+            return value
+        raise UserError(f"{name} = {value!r} must be true, false or 'auto'.")
     if get_origin(hint) is Mapping:
         if not isinstance(value, Mapping):
             raise UserError(f"{name} = {value!r} must be a section: write [{name}] and its keys below.")

@@ -27,6 +27,7 @@ from kairosfl.runs import STOPPED, metrics, taskfile
 from kairosfl.runs.checkpoint import Checkpoints, model
 from kairosfl.runs.config import GIVEN, RunConfig, tables
 from kairosfl.runs.engines import build_engine, method, resolve_engine
+from kairosfl.runs.fairness import measures_clients
 from kairosfl.runs.files import append_json
 from kairosfl.runs.folder import Folder, Say, silent
 from kairosfl.runs.interrupt import undisturbed
@@ -211,7 +212,8 @@ def _record_rounds(
             last = briefs is None
             outcome = result(run, setup)
             scores = engine.evaluate(outcome) if last or run.round % config.run.eval_every == 0 else None
-            own = engine.evaluate_clients(outcome) if scores and config.run.client_accuracy else None
+            whole = scores is not None and measures_clients(config, task, last=last)
+            own = engine.evaluate_clients(outcome) if whole else None
             plain = engine.evaluate(run.x) if scores and outcome is not run.x else None
             row = recorded(run, setup) | metrics.row(run, task, scores, own, time.perf_counter() - began, plain)
             row["samples"] = metrics.samples_of(told, run.record.reports) if run.record and run.record.reports else 0

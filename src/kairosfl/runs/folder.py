@@ -20,6 +20,7 @@ from kairosfl.runs import metrics
 from kairosfl.runs.checkpoint import rounds_done
 from kairosfl.runs.config import RunConfig, dump, load, tables
 from kairosfl.runs.edits import edits, harmless, pinned
+from kairosfl.runs.fairness import measures_clients
 from kairosfl.runs.files import cut_lines, read_json, read_lines, write, write_json
 from kairosfl.runs.keys import flatten
 from kairosfl.runs.score import Score, scores
@@ -243,7 +244,7 @@ def describe(config: RunConfig, task: Task, command: str) -> dict[str, Any]:
         "algorithm": str(config.algorithm),
         "rules": list(map(repr, config.algorithm.rules)),  # including options at their defaults
         **facts(task),
-        "client_accuracy_on": task.client_accuracy_on if config.run.client_accuracy else None,
+        "client_accuracy_on": task.client_accuracy_on if measures_clients(config, task) else None,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": command,
         "config": tables(config),

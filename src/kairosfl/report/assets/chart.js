@@ -3,21 +3,15 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-function node(name, attributes, parent, text) {
-  const made = document.createElementNS(SVG, name);
+function filled(made, attributes, parent, text) {
   for (const key in attributes) made.setAttribute(key, attributes[key]);
   if (text !== undefined) made.textContent = text;
-  if (parent) parent.appendChild(made);
+  parent?.append(made);
   return made;
 }
 
-function html(name, attributes, parent, text) {
-  const made = document.createElement(name);
-  for (const key in attributes) made.setAttribute(key, attributes[key]);
-  if (text !== undefined) made.textContent = text;
-  if (parent) parent.appendChild(made);
-  return made;
-}
+const node = (name, ...rest) => filled(document.createElementNS(SVG, name), ...rest);
+const html = (name, ...rest) => filled(document.createElement(name), ...rest);
 
 // A round number of round steps between two values.
 function ticks(low, high, wanted, whole) {
@@ -106,9 +100,7 @@ class Chart {
   }
 
   button(text, title, act) {
-    const made = html("button", { type: "button", title }, this.tools, text);
-    made.addEventListener("click", act);
-    return made;
+    return Object.assign(html("button", { type: "button", title }, this.tools, text), { onclick: act });
   }
 
   get range() {
@@ -188,16 +180,12 @@ class Chart {
   }
 
   listen() {
-    const area = this.area;
-    area.addEventListener("pointerdown", (event) => this.down(event));
-    area.addEventListener("pointermove", (event) => this.move(event));
-    area.addEventListener("pointerup", (event) => this.up(event));
-    area.addEventListener("pointercancel", (event) => this.up(event));
-    area.addEventListener("pointerleave", () => this.leave());
-    area.addEventListener("dblclick", () => this.zoom(null));
-    area.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
-    this.svg.addEventListener("keydown", (event) => this.key(event));
-    this.svg.addEventListener("blur", () => this.leave());
+    const acts = { down: this.down, move: this.move, up: this.up, cancel: this.up, leave: this.leave };
+    for (const name in acts) this.area[`onpointer${name}`] = acts[name].bind(this);
+    this.area.ondblclick = () => this.zoom(null);
+    this.area.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
+    this.svg.onkeydown = (event) => this.key(event);
+    this.svg.onblur = () => this.leave();
   }
 
   down(event) {
@@ -237,8 +225,7 @@ class Chart {
   select(a, b) {
     const { left, width } = this.at;
     const [low, high] = [a, b].sort((p, q) => p - q).map((p) => Math.max(left, Math.min(left + width, p)));
-    const place = { x: low, width: high - low, visibility: "visible" };
-    for (const key in place) this.brush.setAttribute(key, place[key]);
+    filled(this.brush, { x: low, width: high - low, visibility: "visible" });
   }
 
   up(event) {
@@ -339,14 +326,12 @@ class Chart {
     const { width, height } = this.svg.viewBox.baseVal;
     const below = this.legend(copy, height);
     const whole = { x: -12, y: -24, width: Math.max(width, below.width) + 12, height: height + 24 + below.height };
-    copy.setAttribute("xmlns", SVG);
-    copy.setAttribute("width", whole.width);
-    copy.setAttribute("height", whole.height);
-    copy.setAttribute("viewBox", Object.values(whole).join(" "));
+    const { width: across, height: down } = whole;
+    filled(copy, { xmlns: SVG, width: across, height: down, viewBox: Object.values(whole).join(" ") });
     const { backgroundColor: paper, color, fontFamily } = getComputedStyle(document.body);
     const style = `fill:${color};font:600 13px ${fontFamily}`.replaceAll('"', "'");
     node("text", { x: 4, y: -8, style }, copy, this.title());
     copy.prepend(node("rect", { ...whole, style: `fill:${paper}` }));
-    return { text: new XMLSerializer().serializeToString(copy), width: whole.width, height: whole.height };
+    return { text: new XMLSerializer().serializeToString(copy), width: across, height: down };
   }
 }

@@ -83,7 +83,9 @@ class HeatChart extends Chart {
     node("image", { ...place, href: this.image }, inside);
     const { values } = names ? { values: names.map((_, i) => i) } : ticks(low, high, 5, true);
     const text = (v) => (names ? (names[v].length > 16 ? `${names[v].slice(0, 15)}…` : names[v]) : number(v, 1));
-    this.axes(values, this.y, text, 0).classList.add("plain");
+    const axis = this.axes(values, this.y, text, 0);
+    axis.classList.add("plain");
+    node("text", { class: "label", x: left, y: top + height + 33 }, axis, `↑ ${spec.y_label}`);
     this.bar(left + width + 14);
     if (spec.cells) this.numbers();
     this.finish();

@@ -76,15 +76,12 @@ class LineChart extends Chart {
     let low = Infinity, high = -Infinity;
     const see = (value) => {
       if (value === null || (this.log && value <= 0)) return;
-      if (value < low) low = value;
-      if (value > high) high = value;
+      [low, high] = [Math.min(low, value), Math.max(high, value)];
     };
     for (const s of curves)
-      for (let i = 0; i < s.x.length; i++) {
+      for (const i of s.x.keys()) {
         if (s.x[i] < from || s.x[i] > to || s.mean[i] === null) continue;
-        see(s.mean[i]);
-        if (s.deviation && s.deviation[i] !== null) this.edges(s, i).forEach(see);
-        for (const each of s.seeds) see(each[i]);
+        [s.mean[i], ...(s.deviation?.[i] != null ? this.edges(s, i) : []), ...s.seeds.map((each) => each[i])].forEach(see);
       }
     if (low > high) return this.log ? [0.1, 1] : [0, 1];
     if (high - low < 1e-9 * Math.max(Math.abs(low), Math.abs(high))) low = high; // but for rounding
@@ -135,23 +132,17 @@ class LineChart extends Chart {
 
   shade(strips, rows) {
     const { left, top, width, height } = this.at;
-    const clip = (a, b) => [Math.max(left, this.x(a)), Math.min(left + width, this.x(b))];
+    const draw = (kind, group, y, tall) => {
+      for (const [a, b, share] of this.page.groups[group].critical) {
+        const [x, end] = [Math.max(left, this.x(a)), Math.min(left + width, this.x(b))];
+        const box = { x, y, width: Math.max(0, end - x), height: tall };
+        node("rect", { class: `${kind} g${group}`, ...box, style: `--share:${share}` }, this.svg);
+      }
+    };
     const full = strips.length === 1 ? strips : strips.filter((g) => this.page.focus.includes(g));
-    for (const g of full)
-      for (const [a, b, share] of this.page.groups[g].critical) {
-        const [x, end] = clip(a, b);
-        const box = { class: `critical g${g}`, x, y: top, width: Math.max(0, end - x), height };
-        node("rect", { ...box, style: `--share:${share}` }, this.svg);
-      }
+    for (const group of full) draw("critical", group, top, height);
     if (!rows) return;
-    strips.forEach((g, row) => {
-      const y = top + height + 4 + row * 6;
-      for (const [a, b, share] of this.page.groups[g].critical) {
-        const [x, end] = clip(a, b);
-        const box = { class: `strip g${g}`, x, y, width: Math.max(0, end - x), height: 4 };
-        node("rect", { ...box, style: `--share:${share}` }, this.svg);
-      }
-    });
+    strips.forEach((group, row) => draw("strip", group, top + height + 4 + row * 6, 4));
     if (this.figure.classList.contains("hero"))
       node("text", { class: "hint", x: left - 7, y: top + height + 16, "text-anchor": "end" }, this.svg, "critical");
   }
@@ -233,28 +224,36 @@ class LineChart extends Chart {
     return widths.length ? { width: Math.max(...widths), height: 17 * widths.length + 8 } : { width: 0, height: 0 };
   }
 
-  // Letters at the right end, pushed apart where curves end close together.
+  // Letters at the right end; where curves end close together, each column of letters is pushed apart.
   badges(curves) {
     const { left, top, width, height } = this.at;
     const ends = curves.map((s) => {
       let i = s.x.length - 1;
       while (i > 0 && (s.x[i] > this.range[1] + 1e-9 || s.mean[i] === null)) i--;
-      return { s, y: this.y(s.mean[i]), x: this.x(s.x[i]) };
+      const x = this.x(s.x[i]);
+      return { s, y: this.y(s.mean[i]), x, place: this.linked ? left + width : Math.min(left + width, x) };
     }).filter((end) => end.x >= left - 1 && end.y > top - 20 && end.y < top + height + 20);
-    ends.sort((a, b) => a.y - b.y);
-    const gap = Math.min(15, height / Math.max(1, ends.length));
-    if (gap < 11) return; // so many that letters would only cover each other
+    if (height < 11 * ends.length) return; // so many that letters would only cover each other
+    ends.sort((a, b) => a.place - b.place);
+    while (ends.length) {
+      const near = ends.findIndex((end) => end.place - ends[0].place >= 15);
+      this.column(ends.splice(0, near < 0 ? ends.length : near).sort((a, b) => a.y - b.y));
+    }
+  }
+
+  column(ends) {
+    const { top, height } = this.at;
+    const gap = Math.min(15, height / ends.length);
     ends.forEach((end, i) => (end.at = Math.max(end.y, i ? ends[i - 1].at + gap : top + 6)));
     for (let i = ends.length - 1, lowest = top + height - 4; i >= 0; i--) {
       ends[i].at = Math.min(ends[i].at, lowest);
       lowest = ends[i].at - gap;
     }
-    for (const { s, at, x } of ends) {
-      const place = this.linked ? left + width + 13 : Math.min(left + width, x) + 13;
+    for (const { s, at, place } of ends) {
       const dim = this.page.dims(s.group) ? " dim" : "";
       const badge = node("g", { class: `badge g${s.group}${s.dashed ? " hollow" : ""}${dim}` }, this.svg);
-      node("circle", { cx: place, cy: at, r: 7 }, badge);
-      node("text", { x: place, y: at + 3.4, "text-anchor": "middle" }, badge, this.page.groups[s.group].letter);
+      node("circle", { cx: place + 13, cy: at, r: 7 }, badge);
+      node("text", { x: place + 13, y: at + 3.4, "text-anchor": "middle" }, badge, this.page.groups[s.group].letter);
     }
   }
 

@@ -208,33 +208,19 @@ const page = {
     this.filter(this.words);
     bind("filter", this.words, (value) => this.filter(value));
     for (const name of ["colour", "facet"])
-      bind(name, this[name], (value) => {
-        this[name] = value;
+      this.keep(name, name, () => {
         this.picked.add(name);
         this.paint();
         this.shown();
         this.build();
       });
-    for (const id of ["grid-across", "grid-up", "grid-data"])
-      bind(id, this[id] ?? null, (value) => {
-        this[id] = value;
-        this.grid();
-      });
-    bind("baseline", this.base, (value) => {
-      this.base = value;
-      this.compare();
-    });
+    for (const id of ["grid-across", "grid-up", "grid-data"]) this.keep(id, id, () => this.grid());
+    this.keep("baseline", "base", () => this.compare());
+    this.keep("smooth", "smooth", () => this.redraw(), Number);
+    this.keep("spread", "spread", () => this.redraw());
     this.choices();
     for (const button of document.querySelectorAll(".save-table"))
-      button.addEventListener("click", () => saveTable(button.dataset.table));
-    bind("smooth", String(this.smooth), (value) => {
-      this.smooth = Number(value);
-      this.redraw();
-    });
-    bind("spread", this.spread, (value) => {
-      this.spread = value;
-      this.redraw();
-    });
+      button.onclick = () => saveTable(button.dataset.table);
     bind("inside-select", String(this.inside), (value) => this.look(Number(value)));
     bind("target", null, (value) => {
       if (value === "" || Number.isNaN(Number(value))) return;
@@ -242,11 +228,16 @@ const page = {
       this.compare();
     });
     for (const head of document.querySelectorAll("table.sortable th"))
-      head.querySelector("button").addEventListener("click", () => {
-        sort(head, head.getAttribute("aria-sort") !== "descending");
-      });
-    for (const button of document.querySelectorAll("button.copy"))
-      button.addEventListener("click", () => copy(button));
+      head.querySelector("button").onclick = () => sort(head, head.getAttribute("aria-sort") !== "descending");
+    for (const button of document.querySelectorAll("button.copy")) button.onclick = () => copy(button);
+  },
+
+  // A field whose value is kept under this name when the page is updated.
+  keep(id, name, act, read = String) {
+    bind(id, this[name] ?? null, (value) => {
+      this[name] = read(value);
+      act();
+    });
   },
 
   // A box for every column but the first.
@@ -259,11 +250,10 @@ const page = {
       const column = head.dataset.name;
       tick.checked = !this.without.has(column);
       label.append(head.textContent);
-      tick.addEventListener("change", () => {
-        if (tick.checked) this.without.delete(column);
-        else this.without.add(column);
+      tick.onchange = () => {
+        this.without[tick.checked ? "delete" : "add"](column);
         this.columns();
-      });
+      };
     }
     this.columns();
   },
@@ -312,14 +302,11 @@ document.addEventListener("click", (event) => {
 });
 
 // On paper the columns are narrow whatever the window was: draw for them, so that the letters keep their size.
-addEventListener("beforeprint", () => {
-  page.printing = true;
-  page.draw();
-});
-addEventListener("afterprint", () => {
-  page.printing = false;
-  page.draw();
-});
+for (const when of ["beforeprint", "afterprint"])
+  addEventListener(when, () => {
+    page.printing = when === "beforeprint";
+    page.draw();
+  });
 
 let width = innerWidth;
 addEventListener("resize", () => {
