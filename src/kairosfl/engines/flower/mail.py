@@ -6,7 +6,8 @@ A client may send anything, so whatever its answer contains costs at most its ow
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar, cast
 
 import httpx
@@ -79,7 +80,7 @@ def answers(grid: Grid, waiting: Collection[str]) -> Iterator[tuple[str, Message
     """
     if not isinstance(grid, HttpGrid):
         for sent in list(waiting):
-            for reply in _read(lambda sent=sent: list(grid.pull_messages([sent]))):
+            for reply in _read(partial(grid.pull_messages, [sent])):
                 yield sent, reply
         return
     if not waiting:
@@ -88,11 +89,12 @@ def answers(grid: Grid, waiting: Collection[str]) -> Iterator[tuple[str, Message
     found = with_retries(lambda: client.PullMessages(PullAppMessagesRequest(message_ids=list(waiting))))
     for message, tree in list(zip(found.messages_list, found.message_object_trees, strict=True)):
         if message.metadata.reply_to_message_id in waiting:
-            for reply in _read(lambda tree=tree: [_fetch(grid, tree)]):
+            for reply in _read(partial(_fetch, grid, tree)):
                 yield message.metadata.reply_to_message_id, reply
 
 
-def _read(read: Callable[[], list[Message]]) -> list[Message | str]:
+def _read(read: Callable[[], Iterable[Message]]) -> list[Message | str]:
+    """What there is to read, or why it cannot be read."""
     try:
         return [explain(reply.error) if reply.has_error() else reply for reply in with_retries(read)]
     except httpx.HTTPError:
@@ -103,7 +105,7 @@ def _read(read: Callable[[], list[Message]]) -> list[Message | str]:
         return [f"its answer cannot be read ({type(error).__name__})"]
 
 
-def _fetch(grid: HttpGrid, tree: ObjectTree) -> Message:
+def _fetch(grid: HttpGrid, tree: ObjectTree) -> list[Message]:
     """An answer that the SuperLink has, or will have soon: its parts may still be on their way."""
     client, run = grid._runtime_client, grid.run.run_id
     pull = make_pull_object_fn_protobuf(client.PullObject, grid.node, run)
@@ -111,4 +113,4 @@ def _fetch(grid: HttpGrid, tree: ObjectTree) -> Message:
     contents = pull_objects(parts, lambda part: with_retries(lambda: pull(part)), initial_backoff=AGAIN)
     done = ConfirmMessageReceivedRequest(node=grid.node, run_id=run, message_object_id=tree.object_id)
     with_retries(lambda: client.ConfirmMessageReceived(done))
-    return cast(Message, inflate_object_from_contents(tree.object_id, contents))
+    return [cast(Message, inflate_object_from_contents(tree.object_id, contents))]

@@ -139,6 +139,7 @@ class Wake:
 def main(arguments: Sequence[str]) -> None:
     """Run a node with the arguments of `flower-supernode`."""
     try:
+        from flwr.supercore.inflatable.inflatable_utils import pull_objects
         from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
         from flwr.supernode import start_client_internal as loop
         from flwr.supernode.cli import flower_supernode
@@ -147,10 +148,12 @@ def main(arguments: Sequence[str]) -> None:
     sys.argv = ["flower-supernode", *arguments]
     if os.environ.get(SWITCH, "1") != "0" and sys.platform == "linux":  # elsewhere a fork of a loaded torch is not safe
         wake, pauses = Wake(), Pauses()
-        look = wake.after(loop._pull_and_store_message, pauses)
-        pull = partial(loop.pull_objects, initial_backoff=AGAIN)
-        vars(loop).update(time=pauses, subprocess=SimpleNamespace(Popen=wake.launch), pull_objects=pull)
-        vars(loop).update(_pull_and_store_message=look)
+        vars(loop).update(
+            time=pauses,
+            subprocess=SimpleNamespace(Popen=wake.launch),
+            pull_objects=partial(pull_objects, initial_backoff=AGAIN),
+            _pull_and_store_message=wake.after(loop._pull_and_store_message, pauses),
+        )
         store: Any = InMemoryObjectStore
         store.put = pauses.after(store.put)
     flower_supernode()
