@@ -1,6 +1,7 @@
 """What a round costs beyond its training over Flower: Kairos and Flower's own FedAvg, on both kinds of nodes.
 
     python benchmarks/flower_overhead.py [--nodes 4] [--rounds 6] [--turns 1] [--parameters 82]
+                                         [--resident] [--requests]
 
 SuperLink and nodes are real processes on loopback with TLS and authentication. Clients of both apps import torch and
 change nothing, so that what is left is transport, process starts and the server's loop. In every turn a federation of
@@ -8,6 +9,8 @@ change nothing, so that what is left is transport, process starts and the server
 printed after each of these four runs, and at the end one for each pair over all turns: the median seconds of a round,
 and the processor seconds that the processes of the federation spend on a round. These depend less on what else the
 machine is doing. With --parameters above a million the weights are random, since Flower sends equal chunks only once.
+--resident leaves out `flower-supernode`, which takes most of the time. --requests also prints how many requests of each
+kind the SuperLink answers in a round, from its log, whose many lines cost it some time.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import statistics
 import subprocess
 import time
@@ -105,9 +109,10 @@ def write_app(path: Path, name: str, task: str, server: str, client: str) -> Pat
     return path
 
 
-Measured = tuple[list[float], Counter[str]]  # seconds of each round, and processor seconds of one by kind of process
+Measured = tuple[list[float], Counter[str]]  # seconds of each round; processor seconds and requests of one, by kind
 PARTS = {"server": "flwr-serverapp", "SuperLink": "flower-superlink", "nodes": "engines.flower.node"}
 PARTS |= {"clients": "flwr-clientapp", "workers": "engines.flower.resident"}
+REQUEST = re.compile(r'"POST /v1/((?:fleet|runtime)/[a-z-]+) ')
 
 
 def ours(stage: LocalFederation, app: Path, run: Path, out: Path) -> Measured:
@@ -141,7 +146,10 @@ def _slope(marks: dict[int, Counter[str]]) -> Counter[str]:
 
 
 def spent(stage: LocalFederation) -> Counter[str]:
-    """Processor seconds of all processes of a federation that have not exited, and of their children that have."""
+    """Processor seconds of all processes of a federation that have not exited, and of their children that have.
+
+    And the requests that the SuperLink has logged.
+    """
     total: Counter[str] = Counter()
     for process in stage.find(""):
         with contextlib.suppress(OSError):
@@ -150,6 +158,7 @@ def spent(stage: LocalFederation) -> Counter[str]:
             part = next((part for part, name in PARTS.items() if name in called), "others")
             ticks = sum(map(int, (entry / "stat").read_text().rpartition(")")[2].split()[11:15]))
             total[part] += ticks / os.sysconf("SC_CLK_TCK")
+    total.update(REQUEST.findall(stage.log("superlink").read_text()))
     return total
 
 
@@ -159,6 +168,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--parameters", type=int, default=82)
+    parser.add_argument("--resident", action="store_true")
+    parser.add_argument("--requests", action="store_true")
     given = parser.parse_args()
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -171,27 +182,43 @@ def main() -> None:
         seconds: dict[tuple[str, str], list[float]] = {}
         processor: dict[tuple[str, str], list[Counter[str]]] = {}
         for turn in range(given.turns):
-            for nodes, resident in (("kairosfl deploy node", "1"), ("flower-supernode", "0")):
+            for nodes, resident in (("kairosfl deploy node", "1"), ("flower-supernode", "0"))[
+                : 1 if given.resident else 2
+            ]:
                 served = [str(i) for i in range(given.nodes)]
                 place = folder / f"stage-{turn}-{resident}"
-                with LocalFederation(place, served, environment={"KAIROSFL_RESIDENT": resident}) as stage:
+                environment = {"KAIROSFL_RESIDENT": resident}
+                if given.requests:
+                    environment["FLWR_LOG_LEVEL"] = "DEBUG"
+                with LocalFederation(place, served, environment=environment) as stage:
                     for name, (run, app, file) in apps.items():
                         taken, used = run(stage, app, folder / file, place / f"out-{file}")
                         show(f"turn {turn + 1}: {name} on {nodes}", taken, used)
                         seconds.setdefault((name, nodes), []).extend(taken)
                         processor.setdefault((name, nodes), []).append(used)
         for (name, nodes), taken in seconds.items():
-            show(f"{name} on {nodes}", taken, sorted(processor[name, nodes], key=Counter.total)[given.turns // 2])
+            show(f"{name} on {nodes}", taken, sorted(processor[name, nodes], key=busy)[given.turns // 2])
+
+
+def busy(used: Counter[str]) -> float:
+    """Processor seconds of all processes."""
+    return sum(seconds for part, seconds in used.items() if "/" not in part)
 
 
 def show(what: str, taken: list[float], used: Counter[str]) -> None:
-    """One line, at once."""
-    parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in used.most_common() if seconds >= 0.05)
+    """One line, at once, and one with the requests where they were logged."""
+    parts = ", ".join(
+        f"{part} {seconds:.1f}" for part, seconds in used.most_common() if "/" not in part and seconds >= 0.05
+    )
     print(
-        f"{what}: median {statistics.median(taken):.1f} s a round, {used.total():.1f} processor seconds ({parts}), "
+        f"{what}: median {statistics.median(taken):.1f} s a round, {busy(used):.1f} processor seconds ({parts}), "
         f"load {os.getloadavg()[0]:.0f}, all {[round(each, 1) for each in taken]} ({NAME})",
         flush=True,
     )
+    requests = Counter({kind: each for kind, each in used.items() if "/" in kind})
+    if requests:
+        kinds = ", ".join(f"{kind} {each:.1f}" for kind, each in requests.most_common() if each >= 0.05)
+        print(f"    {requests.total():.0f} requests a round: {kinds}", flush=True)
 
 
 if __name__ == "__main__":

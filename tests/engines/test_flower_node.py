@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import time
+from inspect import getsource, signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +19,14 @@ pytest.importorskip("flwr")
 if sys.platform != "linux":
     pytest.skip("the resident worker is for Linux", allow_module_level=True)
 from flwr.supercore.constant import TaskType
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 from flwr.supernode import start_client_internal
 
-from kairosfl.engines.flower import node, resident
-from kairosfl.engines.flower.node import EARLY, FIRST, GROWTH, Pauses, Wake, keep, worker
+from kairosfl.engines.flower import node, pauses, resident
+from kairosfl.engines.flower.node import FIRST, GROWTH, Pauses, Wake, Woken, keep, worker
+from kairosfl.engines.flower.pauses import Guess
 from kairosfl.engines.flower.resident import Forks
 
 
@@ -30,63 +34,97 @@ def spec(kind: TaskType = TaskType.CLIENT_APP) -> ExecutionSpec:
     return ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, os.getpid(), False, 1)
 
 
-def test_pauses_start_short_grow_to_flowers_and_start_again_when_something_happened(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(node.time, "sleep", slept.append)
-    pauses = Pauses()
-    for _ in range(30):
-        pauses.sleep(3)
-    assert slept[:3] == pytest.approx([FIRST, FIRST * GROWTH, FIRST * GROWTH**2])
-    assert slept[-1] == 3
-    pauses.sleep(0.5)  # waits for something else
-    pauses.sleep(0.5)
-    assert slept[-2:] == pytest.approx([FIRST, FIRST * GROWTH])
-    pauses.restart()
-    pauses.sleep(0.5)
-    assert slept[-1] == FIRST
-    pauses.sleep(0.01)
-    assert slept[-1] == 0.01
-    assert pauses.monotonic() > 0  # everything else is the module's
+class Time:
+    """A clock that a test moves, and what was slept."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.slept = 100.0, list[float]()
+        monkeypatch.setattr(node, "time", self)
+        monkeypatch.setattr(pauses, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
 
 
-def test_the_first_pause_of_a_wait_is_most_of_what_the_last_one_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    clock = [100.0]
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        clock[0] += seconds
-
-    monkeypatch.setattr(node, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: clock[0]))
-    pauses = Pauses()
-    for _ in range(4):  # for a message
-        pauses.sleep(3)
-    took = sum(slept)
-    pauses.sleep(0.5)  # for the reply
-    pauses.sleep(3)
-    pauses.sleep(3)
-    assert slept[-2:] == pytest.approx([EARLY * took, FIRST])
-    clock[0] += 1000
-    pauses.restart()
-    pauses.sleep(3)
-    assert slept[-1] == 3  # never longer than Flower's own pause
-    pauses.sleep(0.5)
-    pauses.restart()  # the next message was there at once: another wait of the same kind
-    pauses.sleep(0.5)
-    assert slept[-1] == FIRST
+def wait_for(clock: Time, guess: Guess, seconds: float, most: float = 3.0) -> tuple[int, float]:
+    """Wait for something that comes after so many seconds: how many looks were in vain, and how late it was seen."""
+    comes, vain = clock.now + seconds, 0
+    clock.sleep(guess.begin(most))
+    while clock.now < comes:
+        vain += 1
+        clock.sleep(guess.again(most))
+    guess.found()
+    return vain, clock.now - comes
 
 
-def test_a_message_wakes_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_are_frequent_at_first_and_never_rarer_than_flowers(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Time(monkeypatch)
+    wait_for(clock, Guess(FIRST, GROWTH), 100.0)
+    assert clock.slept[:4] == pytest.approx([0, FIRST, FIRST * GROWTH, FIRST * GROWTH**2])
+    assert max(clock.slept) == clock.slept[-1] == 3.0
+
+
+def test_looks_start_shortly_before_something_that_comes_regularly(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, guess = Time(monkeypatch), Guess(FIRST, GROWTH)
+    waits = [wait_for(clock, guess, 2.0) for _ in range(20)]
+    assert waits[0][0] > 6
+    assert sum(vain for vain, _ in waits[2:]) / 18 < 5
+    assert max(late for _, late in waits[2:]) < 0.45
+    assert wait_for(clock, guess, 1000.0)[1] < 3.0
+
+
+def test_a_wait_that_was_long_once_or_for_another_node_makes_nobody_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, guess = Time(monkeypatch), Guess(FIRST, GROWTH)
+    for seconds in (0.5, 0.5, 2.5, 2.5, 2.5, 0.5, 30.0):
+        wait_for(clock, guess, seconds)
+    assert wait_for(clock, guess, 0.5)[1] < 0.2
+
+
+def test_a_node_with_several_clients_takes_what_is_in_its_queue_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, guess = Time(monkeypatch), Guess(FIRST, GROWTH)
+    waits = [wait_for(clock, guess, seconds) for _ in range(8) for seconds in (0.0, 0.0, 0.0, 2.0)]
+    assert {wait for i, wait in enumerate(waits) if i % 4 != 3} == {(0, 0.0)}
+
+
+def test_what_was_there_at_the_first_look_is_looked_for_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, guess = Time(monkeypatch), Guess(FIRST, GROWTH)
+    for _ in range(4):
+        wait_for(clock, guess, 2.0)
+    late = [wait_for(clock, guess, 0.3)[1] for _ in range(8)]
+    assert late[-1] < 0.2 < late[0]
+
+
+def test_a_node_waits_for_messages_and_for_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, here = Time(monkeypatch), Pauses()
+    here.before()
+    for _ in range(3):
+        here.sleep(3)
+    assert clock.slept == pytest.approx([FIRST, FIRST * GROWTH, FIRST * GROWTH**2])
+    here.found()
+    stored: list[str] = []
+    store = here.after(stored.append)
+    threading.Timer(0.05, store, ("part",)).start()
+    began = time.monotonic()
+    here.sleep(30)  # until a part of the reply is there
+    assert time.monotonic() - began < 20
+    assert stored == ["part"]
+    here.sleep(0.02)  # no other part
+    assert len(clock.slept) == 3
+    assert here.monotonic() == clock.now  # everything else is the module's
+
+
+def test_a_message_wakes_the_worker() -> None:
     wake, runs = Wake(), iter([None, 7])
-    pauses, workers = Pauses(), Pauses(wake._theirs)
-    look = wake.after(lambda **_: next(runs), pauses)
+    here, workers = Pauses(), Woken(wake._theirs)
+    look = wake.after(lambda **_: next(runs), here)
     began = time.monotonic()
     assert look(state=1) is None
     workers.sleep(0.05)
     assert time.monotonic() - began >= 0.05
-    monkeypatch.setattr(node, "FIRST", 60.0)
     assert look(state=1) == 7
     workers.sleep(60)
     assert time.monotonic() - began < 30
@@ -96,6 +134,10 @@ def test_flower_still_has_what_the_node_replaces() -> None:
     assert start_client_internal.time.sleep
     assert start_client_internal._pull_and_store_message
     assert start_client_internal.subprocess.Popen
+    assert signature(start_client_internal.pull_objects).parameters["initial_backoff"].default == 1
+    assert signature(InMemoryObjectStore.put)
+    assert "time.sleep(3)" in getsource(start_client_internal.start_client_internal)
+    assert "time.sleep(0.5)" in getsource(start_client_internal._push_messages)
     assert run_superexec.time.sleep
     assert run_superexec.get_executor
 
@@ -126,6 +168,8 @@ def started(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> SimpleName
     monkeypatch.setattr(start_client_internal, "time", time)
     monkeypatch.setattr(start_client_internal, "subprocess", subprocess)
     monkeypatch.setattr(start_client_internal, "_pull_and_store_message", lambda **_: None)
+    monkeypatch.setattr(start_client_internal, "pull_objects", start_client_internal.pull_objects)
+    monkeypatch.setattr(InMemoryObjectStore, "put", InMemoryObjectStore.put)
     node.main(arguments)
     return seen
 
@@ -163,7 +207,7 @@ def test_every_message_has_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch,
         raise SystemExit(0)  # as Flower does
 
     monkeypatch.setattr(resident, "run_clientapp", run)
-    forks = Forks(Pauses())
+    forks = Forks()
     for _ in range(2):
         assert forks.launch(spec()) == LaunchResult.accepted()
     wait(lambda: not multiprocessing.active_children())
@@ -178,7 +222,7 @@ def test_a_client_that_dies_or_hangs_dies_or_hangs_alone_and_ends_with_the_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resident, "run_clientapp", lambda **_: os._exit(1))
-    forks = Forks(Pauses())
+    forks = Forks()
     forks.launch(spec())
     wait(lambda: not multiprocessing.active_children())
     monkeypatch.setattr(resident, "run_clientapp", lambda **_: time.sleep(1000))
@@ -192,12 +236,12 @@ def test_a_client_that_dies_or_hangs_dies_or_hangs_alone_and_ends_with_the_node(
 def test_other_tasks_start_as_flower_starts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[list[str]] = []
     monkeypatch.setattr(subprocess, "Popen", lambda command, **_: launched.append(command))
-    Forks(Pauses()).launch(spec(TaskType.SERVER_APP))
+    Forks().launch(spec(TaskType.SERVER_APP))
     assert launched[0][0] == "flwr-serverapp"
 
 
 def test_a_worker_exits_when_a_package_was_upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
-    forks = Forks(Pauses())
+    forks = Forks()
     forks.reconcile()
     monkeypatch.setattr(resident, "OFTEN", 0.0)
     monkeypatch.setattr(resident, "installed", lambda: frozenset({("kairosfl/client.py", 1, 1)}))

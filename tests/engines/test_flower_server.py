@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from kairosfl.core.fields import Brief, Briefs
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, result, rounds
 from kairosfl.core.run import Run, Setup
-from kairosfl.engines.flower import enrol, roster, server
+from kairosfl.engines.flower import enrol, mail, roster, server
 from kairosfl.engines.flower.checks import Trust
 from kairosfl.engines.flower.client import SEEDED, _insist, client_app
-from kairosfl.engines.flower.roster import Roster, clean, fingerprint, parse_ids
+from kairosfl.engines.flower.mail import clean
+from kairosfl.engines.flower.roster import Roster, fingerprint, parse_ids
 from kairosfl.engines.flower.server import Flower, Settings
 from kairosfl.engines.flower.wire import NUMBERS, Packing, Piece, asked_hashes, piece_record
 from kairosfl.engines.loop import Loop
@@ -364,19 +365,20 @@ def test_a_message_that_flower_drops_when_it_is_due_had_no_answer(task: Task, mo
     began: dict[str, float] = {}
 
     def slowly(grid: FakeGrid, messages: list[Message]) -> list[str | None]:
-        sent = roster.push(grid, messages)
+        sent = mail.push(grid, messages)
         began[str(sent[0])] = time.monotonic()
         time.sleep(0.2)  # the first message is due before the server stops waiting
         return sent
 
-    def dropped(grid: FakeGrid, sent: str) -> Message | str | None:
-        if sent != next(iter(began)):
-            return roster.pull(grid, sent)
-        return None if time.monotonic() < began[sent] + 0.3 else "its message was lost"
+    def dropped(grid: FakeGrid, waiting: dict[str, Any]) -> Iterator[tuple[str, Message | str]]:
+        first = next(iter(began))
+        if first in waiting and time.monotonic() >= began[first] + 0.3:
+            yield first, "its message was lost"
+        yield from mail.answers(grid, [sent for sent in waiting if sent != first])
 
     monkeypatch.setattr(server, "BATCH", 1)
     monkeypatch.setattr(server, "push", slowly)
-    monkeypatch.setattr(server, "pull", dropped)
+    monkeypatch.setattr(server, "answers", dropped)
     assert engine.train(orders(task, [1, 5])).failed == ((1, "no answer in 0.3 s"),)
 
 

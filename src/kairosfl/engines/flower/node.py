@@ -15,57 +15,74 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from kairosfl.engines.flower.pauses import AGAIN, Guess
 from kairosfl.errors import UserError
 
 SWITCH = "KAIROSFL_RESIDENT"  # 0: plain flower-supernode
 WAKE = "KAIROSFL_WAKE"  # the worker's end of a pipe on which its node says that there is a message
-FIRST, GROWTH = 0.15, 1.3  # seconds of the first pause, and how much longer each one is than the last
-EARLY = 0.8  # of what the last wait took, before the first look
+FIRST, GROWTH = 0.1, 1.3  # seconds between the first looks for a message, and how much longer each pause is
+MOST = 3.0  # seconds, Flower's own pause
 RESTART = (1.0, 60.0)  # seconds after which a worker that died is started again: at first, and at most
 STEADY = 60.0  # a worker that lived for this many seconds did not fail to start
 
 
-class Pauses:
-    """Stands in for the module `time` in Flower's loops: a wait costs a fraction of itself, not whole seconds.
-
-    Rounds repeat, so the first pause of a wait is most of what the last wait of its kind took. Those after it start
-    short and grow to Flower's. With `wake`, the end of a pipe, a pause ends when something is written to the other.
-    """
-
-    def __init__(self, wake: int | None = None) -> None:
-        self.wake = wake
-        self._asked, self._since, self._pause = 0.0, 0.0, FIRST
-        self._took: dict[float, float] = {}  # seconds asked for → what the last wait took
+class Clock:
+    """Stands in for the module `time` in a loop of Flower's, with shorter pauses."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
 
-    def restart(self) -> None:
-        """Something happened: the wait is over."""
-        if self._asked:
-            self._took[self._asked] = time.monotonic() - self._since
-        self._asked = 0.0
+
+class Pauses(Clock):
+    """A node's pauses: for a message until one is likely, and for the reply of its client until it is there."""
+
+    def __init__(self) -> None:
+        self._messages, self._reply = Guess(FIRST, GROWTH), threading.Event()
+        self._at_work = False
 
     def sleep(self, seconds: float) -> None:
-        """Sleep less than `seconds` at first; another number of seconds is another wait."""
-        if seconds != self._asked:
-            self.restart()
-            self._asked, self._since, self._pause = seconds, time.monotonic(), FIRST
-            expected = EARLY * self._took.get(seconds, 0.0)
-            if expected > FIRST:
-                return self._rest(min(expected, seconds))
-        self._rest(min(self._pause, seconds))
-        self._pause = min(self._pause * GROWTH, seconds)
+        """At most `seconds`."""
+        if self._at_work:
+            self._reply.wait(seconds)
+            self._reply.clear()
+        else:
+            time.sleep(self._messages.again(seconds))
 
-    def _rest(self, seconds: float) -> None:
-        if self.wake is None:
-            time.sleep(seconds)
-        elif select.select([self.wake], [], [], seconds)[0]:
+    def before(self) -> None:
+        """The node is about to ask for a message: not yet, if it has just answered one."""
+        if self._at_work:
+            time.sleep(self._messages.begin(MOST))
+        self._at_work = False
+
+    def found(self) -> None:
+        """There was a message."""
+        self._messages.found()
+        self._at_work = True
+
+    def after(self, put: Callable[..., None]) -> Callable[..., None]:
+        """Flower's method that stores a part of a reply: then the pause is over."""
+
+        def store(*given: Any, **named: Any) -> None:
+            put(*given, **named)
+            self._reply.set()
+
+        return store
+
+
+class Woken(Clock):
+    """A worker's pauses, which end when its node writes to the other end of this pipe."""
+
+    def __init__(self, wake: int) -> None:
+        self.wake = wake
+
+    def sleep(self, seconds: float) -> None:
+        """At most `seconds`."""
+        if select.select([self.wake], [], [], seconds)[0]:
             os.read(self.wake, 4096)
-            self._pause = FIRST
 
 
 def worker(command: Sequence[str]) -> list[str]:
@@ -108,9 +125,10 @@ class Wake:
         """Flower's function that looks for a message, which returns a run if there was one: then wake the worker."""
 
         def look(**given: Any) -> int | None:
+            pauses.before()
             run = receive(**given)
             if run is not None:
-                pauses.restart()
+                pauses.found()
                 with contextlib.suppress(BlockingIOError):  # it has not even read the last 64 thousand
                     os.write(self._mine, b"!")
             return run
@@ -121,6 +139,8 @@ class Wake:
 def main(arguments: Sequence[str]) -> None:
     """Run a node with the arguments of `flower-supernode`."""
     try:
+        from flwr.supercore.inflatable.inflatable_utils import pull_objects
+        from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
         from flwr.supernode import start_client_internal as loop
         from flwr.supernode.cli import flower_supernode
     except ImportError:
@@ -128,8 +148,14 @@ def main(arguments: Sequence[str]) -> None:
     sys.argv = ["flower-supernode", *arguments]
     if os.environ.get(SWITCH, "1") != "0" and sys.platform == "linux":  # elsewhere a fork of a loaded torch is not safe
         wake, pauses = Wake(), Pauses()
-        look = wake.after(loop._pull_and_store_message, pauses)
-        vars(loop).update(time=pauses, subprocess=SimpleNamespace(Popen=wake.launch), _pull_and_store_message=look)
+        vars(loop).update(
+            time=pauses,
+            subprocess=SimpleNamespace(Popen=wake.launch),
+            pull_objects=partial(pull_objects, initial_backoff=AGAIN),
+            _pull_and_store_message=wake.after(loop._pull_and_store_message, pauses),
+        )
+        store: Any = InMemoryObjectStore
+        store.put = pauses.after(store.put)
     flower_supernode()
 
 

@@ -33,7 +33,7 @@ from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 import kairosfl
-from kairosfl.engines.flower.node import WAKE, Pauses
+from kairosfl.engines.flower.node import WAKE, Woken
 
 PRELOAD = "KAIROSFL_PRELOAD"  # modules that the operator wants to be imported in advance, such as torchvision
 NAME = "flwr-clientapp"
@@ -43,15 +43,15 @@ OFTEN = 1.0  # seconds between two looks at the installed packages
 class Forks(SubprocessExecutor):
     """Starts a client's app as a fork of this process, and other tasks as Flower does."""
 
-    def __init__(self, pauses: Pauses) -> None:
-        self._pauses, self._installed, self._next = pauses, installed(), 0.0
+    def __init__(self, wake: int | None = None) -> None:
+        """`wake` is the worker's end of a pipe, which a fork closes."""
+        self._wake, self._installed, self._next = wake, installed(), 0.0
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         """Start a task."""
-        self._pauses.restart()
         if spec.task_type != TaskType.CLIENT_APP:
             return super().launch(spec)
-        get_context("fork").Process(target=_serve, args=(spec, self._pauses.wake), name=NAME).start()
+        get_context("fork").Process(target=_serve, args=(spec, self._wake), name=NAME).start()
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
@@ -107,9 +107,8 @@ def main() -> None:
     for name in ("kairosfl.engines.flower.client", *filter(None, os.environ.get(PRELOAD, "").split(","))):
         importlib.import_module(name)
     gc.freeze()  # the collector of a fork would copy every page that it looks at
-    wake = os.environ.pop(WAKE, None)
-    pauses = Pauses(int(wake) if wake else None)
-    vars(loop).update(time=pauses, get_executor=lambda *_, **__: Forks(pauses))
+    wake = int(os.environ.pop(WAKE))
+    vars(loop).update(time=Woken(wake), get_executor=lambda *_, **__: Forks(wake))
     flower_superexec()
 
 

@@ -11,45 +11,19 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
 
-import httpx
-from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from kairosfl.engines.flower.mail import answers, push, with_retries
 from kairosfl.engines.flower.wire import NUMBERS
 from kairosfl.errors import UserError, first_line
 
 PATIENCE = 120.0  # seconds after which a node that has not said which clients it serves is asked again
 PAUSE = 2.0  # seconds between two polls of the nodes that are online
-TROUBLE = 120.0  # seconds that the SuperLink may fail before the server gives up
 MOST_IDS = 10_000  # the most clients that one node may claim
-
-# Flower's error codes. Only code 2, an exception, has a message with more detail.
-KINDS = {
-    1: "its app could not be loaded",
-    2: "it raised",
-    3: "its message was lost",
-    4: "its answer was lost",
-    5: "its node went offline",
-    7: "it rejected the app",
-    8: "its process died",
-}
-DROPPED = (KINDS[3], KINDS[4])  # what Flower also reports for a message whose time is up
-
-
-def explain(error: Error) -> str:
-    """A Flower error in one line."""
-    words = KINDS.get(error.code, f"it failed with code {error.code}")
-    return clean(f"{words} {error.reason}" if error.code == 2 else words)
-
-
-def clean(text: str) -> str:
-    """Text from a client as one short line, so that it cannot forge a line of the log."""
-    line = "".join(letter if letter.isprintable() else " " for letter in text)
-    return line if len(line) <= 200 else line[:199] + "…"
 
 
 def fingerprint(key: bytes) -> str:
@@ -167,11 +141,8 @@ class NodeRegistry:
             (sent,) = push(self.grid, [question])
             if sent:
                 self._asked[sent] = node
-        for sent, node in list(self._asked.items()):
-            reply = pull(self.grid, sent)
-            if reply is None:
-                continue
-            del self._asked[sent]
+        for sent, reply in answers(self.grid, self._asked):
+            node = self._asked.pop(sent)
             ids = claimed_ids(reply.content) if isinstance(reply, Message) else None
             if ids is not None:
                 self.assign(node, ids)
@@ -189,38 +160,6 @@ class NodeRegistry:
     def _log_all(self, lines: list[str]) -> None:
         for line in lines:
             self._log(line)
-
-
-T = TypeVar("T")
-
-
-def with_retries(call: Callable[[], T]) -> T:
-    """Retry a call to the SuperLink if it fails: under load its database is sometimes locked."""
-    until = time.monotonic() + TROUBLE
-    while True:
-        try:
-            return call()
-        except httpx.HTTPError as error:
-            refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
-            if refused or time.monotonic() > until:
-                raise
-            time.sleep(PAUSE)
-
-
-def push(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
-    """Send messages in one request; return their ids, None for those that were not accepted."""
-    return list(with_retries(lambda: grid.push_messages(messages))) or [None] * len(messages)
-
-
-def pull(grid: Grid, sent: str) -> Message | str | None:
-    """The answer to a message, or the reason why there is none; None while nothing has arrived."""
-    try:
-        reply = next(iter(with_retries(lambda: grid.pull_messages([sent]))), None)
-    except httpx.HTTPError:
-        raise
-    except Exception as error:  # whatever bytes a client sends may only cost its own report
-        return f"its answer cannot be read ({type(error).__name__})"
-    return explain(reply.error) if reply is not None and reply.has_error() else reply
 
 
 def claimed_ids(content: RecordDict) -> list[int] | None:

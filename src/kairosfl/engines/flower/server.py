@@ -23,7 +23,9 @@ from kairosfl.core.fields import Brief, Briefs, Report, Reports
 from kairosfl.engines.evaluate import Evaluator
 from kairosfl.engines.flower import enrol
 from kairosfl.engines.flower.checks import Trust, check
-from kairosfl.engines.flower.roster import DROPPED, NodeRegistry, Roster, claimed_ids, clean, pull, push
+from kairosfl.engines.flower.mail import DROPPED, answers, clean, push
+from kairosfl.engines.flower.pauses import Guess
+from kairosfl.engines.flower.roster import NodeRegistry, Roster, claimed_ids
 from kairosfl.engines.flower.status import Board
 from kairosfl.engines.flower.updates import Updates
 from kairosfl.engines.flower.wire import SMALL, Malformed, Packing, brief_record, read_report
@@ -32,7 +34,7 @@ from kairosfl.tasks.task import Task
 from kairosfl.tasks.vector import base, trained
 
 POLL = (0.05, 1.0)  # seconds between two polls for answers: at first, and at most
-EARLY = 0.8  # of the time until the last round's first answer, to wait for the first answer of this one
+GROWTH = 1.5  # of the pause after a poll without an answer
 BATCH = 32  # small briefs in one request
 
 
@@ -95,7 +97,7 @@ class Flower(Evaluator):
         self._updates: Updates | None = None
         self._board, self._wanted = Board(folder), enrol.wanted(self.task)
         self._checked: set[int] = set()  # nodes whose task is known to be the server's
-        self._first = 0.0  # seconds until the first answer of the last round
+        self._first = Guess(POLL[0], GROWTH)  # when the first answer of a round is likely
         self._registry = NodeRegistry(grid, self.roster, log, settings.deadline)
 
     def start(self) -> Tensor:
@@ -116,24 +118,21 @@ class Flower(Evaluator):
             self._updates.release()  # those of the last round, to which its record still refers
         updates = self._updates = Updates(briefs, self.folder, self.settings.on_disk)
         in_flight, failed = self._push(orders)
-        sent_all = len(in_flight)
         updates.release()
         self._board.begin(needed, self.settings.deadline, failed)
         began = time.monotonic()
         until = began + self.settings.deadline
         good: dict[int, Report] = {}
-        pause = POLL[0]
         late = f"no answer in {self.settings.deadline:g} s"
-        time.sleep(min(EARLY * self._first, POLL[1]) if in_flight else 0.0)
+        likely = self._first
+        time.sleep(likely.begin(POLL[1]) if in_flight else 0.0)
         while in_flight and len(good) < needed and time.monotonic() < until:
             before = len(in_flight)
-            for sent, (client, node, due) in list(in_flight.items()):
-                outcome = self._outcome(sent, node, orders[client], updates[row[client]])
-                if outcome is None:
-                    continue
-                if len(in_flight) == sent_all:
-                    self._first = time.monotonic() - began
-                del in_flight[sent]
+            for sent, reply in answers(self.grid, in_flight):
+                client, node, due = in_flight.pop(sent)
+                outcome = self._outcome(reply, node, orders[client], updates[row[client]])
+                likely.found()
+                likely = Guess(POLL[0], GROWTH)  # the others are near
                 updates.release()
                 if isinstance(outcome, str):
                     overdue = outcome in DROPPED and time.monotonic() >= due
@@ -145,8 +144,7 @@ class Flower(Evaluator):
                 if len(good) == needed:
                     break
             if len(in_flight) == before:
-                time.sleep(pause)
-            pause = POLL[0] if len(in_flight) < before else min(1.5 * pause, POLL[1])
+                time.sleep(likely.again(POLL[1]))
             self._registry.poll()
         why = "the round ended without it" if len(good) == needed else late
         failed |= {client: why for client, *_ in in_flight.values()}
@@ -196,10 +194,9 @@ class Flower(Evaluator):
         group = str(brief.round + 1)
         return Message(record, node, MessageType.TRAIN, ttl=self.settings.deadline, group_id=group)
 
-    def _outcome(self, sent: str, node: int, brief: Brief, out: Tensor) -> Report | str | None:
-        """The accepted report, with its update in `out`, or why there is none; None while no answer has arrived."""
-        reply = pull(self.grid, sent)
-        if not isinstance(reply, Message):
+    def _outcome(self, reply: Message | str, node: int, brief: Brief, out: Tensor) -> Report | str:
+        """The accepted report, with its update in `out`, or why there is none."""
+        if isinstance(reply, str):
             return reply
         served = claimed_ids(reply.content)
         if served is not None:
@@ -209,7 +206,7 @@ class Flower(Evaluator):
             report, round = read_report(reply.content, self.settings.packing, out)
         except Malformed as reason:
             return clean(str(reason))
-        except Exception as error:  # as in `pull`: a client may send anything
+        except Exception as error:  # a client may send anything
             return f"its answer cannot be read ({type(error).__name__})"
         return check(report, round, brief, self.settings.trust)
 

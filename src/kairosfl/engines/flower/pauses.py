@@ -1,0 +1,43 @@
+"""When to look for something that a look cannot wait for, but that comes again and again, such as the next round."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+AGAIN = 0.1  # seconds until Flower looks again for a part of a message that is still being sent, at first
+SOONER = 0.8  # of the time until the first look, after it turned out that what was looked for was already there
+WAITS = 4  # the last ones, of which the shortest counts
+
+
+class Guess:
+    """Nobody looks before the shortest of the last waits is over; then looks are frequent, and less and less so.
+
+    The shortest, since waits depend on one another: a node that is late makes the others wait. A wait counts as long as
+    its last look in vain. If there was none, it was shorter than the time until the first look, nobody knows by how
+    much, so that the next one is sooner.
+    """
+
+    def __init__(self, first: float, growth: float) -> None:
+        """`first` is the shortest pause between two looks in seconds, and each is `growth` times the last."""
+        self.first, self.growth = first, growth
+        self._waits: deque[float] = deque(maxlen=WAITS)
+        self._began = self._vain = self._until = 0.0
+        self._pause = first
+
+    def begin(self, most: float) -> float:
+        """A wait begins. Seconds until the first look, at most `most`."""
+        shortest = min(self._waits) if len(self._waits) > 1 else 0.0
+        self._until = min(shortest, most) if shortest > self.first else 0.0
+        self._began, self._vain, self._pause = time.monotonic(), 0.0, self.first
+        return self._until
+
+    def again(self, most: float) -> float:
+        """The look was in vain. Seconds until the next one, at most `most`."""
+        self._vain = time.monotonic() - self._began
+        pause, self._pause = min(self._pause, most), self._pause * self.growth
+        return pause
+
+    def found(self) -> None:
+        """The look was not in vain."""
+        self._waits.append(self._vain or SOONER * self._until)
