@@ -5,8 +5,9 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 BIN := .venv/bin
 
 WORKERS ?= auto
+GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: demo test test-slow test-kernels test-deploy test-notebooks test-extended zoo lint docs notebooks results dist bench bench-peers clean
+.PHONY: demo test test-slow test-kernels test-deploy test-notebooks test-extended zoo lint docs notebooks results dist bench bench-peers bench-gpu-peers clean
 
 demo: .venv/ready
 	$(BIN)/kairosfl demo
@@ -54,6 +55,10 @@ bench: .venv/ready
 
 bench-peers: .venv/ready
 	$(BIN)/python benchmarks/peers/run.py
+
+bench-gpu-peers:  # pfl's CIFAR-10 workload on a GPU, with and without privacy; needs a torch for it, and pfl on PYTHONPATH
+	$(GPU_PYTHON) benchmarks/against_pfl.py --device cuda
+	$(GPU_PYTHON) benchmarks/against_pfl.py --device cuda --setting private
 
 lint: .venv/ready
 	$(BIN)/ruff check .
