@@ -339,3 +339,14 @@ def test_two_processes_do_not_write_into_one_folder(tmp_path, monkeypatch):
     with lock(tmp_path / "run"):
         refused(call("resume", "run"), "Another process is using run;")
     assert "after 3 rounds" in call("resume", "run", "-q").stdout
+
+
+def test_compare_says_where_its_target_comes_from(tmp_path):
+    for algorithm in ("fedavg", "fedprox"):
+        assert call("run", *SMALL, "--set", f"algorithm={algorithm}", "--out", tmp_path / algorithm).exit_code == 0
+    words = (
+        "Target: what fedavg, the baseline, reaches in the final 10 % of its rounds, rounded; --target sets another."
+    )
+    assert words in call("compare", tmp_path / "fedavg", tmp_path / "fedprox").stdout
+    assert "Target" not in call("compare", tmp_path / "fedavg", tmp_path / "fedprox", "--target", "0.5").stdout
+    assert "Target" not in call("compare", tmp_path / "fedavg").stdout

@@ -32,8 +32,12 @@ def width() -> int | None:
 
 def print_comparison(found: Comparison, columns: Sequence[str] | None = None) -> None:
     """The table of results and the notes on its rows; what is damaged goes to standard error."""
+    from kairosfl.report.verdict import target_words
+
     rows = found.table(columns)
     print_rows(rows, first_out=[list(rows[0])[place] for place in _COMPARED] if columns is None else ())
+    if columns is None and not found.given and len(rows) > 1:
+        typer.echo(f"Target: {target_words(found.rows, found.target, given=False)}; --target sets another.")
     for note in found.notes():
         typer.echo(note)
     for sentence in found.damaged:

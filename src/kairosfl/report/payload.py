@@ -15,6 +15,7 @@ from kairosfl.report.parts import EXTRA, versus
 from kairosfl.report.pictures import BAND, CRITICAL, HeatMap, Lines, Picture, Series, letter
 from kairosfl.report.read import Group, RunData
 from kairosfl.report.tables import Row, against, by_problem, scored
+from kairosfl.report.verdict import target_words
 
 DIGITS = 5  # significant ones: more than a screen shows
 # Evaluated rounds above which noise hides the curves: they are smoothed initially, with the raw ones faintly behind.
@@ -45,25 +46,12 @@ def payload(
         "varied": varied,
         "baselines": baselines,
         "versus": _versus(groups, rows, baselines),
-        "words": {"band": BAND, "critical": CRITICAL, "target": _target_words(rows, target, given)},
+        "words": {"band": BAND, "critical": CRITICAL, "target": target_words(rows, target, given)},
         "target": target if math.isfinite(target) else None,
         "metric": {"scale": score.scale, "sign": score.sign, "words": score.words, "percent": score.percent},
         "smooth": 11 if max(len(scored(run)[0]) for group in groups for run in group.runs) > MANY else 1,
         "extra": [*EXTRA, *(() if any(row.worst_clients.count for row in rows) else ("worst clients",))],
     }
-
-
-def _target_words(rows: Sequence[Row], target: float, given: bool) -> str:
-    """Where the target comes from."""
-    if given:
-        return "as given"
-    if len(rows) == 1:
-        return "what it reaches in the final 10 % of its rounds, rounded" if math.isfinite(target) else "none yet"
-    names = [row.label for row in rows if row.baseline]
-    if not math.isfinite(target):
-        return f"none yet: {names[0]}, the baseline, has no final result"
-    whose = f"{names[0]}, the baseline," if len(names) == 1 else "the worst of the baselines"
-    return f"what {whose} reaches in the final 10 % of its rounds, rounded"
 
 
 def _versus(

@@ -362,6 +362,7 @@ class Comparison:
 
     rows: list[Row]
     target: float
+    given: bool  # the target, by the user
     damaged: list[str]
 
     def table(self, columns: Sequence[str] | None = None) -> list[dict[str, str]]:
@@ -382,8 +383,8 @@ class Comparison:
 def compare(dirs: Sequence[Path], target: float | None = None) -> Comparison:
     """The results of the runs in these folders."""
     study = read_study(dirs)
-    target = chosen_target(study.groups, target)
-    return Comparison(results(study.groups, target), target, study.damaged)
+    aim = chosen_target(study.groups, target)
+    return Comparison(results(study.groups, aim), aim, target is not None, study.damaged)
 
 
 def _best(run: RunData) -> float:

@@ -95,3 +95,16 @@ def _trust(pair: Pair | None) -> str:
     if pair.adjusted < 0.05:
         return f" ({escape(test)})."
     return f"; the difference is not statistically significant ({escape(test)})."
+
+
+def target_words(rows: Sequence[Row], target: float, given: bool) -> str:
+    """Where the target comes from."""
+    if given:
+        return "as given"
+    if len(rows) == 1:
+        return "what it reaches in the final 10 % of its rounds, rounded" if math.isfinite(target) else "none yet"
+    names = [row.label for row in rows if row.baseline]
+    if not math.isfinite(target):
+        return f"none yet: {names[0]}, the baseline, has no final result"
+    whose = f"{names[0]}, the baseline," if len(names) == 1 else "the worst of the baselines"
+    return f"what {whose} reaches in the final 10 % of its rounds, rounded"
