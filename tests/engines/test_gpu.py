@@ -484,3 +484,10 @@ def test_privacy_clips_and_adds_noise_on_the_device() -> None:
     assert float(received.delta.norm(dim=1).max()) <= 1 + 1e-5
     assert float((direction - received.delta.sum(0) / 3).std()) == pytest.approx(1 / 3, rel=0.05)
     assert torch.equal(direction, rule.combine(run.x, memory, replace(now, reports=received)))
+
+
+def test_memory_that_is_free_or_held_without_use() -> None:
+    device, held = torch.device("cuda"), torch.empty(1 << 20, device="cuda")
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    assert memory.available(device) == torch.cuda.mem_get_info(device)[0] + unused
+    assert torch.cuda.memory_allocated(device) >= held.nbytes
