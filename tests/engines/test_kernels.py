@@ -205,16 +205,16 @@ def test_dropout_keeps_what_plain_operations_keep(p: float) -> None:
 
 
 class Tied(nn.Module):
-    """Two convolutions with one bias, of which a GroupNorm follows the first alone."""
+    """Two convolutions with one bias, of which a GroupNorm follows the second alone."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.norm, self.two = nn.Conv2d(3, 16, 1, 2), nn.GroupNorm(4, 16), nn.Conv2d(16, 16, 1)
+        self.one, self.two, self.norm = nn.Conv2d(3, 16, 1, 2), nn.Conv2d(16, 16, 1), nn.GroupNorm(4, 16)
         self.two.bias = self.one.bias
         self.out = nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.two(self.norm(self.one(x))).mean((2, 3)))
+        return self.out(self.norm(self.two(self.one(x))).relu().mean((2, 3)))
 
 
 MODELS = {
@@ -280,7 +280,9 @@ def test_the_engine_with_kernels_is_the_engine_without(
     modules["update"] = optimiser
     for user in (ways, layers, update):
         monkeypatch.setattr(user, "kernels", lambda name, tensor: modules[name])
-    found = Batched(task, deterministic=True, slots=3).train(briefs)  # which measures nothing
+    engine = Batched(task, deterministic=True, slots=3)  # which measures nothing
+    assert engine.why == "stacked layer by layer"  # the trial step found nothing wrong
+    found = engine.train(briefs)
     close(found.delta, plain.delta.double())
     torch.testing.assert_close(found.grad_sq, plain.grad_sq, rtol=1e-5, atol=0)
     torch.testing.assert_close(found.loss, plain.loss, rtol=1e-5, atol=0)
