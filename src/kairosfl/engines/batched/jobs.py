@@ -41,11 +41,11 @@ class Ticket:
     delta: Tensor  # [m, d], filled as clients finish
     left: int  # clients that have not finished
     jobs: list[Job] = field(default_factory=list)  # until all have finished
-    n: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # [m] samples
-    reals: Tensor = field(default_factory=lambda: torch.empty(0))  # [m, reals], on the engine's device as the next two
-    sums: Tensor = field(default_factory=lambda: torch.empty(0))  # [m, sums] float64
-    wholes: Tensor = field(default_factory=lambda: torch.empty(0))  # [m, wholes] int64
-    order: Tensor = field(default_factory=lambda: torch.empty(0))  # [m, longest]: samples of all epochs, one by one
+    n: Tensor = field(init=False)  # [m] samples
+    reals: Tensor = field(init=False)  # [m, reals], on the engine's device as the next two
+    sums: Tensor = field(init=False)  # [m, sums] float64
+    wholes: Tensor = field(init=False)  # [m, wholes] int64
+    order: Tensor = field(init=False)  # [m, longest]: samples of all epochs, one by one
     scores: dict[str, Tensor] = field(default_factory=dict)  # [m] float64
     fishers: list[Fisher] = field(default_factory=list)  # of each client, if requested
     ready: torch.cuda.Event | None = None  # recorded when the device has filled all this
@@ -143,7 +143,9 @@ def _order(briefs: Briefs, mine: list[np.ndarray], ends: list[int], epochs: list
     for row, client, samples, end, times in zip(order, briefs.ids.tolist(), mine, ends, epochs, strict=True):
         draw = streams(briefs.seed, "batches", briefs.round, client)
         for begin in range(0, end * times, end):
-            row[begin : begin + end] = draw.permutation(samples)[:end]
+            mixed = samples.copy()
+            draw.shuffle(mixed)
+            row[begin : begin + end] = mixed[:end]
     return order
 
 
