@@ -11,6 +11,7 @@ import pytest
 import test_frozen as frozen
 import test_lifted as lifted
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from kairosfl.client.local import hidden
@@ -373,7 +374,10 @@ def separable() -> nn.Module:
         nn.GroupNorm(4, 16),
         nn.SiLU(inplace=True),
         nn.Conv2d(16, 16, 3, 2, 2, dilation=2, groups=16, bias=False),
-        nn.Conv2d(16, 24, 1),
+        nn.Conv2d(16, 32, 1),
+        nn.GroupNorm(8, 32),
+        nn.GELU(),
+        nn.Conv2d(32, 24, 1),
         nn.GELU(),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
@@ -400,6 +404,31 @@ def test_models_with_parameters_outside_layers_take_a_step_as_in_float64(name: s
         assert engine.why.startswith("stacked layer by layer" if name == "separable" else lifted.WHY), engine.why
         found = engine.train(replace(briefs, start=task.start().cuda()))
         assert distance(found.delta, wanted.delta) <= bound, precision
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", ["", "relu", "silu", "gelu"])
+def test_group_norm_kernels_are_pytorchs(activation: str, dtype: torch.dtype) -> None:
+    clients, channels, groups = 12, 64, 8
+    torch.manual_seed(0)
+    x, dy = (
+        torch.randn(60, channels, 17, 16, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last)
+        for _ in range(2)
+    )
+    w, b = torch.randn(clients, 1000, device="cuda")[:, : 2 * channels].split(channels, 1)
+    exact = [each.double().requires_grad_() for each in (x, w, b)]
+    parts = zip(*(each.chunk(clients) for each in exact), strict=True)
+    y = torch.cat([F.group_norm(images, groups, scale[0], shift[0]) for images, scale, shift in parts])
+    y = getattr(F, activation)(y) if activation else y
+    wanted = torch.autograd.grad(y, exact, dy.double())
+    bias = wanted[0].unflatten(0, (clients, -1)).sum((1, 3, 4))
+    module = fast.kernels("norm", x)
+    found, stats = module.forward(x, w, b, groups, 1e-5, activation)
+    dx, slopes = module.backward(x, dy, stats, w, b, groups, activation)
+    assert distance(found, y) <= (1e-5 if dtype == torch.float32 else 0.01)
+    assert distance(dx, wanted[0]) <= (1e-5 if dtype == torch.float32 else 0.01)
+    for mine, right in zip(slopes.unbind(1), (*wanted[1:], bias), strict=True):
+        assert distance(mine, right) <= 1e-4  # sums in float32 of what the kernel read
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -455,3 +484,10 @@ def test_privacy_clips_and_adds_noise_on_the_device() -> None:
     assert float(received.delta.norm(dim=1).max()) <= 1 + 1e-5
     assert float((direction - received.delta.sum(0) / 3).std()) == pytest.approx(1 / 3, rel=0.05)
     assert torch.equal(direction, rule.combine(run.x, memory, replace(now, reports=received)))
+
+
+def test_memory_that_is_free_or_held_without_use() -> None:
+    device, held = torch.device("cuda"), torch.empty(1 << 20, device="cuda")
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    assert memory.available(device) == torch.cuda.mem_get_info(device)[0] + unused
+    assert torch.cuda.memory_allocated(device) >= held.nbytes

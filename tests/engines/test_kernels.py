@@ -116,6 +116,33 @@ def test_depthwise_convolutions_there_and_back(
             close(mine, right.double())
 
 
+@pytest.mark.parametrize("activation", ["", "relu", "silu", "gelu"])
+@pytest.mark.parametrize(
+    ("channels", "groups", "sides"),
+    [(16, 4, (15, 20)), (32, 1, (7, 5)), (64, 64, (9, 8)), (64, 8, (1, 1)), (1024, 8, (3, 3))],
+)
+def test_group_norms_and_what_follows_there_and_back(channels: int, groups: int, sides: Pair, activation: str) -> None:
+    torch.manual_seed(0)
+    x = (3 * torch.randn(CLIENTS * BATCH, channels, *sides) + 1).contiguous(memory_format=torch.channels_last)
+    w, b = torch.randn(CLIENTS, 32 + 2 * channels)[:, 32:].split(channels, 1)  # lie in strides
+    dy = torch.randn(x.shape).contiguous(memory_format=torch.channels_last)
+    exact = [each.double().requires_grad_() for each in (x, w, b)]
+    parts = zip(*(each.chunk(CLIENTS) for each in exact), strict=True)
+    y = torch.cat([F.group_norm(images, groups, scale[0], shift[0]) for images, scale, shift in parts])
+    y = getattr(F, activation)(y) if activation else y
+    dx, dw, db = torch.autograd.grad(y, exact, dy.double())
+    found, stats = norm.forward(x, w, b, groups, 1e-5, activation)
+    close(found, y.detach())
+    inward, slopes = norm.backward(x, dy, stats, w, b, groups, activation)
+    # Where only rounding is left of the sum, as in groups of one channel or pixel, it is compared with its terms.
+    largest = float(dx.norm()) + 1e-4 * float(dw.norm())
+    assert float((inward - dx).norm()) <= 1e-6 * largest
+    close(slopes[:, 0], dw)
+    close(slopes[:, 1], db)
+    bias = dx.unflatten(0, (CLIENTS, -1)).sum((1, 3, 4))
+    assert float((slopes[:, 2] - bias).norm()) <= 1e-5 * largest
+
+
 @pytest.mark.parametrize("quicker", [True, False])
 @pytest.mark.parametrize("biased", [True, False])
 def test_linear_layers_forward_by_the_quicker_way(quicker: bool, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +204,19 @@ def test_dropout_keeps_what_plain_operations_keep(p: float) -> None:
     torch.testing.assert_close(dropout.drop(x, seeds, p), torch.where(stays, x / max(1 - p, 1e-9), 0.0))
 
 
+class Tied(nn.Module):
+    """Two convolutions with one bias, of which a GroupNorm follows the second alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.norm = nn.Conv2d(3, 16, 1, 2), nn.Conv2d(16, 16, 1), nn.GroupNorm(4, 16)
+        self.two.bias = self.one.bias
+        self.out = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(self.two(self.one(x))).relu().mean((2, 3)))
+
+
 MODELS = {
     "tiny": lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 4)),
     "small": lambda: nn.Sequential(nn.Flatten(), *(nn.Linear(48, 48) for _ in range(3)), nn.Linear(48, 4, bias=False)),
@@ -192,6 +232,20 @@ MODELS = {
         nn.Dropout(0.3),
         nn.Linear(32, 4),
     ),
+    "activated": lambda: nn.Sequential(
+        nn.Conv2d(3, 16, 3, 2, 1),
+        nn.GroupNorm(4, 16),
+        nn.SiLU(inplace=True),
+        nn.Conv2d(16, 16, 3, padding=1, groups=16),
+        nn.GroupNorm(8, 16),
+        nn.GELU(),
+        nn.SiLU(),
+        nn.Conv2d(16, 16, 1),
+        nn.GroupNorm(2, 16),
+        nn.Flatten(),
+        nn.Linear(64, 4),
+    ),
+    "tied": Tied,
     "pooled": lambda: nn.Sequential(
         nn.Conv2d(3, 16, (3, 2)), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 4)
     ),
@@ -222,10 +276,13 @@ def test_the_engine_with_kernels_is_the_engine_without(
         **numbers,
     )
     plain = Batched(task).train(briefs)
-    modules = {"conv": conv, "dropout": dropout, "linear": linear, "norm": norm, "pool": pool, "update": optimiser}
+    modules = {"conv": conv, "depthwise": depthwise, "dropout": dropout, "linear": linear, "norm": norm, "pool": pool}
+    modules["update"] = optimiser
     for user in (ways, layers, update):
         monkeypatch.setattr(user, "kernels", lambda name, tensor: modules[name])
-    found = Batched(task, deterministic=True, slots=3).train(briefs)  # which measures nothing
+    engine = Batched(task, deterministic=True, slots=3)  # which measures nothing
+    assert engine.why == "stacked layer by layer"  # the trial step found nothing wrong
+    found = engine.train(briefs)
     close(found.delta, plain.delta.double())
     torch.testing.assert_close(found.grad_sq, plain.grad_sq, rtol=1e-5, atol=0)
     torch.testing.assert_close(found.loss, plain.loss, rtol=1e-5, atol=0)

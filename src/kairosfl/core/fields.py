@@ -125,7 +125,7 @@ class Cohort:
         ids: Tensor
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return self.ids.shape[0]
 
     def take(self, rows: Tensor) -> Self:
         """The same record for some of the clients, by their row numbers."""

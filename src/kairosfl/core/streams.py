@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -41,10 +42,12 @@ class Streams:
 
     def __init__(self) -> None:
         self._source = np.random.Philox(key=0)
-        self._generator, self._fresh = np.random.Generator(self._source), self._source.state
+        self._generator = np.random.Generator(self._source)
+        self._fresh = cast(Any, self._source.state)
+        self._fresh["state"]["counter"] = self._fresh["buffer"] = (0,) * 4  # quicker to read than arrays
 
     def __call__(self, seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
         bits = key(seed, purpose, round, client)
-        self._fresh["state"]["key"][:] = bits & (2**64 - 1), bits >> 64
+        self._fresh["state"]["key"] = bits & (2**64 - 1), bits >> 64
         self._source.state = self._fresh
         return self._generator

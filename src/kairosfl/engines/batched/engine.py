@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kairosfl.client.trainer import Trainer
 from kairosfl.core.fields import AFTER, BEFORE, FISHER, FISHER_SAMPLED, Briefs, Reports
+from kairosfl.core.streams import Streams
 from kairosfl.engines.batched.captured import capture, end_capture
 from kairosfl.engines.batched.evaluator import GraphEvaluator, plain, single
 from kairosfl.engines.batched.graphs import Steps
@@ -79,6 +80,7 @@ class Batched(Evaluator):
         self._limit = slots or (FIXED_SLOTS if deterministic else None)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._alike = {task}
+        self._streams = Streams()
         self._steps: Steps | None = None
         self._slots: Slots | None = None
         self._waiting: deque[Job] = deque()
@@ -172,7 +174,7 @@ class Batched(Evaluator):
             if self._stream is not None:
                 self._stream.wait_stream(torch.cuda.current_stream(self.device))
             with self._working():
-                ticket.prepare(self.trainer.w.dtype, self.device, self._work.stack.drops)
+                ticket.prepare(self.trainer.w.dtype, self.device, self._work.stack.drops, self._streams)
                 self._measure(ticket)
             self._waiting.extend(sorted(ticket.jobs, key=lambda job: -job.total))
         if not ticket.jobs:
@@ -184,10 +186,10 @@ class Batched(Evaluator):
 
         Some work stays queued on the device for the time until the caller returns.
         """
-        while not self._done or self._idles():
-            if not self._training():
-                raise UserError("no cohort is in training: submit one before collecting.")
-            with self._working():
+        with self._working():
+            while not self._done or self._idles():
+                if not self._training():
+                    raise UserError("no cohort is in training: submit one before collecting.")
                 self._advance()
         ticket = self._done.popleft()
         if ticket.ready is not None:

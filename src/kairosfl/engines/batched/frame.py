@@ -38,6 +38,7 @@ class Frame:
         self.features: Tensor | None = None
         self.tape = torch.empty(0)
         self.held: dict[int, Tensor] = {}  # leaves that a pass shares between its uses of a tensor
+        self.written: set[int | None] = set()  # biases whose gradient the layer after theirs has written
         self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # of the backward pass
         self._leaves: list[tuple[int, Tensor]] = []
 
@@ -51,7 +52,7 @@ class Frame:
         """Begin a pass with these weights; with `gradients` it can be differentiated."""
         self.rows, self.gradients, self.keys, self.features = rows, gradients, keys, None
         self.optimiser = optimiser
-        self._leaves, self.held = [], {}
+        self._leaves, self.held, self.written = [], {}, set()
         if gradients is None:
             return
         if not self.tape.requires_grad or self.tape.device != rows.device:

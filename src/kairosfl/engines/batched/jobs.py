@@ -18,8 +18,18 @@ from kairosfl.client.trainer import Fisher
 from kairosfl.core.fields import Briefs, Reports, reals
 from kairosfl.core.streams import Streams, key
 from kairosfl.engines.batched.rows import RowLayout
-from kairosfl.engines.batched.state import Kind, Sum, Whole, upload
+from kairosfl.engines.batched.state import Kind, Real, Sum, Whole, upload
 from kairosfl.tasks.task import Task
+
+# Flags of a kind that say whether a real number of the brief is not zero.
+NONZERO = {
+    "decay": Real.weight_decay,
+    "pull": Real.pull,
+    "momentum": Real.momentum,
+    "contrast": Real.contrast,
+    "sam": Real.radius,
+    "mislabel": Real.label_noise,
+}
 
 
 @dataclass(eq=False)
@@ -31,11 +41,11 @@ class Ticket:
     delta: Tensor  # [m, d], filled as clients finish
     left: int  # clients that have not finished
     jobs: list[Job] = field(default_factory=list)  # until all have finished
-    n: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # [m] samples
-    reals: Tensor = field(default_factory=lambda: torch.empty(0))  # [m, reals], on the engine's device as the next two
-    sums: Tensor = field(default_factory=lambda: torch.empty(0))  # [m, sums] float64
-    wholes: Tensor = field(default_factory=lambda: torch.empty(0))  # [m, wholes] int64
-    order: Tensor = field(default_factory=lambda: torch.empty(0))  # [m, longest]: samples of all epochs, one by one
+    n: Tensor = field(init=False)  # [m] samples
+    reals: Tensor = field(init=False)  # [m, reals], on the engine's device as the next two
+    sums: Tensor = field(init=False)  # [m, sums] float64
+    wholes: Tensor = field(init=False)  # [m, wholes] int64
+    order: Tensor = field(init=False)  # [m, longest]: samples of all epochs, one by one
     scores: dict[str, Tensor] = field(default_factory=dict)  # [m] float64
     fishers: list[Fisher] = field(default_factory=list)  # of each client, if requested
     ready: torch.cuda.Event | None = None  # recorded when the device has filled all this
@@ -49,7 +59,7 @@ class Ticket:
         delta = torch.empty(m, start.shape[-1], dtype=start.dtype, device=start.device)
         return cls(task, briefs, delta, left=m)
 
-    def prepare(self, dtype: torch.dtype, device: torch.device, drops: bool) -> None:
+    def prepare(self, dtype: torch.dtype, device: torch.device, drops: bool, streams: Streams) -> None:
         """Prepare its clients for slots; `drops` says whether the model has dropout."""
         briefs, clients = self.briefs, self.briefs.ids.tolist()
         mine = [self.task.clients[client] for client in clients]
@@ -58,7 +68,8 @@ class Ticket:
         end = n - n % size if briefs.drop_last else n
         count = -(-end // size)
         rows = zip(clients, mine, batch.tolist(), count.tolist(), (count * epochs).tolist(), strict=True)
-        lengths, kinds = (end * epochs).tolist(), _kinds(briefs, batch.tolist())
+        numbers = reals(briefs)
+        lengths, kinds = (end * epochs).tolist(), _kinds(briefs, batch.tolist(), numbers)
         self.jobs = [Job(self, row, *each, lengths[row], kinds[row]) for row, each in enumerate(rows)]
         self.n = torch.from_numpy(n.astype(np.int64))
         wholes = np.zeros((len(clients), len(Whole)), dtype=np.int64)
@@ -75,8 +86,8 @@ class Ticket:
         sums = np.zeros((len(clients), len(Sum)))
         sums[:, Sum.SIMILARITY] = 1.0  # before the first comparison
         self.wholes, self.sums = upload(wholes, device), upload(sums, device)
-        self.reals = upload(torch.from_numpy(reals(briefs)).to(dtype), device)
-        self.order = upload(_order(briefs, mine, end.tolist(), epochs.tolist()), device)
+        self.reals = upload(torch.from_numpy(numbers).to(dtype), device)
+        self.order = upload(_order(briefs, mine, end.tolist(), epochs.tolist(), streams), device)
 
     def take(self, rows: Tensor | slice, layout: RowLayout, weights: Tensor, sums: Tensor, wholes: Tensor) -> None:
         """The results of some of its clients."""
@@ -125,19 +136,20 @@ def _host(column: Tensor) -> np.ndarray:
     return column.cpu().numpy()
 
 
-def _order(briefs: Briefs, mine: list[np.ndarray], ends: list[int], epochs: list[int]) -> np.ndarray:
+def _order(briefs: Briefs, mine: list[np.ndarray], ends: list[int], epochs: list[int], streams: Streams) -> np.ndarray:
     """The samples of every client in the order of `client.trainer.batches`, epoch after epoch."""
     longest = max((end * times for end, times in zip(ends, epochs, strict=True)), default=0)
     order = np.zeros((len(mine), longest), dtype=np.int64)
-    streams = Streams()
     for row, client, samples, end, times in zip(order, briefs.ids.tolist(), mine, ends, epochs, strict=True):
         draw = streams(briefs.seed, "batches", briefs.round, client)
         for begin in range(0, end * times, end):
-            row[begin : begin + end] = samples[draw.permutation(len(samples))[:end]]
+            mixed = samples.copy()
+            draw.shuffle(mixed)
+            row[begin : begin + end] = mixed[:end]
     return order
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Job:
     """One client in a ticket."""
 
@@ -160,32 +172,24 @@ def joint(jobs: Iterable[Job]) -> Kind:
     return reduce(or_, kinds.values())
 
 
-def _kinds(briefs: Briefs, batch: list[int]) -> list[Kind]:
+def _kinds(briefs: Briefs, batch: list[int], numbers: np.ndarray) -> list[Kind]:
+    """What each client's step needs, from its batch size and the real numbers of its brief."""
     everyone = {
         "push": briefs.push is not None,
         "stop": briefs.stop_below is not None,
         "reference": briefs.stop_reference is not None,
         "adamw": briefs.optimizer == "adamw",
     }
-    clips = _host(briefs.clip) < np.inf
-    some = {
-        "clip": clips,
-        "late": clips & briefs.clip_after,
-        "decay": _host(briefs.weight_decay) != 0,
-        "pull": _host(briefs.pull) != 0,
-        "momentum": _host(briefs.momentum) != 0,
-        "contrast": _host(briefs.contrast) != 0,
-        "sam": _host(briefs.radius) != 0,
-        "mislabel": _host(briefs.label_noise) != 0,
-    }
     always = tuple(name for name, asked in everyone.items() if asked)
-    names = tuple(some)
-    chosen = sum(flags.astype(np.int64) << place for place, flags in enumerate(some.values()))
-    return [_kind(size, always, names, bits) for size, bits in zip(batch, np.asarray(chosen).tolist(), strict=True)]
+    clips = numbers[:, Real.clip] < np.inf
+    some = np.column_stack([clips, clips & briefs.clip_after, numbers[:, list(NONZERO.values())] != 0])
+    rows = [(size, *flags) for size, flags in zip(batch, some.tolist(), strict=True)]
+    made = {row: _kind(always, *row) for row in set(rows)}
+    return [made[row] for row in rows]
 
 
 @cache
-def _kind(batch: int, always: tuple[str, ...], names: tuple[str, ...], bits: int) -> Kind:
-    """The kind with the flags in `always`, and those in `names` whose bit is set."""
-    flags = always + tuple(name for place, name in enumerate(names) if bits >> place & 1)
-    return Kind(1, batch, **dict.fromkeys(flags, True))
+def _kind(always: tuple[str, ...], batch: int, *flags: bool) -> Kind:
+    """The kind with the flags in `always`, and those that are true of clip, late and `NONZERO`."""
+    names = (name for name, flag in zip(("clip", "late", *NONZERO), flags, strict=True) if flag)
+    return Kind(1, batch, **dict.fromkeys((*always, *names), True))

@@ -170,7 +170,8 @@ class _Conv(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         layer = ctx.layer
         w = layer.frame.layout.view(ctx.rows, layer.weight)
-        with layer.frame.writing(layer.weight, layer.bias) as (dw, db):
+        bias = None if layer.bias in layer.frame.written else layer.bias
+        with layer.frame.writing(layer.weight, bias) as (dw, db):
             dx = ctx.method.backward(layer.shape, dy, x, w, dw, db, ctx.needs_input_grad[0])
         return dx, None, None
 
@@ -213,12 +214,16 @@ def _numbers(tokens: Tensor) -> Tensor:
 
 
 class StackedGroupNorm(nn.Module):
-    """One normalisation of all samples, every client's own scale and shift, and a ReLU if one follows."""
+    """One normalisation of all samples, every client's own scale and shift, and the activation that follows, if any.
+
+    The kernel also finds the gradient of the bias of the convolution `before` it, whose output nothing else reads.
+    """
 
     def __init__(self, layer: nn.GroupNorm, find: Find, frame: Frame) -> None:
         super().__init__()
         self.weight, self.bias, self.frame = find(layer.weight), find(layer.bias), frame
-        self.groups, self.eps, self.relu = layer.num_groups, layer.eps, False
+        self.groups, self.eps, self.activation = layer.num_groups, layer.eps, ""
+        self.before: int | None = None  # the number of that bias
 
     def forward(self, x: Tensor) -> Tensor:
         module: Any = kernels("norm", x)
@@ -230,7 +235,8 @@ class StackedGroupNorm(nn.Module):
         # In channels-last order PyTorch's variance is E[x²] − E[x]², which is inaccurate.
         y = F.group_norm(x.contiguous(), self.groups, eps=self.eps)
         y = _affine(y, self.frame, self.weight, self.bias, (1, x.shape[1]) + (1,) * (x.ndim - 2))
-        return y.relu() if self.relu else y
+        activated: Tensor = getattr(F, self.activation)(y) if self.activation else y
+        return activated
 
 
 class _GroupNorm(torch.autograd.Function):
@@ -238,7 +244,7 @@ class _GroupNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, tape: Tensor, layer: StackedGroupNorm, module: Any) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
         ctx.w, ctx.b = (layer.frame.weight(found(index)) for index in (layer.weight, layer.bias))
-        y, stats = module.forward(x, ctx.w, ctx.b, layer.groups, layer.eps, layer.relu)
+        y, stats = module.forward(x, ctx.w, ctx.b, layer.groups, layer.eps, layer.activation)
         ctx.save_for_backward(x, stats)
         ctx.layer, ctx.module = layer, module
         return y  # type: ignore[no-any-return]
@@ -248,10 +254,12 @@ class _GroupNorm(torch.autograd.Function):
         x, stats = ctx.saved_tensors
         layer = ctx.layer
         dy = dy.contiguous(memory_format=torch.channels_last)
-        dx, slopes = ctx.module.backward(x, dy, stats, ctx.w, ctx.b, layer.groups, layer.relu)
-        with layer.frame.writing(layer.weight, layer.bias) as (dw, db):
-            dw.copy_(slopes[:, 0])
-            db.copy_(slopes[:, 1])
+        dx, slopes = ctx.module.backward(x, dy, stats, ctx.w, ctx.b, layer.groups, layer.activation)
+        with layer.frame.writing(layer.weight, layer.bias, layer.before) as places:
+            for place, slope in zip(places, slopes.unbind(1), strict=True):
+                if place is not None:
+                    place.copy_(slope)
+        layer.frame.written.add(layer.before)
         return dx, None, None, None
 
 

@@ -91,7 +91,7 @@ def _group_norm(
 class _Norm:
     """What the kernel of a group norm reads of its layer."""
 
-    relu = False
+    activation, before = "", None
 
     def __init__(self, frame: Any, weight: int | None, bias: int | None, groups: int, eps: float) -> None:
         self.frame, self.weight, self.bias, self.groups, self.eps = frame, weight, bias, groups, eps

@@ -24,7 +24,6 @@ class Place:
 
     shape: tuple[int, ...]
     offset: int  # in a row
-    dense: int  # in the vector
     swapped: bool
 
     @property
@@ -45,7 +44,7 @@ class RowLayout:
         for entry in layout.entries:
             swapped = len(entry.shape) == 4
             outputs_last = (entry.shape[0], *entry.shape[2:], entry.shape[1]) if swapped else entry.shape
-            places.append(Place(outputs_last, offset, entry.offset, swapped))
+            places.append(Place(outputs_last, offset, swapped))
             offset += -(-entry.size // ALIGN) * ALIGN
         return cls(tuple(places), offset)
 
@@ -79,21 +78,24 @@ class RowLayout:
 
     def pack(self, vectors: Tensor) -> Tensor:
         """Vectors `[m, d]` as new rows; the gaps are zeros."""
-        pieces = []
-        for place in self.places:
-            piece = vectors[:, place.dense : place.dense + place.size]
+        pieces, zero = [], vectors.new_zeros(())
+        for place, piece in zip(self.places, self._split(vectors), strict=True):
             if place.swapped:
                 outputs, height, width, inputs = place.shape
-                piece = piece.view(-1, outputs, inputs, height, width).permute(0, 1, 3, 4, 2).reshape(len(vectors), -1)
+                piece = piece.view(-1, outputs, inputs, height, width).permute(0, 1, 3, 4, 2).reshape(piece.shape)
             pieces.append(piece)
             gap = -place.size % ALIGN
             if gap:
-                pieces.append(vectors.new_zeros(()).expand(len(vectors), gap))
+                pieces.append(zero.expand(len(vectors), gap))
         return torch.cat(pieces, 1)
 
     def unpack(self, rows: Tensor, out: Tensor) -> None:
         """Rows as vectors, written into `[m, d]`."""
         parts = [self.natural(rows, index) for index in range(len(self.places))]
-        places = zip(self.places, parts, strict=True)
-        vectors = [out[:, place.dense : place.dense + place.size].view(part.shape) for place, part in places]
+        vectors = [piece.view(part.shape) for piece, part in zip(self._split(out), parts, strict=True)]
         torch._foreach_copy_(vectors, parts)
+
+    def _split(self, vectors: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of vectors `[m, d]`, each flat."""
+        pieces: tuple[Tensor, ...] = vectors.split([place.size for place in self.places], 1)
+        return pieces

@@ -51,11 +51,11 @@ class Slots:
         if not active:
             return
         jobs = [job for job in (self.jobs[slot] for slot in active) if job is not None]
-        count = min(self._ahead(job) for job in jobs)
-        self._run(joint(jobs).wide(self._width(active[-1] + 1)), count)
+        count, kind = min(map(self._ahead, jobs)), joint(jobs)
+        self._run(kind.wide(self._width(active[-1] + 1)), count)
         for job in jobs:
             job.done += count
-        self._poll(jobs)
+        self._poll(kind.stop)
 
     def _ahead(self, job: Job) -> int:
         """Steps until the host has to check this client again."""
@@ -71,9 +71,9 @@ class Slots:
         # Nothing is captured on a CPU, so any width will do.
         return used if self._any else next(size for size in self._widths if size >= used)
 
-    def _poll(self, jobs: list[Job]) -> None:
+    def _poll(self, stops: bool) -> None:
         """Ask the device which clients have stopped; the answer is read one round of steps later, without waiting."""
-        if any(job.kind.stop for job in jobs):
+        if stops:
             totals = self.state.wholes[Whole.TOTAL]
             event = None
             if totals.is_cuda:
@@ -84,7 +84,7 @@ class Slots:
             else:
                 answer = totals.clone()
             self._looks.append((answer, event, list(self.jobs)))
-        while len(self._looks) > (1 if self.active() else 0):
+        while self._looks and len(self._looks) > (1 if self.active() else 0):
             answer, event, asked = self._looks.popleft()
             if event is not None:
                 event.synchronize()
@@ -95,7 +95,7 @@ class Slots:
     def _settle(self, retire: Callable[[list[int]], None]) -> None:
         """Move complete cohorts out and waiting clients in; keep those in training at the front."""
         finished = [slot for slot, job in enumerate(self.jobs) if job is not None and job.done >= job.limit]
-        if sum(job is None for job in self.jobs) >= len(self.waiting):
+        if self.jobs.count(None) >= len(self.waiting):
             finished = self._complete(finished)
         if finished:
             retire(finished)
@@ -115,18 +115,19 @@ class Slots:
         return [slot for ticket, slots in cohorts.items() if len(slots) == ticket.left for slot in slots]
 
     def _fill(self) -> None:
-        free = [slot for slot, job in enumerate(self.jobs) if job is None]
+        free = deque(slot for slot, job in enumerate(self.jobs) if job is None)
         coming: list[tuple[int, Job]] = []
         training = (self.jobs[slot] for slot in self.active())
-        kinds = {job.kind for job in training if job is not None}
+        kinds = [job.kind for job in training if job is not None]
         while free and self.waiting:
-            if self._fixed and kinds and self.waiting[0].kind not in kinds:
-                break  # a step of another kind has other operations and may differ in the last bits
-            if any(kind.adamw != self.waiting[0].kind.adamw for kind in kinds):
-                break  # a step has one optimiser for all clients
-            job = self.waiting.popleft()
-            kinds.add(job.kind)
-            coming.append((free.pop(0), job))
+            kind = self.waiting[0].kind
+            if kind not in kinds:
+                if self._fixed and kinds:
+                    break  # a step of another kind has other operations and may differ in the last bits
+                if any(kind.adamw != other.adamw for other in kinds):
+                    break  # a step has one optimiser for all clients
+                kinds.append(kind)
+            coming.append((free.popleft(), self.waiting.popleft()))
         if coming:
             self._load(coming)
 

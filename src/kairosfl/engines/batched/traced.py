@@ -18,6 +18,7 @@ from torch.func import vmap
 from kairosfl.engines.batched.frame import Frame
 from kairosfl.engines.batched.layers import (
     ReluPool,
+    StackedConv2d,
     StackedDropout,
     StackedGroupNorm,
     StackedLinear,
@@ -30,6 +31,8 @@ from kairosfl.tasks.forward import call
 from kairosfl.tasks.task import last_linear
 from kairosfl.tasks.tree import Tree, tree_map
 from kairosfl.tasks.vector import Layout, trained
+
+ACTIVATIONS: dict[type, str] = {nn.ReLU: "relu", nn.SiLU: "silu", nn.GELU: "gelu"}  # that can follow a GroupNorm
 
 
 class Stack(Protocol):
@@ -95,7 +98,7 @@ class Traced:
                     if isinstance(stacked, StackedLinear):
                         stacked.is_head = layer is linear[-1]
                 node.target = _add(traced, "stacked_" + node.target.replace(".", "_"), new[id(layer)])
-        _fuse(traced)
+        _fuse(traced, self.frame)
         traced.delete_all_unused_submodules()
         traced.recompile()
 
@@ -137,25 +140,52 @@ def _add(traced: fx.GraphModule, name: str, module: nn.Module) -> str:
     return name
 
 
-def _fuse(traced: fx.GraphModule) -> None:
-    """Fuse a ReLU between a GroupNorm and a 2×2 max-pooling into one of them, if nothing else uses its output."""
+def _fuse(traced: fx.GraphModule, frame: Frame) -> None:
+    """Fuse an activation into the GroupNorm before it, or a ReLU into a 2×2 max-pooling, if nothing else reads it."""
     for node in list(traced.graph.nodes):
-        if not _is(traced, node, nn.ReLU) or len(node.users) != 1:
+        if (norm := _norm(traced, node)) is not None:
+            norm.before = _bias(traced, node, frame)
+        activation = _activation(traced, node)
+        if not activation or len(node.users) != 1:
             continue
         (user,), (source,) = node.users, node.all_input_nodes
-        if _is(traced, user, nn.MaxPool2d) and _halves(traced.get_submodule(user.target)):
+        if activation == "relu" and _halves(_module(traced, user)):
             user.target = _add(traced, f"{user.name}_relu", ReluPool())
             user.replace_input_with(node, source)
-        elif _is(traced, source, StackedGroupNorm) and _once(traced, source):
-            traced.get_submodule(source.target).relu = True  # type: ignore[assignment]
+        elif (norm := _norm(traced, source)) is not None and not norm.activation:
+            norm.activation = activation
             node.replace_all_uses_with(source)
         else:
             continue
         traced.graph.erase_node(node)
 
 
-def _is(traced: fx.GraphModule, node: fx.Node, kind: type[nn.Module]) -> bool:
-    return node.op == "call_module" and type(traced.get_submodule(str(node.target))) is kind
+def _norm(traced: fx.GraphModule, node: fx.Node) -> StackedGroupNorm | None:
+    """The GroupNorm that runs here, if only here, and whose output has one reader."""
+    module = _module(traced, node)
+    return module if isinstance(module, StackedGroupNorm) and _once(traced, node) else None
+
+
+def _bias(traced: fx.GraphModule, node: fx.Node, frame: Frame) -> int | None:
+    """The number of the bias that the convolution before this node adds, if nothing else reads its output."""
+    (source,) = node.all_input_nodes
+    conv = _module(traced, source)
+    if not isinstance(conv, StackedConv2d) or not _once(traced, source) or conv.bias in frame.shared:
+        return None
+    return conv.bias
+
+
+def _activation(traced: fx.GraphModule, node: fx.Node) -> str:
+    """The name in torch.nn.functional of an activation that can be fused; empty if it is something else."""
+    module = _module(traced, node)
+    if isinstance(module, nn.GELU) and module.approximate != "none":
+        return ""
+    return ACTIVATIONS.get(type(module), "")
+
+
+def _module(traced: fx.GraphModule, node: fx.Node) -> nn.Module | None:
+    """The module that a node calls."""
+    return traced.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
 def _once(traced: fx.GraphModule, node: fx.Node) -> bool:
@@ -163,8 +193,10 @@ def _once(traced: fx.GraphModule, node: fx.Node) -> bool:
     return len(node.users) == 1 and sum(other.target == node.target for other in traced.graph.nodes) == 1
 
 
-def _halves(pool: nn.Module) -> bool:
-    assert isinstance(pool, nn.MaxPool2d)
+def _halves(pool: nn.Module | None) -> bool:
+    """Whether it is 2×2 max-pooling and nothing else."""
+    if type(pool) is not nn.MaxPool2d:
+        return False
     sides = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
     plain = not pool.ceil_mode and not pool.return_indices
     return plain and all(side in (want, (want, want)) for side, want in zip(sides, (2, 2, 0, 1), strict=True))
