@@ -23,7 +23,7 @@ class Signals:
 
 
 def squared_norms(delta: Tensor) -> Tensor:
-    """‖delta_i‖², `[m]`, one row at a time so that no second `[m, d]` is made."""
+    """‖delta_i‖², `[m]`, one row at a time: no second `[m, d]`, and dot is more exact than vector_norm."""
     return torch.stack([row.dot(row) for row in delta.unbind()])
 
 
