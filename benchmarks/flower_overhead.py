@@ -216,7 +216,7 @@ def show(what: str, taken: list[float], used: Counter[str]) -> None:
         flush=True,
     )
     requests = Counter({kind: each for kind, each in used.items() if "/" in kind})
-    if requests:
+    if requests.total():
         kinds = ", ".join(f"{kind} {each:.1f}" for kind, each in requests.most_common() if each >= 0.05)
         print(f"    {requests.total():.0f} requests a round: {kinds}", flush=True)
 
