@@ -8,10 +8,11 @@ finite and resumed to the bit.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ RECIPE = Recipe(rounds=ROUNDS, cohort=3, epochs=EPOCHS, batch_size=8, lr=0.1, mo
 
 # Which rules privacy can be combined with is tested in rules/test_privacy.py.
 GUARDS = [name for name, rule in RULES.items() if issubclass(rule, Guard | Attack | LocalPrivacy)]
-QUICK = {"limits", "localprivacy", "nnm"}  # the others are slow tests
+QUICK = {"limits", "fedavg", "fedavgm", "feddyn", "fedmut", "fednova", "scaffold"}  # the others are slow tests
 PUBLIC = {
     name: rule for name, rule in RULES.items() if issubclass(rule, Rule) and not rule.private and name not in GUARDS
 }
@@ -87,13 +88,18 @@ def _refusal(base: str, subset: tuple[str, ...]) -> str | None:
     return next((why for (one, other), why in REFUSED.items() if one == base and other in subset), None)
 
 
+def some_slow(names: Iterable[str]) -> list[Any]:
+    """All of them, of which those that are not quick are slow tests."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in names]
+
+
 def test_there_are_fifteen_times_sixteen() -> None:
     assert len(BASES) == 15
     assert len(SUBSETS) == 16
     assert {*ADAPTIVE, *AROUND} == {name for name, rule in PUBLIC.items() if rule.kind == "adaptive"}
 
 
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("base", some_slow(BASES))
 def test_all_subsets_train_and_resume(base: str, tmp_path: Path) -> None:
     for subset in SUBSETS:
         text = _text(base, subset)
@@ -173,9 +179,7 @@ def test_each_adaptive_rule_changes_the_model(base: str, rule: str) -> None:
         assert not np.array_equal(_end(base, (rule,)), _end(base, ()))
 
 
-@pytest.mark.parametrize(
-    "guard", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in GUARDS]
-)
+@pytest.mark.parametrize("guard", some_slow(GUARDS))
 def test_a_guard_and_any_other_rule_train_and_resume_or_are_refused(guard: str, tmp_path: Path) -> None:
     for other in RULES:
         if other == guard:

@@ -253,7 +253,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("corrected", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_engine_with_kernels_is_the_engine_without(
     name: str, corrected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,7 @@ def test_adamw_and_a_radius_arrive(task: Task, engine: Ray, changes: dict[str, A
     assert not torch.equal(ends[1], ends[2])
 
 
+@pytest.mark.slow
 def test_a_frozen_part_is_every_actors_and_stays_as_it_is(task: Task) -> None:
     model = copy.deepcopy(task.model)
     model[0].requires_grad_(False)
@@ -238,6 +239,7 @@ def test_a_cluster_that_is_lost_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         cluster.check()
 
 
+@pytest.mark.slow
 def test_mistakes_reach_the_user(task: Task) -> None:
     with pytest.raises(UserError, match=r"this engine is closed\."):
         Ray(task, actors=1, make=Refuses)

@@ -136,7 +136,14 @@ def test_an_empty_folder_is_refused_and_nothing_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("kind", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
+@pytest.mark.parametrize(
+    ("kind", "start"),
+    [
+        pytest.param("svg", b"<?xml", marks=pytest.mark.slow),
+        ("pdf", b"%PDF"),
+        pytest.param("png", b"\x89PNG", marks=pytest.mark.slow),
+    ],
+)
 def test_every_picture_is_exported(tmp_path, kind, start):
     run = fake.write_run(tmp_path / "run", algorithm="fedaware", rounds=4, clients=5)
     written = export_figures([run], tmp_path / "out", kind)

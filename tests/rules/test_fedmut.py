@@ -63,7 +63,9 @@ def test_it_does_not_run_away_where_weights_differ(text: str, alone: str, steps:
     np.testing.assert_allclose(reached, plain, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("momentum", ["fedavgm(beta=0.9)", "fednova(momentum=0.9)"])
+@pytest.mark.parametrize(
+    "momentum", ["fedavgm(beta=0.9)", pytest.param("fednova(momentum=0.9)", marks=pytest.mark.slow)]
+)
 def test_momentum_does_not_gather_what_mutants_lean_forward(momentum: str) -> None:
     """The lean of 0.6 Δ and a momentum of 0.9 would be more than the last step."""
     problem = Quadratic(sizes=(5,) * 6)

@@ -79,6 +79,7 @@ def test_a_client_alone_is_not_corrected() -> None:
     np.testing.assert_allclose(course(problem, Setting(), alone, "scaffold"), plain, rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_with_mutants_the_gradients_are_still_the_clients_own() -> None:
     """FedMut starts clients elsewhere than at x; what they moved themselves is counted from there."""
     problem, steps = Quadratic(sizes=(2, 5, 9, 3, 12, 7)), (1, 1, 1, 1, 1, 1)
