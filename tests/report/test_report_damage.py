@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from kairosfl.errors import UserError
+from kairosfl.report.comparison import compare
 from kairosfl.report.page import write_report
 from kairosfl.report.read import read_run, read_study
-from kairosfl.report.tables import compare
 from kairosfl.report.watch import LivePage
 
 FILES = ("metrics.jsonl", "clients.jsonl", "partition.json", "run.json", "summary.json", "config.toml", "sweep.json")

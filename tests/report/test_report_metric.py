@@ -15,12 +15,13 @@ from typer.testing import CliRunner
 import kairosfl
 from kairosfl.cli import app
 from kairosfl.errors import UserError
+from kairosfl.report.comparison import compare
 from kairosfl.report.export import export_figures, export_tables
 from kairosfl.report.figures import figures
 from kairosfl.report.page import page, verdict, write_report
 from kairosfl.report.read import read_groups, read_study
 from kairosfl.report.static import draw_comparison
-from kairosfl.report.tables import compare, default_target, paired_tests, results
+from kairosfl.report.tables import default_target, paired_tests, results
 from kairosfl.report.watch import LivePage, serve
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.score import Score, usual

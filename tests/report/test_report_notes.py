@@ -7,11 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from kairosfl.cli import app
+from kairosfl.report.comparison import compare
 from kairosfl.report.figures import figures
 from kairosfl.report.page import verdict, write_report
 from kairosfl.report.pictures import counted
 from kairosfl.report.read import read_groups
-from kairosfl.report.tables import compare, default_target, paired_tests, results
+from kairosfl.report.tables import default_target, paired_tests, results
 
 ALT = "alt never stopped a client: train.epochs = 1, this run equals fedavg"
 

@@ -9,12 +9,12 @@ from scipy import stats
 
 from kairosfl.errors import UserError
 from kairosfl.report import parts
+from kairosfl.report.comparison import compare
 from kairosfl.report.read import read_groups
 from kairosfl.report.student import holm, interval, paired_t, student_quantile, student_tail
 from kairosfl.report.tables import (
     Spread,
     baselines,
-    compare,
     default_target,
     megabytes,
     paired_tests,

@@ -128,7 +128,7 @@ def run_sweep(tables: dict[str, Any], folder: Path, quiet: bool) -> dict[str, di
 def print_table(folders: list[Path]) -> None:
     """The results of the runs in these folders."""
     from kairosfl.cli.screen import print_comparison
-    from kairosfl.report.tables import compare
+    from kairosfl.report.comparison import compare
 
     print_comparison(compare(folders))
 

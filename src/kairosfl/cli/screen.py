@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 if TYPE_CHECKING:
-    from kairosfl.report.tables import Comparison
+    from kairosfl.report.comparison import Comparison
 
 Rows = Sequence[dict[str, str]]
 WORDS = ("reading", "how")  # columns of text, which may be wrapped like the first one

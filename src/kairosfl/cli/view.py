@@ -75,7 +75,8 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare runs in a table: mean and standard deviation over seeds."""
-    from kairosfl.report import export, latex, tables
+    from kairosfl.report import export, latex
+    from kairosfl.report.comparison import compare as compared
     from kairosfl.report.draw import picture_kind
     from kairosfl.report.static import draw_comparison
     from kairosfl.report.words import in_words, renamed
@@ -87,7 +88,7 @@ def compare(
         if out:
             export.checked_table(out)
         chosen = latex.chosen_columns(columns)
-        found = tables.compare(folders, target)
+        found = compared(folders, target)
         labels = [row.label for row in found.rows]
         named = renamed(labels, names, [in_words(each) for each in labels])
         if as_json:

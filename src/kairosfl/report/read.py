@@ -157,7 +157,7 @@ class Group:
 
     @property
     def shown(self) -> tuple[RunData, ...]:
-        """The runs behind its numbers; diverged and unfinished runs are used only if there are no others."""
+        """The runs that its numbers come from; diverged and unfinished ones only if there are no others."""
         return self.compared or self.finished or self.runs
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Context, Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,12 @@ from kairosfl.errors import UserError
 from kairosfl.report.checked import Array
 from kairosfl.report.notes import notes
 from kairosfl.report.pictures import letter
-from kairosfl.report.read import Group, RunData, read_study
+from kairosfl.report.read import Group, RunData
 from kairosfl.report.student import holm, interval, paired_t
 from kairosfl.runs.history import final_tenth
 from kairosfl.runs.score import Score
 
 PLAIN = "fedavg"  # plain averaging
-_WIDE = ("final", "worst clients", "cohort", "e-LUD", "seconds")  # shown only in the page and the files
 
 
 @dataclass(frozen=True)
@@ -354,37 +352,6 @@ def columns(row: Row | Pair) -> dict[str, Any]:
         else:
             flat[name] = "; ".join(value) if name == "notes" else len(value) if isinstance(value, tuple) else value
     return flat
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What `kairosfl compare` prints."""
-
-    rows: list[Row]
-    target: float
-    given: bool  # the target, by the user
-    damaged: list[str]
-
-    def table(self, columns: Sequence[str] | None = None) -> list[dict[str, str]]:
-        """These columns after the algorithm, or those that fit a wide terminal."""
-        without = _WIDE if columns is None else [n for n in cells(self.rows[0]) if n not in ("algorithm", *columns)]
-        return results_table(self.rows, self.target, without)
-
-    def numbers(self) -> list[dict[str, Any]]:
-        """All columns: each value with mean, deviation, and over how many seeds of how many it is."""
-        kept = [{"metric": row.score.name, "target": self.target} | asdict(row) for row in self.rows]
-        return [{key: value for key, value in row.items() if key != "score"} for row in kept]
-
-    def notes(self) -> list[str]:
-        """Notes on the rows."""
-        return [f"{row.label}: {note}" for row in self.rows for note in row.notes]
-
-
-def compare(dirs: Sequence[Path], target: float | None = None) -> Comparison:
-    """The results of the runs in these folders."""
-    study = read_study(dirs)
-    aim = chosen_target(study.groups, target)
-    return Comparison(results(study.groups, aim), aim, target is not None, study.damaged)
 
 
 def _best(run: RunData) -> float:
