@@ -40,7 +40,7 @@ RECIPE = Recipe(rounds=ROUNDS, cohort=3, epochs=EPOCHS, batch_size=8, lr=0.1, mo
 
 # Which rules privacy can be combined with is tested in rules/test_privacy.py.
 GUARDS = [name for name, rule in RULES.items() if issubclass(rule, Guard | Attack | LocalPrivacy)]
-QUICK = {"limits", "fedavg", "fedavgm", "feddyn", "fedmut", "fednova", "scaffold"}  # the others are slow tests
+QUICK = {"limits", "fedavg", "fedavgm", "feddyn", "scaffold"}  # the others are slow tests
 PUBLIC = {
     name: rule for name, rule in RULES.items() if issubclass(rule, Rule) and not rule.private and name not in GUARDS
 }

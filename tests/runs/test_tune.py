@@ -153,6 +153,7 @@ def test_another_file_does_not_continue_the_search(tmp_path):
         search(tmp_path / "s", Budget("trials", 6), dict(TABLES, train={"rounds": 4, "cohort": 3, "lr": 0.1}))
 
 
+@pytest.mark.slow
 def test_budgets_of_bytes_and_of_minutes(tmp_path):
     tables = dict(TABLES, run={"engine": "loop", "device": "cpu"})
     made = search(tmp_path / "bytes", Budget("bytes", 2.7e6), tables)
