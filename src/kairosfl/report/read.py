@@ -157,7 +157,7 @@ class Group:
 
     @property
     def shown(self) -> tuple[RunData, ...]:
-        """The runs that its numbers come from; diverged and unfinished ones only if there are no others."""
+        """The runs its numbers come from: the comparable ones, or else the finished ones, or else all."""
         return self.compared or self.finished or self.runs
 
 
