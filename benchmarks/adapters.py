@@ -2,8 +2,9 @@
 
     python benchmarks/adapters.py --device cuda
 
-Rank 8 on the query, key, value and output projections, random tokens; `eager`, `batched` and `ceiling` (one adapter on
-one batch as large as all clients' together) as in `anymodel.py`.
+Random tokens, rank 8: on the query, key, value and output projections of a decoder like Llama, or on query and value of
+one like GPT-2, as in LoRA's paper. `eager`, `batched` and `ceiling` (one adapter on one batch as large as all clients'
+together) as in `anymodel.py`.
 """
 
 from __future__ import annotations
@@ -102,10 +103,50 @@ class Decoder(nn.Module):
         return y
 
 
+class Plain(nn.Module):
+    """A decoder layer as in GPT-2."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = (nn.LayerNorm(width).requires_grad_(False) for _ in range(2))
+        self.q, self.v = Adapted(width, width), Adapted(width, width)
+        self.k, self.o = (nn.Linear(width, width).requires_grad_(False) for _ in range(2))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        for each in (self.up, self.down):
+            each.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, length, width = x.shape
+        y = self.norm1(x)
+        q, k, v = (each(y).view(n, length, self.heads, -1).transpose(1, 2) for each in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(y.transpose(1, 2).reshape(n, length, width))
+        z: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
+        return z
+
+
+class PlainDecoder(nn.Module):
+    """A frozen language model as GPT-2, with adapters and a trained head."""
+
+    def __init__(self, width: int, depth: int, heads: int, length: int, words: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, width).requires_grad_(False)
+        self.position = nn.Parameter(torch.randn(length, width) / 50, requires_grad=False)
+        self.blocks = nn.Sequential(*(Plain(width, heads) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width).requires_grad_(False), nn.Linear(width, 10)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        y: Tensor = self.head(self.norm(self.blocks(x + self.position.to(x.dtype)))[:, -1])
+        return y
+
+
 WORDS = 32_000
 LOW = ("bfloat16",)
 CASES = {
     "27M": Case(partial(Decoder, 512, 8, 8, 8, 1376, 128, 2_000), (128,), 2_000, 10, 8, 16, LOW),
+    "27M gpt2": Case(partial(PlainDecoder, 512, 8, 8, 128, 2_000), (128,), 2_000, 10, 8, 16, LOW),
     "336M": Case(partial(Decoder, 1024, 24, 16, 16, 2752, 128, WORDS), (128,), WORDS, 32, 8, 8, LOW),
     "1.1B": Case(partial(Decoder, 2048, 22, 32, 4, 5632, 512, WORDS), (512,), WORDS, 8, 4, 8, LOW),
     "1.1B again": Case(partial(Decoder, 2048, 22, 32, 4, 5632, 512, WORDS, True), (512,), WORDS, 8, 4, 8, LOW),
@@ -118,7 +159,8 @@ def main() -> None:
     if chosen.small:
         for name in cases:
             tiny = partial(Decoder, 32, 2, 4, 2, 48, 8, 50, name.endswith("again"))
-            cases[name] = Case(tiny, (8,), 50, 3, 2, 2, LOW)
+            plain = partial(PlainDecoder, 32, 2, 4, 8, 50)
+            cases[name] = Case(plain if name.endswith("gpt2") else tiny, (8,), 50, 3, 2, 2, LOW)
     table(cases, torch.device(chosen.device), "tokens")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from test_batched import assert_equal, make_briefs, make_task, named
 from torch import Tensor, nn
 
-from kairosfl.engines.batched import Batched, conv
+from kairosfl.engines.batched import Batched, conv, stack
 from kairosfl.engines.batched.rows import ALIGN, RowLayout
 from kairosfl.engines.batched.slots import widths
 from kairosfl.engines.loop import Loop
@@ -55,6 +56,29 @@ class BatchStatistics(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
         return self.out(x - x.mean(0))
+
+
+class InTrainingOnly(nn.Module):
+    """Has gradients in training mode only, like cuDNN's recurrent layers."""
+
+    class Guard(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, training: bool) -> Tensor:
+            ctx.training = training
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+            if not ctx.training:
+                raise RuntimeError("backward can only be called in training mode")
+            return slope, None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(72, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.Guard.apply(self.out(x.flatten(1)), self.training)
 
 
 class Twice(nn.Module):
@@ -110,6 +134,7 @@ def _task(model: nn.Module) -> Task:
         (OwnParameter, "stacked by lifting its parameters: it uses 'shift' outside a layer"),
         (BatchStatistics, "one client after another: the samples of a batch change each other's outputs"),
         (Branches, "one client after another: vmap fails on it"),
+        (InTrainingOnly, "one client after another: it cannot be tried in evaluation mode"),
     ],
 )
 def test_every_model_runs_somehow_and_the_engine_says_how(make: Callable[[], nn.Module], why: str) -> None:
@@ -130,6 +155,22 @@ def test_a_dropout_that_cannot_be_stacked_runs_one_client_after_another() -> Non
 def test_bfloat16_is_not_for_models_that_do_not_stack() -> None:
     with pytest.raises(UserError, match=r"run\.precision = 'bfloat16' needs a model that stacks, and here the samples"):
         Batched(_task(BatchStatistics()), precision="bfloat16")
+
+
+@pytest.mark.parametrize(("worse", "runs"), [(1.0, True), (3.0, False)])
+def test_a_low_precision_may_cost_what_it_costs_one_client(
+    worse: float, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = stack._losses
+    calls = iter([worse, 1.0] * 3)
+    monkeypatch.setattr(stack, "ROUGH", 0.0)
+    monkeypatch.setattr(stack, "_losses", lambda *both: [next(calls) * max(losses(*both))] * 2)
+    task = make_task(nn.Sequential(nn.Flatten(), nn.Linear(72, 3)), SHAPE)
+    if runs:
+        assert Batched(task, precision="bfloat16").why == "stacked layer by layer"
+    else:
+        with pytest.raises(UserError, match="loses its accuracy in bfloat16"):
+            Batched(task, precision="bfloat16")
 
 
 def test_memory_that_runs_out_halves_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
