@@ -68,6 +68,7 @@ def scaffold(
     """Karimireddy et al. 2020, option II, with the distance of a unit gradient for K · lr.
 
     Uniform: c ← c + (1/N) Σ_S (c_i⁺ − c_i). By samples: c = Σ n_i c_i / Σ n_i, the unseen being zeros of average size.
+    Models: c uniformly, x by samples.
     """
     x, course, clients = problem.x, [], len(problem.n)
     c, own = np.zeros_like(x), {}
@@ -78,12 +79,13 @@ def scaffold(
         for i, local in zip(ids, locals_, strict=True):
             own[i] = before[i] - c + (x - local.w) / unit_move(setting, t, local.steps)
         if ids:
-            if weights == "uniform":
+            if weights != "samples":
                 c = c + sum(own[i] - before[i] for i in ids) / clients
             else:
                 seen = sorted(own)
                 c = len(seen) / clients * (shares(problem, seen, "samples") @ np.array([own[i] for i in seen]))
-            x = x + lr * (shares(problem, ids, weights) @ np.array([local.w - x for local in locals_]))
+            p = shares(problem, ids, "uniform" if weights == "uniform" else "samples")
+            x = x + lr * (p @ np.array([local.w - x for local in locals_]))
         course.append(x)
     return course
 

@@ -12,7 +12,7 @@ EVERYONE = (Cohort((0, 1, 2, 3, 4)),) * 6
 
 
 @pytest.mark.parametrize("problem", [Quadratic(), Network()], ids=["quadratic", "network"])
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("weights", ["uniform", "samples", "models"])
 @pytest.mark.parametrize("lr", [1.0, 0.7])
 def test_six_rounds(problem: reference.Problem, weights: str, lr: float) -> None:
     expected = reference.scaffold(problem, Setting(), COHORTS, weights=weights, lr=lr)
@@ -65,6 +65,14 @@ def test_it_reaches_the_weighted_optimum_with_momentum_decay_and_unequal_steps(
     rounds = 700 if cohort == 3 else 250
     reached = settle(problem, f"scaffold(weights='{weights}'){more}", steps=steps, cohort=cohort, rounds_=rounds)
     assert np.abs(reached - optimum).max() < 1e-10
+
+
+def test_variates_averaged_unlike_the_models_lead_elsewhere() -> None:
+    """With one local step and everyone, the corrections no longer cancel in the mean unless sizes are equal."""
+    setting, problem = Setting(batch=100, epochs=1), Quadratic()
+    same, other = (course(problem, setting, EVERYONE, f"scaffold(weights='{each}')") for each in ("samples", "models"))
+    np.testing.assert_array_equal(same[0], other[0])  # no variates yet
+    assert np.linalg.norm(same[-1] - other[-1]) > 1e-3
 
 
 def test_fedavg_does_not_reach_it() -> None:

@@ -33,9 +33,9 @@ def mean(memory: Memory, now: Round) -> Tensor:
     return state["sum"] * (seen / (n * now.population)) if n else state["sum"]
 
 
-def changed(memory: Memory, vectors: Tensor, now: Round) -> Memory:
-    """After the reporters' vectors became `vectors`, `[m, d]`."""
-    state, n, before = memory.state, now.counts(), memory.rows["n"]
+def changed(memory: Memory, vectors: Tensor, now: Round, counts: Tensor | None = None) -> Memory:
+    """After the reporters' vectors became `vectors`, `[m, d]`; by default they count as the models do."""
+    state, n, before = memory.state, now.counts() if counts is None else counts, memory.rows["n"]
     after = {
         "sum": state["sum"] + n.to(vectors) @ vectors - before.to(vectors) @ memory.rows["vector"],
         "n": state["n"] + (n - before).sum(),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Briefs
@@ -24,7 +25,10 @@ from kairosfl.rules.vrlsgd import VRLSGD
 
 @dataclass(frozen=True, kw_only=True)
 class SCAFFOLD(Rule):
-    """Corrects every local gradient by the global minus the client's own mean gradient. `lr` is the server's."""
+    """Corrects every local gradient by the global minus the client's own mean gradient. `lr` is the server's.
+
+    `weights="models"` averages the models by samples and c uniformly, as NIID-Bench's released code does.
+    """
 
     needs_mass = True
 
@@ -33,7 +37,7 @@ class SCAFFOLD(Rule):
 
     def __post_init__(self) -> None:
         self.check("lr", self.lr > 0, "use a number above 0")
-        self.check("weights", self.weights in ("uniform", "samples"), "use 'uniform' or 'samples'")
+        self.check("weights", self.weights in ("uniform", "samples", "models"), "use 'uniform', 'samples' or 'models'")
 
     @property
     def uniform(self) -> bool:
@@ -56,7 +60,7 @@ class SCAFFOLD(Rule):
     def observe(self, memory: Memory, now: Round) -> Memory:
         c = mean_gradients(now)
         c += memory.rows["vector"] - everyone.mean(memory, now)
-        return everyone.changed(memory, c, now)
+        return everyone.changed(memory, c, now, torch.ones_like(now.counts()) if self.weights == "models" else None)
 
     def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
         return self.lr * direction, memory
