@@ -26,6 +26,7 @@ from kairosfl.engines.batched import Batched
 CLIENTS = (1, 10, 100, 1000)
 BATCH = 8
 WORDS = 32_000
+ROOM = 64e9  # bytes of all clients' updates; a larger table would also have to fit on the host
 Found = dict[str, dict[int, dict[str, float | str]]]
 
 
@@ -74,8 +75,11 @@ def measure(
 ) -> dict[int, dict[str, float | str]]:
     """Items a second and gigabytes by the number of clients, or why there are none."""
     found: dict[int, dict[str, float | str]] = {}
-    last = 0.0
+    last, size = 0.0, sum(each.numel() for each in case.make().parameters() if each.requires_grad)
     for count in clients:
+        if 4 * count * size > ROOM:
+            found[count] = {"why": f"{4e-9 * count * size:,.0f} GB of updates"}
+            break
         before = max((each for each in found if "rate" in found[each]), default=count)
         if last * count / before > limit:
             found[count] = {"why": f"about {last * count / before:,.0f} s a round"}
@@ -127,13 +131,16 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", help="names, such as 'full 10 M'; by default all")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds of one round")
     parser.add_argument("--out", type=Path, default=Path("docs/assets/growth-gpu.png"))
-    parser.add_argument("--json", type=Path, help="also write the numbers here")
+    parser.add_argument("--json", type=Path, help="keep the numbers here; models that it has are not run")
     parser.add_argument("--small", action="store_true", help="tiny models and few clients, to try the script")
     options = parser.parse_args()
     device = torch.device(options.device)
     found: Found = {}
+    if options.json and options.json.exists():
+        stored = json.loads(options.json.read_text())
+        found = {name: {int(count): value for count, value in values.items()} for name, values in stored.items()}
     for name, case in cases(options.small).items():
-        if options.models and name not in options.models:
+        if name in found or (options.models and name not in options.models):
             continue
         print(name, flush=True)
         found[name] = measure(case, (1, 3) if options.small else CLIENTS, device, options.limit)
