@@ -148,6 +148,7 @@ CASES = {
     "27M": Case(partial(Decoder, 512, 8, 8, 8, 1376, 128, 2_000), (128,), 2_000, 10, 8, 16, LOW),
     "27M gpt2": Case(partial(PlainDecoder, 512, 8, 8, 128, 2_000), (128,), 2_000, 10, 8, 16, LOW),
     "336M": Case(partial(Decoder, 1024, 24, 16, 16, 2752, 128, WORDS), (128,), WORDS, 32, 8, 8, LOW),
+    "336M gpt2": Case(partial(PlainDecoder, 1024, 24, 16, 128, WORDS), (128,), WORDS, 32, 8, 8, LOW),
     "1.1B": Case(partial(Decoder, 2048, 22, 32, 4, 5632, 512, WORDS), (512,), WORDS, 8, 4, 8, LOW),
     "1.1B again": Case(partial(Decoder, 2048, 22, 32, 4, 5632, 512, WORDS, True), (512,), WORDS, 8, 4, 8, LOW),
 }
