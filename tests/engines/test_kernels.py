@@ -23,7 +23,7 @@ from kairosfl.engines.batched import conv as ways
 from kairosfl.engines.batched.conv import Pair, Shape
 from kairosfl.engines.batched.kernels import conv, depthwise, dropout, linear, norm, pool
 from kairosfl.engines.batched.kernels import update as optimiser
-from kairosfl.engines.batched.layers import keep
+from kairosfl.engines.batched.layers import keep, seeded
 from kairosfl.engines.choices import Choices
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population
@@ -199,9 +199,10 @@ def _matrix(rows: Tensor, begin: int, outputs: int, inputs: int) -> Tensor:
 
 @pytest.mark.parametrize("p", [0.3, 1.0])
 def test_dropout_keeps_what_plain_operations_keep(p: float) -> None:
-    x, seeds = torch.randn(CLIENTS * BATCH, 1000), torch.tensor([[5], [0xFFFFFFF0]])
-    stays = keep(seeds, p, BATCH * 1000).view(x.shape)
-    torch.testing.assert_close(dropout.drop(x, seeds, p), torch.where(stays, x / max(1 - p, 1e-9), 0.0))
+    x, keys = torch.randn(CLIENTS * BATCH, 1000), torch.tensor([[5], [-0x7FFFFFF0_12345678]])
+    for draw in (0, 7, 4_000_000):
+        stays = keep(seeded(keys, draw), p, BATCH * 1000).view(x.shape)
+        torch.testing.assert_close(dropout.drop(x, keys, draw, p), torch.where(stays, x / max(1 - p, 1e-9), 0.0))
 
 
 class Tied(nn.Module):

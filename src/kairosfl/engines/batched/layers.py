@@ -323,31 +323,30 @@ class StackedDropout(nn.Module):
         keys = self.frame.keys
         if keys is None or not self.p:
             return x
-        seeds = seeded(keys, self.number)
         module: Any = kernels("dropout", x)
         if module is not None:
-            y: Tensor = _Dropout.apply(x, seeds, self.p, module)  # type: ignore[no-untyped-call]
+            y: Tensor = _Dropout.apply(x, keys, self.number, self.p, module)  # type: ignore[no-untyped-call]
             return y
-        mask = keep(seeds, self.p, x.numel() // len(keys)).view(x.shape)
+        mask = keep(seeded(keys, self.number), self.p, x.numel() // len(keys)).view(x.shape)
         return x * mask if self.p == 1 else x * (mask.to(x.dtype) / (1 - self.p))
 
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seeds: Tensor, p: float, module: Any) -> Tensor:
-        ctx.save_for_backward(seeds)
-        ctx.p, ctx.module = p, module
-        return module.drop(x, seeds, p)  # type: ignore[no-any-return]
+    def forward(ctx: Any, x: Tensor, keys: Tensor, draw: int, p: float, module: Any) -> Tensor:
+        ctx.save_for_backward(keys)
+        ctx.draw, ctx.p, ctx.module = draw, p, module
+        return module.drop(x, keys, draw, p)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (seeds,) = ctx.saved_tensors
-        return ctx.module.drop(dy, seeds, ctx.p), None, None, None
+        (keys,) = ctx.saved_tensors
+        return ctx.module.drop(dy, keys, ctx.draw, ctx.p), None, None, None, None
 
 
 def seeded(keys: Tensor, number: int) -> Tensor:
     """A seed for every client, `[m, 1]`, in the draw with this number."""
-    return _scramble((keys ^ (keys >> 32) ^ number * 0x9E3779B9) & _LOW)
+    return _scramble((keys ^ (keys >> 32) ^ number * SPREAD) & _LOW)
 
 
 def keep(seeds: Tensor, p: float, count: int) -> Tensor:
@@ -368,6 +367,7 @@ def _scramble(bits: Tensor) -> Tensor:
 
 
 _LOW = 0xFFFFFFFF
+SPREAD = 0x9E3779B9  # of the numbers of draws
 
 
 def found(index: int | None) -> int:
