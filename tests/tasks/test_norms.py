@@ -150,7 +150,7 @@ def test_a_norm_without_statistics_has_none_to_freeze():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(zoo.library("timm") is None, reason="needs timm")
+@pytest.mark.skipif("zoo.library('timm') is None", reason="needs timm")
 @pytest.mark.parametrize("convert", [group_norm, freeze_norms])
 def test_norms_of_timm_keep_their_activation_and_dropout(convert):
     from timm.layers import BatchNormAct2d, FrozenBatchNormAct2d
