@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from functools import cache
 
 gc.disable()  # what is made until all tests are known stays until the end
 os.environ.pop("COLUMNS", None)  # pytest-xdist says how wide its own terminal is
@@ -11,8 +12,10 @@ os.environ["KAIROSFL_CACHE"] = "off"  # what a GPU measured for the user is none
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, and for the processes that tests start
 
 import torch
+import typer.testing
 
 torch.set_num_threads(1)
+typer.testing._get_command = cache(typer.main.get_command)  # type: ignore[attr-defined]  # not anew for every call
 
 
 def pytest_collection_finish() -> None:
