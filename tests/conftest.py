@@ -6,7 +6,6 @@ import gc
 import os
 from functools import cache
 
-gc.disable()  # what is made until all tests are known stays until the end
 os.environ.pop("COLUMNS", None)  # pytest-xdist says how wide its own terminal is
 os.environ["KAIROSFL_CACHE"] = "off"  # what a GPU measured for the user is none of the tests' business
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, and for the processes that tests start
@@ -14,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, and f
 import torch
 import typer.testing
 
+gc.disable()  # what is made until all tests are known stays until the end
 torch.set_num_threads(1)
 typer.testing._get_command = cache(typer.main.get_command)  # type: ignore[attr-defined]  # not anew for every call
 
