@@ -36,7 +36,7 @@ from kairosfl.tasks.partitions import dirichlet
 from kairosfl.tasks.task import Task
 
 CLIENTS, EPOCHS, ROUNDS, RESUMED = 8, 3, 5, 3
-RECIPE = Recipe(rounds=ROUNDS, cohort=3, epochs=EPOCHS, batch_size=8, lr=0.1, momentum=0.5)
+RECIPE = Recipe(rounds=ROUNDS, cohort=3, epochs=EPOCHS, batch_size=16, lr=0.1, momentum=0.5)
 
 # Which rules privacy can be combined with is tested in rules/test_privacy.py.
 GUARDS = [name for name, rule in RULES.items() if issubclass(rule, Guard | Attack | LocalPrivacy)]

@@ -68,6 +68,7 @@ PERFORMED = {
 OPTIONAL = {"datasets", "flwr", "flwr_datasets", "ray"}
 # Where one of these is missing, a page that imports it is left out.
 FOREIGN = {"PIL", "peft", "timm", "transformers"}
+COMMAND = typer.main.get_command(app)
 KEYS = {"algorithm", "seed", "sweep", "tune", *SECTIONS}
 
 FENCE = re.compile(
@@ -150,11 +151,14 @@ def test_the_page_can_be_typed_in_from_top_to_bottom(page: Path, desk: types.Mod
 
 
 def perform(block: Block, module: types.ModuleType, page: Path) -> None:
-    tree = ast.parse(block.text)
+    shown = page.read_text(encoding="utf-8")
+    # Where what is printed is not compared, two rounds show that the code runs.
+    text = block.text if "<!-- prints -->" in shown else re.sub(r"\brounds=\d+", "rounds=2", block.text)
+    tree = ast.parse(text)
     wanted = set(re.findall(r"^(?:from|import) (\w+)", block.text, re.MULTILINE))
     if any(importlib.util.find_spec(package) is None for package in wanted & OPTIONAL):
         return
-    ast.increment_lineno(tree, page.read_text(encoding="utf-8")[: block.at].count("\n") + 1)
+    ast.increment_lineno(tree, shown[: block.at].count("\n") + 1)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(compile(tree, str(page), "exec"), module.__dict__)
     if block.prints is not None:
@@ -194,7 +198,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     written = {each.title: tomllib.loads(each.text) for each in blocks(text) if each.title.endswith(".toml")}
     for arguments in commands(text):
-        command: Any = typer.main.get_command(app)
+        command: Any = COMMAND
         rest = list(arguments)
         while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
             known = command.commands

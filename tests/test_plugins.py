@@ -152,3 +152,12 @@ def test_they_are_listed_with_their_distribution_and_a_broken_one_does_not_hide_
 def test_they_complete_by_tab():
     assert complete.change("algorithm=mil") == ["algorithm=mild"]
     assert complete.dataset("dot") == ["dots"]
+
+
+def test_what_is_installed_later_is_found(tmp_path):
+    assert "late" not in RULES
+    info = tmp_path / "site" / "late_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: late-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[kairosfl.rules]\nlate = kairosfl_fake:Mild\n")
+    assert "late" in RULES

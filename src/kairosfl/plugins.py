@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Mapping, MutableMapping
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
@@ -67,9 +70,22 @@ class Registry(MutableMapping[str, T], Generic[T]):
         return {name: point for name, point in external(self.group).items() if name not in self.own}
 
 
-def external(group: str) -> dict[str, EntryPoint]:
+def external(group: str) -> Mapping[str, EntryPoint]:
     """The entry points of a group by name; of two with one name, the first on the path."""
+    return _found(group, tuple((path, _changed(path)) for path in sys.path))
+
+
+@lru_cache(maxsize=16)  # reading what every distribution says of itself takes 10 ms and more
+def _found(group: str, where: tuple[tuple[str, int], ...]) -> Mapping[str, EntryPoint]:
     return {point.name: point for point in reversed(tuple(entry_points(group=group)))}
+
+
+def _changed(path: str) -> int:
+    """When something was last installed there."""
+    try:
+        return os.stat(path or ".").st_mtime_ns
+    except OSError:
+        return 0
 
 
 def origin(point: EntryPoint) -> str:

@@ -56,7 +56,7 @@ class Watched(Rule):
             self._ask_again(hook, arguments, answer)
 
     def _ask_again(self, hook: str, arguments: tuple[Any, ...], answer: Any) -> None:
-        same = _still(getattr(self.rule, hook)(*arguments)) == answer
+        same = still(getattr(self.rule, hook)(*arguments)) == answer
         self.require(
             same,
             hook,
@@ -179,16 +179,16 @@ class Watched(Rule):
     def _call(self, hook: str, *arguments: Any) -> Any:
         """The rule's result; its arguments must be unchanged after the call."""
         given = tuple(replace(a, rules=(self.rule,)) if isinstance(a, Round) else a for a in arguments)
-        before, kept, own = _still(given), copy.deepcopy(given), _still(vars(self.rule))
+        before, kept, own = still(given), copy.deepcopy(given), still(vars(self.rule))
         try:
             answer = getattr(self.rule, hook)(*given)
         except Exception as error:
             fault = f"fails in {hook}{self._when(given)}, {cause(error)}"
             raise AssertionError(sentence(self.rule, fault)) from error
-        self.require(_still(given) == before, hook, "changes its arguments in place; return new tensors instead")
-        kept_out = _still(vars(self.rule)) == own
+        self.require(still(given) == before, hook, "changes its arguments in place; return new tensors instead")
+        kept_out = still(vars(self.rule)) == own
         self.require(kept_out, hook, "keeps something on itself; return it in the state, which checkpoints save")
-        self.calls.append((hook, kept, _still(answer)))
+        self.calls.append((hook, kept, still(answer)))
         self._ask_again(*self.calls[-1])
         return answer
 
@@ -222,24 +222,23 @@ class Watched(Rule):
         require(holds, self.rule, f"in {hook} {fault}")
 
 
-def _still(value: Any) -> Any:
+def still(value: Any) -> Any:
     """A value as nested tuples of plain things, equal when all bits are."""
     if isinstance(value, Tensor):
-        # A copy, because a number expanded to one client is contiguous with a stride of 0, which has no bytes to view.
-        flat = value.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
-        return str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy().tobytes() if len(flat) else b""
+        plain = value.float() if value.dtype == torch.bfloat16 else value  # of which numpy has no type
+        return value.dtype, value.shape, plain.numpy(force=True).tobytes()
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, Table):
-        return "table", tuple(value.ids), _still(value.rows(torch.tensor(value.ids, dtype=torch.int64)))
+        return "table", tuple(value.ids), still(value.rows(torch.tensor(value.ids, dtype=torch.int64)))
     if isinstance(value, Rule):
         return value.name()  # it is in now.rules; what it keeps on itself is checked separately
     if isinstance(value, Mapping):
-        return tuple((key, _still(entry)) for key, entry in value.items())
+        return tuple((key, still(entry)) for key, entry in value.items())
     if isinstance(value, list | tuple):
-        return tuple(_still(entry) for entry in value)
+        return tuple(still(entry) for entry in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return type(value).__name__, _still(vars(value))
+        return type(value).__name__, still(vars(value))
     return repr(value)
 
 

@@ -303,7 +303,7 @@ def test_augmentation_is_that_of_the_loop() -> None:
 
 def test_dropout_depends_on_the_client_alone() -> None:
     model = build("alexnet", shape=(3, 32, 32), classes=3, seed=1, width=6, dropout=0.5).double()
-    task = make_task(model, (3, 32, 32))
+    task = make_task(model, (3, 32, 32), samples=16)
     briefs = make_briefs(task)
     together = Batched(task).train(briefs)
     alone = Batched(task).train(briefs.take(torch.tensor([2])))

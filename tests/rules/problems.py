@@ -137,6 +137,7 @@ class FullGradient:
                 g = brief.scale * g + brief.pull * (w - start) + push + brief.weight_decay * w
                 v = brief.momentum * v + g
                 w = w - brief.lr * v
+            loss = self.problem.loss(i, w)
             reports.append(
                 Report(
                     client=i,
@@ -144,11 +145,11 @@ class FullGradient:
                     steps=self.steps[i],
                     epochs=1.0,
                     delta=torch.from_numpy(w - start),
-                    loss=self.problem.loss(i, w),
+                    loss=loss,
                     grad_sq=grad_sq,
                     seconds=0.0,
                     score_before=self.problem.loss(i, start),
-                    score_after=self.problem.loss(i, w),
+                    score_after=loss,
                 )
             )
         return Reports.stack(reports, torch.stack([report.delta for report in reports]))

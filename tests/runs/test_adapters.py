@@ -18,7 +18,7 @@ from kairosfl.errors import UserError
 from kairosfl.runs.export import beyond_adapters, has_adapters
 from kairosfl.tasks.vector import base, flatten, trained
 
-pytestmark = pytest.mark.skipif(zoo.library("peft") is None, reason="needs peft and transformers")
+pytestmark = pytest.mark.skipif("zoo.library('peft') is None", reason="needs peft and transformers")
 
 BERT = {"vocab_size": 60, "hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 64, "num_hidden_layers": 3}
 BERT_BASE = {"vocab_size": 30522, "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12}

@@ -61,6 +61,7 @@ def _configurations() -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*register_random")  # frozen objects have no known referrers
 def test_many_configurations_are_read_or_refused() -> None:
     """By hypothesis, which tries others every time, and prints the one that fails."""
     hypothesis = pytest.importorskip("hypothesis")

@@ -22,7 +22,7 @@ TABLES = {
     "algorithm": "scaffold + fedcl + pa3fed + fedavgm",
     "data": {"clients": 24, "alpha": 0.3},
     "model": {"hidden": [16]},
-    "train": {"rounds": 24, "cohort": 4, "batch_size": 16, "momentum": 0.5},
+    "train": {"rounds": 12, "cohort": 4, "batch_size": 16, "momentum": 0.5},
     "run": {"checkpoint_every": 2, "engine": "loop"},
 }
 
@@ -120,7 +120,7 @@ def test_an_interrupt_keeps_the_last_round_and_resumes(whole, tmp_path):
 def test_resuming_cuts_the_metrics_back(whole, tmp_path):
     folder = tmp_path / "run"
     experiment.start(resolve(TABLES, ["train.rounds=6"]), folder)
-    (folder / "config.toml").write_text((folder / "config.toml").read_text().replace("rounds = 6", "rounds = 24"))
+    (folder / "config.toml").write_text((folder / "config.toml").read_text().replace("rounds = 6", "rounds = 12"))
     with (folder / "metrics.jsonl").open("a") as handle:
         handle.write(json.dumps({"round": 7, "accuracy": 1.0}) + '\n{"round": 8, "accu')
     experiment.resume(folder)

@@ -35,6 +35,7 @@ TABLES = {
     "train": {"rounds": 30, "cohort": 3, "lr": 0.05},
     "run": {"engine": "batched", "device": "cpu"},
 }
+SHORT = TABLES | {"train": {"rounds": 6, "cohort": 3, "lr": 0.05}}
 
 
 class Quiet:
@@ -172,7 +173,7 @@ def test_budgets_of_bytes_and_of_minutes(tmp_path):
 
 
 def test_a_trial_that_diverges_is_told_so_and_the_others_go_on(tmp_path):
-    tables = TABLES | {"tune": {"train": {"lr": [0.05, 1e30]}, "algorithm": ["fedavgm"]}}
+    tables = SHORT | {"tune": {"train": {"lr": [0.05, 1e30]}, "algorithm": ["fedavgm"]}}
     made = search(tmp_path / "s", Budget("trials", 8), tables)
     lost = [outcome for outcome in made.ended.values() if outcome.state == "diverged"]
     assert lost
@@ -190,7 +191,7 @@ def test_trials_that_are_refused_or_run_out_of_memory_have_failed_with_the_reaso
 
     monkeypatch.setattr(FedAvgM, "step", short)
     table = {"algorithm": ["fedavgm", "fedyogi"], "add": ["", "fedadam"]}
-    tables = TABLES | {"tune": table, "run": {"engine": engine, "device": "cpu"}}
+    tables = SHORT | {"tune": table, "run": {"engine": engine, "device": "cpu"}}
     made = search(tmp_path / "s", Budget("trials", 12), tables)
     reasons = {outcome.reason[:40] for outcome in made.ended.values() if outcome.state == "failed"}
     assert reasons >= {"The GPU ran out of memory: stop other pr", "fedyogi and fedadam cannot be combined: "}

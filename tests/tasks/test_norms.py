@@ -150,9 +150,10 @@ def test_a_norm_without_statistics_has_none_to_freeze():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(zoo.library("timm") is None, reason="needs timm")
 @pytest.mark.parametrize("convert", [group_norm, freeze_norms])
 def test_norms_of_timm_keep_their_activation_and_dropout(convert):
+    if zoo.library("timm") is None:
+        pytest.skip("needs timm")
     from timm.layers import BatchNormAct2d, FrozenBatchNormAct2d
 
     norm = with_statistics(BatchNormAct2d(4, act_layer=nn.SiLU, drop_layer=lambda: nn.Dropout(1.0), inplace=False))

@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -136,6 +137,7 @@ class RunConfig:
 
 
 SECTIONS = {"data": Data, "model": Model, "task": TaskFile, "train": Recipe, "run": Execution}
+_hints = cache(get_type_hints)
 
 
 def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
@@ -179,7 +181,7 @@ def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> RunConfig
         if key == "deploy":
             raise UserError("[deploy] is for real devices: use `kairosfl deploy rehearse`, or remove the section.")
         if key not in known:
-            homes = [f"{name}.{key}" for name, cls in SECTIONS.items() if key in get_type_hints(cls)]
+            homes = [f"{name}.{key}" for name, cls in SECTIONS.items() if key in _hints(cls)]
             fix = f"did you mean {' or '.join(homes)}?" if homes else nearest(key, known)
             raise UserError(f"Unknown key {key!r}; {fix}")
     if "task" in tables:
@@ -255,7 +257,7 @@ def _check_values(tables: Mapping[str, Any]) -> None:
 def _section(name: str, cls: type, table: Any) -> Any:
     if not isinstance(table, Mapping):
         raise UserError(f"{name} = {table!r} must be a section: write [{name}] and its keys below.")
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     fields = {key: hint for key, hint in hints.items() if key != "options" or name == "task"}
     chosen: dict[str, Any] = {}
     extra: dict[str, Any] = {}
