@@ -17,8 +17,13 @@ def digits() -> DataSet:
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise UserError("data set 'digits' needs scikit-learn, which is not installed; pip install \"kairosfl[cli]\"")
-    # Read as load_digits does, which takes two seconds to import.
-    table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if path.exists():  # read as load_digits does, which takes two seconds to import
+        table = np.loadtxt(path, delimiter=",")
+    else:
+        from sklearn.datasets import load_digits
+
+        table = np.column_stack(load_digits(return_X_y=True))
     inputs = torch.from_numpy((table[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32))
     targets = torch.from_numpy(table[:, -1].astype(np.int64))
     # The file is ordered by writer; a fixed permutation makes the test set representative.
