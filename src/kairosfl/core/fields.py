@@ -30,6 +30,7 @@ from kairosfl.errors import UserError
 SCORE_BEFORE, SCORE_AFTER, FISHER, FISHER_SAMPLED = "score_before", "score_after", "fisher", "fisher_sampled"
 ACCURACY_BEFORE, ACCURACY_AFTER = "accuracy_before", "accuracy_after"
 BEFORE, AFTER = (SCORE_BEFORE, ACCURACY_BEFORE), (SCORE_AFTER, ACCURACY_AFTER)  # measured on all local data
+LARGEST = float(np.finfo(np.float64).max)
 SLACK = 1e-6  # for cosines and fractions of an epoch, which are rounded in transit
 
 Shape = Literal["each", "shared", "vector"]
@@ -66,11 +67,18 @@ class Field:
         """The reason given for rejecting a client with this value."""
         return f"its {self.label or self.name} is {value if isinstance(value, int) else f'{value:g}'}"
 
+    def span(self, limit: float = inf) -> tuple[float, float]:
+        """The smallest and the largest value that is accepted, both finite."""
+        return max(self.low, -limit, -LARGEST), min(self.high, limit, LARGEST)
+
     def wrong(self, values: Any, limit: float = inf) -> Any:
         """Where reported values are not finite or out of range; NaN always is."""
-        values = np.asarray(values)
-        with np.errstate(invalid="ignore"):
-            return ~((values >= max(self.low, -limit)) & (values <= min(self.high, limit)) & np.isfinite(values))
+        return _outside(np.asarray(values), *self.span(limit))
+
+
+def _outside(values: Any, low: Any, high: Any) -> Any:
+    with np.errstate(invalid="ignore"):
+        return ~((values >= low) & (values <= high))
 
 
 def _entry(field: Field) -> Any:
@@ -313,14 +321,16 @@ class Reports(Cohort):
     def faults(self, limits: Mapping[str, float] | None = None) -> dict[int, str]:
         """Rows with a number that cannot be used, and why; every column is copied to the host once."""
         found: dict[int, str] = {}
-        for entry in fields(type(self)):
-            value = getattr(self, entry.name)
-            if entry.shape == "each" and not entry.local and entry.name != "ids" and value is not None:
-                column = value.cpu().numpy()
-                for row in np.flatnonzero(entry.wrong(column, (limits or {}).get(entry.limit, inf))).tolist():
-                    found.setdefault(row, entry.fault(column[row].item()))
+        checked = [entry for entry in _CHECKED if getattr(self, entry.name) is not None]
+        spans = np.array([entry.span((limits or {}).get(entry.limit, inf)) for entry in checked])
+        columns = np.array([getattr(self, entry.name).cpu().numpy() for entry in checked], dtype=np.float64)
+        for column, row in np.argwhere(_outside(columns, spans[:, :1], spans[:, 1:])).tolist():
+            entry = checked[column]
+            found.setdefault(row, entry.fault(getattr(self, entry.name)[row].item()))
         return found
 
+
+_CHECKED = tuple(e for e in fields(Reports) if e.shape == "each" and not e.local and e.name != "ids")
 
 if TYPE_CHECKING:
 
