@@ -174,7 +174,7 @@ class Batched(Evaluator):
             if self._stream is not None:
                 self._stream.wait_stream(torch.cuda.current_stream(self.device))
             with self._working():
-                ticket.prepare(self.trainer.w.dtype, self.device, self._work.stack.drops, self._streams)
+                ticket.prepare(self.device, self._work.stack.drops, self._streams)
                 self._measure(ticket)
             self._waiting.extend(sorted(ticket.jobs, key=lambda job: -job.total))
         if not ticket.jobs:
@@ -343,7 +343,7 @@ class Batched(Evaluator):
                 here = places([slot for _, slot in part], self.device)
                 rows = places([job.row for job, _ in part], self.device)
                 w = state.w[here]
-                ticket.take(rows, layout, w, state.sums[:, here].mT, state.wholes[:, here].mT)
+                ticket.take(rows, layout, w, state.numbers[:, here])
                 for name in ticket.briefs.measure.intersection(AFTER):
                     ticket.scores[name][rows] = scores(self._work, w, [job.mine for job, _ in part], name)
             if not ticket.left:

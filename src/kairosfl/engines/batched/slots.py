@@ -141,10 +141,9 @@ class Slots:
         for ticket, mine in cohorts.items():
             here = places([slot for slot, _ in mine], state.device)
             rows = places([job.row for _, job in mine], state.device)
-            state.order[:, : ticket.order.shape[1]][here] = ticket.order[rows]
-            state.reals[:, here] = ticket.reals[rows].mT
-            state.wholes[:, here] = ticket.wholes[rows].mT
-            state.sums[:, here] = ticket.sums[rows].mT
+            state.order[here, : ticket.order.shape[1]] = ticket.order[rows]
+            state.reals[:, here] = ticket.reals[:, rows]
+            state.numbers[:, here] = ticket.numbers[:, rows]
             state.v[here] = 0
             self._load_vectors(here, [job for _, job in mine])
 
