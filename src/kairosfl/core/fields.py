@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
+from functools import cache
 from math import inf, nan
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -31,6 +32,7 @@ SCORE_BEFORE, SCORE_AFTER, FISHER, FISHER_SAMPLED = "score_before", "score_after
 ACCURACY_BEFORE, ACCURACY_AFTER = "accuracy_before", "accuracy_after"
 BEFORE, AFTER = (SCORE_BEFORE, ACCURACY_BEFORE), (SCORE_AFTER, ACCURACY_AFTER)  # measured on all local data
 LARGEST = float(np.finfo(np.float64).max)
+NUMBER = (int, float)
 SLACK = 1e-6  # for cosines and fractions of an epoch, which are rounded in transit
 
 Shape = Literal["each", "shared", "vector"]
@@ -113,6 +115,17 @@ def fields(record: type) -> tuple[Field, ...]:
     return _KNOWN[record]
 
 
+@cache
+def _each(record: type, kind: type) -> tuple[str, ...]:
+    return tuple(entry.name for entry in fields(record) if entry.shape == "each" and entry.kind is kind)
+
+
+@cache
+def names(record: type, *shapes: Shape) -> tuple[str, ...]:
+    """The fields of these shapes that travel."""
+    return tuple(entry.name for entry in fields(record) if entry.shape in shapes and not entry.local)
+
+
 def row_class(name: str, record: type) -> type:
     """The record of one client: the same fields with plain numbers and vectors `[d]`."""
     columns = []
@@ -166,8 +179,7 @@ class Cohort:
 
     def numbers(self) -> int:
         """How many numbers, apart from vectors, are sent for one client."""
-        travelling = (entry for entry in fields(type(self)) if entry.shape != "vector" and not entry.local)
-        return sum(getattr(self, entry.name) is not None for entry in travelling)
+        return sum(getattr(self, name) is not None for name in names(type(self), "each", "shared"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,15 +238,15 @@ class Briefs(Cohort):
 
         Refuse to ask for noise and for what would tell the server the same without it.
         """
-        for entry in fields(type(self)):
-            value = getattr(self, entry.name)
-            if entry.shape == "each" and isinstance(value, int | float | list):
-                dtype = torch.int64 if entry.kind is int else torch.float64
+        for kind, dtype in ((int, torch.int64), (float, torch.float64)):
+            given = {name: getattr(self, name) for name in _each(type(self), kind)}
+            plain = {name: value for name, value in given.items() if isinstance(value, NUMBER)}
+            if plain:  # one table for all of them: a tensor each would take most of the time
+                table = torch.tensor([*plain.values()], dtype=dtype)[:, None].expand(-1, len(self)).contiguous()
+                self.__dict__.update(zip(plain, table.unbind(), strict=True))
+            for name, value in given.items():
                 if isinstance(value, list):
-                    column = torch.tensor(value, dtype=dtype).expand(len(self.ids)).clone()
-                else:
-                    column = torch.full((len(self.ids),), value, dtype=dtype)
-                object.__setattr__(self, entry.name, column)
+                    self.__dict__[name] = torch.tensor(value, dtype=dtype).expand(len(self)).clone()
         asked = sorted(self.measure) + ["stop_below"] * (self.stop_below is not None)
         if asked and self.update_noise is not None:
             raise UserError(
@@ -252,8 +264,7 @@ class Briefs(Cohort):
 
     def vectors_down(self) -> int:
         """Model-sized vectors that each client receives."""
-        vectors = (entry for entry in fields(type(self)) if entry.shape == "vector")
-        return sum(getattr(self, entry.name) is not None for entry in vectors)
+        return sum(getattr(self, name) is not None for name in names(type(self), "vector"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,12 +332,12 @@ class Reports(Cohort):
     def faults(self, limits: Mapping[str, float] | None = None) -> dict[int, str]:
         """Rows with a number that cannot be used, and why; every column is copied to the host once."""
         found: dict[int, str] = {}
-        checked = [entry for entry in _CHECKED if getattr(self, entry.name) is not None]
-        spans = np.array([entry.span((limits or {}).get(entry.limit, inf)) for entry in checked])
-        columns = np.array([getattr(self, entry.name).cpu().numpy() for entry in checked], dtype=np.float64)
-        for column, row in np.argwhere(_outside(columns, spans[:, :1], spans[:, 1:])).tolist():
-            entry = checked[column]
-            found.setdefault(row, entry.fault(getattr(self, entry.name)[row].item()))
+        checked = [(entry, column) for entry in _CHECKED if (column := getattr(self, entry.name)) is not None]
+        low, high = np.array([entry.span((limits or {}).get(entry.limit, inf)) for entry, _ in checked]).T[..., None]
+        bad = _outside(torch.stack([column.cpu() for _, column in checked]).numpy(), low, high)
+        for i, row in np.argwhere(bad).tolist() if bad.any() else ():
+            entry, column = checked[i]
+            found.setdefault(row, entry.fault(column[row].item()))
         return found
 
 
@@ -356,10 +367,13 @@ REALS = tuple(entry.name for entry in fields(Briefs) if entry.kind is float)  # 
 
 def reals(briefs: Briefs) -> np.ndarray:
     """Every real number of the briefs, `[m, len(REALS)]`; NaN where a field is not set."""
-    columns = np.empty((len(briefs), len(REALS)))
-    for column, name in enumerate(REALS):
-        value = getattr(briefs, name)
-        columns[:, column] = nan if value is None else value.cpu().numpy() if isinstance(value, Tensor) else value
+    columns = np.full((len(briefs), len(REALS)), nan)
+    values = {column: getattr(briefs, name) for column, name in enumerate(REALS)}
+    each = {column: value.cpu() for column, value in values.items() if isinstance(value, Tensor)}
+    columns[:, [*each]] = torch.stack([*each.values()], 1).numpy()  # many are faster together
+    for column, value in values.items():
+        if isinstance(value, float):
+            columns[:, column] = value
     return columns
 
 

@@ -127,7 +127,7 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Measures,
     faults = reports.faults()
     for row in np.flatnonzero(~np.isfinite(seen.squares)).tolist():
         faults.setdefault(row, "its update is not finite")
-    if not faults and not rejected and reports.ids.tolist() == briefs.ids.tolist():  # as nearly always
+    if not faults and not rejected and torch.equal(reports.ids, briefs.ids):  # as nearly always
         return briefs, reports, seen, ()
     position = {client: row for row, client in enumerate(briefs.ids.tolist())}
     good: dict[int, int] = {}
@@ -210,7 +210,7 @@ def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Report
         direction = rule.combine(direction, memories[i], now)
     for i, rule in enumerate(rules):
         _, memories[i] = _stored((None, rule.observe(memories[i], now)), memories[i], reports.ids)
-    length = direction.norm()
+    length = torch.linalg.vector_norm(direction)
     for i in setup.algorithm.order():
         direction, memories[i] = rules[i].step(direction, memories[i], now)
     x = _moved(run.x, direction, memories) if direction is mean() else run.x + direction

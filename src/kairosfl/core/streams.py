@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor
 
 
@@ -18,7 +19,17 @@ def key(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
 
 def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
     """A fresh counter-based generator for this purpose; the same arguments give the same numbers anywhere."""
-    return np.random.Generator(np.random.Philox(key=key(seed, purpose, round, client)))
+    return np.random.Generator(np.random.Philox(_Key(key(seed, purpose, round, client))))
+
+
+class _Key(ISeedSequence):
+    """Seeds `Philox` with a key; its own argument `key` asks the system for entropy, too, which takes longer."""
+
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> np.ndarray:
+        return np.array([self._bits & (2**64 - 1), self._bits >> 64], dtype=np.uint64)
 
 
 def secret_seed(seed: int, secret: bytes) -> int:

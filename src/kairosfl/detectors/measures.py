@@ -51,7 +51,7 @@ def squared_norms(delta: Tensor) -> Tensor:
     rows = delta.unbind()
     if delta.is_cuda:
         return torch.stack(torch._foreach_norm(rows, dtype=torch.float64)).square().to(delta.dtype)
-    return torch.stack([row.dot(row) for row in rows])
+    return torch.stack([*map(torch.dot, rows, rows)])
 
 
 def elud(delta: Tensor, squares: Tensor) -> Tensor:

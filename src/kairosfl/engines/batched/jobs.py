@@ -60,9 +60,10 @@ class Ticket:
 
     def prepare(self, device: torch.device, drops: bool, streams: Streams) -> None:
         """Prepare its clients for slots; `drops` says whether the model has dropout."""
-        briefs, clients = self.briefs, self.briefs.ids.tolist()
-        mine = [self.task.clients[client] for client in clients]
-        n, batch, epochs = np.array([len(each) for each in mine]), _host(briefs.batch_size), _host(briefs.epochs)
+        briefs, clients, ids = self.briefs, self.briefs.ids.tolist(), _host(self.briefs.ids)
+        begin, stop = self.task.clients.offsets[ids], self.task.clients.offsets[ids + 1]
+        mine = [self.task.clients.order[a:b] for a, b in zip(begin.tolist(), stop.tolist(), strict=True)]
+        n, batch, epochs = stop - begin, _host(briefs.batch_size), _host(briefs.epochs)
         size = np.minimum(batch, n)
         end = n - n % size if briefs.drop_last else n
         count = -(-end // size)
@@ -109,10 +110,18 @@ class Ticket:
         """The cohort's reports; waits for the device."""
         if self.answer is not None:
             return self.answer
-        m = len(self.n)
-        numbers = self.numbers.to("cpu", copy=True)  # one wait for the device
-        wholes, sums = numbers[: len(Whole)], numbers[len(Whole) :].view(torch.float64)
+        numbers = self.numbers.cpu().numpy()  # one wait for the device
+        wholes, sums = numbers[: len(Whole)], numbers[len(Whole) :].view(np.float64)
         steps, batches = wholes[Whole.POSITION], wholes[Whole.BATCHES]
+        columns = {
+            "epochs": steps // batches + steps % batches / batches,
+            "loss": sums[Sum.LOSS] / wholes[Whole.SAMPLES],
+            "grad_sq": sums[Sum.GRAD_SQ],
+            "seconds": np.full(len(self.n), (time.perf_counter() - self.began) / max(1, len(self.n))),
+        }
+        if self.briefs.stop_below is not None:
+            columns["similarity"] = sums[Sum.SIMILARITY]
+        reported = dict(zip(columns, torch.from_numpy(np.stack([*columns.values()])).unbind(), strict=True))
         measured: dict[str, Any] = {name: values.cpu() for name, values in self.scores.items()}
         measured |= {
             name: torch.from_numpy(np.array([each.reported()[name] for each in self.fishers]))
@@ -121,13 +130,9 @@ class Ticket:
         reports = Reports(
             ids=self.briefs.ids,
             n=self.n,
-            steps=steps,
-            epochs=steps // batches + (steps % batches).double() / batches,
+            steps=torch.from_numpy(steps.copy()),
             delta=self.delta,
-            loss=sums[Sum.LOSS] / wholes[Whole.SAMPLES],
-            grad_sq=sums[Sum.GRAD_SQ],
-            seconds=torch.full((m,), (time.perf_counter() - self.began) / max(1, m), dtype=torch.float64),
-            similarity=None if self.briefs.stop_below is None else sums[Sum.SIMILARITY],
+            **reported,
             **measured,
         )
         self.answer = all_hidden(reports, self.briefs)
