@@ -171,11 +171,12 @@ class Batched(Evaluator):
             self.trainer.task = task  # of the same model and data
             ticket.answer = one_by_one(self.trainer, briefs, self.precision)
         else:
+            ticket.prepare(self.device, self._work.stack.drops, self._streams)
             if self._stream is not None:
                 self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            with self._working():
-                ticket.prepare(self.device, self._work.stack.drops, self._streams)
-                self._measure(ticket)
+            if briefs.measure:
+                with self._working():
+                    self._measure(ticket)
             self._waiting.extend(sorted(ticket.jobs, key=lambda job: -job.total))
         if not ticket.jobs:
             self._done.append(ticket)
@@ -200,11 +201,16 @@ class Batched(Evaluator):
     def _make_room(self, clients: int) -> None:
         """Before a server processes this many reports: halve the slots if it would run out of memory.
 
-        Its next cohort may be twice as large, as FedCL's are.
+        Its next cohort may be twice as large, as FedCL's are. Asking for the memory takes longer than a small round's
+        arithmetic: what was free is counted down, and asked for again when it may be used up.
         """
         wanted = 2 * SERVER_VECTORS * clients * self.task.layout.size * self.trainer.w.element_size()
-        may = self._slots is not None and self._asked > 1 and not self._fixed and self.home.type == "cuda"
-        if may and available(self.device) < wanted:
+        if self._slots is None or self._asked == 1 or self._fixed or self.home.type != "cuda":
+            return
+        self._free -= wanted
+        if self._free < wanted:
+            self._free = available(self.device)
+        if self._free < wanted:
             with self._working():
                 self._shrink()
 
@@ -307,7 +313,7 @@ class Batched(Evaluator):
             kind = joint(self._waiting)
             self._limit = affordable(self._work, kind, length, dtype, self.device, self._reserved)
         count = min(self._limit, next(size for size in widths(1 << 16) if size >= len(self._waiting)))
-        self._asked = self._limit if self._fixed else count
+        self._asked, self._free = self._limit if self._fixed else count, 0
         state = State(self._work.stack.frame.layout, self._asked, length, dtype, self.device)
         self._steps = Steps(self._work, state)
         self._slots = Slots(state, self._waiting, self._steps, fixed=self._fixed)
