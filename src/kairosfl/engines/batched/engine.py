@@ -8,6 +8,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -301,7 +302,7 @@ class Batched(Evaluator):
         held = self._slots
         length = max((job.length for job in self._waiting), default=0)
         if held is not None:
-            wanted = len(self._waiting) + sum(job is not None for job in held.jobs)
+            wanted = len(self._waiting) + len(held.jobs) - held.jobs.count(None)
             grows = wanted > held.state.slots and (self._limit is None or held.state.slots < self._limit)
             if not grows and length <= held.state.length:
                 return held
@@ -331,27 +332,22 @@ class Batched(Evaluator):
             gc.collect()
             torch.cuda.empty_cache()
 
-    def _retire(self, slots: list[int]) -> None:
+    def _retire(self, cohorts: dict[Ticket, list[Job]]) -> None:
         """Move finished clients' results to their tickets."""
         assert self._slots is not None
         assert self._work is not None
         state, layout = self._slots.state, self._work.stack.frame.layout
         at_once = max(1, PASS // layout.width)
-        cohorts: dict[Ticket, list[tuple[Job, int]]] = {}
-        for slot in slots:
-            job = self._slots.jobs[slot]
-            assert job is not None
-            cohorts.setdefault(job.ticket, []).append((job, slot))
         for ticket, mine in cohorts.items():
-            mine.sort(key=lambda each: each[0].row)
+            mine.sort(key=attrgetter("row"))
             for begin in range(0, len(mine), at_once):
                 part = mine[begin : begin + at_once]
-                here = places([slot for _, slot in part], self.device)
-                rows = places([job.row for job, _ in part], self.device)
+                here = places([job.slot for job in part], self.device)
+                rows = places([job.row for job in part], self.device)
                 w = state.w[here]
                 ticket.take(rows, layout, w, state.numbers[:, here])
                 for name in ticket.briefs.measure.intersection(AFTER):
-                    ticket.scores[name][rows] = scores(self._work, w, [job.mine for job, _ in part], name)
+                    ticket.scores[name][rows] = scores(self._work, w, [job.mine for job in part], name)
             if not ticket.left:
                 ticket.ready = self._stream.record_event() if self._stream is not None else None
                 self._done.append(ticket)

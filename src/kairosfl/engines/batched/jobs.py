@@ -172,14 +172,23 @@ class Job:
     total: int  # steps
     length: int  # samples in all epochs
     kind: Kind  # what its step needs
+    slot: int = -1
     done: int = 0  # steps launched
     limit: int = 0  # steps to launch, as far as the host knows
 
 
 def joint(jobs: Iterable[Job]) -> Kind:
     """A kind of step that suits all of these clients."""
-    kinds = {id(job.kind): job.kind for job in jobs}  # they come from a cache, and hashing a hundred takes longer
-    return reduce(or_, kinds.values())
+    kinds = [job.kind for job in jobs]
+    return reduce(or_, dict(zip(map(id, kinds), kinds, strict=True)).values())  # from a cache; hashing takes longer
+
+
+def cohorts(jobs: Iterable[Job]) -> dict[Ticket, list[Job]]:
+    """These clients by their tickets."""
+    found: dict[Ticket, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(job.ticket, []).append(job)
+    return found
 
 
 def _kinds(briefs: Briefs, batch: list[int], numbers: np.ndarray) -> list[Kind]:

@@ -92,7 +92,7 @@ class RowLayout:
 
     def unpack(self, rows: Tensor, out: Tensor) -> None:
         """Rows as vectors, written into `[m, d]`."""
-        vectors, parts = list(self._split(out)), list(rows.split(self._gapped, 1)[::2])
+        vectors, parts = list(self._split(out)), list(rows.split_with_sizes(self._gapped, 1)[::2])
         for index, place in enumerate(self.places):
             if place.swapped:
                 parts[index] = self.natural(rows, index)
@@ -101,7 +101,7 @@ class RowLayout:
 
     def _split(self, vectors: Tensor) -> tuple[Tensor, ...]:
         """The tensors of vectors `[m, d]`, each flat."""
-        pieces: tuple[Tensor, ...] = vectors.split(self._gapped[::2], 1)
+        pieces: tuple[Tensor, ...] = vectors.split_with_sizes(self._gapped[::2], 1)
         return pieces
 
     @cached_property
