@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
-from functools import cache
 from math import inf, nan
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -115,17 +114,6 @@ def fields(record: type) -> tuple[Field, ...]:
     return _KNOWN[record]
 
 
-@cache
-def _each(record: type, kind: type) -> tuple[str, ...]:
-    return tuple(entry.name for entry in fields(record) if entry.shape == "each" and entry.kind is kind)
-
-
-@cache
-def names(record: type, *shapes: Shape) -> tuple[str, ...]:
-    """The fields of these shapes that travel."""
-    return tuple(entry.name for entry in fields(record) if entry.shape in shapes and not entry.local)
-
-
 def row_class(name: str, record: type) -> type:
     """The record of one client: the same fields with plain numbers and vectors `[d]`."""
     columns = []
@@ -141,6 +129,7 @@ class Cohort:
     """A record of m clients, one row each."""
 
     Row: ClassVar[type]
+    NUMBERS: ClassVar[tuple[str, ...]]  # what travels apart from vectors
 
     if TYPE_CHECKING:
         ids: Tensor
@@ -179,7 +168,7 @@ class Cohort:
 
     def numbers(self) -> int:
         """How many numbers, apart from vectors, are sent for one client."""
-        return sum(getattr(self, name) is not None for name in names(type(self), "each", "shared"))
+        return sum(getattr(self, name) is not None for name in self.NUMBERS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +228,7 @@ class Briefs(Cohort):
         Refuse to ask for noise and for what would tell the server the same without it.
         """
         for kind, dtype in ((int, torch.int64), (float, torch.float64)):
-            given = {name: getattr(self, name) for name in _each(type(self), kind)}
+            given = {name: getattr(self, name) for name in _EACH[kind]}
             plain = {name: value for name, value in given.items() if isinstance(value, NUMBER)}
             if plain:  # one table for all of them: a tensor each would take most of the time
                 table = torch.tensor([*plain.values()], dtype=dtype)[:, None].expand(-1, len(self)).contiguous()
@@ -264,7 +253,7 @@ class Briefs(Cohort):
 
     def vectors_down(self) -> int:
         """Model-sized vectors that each client receives."""
-        return sum(getattr(self, name) is not None for name in names(type(self), "vector"))
+        return sum(getattr(self, name) is not None for name in _VECTORS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,6 +330,8 @@ class Reports(Cohort):
         return found
 
 
+_VECTORS = tuple(entry.name for entry in fields(Briefs) if entry.shape == "vector")
+_EACH = {kind: tuple(e.name for e in fields(Briefs) if e.shape == "each" and e.kind is kind) for kind in (int, float)}
 _CHECKED = tuple(e for e in fields(Reports) if e.shape == "each" and not e.local and e.name != "ids")
 
 if TYPE_CHECKING:
@@ -360,6 +351,8 @@ if TYPE_CHECKING:
 else:
     Brief, Report = row_class("Brief", Briefs), row_class("Report", Reports)
 Briefs.Row, Reports.Row = Brief, Report
+for _record in (Briefs, Reports):
+    _record.NUMBERS = tuple(e.name for e in fields(_record) if e.shape != "vector" and not e.local)
 
 
 REALS = tuple(entry.name for entry in fields(Briefs) if entry.kind is float)  # as the batched engine lays them out

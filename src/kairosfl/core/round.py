@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from kairosfl.core.fields import Briefs, Reports, fields
 from kairosfl.core.mass import mass
 from kairosfl.core.rule import Finished, Memory, Plan, Rule, acts
-from kairosfl.core.run import Record, Round, Run, Setup
+from kairosfl.core.run import Record, Round, Run, Setup, changed
 from kairosfl.detectors import Measures, Signals, measured
 from kairosfl.errors import UserError
 
@@ -43,7 +42,7 @@ def rounds(run: Run, setup: Setup) -> Rounds:
         except Finished as reason:
             if not run.round:
                 raise UserError(str(reason)) from None
-            run = replace(run, finished=str(reason))
+            run = changed(run, finished=str(reason))
             break
         briefs = brief(run, setup, now, ids)
         reports = yield run, briefs
@@ -84,7 +83,7 @@ def select(run: Run, setup: Setup, now: Round) -> tuple[Round, Tensor]:
     plan = Plan(now.cohort)
     for i in setup.algorithm.order():
         plan = setup.algorithm.rules[i].select(plan, run.memory(i), now)
-    now = replace(now, size=plan.size)
+    now = changed(now, size=plan.size)
     if plan.ids is not None:
         return now, torch.from_numpy(np.unique(plan.ids).astype(np.int64))
     pool = now.population if plan.eligible is None else plan.eligible
@@ -144,7 +143,7 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Measures,
     asked = torch.tensor([position[client] for client in order], dtype=torch.int64)
     rejected.sort()
     lost = tuple((client, reason) for client, reason in rejected if client in position and client not in good)
-    reports = replace(reports, failed=lost)
+    reports = changed(reports, failed=lost)
     if len(order) < len(reports) or not torch.equal(rows, torch.arange(len(reports))):
         reports = reports.take(rows)
         seen = measured(reports.delta)
@@ -167,13 +166,13 @@ def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Report
     asked, vectors, numbers = len(briefs), briefs.vectors_down(), briefs.numbers()
     briefs, reports, seen, rejected = accept(briefs, reports)
     if briefs.start.ndim == 2 and len(reports):  # clients did not start from x: measure their updates from x
-        reports = replace(reports, delta=reports.delta + (briefs.start - run.x))
+        reports = changed(reports, delta=reports.delta + (briefs.start - run.x))
         seen = measured(reports.delta)
-    reports = replace(reports, mass=mass(briefs, reports.steps))
-    now = replace(now, briefs=briefs, reports=reports)
+    reports = changed(reports, mass=mass(briefs, reports.steps))
+    now = changed(now, briefs=briefs, reports=reports)
     memories = [run.memory(i, table.rows(reports.ids)) for i, table in enumerate(run.tables)]
     for i, rule in enumerate(rules):
-        now = replace(now, reports=rule.receive(now.reports, memories[i], now))
+        now = changed(now, reports=rule.receive(now.reports, memories[i], now))
     if now.reports.delta is not reports.delta:
         seen = measured(now.reports.delta)
     reports = now.reports
@@ -198,12 +197,12 @@ def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Report
         elud=seen.elud,
         coherence=seen.coherence,
     )
-    now = replace(now, signals=signals)
+    now = changed(now, signals=signals)
 
     factors = now.counts()
     for i, rule in enumerate(rules):
         factors = rule.weigh(factors, memories[i], now)
-    now = replace(now, weights=factors / factors.sum())
+    now = changed(now, weights=factors / factors.sum())
     direction = now.weights.to(reports.delta) @ reports.delta
     mean = ref(direction)  # to recognise it without keeping it alive when a rule replaces it
     for i, rule in enumerate(rules):
@@ -220,7 +219,7 @@ def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Report
             f"After round {run.round + 1} the model is not finite, although every accepted update is: the step of "
             f"{setup.algorithm} is too long; lower its lr, or train.lr."
         )
-    record = replace(record, weights=now.weights, reports=reports, consensus=consensus, values=tuple(values))
+    record = changed(record, weights=now.weights, reports=reports, consensus=consensus, values=tuple(values))
     return _after(
         run, memories, x=x, signals=signals, idle=0 if len(reports) or not asked else run.idle + 1, record=record
     )
@@ -240,7 +239,7 @@ def _idle(run: Run, setup: Setup, now: Round, memories: list[Memory], record: Re
     for i in setup.algorithm.order():
         rule = setup.algorithm.rules[i]
         if rule.sees_idle:
-            now = replace(now, weights=torch.empty(0, dtype=torch.float64))
+            now = changed(now, weights=torch.empty(0, dtype=torch.float64))
             seen = rule.observe(memories[i], now).replace(rows={})  # without reports there are no rows to store
             direction, memories[i] = rule.step(torch.zeros_like(run.x), seen, now)
             x = x + direction if acts(rule, "step") else x
@@ -250,7 +249,7 @@ def _idle(run: Run, setup: Setup, now: Round, memories: list[Memory], record: Re
 def _after(run: Run, memories: Sequence[Memory], **changes: Any) -> Run:
     writes = tuple(table.writes for table in run.tables)
     states = tuple(memory.state for memory in memories)
-    return replace(run, round=run.round + 1, states=states, writes=writes, **changes)
+    return changed(run, round=run.round + 1, states=states, writes=writes, **changes)
 
 
 def drive(course: Rounds, engine: Engine) -> Iterator[Run]:

@@ -30,7 +30,8 @@ _WORDS = struct.Struct("<QQ").unpack
 
 def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
     """A fresh counter-based generator for this purpose; the same arguments give the same numbers anywhere."""
-    return np.random.Generator(np.random.Philox(_Key(_words(seed, purpose, round, client))))
+    words = cast(Any, _Key(_words(seed, purpose, round, client)))
+    return np.random.Generator(np.random.Philox(words))
 
 
 class _Key(ISeedSequence):

@@ -6,6 +6,7 @@ All take `delta`, `[m, d]`, read it a constant number of times and return their 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -47,13 +48,14 @@ def measured(delta: Tensor) -> Measures:
 def squared_norms(delta: Tensor) -> Tensor:
     """‖delta_i‖², `[m]`, summed in float64: all rows at once, in pieces of columns instead of a second `[m, d]`."""
     pieces = delta.split(max(1, PIECE // len(delta)), 1)
-    return torch.stack([piece.double().square().sum(1) for piece in pieces]).sum(0).to(delta.dtype)
+    squares: Tensor = reduce(torch.add, [piece.double().square().sum(1) for piece in pieces])
+    return squares.to(delta.dtype)
 
 
 def elud(delta: Tensor, squares: Tensor) -> Tensor:
     """Empirical local update diversity, sqrt(mean ‖g_i‖²) / ‖mean g_i‖ (Zeng et al., AISTATS 2025, Section 5)."""
     mean = delta.mean(0)
-    return (squares.double().mean() / (mean @ mean).double()).sqrt()
+    return (squares.double().mean() / (mean @ mean)).sqrt()
 
 
 def coherence(delta: Tensor, squares: Tensor) -> Tensor:

@@ -87,6 +87,7 @@ class Batched(Evaluator):
         self._waiting: deque[Job] = deque()
         self._done: deque[Ticket] = deque()
         self._work: Work | None = None
+        self._free = 0  # bytes of the device that a server may still use before they are counted again
         way = plain(task, self.predict, self.precision)
         self._evaluator = (
             GraphEvaluator(task, self.test, way, self.precision, self.choices)

@@ -121,9 +121,10 @@ class Ticket:
         }
         if self.briefs.stop_below is not None:
             columns["similarity"] = sums[Sum.SIMILARITY]
-        reported = dict(zip(columns, torch.from_numpy(np.stack([*columns.values()])).unbind(), strict=True))
-        measured: dict[str, Any] = {name: values.cpu() for name, values in self.scores.items()}
-        measured |= {
+        made = torch.from_numpy(np.stack([*columns.values()])).unbind()
+        reported: dict[str, Any] = dict(zip(columns, made, strict=True))
+        reported |= {name: values.cpu() for name, values in self.scores.items()}
+        reported |= {
             name: torch.from_numpy(np.array([each.reported()[name] for each in self.fishers]))
             for name in (self.fishers[0].reported() if self.fishers else ())
         }
@@ -133,7 +134,6 @@ class Ticket:
             steps=torch.from_numpy(steps.copy()),
             delta=self.delta,
             **reported,
-            **measured,
         )
         self.answer = all_hidden(reports, self.briefs)
         return self.answer
