@@ -287,10 +287,10 @@ def test_accept_puts_briefs_and_reports_side_by_side() -> None:
     engine = Puppet(change=lambda reports, round: [reports[4], reports[1]])
     engine.train = keep  # type: ignore[method-assign]
     follow("scaffold", engine, number=1)
-    briefs, reports, squares, rejected = accept(held[0], Puppet.train(engine, held[0]))
+    briefs, reports, seen, rejected = accept(held[0], Puppet.train(engine, held[0]))
     assert briefs.ids.tolist() == reports.ids.tolist() == [1, 4]
     assert briefs.push.shape == (2, 2)
-    assert squares.tolist() == pytest.approx([0.2**2 + 0.7**2, 0.5**2 + 0.7**2])
+    assert seen.squares.tolist() == pytest.approx([0.2**2 + 0.7**2, 0.5**2 + 0.7**2])
     assert rejected == ()
 
 

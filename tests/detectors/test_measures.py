@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kairosfl.detectors import coherence, cosine_matrix, elud, squared_norms
+from kairosfl.detectors import coherence, cosine_matrix, elud, measured, squared_norms
 
 DELTA = np.random.default_rng(0).normal(size=(6, 40)) + 0.2
 
@@ -25,6 +25,25 @@ def cosines(delta: np.ndarray) -> np.ndarray:
 
 def test_squared_norms() -> None:
     np.testing.assert_allclose(squared_norms(torch.from_numpy(DELTA)), (DELTA**2).sum(1), rtol=1e-12)
+
+
+def test_squared_norms_in_float32() -> None:
+    delta = np.random.default_rng(1).normal(size=(7, 50_003)) * 10.0 ** np.arange(-3, 4)[:, None]
+    delta = delta.astype(np.float32)
+    exact = (delta.astype(np.float64) ** 2).sum(1)
+    np.testing.assert_allclose(squared_norms(torch.from_numpy(delta)), exact, rtol=5e-6)
+
+
+def test_what_is_measured_at_once_is_what_is_measured_one_by_one() -> None:
+    delta = torch.from_numpy(DELTA)
+    squares = squared_norms(delta)
+    found = measured(delta)
+    assert found.squares.tolist() == squares.tolist()
+    assert (found.elud, found.coherence) == (float(elud(delta, squares)), float(coherence(delta, squares)))
+    nothing = measured(delta[:0])
+    assert len(nothing.squares) == 0
+    assert math.isnan(nothing.elud)
+    assert math.isnan(nothing.coherence)
 
 
 def test_elud() -> None:

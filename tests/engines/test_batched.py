@@ -16,6 +16,7 @@ from kairosfl.core.run import Run, Setup
 from kairosfl.detectors import FGN, FedFIM
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.batched import engine as batched_engine
+from kairosfl.engines.batched.memory import SERVER_VECTORS
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.rules import RULES, parse
@@ -272,6 +273,21 @@ def test_a_server_that_finds_no_memory_gets_some_of_the_slots(monkeypatch: pytes
     assert engine.collect() is second  # its clients began again
     assert_equal(first.reports(), Loop(task).train(short), 1e-10)
     assert_equal(second.reports(), Loop(task).train(long), 1e-10)
+
+
+def test_free_memory_is_counted_again_when_it_may_be_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = named("mlp")
+    engine, briefs = Batched(task, slots=4), make_briefs(task, epochs=1)
+    wanted = 2 * SERVER_VECTORS * len(briefs) * task.layout.size * task.start().element_size()
+    asked: list[torch.device] = []
+    monkeypatch.setattr(batched_engine, "available", lambda device: asked.append(device) or 4 * wanted)
+    engine.home = torch.device("cuda")
+    counts = []
+    for _ in range(9):
+        engine.train(briefs)
+        counts.append(len(asked))
+    assert counts == [1, 1, 1, 1, 2, 2, 2, 2, 3]
+    assert engine._limit == 4
 
 
 @pytest.mark.parametrize("other", [{}, {"clip": 0.5}, {"pull": 0.3}])

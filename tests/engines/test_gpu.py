@@ -20,11 +20,13 @@ from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, rounds
 from kairosfl.core.rule import Algorithm
 from kairosfl.core.run import Round, Run, Setup
+from kairosfl.detectors import squared_norms
 from kairosfl.engines import memory
 from kairosfl.engines.batched import Batched, conv, fast
 from kairosfl.engines.batched.evaluator import GraphEvaluator, plain, single
 from kairosfl.engines.choices import Choices
 from kairosfl.engines.loop import Loop
+from kairosfl.engines.precision import Precision
 from kairosfl.rules import Privacy, parse
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.models import build
@@ -491,3 +493,11 @@ def test_memory_that_is_free_or_held_without_use() -> None:
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     assert memory.available(device) == torch.cuda.mem_get_info(device)[0] + unused
     assert torch.cuda.memory_allocated(device) >= held.nbytes
+
+
+def test_squared_lengths_are_exact_where_tf32_is_allowed() -> None:
+    delta = torch.randn(50, 300_001, generator=torch.Generator().manual_seed(0))
+    exact = delta.double().square().sum(1)
+    with Precision("tf32")():
+        found = squared_norms(delta.cuda()).cpu().double()
+    assert float((found / exact - 1).abs().max()) < 2e-6

@@ -30,6 +30,8 @@ from kairosfl.errors import UserError
 SCORE_BEFORE, SCORE_AFTER, FISHER, FISHER_SAMPLED = "score_before", "score_after", "fisher", "fisher_sampled"
 ACCURACY_BEFORE, ACCURACY_AFTER = "accuracy_before", "accuracy_after"
 BEFORE, AFTER = (SCORE_BEFORE, ACCURACY_BEFORE), (SCORE_AFTER, ACCURACY_AFTER)  # measured on all local data
+LARGEST = float(np.finfo(np.float64).max)
+NUMBER = (int, float)
 SLACK = 1e-6  # for cosines and fractions of an epoch, which are rounded in transit
 
 Shape = Literal["each", "shared", "vector"]
@@ -66,11 +68,18 @@ class Field:
         """The reason given for rejecting a client with this value."""
         return f"its {self.label or self.name} is {value if isinstance(value, int) else f'{value:g}'}"
 
+    def span(self, limit: float = inf) -> tuple[float, float]:
+        """The smallest and the largest value that is accepted, both finite."""
+        return max(self.low, -limit, -LARGEST), min(self.high, limit, LARGEST)
+
     def wrong(self, values: Any, limit: float = inf) -> Any:
         """Where reported values are not finite or out of range; NaN always is."""
-        values = np.asarray(values)
-        with np.errstate(invalid="ignore"):
-            return ~((values >= max(self.low, -limit)) & (values <= min(self.high, limit)) & np.isfinite(values))
+        return _outside(np.asarray(values), *self.span(limit))
+
+
+def _outside(values: Any, low: Any, high: Any) -> Any:
+    with np.errstate(invalid="ignore"):
+        return ~((values >= low) & (values <= high))
 
 
 def _entry(field: Field) -> Any:
@@ -120,6 +129,7 @@ class Cohort:
     """A record of m clients, one row each."""
 
     Row: ClassVar[type]
+    NUMBERS: ClassVar[tuple[str, ...]]  # what travels apart from vectors
 
     if TYPE_CHECKING:
         ids: Tensor
@@ -158,8 +168,7 @@ class Cohort:
 
     def numbers(self) -> int:
         """How many numbers, apart from vectors, are sent for one client."""
-        travelling = (entry for entry in fields(type(self)) if entry.shape != "vector" and not entry.local)
-        return sum(getattr(self, entry.name) is not None for entry in travelling)
+        return sum(getattr(self, name) is not None for name in self.NUMBERS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,15 +227,15 @@ class Briefs(Cohort):
 
         Refuse to ask for noise and for what would tell the server the same without it.
         """
-        for entry in fields(type(self)):
-            value = getattr(self, entry.name)
-            if entry.shape == "each" and isinstance(value, int | float | list):
-                dtype = torch.int64 if entry.kind is int else torch.float64
+        for kind, dtype in ((int, torch.int64), (float, torch.float64)):
+            given = {name: getattr(self, name) for name in _EACH[kind]}
+            plain = {name: value for name, value in given.items() if isinstance(value, NUMBER)}
+            if plain:  # one table for all of them: a tensor each would take most of the time
+                table = torch.tensor([*plain.values()], dtype=dtype)[:, None].expand(-1, len(self)).contiguous()
+                self.__dict__.update(zip(plain, table.unbind(), strict=True))
+            for name, value in given.items():
                 if isinstance(value, list):
-                    column = torch.tensor(value, dtype=dtype).expand(len(self.ids)).clone()
-                else:
-                    column = torch.full((len(self.ids),), value, dtype=dtype)
-                object.__setattr__(self, entry.name, column)
+                    self.__dict__[name] = torch.tensor(value, dtype=dtype).expand(len(self)).clone()
         asked = sorted(self.measure) + ["stop_below"] * (self.stop_below is not None)
         if asked and self.update_noise is not None:
             raise UserError(
@@ -244,8 +253,7 @@ class Briefs(Cohort):
 
     def vectors_down(self) -> int:
         """Model-sized vectors that each client receives."""
-        vectors = (entry for entry in fields(type(self)) if entry.shape == "vector")
-        return sum(getattr(self, entry.name) is not None for entry in vectors)
+        return sum(getattr(self, name) is not None for name in _VECTORS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,14 +321,18 @@ class Reports(Cohort):
     def faults(self, limits: Mapping[str, float] | None = None) -> dict[int, str]:
         """Rows with a number that cannot be used, and why; every column is copied to the host once."""
         found: dict[int, str] = {}
-        for entry in fields(type(self)):
-            value = getattr(self, entry.name)
-            if entry.shape == "each" and not entry.local and entry.name != "ids" and value is not None:
-                column = value.cpu().numpy()
-                for row in np.flatnonzero(entry.wrong(column, (limits or {}).get(entry.limit, inf))).tolist():
-                    found.setdefault(row, entry.fault(column[row].item()))
+        checked = [(entry, column) for entry in _CHECKED if (column := getattr(self, entry.name)) is not None]
+        low, high = np.array([entry.span((limits or {}).get(entry.limit, inf)) for entry, _ in checked]).T[..., None]
+        bad = _outside(torch.stack([column.cpu() for _, column in checked]).numpy(), low, high)
+        for i, row in np.argwhere(bad).tolist() if bad.any() else ():
+            entry, column = checked[i]
+            found.setdefault(row, entry.fault(column[row].item()))
         return found
 
+
+_VECTORS = tuple(entry.name for entry in fields(Briefs) if entry.shape == "vector")
+_EACH = {kind: tuple(e.name for e in fields(Briefs) if e.shape == "each" and e.kind is kind) for kind in (int, float)}
+_CHECKED = tuple(e for e in fields(Reports) if e.shape == "each" and not e.local and e.name != "ids")
 
 if TYPE_CHECKING:
 
@@ -339,6 +351,8 @@ if TYPE_CHECKING:
 else:
     Brief, Report = row_class("Brief", Briefs), row_class("Report", Reports)
 Briefs.Row, Reports.Row = Brief, Report
+for _record in (Briefs, Reports):
+    _record.NUMBERS = tuple(e.name for e in fields(_record) if e.shape != "vector" and not e.local)
 
 
 REALS = tuple(entry.name for entry in fields(Briefs) if entry.kind is float)  # as the batched engine lays them out
@@ -346,10 +360,13 @@ REALS = tuple(entry.name for entry in fields(Briefs) if entry.kind is float)  # 
 
 def reals(briefs: Briefs) -> np.ndarray:
     """Every real number of the briefs, `[m, len(REALS)]`; NaN where a field is not set."""
-    columns = np.empty((len(briefs), len(REALS)))
-    for column, name in enumerate(REALS):
-        value = getattr(briefs, name)
-        columns[:, column] = nan if value is None else value.cpu().numpy() if isinstance(value, Tensor) else value
+    columns = np.full((len(briefs), len(REALS)), nan)
+    values = {column: getattr(briefs, name) for column, name in enumerate(REALS)}
+    each = {column: value.cpu() for column, value in values.items() if isinstance(value, Tensor)}
+    columns[:, [*each]] = torch.stack([*each.values()], 1).numpy()  # many are faster together
+    for column, value in values.items():
+        if isinstance(value, float):
+            columns[:, column] = value
     return columns
 
 

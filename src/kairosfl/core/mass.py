@@ -34,14 +34,8 @@ def mass(briefs: Briefs, steps: Tensor) -> Tensor:
     """
     if briefs.optimizer != "sgd":
         return torch.full((len(steps),), torch.nan, dtype=torch.float64)
-    rows = zip(
-        steps.tolist(),
-        briefs.lr.tolist(),
-        briefs.momentum.tolist(),
-        (briefs.pull + briefs.weight_decay).tolist(),
-        strict=True,
-    )
-    return torch.tensor([_mass(*row) for row in rows], dtype=torch.float64)
+    columns = (steps, briefs.lr, briefs.momentum, briefs.pull + briefs.weight_decay)
+    return torch.tensor([*map(_mass, *(column.tolist() for column in columns))], dtype=torch.float64)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -15,8 +14,8 @@ from torch import Tensor
 from kairosfl.core.fields import Briefs, Reports, fields
 from kairosfl.core.mass import mass
 from kairosfl.core.rule import Finished, Memory, Plan, Rule, acts
-from kairosfl.core.run import Record, Round, Run, Setup
-from kairosfl.detectors import Signals, coherence, elud, squared_norms
+from kairosfl.core.run import Record, Round, Run, Setup, changed
+from kairosfl.detectors import Measures, Signals, measured
 from kairosfl.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def rounds(run: Run, setup: Setup) -> Rounds:
         except Finished as reason:
             if not run.round:
                 raise UserError(str(reason)) from None
-            run = replace(run, finished=str(reason))
+            run = changed(run, finished=str(reason))
             break
         briefs = brief(run, setup, now, ids)
         reports = yield run, briefs
@@ -84,7 +83,7 @@ def select(run: Run, setup: Setup, now: Round) -> tuple[Round, Tensor]:
     plan = Plan(now.cohort)
     for i in setup.algorithm.order():
         plan = setup.algorithm.rules[i].select(plan, run.memory(i), now)
-    now = replace(now, size=plan.size)
+    now = changed(now, size=plan.size)
     if plan.ids is not None:
         return now, torch.from_numpy(np.unique(plan.ids).astype(np.int64))
     pool = now.population if plan.eligible is None else plan.eligible
@@ -114,21 +113,21 @@ def brief(run: Run, setup: Setup, now: Round, ids: Tensor) -> Briefs:
     return briefs
 
 
-def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Tensor, tuple[tuple[int, str], ...]]:
-    """The usable reports with their briefs, in client order, their squared norms, and why the others were rejected."""
+def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Measures, tuple[tuple[int, str], ...]]:
+    """The usable reports with their briefs, in client order, what they measure, and why the others were rejected."""
     rejected = list(reports.failed)
     d = briefs.start.shape[-1]
     if reports.delta.shape != (len(reports), d):
         shape = tuple(reports.delta.shape[1:])
         rejected += [(int(i), f"its update has the shape {shape}, not ({d},)") for i in reports.ids]
         none = torch.empty(0, dtype=torch.int64)
-        return briefs.take(none), reports.take(none), torch.empty(0), tuple(rejected)
-    squares = squared_norms(reports.delta) if len(reports) else torch.empty(0)
+        return briefs.take(none), reports.take(none), measured(reports.delta[:0]), tuple(rejected)
+    seen = measured(reports.delta)
     faults = reports.faults()
-    for row in np.flatnonzero(~np.isfinite(squares.cpu().numpy())).tolist():
+    for row in np.flatnonzero(~np.isfinite(seen.squares)).tolist():
         faults.setdefault(row, "its update is not finite")
-    if not faults and not rejected and reports.ids.tolist() == briefs.ids.tolist():  # as nearly always
-        return briefs, reports, squares, ()
+    if not faults and not rejected and torch.equal(reports.ids, briefs.ids):  # as nearly always
+        return briefs, reports, seen, ()
     position = {client: row for row, client in enumerate(briefs.ids.tolist())}
     good: dict[int, int] = {}
     for row, client in enumerate(reports.ids.tolist()):
@@ -144,12 +143,13 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Tensor, t
     asked = torch.tensor([position[client] for client in order], dtype=torch.int64)
     rejected.sort()
     lost = tuple((client, reason) for client, reason in rejected if client in position and client not in good)
-    reports = replace(reports, failed=lost)
+    reports = changed(reports, failed=lost)
     if len(order) < len(reports) or not torch.equal(rows, torch.arange(len(reports))):
-        reports, squares = reports.take(rows), squares[rows]
+        reports = reports.take(rows)
+        seen = measured(reports.delta)
     if len(order) < len(briefs):
         briefs = briefs.take(asked)
-    return briefs, reports, squares, tuple(rejected)
+    return briefs, reports, seen, tuple(rejected)
 
 
 def _moved(x: Tensor, direction: Tensor, memories: Sequence[Memory]) -> Tensor:
@@ -164,17 +164,17 @@ def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Report
     """Stages 4 to 8: receive, weigh, combine, observe, step. Without a usable report the model does not change."""
     rules, detectors = setup.algorithm.rules, setup.detectors
     asked, vectors, numbers = len(briefs), briefs.vectors_down(), briefs.numbers()
-    briefs, reports, squares, rejected = accept(briefs, reports)
+    briefs, reports, seen, rejected = accept(briefs, reports)
     if briefs.start.ndim == 2 and len(reports):  # clients did not start from x: measure their updates from x
-        reports = replace(reports, delta=reports.delta + (briefs.start - run.x))
-        squares = squared_norms(reports.delta)
-    reports = replace(reports, mass=mass(briefs, reports.steps))
-    now = replace(now, briefs=briefs, reports=reports)
+        reports = changed(reports, delta=reports.delta + (briefs.start - run.x))
+        seen = measured(reports.delta)
+    reports = changed(reports, mass=mass(briefs, reports.steps))
+    now = changed(now, briefs=briefs, reports=reports)
     memories = [run.memory(i, table.rows(reports.ids)) for i, table in enumerate(run.tables)]
     for i, rule in enumerate(rules):
-        now = replace(now, reports=rule.receive(now.reports, memories[i], now))
-    if now.reports.delta is not reports.delta and len(reports):
-        squares = squared_norms(now.reports.delta)
+        now = changed(now, reports=rule.receive(now.reports, memories[i], now))
+    if now.reports.delta is not reports.delta:
+        seen = measured(now.reports.delta)
     reports = now.reports
     record = Record(reports.ids, torch.empty(0), None, rejected, asked, now.lr, vectors, numbers)
     if not len(reports) and not any(rule.private for rule in rules):
@@ -190,37 +190,36 @@ def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Report
         critical, memories[i] = _stored(detector.decide(values[-1], memories[i], now), memories[i], reports.ids)
         decided.append(critical)
     named = {detector.name(): value for detector, value in zip(detectors, values, strict=True)}
-    diversity, agreement = torch.stack([elud(reports.delta, squares), coherence(reports.delta, squares)]).tolist()
     signals = Signals(
         critical=decided[0],
         fgn=named.get("fgn", named.get("noisedfgn", float("nan"))),
         fisher=named.get("fedfim", float("nan")),
-        elud=diversity,
-        coherence=agreement,
+        elud=seen.elud,
+        coherence=seen.coherence,
     )
-    now = replace(now, signals=signals)
+    now = changed(now, signals=signals)
 
     factors = now.counts()
     for i, rule in enumerate(rules):
         factors = rule.weigh(factors, memories[i], now)
-    now = replace(now, weights=factors / factors.sum())
+    now = changed(now, weights=factors / factors.sum())
     direction = now.weights.to(reports.delta) @ reports.delta
     mean = ref(direction)  # to recognise it without keeping it alive when a rule replaces it
     for i, rule in enumerate(rules):
         direction = rule.combine(direction, memories[i], now)
     for i, rule in enumerate(rules):
         _, memories[i] = _stored((None, rule.observe(memories[i], now)), memories[i], reports.ids)
-    length = direction.norm()
+    length = torch.linalg.vector_norm(direction)
     for i in setup.algorithm.order():
         direction, memories[i] = rules[i].step(direction, memories[i], now)
     x = _moved(run.x, direction, memories) if direction is mean() else run.x + direction
-    consensus, finite = torch.stack([length.double(), x.sum().double()]).tolist()
+    consensus, finite = torch.stack([length, x.sum()]).tolist()
     if not math.isfinite(finite):
         raise UserError(
             f"After round {run.round + 1} the model is not finite, although every accepted update is: the step of "
             f"{setup.algorithm} is too long; lower its lr, or train.lr."
         )
-    record = replace(record, weights=now.weights, reports=reports, consensus=consensus, values=tuple(values))
+    record = changed(record, weights=now.weights, reports=reports, consensus=consensus, values=tuple(values))
     return _after(
         run, memories, x=x, signals=signals, idle=0 if len(reports) or not asked else run.idle + 1, record=record
     )
@@ -240,7 +239,7 @@ def _idle(run: Run, setup: Setup, now: Round, memories: list[Memory], record: Re
     for i in setup.algorithm.order():
         rule = setup.algorithm.rules[i]
         if rule.sees_idle:
-            now = replace(now, weights=torch.empty(0, dtype=torch.float64))
+            now = changed(now, weights=torch.empty(0, dtype=torch.float64))
             seen = rule.observe(memories[i], now).replace(rows={})  # without reports there are no rows to store
             direction, memories[i] = rule.step(torch.zeros_like(run.x), seen, now)
             x = x + direction if acts(rule, "step") else x
@@ -250,7 +249,7 @@ def _idle(run: Run, setup: Setup, now: Round, memories: list[Memory], record: Re
 def _after(run: Run, memories: Sequence[Memory], **changes: Any) -> Run:
     writes = tuple(table.writes for table in run.tables)
     states = tuple(memory.state for memory in memories)
-    return replace(run, round=run.round + 1, states=states, writes=writes, **changes)
+    return changed(run, round=run.round + 1, states=states, writes=writes, **changes)
 
 
 def drive(course: Rounds, engine: Engine) -> Iterator[Run]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -30,6 +30,14 @@ class _NotYet:
 
 
 NOT_YET: Any = _NotYet()
+T = TypeVar("T")
+
+
+def changed(given: T, /, **changes: Any) -> T:
+    """`dataclasses.replace` for records that check nothing when they are made; a round does it often."""
+    made: T = object.__new__(type(given))
+    vars(made).update(vars(given), **changes)
+    return made
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,45 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor
 
 
 def key(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
     """128 bits that depend on all four arguments and on nothing else."""
+    low, high = _words(seed, purpose, round, client)
+    return high << 64 | low
+
+
+def _words(seed: int, purpose: str, round: int, client: int) -> tuple[int, int]:
+    """The same as two words, the lower one first."""
     text = f"{seed}|{purpose}|{round}|{client}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "little")
+    low, high = _WORDS(hashlib.blake2b(text, digest_size=16).digest())
+    return low, high
+
+
+_WORDS = struct.Struct("<QQ").unpack
 
 
 def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
     """A fresh counter-based generator for this purpose; the same arguments give the same numbers anywhere."""
-    return np.random.Generator(np.random.Philox(key=key(seed, purpose, round, client)))
+    words = cast(Any, _Key(_words(seed, purpose, round, client)))
+    return np.random.Generator(np.random.Philox(words))
+
+
+class _Key(ISeedSequence):
+    """Seeds `Philox` with a key; its own argument `key` asks the system for entropy, too, which takes longer."""
+
+    def __init__(self, words: tuple[int, int]) -> None:
+        self._words = words
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> np.ndarray:
+        return np.array(self._words, dtype=np.uint64)
 
 
 def secret_seed(seed: int, secret: bytes) -> int:
@@ -47,7 +70,6 @@ class Streams:
         self._fresh["state"]["counter"] = self._fresh["buffer"] = (0,) * 4  # quicker to read than arrays
 
     def __call__(self, seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
-        bits = key(seed, purpose, round, client)
-        self._fresh["state"]["key"] = bits & (2**64 - 1), bits >> 64
+        self._fresh["state"]["key"] = _words(seed, purpose, round, client)
         self._source.state = self._fresh
         return self._generator

@@ -49,7 +49,7 @@ class Table:
 
     def rows(self, ids: Tensor) -> dict[str, Tensor]:
         """The rows of these clients stacked, the default for those never written."""
-        slots = [self.slot.get(client, -1) for client in ids.tolist()]
+        slots = [self.slot.get(client, -1) for client in ids.tolist()] if self.default else []
         stacked = {}
         for name, default in self.default.items():
             shape = self.blocks[0][name].shape[1:] if self.blocks else default.shape

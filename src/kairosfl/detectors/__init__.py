@@ -1,7 +1,7 @@
 """What is measured during a run, and the detectors of critical learning periods."""
 
 from kairosfl.detectors.detectors import DETECTORS, FGN, Detector, FedFIM, parse_detectors
-from kairosfl.detectors.measures import Signals, coherence, cosine_matrix, elud, squared_norms
+from kairosfl.detectors.measures import Measures, Signals, coherence, cosine_matrix, elud, measured, squared_norms
 from kairosfl.detectors.noised import NoisedFGN
 
 DETECTORS[NoisedFGN.name()] = NoisedFGN
@@ -11,11 +11,13 @@ __all__ = [
     "FGN",
     "Detector",
     "FedFIM",
+    "Measures",
     "NoisedFGN",
     "Signals",
     "coherence",
     "cosine_matrix",
     "elud",
+    "measured",
     "parse_detectors",
     "squared_norms",
 ]

@@ -6,7 +6,9 @@ All take `delta`, `[m, d]`, read it a constant number of times and return their 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,15 +24,36 @@ class Signals:
     coherence: float = float("nan")
 
 
+class Measures(NamedTuple):
+    """What is measured about one round's updates, on the host."""
+
+    squares: np.ndarray  # [m] float64: ‖delta_i‖²
+    elud: float
+    coherence: float
+
+
+def measured(delta: Tensor) -> Measures:
+    """Squared lengths, diversity and coherence, with one wait for the device. NaN without updates."""
+    if not len(delta):
+        return Measures(np.empty(0), float("nan"), float("nan"))
+    squares = squared_norms(delta)
+    pair = torch.stack([elud(delta, squares), coherence(delta, squares)])
+    found = torch.cat([squares.double(), pair]).cpu().numpy()
+    return Measures(found[:-2], *found[-2:].tolist())
+
+
 def squared_norms(delta: Tensor) -> Tensor:
-    """‖delta_i‖², `[m]`, one row at a time: no second `[m, d]`, and dot is more exact than vector_norm."""
+    """‖delta_i‖², `[m]`, without a second `[m, d]`: by one kernel on a GPU, and row by row where dot is more exact."""
+    if delta.is_cuda:
+        norms: Tensor = torch.linalg.vector_norm(delta, dim=1)
+        return norms.square()
     return torch.stack([row.dot(row) for row in delta.unbind()])
 
 
 def elud(delta: Tensor, squares: Tensor) -> Tensor:
     """Empirical local update diversity, sqrt(mean ‖g_i‖²) / ‖mean g_i‖ (Zeng et al., AISTATS 2025, Section 5)."""
     mean = delta.mean(0)
-    return (squares.double().mean() / (mean @ mean).double()).sqrt()
+    return (squares.double().mean() / (mean @ mean)).sqrt()
 
 
 def coherence(delta: Tensor, squares: Tensor) -> Tensor:

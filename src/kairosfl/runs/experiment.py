@@ -194,6 +194,7 @@ def _record_rounds(
     """The rounds of a run, each recorded before the next begins; returns their number and what the rules said."""
     note = {"algorithm": str(config.algorithm), "detector": config.run.detector}
     saved, chosen = run.round, len(engine.choices.made)
+    clients_file, metrics_file = folder.path / "clients.jsonl", folder.path / "metrics.jsonl"
     stages = rounds(run, setup)
     run, briefs = next(stages)
     if briefs is None and run.idle >= IDLE_LIMIT:
@@ -218,8 +219,8 @@ def _record_rounds(
             row = recorded(run, setup) | metrics.row(run, task, scores, own, time.perf_counter() - began, plain)
             row["samples"] = metrics.samples_of(told, run.record.reports) if run.record and run.record.reports else 0
             cosines = run.round in config.run.cosines
-            append_json(folder.path / "clients.jsonl", metrics.clients_row(run, task, own, scores, cosines=cosines))
-            append_json(folder.path / "metrics.jsonl", row)
+            append_json(clients_file, metrics.clients_row(run, task, own, scores, cosines=cosines))
+            append_json(metrics_file, row)
             _log_rejections(run, setup, folder)
             for listen in listeners:
                 listen(row)

@@ -16,6 +16,7 @@ from kairosfl.errors import UserError
 
 Needs = Mapping[str, Any]  # name -> what isinstance takes
 NOTHING: Needs = {}
+_STRICT = json.JSONEncoder(allow_nan=False)
 
 
 def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
@@ -73,19 +74,20 @@ def write_json(path: Path, value: Any) -> None:
     write(path, json.dumps(plain(value), indent=1) + "\n")
 
 
-def append_json(path: Path, value: Any) -> None:
+def append_json(path: Path, value: dict[str, Any]) -> None:
     """Append a line to a JSON Lines file; it is on disk when this returns."""
     try:
-        with path.open("a", encoding="utf-8") as handle:
-            handle.write(_line(value) + "\n")
+        with path.open("ab") as handle:
+            handle.write(f"{_line(value)}\n".encode())
     except OSError as error:
         raise UserError(f"Cannot write {path}: {error.strerror or error}; free the disk, then resume.") from None
 
 
-def _line(value: Any) -> str:
-    """As JSON; going through all numbers for those that JSON does not have takes longer than writing them."""
+def _line(value: dict[str, Any]) -> str:
+    """As JSON; going through all lists for numbers that JSON does not have takes longer than writing them."""
+    value = {key: plain(each) if isinstance(each, float) else each for key, each in value.items()}
     try:
-        return json.dumps(value, allow_nan=False)
+        return _STRICT.encode(value)
     except ValueError:
         return json.dumps(plain(value))
 

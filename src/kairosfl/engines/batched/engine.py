@@ -8,6 +8,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -86,6 +87,7 @@ class Batched(Evaluator):
         self._waiting: deque[Job] = deque()
         self._done: deque[Ticket] = deque()
         self._work: Work | None = None
+        self._free = 0  # bytes of the device that a server may still use before they are counted again
         way = plain(task, self.predict, self.precision)
         self._evaluator = (
             GraphEvaluator(task, self.test, way, self.precision, self.choices)
@@ -171,11 +173,12 @@ class Batched(Evaluator):
             self.trainer.task = task  # of the same model and data
             ticket.answer = one_by_one(self.trainer, briefs, self.precision)
         else:
+            ticket.prepare(self.device, self._work.stack.drops, self._streams)
             if self._stream is not None:
                 self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            with self._working():
-                ticket.prepare(self.trainer.w.dtype, self.device, self._work.stack.drops, self._streams)
-                self._measure(ticket)
+            if briefs.measure:
+                with self._working():
+                    self._measure(ticket)
             self._waiting.extend(sorted(ticket.jobs, key=lambda job: -job.total))
         if not ticket.jobs:
             self._done.append(ticket)
@@ -200,11 +203,16 @@ class Batched(Evaluator):
     def _make_room(self, clients: int) -> None:
         """Before a server processes this many reports: halve the slots if it would run out of memory.
 
-        Its next cohort may be twice as large, as FedCL's are.
+        Its next cohort may be twice as large, as FedCL's are. Asking for the memory takes longer than a small round's
+        arithmetic: what was free is counted down, and asked for again when it may be used up.
         """
         wanted = 2 * SERVER_VECTORS * clients * self.task.layout.size * self.trainer.w.element_size()
-        may = self._slots is not None and self._asked > 1 and not self._fixed and self.home.type == "cuda"
-        if may and available(self.device) < wanted:
+        if self._slots is None or self._asked == 1 or self._fixed or self.home.type != "cuda":
+            return
+        self._free -= wanted
+        if self._free < wanted:
+            self._free = available(self.device)
+        if self._free < wanted:
             with self._working():
                 self._shrink()
 
@@ -295,7 +303,7 @@ class Batched(Evaluator):
         held = self._slots
         length = max((job.length for job in self._waiting), default=0)
         if held is not None:
-            wanted = len(self._waiting) + sum(job is not None for job in held.jobs)
+            wanted = len(self._waiting) + len(held.jobs) - held.jobs.count(None)
             grows = wanted > held.state.slots and (self._limit is None or held.state.slots < self._limit)
             if not grows and length <= held.state.length:
                 return held
@@ -307,7 +315,7 @@ class Batched(Evaluator):
             kind = joint(self._waiting)
             self._limit = affordable(self._work, kind, length, dtype, self.device, self._reserved)
         count = min(self._limit, next(size for size in widths(1 << 16) if size >= len(self._waiting)))
-        self._asked = self._limit if self._fixed else count
+        self._asked, self._free = self._limit if self._fixed else count, 0
         state = State(self._work.stack.frame.layout, self._asked, length, dtype, self.device)
         self._steps = Steps(self._work, state)
         self._slots = Slots(state, self._waiting, self._steps, fixed=self._fixed)
@@ -325,27 +333,22 @@ class Batched(Evaluator):
             gc.collect()
             torch.cuda.empty_cache()
 
-    def _retire(self, slots: list[int]) -> None:
+    def _retire(self, cohorts: dict[Ticket, list[Job]]) -> None:
         """Move finished clients' results to their tickets."""
         assert self._slots is not None
         assert self._work is not None
         state, layout = self._slots.state, self._work.stack.frame.layout
         at_once = max(1, PASS // layout.width)
-        cohorts: dict[Ticket, list[tuple[Job, int]]] = {}
-        for slot in slots:
-            job = self._slots.jobs[slot]
-            assert job is not None
-            cohorts.setdefault(job.ticket, []).append((job, slot))
         for ticket, mine in cohorts.items():
-            mine.sort(key=lambda each: each[0].row)
+            mine.sort(key=attrgetter("row"))
             for begin in range(0, len(mine), at_once):
                 part = mine[begin : begin + at_once]
-                here = places([slot for _, slot in part], self.device)
-                rows = places([job.row for job, _ in part], self.device)
+                here = places([job.slot for job in part], self.device)
+                rows = places([job.row for job in part], self.device)
                 w = state.w[here]
-                ticket.take(rows, layout, w, state.sums[:, here].mT, state.wholes[:, here].mT)
+                ticket.take(rows, layout, w, state.numbers[:, here])
                 for name in ticket.briefs.measure.intersection(AFTER):
-                    ticket.scores[name][rows] = scores(self._work, w, [job.mine for job, _ in part], name)
+                    ticket.scores[name][rows] = scores(self._work, w, [job.mine for job in part], name)
             if not ticket.left:
                 ticket.ready = self._stream.record_event() if self._stream is not None else None
                 self._done.append(ticket)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kairosfl.client.local import all_hidden
 from kairosfl.client.trainer import Fisher
-from kairosfl.core.fields import Briefs, Reports, reals
+from kairosfl.core.fields import REALS, Briefs, Reports, reals
 from kairosfl.core.streams import Streams, key
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.state import Kind, Real, Sum, Whole, upload
@@ -34,7 +34,7 @@ NONZERO = {
 
 @dataclass(eq=False)
 class Ticket:
-    """A cohort in training. `sums` and `wholes` are columns of the slots, initially as clients begin."""
+    """A cohort in training. `reals` and `numbers` are columns of the slots, initially as clients begin."""
 
     task: Task
     briefs: Briefs
@@ -42,9 +42,8 @@ class Ticket:
     left: int  # clients that have not finished
     jobs: list[Job] = field(default_factory=list)  # until all have finished
     n: Tensor = field(init=False)  # [m] samples
-    reals: Tensor = field(init=False)  # [m, reals], on the engine's device as the next two
-    sums: Tensor = field(init=False)  # [m, sums] float64
-    wholes: Tensor = field(init=False)  # [m, wholes] int64
+    reals: Tensor = field(init=False)  # [reals, m] float64, on the engine's device as the next two
+    numbers: Tensor = field(init=False)  # [wholes and sums, m] int64, the sums as bits of float64
     order: Tensor = field(init=False)  # [m, longest]: samples of all epochs, one by one
     scores: dict[str, Tensor] = field(default_factory=dict)  # [m] float64
     fishers: list[Fisher] = field(default_factory=list)  # of each client, if requested
@@ -59,37 +58,41 @@ class Ticket:
         delta = torch.empty(m, start.shape[-1], dtype=start.dtype, device=start.device)
         return cls(task, briefs, delta, left=m)
 
-    def prepare(self, dtype: torch.dtype, device: torch.device, drops: bool, streams: Streams) -> None:
+    def prepare(self, device: torch.device, drops: bool, streams: Streams) -> None:
         """Prepare its clients for slots; `drops` says whether the model has dropout."""
-        briefs, clients = self.briefs, self.briefs.ids.tolist()
-        mine = [self.task.clients[client] for client in clients]
-        n, batch, epochs = np.array([len(each) for each in mine]), _host(briefs.batch_size), _host(briefs.epochs)
+        briefs, clients, ids = self.briefs, self.briefs.ids.tolist(), _host(self.briefs.ids)
+        begin, stop = self.task.clients.offsets[ids], self.task.clients.offsets[ids + 1]
+        mine = [self.task.clients.order[a:b] for a, b in zip(begin.tolist(), stop.tolist(), strict=True)]
+        n, batch, epochs = stop - begin, _host(briefs.batch_size), _host(briefs.epochs)
         size = np.minimum(batch, n)
         end = n - n % size if briefs.drop_last else n
         count = -(-end // size)
         rows = zip(clients, mine, batch.tolist(), count.tolist(), (count * epochs).tolist(), strict=True)
-        numbers = reals(briefs)
-        lengths, kinds = (end * epochs).tolist(), _kinds(briefs, batch.tolist(), numbers)
+        real = reals(briefs)
+        lengths, kinds = (end * epochs).tolist(), _kinds(briefs, batch.tolist(), real)
         self.jobs = [Job(self, row, *each, lengths[row], kinds[row]) for row, each in enumerate(rows)]
         self.n = torch.from_numpy(n.astype(np.int64))
-        wholes = np.zeros((len(clients), len(Whole)), dtype=np.int64)
-        wholes[:, Whole.TOTAL], wholes[:, Whole.SIZE], wholes[:, Whole.END] = count * epochs, size, end
-        wholes[:, Whole.BATCHES], wholes[:, Whole.CLIENT] = count, clients
-        wholes[:, Whole.LATE], wholes[:, Whole.LABELS] = briefs.clip_after, key(briefs.seed, "labels") % 2**63
+        numbers = np.zeros((len(Whole) + len(Sum) + len(REALS), len(clients)), dtype=np.int64)
+        wholes, floats = numbers[: len(Whole)], numbers[len(Whole) :].view(np.float64)
+        wholes[Whole.TOTAL], wholes[Whole.SIZE], wholes[Whole.END] = count * epochs, size, end
+        wholes[Whole.BATCHES], wholes[Whole.CLIENT] = count, clients
+        wholes[Whole.LATE], wholes[Whole.LABELS] = briefs.clip_after, key(briefs.seed, "labels") % 2**63
         if self.task.varies:
-            wholes[:, Whole.CROPS] = key(briefs.seed, "augment", briefs.round) % 2**63
+            wholes[Whole.CROPS] = key(briefs.seed, "augment", briefs.round) % 2**63
         if drops:
-            wholes[:, Whole.DROPS] = [key(briefs.seed, "dropout", briefs.round, who) % 2**63 for who in clients]
+            wholes[Whole.DROPS] = [key(briefs.seed, "dropout", briefs.round, who) % 2**63 for who in clients]
         if briefs.stop_below is not None:
-            wholes[:, Whole.STOPS], wholes[:, Whole.LEAST] = 1, briefs.stop_statistic == "min"
-            wholes[:, Whole.AT_ONCE] = briefs.stop_per == "batch"
-        sums = np.zeros((len(clients), len(Sum)))
-        sums[:, Sum.SIMILARITY] = 1.0  # before the first comparison
-        self.wholes, self.sums = upload(wholes, device), upload(sums, device)
-        self.reals = upload(torch.from_numpy(numbers).to(dtype), device)
-        self.order = upload(_order(briefs, mine, end.tolist(), epochs.tolist(), streams), device)
+            wholes[Whole.STOPS], wholes[Whole.LEAST] = 1, briefs.stop_statistic == "min"
+            wholes[Whole.AT_ONCE] = briefs.stop_per == "batch"
+        floats[Sum.SIMILARITY] = 1.0  # before the first comparison
+        floats[len(Sum) :] = real.T
+        order = _order(briefs, mine, end.tolist(), epochs.tolist(), streams)
+        both = upload(np.concatenate([numbers.ravel(), order.ravel()]), device)  # one transfer
+        there = both[: numbers.size].view(numbers.shape)
+        self.numbers, self.reals = there[: -len(REALS)], there[-len(REALS) :].view(torch.float64)
+        self.order = both[numbers.size :].view(order.shape)
 
-    def take(self, rows: Tensor | slice, layout: RowLayout, weights: Tensor, sums: Tensor, wholes: Tensor) -> None:
+    def take(self, rows: Tensor | slice, layout: RowLayout, weights: Tensor, numbers: Tensor) -> None:
         """The results of some of its clients."""
         start = self.briefs.start
         there = rows if isinstance(rows, slice) else rows.to(start.device)
@@ -98,7 +101,7 @@ class Ticket:
         delta -= start if start.ndim == 1 else start[there]
         if not isinstance(there, slice):
             self.delta[there] = delta
-        self.sums[rows], self.wholes[rows] = sums, wholes
+        self.numbers[:, rows] = numbers
         self.left -= len(delta)
         if not self.left:
             self.jobs = []  # they refer back to the ticket: without them its memory is freed with the last reference
@@ -107,26 +110,30 @@ class Ticket:
         """The cohort's reports; waits for the device."""
         if self.answer is not None:
             return self.answer
-        m = len(self.n)
-        both = torch.cat([self.sums.view(torch.int64), self.wholes], 1).cpu().mT.contiguous()  # one wait for the device
-        sums, wholes = both[: len(Sum)].view(torch.float64), both[len(Sum) :]
+        numbers = self.numbers.cpu().numpy()  # one wait for the device
+        wholes, sums = numbers[: len(Whole)], numbers[len(Whole) :].view(np.float64)
         steps, batches = wholes[Whole.POSITION], wholes[Whole.BATCHES]
-        measured: dict[str, Any] = {name: values.cpu() for name, values in self.scores.items()}
-        measured |= {
+        columns = {
+            "epochs": steps // batches + steps % batches / batches,
+            "loss": sums[Sum.LOSS] / wholes[Whole.SAMPLES],
+            "grad_sq": sums[Sum.GRAD_SQ],
+            "seconds": np.full(len(self.n), (time.perf_counter() - self.began) / max(1, len(self.n))),
+        }
+        if self.briefs.stop_below is not None:
+            columns["similarity"] = sums[Sum.SIMILARITY]
+        made = torch.from_numpy(np.stack([*columns.values()])).unbind()
+        reported: dict[str, Any] = dict(zip(columns, made, strict=True))
+        reported |= {name: values.cpu() for name, values in self.scores.items()}
+        reported |= {
             name: torch.from_numpy(np.array([each.reported()[name] for each in self.fishers]))
             for name in (self.fishers[0].reported() if self.fishers else ())
         }
         reports = Reports(
             ids=self.briefs.ids,
             n=self.n,
-            steps=steps,
-            epochs=steps // batches + (steps % batches).double() / batches,
+            steps=torch.from_numpy(steps.copy()),
             delta=self.delta,
-            loss=sums[Sum.LOSS] / wholes[Whole.SAMPLES],
-            grad_sq=sums[Sum.GRAD_SQ],
-            seconds=torch.full((m,), (time.perf_counter() - self.began) / max(1, m), dtype=torch.float64),
-            similarity=None if self.briefs.stop_below is None else sums[Sum.SIMILARITY],
-            **measured,
+            **reported,
         )
         self.answer = all_hidden(reports, self.briefs)
         return self.answer
@@ -143,9 +150,12 @@ def _order(briefs: Briefs, mine: list[np.ndarray], ends: list[int], epochs: list
     for row, client, samples, end, times in zip(order, briefs.ids.tolist(), mine, ends, epochs, strict=True):
         draw = streams(briefs.seed, "batches", briefs.round, client)
         for begin in range(0, end * times, end):
-            mixed = samples.copy()
+            used = row[begin : begin + end]
+            mixed = used if end == len(samples) else np.empty_like(samples)  # more if the last batch is dropped
+            mixed[:] = samples
             draw.shuffle(mixed)
-            row[begin : begin + end] = mixed[:end]
+            if mixed is not used:
+                used[:] = mixed[:end]
     return order
 
 
@@ -162,14 +172,23 @@ class Job:
     total: int  # steps
     length: int  # samples in all epochs
     kind: Kind  # what its step needs
+    slot: int = -1
     done: int = 0  # steps launched
     limit: int = 0  # steps to launch, as far as the host knows
 
 
 def joint(jobs: Iterable[Job]) -> Kind:
     """A kind of step that suits all of these clients."""
-    kinds = {id(job.kind): job.kind for job in jobs}  # they come from a cache, and hashing a hundred takes longer
-    return reduce(or_, kinds.values())
+    kinds = [job.kind for job in jobs]
+    return reduce(or_, dict(zip(map(id, kinds), kinds, strict=True)).values())  # from a cache; hashing takes longer
+
+
+def cohorts(jobs: Iterable[Job]) -> dict[Ticket, list[Job]]:
+    """These clients by their tickets."""
+    found: dict[Ticket, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(job.ticket, []).append(job)
+    return found
 
 
 def _kinds(briefs: Briefs, batch: list[int], numbers: np.ndarray) -> list[Kind]:
@@ -182,8 +201,8 @@ def _kinds(briefs: Briefs, batch: list[int], numbers: np.ndarray) -> list[Kind]:
     }
     always = tuple(name for name, asked in everyone.items() if asked)
     clips = numbers[:, Real.clip] < np.inf
-    some = np.column_stack([clips, clips & briefs.clip_after, numbers[:, list(NONZERO.values())] != 0])
-    rows = [(size, *flags) for size, flags in zip(batch, some.tolist(), strict=True)]
+    some = [clips, clips & briefs.clip_after, *(numbers[:, list(NONZERO.values())] != 0).T]
+    rows = list(zip(batch, *(flags.tolist() for flags in some), strict=True))
     made = {row: _kind(always, *row) for row in set(rows)}
     return [made[row] for row in rows]
 

@@ -7,6 +7,7 @@ convolutions lie as (outputs, height, width, inputs), so that the inputs of one 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
@@ -91,11 +92,19 @@ class RowLayout:
 
     def unpack(self, rows: Tensor, out: Tensor) -> None:
         """Rows as vectors, written into `[m, d]`."""
-        parts = [self.natural(rows, index) for index in range(len(self.places))]
-        vectors = [piece.view(part.shape) for piece, part in zip(self._split(out), parts, strict=True)]
+        vectors, parts = list(self._split(out)), list(rows.split_with_sizes(self._gapped, 1)[::2])
+        for index, place in enumerate(self.places):
+            if place.swapped:
+                parts[index] = self.natural(rows, index)
+                vectors[index] = vectors[index].view(parts[index].shape)
         torch._foreach_copy_(vectors, parts)
 
     def _split(self, vectors: Tensor) -> tuple[Tensor, ...]:
         """The tensors of vectors `[m, d]`, each flat."""
-        pieces: tuple[Tensor, ...] = vectors.split([place.size for place in self.places], 1)
+        pieces: tuple[Tensor, ...] = vectors.split_with_sizes(self._gapped[::2], 1)
         return pieces
+
+    @cached_property
+    def _gapped(self) -> list[int]:
+        """The size of every tensor and of the gap behind it."""
+        return [size for place in self.places for size in (place.size, -place.size % ALIGN)]

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
 
-from kairosfl.engines.batched.jobs import Job, Ticket, joint
+from kairosfl.engines.batched.jobs import Job, Ticket, cohorts, joint
 from kairosfl.engines.batched.state import Kind, State, Whole, places
 
+Retire = Callable[[dict[Ticket, list[Job]]], None]
 POLL = 8  # steps between two checks of clients that may stop at any batch
 
 
@@ -44,8 +46,8 @@ class Slots:
         """Slots whose clients still train, as far as the host knows."""
         return [slot for slot, job in enumerate(self.jobs) if job is not None and job.done < job.limit]
 
-    def advance(self, retire: Callable[[list[int]], None]) -> None:
-        """Move clients in and out and train until some have finished; `retire` is called for their slots."""
+    def advance(self, retire: Retire) -> None:
+        """Move clients in and out and train until some have finished; `retire` is called for them."""
         self._settle(retire)
         active = self.active()
         if not active:
@@ -92,34 +94,25 @@ class Slots:
                 if job is not None and job.kind.stop:
                     job.limit = min(job.limit, total)
 
-    def _settle(self, retire: Callable[[list[int]], None]) -> None:
+    def _settle(self, retire: Retire) -> None:
         """Move complete cohorts out and waiting clients in; keep those in training at the front."""
-        finished = [slot for slot, job in enumerate(self.jobs) if job is not None and job.done >= job.limit]
-        if self.jobs.count(None) >= len(self.waiting):
-            finished = self._complete(finished)
+        finished = cohorts(job for job in self.jobs if job is not None and job.done >= job.limit)
+        if self.jobs.count(None) >= len(self.waiting):  # only cohorts without clients that train or wait
+            finished = {ticket: mine for ticket, mine in finished.items() if len(mine) == ticket.left}
         if finished:
             retire(finished)
-            for slot in finished:
-                self.jobs[slot] = None
+            for job in chain.from_iterable(finished.values()):
+                self.jobs[job.slot] = None
         if self.waiting:
             self._fill()
         self._close()
 
-    def _complete(self, finished: list[int]) -> list[int]:
-        """The slots of cohorts without clients that train or wait."""
-        cohorts: dict[Ticket, list[int]] = {}
-        for slot in finished:
-            job = self.jobs[slot]
-            assert job is not None
-            cohorts.setdefault(job.ticket, []).append(slot)
-        return [slot for ticket, slots in cohorts.items() if len(slots) == ticket.left for slot in slots]
-
     def _fill(self) -> None:
-        free = deque(slot for slot, job in enumerate(self.jobs) if job is None)
-        coming: list[tuple[int, Job]] = []
+        free = [slot for slot, job in enumerate(self.jobs) if job is None]
+        coming: list[Job] = []
         training = (self.jobs[slot] for slot in self.active())
         kinds = [job.kind for job in training if job is not None]
-        while free and self.waiting:
+        while len(coming) < len(free) and self.waiting:
             kind = self.waiting[0].kind
             if kind not in kinds:
                 if self._fixed and kinds:
@@ -127,26 +120,22 @@ class Slots:
                 if any(kind.adamw != other.adamw for other in kinds):
                     break  # a step has one optimiser for all clients
                 kinds.append(kind)
-            coming.append((free.popleft(), self.waiting.popleft()))
-        if coming:
-            self._load(coming)
-
-    def _load(self, coming: Sequence[tuple[int, Job]]) -> None:
-        cohorts: dict[Ticket, list[tuple[int, Job]]] = {}
-        for slot, job in coming:
-            cohorts.setdefault(job.ticket, []).append((slot, job))
+            coming.append(self.waiting.popleft())
+        for slot, job in zip(free, coming, strict=False):
             self.jobs[slot] = job
-            job.done, job.limit = 0, job.total
+            job.slot, job.done, job.limit = slot, 0, job.total
+        self._load(coming)
+
+    def _load(self, coming: Sequence[Job]) -> None:
         state = self.state
-        for ticket, mine in cohorts.items():
-            here = places([slot for slot, _ in mine], state.device)
-            rows = places([job.row for _, job in mine], state.device)
-            state.order[:, : ticket.order.shape[1]][here] = ticket.order[rows]
-            state.reals[:, here] = ticket.reals[rows].mT
-            state.wholes[:, here] = ticket.wholes[rows].mT
-            state.sums[:, here] = ticket.sums[rows].mT
+        for ticket, mine in cohorts(coming).items():
+            here = places([job.slot for job in mine], state.device)
+            rows = places([job.row for job in mine], state.device)
+            state.order[here, : ticket.order.shape[1]] = ticket.order[rows]
+            state.reals[:, here] = ticket.reals[:, rows]
+            state.numbers[:, here] = ticket.numbers[:, rows]
             state.v[here] = 0
-            self._load_vectors(here, [job for _, job in mine])
+            self._load_vectors(here, mine)
 
     def _load_vectors(self, here: slice | Tensor, jobs: list[Job]) -> None:
         """The model-sized rows of some clients of one cohort."""
@@ -191,3 +180,6 @@ class Slots:
         self.state.swap(gaps, last)
         for gap, slot in zip(gaps, last, strict=True):
             self.jobs[gap], self.jobs[slot] = self.jobs[slot], self.jobs[gap]
+            for place in (gap, slot):
+                if (job := self.jobs[place]) is not None:
+                    job.slot = place

@@ -102,8 +102,8 @@ class State:
         self.w, self.v, self.g = (self._rows() for _ in range(3))
         self.extra: dict[str, Tensor] = {}  # anchor, push, second moments, ...: where a brief needs them
         self.reals = torch.zeros(len(REALS), slots, dtype=dtype, device=device)
-        self.wholes = torch.zeros(len(Whole), slots, dtype=torch.int64, device=device)
-        self.sums = torch.zeros(len(Sum), slots, dtype=torch.float64, device=device)
+        self.numbers = torch.zeros(len(Whole) + len(Sum), slots, dtype=torch.int64, device=device)  # copied together
+        self.wholes, self.sums = self.numbers[: len(Whole)], self.numbers[len(Whole) :].view(torch.float64)
         self.order = torch.zeros(slots, length, dtype=torch.int64, device=device)
         self.strips = layout.strips()
         self._blocks: dict[frozenset[int], Tensor] = {}
@@ -130,7 +130,7 @@ class State:
         here, there = upload(some + others, self.device), upload(others + some, self.device)
         for rows in (self.w, self.v, self.order, *self.extra.values()):
             rows[here] = rows[there]
-        for columns in (self.reals, self.wholes, self.sums):
+        for columns in (self.reals, self.numbers):
             columns[:, here] = columns[:, there]
 
 
