@@ -21,7 +21,7 @@ from kairosfl.report.verdict import verdict
 from kairosfl.runs.files import write
 from kairosfl.runs.score import Score
 
-_SCRIPTS = ("chart.js", "lines.js", "heat.js", "tables.js", "sweep.js", "page.js")
+_SCRIPTS = ("vendor/plot-0.6.17.min.js", "chart.js", "lines.js", "heat.js", "tables.js", "sweep.js", "page.js")
 DETAILED = 12
 SKEWED = ("dirichlet", "client_dirichlet", "mixed", "quantity")  # partitions that use data.alpha
 _HINT = "Drag across a chart to zoom, double-click to reset; charts over rounds zoom together."

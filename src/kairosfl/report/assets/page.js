@@ -50,7 +50,7 @@ const page = {
   },
 
   build() {
-    this.kept = new Map(this.charts.map((chart) => [chart.spec.key, chart.kept()]));
+    this.kept = new Map(this.charts.map((chart) => [chart.spec.key, { own: chart.own, log: chart.log }]));
     this.charts = [];
     for (const each of document.querySelectorAll("figure.facet, figure .tools")) each.remove();
     for (const spec of this.data.lines) this.add({ ...spec, all: spec.series }, LineChart);
@@ -90,17 +90,14 @@ const page = {
   draw() {
     cancelAnimationFrame(this.waiting);
     this.waiting = undefined;
-    for (const chart of this.charts) if (!chart.figure.hidden) chart.draw();
+    const shown = this.charts.filter((chart) => !chart.figure.hidden);
+    for (const chart of shown) chart.measure(); // all before the first is drawn, or each would lay out the page anew
+    for (const chart of shown) chart.draw();
   },
 
   // Many events in a row, one drawing.
   redraw() {
     this.waiting ??= requestAnimationFrame(() => this.draw());
-  },
-
-  setRange(range) {
-    this.range = range;
-    this.redraw();
   },
 
   point(chart, value, event) {
@@ -195,7 +192,7 @@ const page = {
       const put = (name, cost, digits) => {
         const spent = (run) => cost(run)[run.score.findIndex((s) => target !== null && sign * s >= sign * target)] ?? null;
         const known = seeds.map((seed) => runs.filter((run) => run.seed === seed).map(spent).filter((v) => v !== null));
-        const values = known.filter((each) => each.length).map(mean); // runs that repeat a seed count as one
+        const values = known.filter((each) => each.length).map((each) => d3.mean(each)); // runs that repeat a seed count as one
         const cell = document.querySelector(`tr[data-group="${group}"] [data-column="${name}"]`);
         if (cell) cell.textContent = cell.title = spread(values, seeds.length, digits);
       };
@@ -245,8 +242,8 @@ const page = {
     const box = document.querySelector("#choose > div");
     if (!box) return;
     for (const head of [...document.querySelectorAll("#results th")].slice(1)) {
-      const label = html("label", {}, box);
-      const tick = html("input", { type: "checkbox" }, label);
+      const label = add(box, "label");
+      const tick = add(label, "input", { type: "checkbox" });
       const column = head.dataset.name;
       tick.checked = !this.without.has(column);
       label.append(head.textContent);
@@ -268,7 +265,7 @@ function bind(id, value, act) {
 
 // During a run: poll now and then and update what has changed, keeping what the reader chose.
 async function refresh() {
-  if (page.charts.some((chart) => chart.from !== undefined)) return; // not under a hand that is drawing a range
+  if (document.querySelector(".selection:not([style*=none])")) return; // not under a hand that is drawing a range
   const live = document.documentElement.dataset;
   try {
     const answer = await fetch(`/?since=${live.mark}`, { cache: "no-store" });

@@ -1,7 +1,6 @@
 // Many groups: the parameters of a sweep, colours and chips by one of them, the filter, and the heat map of two.
 "use strict";
 
-const byId = (id) => document.getElementById(id);
 const MANY = 8; // groups from which on they are coloured and split by parameters to begin with
 
 const sweep = {
@@ -29,7 +28,7 @@ const sweep = {
     const values = colour ? this.data.varied[colour] : groups.map((_, i) => i);
     const levels = colour ? this.levels(colour) : values;
     const ordered = colour && levels.every((level) => level === "–" || !Number.isNaN(Number(level)));
-    const shade = (share, from, to) => `rgb(${viridis(from + (to - from) * share)})`;
+    const shade = (share, from, to) => d3.interpolateViridis(from + (to - from) * share);
     const style = levels.map((_, i) => {
       const share = i / Math.max(1, levels.length - 1);
       if (ordered) return `--c:light-dark(${shade(share, 0, 0.8)},${shade(share, 0.3, 1)});--dash:none`;
@@ -44,9 +43,9 @@ const sweep = {
     if (colour)
       levels.forEach((level, i) => {
         const title = "click: hide or show; double-click: show only these";
-        const chip = html("button", { type: "button", class: "chip", "data-level": level, style: style[i], title }, box);
-        html("i", { class: "key" }, chip);
-        html("span", {}, chip, `${colour} ${level}`);
+        const chip = add(box, "button", { type: "button", class: "chip", "data-level": level, style: style[i], title });
+        add(chip, "i", { class: "key" });
+        add(chip, "span", {}, `${colour} ${level}`);
       });
     for (const chip of document.querySelectorAll(colour ? ".chip[data-level]" : ".chip[data-group]")) this.listen(chip);
   },

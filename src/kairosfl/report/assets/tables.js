@@ -1,18 +1,12 @@
 // Tables: sorted by a column, saved as a file, and the numbers in them as the server writes them.
 "use strict";
 
-const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
-
 // As the server writes it: mean, deviation if values differ, a count if it is not all of them.
 function spread(values, asked, digitsOf) {
   if (!values.length) return "–";
-  const middle = mean(values);
-  const digits = digitsOf(middle);
-  let text = middle.toFixed(digits);
-  if (values.length > 1) {
-    const deviation = Math.sqrt(values.reduce((a, b) => a + (b - middle) ** 2, 0) / (values.length - 1));
-    if (values.some((value) => value !== values[0])) text += ` ± ${deviation.toFixed(digits)}`;
-  }
+  const digits = digitsOf(d3.mean(values));
+  const differ = values.some((value) => value !== values[0]);
+  const text = d3.mean(values).toFixed(digits) + (differ ? ` ± ${d3.deviation(values).toFixed(digits)}` : "");
   return values.length === asked ? text : `${text} (${values.length} of ${asked})`;
 }
 
@@ -48,5 +42,5 @@ function saveTable(id) {
   const shown = (each) => each.offsetParent !== null;
   const text = (cell) => [...cell.childNodes].map((each) => (each.className?.startsWith("key") ? "" : each.textContent)).filter(Boolean).join(" ");
   const rows = [...byId(id).rows].filter(shown).map((row) => [...row.cells].filter(shown).map(text));
-  return offer(`${id}.csv`, csv(rows), "text/csv");
+  return offer(`${id}.csv`, `${d3.csvFormatRows(rows)}\n`, "text/csv");
 }
