@@ -45,7 +45,10 @@ def open_soon(browser, report, patience):
 
 def settle(browser):
     """Wait until what was asked for is drawn."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
     browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    WebDriverWait(browser, 20, 0.02).until(lambda b: ask(b, "page.late.length") == 0)
 
 
 def find(browser, selector):
@@ -238,6 +241,7 @@ def test_looking_into_another_run_shows_its_heat_maps(opened):
 
     assert not find(opened, "#fig-lambda-2").is_displayed()
     Select(find(opened, "#inside-select")).select_by_value("2")
+    settle(opened)
     assert find(opened, "#fig-lambda-2 image").is_displayed()
     assert not find(opened, "#fig-weights-0").is_displayed()
     hand(opened).move_to_element(find(opened, "#fig-lambda-2 .overlay")).perform()

@@ -16,13 +16,15 @@ from kairosfl.report.payload import payload
 from kairosfl.report.pictures import SECTIONS, HeatMap, LeftOut, Picture, counted, letter
 from kairosfl.report.read import Group, Study, differing, read_study
 from kairosfl.report.sweep import crossed, parameters
-from kairosfl.report.tables import Row, chosen_target, paired_tests, results
+from kairosfl.report.tables import Row, chosen_target, paired_tests, results, scored
 from kairosfl.report.verdict import verdict
 from kairosfl.runs.files import write
 from kairosfl.runs.score import Score
 
 _SCRIPTS = ("vendor/plot-0.6.17.min.js", "chart.js", "lines.js", "heat.js", "tables.js", "sweep.js", "page.js")
 DETAILED = 12
+# Evaluated rounds above which noise hides the curves: they are smoothed initially, with the raw ones faintly behind.
+NOISY = 150
 SKEWED = ("dirichlet", "client_dirichlet", "mixed", "quantity")  # partitions that use data.alpha
 _HINT = "Drag across a chart to zoom, double-click to reset; charts over rounds zoom together."
 _TEST = (
@@ -59,8 +61,6 @@ def page(study: Study, *, target: float | None = None, baseline: str | None = No
     sections = "".join(_section(name, groups, pictures, left) for name in list(SECTIONS)[1:])
     data = payload(groups, rows, pictures, goal, given=target is not None, varied=varied)
     body = f"""<div id="page">
-<style id="colours"></style>
-<style id="columns"></style>
 <header>
 <p class="over">Kairos report{_state(groups, study.waiting, live=bool(mark))}</p>
 <h1>{escape(_title(groups))}</h1>
@@ -104,6 +104,8 @@ def shell(title: str, body: str, data: str, mark: str = "") -> str:
 <link rel="icon" href="data:,">
 <style>
 {_asset("page.css")}</style>
+<style id="colours"></style>
+<style id="columns"></style>
 </head>
 <body>
 {body}
@@ -162,7 +164,7 @@ def _result(
     every = f'<details id="every"><summary>All {counted(runs, "run")}</summary>{parts.runs_table(groups)}</details>'
     return f"""<section id="result">{_charts("result", pictures, left)}
 <div class="together"><h3>Table</h3><p class="about">{what}; {shown}. {_goal(score, data)}</p>{about}
-{_finder(groups)}{table}</div>
+{_finder(groups, parts.column_boxes(rows, varied, possible))}{table}</div>
 {_grid(groups, varied)}{every if runs > 1 else ""}</section>"""
 
 
@@ -193,14 +195,14 @@ def _baseline_picker(groups: Sequence[Group], data: Mapping[str, Any]) -> str:
     return f'<select id="baseline" aria-label="baseline">{options}</select>'
 
 
-def _finder(groups: Sequence[Group]) -> str:
+def _finder(groups: Sequence[Group], boxes: str) -> str:
     """The filter and the choice of columns of the table."""
     words = "filter" if len(groups) > 1 else ""
     title = "Show only groups whose name or parameters contain all of these words, such as: fedprox lr=0.1"
     search = f'<input id="filter" type="search" placeholder="{words}" title="{title}" aria-label="{title}">'
     return (
         f'<div class="finder">{search if words else ""}<span id="found"></span>'
-        '<details id="choose"><summary>columns</summary><div></div></details>'
+        f'<details id="choose"><summary>columns</summary><div>{boxes}</div></details>'
         '<button type="button" class="save-table" data-table="results">CSV</button></div>'
     )
 
@@ -245,7 +247,12 @@ def _picker(groups: Sequence[Group]) -> str:
 
 def _controls(groups: Sequence[Group], varied: Mapping[str, Sequence[str]]) -> str:
     windows = {1: "none", 5: "5 points", 11: "11 points", 25: "25 points"}
-    smooth = "".join(f'<option value="{size}">{text}</option>' for size, text in windows.items())
+    noisy = max(len(scored(run)[0]) for group in groups for run in group.runs) > NOISY
+    chosen = 11 if noisy else 1
+    smooth = "".join(
+        f'<option value="{size}"{" selected" if size == chosen else ""}>{text}</option>'
+        for size, text in windows.items()
+    )
     spread = '<option value="band">± standard deviation</option><option value="seeds">every seed</option>'
     spread += '<option value="mean">mean only</option>'
     several = max(len(group.runs) for group in groups) > 1
@@ -257,7 +264,7 @@ def _controls(groups: Sequence[Group], varied: Mapping[str, Sequence[str]]) -> s
     return (
         f'<div class="controls">{by}{seeds}<label title="mean of neighbouring points">smooth '
         f'<select id="smooth">{smooth}</select></label>'
-        '<button type="button" id="theme" title="light or dark" aria-label="light or dark">◐</button></div>'
+        '<input type="checkbox" id="theme" title="light or dark" aria-label="light or dark"></div>'
     )
 
 

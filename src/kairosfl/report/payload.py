@@ -11,15 +11,13 @@ import numpy as np
 
 from kairosfl.report.checked import Array
 from kairosfl.report.figures import critical_periods
-from kairosfl.report.parts import EXTRA, versus
+from kairosfl.report.parts import versus
 from kairosfl.report.pictures import BAND, CRITICAL, HeatMap, Lines, Picture, Series, letter
 from kairosfl.report.read import Group, RunData
 from kairosfl.report.tables import Row, against, by_problem, scored
 from kairosfl.report.verdict import target_words
 
 DIGITS = 5  # significant ones: more than a screen shows
-# Evaluated rounds above which noise hides the curves: they are smoothed initially, with the raw ones faintly behind.
-MANY = 150
 LONG = 64  # a shorter list is written out
 BASELINES = 40  # that can be chosen on the page: every one has a comparison with all others
 
@@ -49,8 +47,6 @@ def payload(
         "words": {"band": BAND, "critical": CRITICAL, "target": target_words(rows, target, given)},
         "target": target if math.isfinite(target) else None,
         "metric": {"scale": score.scale, "sign": score.sign, "words": score.words, "percent": score.percent},
-        "smooth": 11 if max(len(scored(run)[0]) for group in groups for run in group.runs) > MANY else 1,
-        "extra": [*EXTRA, *(() if any(row.worst_clients.count for row in rows) else ("worst clients",))],
     }
 
 

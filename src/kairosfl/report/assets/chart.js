@@ -83,8 +83,10 @@ class Chart {
   }
 
   measure() {
-    const large = this.figure.matches(".hero, .wide");
-    this.width = this.page.printing ? (large ? 700 : 340) : Math.max(260, this.plot.clientWidth);
+    const { width, top, bottom } = this.plot.getBoundingClientRect();
+    const printed = this.figure.matches(".hero, .wide") ? 700 : 340;
+    this.width = this.page.printing ? printed : Math.max(260, width);
+    this.seen = this.page.printing || (bottom > 0 && top < innerHeight);
   }
 
   // Draws with these options of Plot; `below` is the room for what is between the plot and its horizontal axis.

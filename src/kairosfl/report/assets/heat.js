@@ -35,8 +35,8 @@ class HeatChart extends Chart {
   }
 
   title() {
-    const { groups, inside } = this.page;
-    return groups.length > 1 && !this.spec.cells ? `${super.title()}: ${groups[inside].label}` : super.title();
+    const { groups } = this.page;
+    return groups.length > 1 && !this.spec.cells ? `${super.title()}: ${groups[this.figure.dataset.inside].label}` : super.title();
   }
 
   whole() {

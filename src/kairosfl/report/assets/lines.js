@@ -3,12 +3,13 @@
 
 // Each value with its neighbours on both sides, so that a smoothed curve does not lag behind the raw one.
 function smoothed(values, window) {
+  if (window < 2) return values;
   const known = [...values.keys()].filter((i) => values[i] !== null);
   const sums = [0, ...d3.cumsum(known, (i) => values[i])];
   const out = [...values];
   known.forEach((i, k) => {
     const from = Math.max(0, k - (window >> 1)), to = Math.min(known.length, k + (window >> 1) + 1);
-    if (window > 1) out[i] = (sums[to] - sums[from]) / (to - from);
+    out[i] = (sums[to] - sums[from]) / (to - from);
   });
   return out;
 }
@@ -28,7 +29,7 @@ class LineChart extends Chart {
 
   // What the server decided is shown as it was: a mean of cohort sizes was never a cohort.
   get window() {
-    return this.spec.steps ? 1 : this.page.smooth;
+    return this.spec.steps ? 1 : Number(value("smooth"));
   }
 
   // For a file of numbers: one line for each point of each curve that is shown.
@@ -45,29 +46,32 @@ class LineChart extends Chart {
     return high > low ? [low, high] : [low - 0.5, high + 0.5];
   }
 
-  // The curves that are shown, smoothed as the page asks, in the unit of the axis.
+  // The curves that are shown.
   curves(series) {
-    const { spread } = this.page;
-    const read = (values) => smoothed(values, this.window).map((v) => v !== null ? this.scale * v : null);
-    return series.filter((s) => !this.page.off(s.group)).map((s) => {
-      const mean = read(s.mean), deviation = s.deviation && spread === "band" ? read(s.deviation) : [];
-      const seeds = s.seeds && spread === "seeds" ? s.seeds.map(read) : [];
-      // A band does not go below zero if no seed does, and a share not above one.
-      const floor = s.seeds?.some((each) => d3.min(each) < 0) ? -Infinity : 0;
-      const points = Array.from(s.x, (x, i) => {
-        const point = { x, mean: mean[i], raw: this.scale * s.mean[i], deviation: deviation[i] ?? null, count: s.count[i] };
-        if (point.deviation === null) return point;
-        const high = point.mean + point.deviation;
-        return { ...point, low: Math.max(floor, point.mean - point.deviation), high: this.unit ? Math.min(100, high) : high };
-      }).filter((point) => point.mean !== null);
-      return { ...s, points, seeds };
+    const spread = value("spread") || "band", made = `${this.window} ${spread}`;
+    for (const s of series) if (s.made !== made) this.make(s, spread, made);
+    return series.filter((s) => s.points.length && !this.page.off(s.group));
+  }
+
+  // The points of a curve, smoothed as the page asks, in the unit of the axis.
+  make(s, spread, made) {
+    const read = (values) => smoothed(values, this.window).map((v) => (v === null ? null : this.scale * v));
+    const mean = read(s.mean), deviation = s.deviation && spread === "band" ? read(s.deviation) : [];
+    // A band does not go below zero if no seed does, and a share not above one.
+    const floor = s.seeds?.some((each) => d3.min(each) < 0) ? -Infinity : 0, ceiling = this.unit ? 100 : Infinity;
+    const points = s.x.map((x, i) => {
+      const point = { x, mean: mean[i], raw: this.scale * s.mean[i], deviation: deviation[i] ?? null, count: s.count[i] };
+      const band = [mean[i] - deviation[i], mean[i] + deviation[i]].map((v) => Math.max(floor, Math.min(ceiling, v)));
+      return point.deviation === null ? point : { ...point, low: band[0], high: band[1] };
     });
+    const each = spread === "seeds" && s.seeds ? s.seeds.map(read) : [];
+    Object.assign(s, { made, each, points: points.filter((p) => p.mean !== null) });
   }
 
   extent(curves) {
     const [from, to] = this.range;
     const points = (s) => s.points.filter((p) => p.x >= from && p.x <= to).flatMap((p) => [p.mean, p.low, p.high]);
-    const seeds = (s) => s.seeds.flatMap((each) => each.filter((_, i) => s.x[i] >= from && s.x[i] <= to));
+    const seeds = (s) => s.each.flatMap((each) => each.filter((_, i) => s.x[i] >= from && s.x[i] <= to));
     const seen = curves.flatMap((s) => [...points(s), ...seeds(s)]);
     let [low, high] = d3.extent(this.log ? seen.filter((v) => v > 0) : seen);
     if (low === undefined) return this.log ? [0.1, 1] : [0, 1];
@@ -148,7 +152,7 @@ class LineChart extends Chart {
   }
 
   // A decision holds for its whole round, so it is drawn in steps.
-  curve({ points, seeds, x, group, deviation, dashed }, low) {
+  curve({ points, each, x, group, deviation, dashed }, low) {
     const kind = `g${group}${dashed ? " dashed" : ""}${this.page.dims(group) ? " dim" : ""}`;
     const look = (name) => ({ x: "x", curve: this.spec.steps ? "step" : "linear", clip: true, className: `${name} ${kind}` });
     const along = (values) => ({ ...look("seed"), x: x.filter((_, i) => values[i] !== null), y: values.filter((v) => v !== null) });
@@ -156,7 +160,7 @@ class LineChart extends Chart {
     return [
       spread.some((p) => p.deviation > 0) ? Plot.areaY(spread, { ...look("band"), y1: (p) => Math.max(low, p.low), y2: "high" }) : null,
       this.window > 1 ? Plot.line(points, { ...look("raw"), y: "raw" }) : null,
-      seeds.map((values) => Plot.line({ length: along(values).x.length }, along(values))),
+      each.map((values) => Plot.line({ length: along(values).x.length }, along(values))),
       Plot.line(points, { ...look("line series"), y: "mean" }),
       points.length === 1 ? Plot.dot(points, { ...look("dot"), y: "mean", r: 3 }) : null,
     ];
@@ -179,8 +183,8 @@ class LineChart extends Chart {
     const { left, right, top, bottom } = this.at;
     const ends = curves.map((s) => {
       const last = s.points.findLast((p) => p.x <= this.range[1] + 1e-9) ?? s.points[0];
-      const x = this.x(last?.x);
-      return { s, y: this.y(last?.mean), x, place: this.linked ? right : Math.min(right, x) };
+      const x = this.x(last.x);
+      return { s, y: this.y(last.mean), x, place: this.linked ? right : Math.min(right, x) };
     }).filter((end) => end.x >= left - 1 && end.y > top - 20 && end.y < bottom + 20);
     if (bottom - top < 11 * ends.length) return; // so many that letters would only cover each other
     ends.sort((a, b) => a.place - b.place);
@@ -209,11 +213,10 @@ class LineChart extends Chart {
   // The crosshair at a value of x; with an event, also the box of numbers next to the pointer.
   mark(value, event) {
     const nearest = (s, x) => d3.least(s.points, (p) => Math.abs(p.x - x));
-    const known = this.drawn.filter((s) => s.points.length);
-    const closest = d3.least(known.map((s) => nearest(s, value).x), (x) => Math.abs(x - value));
+    const closest = d3.least(this.drawn.map((s) => nearest(s, value).x), (x) => Math.abs(x - value));
     const spot = this.linked && value !== null ? closest ?? null : value; // the round that is nearest in any curve
     if (!this.crossAt(spot)) return;
-    const here = known.filter((s) => s.points[0].x <= spot && s.points.at(-1).x >= spot); // begun, and not yet over
+    const here = this.drawn.filter((s) => s.points[0].x <= spot && s.points.at(-1).x >= spot); // begun, and not yet over
     const rows = d3.sort(here.map((s) => [s, nearest(s, spot)]), ([, p]) => -p.mean);
     for (const [s, p] of rows) {
       const cy = this.y(p.mean);

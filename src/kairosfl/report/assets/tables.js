@@ -11,27 +11,26 @@ function spread(values, asked, digitsOf) {
 }
 
 function sort(head, down) {
-  const body = head.closest("table").tBodies[0];
-  page.sorted[head.closest("table").id] = { column: head.cellIndex, down };
+  const table = head.closest("table"), body = table.tBodies[0], column = head.cellIndex;
+  page.sorted[table.id] = { column, down };
   for (const other of head.parentNode.children) other.removeAttribute("aria-sort");
   head.setAttribute("aria-sort", down ? "descending" : "ascending");
-  const text = (row) => row.cells[head.cellIndex].textContent.trim();
+  const text = (row) => row.cells[column].textContent.trim();
   const found = (row) => parseFloat(text(row).replace("−", "-"));
-  const words = head.cellIndex === 0 || [...body.rows].every((row) => Number.isNaN(found(row)));
-  const last = down ? -Infinity : Infinity; // what was never reached
-  const value = (row) => (words ? text(row) : Number.isNaN(found(row)) ? last : found(row));
-  const rows = [...body.rows].sort((a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0));
-  body.append(...(down ? rows.reverse() : rows));
+  const words = column === 0 || [...body.rows].every((row) => Number.isNaN(found(row)));
+  // Last comes what was never reached, which is not a number.
+  body.append(...d3.sort(body.rows, words ? (row) => text(row) : (row) => (down ? -found(row) : found(row))));
+  if (words && down) body.append(...[...body.rows].reverse());
 }
 
 async function copy(button) {
-  const text = byId(button.dataset.from).textContent;
+  const from = byId(button.dataset.from);
   try {
-    await navigator.clipboard.writeText(text);
+    await navigator.clipboard.writeText(from.textContent);
     button.textContent = "copied";
   } catch {
     // Without leave to write to the clipboard, the text is at least selected.
-    getSelection().selectAllChildren(byId(button.dataset.from));
+    getSelection().selectAllChildren(from);
     button.textContent = "selected";
   }
   setTimeout(() => (button.textContent = "copy"), 1500);
@@ -40,7 +39,8 @@ async function copy(button) {
 // What is shown of a table, as a file of numbers.
 function saveTable(id) {
   const shown = (each) => each.offsetParent !== null;
-  const text = (cell) => [...cell.childNodes].map((each) => (each.className?.startsWith("key") ? "" : each.textContent)).filter(Boolean).join(" ");
+  const texts = (cell) => [...cell.childNodes].filter((each) => !each.className?.startsWith("key")).map((each) => each.textContent);
+  const text = (cell) => texts(cell).filter(Boolean).join(" ");
   const rows = [...byId(id).rows].filter(shown).map((row) => [...row.cells].filter(shown).map(text));
   return offer(`${id}.csv`, `${d3.csvFormatRows(rows)}\n`, "text/csv");
 }
