@@ -78,9 +78,7 @@ def test_every_chart_is_drawn_and_nothing_is_fetched(opened):
     shown = "page.charts.filter(c => !c.figure.hidden)"
     assert ask(opened, f"{shown}.length") == 12 + 2
     assert ask(opened, f"{shown}.filter(c => !c.svg.querySelector('.line, image')).map(c => c.spec.key)") == []
-    marks = (
-        "[...document.querySelectorAll('.line path')].filter(l => l.getTotalLength() < 20 || /NaN|undef/.test(l.outerHTML))"
-    )
+    marks = "[...document.querySelectorAll('.line path')].filter(l => l.getTotalLength() < 20 || /NaN|undef/.test(l.outerHTML))"
     assert ask(opened, f"{marks}.length") == 0
     assert ask(opened, "document.querySelectorAll('#fig-accuracy .line').length") == GROUPS
     assert ask(opened, "document.querySelectorAll('#fig-accuracy .band').length") == GROUPS

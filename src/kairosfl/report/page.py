@@ -15,7 +15,7 @@ from kairosfl.report.figures import figures
 from kairosfl.report.payload import payload
 from kairosfl.report.pictures import SECTIONS, HeatMap, LeftOut, Picture, counted, letter
 from kairosfl.report.read import Group, Study, differing, read_study
-from kairosfl.report.sweep import crossed, parameters
+from kairosfl.report.sweep import crossed, parameters, told_apart
 from kairosfl.report.tables import Row, chosen_target, paired_tests, results, scored
 from kairosfl.report.verdict import verdict
 from kairosfl.runs.files import write
@@ -259,8 +259,9 @@ def _controls(groups: Sequence[Group], varied: Mapping[str, Sequence[str]]) -> s
     seeds = f'<label>seeds <select id="spread">{spread}</select></label>' if several else ""
     by = ""
     if len(groups) > 2 and varied:
-        by = f'<label>colour by <select id="colour"><option value="">group</option>{_options(varied)}</select></label>'
-        by += f'<label>facet by <select id="facet"><option value="">none</option>{_options(varied)}</select></label>'
+        colour, facet = (_options(varied, name) for name in told_apart(varied))
+        by = f'<label>colour by <select id="colour"><option value="">group</option>{colour}</select></label>'
+        by += f'<label>facet by <select id="facet"><option value="">none</option>{facet}</select></label>'
     return (
         f'<div class="controls">{by}{seeds}<label title="mean of neighbouring points">smooth '
         f'<select id="smooth">{smooth}</select></label>'

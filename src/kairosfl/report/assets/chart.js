@@ -94,14 +94,15 @@ class Chart {
     const { width } = this;
     const marginBottom = 40 + below;
     const height = Math.round(Math.min(420, Math.max(190, width * tallness))) + marginBottom;
-    ticks ??= d3.ticks(...this.range, width / 90).filter((tick) => !this.whole_x || Number.isInteger(tick));
-    const label = { label: this.spec.x_label, labelArrow: "none", labelAnchor: "right", labelOffset: 37 + below };
-    const axis = Plot.axisX(ticks, { tickSize: 4, dy: below, tickFormat, ...label });
+    const whole = this.linked || !this.spec.series; // rounds, clients and classes are counted
+    ticks ??= d3.ticks(...this.range, width / 90).filter((tick) => !whole || Number.isInteger(tick));
+    const axis = Plot.axisX(ticks, { tickSize: 4, dy: below, tickFormat, label: null });
+    const place = { frameAnchor: "bottom-right", textAnchor: "end", lineAnchor: "bottom", dy: 37 + below };
     const focused = this.plot.contains(document.activeElement);
     const title = this.figure.dataset.title;
     const x = { domain: this.range };
     const frame = { width, height, marginTop: 8, marginBottom, className: "chart", ariaLabel: title };
-    const svg = Plot.plot({ ...frame, x, ...options, marks: [marks, axis] });
+    const svg = Plot.plot({ ...frame, x, ...options, marks: [marks, axis, Plot.text([this.spec.x_label], place)] });
     Object.assign(this, { svg, x: svg.scale("x").apply, value: svg.scale("x").invert, y: svg.scale("y").apply });
     svg.role = "img";
     svg.tabIndex = 0;

@@ -4,7 +4,6 @@
 class HeatChart extends Chart {
   constructor(figure, spec, page) {
     super(figure, spec, page);
-    this.whole_x = true;
     this.cells = spec.cells ?? this.unpacked(spec);
   }
 
@@ -15,23 +14,20 @@ class HeatChart extends Chart {
 
   // For a file of numbers: one line for each cell that has a value.
   rows() {
-    const { spec } = this;
-    const lines = Array.from(this.cells, (value, i) => [this.row(Math.floor(i / spec.columns)), this.column(i % spec.columns), value]);
-    return [[spec.y_label, spec.x_label, spec.value_label], ...lines.filter(([, , value]) => !Number.isNaN(value))];
+    const { y_label, x_label, value_label } = this.spec;
+    const lines = Array.from(this.cells, (value, i) => [...this.place(i), value]);
+    return [[y_label, x_label, value_label], ...lines.filter(([, , value]) => !Number.isNaN(value))];
   }
 
-  row(i) {
-    return this.spec.names[i] || this.span(this.spec.y_range, this.spec.rows, i);
-  }
-
-  column(i) {
-    return this.spec.x_names?.[i] ?? this.span(this.spec.x_range, this.spec.columns, i);
-  }
-
-  // Which clients or rounds a cell covers.
-  span([a, b], parts, i) {
-    const size = Math.round((b - a) / parts), first = Math.round(a + 0.5 + i * size);
-    return size > 1 ? `${first}–${first + size - 1}` : `${first}`;
+  // The row and the column of a cell: their names, or which clients or rounds they cover.
+  place(cell) {
+    const { names, x_names, y_range, x_range, rows, columns } = this.spec;
+    const span = ([a, b], parts, i) => {
+      const size = Math.round((b - a) / parts), first = Math.round(a + 0.5 + i * size);
+      return size > 1 ? `${first}–${first + size - 1}` : `${first}`;
+    };
+    const [row, column] = [Math.floor(cell / columns), cell % columns];
+    return [names[row] || span(y_range, rows, row), x_names?.[column] ?? span(x_range, columns, column)];
   }
 
   title() {
@@ -88,7 +84,7 @@ class HeatChart extends Chart {
   bar(color) {
     const { top, bottom, right } = this.at;
     const { low, high, power, percent, value_label } = this.spec;
-    const y = { type: "pow", exponent: power, domain: [low, high], axis: "right" };
+    const y = { type: "pow", exponent: power, domain: [low, high], axis: null };
     const tickFormat = (value) => number(Number(((percent ? 100 : 1) * value).toPrecision(2)));
     const ticks = [0, 0.5, 1].map((share) => low + (high - low) * share ** (1 / power));
     const fill = { x1: 0, x2: 1, y1: low, y2: high, width: 1, height: 64, fill: (_, value) => value };
@@ -96,7 +92,7 @@ class HeatChart extends Chart {
       width: 64, height: bottom - top + 8, marginTop: 24, marginBottom: 4, marginLeft: 14, marginRight: 41,
       x: { axis: null }, y, color, className: "chart",
       marks: [Plot.raster(fill), Plot.axisY(ticks, { anchor: "right", tickSize: 0, tickPadding: 4, tickFormat, label: null }),
-        Plot.text([value_label], { frameAnchor: "top-left", textAnchor: "start", dx: -2, dy: -16 })],
+        Plot.text([value_label], { frameAnchor: "top-left", textAnchor: "start", dx: -2, dy: -18 })],
     });
     this.svg.append(bar);
     bar.setAttribute("x", right);
@@ -106,15 +102,15 @@ class HeatChart extends Chart {
   mark(value, event) {
     if (!this.crossAt(value) || !event) return;
     const { spec } = this;
-    const place = (at, [low, high], parts) => Math.min(parts - 1, Math.floor(((at - low) / (high - low)) * parts));
-    const row = place(this.svg.scale("y").invert(d3.pointer(event, this.svg)[1]), spec.y_range, spec.rows);
-    const column = place(value, spec.x_range, spec.columns);
-    if (row < 0) return;
-    const cell = this.cells[row * spec.columns + column];
+    const part = (at, [low, high], parts) => Math.min(parts - 1, Math.floor(((at - low) / (high - low)) * parts));
+    const up = part(this.svg.scale("y").invert(d3.pointer(event, this.svg)[1]), spec.y_range, spec.rows);
+    if (up < 0) return;
+    const cell = up * spec.columns + part(value, spec.x_range, spec.columns);
+    const [row, column] = this.place(cell);
     tip.show(event, (box) => {
-      const name = spec.names[row] && !spec.cells ? spec.names[row] : `${spec.y_label} ${this.row(row)}`;
-      add(box, "b", {}, `${name}, ${spec.x_label} ${this.column(column)}`);
-      add(box, "div", {}, Number.isNaN(cell) ? "–" : `${spec.value_label} ${number(cell)}`);
+      const name = spec.names[up] && !spec.cells ? row : `${spec.y_label} ${row}`;
+      add(box, "b", {}, `${name}, ${spec.x_label} ${column}`);
+      add(box, "div", {}, Number.isNaN(this.cells[cell]) ? "–" : `${spec.value_label} ${number(this.cells[cell])}`);
     });
   }
 }

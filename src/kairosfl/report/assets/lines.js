@@ -17,7 +17,6 @@ function smoothed(values, window) {
 class LineChart extends Chart {
   constructor(figure, spec, page) {
     super(figure, spec, page);
-    this.whole_x = this.linked;
     this.scale = spec.percent ? 100 : 1;
     this.unit = spec.percent ? " %" : "";
     this.logButton = this.button("log", "Logarithmic axis", () => {
@@ -48,31 +47,30 @@ class LineChart extends Chart {
 
   // The curves that are shown.
   curves(series) {
-    const spread = value("spread") || "band", made = `${this.window} ${spread}`;
-    for (const s of series) if (s.made !== made) this.make(s, spread, made);
+    const made = `${this.window} ${value("spread")}`;
+    for (const s of series) if (s.made !== made) Object.assign(s, { made, ...this.points(s) });
     return series.filter((s) => s.points.length && !this.page.off(s.group));
   }
 
-  // The points of a curve, smoothed as the page asks, in the unit of the axis.
-  make(s, spread, made) {
+  // The points of a curve, and of those of its seeds, smoothed as the page asks, in the unit of the axis.
+  points(s) {
     const read = (values) => smoothed(values, this.window).map((v) => (v === null ? null : this.scale * v));
-    const mean = read(s.mean), deviation = s.deviation && spread === "band" ? read(s.deviation) : [];
+    const joined = (values, more) => d3.zip(s.x, values).map(([x, mean], i) => ({ x, mean, ...more?.(i) })).filter((p) => p.mean !== null);
+    const mean = read(s.mean), deviation = s.deviation && value("spread") === "band" ? read(s.deviation) : [];
     // A band does not go below zero if no seed does, and a share not above one.
     const floor = s.seeds?.some((each) => d3.min(each) < 0) ? -Infinity : 0, ceiling = this.unit ? 100 : Infinity;
-    const points = s.x.map((x, i) => {
-      const point = { x, mean: mean[i], raw: this.scale * s.mean[i], deviation: deviation[i] ?? null, count: s.count[i] };
-      const band = [mean[i] - deviation[i], mean[i] + deviation[i]].map((v) => Math.max(floor, Math.min(ceiling, v)));
-      return point.deviation === null ? point : { ...point, low: band[0], high: band[1] };
+    const points = joined(mean, (i) => {
+      const point = { raw: this.scale * s.mean[i], deviation: deviation[i] ?? null, count: s.count[i] };
+      if (point.deviation === null) return point;
+      return { ...point, low: Math.max(floor, mean[i] - deviation[i]), high: Math.min(ceiling, mean[i] + deviation[i]) };
     });
-    const each = spread === "seeds" && s.seeds ? s.seeds.map(read) : [];
-    Object.assign(s, { made, each, points: points.filter((p) => p.mean !== null) });
+    return { points, ofSeeds: value("spread") === "seeds" && s.seeds ? s.seeds.map((each) => joined(read(each))) : [] };
   }
 
   extent(curves) {
     const [from, to] = this.range;
-    const points = (s) => s.points.filter((p) => p.x >= from && p.x <= to).flatMap((p) => [p.mean, p.low, p.high]);
-    const seeds = (s) => s.each.flatMap((each) => each.filter((_, i) => s.x[i] >= from && s.x[i] <= to));
-    const seen = curves.flatMap((s) => [...points(s), ...seeds(s)]);
+    const shown = curves.flatMap((s) => [s.points, ...s.ofSeeds].flat()).filter((p) => p.x >= from && p.x <= to);
+    const seen = shown.flatMap((p) => [p.mean, p.low, p.high]);
     let [low, high] = d3.extent(this.log ? seen.filter((v) => v > 0) : seen);
     if (low === undefined) return this.log ? [0.1, 1] : [0, 1];
     if (high - low < 1e-9 * Math.max(Math.abs(low), Math.abs(high))) low = high; // but for rounding
@@ -84,56 +82,50 @@ class LineChart extends Chart {
   draw() {
     if (this.logButton.hidden) this.log = false; // a value that has no logarithm has come in
     this.logButton.setAttribute("aria-pressed", this.log);
-    const hero = this.figure.classList.contains("hero");
     const { series, all } = this.spec;
-    const curves = this.curves(series);
-    const domain = this.extent(series === all ? curves : this.curves(all)); // facets share their axes
+    const { groups, focus } = this.page;
+    const hero = this.figure.classList.contains("hero"), wanted = hero ? 6 : 4;
+    this.drawn = this.curves(series);
+    const domain = this.extent(series === all ? this.drawn : this.curves(all)); // facets share their axes
     const axis = this.log ? d3.scaleLog(domain, [0, 1]) : d3.scaleLinear(domain, [0, 1]);
-    const wanted = hero ? 7 : 5;
     const format = axis.tickFormat(wanted, domain[1] >= 1e6 ? "~e" : this.log ? "," : undefined);
     const ticks = axis.ticks(wanted).filter((tick) => format(tick)), tickFormat = (tick) => format(tick) + this.unit;
-    const strips = this.strips(curves);
-    const rows = strips.length > 1 && strips.length <= (hero ? 12 : 4) ? strips : [];
-    const letters = Math.max(hero && rows.length ? 6 : 3, ...ticks.map((tick) => tickFormat(tick).length)); // "critical"
-    const badges = this.page.groups.length > 1;
-    this.drawn = curves;
+    // Critical periods belong to rounds; each shown group has a strip, a single one shades the whole height.
+    const critical = new Set(this.drawn.map((s) => s.group).filter((g) => this.linked && groups[g].critical.length));
+    const strips = critical.size > 1 && critical.size <= (hero ? 12 : 4) ? [...critical] : [];
+    const shaded = [...critical].filter((group) => critical.size === 1 || focus.includes(group));
+    const below = strips.length && strips.length * 6 + 3;
+    const letters = Math.max(hero && below ? 6 : 3, ...ticks.map((tick) => tickFormat(tick).length)); // "critical"
+    const hint = { frameAnchor: "bottom-left", textAnchor: "end", dx: -7, dy: 16, className: "hint" };
     this.show({
       tallness: hero ? 0.46 : 0.56,
-      below: rows.length && rows.length * 6 + 3,
+      below,
       marginLeft: 14 + 6.6 * letters,
-      marginRight: badges ? 24 : 10,
+      marginRight: groups.length > 1 ? 24 : 10,
       y: { type: this.log ? "log" : "linear", domain },
       marks: [
-        this.shade(strips.length === 1 ? strips : strips.filter((g) => this.page.focus.includes(g))),
-        rows.map((group, row) => this.strip(group, domain[0], 6 + 6 * row)),
-        hero && rows.length ? Plot.text(["critical"], { frameAnchor: "bottom-left", textAnchor: "end", dx: -7, dy: 16, className: "hint" }) : null,
+        shaded.map((group) => this.periods(group, Plot.rect, { fillOpacity: ([, , share]) => 0.11 * share, className: "critical" })),
+        strips.map((group, row) => {
+          const look = { y: () => domain[0], dy: 6 + 6 * row, strokeOpacity: ([, , share]) => 0.85 * share, className: "strip" };
+          return this.periods(group, Plot.ruleY, look);
+        }),
+        hero && below ? Plot.text(["critical"], hint) : null,
         Plot.gridY(ticks, { className: "grid" }),
         Plot.axisY(ticks, { tickSize: 0, tickPadding: 7, tickFormat, label: null }),
-        Plot.ruleY([domain[0]], { className: "base" }),
+        Plot.ruleY([domain[0]]),
         this.goal(domain),
-        curves.map((s) => this.curve(s, domain[0])),
+        this.drawn.map((s) => this.curve(s, domain[0])),
       ],
     });
-    if (badges) this.badges(curves);
+    if (groups.length > 1) this.badges();
     this.figure.querySelector(".shading").textContent = this.shading();
   }
 
-  // Critical periods belong to rounds; each shown group has a strip, a single one shades the whole height.
-  strips(curves) {
-    const groups = this.linked ? [...new Set(curves.map((s) => s.group))] : [];
-    return groups.filter((g) => this.page.groups[g].critical.length);
-  }
-
-  shade(groups) {
-    const look = (group) => ({ x1: 0, x2: 1, fillOpacity: (c) => 0.11 * c[2], clip: true, className: `critical g${group}` });
-    return groups.map((group) => Plot.rect(this.page.groups[group].critical, look(group)));
-  }
-
-  strip(group, y, dy) {
+  periods(group, mark, { className, ...look }) {
     const [low, high] = this.range;
     const shown = this.page.groups[group].critical.filter(([from, to]) => from < high && to > low);
-    const ends = { x1: (c) => Math.max(low, c[0]), x2: (c) => Math.min(high, c[1]) };
-    return Plot.ruleY(shown, { ...ends, y: () => y, dy, strokeOpacity: (c) => 0.85 * c[2], className: `strip g${group}` });
+    const ends = { x1: ([from]) => Math.max(low, from), x2: ([, to]) => Math.min(high, to) };
+    return mark(shown, { ...ends, ...look, className: `${className} g${group}` });
   }
 
   // The explanation of the shading: only what is currently drawn.
@@ -146,23 +138,21 @@ class LineChart extends Chart {
   goal([low, high]) {
     const goal = this.scale * this.page.target;
     if (!this.figure.dataset.target || !(goal > low && goal < high)) return null;
-    const text = [`target ${number(goal)}${this.unit}`];
-    const place = { y: [goal], frameAnchor: "left", textAnchor: "start", dx: 4, dy: -8 };
-    return [Plot.ruleY([goal], { className: "goal" }), Plot.text(text, { ...place, className: "hint" })];
+    const place = { y: [goal], frameAnchor: "left", textAnchor: "start", dx: 4, dy: -8, className: "hint" };
+    return [Plot.ruleY([goal], { className: "goal" }), Plot.text([`target ${number(goal)}${this.unit}`], place)];
   }
 
   // A decision holds for its whole round, so it is drawn in steps.
-  curve({ points, each, x, group, deviation, dashed }, low) {
+  curve({ points, ofSeeds, group, dashed }, low) {
     const kind = `g${group}${dashed ? " dashed" : ""}${this.page.dims(group) ? " dim" : ""}`;
-    const look = (name) => ({ x: "x", curve: this.spec.steps ? "step" : "linear", clip: true, className: `${name} ${kind}` });
-    const along = (values) => ({ ...look("seed"), x: x.filter((_, i) => values[i] !== null), y: values.filter((v) => v !== null) });
-    const spread = points.filter((p) => p.deviation !== null);
+    const look = (name) => ({ x: "x", y: "mean", curve: this.spec.steps ? "step" : "linear", clip: true, className: `${name} ${kind}` });
+    const band = points.filter((p) => p.deviation !== null), edges = { y: undefined, y1: (p) => Math.max(low, p.low), y2: "high" };
     return [
-      spread.some((p) => p.deviation > 0) ? Plot.areaY(spread, { ...look("band"), y1: (p) => Math.max(low, p.low), y2: "high" }) : null,
+      band.some((p) => p.deviation > 0) ? Plot.areaY(band, { ...look("band"), ...edges }) : null,
       this.window > 1 ? Plot.line(points, { ...look("raw"), y: "raw" }) : null,
-      each.map((values) => Plot.line({ length: along(values).x.length }, along(values))),
-      Plot.line(points, { ...look("line series"), y: "mean" }),
-      points.length === 1 ? Plot.dot(points, { ...look("dot"), y: "mean", r: 3 }) : null,
+      ofSeeds.map((each) => Plot.line(each, look("seed"))),
+      Plot.line(points, look("line series")),
+      points.length === 1 ? Plot.dot(points, { ...look("dot"), r: 3 }) : null,
     ];
   }
 
@@ -178,35 +168,27 @@ class LineChart extends Chart {
     return [...keys, { words: this.shading() }].filter(({ words }) => words);
   }
 
-  // Letters at the right end; where curves end close together, each column of letters is pushed apart.
-  badges(curves) {
+  // Letters where curves end; those that would cover each other are pushed down, and from the lower edge up again.
+  badges() {
     const { left, right, top, bottom } = this.at;
-    const ends = curves.map((s) => {
+    const ends = this.drawn.map((s) => {
       const last = s.points.findLast((p) => p.x <= this.range[1] + 1e-9) ?? s.points[0];
-      const x = this.x(last.x);
-      return { s, y: this.y(last.mean), x, place: this.linked ? right : Math.min(right, x) };
-    }).filter((end) => end.x >= left - 1 && end.y > top - 20 && end.y < bottom + 20);
-    if (bottom - top < 11 * ends.length) return; // so many that letters would only cover each other
-    ends.sort((a, b) => a.place - b.place);
-    while (ends.length) {
-      const near = ends.findIndex((end) => end.place - ends[0].place >= 15);
-      this.column(ends.splice(0, near < 0 ? ends.length : near).sort((a, b) => a.y - b.y));
-    }
-  }
-
-  column(ends) {
-    const { top, bottom } = this.at;
+      const [x, y] = [this.x(last.x), this.y(last.mean)];
+      return { s, x, y, place: this.linked ? right : Math.min(right, x) };
+    }).filter(({ x, y }) => x >= left - 1 && y > top - 20 && y < bottom + 20);
     const gap = Math.min(15, (bottom - top) / ends.length);
-    ends.forEach((end, i) => (end.at = Math.max(end.y, i ? ends[i - 1].at + gap : top + 6)));
-    for (let i = ends.length - 1, lowest = bottom - 4; i >= 0; i--) {
-      ends[i].at = Math.min(ends[i].at, lowest);
-      lowest = ends[i].at - gap;
-    }
-    for (const { s, at, place } of ends) {
+    if (gap < 11) return; // so many that letters would only cover each other
+    const push = (order, sign, edge) => order.forEach((end, i) => {
+      const near = order.slice(0, i).filter(({ place }) => Math.abs(place - end.place) < 15);
+      end.y = sign * Math.max(sign * end.y, sign * edge, ...near.map(({ y }) => sign * y + gap));
+    });
+    push(d3.sort(ends, (end) => end.y), 1, top + 6);
+    push(d3.sort(ends, (end) => -end.y), -1, bottom - 4);
+    for (const { s, y, place } of ends) {
       const kind = `g${s.group}${s.dashed ? " hollow" : ""}${this.page.dims(s.group) ? " dim" : ""}`;
       const badge = add(this.svg, "g", { class: `badge ${kind}` });
-      add(badge, "circle", { cx: place + 13, cy: at, r: 7 });
-      add(badge, "text", { x: place + 13, y: at + 3.4, "text-anchor": "middle" }, this.page.groups[s.group].letter);
+      add(badge, "circle", { cx: place + 13, cy: y, r: 7 });
+      add(badge, "text", { x: place + 13, y: y + 3.4, "text-anchor": "middle" }, this.page.groups[s.group].letter);
     }
   }
 

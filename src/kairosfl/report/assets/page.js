@@ -39,7 +39,7 @@ const page = {
 
   // Everything that follows from the data and the fields.
   update() {
-    this.arrange();
+    this.facet = value("facet");
     this.paint();
     this.filter();
     this.compare();
@@ -95,15 +95,11 @@ const page = {
     for (const chart of shown) chart.measure(); // all before the first is drawn, or each would lay out the page anew
     this.late = shown.filter((chart) => !chart.seen);
     for (const chart of shown) if (!this.late.includes(chart)) chart.draw();
-    this.drawLate();
-  },
-
-  drawLate() {
-    if (!this.late.length) return;
-    this.later = setTimeout(() => {
-      this.late.shift().draw();
-      this.drawLate();
-    });
+    const next = () => {
+      this.late.shift()?.draw();
+      if (this.late.length) this.later = setTimeout(next);
+    };
+    this.later = setTimeout(next);
   },
 
   // Many events in a row, one drawing.
@@ -200,17 +196,15 @@ async function refresh() {
     const answer = await fetch(`/?since=${live.mark}`, { cache: "no-store" });
     if (answer.status === 200) {
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-      const open = [...document.querySelectorAll("details[open]")].map((each) => each.id);
-      const touched = document.querySelectorAll("[data-touched]");
+      const touched = document.querySelectorAll("[data-touched], details[open]");
       const active = document.activeElement;
       const at = active.id ? `#${active.id}` : active.closest("figure") && `#${active.closest("figure").id} svg`;
       tip.hide();
       for (const id of ["page", "data"]) byId(id).replaceWith(fresh.getElementById(id));
       document.title = fresh.title;
       live.mark = fresh.documentElement.dataset.mark;
-      for (const id of open) byId(id)?.setAttribute("open", "");
-      for (const { id, value, checked } of touched)
-        if (byId(id)) Object.assign(byId(id), { value, checked }).dataset.touched = "yes";
+      for (const { id, value, checked, open } of touched)
+        if (byId(id)) Object.assign(byId(id), { value, checked, open }).dataset.touched = "yes";
       const focus = () => at && document.querySelector(at)?.focus({ preventScroll: true });
       focus(); // on a target that is half typed, which is then left alone
       page.load();

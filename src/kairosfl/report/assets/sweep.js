@@ -1,30 +1,15 @@
 // Many groups: the parameters of a sweep, colours and chips by one of them, the filter, and the heat map of two.
 "use strict";
 
-const MANY = 8; // groups from which on they are coloured and split by parameters to begin with
-
 const sweep = {
   // The values of a parameter, numbers in their order.
   levels(name) {
     return [...new Set(this.data.varied[name])].sort(new Intl.Collator("en", { numeric: true }).compare).sort((a, b) => a - b || 0);
   },
 
-  // Many groups are coloured by one parameter and split by another: the two that tell the most of them apart.
-  arrange() {
-    const { varied } = this.data;
-    const few = this.groups.length > MANY ? Object.keys(varied).filter((name) => this.levels(name).length <= MANY) : [];
-    const pairs = few.flatMap((a) => few.filter((b) => b !== a).map((b) => [a, b]));
-    const apart = ([a, b]) => new Set(varied[a].map((value, i) => `${value}\n${varied[b][i]}`)).size;
-    const [colour, facet] = d3.greatest(pairs, apart) ?? [few[0] ?? "", ""];
-    for (const [id, name] of Object.entries({ colour, facet })) {
-      if (byId(id) && !byId(id).dataset.touched) byId(id).value = name;
-      this[id] = value(id); // the parameter; "" for none
-    }
-  },
-
   // A colour for every group, or for every value of a parameter: numbers from dark to light.
   paint() {
-    const { colour, groups } = this;
+    const { groups } = this, colour = (this.colour = value("colour"));
     const values = colour ? this.data.varied[colour] : [...groups.keys()];
     const levels = colour ? this.levels(colour) : values;
     const ordered = colour && levels.every((level) => level === "–" || !Number.isNaN(Number(level)));

@@ -25,14 +25,9 @@ function sort(head, down) {
 
 async function copy(button) {
   const from = byId(button.dataset.from);
-  try {
-    await navigator.clipboard.writeText(from.textContent);
-    button.textContent = "copied";
-  } catch {
-    // Without leave to write to the clipboard, the text is at least selected.
-    getSelection().selectAllChildren(from);
-    button.textContent = "selected";
-  }
+  getSelection().selectAllChildren(from); // which is all that is done without leave to write to the clipboard
+  const written = navigator.clipboard?.writeText(from.textContent) ?? Promise.reject();
+  button.textContent = await written.then(() => "copied", () => "selected");
   setTimeout(() => (button.textContent = "copy"), 1500);
 }
 
