@@ -48,7 +48,7 @@ def settle(browser):
     from selenium.webdriver.support.ui import WebDriverWait
 
     browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
-    WebDriverWait(browser, 20, 0.02).until(lambda b: ask(b, "page.late.length") == 0)
+    WebDriverWait(browser, 20, 0.02).until(lambda b: ask(b, "page.waiting === undefined && page.late.length === 0"))
 
 
 def find(browser, selector):
@@ -78,8 +78,8 @@ def test_every_chart_is_drawn_and_nothing_is_fetched(opened):
     shown = "page.charts.filter(c => !c.figure.hidden)"
     assert ask(opened, f"{shown}.length") == 12 + 2
     assert ask(opened, f"{shown}.filter(c => !c.svg.querySelector('.line, image')).map(c => c.spec.key)") == []
-    marks = "[...document.querySelectorAll('.line path')].filter(l => l.getTotalLength() < 20 || /NaN|undef/.test(l.outerHTML))"
-    assert ask(opened, f"{marks}.length") == 0
+    odd = "l.getTotalLength() < 20 || /NaN|undef/.test(l.outerHTML)"
+    assert ask(opened, f"[...document.querySelectorAll('.line path')].filter(l => {odd}).length") == 0
     assert ask(opened, "document.querySelectorAll('#fig-accuracy .line').length") == GROUPS
     assert ask(opened, "document.querySelectorAll('#fig-accuracy .band').length") == GROUPS
     assert ask(opened, "document.querySelectorAll('#fig-accuracy .strip line').length") == 2 * GROUPS

@@ -21,7 +21,8 @@ from kairosfl.report.verdict import verdict
 from kairosfl.runs.files import write
 from kairosfl.runs.score import Score
 
-_SCRIPTS = ("vendor/plot-0.6.17.min.js", "chart.js", "lines.js", "heat.js", "tables.js", "sweep.js", "page.js")
+_LIBRARY = "vendor/plot-0.6.17"
+_SCRIPTS = ("chart.js", "lines.js", "heat.js", "tables.js", "sweep.js", "page.js")
 DETAILED = 12
 # Evaluated rounds above which noise hides the curves: they are smoothed initially, with the raw ones faintly behind.
 NOISY = 150
@@ -90,6 +91,7 @@ def _within_bounds(pictures: list[Picture], left: list[LeftOut], groups: int) ->
 
 def shell(title: str, body: str, data: str, mark: str = "") -> str:
     """A whole document around a body; nothing is loaded from anywhere else, and the policy says so."""
+    library = f"/*\n{_asset(f'{_LIBRARY}.LICENSE.txt')}*/\n{_asset(f'{_LIBRARY}.min.js')}"
     scripts = "\n".join(_asset(name) for name in _SCRIPTS)
     connect = "connect-src 'self'" if mark else "connect-src 'none'"
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; {connect}"
@@ -112,6 +114,8 @@ def shell(title: str, body: str, data: str, mark: str = "") -> str:
 <div id="tip" role="status" hidden></div>
 <noscript><p style="padding:24px">The tables are here; the charts need JavaScript.</p></noscript>
 <script type="application/json" id="data">{data.replace("<", chr(92) + "u003c")}</script>
+<script>
+{library}</script>
 <script>
 {scripts}</script>
 </body>
