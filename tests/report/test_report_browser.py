@@ -280,14 +280,14 @@ def test_a_saved_picture_stands_by_itself(opened):
     assert "stroke:rgb(0, 114, 178)" in text.replace("stroke: ", "stroke:")
     assert all(f">{letter}  {algorithm}<" in text for letter, algorithm in zip("ABC", fake.ALGORITHMS, strict=False))
     assert ">Test accuracy<" in text
-    box, reach = ask(
+    left, right, first, last = ask(
         opened,
         """(() => { const svg = new DOMParser().parseFromString(arguments[0], 'image/svg+xml').documentElement;
         document.body.append(svg); const box = svg.viewBox.baseVal, all = svg.getBBox(); svg.remove();
-        return [box.x + box.width, all.x + all.width]; })()""",
+        return [box.x, box.x + box.width, all.x, all.x + all.width]; })()""",
         text,
     )
-    assert reach <= box + 1  # the legend lies inside the picture
+    assert left <= first < last <= right + 1  # title and legend lie inside the picture
     names = ask(opened, "page.charts.find((chart) => chart.spec.key === 'client-accuracy').save()")
     assert ", worst tenth<" in names
     heat = ask(opened, "page.charts.find((chart) => chart.spec.power && !chart.figure.hidden).save()")

@@ -95,9 +95,9 @@ class Chart {
     const marginBottom = 40 + below;
     const height = Math.round(Math.min(420, Math.max(190, width * tallness))) + marginBottom;
     const whole = this.linked || !this.spec.series; // rounds, clients and classes are counted
-    ticks ??= d3.ticks(...this.range, width / 90).filter((tick) => !whole || Number.isInteger(tick));
-    const axis = Plot.axisX(ticks, { tickSize: 4, dy: below, tickFormat, label: null });
-    const place = { frameAnchor: "bottom-right", textAnchor: "end", lineAnchor: "bottom", dy: 37 + below };
+    ticks ??= d3.ticks(...this.range, width / 110).filter((tick) => !whole || Number.isInteger(tick));
+    const axis = [Plot.ruleY([options.y.domain[0]]), Plot.axisX(ticks, { tickSize: 4, dy: below, tickFormat, label: null })];
+    const place = { frameAnchor: "bottom-right", textAnchor: "end", lineAnchor: "bottom", dy: 35 + below };
     const focused = this.plot.contains(document.activeElement);
     const title = this.figure.dataset.title;
     const x = { domain: this.range };
@@ -211,16 +211,19 @@ class Chart {
     copy.querySelectorAll(".brush, .cross, style").forEach((each) => each.remove());
     let { width, height } = this.svg.viewBox.baseVal;
     const { backgroundColor, color, fontFamily } = getComputedStyle(document.body);
-    const family = fontFamily.replaceAll('"', "'");
+    const write = (x, y, text, font) => {
+      const style = `fill:${color};text-anchor:start;font:${font} ${fontFamily.replaceAll('"', "'")}`;
+      add(copy, "text", { x, y, style }, text);
+    };
     const pen = document.createElement("canvas").getContext("2d");
     pen.font = `12px ${fontFamily}`;
     for (const { words, look } of this.legend()) {
       if (look) add(copy, "path", { d: `M6 ${height + 4}h24`, style: `stroke-width:2;${look}` });
-      add(copy, "text", { x: look ? 38 : 6, y: height + 8, style: `fill:${color};font:12px ${family}` }, words);
+      write(look ? 38 : 6, height + 8, words, "12px");
       width = Math.max(width, pen.measureText(words).width + 46);
       height += 17;
     }
-    add(copy, "text", { x: 4, y: -8, style: `fill:${color};font:600 13px ${family}` }, this.title());
+    write(4, -8, this.title(), "600 13px");
     const whole = { x: -12, y: -24, width: width + 12, height: height + 28 };
     copy.prepend(add(copy, "rect", { ...whole, style: `fill:${backgroundColor}` }));
     for (const key of ["width", "height"]) copy.setAttribute(key, whole[key]);

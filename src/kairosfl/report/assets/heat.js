@@ -60,7 +60,7 @@ class HeatChart extends Chart {
         Plot.rect([0], { className: "blank" }),
         Plot.raster(this.cells, cells),
         Plot.axisY(ticks, { tickSize: 0, tickPadding: 7, tickFormat, label: null }),
-        Plot.text([`↑ ${spec.y_label}`], { frameAnchor: "bottom-left", textAnchor: "start", lineAnchor: "bottom", dy: 37 }),
+        Plot.text([`↑ ${spec.y_label}`], { frameAnchor: "bottom-left", textAnchor: "start", lineAnchor: "bottom", dy: 35 }),
         spec.cells && rows * columns <= 150 ? this.numbers(spec.cells, color) : null,
       ],
     });

@@ -112,7 +112,6 @@ class LineChart extends Chart {
         hero && below ? Plot.text(["critical"], hint) : null,
         Plot.gridY(ticks, { className: "grid" }),
         Plot.axisY(ticks, { tickSize: 0, tickPadding: 7, tickFormat, label: null }),
-        Plot.ruleY([domain[0]]),
         this.goal(domain),
         this.drawn.map((s) => this.curve(s, domain[0])),
       ],
