@@ -155,7 +155,7 @@ def _result(
     what = "Mean ± standard deviation over seeds" if several else "One seed each"
     shown = score.words + " in per cent" * score.percent + f" ({score.direction})" * (not score.higher)
     compared = data["versus"]
-    possible = any(len(each) > 1 for each in compared.values())
+    possible = any(cell != parts.UNCOMPARED and i != int(b) for b in compared for i, cell in compared[b].items())
     versus = {i: compared[str(b)][i] for b in data["baselines"] for i in compared[str(b)]} if possible else {}
     about = ""
     if possible:

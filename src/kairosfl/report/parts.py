@@ -34,6 +34,7 @@ PARAMETER = "="  # before the names of columns that are parameters
 AFTER = "final 10 %"  # the comparison follows this column
 CLEAR, SIGNIFICANT = ' class="clear"', 0.05
 _COMPARED = ("vs. baseline", "p (Holm)")
+UNCOMPARED = ("–", "–")  # in these columns
 
 
 def key(number: int) -> str:
@@ -63,7 +64,7 @@ def results_table(
         shown = {name: _cell(name, escape(value), i in best.get(name, ())) for name, value in cells(row).items()}
         first = shown.pop("algorithm").replace(">", f">{key(i)}", 1).replace("</td>", f"{_flags(row)}</td>")
         own = "".join(_cell(f"{PARAMETER}{name}", escape(values[i])) for name, values in varied.items())
-        shown[AFTER] += "".join(map(_cell, _COMPARED, versus.get(i, ("–", "–")))) if versus else ""
+        shown[AFTER] += "".join(map(_cell, _COMPARED, versus.get(i, UNCOMPARED))) if versus else ""
         body += f'<tr data-group="{i}">{first}{own}{"".join(shown.values())}</tr>'
     return table("results", {name: about.get(name, "") for name in _columns(rows, varied, bool(versus))}, body)
 

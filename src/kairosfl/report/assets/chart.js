@@ -95,14 +95,13 @@ class Chart {
     const marginBottom = 40 + below;
     const height = Math.round(Math.min(420, Math.max(190, width * tallness))) + marginBottom;
     const whole = this.linked || !this.spec.series; // rounds, clients and classes are counted
-    ticks ??= d3.ticks(...this.range, width / 110).filter((tick) => !whole || Number.isInteger(tick));
+    const fits = (tick) => tick >= this.range[0] && tick <= this.range[1] && (!whole || Number.isInteger(tick));
+    ticks = (ticks ?? d3.ticks(...this.range, width / 110)).filter(fits);
     const axis = [Plot.ruleY([options.y.domain[0]]), Plot.axisX(ticks, { tickSize: 4, dy: below, tickFormat, label: null })];
     const place = { frameAnchor: "bottom-right", textAnchor: "end", lineAnchor: "bottom", dy: 35 + below };
     const focused = this.plot.contains(document.activeElement);
-    const title = this.figure.dataset.title;
-    const x = { domain: this.range };
-    const frame = { width, height, marginTop: 8, marginBottom, className: "chart", ariaLabel: title };
-    const svg = Plot.plot({ ...frame, x, ...options, marks: [marks, axis, Plot.text([this.spec.x_label], place)] });
+    const frame = { width, height, marginTop: 8, marginBottom, x: { domain: this.range }, ariaLabel: this.figure.dataset.title };
+    const svg = Plot.plot({ ...frame, ...options, marks: [marks, axis, Plot.text([this.spec.x_label], place)], className: "chart" });
     Object.assign(this, { svg, x: svg.scale("x").apply, value: svg.scale("x").invert, y: svg.scale("y").apply });
     svg.role = "img";
     svg.tabIndex = 0;

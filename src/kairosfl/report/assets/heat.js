@@ -2,14 +2,12 @@
 "use strict";
 
 class HeatChart extends Chart {
-  constructor(figure, spec, page) {
-    super(figure, spec, page);
-    this.cells = spec.cells ?? this.unpacked(spec);
-  }
-
-  unpacked({ data, low, high }) {
-    const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
-    return Float64Array.from(new Uint16Array(bytes.buffer), (q) => (q ? low + ((q - 1) / 65534) * (high - low) : NaN));
+  // The values, unpacked when they are first needed.
+  get cells() {
+    const { spec } = this, { data, low, high } = spec;
+    const steps = () => new Uint16Array(Uint8Array.from(atob(data), (c) => c.charCodeAt(0)).buffer);
+    const value = (step) => (step ? low + ((step - 1) / 65534) * (high - low) : NaN);
+    return (spec.cells ??= Float64Array.from(steps(), value));
   }
 
   // For a file of numbers: one line for each cell that has a value.
@@ -32,7 +30,7 @@ class HeatChart extends Chart {
 
   title() {
     const { groups } = this.page;
-    return groups.length > 1 && !this.spec.cells ? `${super.title()}: ${groups[this.figure.dataset.inside].label}` : super.title();
+    return groups.length > 1 && !this.spec.x_names ? `${super.title()}: ${groups[this.figure.dataset.inside].label}` : super.title();
   }
 
   whole() {
@@ -49,7 +47,7 @@ class HeatChart extends Chart {
     const color = { type: "pow", exponent: power, scheme: "viridis", domain: [low, high] };
     const cells = { x1, x2, y1, y2, width: columns, height: rows, fill: Plot.identity, imageRendering: "pixelated", clip: true };
     this.show({
-      tallness: spec.cells ? 0.05 * rows : spec.y_label === "class" && spec.x_label === "client" ? 0.36 : 0.6,
+      tallness: x_names ? 0.05 * rows : spec.y_label === "class" && spec.x_label === "client" ? 0.36 : 0.6,
       marginLeft: 16 + 6.6 * letters,
       marginRight: 64,
       ticks: x_names?.map((_, i) => i),
@@ -61,21 +59,22 @@ class HeatChart extends Chart {
         Plot.raster(this.cells, cells),
         Plot.axisY(ticks, { tickSize: 0, tickPadding: 7, tickFormat, label: null }),
         Plot.text([`↑ ${spec.y_label}`], { frameAnchor: "bottom-left", textAnchor: "start", lineAnchor: "bottom", dy: 35 }),
-        spec.cells && rows * columns <= 150 ? this.numbers(spec.cells, color) : null,
+        x_names && rows * columns <= 150 ? this.numbers(color) : null,
       ],
     });
     this.bar(color);
   }
 
   // The values in their cells, where these are few.
-  numbers(cells, color) {
+  numbers(color) {
     const { columns, percent } = this.spec;
     const { apply } = Plot.scale({ color });
-    return Plot.text(cells, {
+    return Plot.text(this.cells, {
       x: (_, i) => i % columns,
       y: (_, i) => Math.floor(i / columns),
       text: (value) => (Number.isNaN(value) ? "" : percent ? (100 * value).toFixed(1) : number(value)),
       fill: (value) => (d3.lab(apply(value)).l > 65 ? "#1a1d21" : "#fff"),
+      clip: true,
       className: "value",
     });
   }
@@ -108,7 +107,7 @@ class HeatChart extends Chart {
     const cell = up * spec.columns + part(value, spec.x_range, spec.columns);
     const [row, column] = this.place(cell);
     tip.show(event, (box) => {
-      const name = spec.names[up] && !spec.cells ? row : `${spec.y_label} ${row}`;
+      const name = spec.names[up] && !spec.x_names ? row : `${spec.y_label} ${row}`;
       add(box, "b", {}, `${name}, ${spec.x_label} ${column}`);
       add(box, "div", {}, Number.isNaN(this.cells[cell]) ? "–" : `${spec.value_label} ${number(this.cells[cell])}`);
     });

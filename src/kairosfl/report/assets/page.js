@@ -140,26 +140,13 @@ const page = {
 
   // The difference of each group to the baseline on its data, and the target, which is what the baseline reaches.
   compare() {
-    const { versus, words, metric } = this.data;
-    let said = words.target, target = this.data.target;
-    const base = chosen("baseline");
-    if (versus[base]) {
-      const { problem, label, goal } = this.groups[base];
-      this.groups.forEach((group, i) => {
-        if (group.problem !== problem) return;
-        const [difference, p] = versus[base][i] ?? ["–", "–"];
-        const cells = { "vs. baseline": difference, "p (Holm)": p };
-        for (const name in cells) this.cell(i, name).innerHTML = cells[name]; // numbers, as the server wrote them
-      });
-      if (goal !== null && this.groups.every((group) => group.problem === problem) && said !== "as given") {
-        target = goal;
-        said = `what ${label}, the baseline, reaches in the final 10 % of its rounds, rounded`;
-      }
-    }
-    const typed = chosen("target");
-    this.target = typed ? Number(typed) / metric.scale : target;
+    const { versus, words, metric, target } = this.data;
+    const base = chosen("baseline"), { goal, reached } = this.groups[base || -1] ?? {}, typed = chosen("target");
+    for (const [i, cells] of Object.entries(versus[base] ?? {}))
+      cells.forEach((text, k) => (this.cell(i, ["vs. baseline", "p (Holm)"][k]).innerHTML = text)); // as the server wrote it
+    this.target = typed ? Number(typed) / metric.scale : goal ?? target;
     if (byId("clear")) byId("clear").hidden = !document.querySelector("#results .clear");
-    if (byId("goal-words")) byId("goal-words").textContent = typed ? "as typed here" : said;
+    if (byId("goal-words")) byId("goal-words").textContent = typed ? "as typed here" : goal != null ? reached : words.target;
     this.reach();
   },
 
