@@ -176,6 +176,34 @@ def test_the_wheel_zooms_with_control_only_and_keys_do_too(opened):
     assert ask(opened, "page.range") is None
 
 
+def test_two_fingers_zoom_and_one_does_not(opened):
+    opened.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True, "maxTouchPoints": 2})
+    try:
+        opened.refresh()
+        settle(opened)
+        opened.execute_script("document.querySelector('#fig-accuracy').scrollIntoView({block: 'center'})")
+        box = ask(opened, "document.querySelector('#fig-accuracy .overlay').getBoundingClientRect().toJSON()")
+        x, y = box["left"] + box["width"] / 2, box["top"] + box["height"] / 2
+
+        def touch(kind, *offsets):
+            points = [{"x": x + offset, "y": y, "id": i} for i, offset in enumerate(offsets)]
+            opened.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+            settle(opened)
+
+        touch("touchStart", -50)
+        touch("touchMove", -100)
+        touch("touchEnd")
+        assert ask(opened, "page.range") is None
+        touch("touchStart", -100, 100)
+        touch("touchMove", -200, 200)
+        low, high = ask(opened, "page.range")
+        assert [low, high] == pytest.approx([1 + 39 / 4, 40 - 39 / 4], abs=0.5)
+        touch("touchEnd")
+        assert ask(opened, "page.range") == [low, high]
+    finally:
+        opened.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+
+
 def test_hovering_shows_the_numbers_and_a_line_in_the_other_charts(opened):
     area = find(opened, "#fig-accuracy .overlay")
     hand(opened).move_to_element(area).perform()
