@@ -254,6 +254,12 @@ def test_the_target_moves_the_table(opened):
             target,
         )
         assert check(find(opened, cell).text), (target, before)
+    assert find(opened, "#goal-words").text == "as typed here"
+    said = "what fedavg, the baseline, reaches in the final 10 % of its rounds, rounded"
+    opened.execute_script("byId('target').value = ''; byId('target').dispatchEvent(new Event('input'))")
+    assert [find(opened, "#goal-words").text, find(opened, cell).text] == [said, before]
+    opened.execute_script("byId('smooth').dispatchEvent(new Event('change'))")  # which fills the field again
+    assert [find(opened, "#goal-words").text, find(opened, cell).text] == [said, before]
 
 
 def test_the_page_counts_the_target_as_the_table_of_python_does(opened):

@@ -3,7 +3,7 @@
 
 // The value of a field, and the same only where the reader has set it. What fields hold is kept nowhere else.
 const value = (id) => byId(id)?.value ?? "";
-const chosen = (id) => (byId(id)?.dataset.touched ? value(id) : "");
+const chosen = (id) => (byId(id)?.matches("[data-touched]") ? value(id) : "");
 
 // A list as the server shortened it, written out.
 function written(list) {
@@ -183,15 +183,17 @@ async function refresh() {
     const answer = await fetch(`/?since=${live.mark}`, { cache: "no-store" });
     if (answer.status === 200) {
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-      const touched = document.querySelectorAll("[data-touched], details[open]");
+      const kept = document.querySelectorAll("[data-touched], details[open], input:focus");
       const active = document.activeElement;
       const at = active.id ? `#${active.id}` : active.closest("figure") && `#${active.closest("figure").id} svg`;
       tip.hide();
       for (const id of ["page", "data"]) byId(id).replaceWith(fresh.getElementById(id));
       document.title = fresh.title;
       live.mark = fresh.documentElement.dataset.mark;
-      for (const { id, value, checked, open } of touched)
-        if (byId(id)) Object.assign(byId(id), { value, checked, open }).dataset.touched = "yes";
+      for (const each of kept) {
+        const { id, value, checked, open } = each;
+        if (byId(id)) Object.assign(byId(id), { value, checked, open }).toggleAttribute("data-touched", each.matches("[data-touched]"));
+      }
       const focus = () => at && document.querySelector(at)?.focus({ preventScroll: true });
       focus(); // on a target that is half typed, which is then left alone
       page.load();
@@ -206,7 +208,7 @@ async function refresh() {
 for (const [type, tag] of [["input", "INPUT"], ["change", "SELECT"]])
   document.addEventListener(type, ({ target }) => {
     if (target.tagName !== tag) return;
-    target.dataset.touched = "yes";
+    target.toggleAttribute("data-touched", tag === "SELECT" || target.value !== ""); // an empty field is as it was
     page.update();
   }, true);
 
