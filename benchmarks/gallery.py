@@ -12,6 +12,7 @@ import base64
 import io
 import shutil
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ class Camera:
 
     def take(self, name: str, first: str = "body", last: str = "", height: int = 0, kind: str = "webp") -> None:
         """From the top of one element to the end of another, or for this many pixels."""
+        while self.run("return page.waiting !== undefined || page.late.length > 0"):  # charts are still to be drawn
+            time.sleep(0.02)
         box = "const box = document.querySelector('{}').getBoundingClientRect(); return scrollY + box.{}"
         top = self.run(box.format(first, "top"))
         end = top + height if height else self.run(box.format(last or first, "bottom")) + 4

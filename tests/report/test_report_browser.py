@@ -45,7 +45,10 @@ def open_soon(browser, report, patience):
 
 def settle(browser):
     """Wait until what was asked for is drawn."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
     browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    WebDriverWait(browser, 20, 0.02).until(lambda b: ask(b, "page.waiting === undefined && page.late.length === 0"))
 
 
 def find(browser, selector):
@@ -62,7 +65,7 @@ def drag(browser, selector, start, end):
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", find(browser, selector))
     hand(browser).move_to_element(find(browser, f"{selector} figcaption")).perform()  # off a chip that came under it
     settle(browser)
-    area = find(browser, f"{selector} .area")
+    area = find(browser, f"{selector} .overlay")
     width = area.rect["width"]
     moves = hand(browser).move_to_element_with_offset(area, round((start - 0.5) * width), 0).click_and_hold()
     for part in (0.3, 0.6, 1.0):
@@ -75,20 +78,18 @@ def test_every_chart_is_drawn_and_nothing_is_fetched(opened):
     shown = "page.charts.filter(c => !c.figure.hidden)"
     assert ask(opened, f"{shown}.length") == 12 + 2
     assert ask(opened, f"{shown}.filter(c => !c.svg.querySelector('.line, image')).map(c => c.spec.key)") == []
-    marks = (
-        "[...document.querySelectorAll('.line')].filter(l => l.getTotalLength() < 20 || /NaN|undef/.test(l.outerHTML))"
-    )
-    assert ask(opened, f"{marks}.length") == 0
+    odd = "l.getTotalLength() < 20 || /NaN|undef/.test(l.outerHTML)"
+    assert ask(opened, f"[...document.querySelectorAll('.line path')].filter(l => {odd}).length") == 0
     assert ask(opened, "document.querySelectorAll('#fig-accuracy .line').length") == GROUPS
     assert ask(opened, "document.querySelectorAll('#fig-accuracy .band').length") == GROUPS
-    assert ask(opened, "document.querySelectorAll('#fig-accuracy .strip').length") == 2 * GROUPS
+    assert ask(opened, "document.querySelectorAll('#fig-accuracy .strip line').length") == 2 * GROUPS
     assert ask(opened, "performance.getEntriesByType('resource').filter(r => !r.name.startsWith('data:')).length") == 0
 
 
 def test_a_chip_hides_a_run_everywhere_and_two_clicks_leave_it_alone(opened):
     find(opened, ".chip[data-group='1']").click()
     settle(opened)
-    assert ask(opened, "document.querySelectorAll('.series[data-group=\"1\"]').length") == 0
+    assert ask(opened, "document.querySelectorAll('.series.g1').length") == 0
     assert ask(opened, "document.querySelectorAll('#fig-accuracy .line').length") == GROUPS - 1
     assert "off" in find(opened, "tr[data-group='1']").get_attribute("class")
     find(opened, ".chip[data-group='1']").click()
@@ -96,8 +97,8 @@ def test_a_chip_hides_a_run_everywhere_and_two_clicks_leave_it_alone(opened):
     assert ask(opened, "document.querySelectorAll('#fig-accuracy .line').length") == GROUPS
     hand(opened).double_click(find(opened, ".chip[data-group='2']")).perform()
     settle(opened)
-    assert ask(opened, "[...document.querySelectorAll('#fig-accuracy .series')].map(s => s.dataset.group)") == ["2"]
-    assert ask(opened, "document.querySelectorAll('#fig-accuracy .critical').length") == 2
+    assert ask(opened, "[...document.querySelectorAll('#fig-accuracy .series')].map(s => s.matches('.g2'))") == [True]
+    assert ask(opened, "document.querySelectorAll('#fig-accuracy .critical rect').length") == 2
 
 
 def test_hiding_a_run_under_the_pointer_does_not_fade_the_others(opened):
@@ -150,7 +151,7 @@ def test_dragging_zooms_all_charts_over_rounds_and_a_double_click_goes_back(open
     assert ask(opened, "page.charts.find(c => c.spec.key === 'fgn').range") == [low, high]
     assert ask(opened, "page.charts.find(c => c.spec.key === 'accuracy-bytes').own") is None
     assert find(opened, "#fig-accuracy .tools button").is_displayed()
-    hand(opened).double_click(find(opened, "#fig-accuracy .area")).perform()
+    hand(opened).double_click(find(opened, "#fig-accuracy .overlay")).perform()
     settle(opened)
     assert ask(opened, "page.range") is None
     drag(opened, "#fig-accuracy-bytes", 0.5, 0.1)
@@ -160,7 +161,7 @@ def test_dragging_zooms_all_charts_over_rounds_and_a_double_click_goes_back(open
 
 
 def test_the_wheel_zooms_with_control_only_and_keys_do_too(opened):
-    wheel = """document.querySelector('#fig-accuracy .area').dispatchEvent(new WheelEvent('wheel',
+    wheel = """document.querySelector('#fig-accuracy .overlay').dispatchEvent(new WheelEvent('wheel',
         {deltaY: -100, ctrlKey: arguments[0], clientX: 600, cancelable: true, bubbles: true}))"""
     opened.execute_script(wheel, False)
     assert ask(opened, "page.range") is None
@@ -175,14 +176,42 @@ def test_the_wheel_zooms_with_control_only_and_keys_do_too(opened):
     assert ask(opened, "page.range") is None
 
 
+def test_two_fingers_zoom_and_one_does_not(opened):
+    opened.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True, "maxTouchPoints": 2})
+    try:
+        opened.refresh()
+        settle(opened)
+        opened.execute_script("document.querySelector('#fig-accuracy').scrollIntoView({block: 'center'})")
+        box = ask(opened, "document.querySelector('#fig-accuracy .overlay').getBoundingClientRect().toJSON()")
+        x, y = box["left"] + box["width"] / 2, box["top"] + box["height"] / 2
+
+        def touch(kind, *offsets):
+            points = [{"x": x + offset, "y": y, "id": i} for i, offset in enumerate(offsets)]
+            opened.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+            settle(opened)
+
+        touch("touchStart", -50)
+        touch("touchMove", -100)
+        touch("touchEnd")
+        assert ask(opened, "page.range") is None
+        touch("touchStart", -100, 100)
+        touch("touchMove", -200, 200)
+        low, high = ask(opened, "page.range")
+        assert [low, high] == pytest.approx([1 + 39 / 4, 40 - 39 / 4], abs=0.5)
+        touch("touchEnd")
+        assert ask(opened, "page.range") == [low, high]
+    finally:
+        opened.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+
+
 def test_hovering_shows_the_numbers_and_a_line_in_the_other_charts(opened):
-    area = find(opened, "#fig-accuracy .area")
+    area = find(opened, "#fig-accuracy .overlay")
     hand(opened).move_to_element(area).perform()
     tip = find(opened, "#tip")
     assert tip.text.startswith("round 2")
     assert all(algorithm in tip.text for algorithm in fake.ALGORITHMS)
     assert tip.text.count("±") == GROUPS
-    assert ask(opened, "document.querySelector('#fig-fgn .cross').getAttribute('visibility')") == "visible"
+    assert ask(opened, "document.querySelectorAll('#fig-fgn .cross line').length") == 1
     hand(opened).move_to_element(find(opened, "h1")).perform()
     assert not tip.is_displayed()
 
@@ -225,6 +254,12 @@ def test_the_target_moves_the_table(opened):
             target,
         )
         assert check(find(opened, cell).text), (target, before)
+    assert find(opened, "#goal-words").text == "as typed here"
+    said = "what fedavg, the baseline, reaches in the final 10 % of its rounds, rounded"
+    opened.execute_script("byId('target').value = ''; byId('target').dispatchEvent(new Event('input'))")
+    assert [find(opened, "#goal-words").text, find(opened, cell).text] == [said, before]
+    opened.execute_script("byId('smooth').dispatchEvent(new Event('change'))")  # which fills the field again
+    assert [find(opened, "#goal-words").text, find(opened, cell).text] == [said, before]
 
 
 def test_the_page_counts_the_target_as_the_table_of_python_does(opened):
@@ -238,9 +273,10 @@ def test_looking_into_another_run_shows_its_heat_maps(opened):
 
     assert not find(opened, "#fig-lambda-2").is_displayed()
     Select(find(opened, "#inside-select")).select_by_value("2")
+    settle(opened)
     assert find(opened, "#fig-lambda-2 image").is_displayed()
     assert not find(opened, "#fig-weights-0").is_displayed()
-    hand(opened).move_to_element(find(opened, "#fig-lambda-2 .area")).perform()
+    hand(opened).move_to_element(find(opened, "#fig-lambda-2 .overlay")).perform()
     assert find(opened, "#tip").text.startswith("client ")
 
 
@@ -248,9 +284,9 @@ def test_columns_sort_axes_turn_logarithmic_curves_smooth_and_seeds_spread(opene
     find(opened, "[title^='Mean accuracy'] button").click()
     first = ask(opened, "document.querySelector('.sortable tbody tr').dataset.group")
     assert first == "2"
-    before = ask(opened, "document.querySelector('#fig-fgn .line').getAttribute('d')")
+    before = ask(opened, "document.querySelector('#fig-fgn .line path').getAttribute('d')")
     opened.execute_script("page.charts.find(c => c.spec.key === 'fgn').logButton.click()")
-    assert ask(opened, "document.querySelector('#fig-fgn .line').getAttribute('d')") != before
+    assert ask(opened, "document.querySelector('#fig-fgn .line path').getAttribute('d')") != before
     for control, value, mark in (("smooth", "11", ".raw"), ("spread", "seeds", ".seed")):
         opened.execute_script(
             "const s = document.getElementById(arguments[0]); s.value = arguments[1];"
@@ -278,14 +314,14 @@ def test_a_saved_picture_stands_by_itself(opened):
     assert "stroke:rgb(0, 114, 178)" in text.replace("stroke: ", "stroke:")
     assert all(f">{letter}  {algorithm}<" in text for letter, algorithm in zip("ABC", fake.ALGORITHMS, strict=False))
     assert ">Test accuracy<" in text
-    box, reach = ask(
+    left, right, first, last = ask(
         opened,
         """(() => { const svg = new DOMParser().parseFromString(arguments[0], 'image/svg+xml').documentElement;
         document.body.append(svg); const box = svg.viewBox.baseVal, all = svg.getBBox(); svg.remove();
-        return [box.x + box.width, all.x + all.width]; })()""",
+        return [box.x, box.x + box.width, all.x, all.x + all.width]; })()""",
         text,
     )
-    assert reach <= box + 1  # the legend lies inside the picture
+    assert left <= first < last <= right + 1  # title and legend lie inside the picture
     names = ask(opened, "page.charts.find((chart) => chart.spec.key === 'client-accuracy').save()")
     assert ", worst tenth<" in names
     heat = ask(opened, "page.charts.find((chart) => chart.spec.power && !chart.figure.hidden).save()")
@@ -310,7 +346,7 @@ def test_it_prints(opened):
 def test_one_run_alone_is_shaded_over_the_whole_height(browser, tmp_path):
     run = fake.write_run(tmp_path / "a", algorithm="pa3fed", rounds=40, eval_every=5)
     browser.get(write_report([run], tmp_path / "report.html").as_uri())
-    assert ask(browser, "document.querySelectorAll('#fig-accuracy .critical').length") == 2
+    assert ask(browser, "document.querySelectorAll('#fig-accuracy .critical rect').length") == 2
     assert ask(browser, "document.querySelectorAll('.badge').length") == 0
     assert browser.get_log("browser") == []
 
@@ -376,7 +412,7 @@ def test_a_letter_is_where_its_curve_ends_unless_another_ends_there(browser, tmp
       const chart = {chart};
       return chart.drawn.map((s) => {{
         const circle = chart.svg.querySelector(`.badge.g${{s.group}} circle`);
-        return Math.abs(chart.y(s.mean.at(-1)) - circle.getAttribute("cy"));
+        return Math.abs(chart.y(s.points.at(-1).mean) - circle.getAttribute("cy"));
       }});
     }})()"""
     assert max(ask(browser, script)) < 1

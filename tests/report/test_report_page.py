@@ -1,11 +1,13 @@
 """The page as text, the files of an export, and the live server."""
 
 import csv
+import hashlib
 import http.client
 import json
 import re
 import threading
 import time
+from importlib.resources import files
 
 import fake
 import pytest
@@ -23,15 +25,30 @@ def data_of(text):
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
 
 
+VENDOR = files("kairosfl.report") / "assets" / "vendor"
+LICENCE = VENDOR / "plot-0.6.17.LICENSE.txt"
+
+
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
     return fake.write_sweep(tmp_path_factory.mktemp("sweep"), seeds=3, rounds=20)
 
 
+def test_the_library_of_charts_is_the_recorded_one_and_reports_have_its_licence(sweep, tmp_path):
+    recorded = dict(reversed(line.split()) for line in (VENDOR / "SHA256SUMS").read_text().splitlines())
+    made = [path for path in VENDOR.iterdir() if path.name.endswith(".min.js")]
+    assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in made} == recorded
+    text = write_report([sweep], tmp_path / "report.html").read_text()
+    assert LICENCE.read_text() in text
+    assert made[0].read_text() in text
+
+
 def test_one_page_holds_all_and_names_no_other_place(sweep, tmp_path):
     text = write_report([sweep], tmp_path / "deep" / "report.html").read_text()
     assert [group["label"] for group in data_of(text)["groups"]] == list(fake.ALGORITHMS)
-    assert set(re.findall(r"https?://[^\s\"'<]+", text)) == {"http://www.w3.org/2000/svg"}
+    text = text.replace(LICENCE.read_text(), "")
+    names = {"2000/svg", "1999/xhtml", "1999/xlink", "2000/xmlns/", "XML/1998/namespace"}  # of XML, not to be opened
+    assert set(re.findall(r"https?://[^\s\"'<]+", text)) == {f"http://www.w3.org/{name}" for name in names}
     assert "connect-src 'none'" in text
     assert "kairosfl run cifar10.toml" in text
     assert "partition_seed = -1" in text

@@ -15,14 +15,17 @@ from kairosfl.report.figures import figures
 from kairosfl.report.payload import payload
 from kairosfl.report.pictures import SECTIONS, HeatMap, LeftOut, Picture, counted, letter
 from kairosfl.report.read import Group, Study, differing, read_study
-from kairosfl.report.sweep import crossed, parameters
-from kairosfl.report.tables import Row, chosen_target, paired_tests, results
+from kairosfl.report.sweep import crossed, parameters, told_apart
+from kairosfl.report.tables import Row, chosen_target, paired_tests, results, scored
 from kairosfl.report.verdict import verdict
 from kairosfl.runs.files import write
 from kairosfl.runs.score import Score
 
+_LIBRARY = "vendor/plot-0.6.17"
 _SCRIPTS = ("chart.js", "lines.js", "heat.js", "tables.js", "sweep.js", "page.js")
 DETAILED = 12
+# Evaluated rounds above which noise hides the curves: they are smoothed initially, with the raw ones faintly behind.
+NOISY = 150
 SKEWED = ("dirichlet", "client_dirichlet", "mixed", "quantity")  # partitions that use data.alpha
 _HINT = "Drag across a chart to zoom, double-click to reset; charts over rounds zoom together."
 _TEST = (
@@ -59,8 +62,6 @@ def page(study: Study, *, target: float | None = None, baseline: str | None = No
     sections = "".join(_section(name, groups, pictures, left) for name in list(SECTIONS)[1:])
     data = payload(groups, rows, pictures, goal, given=target is not None, varied=varied)
     body = f"""<div id="page">
-<style id="colours"></style>
-<style id="columns"></style>
 <header>
 <p class="over">Kairos report{_state(groups, study.waiting, live=bool(mark))}</p>
 <h1>{escape(_title(groups))}</h1>
@@ -90,6 +91,7 @@ def _within_bounds(pictures: list[Picture], left: list[LeftOut], groups: int) ->
 
 def shell(title: str, body: str, data: str, mark: str = "") -> str:
     """A whole document around a body; nothing is loaded from anywhere else, and the policy says so."""
+    library = f"/*\n{_asset(f'{_LIBRARY}.LICENSE.txt')}*/\n{_asset(f'{_LIBRARY}.min.js')}"
     scripts = "\n".join(_asset(name) for name in _SCRIPTS)
     connect = "connect-src 'self'" if mark else "connect-src 'none'"
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; {connect}"
@@ -104,12 +106,16 @@ def shell(title: str, body: str, data: str, mark: str = "") -> str:
 <link rel="icon" href="data:,">
 <style>
 {_asset("page.css")}</style>
+<style id="colours"></style>
+<style id="columns"></style>
 </head>
 <body>
 {body}
 <div id="tip" role="status" hidden></div>
 <noscript><p style="padding:24px">The tables are here; the charts need JavaScript.</p></noscript>
 <script type="application/json" id="data">{data.replace("<", chr(92) + "u003c")}</script>
+<script>
+{library}</script>
 <script>
 {scripts}</script>
 </body>
@@ -149,7 +155,7 @@ def _result(
     what = "Mean ± standard deviation over seeds" if several else "One seed each"
     shown = score.words + " in per cent" * score.percent + f" ({score.direction})" * (not score.higher)
     compared = data["versus"]
-    possible = any(len(each) > 1 for each in compared.values())
+    possible = any(cell != parts.UNCOMPARED and i != int(b) for b in compared for i, cell in compared[b].items())
     versus = {i: compared[str(b)][i] for b in data["baselines"] for i in compared[str(b)]} if possible else {}
     about = ""
     if possible:
@@ -162,7 +168,7 @@ def _result(
     every = f'<details id="every"><summary>All {counted(runs, "run")}</summary>{parts.runs_table(groups)}</details>'
     return f"""<section id="result">{_charts("result", pictures, left)}
 <div class="together"><h3>Table</h3><p class="about">{what}; {shown}. {_goal(score, data)}</p>{about}
-{_finder(groups)}{table}</div>
+{_finder(groups, parts.column_boxes(rows, varied, possible))}{table}</div>
 {_grid(groups, varied)}{every if runs > 1 else ""}</section>"""
 
 
@@ -193,14 +199,14 @@ def _baseline_picker(groups: Sequence[Group], data: Mapping[str, Any]) -> str:
     return f'<select id="baseline" aria-label="baseline">{options}</select>'
 
 
-def _finder(groups: Sequence[Group]) -> str:
+def _finder(groups: Sequence[Group], boxes: str) -> str:
     """The filter and the choice of columns of the table."""
     words = "filter" if len(groups) > 1 else ""
     title = "Show only groups whose name or parameters contain all of these words, such as: fedprox lr=0.1"
     search = f'<input id="filter" type="search" placeholder="{words}" title="{title}" aria-label="{title}">'
     return (
         f'<div class="finder">{search if words else ""}<span id="found"></span>'
-        '<details id="choose"><summary>columns</summary><div></div></details>'
+        f'<details id="choose"><summary>columns</summary><div>{boxes}</div></details>'
         '<button type="button" class="save-table" data-table="results">CSV</button></div>'
     )
 
@@ -245,19 +251,25 @@ def _picker(groups: Sequence[Group]) -> str:
 
 def _controls(groups: Sequence[Group], varied: Mapping[str, Sequence[str]]) -> str:
     windows = {1: "none", 5: "5 points", 11: "11 points", 25: "25 points"}
-    smooth = "".join(f'<option value="{size}">{text}</option>' for size, text in windows.items())
+    noisy = max(len(scored(run)[0]) for group in groups for run in group.runs) > NOISY
+    chosen = 11 if noisy else 1
+    smooth = "".join(
+        f'<option value="{size}"{" selected" if size == chosen else ""}>{text}</option>'
+        for size, text in windows.items()
+    )
     spread = '<option value="band">± standard deviation</option><option value="seeds">every seed</option>'
     spread += '<option value="mean">mean only</option>'
     several = max(len(group.runs) for group in groups) > 1
     seeds = f'<label>seeds <select id="spread">{spread}</select></label>' if several else ""
     by = ""
     if len(groups) > 2 and varied:
-        by = f'<label>colour by <select id="colour"><option value="">group</option>{_options(varied)}</select></label>'
-        by += f'<label>facet by <select id="facet"><option value="">none</option>{_options(varied)}</select></label>'
+        colour, facet = (_options(varied, name) for name in told_apart(varied))
+        by = f'<label>colour by <select id="colour"><option value="">group</option>{colour}</select></label>'
+        by += f'<label>facet by <select id="facet"><option value="">none</option>{facet}</select></label>'
     return (
         f'<div class="controls">{by}{seeds}<label title="mean of neighbouring points">smooth '
         f'<select id="smooth">{smooth}</select></label>'
-        '<button type="button" id="theme" title="light or dark" aria-label="light or dark">◐</button></div>'
+        '<input type="checkbox" id="theme" title="light or dark" aria-label="light or dark"></div>'
     )
 
 

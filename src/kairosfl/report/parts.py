@@ -34,6 +34,7 @@ PARAMETER = "="  # before the names of columns that are parameters
 AFTER = "final 10 %"  # the comparison follows this column
 CLEAR, SIGNIFICANT = ' class="clear"', 0.05
 _COMPARED = ("vs. baseline", "p (Holm)")
+UNCOMPARED = ("–", "–")  # in these columns
 
 
 def key(number: int) -> str:
@@ -63,13 +64,27 @@ def results_table(
         shown = {name: _cell(name, escape(value), i in best.get(name, ())) for name, value in cells(row).items()}
         first = shown.pop("algorithm").replace(">", f">{key(i)}", 1).replace("</td>", f"{_flags(row)}</td>")
         own = "".join(_cell(f"{PARAMETER}{name}", escape(values[i])) for name, values in varied.items())
-        shown[AFTER] += "".join(map(_cell, _COMPARED, versus.get(i, ("–", "–")))) if versus else ""
+        shown[AFTER] += "".join(map(_cell, _COMPARED, versus.get(i, UNCOMPARED))) if versus else ""
         body += f'<tr data-group="{i}">{first}{own}{"".join(shown.values())}</tr>'
+    return table("results", {name: about.get(name, "") for name in _columns(rows, varied, bool(versus))}, body)
+
+
+def _columns(rows: Sequence[Row], varied: Iterable[str], compared: bool) -> list[str]:
     names = list(cells(rows[0]))
     at = names.index(AFTER) + 1
-    compared = _COMPARED if versus else ()
-    names = [names[0], *(f"{PARAMETER}{name}" for name in varied), *names[1:at], *compared, *names[at:]]
-    return table("results", {name: about.get(name, "") for name in names}, body)
+    parameters = (f"{PARAMETER}{name}" for name in varied)
+    return [names[0], *parameters, *names[1:at], *(_COMPARED if compared else ()), *names[at:]]
+
+
+def column_boxes(rows: Sequence[Row], varied: Iterable[str], compared: bool) -> str:
+    """A box for every column of the results but the first, ticked if it is shown to begin with."""
+    off = EXTRA if any(row.worst_clients.count for row in rows) else (*EXTRA, "worst clients")
+    boxes = ""
+    for name in _columns(rows, varied, compared)[1:]:
+        ticked = "" if name in off or name.startswith(PARAMETER) else " checked"
+        box = f'<input type="checkbox" id="column {escape(name)}" data-column="{escape(name)}"{ticked}>'
+        boxes += f"<label>{box}{escape(name.removeprefix(PARAMETER))}</label>"
+    return boxes
 
 
 def _cell(name: str, text: str, best: bool = False) -> str:

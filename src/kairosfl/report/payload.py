@@ -11,15 +11,13 @@ import numpy as np
 
 from kairosfl.report.checked import Array
 from kairosfl.report.figures import critical_periods
-from kairosfl.report.parts import EXTRA, versus
+from kairosfl.report.parts import UNCOMPARED, versus
 from kairosfl.report.pictures import BAND, CRITICAL, HeatMap, Lines, Picture, Series, letter
 from kairosfl.report.read import Group, RunData
 from kairosfl.report.tables import Row, against, by_problem, scored
-from kairosfl.report.verdict import target_words
+from kairosfl.report.verdict import reached, target_words
 
 DIGITS = 5  # significant ones: more than a screen shows
-# Evaluated rounds above which noise hides the curves: they are smoothed initially, with the raw ones faintly behind.
-MANY = 150
 LONG = 64  # a shorter list is written out
 BASELINES = 40  # that can be chosen on the page: every one has a comparison with all others
 
@@ -38,8 +36,9 @@ def payload(
     """All that the scripts of the page read."""
     score = groups[0].score
     baselines = [number for number, row in enumerate(rows) if row.baseline]
+    sets_goal = not given and len(by_problem(rows)) == 1  # the baseline that is chosen on the page does
     return {
-        "groups": [_group(number, group, row) for number, (group, row) in enumerate(zip(groups, rows, strict=True))],
+        "groups": [_group(i, group, row, sets_goal) for i, (group, row) in enumerate(zip(groups, rows, strict=True))],
         "lines": [_lines(each) for each in pictures if isinstance(each, Lines)],
         "heats": [_heat(each) for each in pictures if isinstance(each, HeatMap)],
         "runs": [_run(number, run) for number, group in enumerate(groups) for run in group.shown],
@@ -49,15 +48,13 @@ def payload(
         "words": {"band": BAND, "critical": CRITICAL, "target": target_words(rows, target, given)},
         "target": target if math.isfinite(target) else None,
         "metric": {"scale": score.scale, "sign": score.sign, "words": score.words, "percent": score.percent},
-        "smooth": 11 if max(len(scored(run)[0]) for group in groups for run in group.runs) > MANY else 1,
-        "extra": [*EXTRA, *(() if any(row.worst_clients.count for row in rows) else ("worst clients",))],
     }
 
 
 def _versus(
     groups: Sequence[Group], rows: Sequence[Row], first: Sequence[int]
 ) -> dict[str, dict[int, tuple[str, str]]]:
-    """For each group that can be chosen as the baseline, the cells of those on the same data."""
+    """For each group that can be chosen as the baseline, the cells of all on the same data."""
     problems = by_problem(rows)
     compared = [i for i, row in enumerate(rows) if row.compared and len(problems[row.problem]) > 1]
     number = {group.label: i for i, group in enumerate(groups)}
@@ -65,18 +62,20 @@ def _versus(
     for i in list(dict.fromkeys([*first, *compared]))[:BASELINES]:
         mine = problems[rows[i].problem]
         cells = versus(against(groups, i, mine))
-        found[str(i)] = {number[label]: cell for label, cell in cells.items()} | {i: ("baseline", "")}
+        known = {number[label]: cell for label, cell in cells.items()} | {i: ("baseline", "")}
+        found[str(i)] = {each: known.get(each, UNCOMPARED) for each in mine}
     return dict(sorted(found.items(), key=lambda each: int(each[0])))
 
 
-def _group(number: int, group: Group, row: Row) -> dict[str, Any]:
+def _group(number: int, group: Group, row: Row, sets_goal: bool) -> dict[str, Any]:
     return {
         "label": group.label,
         "letter": letter(number),
         "problem": group.problem,
         "seeds": [run.seed for run in group.runs],
         "final": _rounded(row.last_tenth.mean) if row.compared else None,
-        "goal": _rounded(group.score.rounded(row.last_tenth.mean)) if row.compared else None,
+        "goal": _rounded(group.score.rounded(row.last_tenth.mean)) if row.compared and sets_goal else None,
+        "reached": reached(f"{group.label}, the baseline,"),
         "critical": [[left, right, round(share, 3)] for left, right, share in critical_periods(group)],
     }
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Any
 
 from kairosfl.report.read import Group, differing
 
 NONE = "–"  # the group does not have this parameter
+MANY = 8  # groups, above which they are coloured and split by parameters to begin with, and values of these
 
 
 def parameters(groups: Sequence[Group]) -> dict[str, list[str]]:
@@ -34,6 +35,14 @@ def crossed(varied: Mapping[str, Sequence[str]]) -> tuple[str, str] | None:
             rank = all(_is_numeric(varied[name]) for name in (up, across)), run
             best = max(best or (rank, across, up), (rank, across, up), key=lambda each: each[0])
     return best[1:] if best else None
+
+
+def told_apart(varied: Mapping[str, Sequence[str]]) -> tuple[str, str]:
+    """What many groups are coloured and split by to begin with: the two parameters that tell the most of them apart."""
+    few = [name for name, values in varied.items() if len(values) > MANY >= len(set(values))]
+    pairs = permutations(few, 2)
+    first = few[0] if few else ""
+    return max(pairs, key=lambda pair: len(set(zip(*map(varied.get, pair), strict=True))), default=(first, ""))
 
 
 def rule_options(algorithm: str) -> tuple[str, dict[str, str]]:

@@ -102,9 +102,14 @@ def target_words(rows: Sequence[Row], target: float, given: bool) -> str:
     if given:
         return "as given"
     if len(rows) == 1:
-        return "what it reaches in the final 10 % of its rounds, rounded" if math.isfinite(target) else "none yet"
+        return reached("it") if math.isfinite(target) else "none yet"
     names = [row.label for row in rows if row.baseline]
     if not math.isfinite(target):
         return f"none yet: {names[0]}, the baseline, has no final result"
     whose = f"{names[0]}, the baseline," if len(names) == 1 else "the worst of the baselines"
+    return reached(whose)
+
+
+def reached(whose: str) -> str:
+    """Of the target that a group sets."""
     return f"what {whose} reaches in the final 10 % of its rounds, rounded"

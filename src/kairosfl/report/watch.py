@@ -68,8 +68,8 @@ class LivePage:
             words = str(error) if any(self.folder.rglob("metrics.jsonl")) else "Waiting for the first round."
             body = '<div id="page"><header><p class="over"><span id="live">Kairos report, live</span></p>'
             body += f'<h1>{escape(self.folder.name)}</h1><p class="verdict">{escape(words)}</p></header></div>'
-            nothing: dict[str, Any] = {"groups": [], "lines": [], "heats": [], "runs": [], "words": {}, "extra": []}
-            nothing |= {"target": None, "metric": {"scale": 1, "sign": 1}, "smooth": 1, "varied": {}, "versus": {}}
+            nothing: dict[str, Any] = {"groups": [], "lines": [], "heats": [], "runs": [], "words": {}}
+            nothing |= {"target": None, "metric": {"scale": 1, "sign": 1}, "varied": {}, "versus": {}}
             return shell(self.folder.name, body, json.dumps(nothing), mark)
 
 

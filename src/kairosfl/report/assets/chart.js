@@ -1,79 +1,35 @@
-// What all charts share: an SVG that fills its figure, axes, zoom, a crosshair, and saving as a file.
+// What all charts share: Observable Plot draws them; here are zoom, the crosshair, the box of numbers, and saving as a file.
 "use strict";
 
-const SVG = "http://www.w3.org/2000/svg";
+const byId = (id) => document.getElementById(id);
 
-function filled(made, attributes, parent, text) {
+// A new element at the end of another, HTML or SVG as that is.
+function add(parent, name, attributes = {}, text = "") {
+  const made = document.createElementNS(parent.namespaceURI, name);
   for (const key in attributes) made.setAttribute(key, attributes[key]);
-  if (text !== undefined) made.textContent = text;
-  parent?.append(made);
+  made.textContent = text;
+  parent.append(made);
   return made;
 }
 
-const node = (name, ...rest) => filled(document.createElementNS(SVG, name), ...rest);
-const html = (name, ...rest) => filled(document.createElement(name), ...rest);
-
-// A round number of round steps between two values.
-function ticks(low, high, wanted, whole) {
-  const rough = (high - low || 1) / Math.max(1, wanted);
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const steps = whole ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10];
-  let step = power * steps.find((m) => m * power >= rough * 0.999);
-  if (whole) step = Math.max(1, step);
-  const found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
-  return { values: found, step };
-}
-
-function logTicks(low, high) {
-  const found = [];
-  const wide = Math.log10(high / low) > 3;
-  for (let p = Math.floor(Math.log10(low)); p <= Math.ceil(Math.log10(high)); p++)
-    for (const m of wide ? [1] : [1, 2, 5]) {
-      const value = m * 10 ** p;
-      if (value >= low * 0.999 && value <= high * 1.001) found.push(value);
-    }
-  return { values: found, step: 0 };
-}
-
-function number(value, step) {
-  if (value === 0) return "0";
+function number(value) {
   const size = Math.abs(value);
-  if (size >= 1e6 || size < 1e-4) return value.toExponential(1).replace("e+", "e").replace(".0e", "e");
-  if (step) {
-    const digits = Math.max(0, Math.min(6, -Math.floor(Math.log10(step) + 1e-9)));
-    const extra = Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6 ? 1 : 0;
-    return value.toLocaleString("en", { minimumFractionDigits: digits + extra, maximumFractionDigits: digits + extra });
-  }
-  return value.toLocaleString("en", { maximumSignificantDigits: size >= 1000 ? 6 : 4 });
-}
-
-// The index of the value nearest to x in an ascending list.
-function nearest(list, x) {
-  let low = 0, high = list.length - 1;
-  while (high - low > 1) {
-    const middle = (low + high) >> 1;
-    if (list[middle] < x) low = middle;
-    else high = middle;
-  }
-  return Math.abs(list[low] - x) <= Math.abs(list[high] - x) ? low : high;
+  const kind = value && (size >= 1e6 || size < 1e-4) ? ".1~e" : size >= 1000 ? ",.6~r" : ",.4~r";
+  return d3.format(kind)(value).replace("e+", "e");
 }
 
 // Offers a file to save: text, or a data URL.
 function offer(name, content, type) {
-  const link = html("a", { download: name });
-  link.href = type ? URL.createObjectURL(new Blob([content], { type })) : content;
+  const link = document.createElement("a");
+  Object.assign(link, { download: name, href: type ? URL.createObjectURL(new Blob([content], { type })) : content });
   link.click();
   if (type) URL.revokeObjectURL(link.href);
   return content;
 }
 
-const quoted = (value) => (/[",\n]/.test(value ?? "") ? `"${value.replaceAll('"', '""')}"` : value ?? "");
-const csv = (rows) => rows.map((row) => `${row.map(quoted).join(",")}\n`).join("");
-
 const tip = {
-  show(x, y, fill) {
-    const box = document.getElementById("tip");
+  show({ clientX: x, clientY: y }, fill) {
+    const box = byId("tip");
     box.replaceChildren();
     fill(box);
     box.hidden = false;
@@ -83,189 +39,115 @@ const tip = {
     box.style.top = `${Math.max(4, Math.min(innerHeight - height - 4, y - height / 2))}px`;
   },
   hide() {
-    document.getElementById("tip").hidden = true;
+    byId("tip").hidden = true;
   },
 };
 
 class Chart {
   constructor(figure, spec, page) {
-    Object.assign(this, { figure, spec, page, own: null, touches: new Map() });
+    Object.assign(this, { figure, spec, page, own: null, log: false });
     this.linked = spec.x_label === "round";
     this.plot = figure.querySelector(".plot");
-    this.tools = html("span", { class: "tools" }, figure.querySelector("figcaption"));
+    this.tools = add(figure.querySelector("figcaption"), "span", { class: "tools" });
     this.back = this.button("↺ reset", "Show the whole range (double-click, or 0)", () => this.zoom(null));
-    this.back.hidden = true;
     for (const kind of ["svg", "png", "csv"])
       this.button(kind.toUpperCase(), kind === "csv" ? "Save the numbers" : "Save this picture", () => this.save(kind));
+    // With Ctrl or ⌘ only, and with two fingers: a bare wheel and one finger are for scrolling the page.
+    const asked = (event) => (event.type === "wheel" ? event.ctrlKey || event.metaKey : event.touches?.length > 1);
+    const zoomed = ({ transform, sourceEvent }) => sourceEvent && this.zoom(transform.rescaleX(this.unzoomed).domain());
+    d3.select(this.plot).call(d3.zoom().filter(asked).on("zoom", zoomed)).on("dblclick.zoom", () => this.zoom(null));
   }
 
   button(text, title, act) {
-    return Object.assign(html("button", { type: "button", title }, this.tools, text), { onclick: act });
+    return Object.assign(add(this.tools, "button", { type: "button", title }, text), { onclick: act });
+  }
+
+  get chosen() {
+    return this.linked ? this.page.range : this.own;
   }
 
   get range() {
-    return (this.linked ? this.page.range : this.own) || this.whole();
+    return this.chosen || this.whole();
   }
 
   zoom(range) {
     if (range) {
       const [low, high] = this.whole();
-      const least = this.linked ? 2 : (high - low) / 500;
-      const middle = (range[0] + range[1]) / 2;
-      const half = Math.max(least, range[1] - range[0]) / 2;
-      range = [Math.max(low, middle - half), Math.min(high, middle + half)];
+      const half = Math.max(this.linked ? 2 : (high - low) / 500, range[1] - range[0]) / 2;
+      range = [Math.max(low, d3.mean(range) - half), Math.min(high, d3.mean(range) + half)];
       if (range[0] <= low && range[1] >= high) range = null;
     }
-    if (this.linked) this.page.setRange(range);
-    else {
-      this.own = range;
-      this.draw();
-    }
+    if (this.linked) this.page.range = range;
+    else this.own = range;
+    this.page.redraw();
   }
 
-  // The frame: an empty SVG of the figure's width with the plot area at `at`.
-  frame(left, right, below) {
-    const large = this.figure.matches(".hero, .wide");
-    const width = this.page.printing ? (large ? 700 : 340) : Math.max(260, this.plot.clientWidth);
-    const tall = this.figure.classList.contains("hero") ? 0.46 : this.tallness || 0.56;
-    const height = Math.round(Math.min(420, Math.max(190, width * tall))) + below;
-    this.at = { left, top: 8, width: width - left - right, height: height - 8 - below };
-    const box = { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0, "aria-label": this.figure.dataset.title };
-    this.svg = node("svg", box);
-    const [low, high] = this.range;
-    this.x = (value) => left + ((value - low) / (high - low || 1)) * this.at.width;
-    this.value = (pixel) => low + ((pixel - left) / this.at.width) * (high - low);
-    this.back.hidden = !(this.linked ? this.page.range : this.own);
-    this.clip = `clip-${this.figure.id}`;
-    const clip = node("clipPath", { id: this.clip }, node("defs", {}, this.svg));
-    node("rect", { x: left, y: 8, width: Math.max(0, this.at.width), height: this.at.height }, clip);
+  measure() {
+    const { width, top, bottom } = this.plot.getBoundingClientRect();
+    const printed = this.figure.matches(".hero, .wide") ? 700 : 340;
+    this.width = this.page.printing ? printed : Math.max(260, width);
+    this.seen = this.page.printing || (bottom > 0 && top < innerHeight);
   }
 
-  axes(yTicks, y, yText, below) {
-    const { left, top, width, height } = this.at;
-    const axis = node("g", { class: "axis" }, this.svg);
-    for (const value of yTicks) {
-      node("line", { class: "grid", x1: left, x2: left + width, y1: y(value), y2: y(value) }, axis);
-      node("text", { x: left - 7, y: y(value) + 4, "text-anchor": "end" }, axis, yText(value));
-    }
-    node("line", { class: "tick", x1: left, x2: left + width, y1: top + height, y2: top + height }, axis);
-    const names = this.spec.x_names;
-    const { values, step } = names ? { values: names.keys() } : ticks(...this.range, width / 64, this.linked || this.whole_x);
-    for (const value of values) {
-      const x = this.x(value);
-      node("line", { class: "tick", x1: x, x2: x, y1: top + height + below, y2: top + height + below + 4 }, axis);
-      node("text", { x, y: top + height + below + 17, "text-anchor": "middle" }, axis, names ? names[value] : number(value, step));
-    }
-    const label = { class: "label", x: left + width, y: top + height + below + 33, "text-anchor": "end" };
-    node("text", label, axis, this.spec.x_label);
-    return axis;
-  }
-
-  // The pieces that move with the pointer, above everything else.
-  finish() {
-    const { left, top, width, height } = this.at;
-    this.brush = node("rect", { class: "brush", y: top, height, width: 0, visibility: "hidden" }, this.svg);
-    this.cross = node("g", { class: "cross", visibility: "hidden" }, this.svg);
-    const area = { class: "area", x: left, y: top, width: Math.max(0, width), height, fill: "transparent" };
-    this.area = node("rect", area, this.svg);
-    this.listen();
+  // Draws with these options of Plot; `below` is the room for what is between the plot and its horizontal axis.
+  show({ tallness, below = 0, ticks, tickFormat, marks, ...options }) {
+    const { width } = this;
+    const marginBottom = 40 + below;
+    const height = Math.round(Math.min(420, Math.max(190, width * tallness))) + marginBottom;
+    const whole = this.linked || !this.spec.series; // rounds, clients and classes are counted
+    const fits = (tick) => tick >= this.range[0] && tick <= this.range[1] && (!whole || Number.isInteger(tick));
+    ticks = (ticks ?? d3.ticks(...this.range, width / 110)).filter(fits);
+    const axis = [Plot.ruleY([options.y.domain[0]]), Plot.axisX(ticks, { tickSize: 4, dy: below, tickFormat, label: null })];
+    const place = { frameAnchor: "bottom-right", textAnchor: "end", lineAnchor: "bottom", dy: 35 + below };
     const focused = this.plot.contains(document.activeElement);
-    this.plot.replaceChildren(this.svg);
-    if (focused) this.svg.focus({ preventScroll: true });
+    const frame = { width, height, marginTop: 8, marginBottom, x: { domain: this.range }, ariaLabel: this.figure.dataset.title };
+    const svg = Plot.plot({ ...frame, ...options, marks: [marks, axis, Plot.text([this.spec.x_label], place)], className: "chart" });
+    Object.assign(this, { svg, x: svg.scale("x").apply, value: svg.scale("x").invert, y: svg.scale("y").apply });
+    svg.role = "img";
+    svg.tabIndex = 0;
+    svg.onkeydown = (event) => this.key(event);
+    svg.onblur = () => this.leave();
+    const [left, right] = svg.scale("x").range, [bottom, top] = svg.scale("y").range;
+    this.at = { left, right, top, bottom };
+    this.listen();
+    this.plot.replaceChildren(svg);
+    if (focused) svg.focus({ preventScroll: true });
+    this.back.hidden = !this.chosen;
   }
 
-  pixel(event) {
-    const box = this.svg.getBoundingClientRect();
-    return (event.clientX - box.left) * (this.svg.viewBox.baseVal.width / box.width);
-  }
-
+  // Dragging and pointing, and where the zoom of the wheel and of fingers goes on from.
   listen() {
-    const acts = { down: this.down, move: this.move, up: this.up, cancel: this.up, leave: this.leave };
-    for (const name in acts) this.area[`onpointer${name}`] = acts[name].bind(this);
-    this.area.ondblclick = () => this.zoom(null);
-    this.area.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
-    this.svg.onkeydown = (event) => this.key(event);
-    this.svg.onblur = () => this.leave();
-  }
-
-  down(event) {
-    this.touches.set(event.pointerId, this.pixel(event));
-    if (event.pointerType === "mouse" && event.button === 0) {
-      this.from = this.pixel(event);
-      this.area.setPointerCapture(event.pointerId);
-      event.preventDefault();
-      this.svg.focus({ preventScroll: true });
-    }
-    if (this.touches.size === 2) {
-      const ends = [...this.touches.values()].sort((a, b) => a - b);
-      this.pinch = ends.map(this.value);
-    }
-  }
-
-  move(event) {
-    const pixel = this.pixel(event);
-    if (this.touches.has(event.pointerId)) this.touches.set(event.pointerId, pixel);
-    if (this.pinch && this.touches.size === 2) {
-      // Keep the two values that were first touched under the fingers.
-      const [a, b] = [...this.touches.values()].sort((p, q) => p - q);
-      const scale = (this.pinch[1] - this.pinch[0]) / Math.max(12, b - a);
-      const low = this.pinch[0] - (a - this.at.left) * scale;
-      this.next = [low, low + this.at.width * scale];
-      this.select(this.x(Math.max(this.next[0], this.range[0])), this.x(Math.min(this.next[1], this.range[1])));
-      return;
-    }
-    if (this.from !== undefined && Math.abs(pixel - this.from) > 4) {
-      this.select(this.from, pixel);
-      tip.hide();
-      return;
-    }
-    this.page.point(this, this.value(Math.max(this.at.left, Math.min(this.at.left + this.at.width, pixel))), event);
-  }
-
-  select(a, b) {
-    const { left, width } = this.at;
-    const [low, high] = [a, b].sort((p, q) => p - q).map((p) => Math.max(left, Math.min(left + width, p)));
-    filled(this.brush, { x: low, width: high - low, visibility: "visible" });
-  }
-
-  up(event) {
-    const pixel = this.pixel(event);
-    this.touches.delete(event.pointerId);
-    const { from, next } = this;
-    this.from = this.pinch = this.next = undefined;
-    this.brush.setAttribute("visibility", "hidden");
-    if (next) this.zoom(next);
-    else if (from !== undefined && Math.abs(pixel - from) > 4)
-      this.zoom([this.value(Math.min(from, pixel)), this.value(Math.max(from, pixel))]);
+    const { left, right, top, bottom } = this.at;
+    const ended = ({ selection, sourceEvent }) => selection && sourceEvent && this.zoom(selection.map(this.value));
+    const brush = d3.brushX().extent([[left, top], [right, bottom]]).touchable(false).on("end", ended);
+    const pointed = (event) => {
+      if (event.pointerType === "mouse" && event.buttons) tip.hide();
+      else this.page.point(this, this.value(Math.max(left, Math.min(right, d3.pointer(event)[0]))), event);
+    };
+    const area = d3.select(this.svg).append("g").attr("class", "brush").call(brush);
+    area.on("pointermove", pointed).on("pointerleave pointercancel", () => this.leave());
+    this.cross = add(this.svg, "g", { class: "cross" });
+    this.unzoomed = d3.scaleLinear(this.whole(), [left, right]);
+    const [from, to] = this.range.map(this.unzoomed);
+    const scale = (right - left) / (to - from || 1);
+    this.plot.__zoom = d3.zoomIdentity.translate(left - scale * from, 0).scale(scale); // where d3-zoom keeps it
   }
 
   leave() {
-    this.touches.clear();
     tip.hide();
     this.page.point(null, null);
-  }
-
-  // With Ctrl or ⌘ only, and from a trackpad's pinch: a bare wheel is for scrolling the page.
-  wheel(event) {
-    if (!event.ctrlKey && !event.metaKey) return;
-    event.preventDefault();
-    this.scaleBy(Math.exp(Math.sign(event.deltaY) * 0.25), this.value(this.pixel(event)));
-  }
-
-  scaleBy(factor, about) {
-    const [low, high] = this.range;
-    this.zoom([about - (about - low) * factor, about + (high - about) * factor]);
   }
 
   key(event) {
     const [low, high] = this.range;
     const step = this.linked ? Math.max(1, Math.round((high - low) / 100)) : (high - low) / 100;
     const about = this.page.cursor ?? (low + high) / 2;
+    const scaleBy = (factor) => this.zoom([about - (about - low) * factor, about + (high - about) * factor]);
     const act = {
       ArrowLeft: () => this.pointAt(Math.max(low, about - step)),
       ArrowRight: () => this.pointAt(Math.min(high, about + step)),
-      "+": () => this.scaleBy(0.7, about),
-      "-": () => this.scaleBy(1 / 0.7, about),
+      "+": () => scaleBy(0.7),
+      "-": () => scaleBy(1 / 0.7),
       0: () => this.zoom(null),
       Escape: () => this.zoom(null),
     }[event.key];
@@ -274,35 +156,39 @@ class Chart {
     act();
   }
 
-  // As if the pointer were there: the numbers show beside the crosshair.
+  // As if the pointer were there: the numbers show next to the crosshair.
   pointAt(value) {
     const box = this.svg.getBoundingClientRect();
-    const scale = box.width / this.svg.viewBox.baseVal.width;
-    const place = { clientX: box.left + this.x(value) * scale, clientY: box.top + box.height / 2 };
-    this.page.point(this, value, place);
+    const clientX = box.left + (this.x(value) * box.width) / this.svg.viewBox.baseVal.width;
+    this.page.point(this, value, { clientX, clientY: box.top + box.height / 2 });
   }
 
-  // What the reader set, for the chart that replaces this one when the page is updated.
-  kept() {
-    return { own: this.own };
+  // Draws the crosshair at a value of x, if that is shown.
+  crossAt(value) {
+    const { top, bottom } = this.at;
+    this.cross.replaceChildren();
+    const [low, high] = this.range;
+    if (value === null || value < low || value > high) return false;
+    add(this.cross, "line", { x1: this.x(value), x2: this.x(value), y1: top, y2: bottom });
+    return true;
   }
 
   title() {
     return this.figure.dataset.title;
   }
 
-  // The legend below a saved picture; returns the height that it takes.
+  // The lines of the legend below a saved picture: their words, and the look of a key where there is one.
   legend() {
-    return { width: 0, height: 0 };
+    return [];
   }
 
   // As a file: the picture, or its numbers.
   save(kind = "svg") {
     const name = `${this.figure.id.slice(4)}.${kind}`;
-    if (kind === "csv") return offer(name, csv(this.rows()), "text/csv");
+    if (kind === "csv") return offer(name, `${d3.csvFormatRows(this.rows())}\n`, "text/csv");
     const { text, width, height } = this.picture();
     if (kind === "svg") return offer(name, text, "image/svg+xml");
-    const canvas = html("canvas", { width: 2 * width, height: 2 * height });
+    const canvas = Object.assign(document.createElement("canvas"), { width: 2 * width, height: 2 * height });
     const image = new Image();
     image.src = `data:image/svg+xml,${encodeURIComponent(text)}`;
     return image.decode().then(() => {
@@ -314,24 +200,33 @@ class Chart {
   // A standalone SVG that looks the same: the relevant styles are written into it.
   picture() {
     const copy = this.svg.cloneNode(true);
-    const from = [this.svg, ...this.svg.querySelectorAll("*")];
-    const to = [copy, ...copy.querySelectorAll("*")];
+    const to = copy.querySelectorAll("*");
     const kept = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "opacity",
-      "font-family", "font-size", "font-weight", "image-rendering"];
-    from.forEach((each, i) => {
+      "font-family", "font-size", "font-weight", "image-rendering", "text-anchor"];
+    this.svg.querySelectorAll("*").forEach((each, i) => {
       const style = getComputedStyle(each);
       to[i].setAttribute("style", kept.map((key) => `${key}:${style.getPropertyValue(key)}`).join(";"));
     });
-    copy.querySelectorAll(".area, .brush, .cross").forEach((each) => each.remove());
-    const { width, height } = this.svg.viewBox.baseVal;
-    const below = this.legend(copy, height);
-    const whole = { x: -12, y: -24, width: Math.max(width, below.width) + 12, height: height + 24 + below.height };
-    const { width: across, height: down } = whole;
-    filled(copy, { xmlns: SVG, width: across, height: down, viewBox: Object.values(whole).join(" ") });
-    const { backgroundColor: paper, color, fontFamily } = getComputedStyle(document.body);
-    const style = `fill:${color};font:600 13px ${fontFamily}`.replaceAll('"', "'");
-    node("text", { x: 4, y: -8, style }, copy, this.title());
-    copy.prepend(node("rect", { ...whole, style: `fill:${paper}` }));
-    return { text: new XMLSerializer().serializeToString(copy), width: across, height: down };
+    copy.querySelectorAll(".brush, .cross, style").forEach((each) => each.remove());
+    let { width, height } = this.svg.viewBox.baseVal;
+    const { backgroundColor, color, fontFamily } = getComputedStyle(document.body);
+    const write = (x, y, text, font) => {
+      const style = `fill:${color};text-anchor:start;font:${font} ${fontFamily.replaceAll('"', "'")}`;
+      add(copy, "text", { x, y, style }, text);
+    };
+    const pen = document.createElement("canvas").getContext("2d");
+    pen.font = `12px ${fontFamily}`;
+    for (const { words, look } of this.legend()) {
+      if (look) add(copy, "path", { d: `M6 ${height + 4}h24`, style: `stroke-width:2;${look}` });
+      write(look ? 38 : 6, height + 8, words, "12px");
+      width = Math.max(width, pen.measureText(words).width + 46);
+      height += 17;
+    }
+    write(4, -8, this.title(), "600 13px");
+    const whole = { x: -12, y: -24, width: width + 12, height: height + 28 };
+    copy.prepend(add(copy, "rect", { ...whole, style: `fill:${backgroundColor}` }));
+    for (const key of ["width", "height"]) copy.setAttribute(key, whole[key]);
+    copy.setAttribute("viewBox", Object.values(whole).join(" "));
+    return { ...whole, text: new XMLSerializer().serializeToString(copy) };
   }
 }

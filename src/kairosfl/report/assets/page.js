@@ -1,6 +1,10 @@
 // The page around the charts: which groups are shown and how, the target, the baseline, and fresh data during a run.
 "use strict";
 
+// The value of a field, and the same only where the reader has set it. What fields hold is kept nowhere else.
+const value = (id) => byId(id)?.value ?? "";
+const chosen = (id) => (byId(id)?.matches("[data-touched]") ? value(id) : "");
+
 // A list as the server shortened it, written out.
 function written(list) {
   if (!list || Array.isArray(list)) return list;
@@ -12,69 +16,63 @@ const page = {
   hidden: new Set(), // groups by number
   filtered: new Set(), // those that the filter leaves out
   focus: [], // the groups whose chip is under the pointer
-  colour: "", // the parameter that curves are coloured by; "": one colour each
-  facet: "", // the parameter that the main charts are split by; "": none
-  picked: new Set(), // which of the two the reader has chosen
-  words: "", // of the filter
-  base: null, // the baseline, where the reader has chosen one
-  without: null, // columns of the table that are not shown
   range: null, // rounds shown in all charts over rounds
   cursor: null,
-  smooth: null, // points in a mean; the data says how many to begin with
-  spread: "band",
-  inside: 0, // the group whose heat maps are shown
   charts: [],
+  late: [], // charts that are still to be drawn
   sorted: {}, // by table
 
   load() {
-    const data = JSON.parse(byId("data").textContent);
-    for (const s of [...data.lines.flatMap((spec) => spec.series), ...data.runs]) {
+    this.data = JSON.parse(byId("data").textContent);
+    this.groups = this.data.groups;
+    for (const s of [...this.data.lines.flatMap((spec) => spec.series), ...this.data.runs]) {
       for (const key of ["x", "mean", "count", "deviation", "round"]) s[key] = written(s[key]);
       s.seeds = s.seeds?.map(written);
     }
-    const fresh = { data, groups: data.groups, target: this.chosen ?? data.target, focus: [] };
-    Object.assign(this, fresh); // the chip under the pointer is gone, and cannot say that it was left
-    this.smooth ??= data.smooth;
-    if (data.groups.length) this.without ??= new Set([...data.extra, ...Object.keys(data.varied).map((name) => `=${name}`)]);
-    this.arrange();
-    if (this.inside >= this.groups.length) this.inside = 0;
-    this.paint();
-    this.wire();
-    this.compare();
-    this.build();
+    this.update();
     for (const [id, { column, down }] of Object.entries(this.sorted)) {
       const head = document.querySelectorAll(`#${id} th`)[column]; // none any more
       if (head) sort(head, down);
     }
-    document.documentElement.dataset.ready = "yes";
+    this.draw();
+  },
+
+  // Everything that follows from the data and the fields.
+  update() {
+    this.facet = value("facet");
+    this.paint();
+    this.filter();
+    this.compare();
+    const hide = (box) => `#results :is([data-name="${box.dataset.column}"],[data-column="${box.dataset.column}"]){display:none}`;
+    byId("columns").textContent = [...document.querySelectorAll("#choose input:not(:checked)")].map(hide).join("");
+    const inside = value("inside-select") || "0";
+    for (const each of document.querySelectorAll("[data-inside]")) each.hidden = each.dataset.inside !== inside;
+    this.build();
+    this.shown();
   },
 
   build() {
-    this.kept = new Map(this.charts.map((chart) => [chart.spec.key, chart.kept()]));
+    const kept = new Map(this.charts.map(({ spec, own, log }) => [spec.key, { own, log }]));
     this.charts = [];
     for (const each of document.querySelectorAll("figure.facet, figure .tools")) each.remove();
-    for (const spec of this.data.lines) this.add({ ...spec, all: spec.series }, LineChart);
-    for (const spec of this.data.heats) this.add(spec, HeatChart);
-    this.look(this.inside);
-    this.draw();
-    this.grid();
+    const make = (kind, figure, spec) => this.charts.push(Object.assign(new kind(figure, spec, this), kept.get(spec.key)));
+    for (const spec of this.data.lines) this.facets(byId(`fig-${spec.key}`), spec, make);
+    for (const spec of this.data.heats) make(HeatChart, byId(`fig-${spec.key}`), spec);
   },
 
-  add(spec, kind) {
-    const figure = byId(`fig-${spec.key}`);
-    if (!figure) return;
+  // The chart of some curves, or one for every value of the parameter that the main charts are split by.
+  facets(figure, spec, make) {
     const levels = this.facet && figure.dataset.target ? this.levels(this.facet) : [];
-    if (figure.dataset.target) figure.hidden = levels.length > 0;
-    if (!levels.length) this.charts.push(Object.assign(new kind(figure, spec, this), this.kept.get(spec.key)));
+    figure.hidden = levels.length > 0;
+    if (!levels.length) return make(LineChart, figure, { ...spec, all: spec.series });
     levels.forEach((level, i) => {
       const series = spec.series.filter((s) => this.data.varied[this.facet][s.group] === level);
       if (!series.length) return;
       const own = figure.cloneNode(true);
       Object.assign(own, { id: `${figure.id}-${i}`, className: "facet", hidden: false });
       own.dataset.title = own.querySelector("b").textContent = `${figure.dataset.title}, ${this.facet} = ${level}`;
-      figure.parentNode.insertBefore(own, figure);
-      const key = `${spec.key}-${i}`;
-      this.charts.push(Object.assign(new kind(own, { ...spec, key, series }, this), this.kept.get(key)));
+      figure.before(own);
+      make(LineChart, own, { ...spec, key: `${spec.key}-${i}`, series, all: spec.series });
     });
   },
 
@@ -87,10 +85,21 @@ const page = {
     return this.focus.some((each) => !this.off(each)) && !this.focus.includes(group);
   },
 
+  // The charts that can be seen at once, the others after them, one at a time.
   draw() {
     cancelAnimationFrame(this.waiting);
+    clearTimeout(this.later);
     this.waiting = undefined;
-    for (const chart of this.charts) if (!chart.figure.hidden) chart.draw();
+    this.width = innerWidth;
+    const shown = this.charts.filter((chart) => !chart.figure.hidden);
+    for (const chart of shown) chart.measure(); // all before the first is drawn, or each would lay out the page anew
+    this.late = shown.filter((chart) => !chart.seen);
+    for (const chart of shown) if (!this.late.includes(chart)) chart.draw();
+    const next = () => {
+      this.late.shift()?.draw();
+      if (this.late.length) this.later = setTimeout(next);
+    };
+    this.later = setTimeout(next);
   },
 
   // Many events in a row, one drawing.
@@ -98,30 +107,20 @@ const page = {
     this.waiting ??= requestAnimationFrame(() => this.draw());
   },
 
-  setRange(range) {
-    this.range = range;
-    this.redraw();
-  },
-
-  point(chart, value, event) {
-    this.cursor = value;
+  point(chart, x, event) {
+    this.cursor = x;
     for (const each of this.charts) {
-      if (each.figure.hidden || !each.cross) continue;
-      if (!chart) each.mark(null);
-      else if (each === chart) each.mark(value, event);
-      else if (each.linked && chart.linked) each.mark(value);
+      const linked = each === chart || (each.linked && chart?.linked);
+      if (each.svg && !each.figure.hidden) each.mark(linked ? x : null, each === chart ? event : null);
     }
   },
 
-  toggle(groups) {
+  // Hides or shows groups, or shows them alone.
+  toggle(groups, alone) {
+    const others = [...this.groups.keys()].filter((group) => !groups.includes(group));
     const hide = groups.some((group) => !this.hidden.has(group));
-    for (const group of groups) hide ? this.hidden.add(group) : this.hidden.delete(group);
-    this.shown();
-  },
-
-  only(groups) {
-    const alone = this.hidden.size === this.groups.length - groups.length && !groups.some((group) => this.hidden.has(group));
-    this.hidden = new Set(alone ? [] : [...this.groups.keys()].filter((group) => !groups.includes(group)));
+    if (alone) this.hidden = new Set(String(others) === String(d3.sort(this.hidden)) ? [] : others);
+    else for (const group of groups) this.hidden[hide ? "add" : "delete"](group);
     this.shown();
   },
 
@@ -141,46 +140,18 @@ const page = {
 
   // The difference of each group to the baseline on its data, and the target, which is what the baseline reaches.
   compare() {
-    const { versus, words, target } = this.data;
-    if (this.base !== null && versus[this.base]) {
-      const { problem, label, goal } = this.groups[this.base];
-      const put = (i, name, text) => {
-        const cell = document.querySelector(`#results tr[data-group="${i}"] [data-column="${name}"]`);
-        if (cell) cell.innerHTML = text; // numbers, as the server wrote them
-      };
-      this.groups.forEach((group, i) => {
-        if (group.problem !== problem) return;
-        const [difference, p] = versus[this.base][i] ?? ["–", "–"];
-        put(i, "vs. baseline", difference);
-        put(i, "p (Holm)", p);
-      });
-      const own = goal !== null && this.groups.every((group) => group.problem === problem) && words.target !== "as given";
-      this.target = this.chosen ?? (own ? goal : target);
-      if (own) words.target = `what ${label}, the baseline, reaches in the final 10 % of its rounds, rounded`;
-    }
+    const { versus, words, metric, target } = this.data;
+    const base = chosen("baseline"), { goal, reached } = this.groups[base || -1] ?? {}, typed = chosen("target");
+    for (const [i, cells] of Object.entries(versus[base] ?? {}))
+      cells.forEach((text, k) => (this.cell(i, ["vs. baseline", "p (Holm)"][k]).innerHTML = text)); // as the server wrote it
+    this.target = typed ? Number(typed) / metric.scale : goal ?? target;
     if (byId("clear")) byId("clear").hidden = !document.querySelector("#results .clear");
-    const said = byId("goal-words");
-    if (said) said.textContent = this.chosen === undefined ? words.target : "as typed here";
+    if (byId("goal-words")) byId("goal-words").textContent = typed ? "as typed here" : goal != null ? reached : words.target;
     this.reach();
-    this.redraw();
   },
 
-  columns() {
-    const rule = (name) => `#results :is([data-name=${name}],[data-column=${name}]){display:none}`;
-    byId("columns").textContent = [...this.without].map((name) => rule(JSON.stringify(name))).join("");
-  },
-
-  // Which run the heat maps are of.
-  look(group) {
-    this.inside = group;
-    for (const each of document.querySelectorAll("[data-inside]")) {
-      const was = each.hidden;
-      each.hidden = Number(each.dataset.inside) !== group;
-      const chart = was && !each.hidden && this.charts.find((c) => c.figure === each);
-      if (chart) chart.draw();
-    }
-    const select = byId("inside-select");
-    if (select) select.value = group;
+  cell(group, name) {
+    return document.querySelector(`#results tr[data-group="${group}"] [data-column="${name}"]`);
   },
 
   // Rounds and bytes to the target, for the target that is set now.
@@ -193,100 +164,40 @@ const page = {
       const runs = data.runs.filter((run) => run.group === group);
       const seeds = [...new Set(this.groups[group].seeds)]; // of which unfinished runs may be left out
       const put = (name, cost, digits) => {
-        const spent = (run) => cost(run)[run.score.findIndex((s) => target !== null && sign * s >= sign * target)] ?? null;
-        const known = seeds.map((seed) => runs.filter((run) => run.seed === seed).map(spent).filter((v) => v !== null));
-        const values = known.filter((each) => each.length).map(mean); // runs that repeat a seed count as one
-        const cell = document.querySelector(`tr[data-group="${group}"] [data-column="${name}"]`);
-        if (cell) cell.textContent = cell.title = spread(values, seeds.length, digits);
+        const spent = (run) => cost(run)[run.score.findIndex((s) => target !== null && sign * s >= sign * target)];
+        const known = seeds.map((seed) => d3.mean(runs.filter((run) => run.seed === seed), spent)); // repeated: as one
+        const cell = this.cell(group, name);
+        cell.textContent = cell.title = spread(known.filter((each) => each !== undefined), seeds.length, digits);
       };
       put("rounds to target", (run) => run.round, () => 0);
-      put("MB to target", (run) => run.mb, (value) => (value >= 1 ? 1 : 3));
+      put("MB to target", (run) => run.mb, (mean) => (mean >= 1 ? 1 : 3));
     });
-  },
-
-  wire() {
-    this.filter(this.words);
-    bind("filter", this.words, (value) => this.filter(value));
-    for (const name of ["colour", "facet"])
-      this.keep(name, name, () => {
-        this.picked.add(name);
-        this.paint();
-        this.shown();
-        this.build();
-      });
-    for (const id of ["grid-across", "grid-up", "grid-data"]) this.keep(id, id, () => this.grid());
-    this.keep("baseline", "base", () => this.compare());
-    this.keep("smooth", "smooth", () => this.redraw(), Number);
-    this.keep("spread", "spread", () => this.redraw());
-    this.choices();
-    for (const button of document.querySelectorAll(".save-table"))
-      button.onclick = () => saveTable(button.dataset.table);
-    bind("inside-select", String(this.inside), (value) => this.look(Number(value)));
-    bind("target", null, (value) => {
-      if (value === "" || Number.isNaN(Number(value))) return;
-      this.target = this.chosen = Number(value) / this.data.metric.scale;
-      this.compare();
-    });
-    for (const head of document.querySelectorAll("table.sortable th"))
-      head.querySelector("button").onclick = () => sort(head, head.getAttribute("aria-sort") !== "descending");
-    for (const button of document.querySelectorAll("button.copy")) button.onclick = () => copy(button);
-  },
-
-  // A field whose value is kept under this name when the page is updated.
-  keep(id, name, act, read = String) {
-    bind(id, this[name] ?? null, (value) => {
-      this[name] = read(value);
-      act();
-    });
-  },
-
-  // A box for every column but the first.
-  choices() {
-    const box = document.querySelector("#choose > div");
-    if (!box) return;
-    for (const head of [...document.querySelectorAll("#results th")].slice(1)) {
-      const label = html("label", {}, box);
-      const tick = html("input", { type: "checkbox" }, label);
-      const column = head.dataset.name;
-      tick.checked = !this.without.has(column);
-      label.append(head.textContent);
-      tick.onchange = () => {
-        this.without[tick.checked ? "delete" : "add"](column);
-        this.columns();
-      };
-    }
-    this.columns();
   },
 };
 
-function bind(id, value, act) {
-  const field = byId(id);
-  if (!field) return;
-  if (value !== null) field.value = value;
-  field.addEventListener(field.tagName === "SELECT" ? "change" : "input", () => act(field.value));
-}
-
 // During a run: poll now and then and update what has changed, keeping what the reader chose.
 async function refresh() {
-  if (page.charts.some((chart) => chart.from !== undefined)) return; // not under a hand that is drawing a range
+  if (document.querySelector(".selection:not([style*=none])")) return; // not under a hand that is drawing a range
   const live = document.documentElement.dataset;
   try {
     const answer = await fetch(`/?since=${live.mark}`, { cache: "no-store" });
     if (answer.status === 200) {
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-      const open = [...document.querySelectorAll("details[open]")].map((each) => each.id);
+      const kept = document.querySelectorAll("[data-touched], details[open], input:focus");
       const active = document.activeElement;
       const at = active.id ? `#${active.id}` : active.closest("figure") && `#${active.closest("figure").id} svg`;
       tip.hide();
-      byId("page").replaceWith(fresh.getElementById("page"));
-      byId("data").replaceWith(fresh.getElementById("data"));
+      for (const id of ["page", "data"]) byId(id).replaceWith(fresh.getElementById(id));
       document.title = fresh.title;
       live.mark = fresh.documentElement.dataset.mark;
-      for (const id of open) byId(id)?.setAttribute("open", "");
+      for (const each of kept) {
+        const { id, value, checked, open } = each;
+        if (byId(id)) Object.assign(byId(id), { value, checked, open }).toggleAttribute("data-touched", each.matches("[data-touched]"));
+      }
+      const focus = () => at && document.querySelector(at)?.focus({ preventScroll: true });
+      focus(); // on a target that is half typed, which is then left alone
       page.load();
-      const again = at && document.querySelector(at);
-      if (again) again.focus({ preventScroll: true });
-      if (again?.id === "target") again.value = active.value; // half typed
+      focus(); // on a chart
     }
     byId("live")?.classList.remove("lost");
   } catch {
@@ -294,11 +205,28 @@ async function refresh() {
   }
 }
 
-document.addEventListener("click", (event) => {
-  if (!event.target.closest("#theme")) return;
-  const style = document.documentElement.style;
-  const dark = style.colorScheme ? style.colorScheme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  style.colorScheme = dark ? "light" : "dark";
+for (const [type, tag] of [["input", "INPUT"], ["change", "SELECT"]])
+  document.addEventListener(type, ({ target }) => {
+    if (target.tagName !== tag) return;
+    target.toggleAttribute("data-touched", tag === "SELECT" || target.value !== ""); // an empty field is as it was
+    page.update();
+  }, true);
+
+document.addEventListener("click", ({ target }) => {
+  const [chip, head, button] = [".chip", ".sortable th", "button"].map((kind) => target.closest(kind));
+  if (chip) page.toggle(page.members(chip));
+  else if (head) sort(head, head.getAttribute("aria-sort") !== "descending");
+  else if (button?.dataset.table) saveTable(button.dataset.table);
+  else if (button?.dataset.from) copy(button);
+});
+document.addEventListener("dblclick", ({ target }) => {
+  if (target.closest(".chip")) page.toggle(page.members(target.closest(".chip")), true);
+});
+document.addEventListener("mouseover", ({ target }) => {
+  const chip = target.closest(".chip"), groups = chip ? page.members(chip) : [];
+  if (String(groups) === String(page.focus)) return;
+  page.focus = groups;
+  page.redraw();
 });
 
 // On paper the columns are narrow whatever the window was: draw for them, so that the letters keep their size.
@@ -308,11 +236,8 @@ for (const when of ["beforeprint", "afterprint"])
     page.draw();
   });
 
-let width = innerWidth;
 addEventListener("resize", () => {
-  if (innerWidth === width) return; // a phone's bars coming and going
-  width = innerWidth;
-  page.redraw();
+  if (innerWidth !== page.width) page.redraw(); // not for a phone's bars that come and go
 });
 page.load();
 if (document.documentElement.dataset.mark) setInterval(refresh, 2000);

@@ -1,52 +1,41 @@
 // Tables: sorted by a column, saved as a file, and the numbers in them as the server writes them.
 "use strict";
 
-const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
-
 // As the server writes it: mean, deviation if values differ, a count if it is not all of them.
 function spread(values, asked, digitsOf) {
   if (!values.length) return "–";
-  const middle = mean(values);
-  const digits = digitsOf(middle);
-  let text = middle.toFixed(digits);
-  if (values.length > 1) {
-    const deviation = Math.sqrt(values.reduce((a, b) => a + (b - middle) ** 2, 0) / (values.length - 1));
-    if (values.some((value) => value !== values[0])) text += ` ± ${deviation.toFixed(digits)}`;
-  }
+  const digits = digitsOf(d3.mean(values));
+  const differ = values.some((value) => value !== values[0]);
+  const text = d3.mean(values).toFixed(digits) + (differ ? ` ± ${d3.deviation(values).toFixed(digits)}` : "");
   return values.length === asked ? text : `${text} (${values.length} of ${asked})`;
 }
 
 function sort(head, down) {
-  const body = head.closest("table").tBodies[0];
-  page.sorted[head.closest("table").id] = { column: head.cellIndex, down };
+  const table = head.closest("table"), body = table.tBodies[0], column = head.cellIndex;
+  page.sorted[table.id] = { column, down };
   for (const other of head.parentNode.children) other.removeAttribute("aria-sort");
   head.setAttribute("aria-sort", down ? "descending" : "ascending");
-  const text = (row) => row.cells[head.cellIndex].textContent.trim();
+  const text = (row) => row.cells[column].textContent.trim();
   const found = (row) => parseFloat(text(row).replace("−", "-"));
-  const words = head.cellIndex === 0 || [...body.rows].every((row) => Number.isNaN(found(row)));
-  const last = down ? -Infinity : Infinity; // what was never reached
-  const value = (row) => (words ? text(row) : Number.isNaN(found(row)) ? last : found(row));
-  const rows = [...body.rows].sort((a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0));
-  body.append(...(down ? rows.reverse() : rows));
+  const words = column === 0 || [...body.rows].every((row) => Number.isNaN(found(row)));
+  // Last comes what was never reached, which is not a number.
+  body.append(...d3.sort(body.rows, words ? (row) => text(row) : (row) => (down ? -found(row) : found(row))));
+  if (words && down) body.append(...[...body.rows].reverse());
 }
 
 async function copy(button) {
-  const text = byId(button.dataset.from).textContent;
-  try {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "copied";
-  } catch {
-    // Without leave to write to the clipboard, the text is at least selected.
-    getSelection().selectAllChildren(byId(button.dataset.from));
-    button.textContent = "selected";
-  }
+  const from = byId(button.dataset.from);
+  getSelection().selectAllChildren(from); // which is all that is done without leave to write to the clipboard
+  const written = navigator.clipboard?.writeText(from.textContent) ?? Promise.reject();
+  button.textContent = await written.then(() => "copied", () => "selected");
   setTimeout(() => (button.textContent = "copy"), 1500);
 }
 
 // What is shown of a table, as a file of numbers.
 function saveTable(id) {
   const shown = (each) => each.offsetParent !== null;
-  const text = (cell) => [...cell.childNodes].map((each) => (each.className?.startsWith("key") ? "" : each.textContent)).filter(Boolean).join(" ");
+  const texts = (cell) => [...cell.childNodes].filter((each) => !each.className?.startsWith("key")).map((each) => each.textContent);
+  const text = (cell) => texts(cell).filter(Boolean).join(" ");
   const rows = [...byId(id).rows].filter(shown).map((row) => [...row.cells].filter(shown).map(text));
-  return offer(`${id}.csv`, csv(rows), "text/csv");
+  return offer(`${id}.csv`, `${d3.csvFormatRows(rows)}\n`, "text/csv");
 }
