@@ -230,6 +230,16 @@ def test_many_runs_share_the_slots() -> None:
             assert_equal(found, alone, 1e-10)
 
 
+def test_slots_that_are_not_neighbours_take_clients_in_float32() -> None:
+    task = named("mlp", torch.float32)
+    task = replace(task, clients=Population(task.clients.order, np.array([0, 10, 20, 30, 40])))
+    engine = Batched(task, slots=6)
+    jobs = [(task, make_briefs(task, epochs=each)) for each in ([4, 5, 4, 4], [3, 3, 5, 2], [5, 4, 1, 2])]
+    for found, (_, briefs) in zip(engine.train_many(jobs), jobs, strict=True):
+        assert_equal(found, Loop(task).train(briefs), 1e-4)
+    assert engine.stacks, engine.why  # instead of one client after another, after a failure
+
+
 def test_a_client_that_diverged_leaves_nothing_in_its_slot() -> None:
     task = named("mlp", torch.float32)
     engine = Batched(task, slots=1)

@@ -132,7 +132,7 @@ class Slots:
             here = places([job.slot for job in mine], state.device)
             rows = places([job.row for job in mine], state.device)
             state.order[here, : ticket.order.shape[1]] = ticket.order[rows]
-            state.reals[:, here] = ticket.reals[:, rows]
+            state.reals[:, here] = ticket.reals[:, rows].to(state.dtype)
             state.numbers[:, here] = ticket.numbers[:, rows]
             state.v[here] = 0
             self._load_vectors(here, mine)
