@@ -112,7 +112,7 @@ def test_the_page_is_the_same_when_made_twice_and_says_what_did_not_reproduce(fo
     )
     assert "| [tiny/table1](results/tiny.md#tinytable1) | 2 | 2 | 1 to 2 | 1 | 0 | 1 |" in summary
     assert "![Ours against the published accuracy, one point per compared cell](assets/results/overview.svg)" in summary
-    assert "- digits, FedAvgM (half the momentum): ours 40.00, published 45.00, −5.00" in text
+    assert "- digits, FedAvgM; half the momentum: ours 40.00, published 45.00, −5.00" in text
     assert "| digits, FedAvgM | digits, FedAvg | +2.00 | +5.00 | 6 | 1 | in part |" in text
     assert "The paper says: Momentum helps." in text
     assert "Likely reason: it is tiny." in text
