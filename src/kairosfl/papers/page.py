@@ -31,8 +31,8 @@ TITLES = {
     "beyond": "Beyond the papers",
     "searches": "Appendix: searches",
 }
-INTRODUCTION = """We ran experiments of published papers and public benchmarks again. A value is *reproduced* when our mean
-is within 2 points of accuracy of the published one, and *open* when it is further off, but within two standard
+INTRODUCTION = """We ran experiments of published papers and public benchmarks again. A value is *reproduced* when our
+mean is within 2 points of accuracy of the published one, and *open* when it is further off, but within two standard
 deviations of our seeds. Every rule is tested against numbers worked out independently. What we found where values
 differ are texts and released code that disagree, baselines that are better in our runs, and seeds that differ by more
 than the gain; what we tried, and what remains unexplained, is on the page of each paper.
@@ -65,8 +65,8 @@ run again after an interruption; it prints our values next to the published ones
 those from which this page is generated.
 """
 WIDE = ("---", "hide:", "  - toc", "---", "")  # the tables need the room
-DETAILS = """[All results](../{page}) · Values are our mean ± sample standard deviation over the seeds that got furthest;
-columns that end in *published* are the paper's.
+DETAILS = """[All results](../{page}) · Values are our mean ± sample standard deviation over the seeds that got
+furthest; columns that end in *published* are the paper's.
 
 - *Rounds* and *seeds* show what a row is based on: `40 of 500` means that 40 of the published 500 rounds were run, so
   the row is not compared with the published value; with `1 of 2` seeds, the other run was interrupted or diverged.
@@ -117,8 +117,8 @@ def summary(everything: Sequence[Results], remarks: Mapping[str, str], folder: s
     public = [each for each in everything if chapter(each) == "public"]
     lines = ["# Results", ""]
     if claims:
-        lines += [INTRODUCTION, f"**{_count(claims)}**", "", *markdown([_claim(each, remarks, folder) for each in claims]), ""]
-        lines += [TERMS]
+        lines += [INTRODUCTION, f"**{_count(claims)}**", ""]
+        lines += [*markdown([_claim(each, remarks, folder) for each in claims]), "", TERMS]
     if picture:
         lines += [
             f"![Ours against the published accuracy, one point per compared cell]({picture})",

@@ -7,6 +7,8 @@
     train.schedule = ["constant", "cosine"]          # one of these
     train.clip = 10.0                                # not searched
     fedavgm.beta = {low = 0.5, high = 0.95}          # an option of a rule
+
+What it does not name keeps its default range.
 """
 
 from __future__ import annotations
