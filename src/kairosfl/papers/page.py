@@ -135,7 +135,11 @@ def _count(items: Sequence[Results]) -> str:
     found = [outcome(each, cell) for each in items for cell in each["cells"].values()]
     number = {word: found.count(word) for word in get_args(Agreement)}
     total = sum(number.values())
-    left = f", {number['open']} are open because our seeds differ widely" if number["open"] else ""
+    left = (
+        f", {number['open']} {'is' if number['open'] == 1 else 'are'} open because our seeds differ widely"
+        if number["open"]
+        else ""
+    )
     return f"{number['reproduced']} of {total} compared values were reproduced{left}."
 
 
