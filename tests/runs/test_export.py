@@ -166,6 +166,8 @@ def test_a_broken_checkpoint_is_named_and_left_alone(run, tmp_path):
 def test_folders_that_cannot_be_loaded(run, tmp_path):
     with pytest.raises(UserError, match=r"is not a run folder: it has no config\.toml"):
         kairosfl.load(tmp_path)
+    with pytest.raises(UserError, match=r"nowhere does not exist; give a run folder\."):
+        kairosfl.load(tmp_path / "nowhere")
     folder = shutil.copytree(run, tmp_path / "run")
     MODELS["tied"], usual = (lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes))), MODELS["tied"]
     try:

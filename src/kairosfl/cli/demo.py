@@ -33,7 +33,7 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder of the demo.")] = Path("runs/demo"),
     quiet: Quiet = False,
 ) -> None:
-    """Show what averaging and the right moment give at equal bytes on handwritten digits, in about a minute."""
+    """Show on digits what averaging models is worth, and whether it matters when clients train; about a minute."""
     from kairosfl.runs.config import read
     from kairosfl.runs.sweep import expand
 

@@ -336,8 +336,7 @@ def _finals() -> Iterator[Item]:
             title=f"The best composition found, in the setting of {search.setting}",
             cells=cells,
             measures=(search.measure, "megabytes"),
-            note=f"Chosen by the searches `beyond/search-{paper}*` below, with the rounds, clients and bytes of the "
-            "setting.",
+            note=f"Chosen by the searches `beyond/search-{paper}*`, with the rounds, clients and bytes of the setting.",
             beat=True,
         )
 

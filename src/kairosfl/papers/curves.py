@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -115,7 +116,7 @@ def _panel(axes: Axes, base: str, compared: Cells, common: int, what: str) -> No
             marked.add(printed)
             across = axes.get_yaxis_transform()  # x as a fraction of the panel width
             axes.plot([1.02], [printed], "<", color=own, markersize=5, clip_on=False, transform=across)
-    axes.set_title(words(base), fontsize=8)
+    axes.set_title(fill(words(base), 36), fontsize=8)
     whole(axes.xaxis)
     axes.set_xlabel("round (◂ published)" if marked else "round", fontsize=7)
     axes.tick_params(labelsize=7)

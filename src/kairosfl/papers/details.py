@@ -119,8 +119,9 @@ def _comparisons(name: str, results: Results) -> list[str]:
         if measure in cell["printed"]:
             ours, printed, digits = values(cell, measure), cell["printed"][measure], MEASURES[measure].digits
             where = f" ({sources[measure]})" if measure in sources else ""
+            told = "" if cell["reading"] in (words(name), "text") else f"; {cell['reading']}"
             lines.append(
-                f"- {words(name)} ({cell['reading']}): ours {spread(ours, digits)}, "
+                f"- {words(name)}{told}: ours {spread(ours, digits)}, "
                 f"published {printed:.{digits}f}{where}, {signed(statistics.fmean(ours) - printed, digits)}"
             )
     return lines

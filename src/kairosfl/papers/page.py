@@ -31,17 +31,29 @@ TITLES = {
     "beyond": "Beyond the papers",
     "searches": "Appendix: searches",
 }
+INTRODUCTION = """We ran experiments of published papers and public benchmarks again. A value is *reproduced* when our
+mean is within 2 points of accuracy of the published one, and *open* when it is further off, but within two standard
+deviations of our seeds. Every rule is tested against numbers worked out independently. What we found where values
+differ are texts and released code that disagree, baselines that are better in our runs, and seeds that differ by more
+than the gain; what we tried, and what remains unexplained, is on the page of each paper.
+"""
+TERMS = """*×AWARE* is FedAWARE added to another method, *e-LUDD* how diverse the clients' updates are; *alpha* and *h*
+say how much the clients' data differ (smaller: more); *FGN* and *FedFIM* are detectors of critical learning periods.
+"""
 HOW = """## How to read it
 
-A published value counts as reproduced when ours is within 2 points of accuracy (0.2 of e-LUDD); if it is further off,
-but within two standard deviations of our seeds, it is left open. A published gain of one method over another holds when
-ours is at least half as large, and holds in part when ours has at least the same sign; a claim holds when two thirds of
-its gains do, and in part when half of them have at least the same sign. Only runs in the paper's setting with all its
-rounds are compared. Where a paper is unclear, every reading is a row of its own; of a published gain, the reading that
-comes closest counts in the table above.
+- An **item** is a table or figure of a paper, a **cell** one of its entries: a setting and a method. *Completed* counts
+  the cells that ran for all their rounds. Only runs in the paper's setting with all its rounds are compared.
+- A published **value** is reproduced or open as defined at the top; for e-LUDD, within 0.2 instead of 2 points.
+- A published **gain** of one method over another holds when ours is at least half as large, and holds in part when ours
+  has at least the same sign.
+- A **claim** holds when two thirds of its gains do, and in part when half of them have at least the same sign.
+- Where a paper is unclear, every **reading** is a row of its own; of a published gain, the reading that comes closest
+  counts in the table above.
 
-This page and those behind it are written by `make results` from the files in `results/`; each holds the configuration,
-seeds, version, device and curves of every run. To run an item yourself, or part of it with fewer rounds and seeds:
+This page and the pages of the papers are written by `make results` from the files in `results/`; each holds the
+configuration, seeds, version, device and curves of every run. To run an item yourself, or part of it with fewer rounds
+and seeds:
 
     kairosfl reproduce
     kairosfl reproduce fedaware/table2 --cells cifar10 --rounds 20 --seeds 1
@@ -52,11 +64,15 @@ run again after an interruption; it prints our values next to the published ones
 [data](data.md#where-the-files-are) is missing are named and skipped. `--results DIR` adds the results to files like
 those from which this page is generated.
 """
-DETAILS = """[All results](../{page}) · *Ours* is the mean ± sample standard deviation over the seeds that got furthest.
-*Rounds* and *seeds* show what a row is based on: `40 of 500` means that 40 of the published 500 rounds were run, so the
-row is not compared with the published value; with `1 of 2` seeds, the other run was interrupted or diverged. A reading
-other than *text* follows another passage of the paper or its released code. Test accuracies are in per cent; *final
-10 %* is the mean of the evaluations in the final 10 % of rounds.
+WIDE = ("---", "hide:", "  - toc", "---", "")  # the tables need the room
+DETAILS = """[All results](../{page}) · Values are our mean ± sample standard deviation over the seeds that got
+furthest; columns that end in *published* are the paper's.
+
+- *Rounds* and *seeds* show what a row is based on: `40 of 500` means that 40 of the published 500 rounds were run, so
+  the row is not compared with the published value; with `1 of 2` seeds, the other run was interrupted or diverged.
+- A *reading* other than *text* follows another passage of the paper or its released code.
+- Test accuracies are in per cent; *final 10 %* is the mean of the evaluations in the final 10 % of rounds.
+- *name* is the cell's name for `kairosfl reproduce ITEM --cells NAME`.
 """
 
 
@@ -82,7 +98,7 @@ def write_results_page(results: Path, page: Path) -> Path:
         text = section(found, remarks.get(found["item"], ""), f"../{picture}" if picture else "")
         pages.setdefault(chapter(found), []).append(text)
     for name, sections in pages.items():
-        head = [f"# {TITLES.get(name, name)}", "", DETAILS.format(page=page.name)]
+        head = [*WIDE, f"# {TITLES.get(name, name)}", "", DETAILS.format(page=page.name)]
         write(page.parent / page.stem / f"{name}.md", "\n".join([*head, *sections]))
     items = list(everything.values())
     drawn = draw_overview(items, page.parent / "assets" / "results" / "overview.svg")
@@ -101,17 +117,17 @@ def summary(everything: Sequence[Results], remarks: Mapping[str, str], folder: s
     public = [each for each in everything if chapter(each) == "public"]
     lines = ["# Results", ""]
     if claims:
-        lines += [_count(claims), "", *markdown([_claim(each, remarks, folder) for each in claims]), ""]
+        lines += [INTRODUCTION, f"**{_count(claims)}**", ""]
+        lines += [*markdown([_claim(each, remarks, folder) for each in claims]), "", TERMS]
     if picture:
         lines += [
             f"![Ours against the published accuracy, one point per compared cell]({picture})",
             "",
-            "*Every compared cell: ours over the published accuracy. The band is ± 2 points.*",
+            "*Every compared value: our accuracy against the published one. The band is ± 2 points.*",
             "",
         ]
     if public:
-        compared = any(outcome(each, cell) for each in public for cell in each["cells"].values())
-        lines += ["## Public benchmarks", "", *([_count(public), ""] if compared else []), *_speed(public, folder)]
+        lines += ["## Public benchmarks", "", *_agreements(public, folder), *_speed(public, folder)]
     return [*lines, "## All items", "", *markdown([_row(each, folder) for each in everything]), "", HOW]
 
 
@@ -119,8 +135,19 @@ def _count(items: Sequence[Results]) -> str:
     found = [outcome(each, cell) for each in items for cell in each["cells"].values()]
     number = {word: found.count(word) for word in get_args(Agreement)}
     total = sum(number.values())
-    left = f", {number['open']} are left open because the seeds differ widely" if number["open"] else ""
-    return f"**{number['reproduced']} of {total} compared values were reproduced{left}.**"
+    left = (
+        f", {number['open']} {'is' if number['open'] == 1 else 'are'} open because our seeds differ widely"
+        if number["open"]
+        else ""
+    )
+    return f"{number['reproduced']} of {total} compared values were reproduced{left}."
+
+
+def _agreements(public: Sequence[Results], folder: str) -> list[str]:
+    """One line for every benchmark with published values to compare."""
+    compared = [each for each in public if any(outcome(each, cell) for cell in each["cells"].values())]
+    lines = [f"- [{each['title']}]({_link(each, folder)}): **{_count([each])}**" for each in compared]
+    return [*lines, ""] if lines else []
 
 
 def _claim(results: Results, remarks: Mapping[str, str], folder: str) -> dict[str, str]:
@@ -144,7 +171,7 @@ def _claim(results: Results, remarks: Mapping[str, str], folder: str) -> dict[st
     return {
         "paper": f"[{TITLES.get(chapter(results), chapter(results))}]({_link(results, folder)})",
         "claim": results["claim"],
-        "measured": "; ".join(measured) or "–",
+        "measured": "; ".join(measured) or "no accuracy to compare",
         "seeds": _range([len(longest(cell)) for cell in cells]),
         "verdict": f"**{verdict_line(remarks.get(results['item'], '')) or claim_holds(results)}**",
     }

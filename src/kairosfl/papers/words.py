@@ -42,6 +42,8 @@ METHODS = {
     "fedaware": "FedAWARE",
     "mofedsam": "MoFedSAM",
     "kairos": "Kairos",
+    "thrifty": "Kairos, thrifty",
+    "average": "FedAvg, averaged",
     "aware": "×AWARE",
     "cl": "+ FedCL",
     "pa3fed": "+ PA3Fed",

@@ -138,6 +138,8 @@ class Folder:
         if not file.is_file():
             if (self.path / "sweep.json").exists():
                 raise UserError(f"{self.path} is a sweep; continue it with the `kairosfl sweep` that began it.")
+            if not self.path.exists():
+                raise UserError(f"{self.path} does not exist; give a run folder.")
             raise UserError(f"{self.path} is not a run folder: it has no config.toml.")
         origin = self.origin()
         config = pinned(load(file), origin)

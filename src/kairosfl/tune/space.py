@@ -1,12 +1,14 @@
 """What is searched: default ranges around a configuration, and those of its [tune] table.
 
-[tune]
-algorithm = ["fedavgm", "fedadam + fedcl"]               # one of these
-add = ["", "fedprox"]                                    # a rule that is added to it, or none
-train.lr = {low = 0.01, high = 0.3, log = true}          # a range
-train.schedule = ["constant", "cosine"]                  # one of these
-train.clip = 10.0                                        # not searched
-fedavgm.beta = {low = 0.5, high = 0.95}                  # an option of a rule
+    [tune]
+    algorithm = ["fedavgm", "fedadam + fedcl"]       # one of these
+    add = ["", "fedprox"]                            # a rule that is added to it, or none
+    train.lr = {low = 0.01, high = 0.3, log = true}  # a range
+    train.schedule = ["constant", "cosine"]          # one of these
+    train.clip = 10.0                                # not searched
+    fedavgm.beta = {low = 0.5, high = 0.95}          # an option of a rule
+
+What it does not name keeps its default range.
 """
 
 from __future__ import annotations
