@@ -117,6 +117,13 @@ def test_a_rule_that_needs_mean_gradients_refuses_adamw_before_anything_is_writt
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("words", "nearest"), [(["rnu"], "run"), (["data", "shwo"], "show")])
+def test_a_misspelt_command_is_corrected_once(words, nearest):
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert result.output.count(f"Did you mean '{nearest}'?") == 1
+
+
 def test_wrong_files(tmp_path):
     refused(call("run", tmp_path / "none.toml", "--out", tmp_path / "run"), "none.toml does not exist", "TOML")
     refused(call("run", tmp_path, "--out", tmp_path / "run"), "folder")

@@ -8,10 +8,11 @@ import typer
 
 from kairosfl import __version__
 from kairosfl.cli import bench, demo, deploy, papers, periods, runs, view
-from kairosfl.cli.common import Command
+from kairosfl.cli.common import Command, Group
 from kairosfl.cli.tune import tune
 
 app = typer.Typer(
+    cls=Group,
     help="Federated learning in which every round adapts: who trains, for how long, how much each counts, "
     "and which way the model moves.",
     no_args_is_help=True,
@@ -44,11 +45,13 @@ app.command("list", cls=Command)(view.list_)
 app.command(cls=Command)(papers.reproduce)
 app.command(cls=Command)(periods.periods)
 
-data = typer.Typer(help="Inspect data sets and how they are partitioned among clients.", no_args_is_help=True)
+data = typer.Typer(
+    cls=Group, help="Inspect data sets and how they are partitioned among clients.", no_args_is_help=True
+)
 data.command(cls=Command)(view.show)
 app.add_typer(data, name="data")
 
-deployment = typer.Typer(help="Train on real devices with Flower.", no_args_is_help=True)
+deployment = typer.Typer(cls=Group, help="Train on real devices with Flower.", no_args_is_help=True)
 for each in (deploy.new, deploy.certs, deploy.rehearse, deploy.status):
     deployment.command(cls=Command)(each)
 passed_on = {"allow_extra_args": True, "ignore_unknown_options": True}

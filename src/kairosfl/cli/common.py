@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from click import NoSuchOption, UsageError
 from click.shell_completion import CompletionItem
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from kairosfl.cli import complete
 from kairosfl.errors import UserError
@@ -63,6 +63,18 @@ class Command(TyperCommand):
         """Asked where no argument is left, as after the `=` of `--set` in bash."""
         values = complete.after_equals(incomplete)
         return super().shell_complete(ctx, incomplete) if values is None else [CompletionItem(each) for each in values]
+
+
+class Group(TyperGroup):
+    """Commands, of which the nearest is suggested once: click and Typer both do that."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except UsageError as error:
+            if "Did you mean" in error.message and hasattr(error, "possibilities"):
+                error.possibilities = None
+            raise
 
 
 @contextmanager
