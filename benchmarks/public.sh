@@ -9,8 +9,8 @@
 #     niid10-noise    4 runs, 100 M images, about 2 min
 #     flsim-fedavg    1 run alone, for its clock: under 6 min
 #     flsim-scaffold  SCAFFOLD and FedDyn side by side, about 8 min
-#     niid10-why     what may explain the four cells that differ: 3 cells of SCAFFOLD as released, two more seeds of five
-#                    others, 13 runs, about 4 min
+#     niid10-why     what may explain the four cells that differ: SCAFFOLD and FedProx as released, 6 runs, about 2 min
+#     niid10-again   two more seeds of these four cells and of FedAvg, 10 runs beyond those of niid10, about 4 min
 #     niid100-dir     4 runs, Dir(0.5) alone, about 2 min
 #     niid100        12 runs (Dir(0.5), two labels, IID), 300 M images, about 6 min
 #     flsim-fedcm     FedCM, about 5 min
@@ -32,9 +32,8 @@ cells() { # ITEM, then cells
 
 case $part in
 niid10) cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;
-niid10-why)
-    cells niid-bench-10 released
-    SEEDS=3 cells niid-bench-10 labels2-fedavg labels2-fedprox labels2-scaffold noise0.1-fedprox quantity0.5-scaffold ;;
+niid10-why) cells niid-bench-10 released ;;
+niid10-again) SEEDS=3 cells niid-bench-10 labels2-fedavg labels2-fedprox labels2-scaffold noise0.1-fedprox quantity0.5-scaffold ;;
 niid100-dir) cells niid-bench-100 dir0.5 ;;
 niid10-noise) cells niid-bench-10 noise0.1 ;;
 niid10-flower) cells niid-bench-10 labels3 iid ;;

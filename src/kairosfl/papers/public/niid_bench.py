@@ -70,16 +70,24 @@ def _cells(parties: int) -> dict[str, Cell]:
     return cells
 
 
-def _released() -> dict[str, Cell]:
-    """The released SCAFFOLD averages control variates uniformly, which matters where sizes differ."""
-    plain = _cells(10)
+def _readings() -> dict[str, Cell]:
+    """Other readings of cells that we do not meet.
+
+    The released SCAFFOLD averages control variates uniformly, which matters where sizes differ. The released code's mu
+    is 0.001 unless told otherwise; the tuned one is published for two of the four skews.
+    """
+
+    def cell(name: str, rule: str, why: str) -> Cell:
+        plain = _cells(10)[name]
+        return replace(plain, settings={**plain.settings, "algorithm": rule}, reading=f"{plain.reading} {why}")
+
+    variates = ("scaffold(weights='models')", "as released: control variates averaged uniformly")
     return {
-        f"{skew}-scaffold-released": replace(
-            plain[f"{skew}-scaffold"],
-            settings={**plain[f"{skew}-scaffold"].settings, "algorithm": "scaffold(weights='models')"},
-            reading=f"{SKEWS[skew][0]}, SCAFFOLD as released: control variates averaged uniformly",
-        )
+        f"{skew}-scaffold-released": cell(f"{skew}-scaffold", *variates)
         for skew in ("dir0.5", "labels2", "quantity0.5")
+    } | {
+        f"{skew}-fedprox-released": cell(f"{skew}-fedprox", "fedprox(mu=0.001)", "with the released code's mu")
+        for skew in ("labels2", "noise0.1", "quantity0.5")
     }
 
 
@@ -92,7 +100,7 @@ ITEMS = (
         paper="public",
         name="niid-bench-10",
         title="NIID-Bench, 10 parties, all in every round, CIFAR-10",
-        cells=_cells(10) | _released(),
+        cells=_cells(10) | _readings(),
         measures=("final", "best", "total_seconds"),
         sources={"final": "NIID-Bench, mean of three runs", "best": "Flower's re-run, best round"},
         note=f"{NOTE}Two published sources for the same setting: a cell is reproduced if it is within 2 points of one. "
