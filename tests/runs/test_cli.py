@@ -138,7 +138,7 @@ def test_wrong_files(tmp_path):
     for words in (("run", "a" * 300), ("run", *SMALL, "--out", "a" * 300), ("resume", "a" * 300)):
         refused(call(*words), "File name too long")
     refused(call("resume", tmp_path), "not a run folder")
-    refused(call("resume", tmp_path / "nowhere"), "not a run folder")
+    refused(call("resume", tmp_path / "nowhere"), "does not exist; give a run folder")
     refused(call("run", *SMALL, "--out", tmp_path), "not empty")
     (tmp_path / "file").write_text("")
     refused(call("run", *SMALL, "--out", tmp_path / "file"), "not a directory")
