@@ -7,7 +7,7 @@ BIN := .venv/bin
 WORKERS ?= auto
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: demo test test-slow test-kernels test-deploy test-notebooks test-extended zoo lint docs notebooks results dist bench bench-peers bench-gpu-peers clean
+.PHONY: demo test test-slow test-kernels test-deploy test-extended zoo lint docs notebooks results dist bench bench-peers bench-gpu-peers clean
 
 demo: .venv/ready
 	$(BIN)/kairosfl demo
@@ -23,9 +23,6 @@ test-kernels: .venv/kernels  # in Triton's interpreter; on a GPU: pytest tests/e
 
 test-deploy: .venv/full
 	$(BIN)/python -m pytest tests/deploy -m "slow or not slow"
-
-test-notebooks: .venv/full
-	$(BIN)/python -m pytest tests/test_notebook.py -m "slow or not slow"
 
 zoo: .venv/zoo  # models and data of other libraries; without them, tests of these are skipped
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 NOTEBOOKS = Path(__file__).parents[1] / "docs" / "notebooks"
-SLOW = ["deployment", "own_model", "own_rule", "sweep"]
+COMPARED = ["deployment", "own_model", "own_rule", "sweep"]
 
 
 def execute(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -37,7 +37,7 @@ def shape(cell: Any) -> list[str]:
 
 
 def test_the_list_is_complete() -> None:
-    assert sorted([*SLOW, "first_run"]) == sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
+    assert sorted([*COMPARED, "first_run"]) == sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 
 
 def test_the_first_run_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,8 +57,7 @@ def test_the_first_run_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("name", COMPARED)
 def test_a_notebook_shows_what_is_stored(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "deployment":
         pytest.importorskip("flwr")
