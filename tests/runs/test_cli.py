@@ -58,6 +58,7 @@ def refused(result, *parts):
         ("data.partition=dirichelt", ["data.partition", "'dirichlet'"]),
         ("data.partition=natural", ["natural", "digits"]),
         ("model.name=mpl", ["model.name", "'mlp'"]),
+        ("algorithm=fedvag", ["rule 'fedvag'", "'fedavg'"]),
         ("model.hiden=[3]", ["model.hiden", "'hidden'"]),
         ("model.hidden=[true]", ["model.hidden"]),
         ("algorithm=fedporx", ["fedporx", "'fedprox'"]),

@@ -43,6 +43,9 @@ class Spec:
             raise UserError(f"{self.name()}: {field} = {getattr(self, field)!r} is not allowed; {fix}.")
 
 
+EMPTY = {"rule": ("fedavg",)}  # names of the empty sum
+
+
 def build(
     kind: str, name: str, options: Mapping[str, Any], known: Mapping[str, type[Spec]], allow: Collection[str] = ()
 ) -> Spec:
@@ -61,7 +64,7 @@ def build(
     elif "." in name:
         cls = _import(kind, name, allow)
     else:
-        raise UserError(f"There is no {kind} {name!r}; {nearest(name, known)}")
+        raise UserError(f"There is no {kind} {name!r}; {nearest(name, {*known, *EMPTY.get(kind, ())})}")
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for option, value in options.items():
         if option not in fields:
