@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
@@ -157,11 +158,11 @@ def test_bfloat16_is_not_for_models_that_do_not_stack() -> None:
         Batched(_task(BatchStatistics()), precision="bfloat16")
 
 
-@pytest.mark.parametrize(("worse", "runs"), [(1.0, True), (3.0, False)])
+@pytest.mark.parametrize(("stacked", "alone", "runs"), [(1.0, 1.0, True), (3.0, 1.0, False), (inf, inf, False)])
 def test_a_low_precision_may_cost_what_it_costs_one_client(
-    worse: float, runs: bool, monkeypatch: pytest.MonkeyPatch
+    stacked: float, alone: float, runs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = iter([worse, 1.0] * 3)  # stacked and alone, by each way
+    calls = iter([stacked, alone] * 3)  # by each way
     monkeypatch.setattr(stack, "_losses", lambda *both: [next(calls)] * 2)
     task = make_task(nn.Sequential(nn.Flatten(), nn.Linear(72, 3)), SHAPE)
     if runs:

@@ -90,7 +90,7 @@ class _Trial:
             if max(lost) > ROUGH:  # a deep model loses more, stacked or not
                 with self.precision.autocast(self.device):
                     alone = _losses(self._alone(size)[1:], wanted)
-                if any(mine > max(ROUGH, 2 * theirs) for mine, theirs in zip(lost, alone, strict=True)):
+                if not all(m <= ROUGH or m <= 2 * a < math.inf for m, a in zip(lost, alone, strict=True)):
                     raise Unstackable(f"{_name(stacked)} loses its accuracy in {self.precision.name}")
         return stacked
 
