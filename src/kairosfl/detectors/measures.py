@@ -1,6 +1,7 @@
 """Measures of one round's updates: how long, how diverse, how coherent.
 
-All take `delta`, `[m, d]`, read it a constant number of times and return their result on its device.
+All take `delta`, `[m, d]`, and read it a constant number of times. `measured` returns numbers on the host, the others
+their result on its device.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _cells(parties: int) -> dict[str, Cell]:
 
 
 def _readings() -> dict[str, Cell]:
-    """Other readings of cells that we do not meet.
+    """Other readings, which may explain the cells that we do not meet.
 
     The released SCAFFOLD averages control variates uniformly, which matters where sizes differ. The released code's mu
     is 0.001 unless told otherwise; the tuned one is published for two of the four skews.
