@@ -83,7 +83,7 @@ def test_it_comes_first() -> None:
 
 
 def test_a_deployed_server_refuses_it(tmp_path: Path) -> None:
-    deploy = pytest.importorskip("kairosfl.deploy")
+    deploy = pytest.importorskip("flwr") and pytest.importorskip("kairosfl.deploy")
     (tmp_path / "run.toml").write_text('algorithm = "fedavg + attack"\n[deploy]\nclients = 10\n')
     with pytest.raises(UserError, match="attack is for simulations only"):
         deploy.load(tmp_path / "run.toml")

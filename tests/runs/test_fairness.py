@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from kairosfl import UserError
-from kairosfl.deploy import Remote
 from kairosfl.report.figures import figures
 from kairosfl.report.read import read_study
 from kairosfl.report.tables import cells, results
@@ -100,8 +99,11 @@ def test_data_that_is_read_for_every_batch_or_elsewhere_is_left_alone():
     task = experiment.build_task(config)
     streamed = Streamed(task.dataset.train.read, len(task.dataset.train), task.dataset.train.targets)
     assert not measures_clients(config, replace(task, dataset=replace(task.dataset, train=streamed)))
-    assert not measures_clients(config, replace(task, clients=Remote.with_clients(8)))
     assert measures_clients(resolve(TABLES, ["run.client_accuracy=true", "train.rounds=1"]), task, last=False)
+    pytest.importorskip("flwr")
+    from kairosfl.deploy import Remote
+
+    assert not measures_clients(config, replace(task, clients=Remote.with_clients(8)))
 
 
 def test_another_value_is_refused():

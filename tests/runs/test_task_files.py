@@ -265,7 +265,7 @@ def test_a_device_gets_its_client(file):
 
 
 def test_the_file_of_a_new_deployment_runs_as_it_is(tmp_path, monkeypatch):
-    deploy = pytest.importorskip("kairosfl.deploy")
+    deploy = pytest.importorskip("flwr") and pytest.importorskip("kairosfl.deploy")
     monkeypatch.chdir(tmp_path)
     deploy.new(tmp_path / "hospital")
     said = call("run", "hospital/app/federation/task.py", "--set", "train.cohort=4", "--set", "train.rounds=2", "-q")
