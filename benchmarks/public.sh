@@ -7,11 +7,11 @@
 # 25 million images):
 #     niid10         12 runs side by side (Dir(0.5), two labels, quantity), 300 M images, about 6 min
 #     niid10-noise    4 runs, 100 M images, about 2 min
-#     flsim-fedavg    1 run alone, for its clock: under 6 min
+#     flsim-fedavg    1 run alone, for its clock: 4 min
 #     flsim-scaffold  SCAFFOLD and FedDyn side by side, about 8 min
-#     niid10-why     what may explain the four cells that differ: SCAFFOLD and FedProx as released, 6 runs, about 2 min
+#     niid10-why      other readings of cells that differ: SCAFFOLD and FedProx, 6 runs, 2.5 min
 #     niid10-again   two more seeds of these four cells and of FedAvg, 10 runs beyond those of niid10, about 4 min
-#     niid100-dir     4 runs, Dir(0.5) alone, about 2 min
+#     niid100-dir     4 runs, Dir(0.5) alone, 3 min
 #     niid100        12 runs (Dir(0.5), two labels, IID), 300 M images, about 6 min
 #     flsim-fedcm     FedCM, about 5 min
 #     flsim-mofedsam  MoFedSAM, two gradients a step, about 8 min
@@ -20,7 +20,7 @@
 #     niid10-flower   8 runs (three labels, IID), which Flower alone published, about 4 min
 #     niid10-seeds    the second and third seeds of niid10: 24 runs, about 12 min; run it twice
 set -eu
-part=$1 results=${2:-results} runs=runs/public paper=public
+part=$1 results=${2:-results} runs=${RUNS:-runs/public} paper=public
 
 cells() { # ITEM, then cells
     item=$1
@@ -32,8 +32,8 @@ cells() { # ITEM, then cells
 
 case $part in
 niid10) cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;
-niid10-why) cells niid-bench-10 released ;;
-niid10-again) SEEDS=3 cells niid-bench-10 labels2-fedavg labels2-fedprox labels2-scaffold noise0.1-fedprox quantity0.5-scaffold ;;
+niid10-why) cells niid-bench-10-readings ;;
+niid10-again) SEEDS=${SEEDS:-3} cells niid-bench-10 labels2-fedavg labels2-fedprox labels2-scaffold noise0.1-fedprox quantity0.5-scaffold ;;
 niid100-dir) cells niid-bench-100 dir0.5 ;;
 niid10-noise) cells niid-bench-10 noise0.1 ;;
 niid10-flower) cells niid-bench-10 labels3 iid ;;

@@ -81,7 +81,7 @@ def write_results_page(results: Path, page: Path) -> Path:
 
     Figures are saved to `assets/results` next to the page; searches have none.
     """
-    files = sorted(results.glob("*.json"), key=lambda path: (path.name.startswith("beyond"), path.name))
+    files = sorted(results.glob("*.json"), key=lambda path: (path.name.startswith("beyond"), path.stem))
     if not files:
         raise UserError(f"{results} contains no results (no .json file); run `kairosfl reproduce` with --results.")
     everything = {path: read(path) for path in files}

@@ -142,11 +142,13 @@ def seeds(cell: Mapping[str, Any]) -> str:
 
 def table(results: Results) -> list[dict[str, str]]:
     """One row per cell: the reading, our value, the published value, their difference, and the rounds and seeds."""
-    printed = [m for m in results["measures"] if any(m in cell["printed"] for cell in results["cells"].values())]
+    cells = results["cells"]
+    printed = [m for m in results["measures"] if any(m in cell["printed"] for cell in cells.values())]
+    known = [m for m in results["measures"] if m in printed or any(values(cell, m) for cell in cells.values())]
     rows = []
-    for name, cell in results["cells"].items():
+    for name, cell in cells.items():
         row = {"cell": name, "reading": cell["reading"]}
-        for measure in results["measures"]:
+        for measure in known:
             title, digits = MEASURES[measure].title, MEASURES[measure].digits
             ours = values(cell, measure)
             row[title] = spread(ours, digits)
@@ -155,8 +157,8 @@ def table(results: Results) -> list[dict[str, str]]:
             if measure in printed:
                 value = cell["printed"].get(measure)
                 row[f"{title}: published"] = "–" if value is None else f"{value:.{digits}f}"
-                known = ours and value is not None
-                row[f"{title}: difference"] = signed(statistics.fmean(ours) - value, digits) if known else "–"
+                both = ours and value is not None
+                row[f"{title}: difference"] = signed(statistics.fmean(ours) - value, digits) if both else "–"
         rows.append(row | {"rounds": done(cell), "seeds": seeds(cell)})
     return rows
 

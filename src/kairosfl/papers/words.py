@@ -33,6 +33,7 @@ METHODS = {
     "scaffold": "SCAFFOLD",
     "feddyn": "FedDyn",
     "fedcm": "FedCM",
+    "fedsam": "FedSAM",
     "fedmut": "FedMut",
     "moon": "MOON",
     "fedyogi": "FedYogi",
@@ -71,6 +72,7 @@ NUMBERS = (
     (r"alpha([\d.]+)", "α = {}"),
     (r"beta([\d.]+)", "β = {}"),
     (r"noise([\d.]+)", "noise {}"),
+    (r"mu([\d.]+)", "mu = {}"),
     (r"ridge([\d.]+)", "ridge {}"),
     (r"quantity([\d.]+)", "quantity Dir({})"),
 )

@@ -71,22 +71,23 @@ def _cells(parties: int) -> dict[str, Cell]:
 
 
 def _readings() -> dict[str, Cell]:
-    """Other readings, which may explain the cells that we do not meet.
+    """Other readings of cells that we do not meet, from the released code.
 
-    The released SCAFFOLD averages control variates uniformly, which matters where sizes differ. The released code's mu
-    is 0.001 unless told otherwise; the tuned one is published for two of the four skews.
+    Its SCAFFOLD averages control variates uniformly, which matters where sizes differ. FedProx's mu is the best of
+    {0.001, 0.01, 0.1, 1} there, chosen for each table; the one that was chosen is published for two of the four skews.
     """
 
     def cell(name: str, rule: str, why: str) -> Cell:
         plain = _cells(10)[name]
-        return replace(plain, settings={**plain.settings, "algorithm": rule}, reading=f"{plain.reading} {why}")
+        settings = {**plain.settings, "algorithm": rule}
+        return replace(plain, settings=settings, reading=f"{plain.reading} {why}", baseline="")
 
-    variates = ("scaffold(weights='models')", "as released: control variates averaged uniformly")
+    variates = ("scaffold(weights='models')", "with control variates averaged uniformly")
     return {
         f"{skew}-scaffold-released": cell(f"{skew}-scaffold", *variates)
         for skew in ("dir0.5", "labels2", "quantity0.5")
     } | {
-        f"{skew}-fedprox-released": cell(f"{skew}-fedprox", "fedprox(mu=0.001)", "with the released code's mu")
+        f"{skew}-mu0.001-fedprox": cell(f"{skew}-fedprox", "fedprox(mu=0.001)", "with mu = 0.001")
         for skew in ("labels2", "noise0.1", "quantity0.5")
     }
 
@@ -95,25 +96,41 @@ NOTE = (
     "LeNet, images not normalised, crops and flips. Parties count by samples. Noise is drawn once per image here, anew "
     "in every epoch there. "
 )
+SOURCES = {"final": "NIID-Bench, mean of three runs", "best": "Flower's re-run, best round"}
+MEASURED = ("final", "best", "total_seconds")
 ITEMS = (
     Item(
         paper="public",
         name="niid-bench-10",
         title="NIID-Bench, 10 parties, all in every round, CIFAR-10",
-        cells=_cells(10) | _readings(),
-        measures=("final", "best", "total_seconds"),
-        sources={"final": "NIID-Bench, mean of three runs", "best": "Flower's re-run, best round"},
+        cells=_cells(10),
+        measures=MEASURED,
+        sources=SOURCES,
         note=f"{NOTE}Two published sources for the same setting: a cell is reproduced if it is within 2 points of one. "
         "Flower reports 12 hours for 105 configurations on 56 CPU threads.",
+    ),
+    Item(
+        paper="public",
+        name="niid-bench-10-readings",
+        title="NIID-Bench, 10 parties, other readings of cells that differ",
+        cells=_readings(),
+        measures=MEASURED,
+        sources=SOURCES,
+        seeds=1,
+        note="As in the item before, but for one thing. The released SCAFFOLD, and Flower's, average models by samples "
+        "and control variates uniformly; ours averages both by samples. Both sources choose FedProx's mu from 0.001, "
+        "0.01, 0.1 and 1; NIID-Bench publishes which one for Dir(0.5) and two labels, Flower does not.",
     ),
     Item(
         paper="public",
         name="niid-bench-100",
         title="NIID-Bench, 10 of 100 parties in every round, CIFAR-10",
         cells=_cells(100),
-        measures=("final", "best", "total_seconds"),
+        measures=("final", "best", "last_tenth", "total_seconds"),
         sources={"final": "NIID-Bench, mean of three runs"},
-        note=f"{NOTE}The released SCAFFOLD divides the change of the server's control variate by the parties in "
-        "the round instead of by all parties, and its runs end at 10.0. Ours follows the paper.",
+        note=f"{NOTE}SCAFFOLD as released at the time of the paper divides the change of the server's control variate "
+        "by the parties in the round instead of by all parties, and its runs end at 10.0. Ours follows its paper. "
+        "Without a schedule accuracy falls in the second half of the run and varies from round to round by several "
+        "points, so the final value, which is the one published, says less than the mean of the final 10 %.",
     ),
 )
