@@ -247,7 +247,7 @@ def simulate(
         config = replace(config, algorithm=Algorithm() + algorithm)
     own = clients is not None and not isinstance(clients, int | np.integer)
     population = _population(clients) if own else divide(config, dataset)
-    task = Task(initial, dataset, population, loss, config.data.augment, metrics)  # type: ignore[arg-type]
+    task = Task(initial, dataset, population, loss, config.data.augmentation(), metrics)  # type: ignore[arg-type]
     if cohort is None:
         config = replace(config, train=replace(config.train, cohort=min(COHORT, len(task.clients))))
     config.train.check_cohort(len(task.clients))

@@ -20,6 +20,7 @@ from kairosfl.engines.batched.memory import SERVER_VECTORS
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.rules import RULES, parse
+from kairosfl.tasks.crops import Crops
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.models import build
 from kairosfl.tasks.population import Population
@@ -321,8 +322,9 @@ def test_deterministic_cohorts_may_be_of_several_kinds() -> None:
     assert_equal(Batched(task, deterministic=True).train(briefs), Loop(task).train(briefs), 1e-10)
 
 
-def test_augmentation_is_that_of_the_loop() -> None:
-    task = replace(named("alt_cnn"), augment=True)
+@pytest.mark.parametrize("crops", [True, Crops(0.5, "mean"), Crops(padding="reflect")])
+def test_augmentation_is_that_of_the_loop(crops: bool | Crops) -> None:
+    task = replace(named("alt_cnn"), augment=crops)
     briefs = make_briefs(task)
     assert_equal(Batched(task).train(briefs), Loop(task).train(briefs), 1e-10)
 

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from kairosfl.errors import UserError
+from kairosfl.tasks.crops import Crops, augment
 from kairosfl.tasks.dataset import DataSet, Samples
-from kairosfl.tasks.prepare import augment, mislabelled, prepare, sample_keys
+from kairosfl.tasks.prepare import mislabelled, prepare, sample_keys
 
 MASK = 2**64 - 1
 
@@ -91,12 +92,17 @@ def test_keys_are_splitmix_of_seed_round_client_step_and_sample():
         assert key & MASK == want
 
 
-def _by_hand(image, key, padding, flip):
+def _by_hand(image, key, padding, flip, share=1.0, colour=None, mode="constant"):
     """As one would write it for a single picture: pad, crop, mirror."""
     key &= MASK
     down, right = (((key >> shift) & 0xFFFFFF) * (2 * padding + 1) >> 24 for shift in (0, 24))
+    if (key >> 49 & 0x3FFF) >= share * 2**14:
+        down = right = padding
     height, width = image.shape[1:]
-    padded = np.pad(image, ((0, 0), (padding, padding), (padding, padding)))
+    sides = [(padding, padding)] * 2
+    shades = [0] * len(image) if colour is None else colour
+    options = [{} if mode == "reflect" else {"constant_values": shade} for shade in shades]
+    padded = np.stack([np.pad(channel, sides, mode, **given) for channel, given in zip(image, options, strict=True)])
     crop = padded[:, down : down + height, right : right + width]
     return crop[:, :, ::-1] if flip and key >> 48 & 1 else crop
 
@@ -108,6 +114,40 @@ def test_crop_and_flip_are_those_of_one_picture_at_a_time(padding, flip):
     ours = augment(images, keys, padding=padding, flip=flip)
     for image, key, got in zip(images.numpy(), keys.tolist(), ours.numpy(), strict=True):
         np.testing.assert_array_equal(got, _by_hand(image, key, padding, flip))
+
+
+@pytest.mark.parametrize(
+    ("crops", "mean", "by_hand"),
+    [
+        (Crops(0.5), (), {"share": 0.5}),
+        (Crops(0.0), (), {"share": 0.0}),
+        (Crops(padding="reflect"), (), {"mode": "reflect"}),
+        (Crops(0.25, "reflect"), (), {"share": 0.25, "mode": "reflect"}),
+        (Crops(padding="mean"), (0.4914, 0.4822, 0.4465), {"colour": (125, 123, 114)}),
+        (Crops(0.5, "mean"), (), {"share": 0.5}),  # without a mean there is none to fill in
+    ],
+)
+def test_shares_and_paddings_are_those_of_one_picture_at_a_time(crops, mean, by_hand):
+    images = _images(64, 3, 9, 7)
+    keys = sample_keys(torch.arange(64), seed=1, round=2, client=3, step=4)
+    ours = augment(images, keys, crops, mean=mean)
+    for image, key, got in zip(images.numpy(), keys.tolist(), ours.numpy(), strict=True):
+        np.testing.assert_array_equal(got, _by_hand(image, key, 4, True, **by_hand))
+
+
+def test_half_of_the_crops_are_left_out_whatever_their_place_and_mirror_image():
+    keys = sample_keys(torch.arange(40_000), seed=0, round=0, client=0, step=0)
+    cropped, mirrored = keys >> 49 & 0x3FFF < 2**13, keys >> 48 & 1 == 1
+    for part in (cropped, cropped[mirrored], cropped[keys & 0xFFFFFF < 2**23]):
+        assert float(part.double().mean()) == pytest.approx(0.5, abs=5 * 0.5 / len(part) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [({"share": 1.5}, r"data.crops = 1.5 must be"), ({"padding": "white"}, r"'black', 'mean'")]
+)
+def test_other_crops_are_refused_with_the_fix(options, said):
+    with pytest.raises(UserError, match=said):
+        Crops(**options)
 
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

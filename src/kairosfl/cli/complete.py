@@ -11,8 +11,8 @@ import shlex
 from pathlib import Path
 
 KEYS = {
-    "data": "name clients partition alpha minimum shards labels_per_client balance normalise noise augment "
-    "validation partition_seed",
+    "data": "name clients partition alpha minimum shards labels_per_client balance normalise noise augment crops "
+    "padding validation partition_seed",
     "model": "name start",
     "task": "file function",
     "train": "rounds cohort epochs batch_size drop_last optimizer lr momentum beta1 beta2 eps weight_decay clip "

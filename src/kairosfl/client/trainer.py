@@ -27,7 +27,7 @@ from kairosfl.client.optimizers import Moments, Step, norms
 from kairosfl.core.fields import AFTER, BEFORE, FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Brief, Report
 from kairosfl.core.streams import Streams, key, stream
 from kairosfl.tasks.forward import attempt
-from kairosfl.tasks.prepare import augment, mislabelled, ordered, sample_keys
+from kairosfl.tasks.prepare import mislabelled, ordered, sample_keys
 from kairosfl.tasks.task import Task, last_linear
 from kairosfl.tasks.tree import Tree
 from kairosfl.tasks.vector import flatten, replicas, trained
@@ -244,9 +244,8 @@ class Trainer:
             seed = key(brief.seed, "augment", brief.round) % 2**63
             keys = sample_keys(rows, seed=seed, round=0, client=brief.client, step=step)
         inputs, targets = self.data.read(rows, keys)
-        if self.task.augment:  # before normalisation, so that what is cropped in from outside is black
-            assert keys is not None
-            inputs = augment(inputs, keys)
+        if keys is not None:
+            inputs = self.task.augmented(inputs, keys)
         if brief.label_noise:
             seed = key(brief.seed, "labels") % 2**63
             keys = sample_keys(rows, seed=seed, round=0, client=brief.client, step=0)

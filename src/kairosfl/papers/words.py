@@ -51,6 +51,8 @@ METHODS = {
     "alt": "+ ALT",
     "raw": "(raw vectors)",
     "released": "(released code)",
+    "crops": "(crops as released)",
+    "reflect": "(reflected borders)",
     "solver": "(released solver)",
     "letter": "(Eq. 8 and 10 as written)",
     "nolr": "(FGN without lr)",

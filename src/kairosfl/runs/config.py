@@ -21,6 +21,7 @@ from kairosfl.errors import UserError, nearest
 from kairosfl.rules import parse
 from kairosfl.runs import trackers
 from kairosfl.runs.keys import updated
+from kairosfl.tasks.crops import Crops
 from kairosfl.tasks.data import DATASETS
 from kairosfl.tasks.models import MODELS, options
 from kairosfl.tasks.partitions import PARTITIONS
@@ -41,9 +42,15 @@ class Data:
     normalise: bool = True  # images by their channels' mean and deviation; else 0 to 1
     noise: float = 0.0  # standard deviation of the noise on the last client's features, falling to 0 for the first
     augment: bool = False
+    crops: float = 1.0  # with augment: the share of images that are cropped
+    padding: str = "black"  # with augment: what surrounds an image, "black", "mean" or "reflect"
     validation: float = 0.0  # fraction of the training samples held out for evaluation instead of the test set
     partition_seed: int = -1  # -1: the seed of the run
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def augmentation(self) -> bool | Crops:
+        """How images are augmented, or False."""
+        return Crops(self.crops, self.padding) if self.augment else False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +131,7 @@ class RunConfig:
             raise UserError(f"seed = {self.seed} must be 0 or more.")
         if not 0 <= self.data.validation < 1:
             raise UserError(f"data.validation = {self.data.validation} must be at least 0 and below 1.")
+        Crops(self.data.crops, self.data.padding)  # refuses what they cannot be
         if not 0 <= self.data.noise < float("inf"):
             raise UserError(f"data.noise = {self.data.noise} must be 0 or more, and finite.")
         if self.data.clients < 0:

@@ -120,7 +120,7 @@ def _build_task(config: RunConfig) -> Task:
     if dataset.vocabulary and "vocabulary" in models.options(config.model.name):
         chosen.setdefault("vocabulary", dataset.vocabulary)
     model = models.build(config.model.name, shape=dataset.shape, classes=dataset.outputs, seed=config.seed, **chosen)
-    return Task(model, dataset, clients, augment=config.data.augment)
+    return Task(model, dataset, clients, augment=config.data.augmentation())
 
 
 def record(

@@ -55,7 +55,7 @@ class Pending:
         alike = (
             data.name,
             data.options,
-            data.augment,
+            data.augmentation(),
             data.validation,
             data.normalise,
             noised,

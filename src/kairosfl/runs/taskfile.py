@@ -235,7 +235,7 @@ def _task(config: RunConfig, made: Mapping[str, Any], divide: Divide) -> Task:
         clients = divide(replace(config, data=data), dataset)
     elif not isinstance(clients, Population):
         clients = Population.from_lists([np.asarray(each) for each in clients])
-    return Task(model, dataset, clients, augment=config.data.augment, **given)
+    return Task(model, dataset, clients, augment=config.data.augmentation(), **given)
 
 
 def _check_unused(config: RunConfig, function: Function) -> None:

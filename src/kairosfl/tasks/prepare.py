@@ -1,4 +1,4 @@
-"""From stored inputs to what a model sees, on the device: normalisation, and crops and flips from counted keys.
+"""From stored inputs to what a model sees, on the device: normalisation, and the keys of what is random about it.
 
 Every operation acts on each sample alone, so one client's batch [b,...] and stacked ones [m,b,...] give equal bits.
 """
@@ -68,28 +68,6 @@ def ordered(inputs: Tree) -> Any:
         return leaf.contiguous(memory_format=torch.channels_last) if images else leaf
 
     return tree_map(one, inputs)
-
-
-def augment(images: torch.Tensor, keys: torch.Tensor, *, padding: int = 4, flip: bool = True) -> torch.Tensor:
-    """A random crop of every image [...,C,H,W] after padding with zeros, and a mirror image of every other one.
-
-    `keys` [...] are those of `sample_keys`; the result for an image depends on its key and on nothing else.
-    """
-    channels, height, width = images.shape[-3:]
-    bits = keys.reshape(-1, 1)
-    offsets = 2 * padding + 1
-    down = (((bits & 0xFFFFFF) * offsets) >> 24) - padding
-    right = ((((bits >> 24) & 0xFFFFFF) * offsets) >> 24) - padding
-    rows = torch.arange(height, device=images.device) + down
-    columns = torch.arange(width, device=images.device).expand(len(bits), width)
-    if flip:
-        columns = torch.where((bits >> 48) & 1 == 1, width - 1 - columns, columns)
-    columns = columns + right
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-    source = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
-    flat = images.reshape(-1, channels, height * width)
-    moved = flat.gather(2, source.view(-1, 1, height * width).expand(-1, channels, -1))
-    return (moved * inside.view(-1, 1, height * width)).view(images.shape)
 
 
 def mislabelled(

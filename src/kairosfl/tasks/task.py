@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kairosfl.errors import UserError, first_line
+from kairosfl.tasks.crops import Crops, augment
 from kairosfl.tasks.dataset import DataSet
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.kinds import CLASSED, KINDS, Loss
@@ -35,7 +36,7 @@ class Task:
         dataset: Training and test samples.
         clients: The training samples of each client, as from `partition`.
         loss: From outputs and targets of a batch to one loss per sample, `[batch]`; by default that of the data's kind.
-        augment: Whether images are randomly cropped and flipped while training.
+        augment: Whether images are randomly cropped and flipped while training; `Crops` says how.
         metrics: What is measured on the test set, by name, the main one first; by default those of the data's kind. A
             plain function returns a number per sample, whose mean is better when higher; for others use `Metric`.
 
@@ -47,7 +48,7 @@ class Task:
     dataset: DataSet
     clients: Population
     loss: Loss = None  # type: ignore[assignment]  # never None after __post_init__
-    augment: bool = False
+    augment: bool | Crops = False
     metrics: Mapping[str, Metric | Measure] | None = None
 
     def __post_init__(self) -> None:
@@ -61,6 +62,8 @@ class Task:
             object.__setattr__(self, "loss", kind.loss)
         if self.augment and not isinstance(self.dataset.train.inputs, Tensor):
             raise UserError("data.augment = true needs images as the only input; set it to false.")
+        if self.augment is True:
+            object.__setattr__(self, "augment", Crops())
 
     @cached_property
     def measures(self) -> dict[str, Metric]:
@@ -126,7 +129,12 @@ class Task:
     @property
     def varies(self) -> bool:
         """Whether a training sample may look different every time it is read."""
-        return self.augment or isinstance(self.dataset.train, Streamed)
+        return bool(self.augment) or isinstance(self.dataset.train, Streamed)
+
+    def augmented(self, inputs: Any, keys: Tensor) -> Any:
+        """Stored training inputs, cropped and flipped by these keys if so asked for: before they are normalised."""
+        crops = self.augment
+        return augment(inputs, keys, crops, mean=self.dataset.mean) if isinstance(crops, Crops) else inputs
 
     @property
     def client_accuracy_on(self) -> Literal["test", "train"]:

@@ -14,7 +14,7 @@ from kairosfl.engines.batched.state import Kind, Real, State, Sum, Whole
 from kairosfl.engines.batched.traced import Stack
 from kairosfl.engines.batched.update import Optimiser, square_norms
 from kairosfl.tasks.dataset import Samples
-from kairosfl.tasks.prepare import augment, mislabelled, sample_keys
+from kairosfl.tasks.prepare import mislabelled, sample_keys
 from kairosfl.tasks.streamed import Streamed
 from kairosfl.tasks.task import Task
 from kairosfl.tasks.tree import Tree
@@ -32,8 +32,8 @@ class Work:
     def prepared(self, samples: Tensor, keys: Tensor | None = None) -> tuple[Any, Any]:
         """These samples as the model sees them, in training transformed by these keys, and their targets."""
         inputs, targets = self.data.read(samples, keys)
-        if keys is not None and self.task.augment:
-            inputs = augment(inputs, keys)
+        if keys is not None:
+            inputs = self.task.augmented(inputs, keys)
         return self.task.prepared(inputs, self.compute), targets
 
     def features(self, rows: Tensor, inputs: Tree) -> Tensor:

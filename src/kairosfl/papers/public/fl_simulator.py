@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kairosfl.papers.item import Cell, Item
@@ -41,6 +42,18 @@ def _cells() -> dict[str, Cell]:
     return cells
 
 
+def _readings() -> dict[str, Cell]:
+    """The methods at Dir(0.1) with the crops of the released code: of every other image, after it is normalised."""
+    crops = {"data.crops": 0.5, "data.padding": "mean"}
+    return {
+        f"{name}-crops": replace(
+            cell, settings={**cell.settings, **crops}, reading=f"{cell.reading}, crops as released", baseline=""
+        )
+        for name, cell in _cells().items()
+        if name.startswith("dir0.1-")
+    }
+
+
 ITEMS = (
     Item(
         paper="public",
@@ -52,5 +65,14 @@ ITEMS = (
         note="Published: the best round of one run; 15.86 s a round for FedAvg on one V100, 4.4 hours a run. "
         "MoFedSAM is FedSAM with FedCM's momentum. Theirs crops every other image and has 10 clients on average; "
         "ours crops every image and has exactly 10.",
+    ),
+    Item(
+        paper="public",
+        name="fl-simulator-readings",
+        title="FL-Simulator, Dir(0.1), with the crops of its code",
+        cells=_readings(),
+        measures=("best", "last_tenth", "total_seconds"),
+        seeds=1,
+        note="As in the item before, but every other image is cropped, and with the mean colour around it.",
     ),
 )
