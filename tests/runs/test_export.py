@@ -118,6 +118,9 @@ def test_exported_for_torch(run, tmp_path):
     assert again.stderr == f"kairosfl: {out} already exists; choose another name, or overwrite it with --force.\n"
     assert call("export", run, "-o", out, "--force").exit_code == 0
     assert "is a directory" in call("export", run, "-o", tmp_path).stderr
+    other = call("export", run, "-o", tmp_path / "model.pt").stderr
+    assert other.endswith("model.pt must end in '.safetensors', or in .onnx for ONNX.\n")
+    assert "must end in '.onnx'." in call("export", run, "-o", out, "--onnx", "--force").stderr
 
 
 def test_onnx_is_written_or_the_reason_is_one_sentence(run, tmp_path, monkeypatch):
@@ -141,7 +144,7 @@ def test_onnx_computes_what_the_model_does(run, tmp_path):
     pytest.importorskip("onnxscript")
     onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     out = tmp_path / "model.onnx"
-    said = call("export", run, "-o", out, "--onnx")
+    said = call("export", run, "-o", out)  # its name says which format
     assert said.output == f"model: {out}\n"
     onnx.checker.check_model(onnx.load(out), full_check=True)
     session, model = runtime.InferenceSession(out), kairosfl.load(run)

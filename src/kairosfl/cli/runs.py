@@ -157,7 +157,8 @@ def export(
         typer.Option(
             "--out",
             "-o",
-            help="File to write, by default model.safetensors; for peft's adapters a directory, by default adapter.",
+            help="File to write, by default model.safetensors, or an .onnx file; for peft's adapters a directory, by "
+            "default adapter.",
         ),
     ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX instead of safetensors.")] = False,

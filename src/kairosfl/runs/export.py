@@ -58,8 +58,8 @@ def export(folder: Path, out: Path | None = None, *, force: bool = False, onnx: 
 
     Args:
         folder: A run folder whose model and data are built by name or by a task file.
-        out: The file, with the model's own names as safetensors. For a model with peft's adapters, any name that does
-            not end in ".safetensors" is a directory, which gets the adapters alone, in peft's format. By default
+        out: The file, with the model's own names as safetensors, or as ONNX if it ends in ".onnx". For a model with
+            peft's adapters, any other name is a directory, which gets the adapters alone, in peft's format. By default
             "adapter" for such a model, or else "model.safetensors" or "model.onnx".
         force: Whether to overwrite it.
         onnx: Whether to write ONNX; the first dimension of inputs and outputs, the batch, may have any length.
@@ -69,9 +69,13 @@ def export(folder: Path, out: Path | None = None, *, force: bool = False, onnx: 
     model = _trained(folder, config, task.model)
     if out is None:
         out = Path("model.onnx" if onnx else "adapter" if has_adapters(model) else "model.safetensors")
+    onnx = onnx or out.suffix == ".onnx"
     apart = has_adapters(model) and not onnx and out.suffix != ".safetensors"
     if out.is_dir() and not apart:
         raise UserError(f"{out} is a directory; give the name of a file, such as {out / 'model.safetensors'}.")
+    ending = ".onnx" if onnx else ".safetensors"
+    if out.suffix != ending and not apart:
+        raise UserError(f"{out} must end in {ending!r}{'' if onnx else ', or in .onnx for ONNX'}.")
     if out.exists() and not force and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} already exists; choose another name, or overwrite it with --force.")
     if onnx:
