@@ -10,8 +10,9 @@ done everywhere before the second; then come budgets that follow the detector, F
 other windows. The runs of a setting and a seed train side by side, so they finish together. The second shows them,
 and draws accuracy against megabytes. The third trains plain averaging in FedAWARE's setting under three schedules and
 says how much of each sixth of the rounds the paired detector and the printed Eq. 2 mark. Training stops after so many
-minutes and continues where it stopped when called again; the JSON has all that is done, and keeps the settings that
-were not asked for this time. `--tiny` is a trial on digits.
+minutes and continues where it stopped when called again; the JSON has all that is done, and keeps the runs that were
+not asked for this time: `--only`, `--schedules`, `--budgets` and `--seeds` ask for a part. `--tiny` is a trial on
+digits.
 """
 
 from __future__ import annotations
@@ -92,27 +93,31 @@ FURTHER = [
     (0.4, "fedcl released", "fedcl(cap=0.75, floor=1.0, once=True, every=2, budget=0.4) + average"),
     (1.0, "window of 15 % of rounds", "average(share=0.15, of='rounds')"),
     (1.0, "window of 5 % of lr", "average(share=0.05)"),
+    (0.6, "uniform", "budget(share=0.6) + average"),
+    (0.6, "plan", f"budget(share=0.6, plan={PLAN}) + average"),
+    (0.6, "fedcl", "fedcl(cap=0.2, budget=0.6) + average"),
+    (0.6, "detector", "budget(share=0.6, by='detector') + average"),
 ]
 DETECTORS = {"fedcl printed": "fgn", "fedcl released": "fgn.released()"}  # of the papers; the others' is paired
 
 Cells = list[tuple[float, str, str]]
+Found = dict[str, list[dict[str, Any]]]  # rows by setting
 
 
 class TimeIsUp(Exception):
     """Ends a sweep between two rounds; its runs are saved."""
 
 
-def members(setting: dict[str, Any], seed: int, cells: Cells, *, detectors: bool) -> list[Member]:
+def members(setting: dict[str, Any], seed: int, cells: Cells, schedules: list[str], *, detectors: bool) -> list[Member]:
     """The runs of one setting and seed."""
     found = []
-    schedules = list(SCHEDULES) if detectors else ["exponential", "cosine"]
     rounds = setting["train"]["rounds"]
     for budget, spent, algorithm in cells:
         for schedule in schedules:
             changes = {"seed": seed, "algorithm": algorithm, **SCHEDULES[schedule]}
             changes |= {"run.detector": DETECTORS.get(spent, "fgn.paired() + fgn"), "run.checkpoint_every": 60}
             changes |= {"run.eval_every": rounds if detectors else max(1, rounds // 60)}
-            if detectors and schedule == "constant":
+            if schedule == "constant":  # at a rate that the model can end with
                 changes |= {"train.lr": setting["train"]["lr"] / 5}
             settings = {"budget": budget, "spent": spent, "schedule": schedule, "seed": seed}
             name = f"{schedule}-{budget}-{spent.replace(' ', '').replace('%', '')}"
@@ -164,7 +169,7 @@ def row(member: Member, folder: Path) -> dict[str, Any] | None:
     }
 
 
-def show(found: dict[str, list[dict[str, Any]]], *, detectors: bool) -> None:
+def show(found: Found, *, detectors: bool) -> None:
     """Means over the seeds that are done."""
     for setting, rows in found.items():
         keys = dict.fromkeys((each["schedule"], each["budget"], each["spent"]) for each in rows)
@@ -191,7 +196,7 @@ def _spread(values: list[float]) -> str:
 COLOURS = {"uniform": "C0", "plan": "C1", "fedcl": "C2", "detector": "C3"}
 
 
-def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
+def draw(found: Found, path: Path) -> None:
     """Final accuracy against megabytes, mean over the seeds: filled with averaged models, hollow without."""
     from matplotlib.figure import Figure
 
@@ -224,7 +229,7 @@ def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def lines_of(found: dict[str, list[dict[str, Any]]]) -> str:
+def lines_of(found: Found) -> str:
     """As JSON, a line for each run."""
     settings = (
         f" {json.dumps(name)}: [\n  " + ",\n  ".join(map(json.dumps, rows)) + "\n ]" for name, rows in found.items()
@@ -232,7 +237,20 @@ def lines_of(found: dict[str, list[dict[str, Any]]]) -> str:
     return "{\n" + ",\n".join(settings) + "\n}\n"
 
 
-def trained(chosen: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+def merged(kept: Found, new: Found) -> Found:
+    """All runs, the new ones in place of kept ones with the same setting, schedule, budget and seed."""
+    both = {}
+    for name in {**kept, **new}:
+        rows = {
+            (each["seed"], each["schedule"], each["budget"], each["spent"]): each
+            for each in (*kept.get(name, ()), *new.get(name, ()))
+        }
+        if rows:
+            both[name] = list(rows.values())
+    return both
+
+
+def trained(chosen: argparse.Namespace) -> Found:
     """Train what there is time for; the finished runs of all settings asked for."""
     deadline = time.monotonic() + 60 * chosen.minutes
     settings = (SMALL if chosen.detectors else TINY) if chosen.tiny else SETTINGS
@@ -241,18 +259,20 @@ def trained(chosen: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     if chosen.only:
         settings = {chosen.only: (settings | MORE)[chosen.only]}
     stages = {"": [(1.0, "uniform", "fedavg")]} if chosen.detectors else {"": RANKED, "-further": FURTHER}
-    groups = [
-        (name, members(setting, seed, cells, detectors=chosen.detectors), chosen.out / name / f"seed{seed}{suffix}")
-        for suffix, cells in stages.items()
-        for seed in range(chosen.seeds)
-        for name, setting in settings.items()
-    ]
+    schedules = chosen.schedules or (list(SCHEDULES) if chosen.detectors else ["exponential", "cosine"])
+    groups = []
+    for suffix, cells in stages.items():
+        asked = [cell for cell in cells if not chosen.budgets or cell[0] in chosen.budgets]
+        for seed in range(*chosen.seeds):
+            for name, setting in settings.items():
+                made = members(setting, seed, asked, schedules, detectors=chosen.detectors)
+                groups.append((name, made, chosen.out / name / f"seed{seed}{suffix}"))
     try:
         for _, made, folder in groups:
             run(made, folder, deadline)
     except TimeIsUp:
         print("time is up; call again to continue")
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: Found = {}
     for name, made, folder in groups:
         rows = [row(member, folder / member.name) for member in made]
         found.setdefault(name, []).extend(each for each in rows if each)
@@ -266,7 +286,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the results of all finished runs here")
     parser.add_argument("--draw", type=Path, help="draw accuracy against megabytes here")
     parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[3], help="how many, or the first and the one after the last"
+    )
+    parser.add_argument("--schedules", nargs="+", choices=SCHEDULES)
+    parser.add_argument("--budgets", type=float, nargs="+", help="shares of the clients, such as 0.6")
     parser.add_argument("--detectors", action="store_true", help="plain averaging: what the detectors mark")
     parser.add_argument("--only", choices=[*SETTINGS, *MORE], help="one setting")
     parser.add_argument("--tiny", action="store_true")
@@ -277,7 +301,7 @@ def main() -> None:
     if chosen.json:
         kept = json.loads(chosen.json.read_text()) if chosen.json.is_file() else {}
         chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(lines_of({**kept, **{name: rows for name, rows in found.items() if rows}}))
+        chosen.json.write_text(lines_of(merged(kept, found)))
     if chosen.draw and any(found.values()):
         draw(found, chosen.draw)
 
