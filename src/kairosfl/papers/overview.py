@@ -22,6 +22,8 @@ def points(everything: Sequence[Results]) -> dict[str, list[tuple[float, float]]
     found: dict[str, list[tuple[float, float]]] = {}
     for results in everything:
         paper, _, name = results["item"].partition("/")
+        if name.endswith("-readings"):  # of values that another item has
+            continue
         for cell in results["cells"].values():
             for measure in compared_measures(results):
                 if measure in ACCURACIES and not results.get("beat") and agreement(cell, measure):
