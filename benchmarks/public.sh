@@ -16,7 +16,7 @@
 #     flsim-fedcm     FedCM, about 5 min
 #     flsim-crops     FedAvg, SCAFFOLD and FedCM with the crops of its code, 13 min: run it twice
 #     flsim-mofedsam  MoFedSAM, two gradients a step, about 8 min
-#     pfl            CIFAR-10 IID and Dir(0.1), BlazeFL and FLUTE, about 3 min in all
+#     pfl            CIFAR-10 IID and Dir(0.1), Dir(0.1) with privacy, BlazeFL and FLUTE, about 4 min
 #     aware-ridge     FedAWARE with a ridge, 6 runs of fedaware/solver, 45 M images, about 2 min
 #     niid10-flower   8 runs (three labels, IID), which Flower alone published, about 4 min
 #     niid10-seeds    the second and third seeds of niid10: 24 runs, about 12 min; run it twice
@@ -46,6 +46,6 @@ flsim-fedavg) cells fl-simulator "dir0.1 fedavg" ;;
 flsim-scaffold) cells fl-simulator "dir0.1 scaffold" "dir0.1 feddyn" ;;
 flsim-fedcm) cells fl-simulator "dir0.1 fedcm" ;;
 flsim-mofedsam) cells fl-simulator "dir0.1 mofedsam" ;;
-pfl) for item in pfl-cifar10-iid blazefl flute-mnist pfl-cifar10-dirichlet; do cells "$item"; done ;;
+pfl) for item in pfl-cifar10-iid blazefl flute-mnist pfl-cifar10-dirichlet pfl-cifar10-private; do cells "$item"; done ;;
 *) echo "unknown part $part; see the list in $0" >&2; exit 2 ;;
 esac

@@ -45,6 +45,8 @@ def _random_images(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("fl-simulator", ["dir0.1"], [*FEW, "model.width=4"]),
         ("pfl-cifar10-iid", [], [*FEW, "model.hidden=8", "run.eval_every=1"]),
         ("pfl-cifar10-dirichlet", [], [*FEW, "model.hidden=8", "run.eval_every=1"]),
+        ("pfl-cifar10-private", [], [*FEW, "model.hidden=8", "run.eval_every=1"]),
+        ("fl-simulator-readings", ["fedavg"], [*FEW, "model.width=4"]),
         ("blazefl", [], ["data.clients=10", "train.cohort=10"]),
         ("flute-mnist", [], FEW),
     ],

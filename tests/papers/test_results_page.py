@@ -118,7 +118,7 @@ def test_the_page_is_the_same_when_made_twice_and_says_what_did_not_reproduce(fo
     assert "| digits, FedAvgM | digits, FedAvg | +2.00 | +5.00 | 6 | 1 | in part |" in text
     assert "The paper says: Momentum helps." in text
     assert "Likely reason: it is tiny." in text
-    assert "Run with version 0.1.0, loop engine, float32, x86_64." in text
+    assert "Run with version 0.1.0, loop engine, float32, CPU (x86_64)." in text
 
 
 def test_every_public_benchmark_with_published_values_has_a_count_of_its_own(folder):

@@ -15,6 +15,7 @@ from kairosfl.report.tables import fixed, signed
 CAPTION = (
     "*Mean and standard deviation over the seeds shared by all curves of a panel; triangles: published final values.*"
 )
+CPUS = ("x86_64", "AMD64", "aarch64", "arm64")  # as the platform module names them
 VERDICT = "Verdict: "  # begins the first line of remarks that state one
 LEFT = ("cell", "reading", "item", "baseline", "paper", "claim", "measured", "verdict", "benchmark", "run", "name")
 
@@ -144,13 +145,18 @@ def _made_on(results: Results) -> str:
     runs = [run for cell in results["cells"].values() for run in cell["runs"]]
     made = sorted(
         {
-            f"version {run['version']}{_commit(run)}, {run['engine']} engine, {run['precision']}, {run['device']}"
+            f"version {run['version']}{_commit(run)}, {run['engine']} engine, {run['precision']}, {device_name(run)}"
             for run in runs
         }
     )
     evaluated = " or ".join(map(str, sorted({run["evaluated"] for run in runs if run.get("evaluated")})))
     every = {"": "", "1": " Evaluated every round."}.get(evaluated, f" Evaluated every {evaluated} rounds.")
     return f"Run with {'; '.join(made)}.{every}"
+
+
+def device_name(run: Mapping[str, Any]) -> str:
+    """The GPU, or what kind of CPU."""
+    return f"CPU ({run['device']})" if run["device"] in CPUS else str(run["device"])
 
 
 def _commit(run: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import get_args
 
 from kairosfl.errors import UserError
 from kairosfl.papers.curves import draw_curves
-from kairosfl.papers.details import markdown, section, verdict_line
+from kairosfl.papers.details import device_name, markdown, section, verdict_line
 from kairosfl.papers.overview import draw_overview
 from kairosfl.papers.results import Results, complete, longest, read, values
 from kairosfl.papers.verdicts import Agreement, claim_holds, gains, outcome
@@ -184,7 +184,7 @@ def _speed(public: Sequence[Results], folder: str) -> list[str]:
         for name, cell in results["cells"].items():
             theirs, ours = cell["printed"].get("total_seconds"), values(cell, "total_seconds")
             if theirs is not None and ours and complete(cell):
-                device = ", ".join(sorted({str(run["device"]) for run in longest(cell)}))
+                device = ", ".join(sorted({device_name(run) for run in longest(cell)}))
                 rows.append(
                     {
                         "benchmark": f"[{results['title']}]({_link(results, folder)})",

@@ -51,6 +51,7 @@ METHODS = {
     "alt": "+ ALT",
     "raw": "(raw vectors)",
     "released": "(released code)",
+    "private": "with privacy",
     "crops": "(crops as released)",
     "reflect": "(reflected borders)",
     "solver": "(released solver)",
