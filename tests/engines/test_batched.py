@@ -14,7 +14,7 @@ from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, rounds
 from kairosfl.core.run import Run, Setup
 from kairosfl.detectors import FGN, FedFIM
-from kairosfl.engines.batched import Batched
+from kairosfl.engines.batched import Batched, fast
 from kairosfl.engines.batched import engine as batched_engine
 from kairosfl.engines.batched.memory import SERVER_VECTORS
 from kairosfl.engines.loop import Loop
@@ -320,6 +320,15 @@ def test_deterministic_cohorts_may_be_of_several_kinds() -> None:
     several = {"batch_size": torch.tensor([8, 5, 8, 5]), "momentum": torch.tensor([0.0, 0.9, 0.9, 0.0])}
     briefs = make_briefs(task, **several)
     assert_equal(Batched(task, deterministic=True).train(briefs), Loop(task).train(briefs), 1e-10)
+
+
+@pytest.mark.parametrize("mkl", [True, False])
+@pytest.mark.parametrize("name", ["mlp", "alt_cnn"])
+def test_products_for_cpus_with_and_without_mkl_give_the_same(name: str, mkl: bool, monkeypatch) -> None:
+    monkeypatch.setattr(fast, "MKL", mkl)
+    task = named(name)
+    briefs = make_briefs(task)
+    assert_equal(Batched(task).train(briefs), Loop(task).train(briefs), 1e-10)
 
 
 @pytest.mark.parametrize("crops", [True, Crops(0.5, "mean"), Crops(padding="reflect")])

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kairosfl.engines.batched.fast import kernels, timed
+from kairosfl.engines.batched.fast import kernels, slow_transposed, timed
 
 Pair = tuple[int, int]
 
@@ -108,6 +108,7 @@ class Columns:
     def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         m = len(w)
         columns, weights = _patches(shape, x, m), w.to(x.dtype).flatten(2).mT
+        weights = weights.contiguous() if slow_transposed(x) else weights
         size = (len(x), shape.outputs, *shape.size(*x.shape[2:]))
         # A model may change its activations in place, which autograd does not allow for a view.
         y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)

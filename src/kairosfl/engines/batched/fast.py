@@ -1,4 +1,4 @@
-"""Whether the Triton kernels can run, and their modules (the fallback is plain operations); timing on a GPU."""
+"""What is fast where: the Triton kernels if they can run, products on a CPU; timing on a GPU."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ def _able(index: int) -> bool:
 @cache
 def _module(name: str) -> ModuleType:
     return import_module(f"kairosfl.engines.batched.kernels.{name}")
+
+
+MKL = torch.backends.mkl.is_available()
+
+
+def slow_transposed(tensor: Tensor) -> bool:
+    """Whether a batched product is slow if its second factor is transposed: on a CPU without MKL, such as ARM's, where
+    small ones take up to ten times as long."""
+    return tensor.is_cpu and not MKL
 
 
 def timed(action: Callable[[], object]) -> float:

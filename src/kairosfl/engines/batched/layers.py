@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kairosfl.engines.batched import conv
-from kairosfl.engines.batched.fast import kernels
+from kairosfl.engines.batched.fast import kernels, slow_transposed
 from kairosfl.engines.batched.frame import Frame
 from kairosfl.errors import first_line
 
@@ -62,10 +62,13 @@ class _Linear(torch.autograd.Function):
         ctx.frame, ctx.rows, ctx.weight, ctx.bias = frame, frame.rows, weight, bias
 
         def plain() -> Tensor:
-            w = frame.weight(weight).to(x.dtype).mT
-            if bias is None:
-                return torch.bmm(x, w)
-            return torch.baddbmm(frame.weight(bias).to(x.dtype).unsqueeze(1), x, w)
+            w = frame.weight(weight).to(x.dtype)
+            b = None if bias is None else frame.weight(bias).to(x.dtype)
+            if slow_transposed(x):
+                right = x.mT.contiguous()
+                turned = torch.bmm(w, right) if b is None else torch.baddbmm(b.unsqueeze(2), w, right)
+                return turned.mT.contiguous()
+            return torch.bmm(x, w.mT) if b is None else torch.baddbmm(b.unsqueeze(1), x, w.mT)
 
         module: Any = kernels("linear", x)
         if module is None or not frame.measures:
