@@ -67,20 +67,22 @@ def test_convolutions_there_and_back(shape: tuple[int, int, Pair, Pair, Pair, Pa
     rows = torch.randn(CLIENTS, 32 + size + 8)
     w = rows[:, 32 : 32 + size].view(CLIENTS, outputs, *kernel, inputs)
     b = torch.randn(CLIENTS, outputs)
-    exact = [each.double().requires_grad_() for each in (x, w.permute(0, 1, 4, 2, 3))]
+    exact = [each.double().requires_grad_() for each in (x, w.permute(0, 1, 4, 2, 3), b if biased else 0 * b)]
     y = torch.cat(
         [
-            F.conv2d(images, weights, bias if biased else None, stride, padding)
-            for images, weights, bias in zip(exact[0].chunk(CLIENTS), exact[1], b.double(), strict=True)
+            F.conv2d(images, weights, bias, stride, padding)
+            for images, weights, bias in zip(exact[0].chunk(CLIENTS), *exact[1:], strict=True)
         ]
     )
     close(conv.forward(form, x, w, b if biased else None, "ieee"), y.detach())
     dy = torch.randn(y.shape).contiguous(memory_format=torch.channels_last)
-    dx, slope = torch.autograd.grad(y, exact, dy.double())
+    dx, slope, shift = torch.autograd.grad(y, exact, dy.double())
     close(conv.inward(form, dy, w, *sides, "ieee"), dx)
-    dw = torch.full(w.shape, float("nan"))
-    conv.weights(form, x, dy, dw, "ieee")
+    dw, db = torch.full(w.shape, float("nan")), torch.full((CLIENTS, outputs + 3), float("nan"))[:, 1 : outputs + 1]
+    conv.weights(form, x, dy, dw, db if biased else None, "ieee")
     close(dw, slope.permute(0, 1, 3, 4, 2))
+    if biased:
+        close(db, shift)
 
 
 @pytest.mark.parametrize(

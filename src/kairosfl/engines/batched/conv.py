@@ -182,8 +182,7 @@ class Gathered:
         self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
     ) -> Tensor | None:
         dy = _last(dy)
-        self.kernels.weights(shape, _last(x), dy, dw, self.dot)
-        _total(dy, db)
+        self.kernels.weights(shape, _last(x), dy, dw, db, self.dot)
         if not inward:
             return None
         dx: Tensor = self.kernels.inward(shape, dy, w, *x.shape[2:], self.dot)
@@ -204,8 +203,7 @@ class Depthwise:
         self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
     ) -> Tensor | None:
         dy = _last(dy)
-        self.kernels.weights(shape, _last(x), dy, dw)
-        _total(dy, db)
+        self.kernels.weights(shape, _last(x), dy, dw, db)
         if not inward:
             return None
         dx: Tensor = self.kernels.inward(shape, dy, w, *x.shape[2:])

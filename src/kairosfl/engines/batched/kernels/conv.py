@@ -14,7 +14,7 @@ can be, so tf32 uses tiles of two warps, whose matrix instructions read either o
 """
 
 # mypy: ignore-errors
-# ruff: noqa: E741
+# ruff: noqa: E741, SIM102  # a nested `if` on a constant is decided when the kernel is compiled
 
 from __future__ import annotations
 
@@ -206,7 +206,9 @@ def _weights(
     x_rows,
     dy_rows,
     dw_rows,
+    db_rows,
     row,
+    side,
     part,
     pixels,
     share,
@@ -222,16 +224,18 @@ def _weights(
     SW: tl.constexpr,
     PH: tl.constexpr,
     PW: tl.constexpr,
+    BIAS: tl.constexpr,
     DOT: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Parts of dw, the gradient of the weights; one program per tile of BM outputs × BN (taps × inputs) of a client.
+    """Parts of dw and db, the gradients of weights and bias; one program per tile of BM outputs × BN (taps × inputs).
 
     x_rows   [m, b, H, W, C]                     images
     dy_rows  [m, b, OH, OW, O]                   gradient of the output, dtype of x
     dw_rows  [parts, m, O, KH·KW·C]              float32, stride `part` between parts and `row` between clients
+    db_rows  [parts, m, O]                       likewise, but `side` between clients; written only if BIAS
     pixels   b·OH·OW; each part sums `share` of them (a multiple of BK), and the caller adds the parts
     grid     (output tiles × column tiles, m, parts), column tiles innermost
     """
@@ -245,6 +249,7 @@ def _weights(
     x_rows += client * (pixels // (OH * OW)) * (H * W * C)
     dy_rows += client * pixels * O
     acc = tl.zeros([BM, BN], dtype=tl.float32)
+    total = tl.zeros([BM], dtype=tl.float32)
     for begin in range(piece * share, min(piece * share + share, pixels), BK):
         p = begin + tl.arange(0, BK)
         known = p < pixels
@@ -266,8 +271,14 @@ def _weights(
             x = tl.load(x_rows + ((image[:, None] * H + h) * W + wide) * C + (k % C)[None, :], good, 0.0)
         dy = tl.load(dy_rows + o[:, None] + p[None, :] * O, (o < O)[:, None] & known[None, :], 0.0)
         acc = tl.dot(dy, x, acc, input_precision=DOT)
+        if BIAS:
+            if number % tiles == 0:  # the programs of the first columns have read all of dy
+                total += tl.sum(dy.to(tl.float32), 1)
     dw_rows += client * row + piece.to(tl.int64) * part
     tl.store(dw_rows + o[:, None] * K + k[None, :], acc, (o < O)[:, None] & (k < K)[None, :])
+    if BIAS:
+        if number % tiles == 0:
+            tl.store(db_rows + client * side + piece.to(tl.int64) * part + o, total, o < O)
 
 
 def _fixed(shape: Shape, height: int, width: int) -> dict[str, int]:
@@ -364,10 +375,11 @@ def _turned(w: Tensor, dtype: torch.dtype) -> Tensor:
     return turned
 
 
-def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, dot: str) -> None:
-    """Write the gradient of the weights to dw `[m, O, KH, KW, C]`, float32, with any stride between clients.
+def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor | None, dot: str) -> None:
+    """Write the gradient of the weights to dw `[m, O, KH, KW, C]` and, if wanted, that of the bias to db `[m, O]`.
 
-    x is `[m·b, C, H, W]` and dy `[m·b, O, OH, OW]`, both channels last.
+    x is `[m·b, C, H, W]` and dy `[m·b, O, OH, OW]`, both channels last; dw and db are float32, with any stride between
+    clients.
     """
     n, _, height, width = x.shape
     fixed = _fixed(shape, height, width)
@@ -380,11 +392,16 @@ def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, dot: str) -> None:
     parts = max(1, min(triton.cdiv(FILL // tile["num_warps"], tiles * m), triton.cdiv(pixels, 4 * depth)))
     share = triton.cdiv(triton.cdiv(pixels, parts), depth) * depth
     parts = triton.cdiv(pixels, share)
-    sums = dw[None] if parts == 1 else torch.empty(parts, *dw.shape, dtype=dw.dtype, device=dw.device)
-    grid = (tiles, m, parts)
-    _weights[grid](x, dy, sums, sums.stride(1), sums.stride(0), pixels, share, **fixed, DOT=dot, **tile)
+    slopes = [dw.flatten(1)] if db is None else [dw.flatten(1), db]
+    sums = [slope[None] for slope in slopes]
     if parts > 1:
-        torch.sum(sums, 0, out=dw)
+        sizes = [slope.shape[1] for slope in slopes]
+        sums = torch.empty(parts, m, sum(sizes), dtype=dw.dtype, device=dw.device).split(sizes, 2)
+    steps = (sums[0].stride(1), sums[-1].stride(1), sums[0].stride(0), pixels, share)
+    _weights[(tiles, m, parts)](x, dy, sums[0], sums[-1], *steps, **fixed, BIAS=db is not None, DOT=dot, **tile)
+    if parts > 1:
+        for slope, each in zip(slopes, sums, strict=True):
+            torch.sum(each, 0, out=slope)
 
 
 def _empty(like: Tensor, n: int, channels: int, height: int, width: int) -> Tensor:
