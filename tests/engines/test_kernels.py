@@ -74,15 +74,39 @@ def test_convolutions_there_and_back(shape: tuple[int, int, Pair, Pair, Pair, Pa
             for images, weights, bias in zip(exact[0].chunk(CLIENTS), *exact[1:], strict=True)
         ]
     )
-    close(conv.forward(form, x, w, b if biased else None, "ieee"), y.detach())
+    close(conv.forward(form, x, w, b if biased else None, False, "ieee"), y.detach())
     dy = torch.randn(y.shape).contiguous(memory_format=torch.channels_last)
     dx, slope, shift = torch.autograd.grad(y, exact, dy.double())
-    close(conv.inward(form, dy, w, *sides, "ieee"), dx)
+    close(conv.inward(form, dy, w, x, False, "ieee"), dx)
     dw, db = torch.full(w.shape, float("nan")), torch.full((CLIENTS, outputs + 3), float("nan"))[:, 1 : outputs + 1]
     conv.weights(form, x, dy, dw, db if biased else None, "ieee")
     close(dw, slope.permute(0, 1, 3, 4, 2))
     if biased:
         close(db, shift)
+
+
+@pytest.mark.parametrize("shape", [CONVOLUTIONS[number] for number in (0, 1, 7, 9)])
+def test_a_relu_after_a_convolution_and_before_one(shape: tuple[int, int, Pair, Pair, Pair, Pair]) -> None:
+    inputs, outputs, kernel, stride, padding, sides = shape
+    form = Shape(inputs, outputs, kernel, stride, padding, (1, 1), 1)
+    torch.manual_seed(0)
+    x = torch.randn(CLIENTS * BATCH, inputs, *sides).relu().contiguous(memory_format=torch.channels_last)
+    w, b = torch.randn(CLIENTS, outputs, *kernel, inputs), torch.randn(CLIENTS, outputs)
+    gathered, plain = ways.Gathered(conv, "ieee"), ways.Columns()
+    y = plain.forward(form, x, w, b, relu=True)
+    assert (y == 0).any()
+    assert torch.equal(y, plain.forward(form, x, w, b).relu())
+    close(gathered.forward(form, x, w, b, relu=True), y.double())
+    dy, dw = torch.randn(y.shape), torch.empty_like(w)
+    found, wanted, whole = (
+        way.backward(form, dy, x, w, dw, None, inward=True, masked=masked)
+        for way, masked in ((gathered, True), (plain, True), (plain, False))
+    )
+    assert torch.equal(wanted, torch.where(x > 0, whole, 0.0))
+    close(found, wanted.double())
+    assert (found[x == 0] == 0).all()
+    x[0, 0, 1, 1] = float("nan")  # a client that diverges is seen
+    assert gathered.forward(form, x, w, b, relu=True)[0, :, 0, 0].isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -105,12 +129,13 @@ def test_depthwise_convolutions_there_and_back(
     w = torch.randn(CLIENTS, 32 + size + 8)[:, 32 : 32 + size].view(CLIENTS, channels, *kernel, 1)
     b = torch.randn(CLIENTS, channels) if biased else None
     plain, fast = ways.Grouped(), ways.Depthwise(depthwise)
-    wanted, found = (way.forward(form, x, w, b) for way in (plain, fast))
-    close(found, wanted.double())
+    for relu in (True, False):
+        wanted, found = (way.forward(form, x, w, b, relu) for way in (plain, fast))
+        close(found, wanted.double())
     dy = torch.randn(wanted.shape)
     slopes = [(torch.empty_like(w), torch.empty(CLIENTS, channels) if biased else None) for _ in range(2)]
     for way, (dw, db) in zip((plain, fast), slopes, strict=True):
-        dx = way.backward(form, dy, x, w, dw, db, inward=True)
+        dx = way.backward(form, dy, x, w, dw, db, inward=True, masked=biased)
         wanted, found = (dx, found) if way is plain else (wanted, dx)
     close(found, wanted.double())
     for right, mine in zip(*slopes, strict=True):
@@ -247,6 +272,10 @@ MODELS = {
         nn.GroupNorm(2, 16),
         nn.Flatten(),
         nn.Linear(64, 4),
+    ),
+    "chained": lambda: nn.Sequential(
+        *(nn.Conv2d(3, 9, 3, padding=1), nn.ReLU(), nn.Conv2d(9, 17, 3, padding=1, bias=False), nn.ReLU(inplace=True)),
+        *(nn.Conv2d(17, 17, 3, padding=1, groups=17), nn.ReLU(), nn.Flatten(), nn.Linear(272, 4)),
     ),
     "tied": Tied,
     "pooled": lambda: nn.Sequential(

@@ -39,19 +39,32 @@ class Shape:
 class Method(Protocol):
     """One way to convolve."""
 
-    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor: ...
+    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
+        """The outputs or, if `relu`, what a ReLU makes of them."""
+        ...
 
     def backward(
-        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
+        self,
+        shape: Shape,
+        dy: Tensor,
+        x: Tensor,
+        w: Tensor,
+        dw: Tensor,
+        db: Tensor | None,
+        inward: bool,
+        masked: bool = False,
     ) -> Tensor | None:
-        """The gradient of the images, if `inward`; those of weights and bias are written into `dw` and `db`."""
+        """The gradient of the images, if `inward`; those of weights and bias are written into `dw` and `db`.
+
+        If `masked`, the images are what a ReLU returned, and the gradient is that of its input.
+        """
         ...
 
 
 class Grouped:
     """All clients as the groups of one convolution."""
 
-    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
         m = len(w)
         y = F.conv2d(
             _beside(x, m),
@@ -62,10 +75,18 @@ class Grouped:
             shape.dilation,
             m * shape.groups,
         )
-        return _below(y, m)
+        return _below(y.relu_() if relu else y, m)
 
     def backward(
-        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
+        self,
+        shape: Shape,
+        dy: Tensor,
+        x: Tensor,
+        w: Tensor,
+        dw: Tensor,
+        db: Tensor | None,
+        inward: bool,
+        masked: bool = False,
     ) -> Tensor | None:
         m = len(w)
         dx, slope, _ = torch.ops.aten.convolution_backward(
@@ -83,7 +104,7 @@ class Grouped:
         )
         dw.copy_(slope.view(m, shape.outputs, -1, *shape.kernel).permute(0, 1, 3, 4, 2))
         _total(dy, db)
-        return _below(dx, m) if inward else None
+        return _masked(_below(dx, m), x, masked) if inward else None
 
 
 def _beside(x: Tensor, m: int) -> Tensor:
@@ -105,7 +126,7 @@ def _merged(w: Tensor) -> Tensor:
 class Columns:
     """Patches as the rows of a matrix, times the weights, one batched product for all clients."""
 
-    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
         m = len(w)
         columns, weights = _patches(shape, x, m), w.to(x.dtype).flatten(2).mT
         size = (len(x), shape.outputs, *shape.size(*x.shape[2:]))
@@ -116,16 +137,26 @@ class Columns:
             torch.bmm(columns, weights, out=rows)
         else:
             torch.baddbmm(b.to(x.dtype).unsqueeze(1), columns, weights, out=rows)
-        return y
+        return y.relu_() if relu else y
 
     def backward(
-        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
+        self,
+        shape: Shape,
+        dy: Tensor,
+        x: Tensor,
+        w: Tensor,
+        dw: Tensor,
+        db: Tensor | None,
+        inward: bool,
+        masked: bool = False,
     ) -> Tensor | None:
         m = len(w)
         rows = dy.permute(0, 2, 3, 1).reshape(m, -1, shape.outputs)
         dw.copy_(torch.bmm(rows.mT, _patches(shape, x, m)).view(dw.shape))
         _total(dy, db)
-        return _spread(shape, torch.bmm(rows, w.to(dy.dtype).flatten(2)), x.shape) if inward else None
+        if not inward:
+            return None
+        return _masked(_spread(shape, torch.bmm(rows, w.to(dy.dtype).flatten(2)), x.shape), x, masked)
 
 
 def _patches(shape: Shape, x: Tensor, m: int) -> Tensor:
@@ -157,6 +188,17 @@ def _spread(shape: Shape, columns: Tensor, size: torch.Size) -> Tensor:
     return total[:, top : top + height, left : left + width].permute(0, 3, 1, 2)
 
 
+def _masked(dx: Tensor, x: Tensor, masked: bool) -> Tensor:
+    """The gradient of the input of the ReLU that returned x, from that of x, if `masked`."""
+    return relu_backward(dx, x) if masked else dx
+
+
+def relu_backward(dy: Tensor, y: Tensor) -> Tensor:
+    """The gradient of the input of a ReLU from that of its output y."""
+    slope: Tensor = torch.ops.aten.threshold_backward(dy, y, 0)
+    return slope
+
+
 def _total(dy: Tensor, db: Tensor | None) -> None:
     """The gradient of the bias: the sum over samples and pixels."""
     if db is None:
@@ -174,18 +216,26 @@ class Gathered:
     kernels: Any
     dot: str
 
-    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        y: Tensor = self.kernels.forward(shape, _last(x), w, b, self.dot)
+    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
+        y: Tensor = self.kernels.forward(shape, _last(x), w, b, relu, self.dot)
         return y
 
     def backward(
-        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
+        self,
+        shape: Shape,
+        dy: Tensor,
+        x: Tensor,
+        w: Tensor,
+        dw: Tensor,
+        db: Tensor | None,
+        inward: bool,
+        masked: bool = False,
     ) -> Tensor | None:
-        dy = _last(dy)
-        self.kernels.weights(shape, _last(x), dy, dw, db, self.dot)
+        x, dy = _last(x), _last(dy)
+        self.kernels.weights(shape, x, dy, dw, db, self.dot)
         if not inward:
             return None
-        dx: Tensor = self.kernels.inward(shape, dy, w, *x.shape[2:], self.dot)
+        dx: Tensor = self.kernels.inward(shape, dy, w, x, masked, self.dot)
         return dx
 
 
@@ -195,19 +245,26 @@ class Depthwise:
 
     kernels: Any
 
-    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
         y: Tensor = self.kernels.forward(shape, _last(x), w, b)
-        return y
+        return y.relu_() if relu else y
 
     def backward(
-        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
+        self,
+        shape: Shape,
+        dy: Tensor,
+        x: Tensor,
+        w: Tensor,
+        dw: Tensor,
+        db: Tensor | None,
+        inward: bool,
+        masked: bool = False,
     ) -> Tensor | None:
         dy = _last(dy)
         self.kernels.weights(shape, _last(x), dy, dw, db)
         if not inward:
             return None
-        dx: Tensor = self.kernels.inward(shape, dy, w, *x.shape[2:])
-        return dx
+        return _masked(self.kernels.inward(shape, dy, w, *x.shape[2:]), x, masked)
 
 
 def _last(x: Tensor) -> Tensor:

@@ -52,12 +52,13 @@ def _forward(
     PH: tl.constexpr,
     PW: tl.constexpr,
     BIAS: tl.constexpr,
+    RELU: tl.constexpr,
     DOT: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """y = conv(x, w) + bias; one program per tile of BM output pixels × BN outputs of a client.
+    """y = conv(x, w) + bias, or relu(y) if RELU; one program per tile of BM output pixels × BN outputs of a client.
 
     x_rows  [m, b, H, W, C]       images, float32 or bfloat16
     w_rows  [m, O, KH, KW, C]     weights, stride `row` between clients, dtype of x
@@ -107,6 +108,8 @@ def _forward(
             acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision=DOT)
     if BIAS:
         acc += tl.load(b_rows + client * side + o, o < O, 0.0)[None, :]
+    if RELU:
+        acc = tl.where(acc < 0, 0.0, acc)  # NaN stays NaN, as it would not with tl.maximum
     y_rows += client * pixels * O
     tl.store(y_rows + p[:, None] * O + o[None, :], acc.to(y_rows.dtype.element_ty), known[:, None] & (o < O)[None, :])
 
@@ -115,6 +118,7 @@ def _forward(
 def _inward(
     dy_rows,
     w_rows,
+    x_rows,
     dx_rows,
     images,
     H: tl.constexpr,
@@ -129,6 +133,7 @@ def _inward(
     SW: tl.constexpr,
     PH: tl.constexpr,
     PW: tl.constexpr,
+    MASK: tl.constexpr,
     DOT: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
@@ -138,6 +143,7 @@ def _inward(
 
     dy_rows  [m, images, OH, OW, O]    gradient of the output
     w_rows   [m, KH, KW, C, O]         weights as transposed by `_turn`, contiguous, dtype of dy
+    x_rows   [m, images, H, W, C]      the images, what a ReLU returned: dx is zero where they are; read only if MASK
     dx_rows  [m, images, H, W, C]      output, dtype of dy
     images   b, the images of one client
     grid     (pixel tiles × input tiles, m, SH·SW), input tiles innermost
@@ -181,9 +187,12 @@ def _inward(
         dy = tl.load(dy_rows + spot[:, None] + o[None, :], good[:, None] & (o < O)[None, :], 0.0)
         w = tl.load(w_rows + (tap * C + c)[:, None] * O + o[None, :], (c < C)[:, None] & (o < O)[None, :], 0.0)
         acc = tl.dot(dy, tl.trans(w), acc, input_precision=DOT)
-    dx_rows += client * images * (H * W * C)
-    spot = ((image * H + line) * W + column) * C
-    tl.store(dx_rows + spot[:, None] + c[None, :], acc.to(dx_rows.dtype.element_ty), known[:, None] & (c < C)[None, :])
+    base = client * images * (H * W * C)
+    spot = (((image * H + line) * W + column) * C)[:, None] + c[None, :]
+    inside = known[:, None] & (c < C)[None, :]
+    if MASK:
+        acc = tl.where(tl.load(x_rows + base + spot, inside, 0.0) <= 0, 0.0, acc)
+    tl.store(dx_rows + base + spot, acc.to(dx_rows.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -283,21 +292,9 @@ def _weights(
 
 def _fixed(shape: Shape, height: int, width: int) -> dict[str, int]:
     """The compile-time constants of a convolution of images of this size."""
-    rows, columns = shape.size(height, width)
-    return {
-        "H": height,
-        "W": width,
-        "C": shape.inputs,
-        "OH": rows,
-        "OW": columns,
-        "O": shape.outputs,
-        "KH": shape.kernel[0],
-        "KW": shape.kernel[1],
-        "SH": shape.stride[0],
-        "SW": shape.stride[1],
-        "PH": shape.padding[0],
-        "PW": shape.padding[1],
-    }
+    sizes = (height, width, shape.inputs, *shape.size(height, width), shape.outputs)
+    names = ("H", "W", "C", "OH", "OW", "O", "KH", "KW", "SH", "SW", "PH", "PW")
+    return dict(zip(names, (*sizes, *shape.kernel, *shape.stride, *shape.padding), strict=True))
 
 
 def _tile(count: int, most: int) -> int:
@@ -326,8 +323,8 @@ def _slope(outputs: int, inputs: int, taps: int, x: Tensor, dot: str) -> dict[st
     return {"BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages(x.device)}
 
 
-def forward(shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, dot: str) -> Tensor:
-    """Convolve x `[m·b, C, H, W]`, channels last, to `[m·b, O, OH, OW]`, channels last.
+def forward(shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool, dot: str) -> Tensor:
+    """Convolve x `[m·b, C, H, W]`, channels last, to `[m·b, O, OH, OW]`, channels last, with a ReLU if `relu`.
 
     w `[m, O, KH, KW, C]` and b `[m, O]` may have any stride between clients, but must be contiguous within one.
     """
@@ -347,22 +344,29 @@ def forward(shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, dot: str) -> T
         pixels,
         **fixed,
         BIAS=b is not None,
+        RELU=relu,
         DOT=dot,
         **tile,
     )
     return y
 
 
-def inward(shape: Shape, dy: Tensor, w: Tensor, height: int, width: int, dot: str) -> Tensor:
-    """The gradient of x, `[m·b, C, height, width]`, from dy `[m·b, O, OH, OW]`, both channels last, and w as above."""
+def inward(shape: Shape, dy: Tensor, w: Tensor, x: Tensor, masked: bool, dot: str) -> Tensor:
+    """The gradient of x `[m·b, C, H, W]` from dy `[m·b, O, OH, OW]`, all channels last, and w as above.
+
+    If `masked`, x is what a ReLU returned, and the gradient is that of the input of the ReLU.
+    """
     n, m = len(dy), len(w)
+    height, width = x.shape[2:]
     (down, right), fixed = shape.stride, _fixed(shape, height, width)
     turned = _turned(w, dy.dtype)
     dx = _empty(dy, n, shape.inputs, height, width)
     pixels = n // m * triton.cdiv(height, down) * triton.cdiv(width, right)
     tile = _product(shape.inputs, shape.outputs, dy)
     grid = (triton.cdiv(pixels, tile["BM"]) * triton.cdiv(shape.inputs, tile["BN"]), m, down * right)
-    _inward[grid](dy, turned, dx, n // m, **fixed, DOT=dot, **tile)
+    if masked:
+        tile["maxnreg"] = 128  # the mask would take more, and leave room for only one program of 8 warps at a time
+    _inward[grid](dy, turned, x, dx, n // m, **fixed, MASK=masked, DOT=dot, **tile)
     return dx
 
 
