@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.batched.layers import StackedConv2d, StackedGroupNorm
+from kairosfl.engines.batched.pool import ReluPool
 from kairosfl.engines.batched.traced import Traced
 from kairosfl.engines.loop import Loop
 
@@ -142,6 +143,24 @@ def test_a_relu_after_a_convolution(name: str) -> None:
     contrast = {"contrast": 1.0, "temperature": 0.5, "previous": near, "stop_below": 0.9, "stop_statistic": "mean"}
     for briefs in (make_briefs(task), make_briefs(task, **contrast), make_briefs(task, radius=0.05)):
         assert_equal(engine.train(briefs), Loop(task).train(briefs), 1e-9)
+
+
+FLAT = {
+    "flattened": (nn.Sequential(nn.Flatten()), True),
+    "dropped and flattened": (nn.Sequential(nn.Dropout(0.0), nn.Flatten()), True),
+    "convolved": (nn.Sequential(nn.Conv2d(4, 4, 1), nn.Flatten()), False),
+    "dropped and convolved": (nn.Sequential(nn.Dropout(0.0), nn.Conv2d(4, 4, 1), nn.Flatten()), False),
+}
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_a_pooling_is_written_in_the_order_in_which_it_is_read(name: str) -> None:
+    follow, flat = FLAT[name]
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), *follow, nn.Linear(4, 3)).double()
+    (pool,) = (each for each in Traced(model, torch.device("cpu")).model.modules() if isinstance(each, ReluPool))
+    assert pool.flat == flat
+    task = make_task(model, (2, 5, 5))
+    assert_equal(Batched(task).train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-9)
 
 
 def test_a_hook_on_an_activation_is_called() -> None:

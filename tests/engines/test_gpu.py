@@ -454,11 +454,30 @@ def test_convolution_kernels_with_bias_and_relus_are_pytorchs(
     way = conv.methods(shape, x, clients, precision)["gathered"]
     slopes = torch.empty_like(w), torch.empty_like(b)
     found = [way.forward(shape, x, w, b, relu=True), way.backward(shape, dy, x, w, *slopes, inward=True, masked=True)]
-    wanted = [y.relu(), dx * (x > 0), dw.permute(0, 1, 3, 4, 2), db]
+    wanted = [y.detach().relu(), dx * (x > 0), dw.permute(0, 1, 3, 4, 2), db]
     bound = 1e-2 if dtype == torch.bfloat16 else 2e-3 if precision == "tf32" else 1e-5
     for mine, right in zip((*found, *slopes), wanted, strict=True):
         assert distance(mine, right) <= bound
     assert distance(slopes[1], db) <= 1e-5  # sums in float32 of what the kernel read
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("size", [(64, 28, 28), (6, 9, 8), (512, 2, 3), (70, 15, 17)])
+def test_relu_and_pooling_kernels_are_pytorchs(size: tuple[int, int, int], flat: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(60, *size, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
+    module = fast.kernels("pool", x)
+    y = F.max_pool2d(x.relu(), 2)
+    found, wins = module.forward(x.detach(), flat)
+    assert torch.equal(found, y)
+    for order in (torch.contiguous_format, torch.channels_last):
+        dy = torch.randn(y.shape, device="cuda").to(dtype).contiguous(memory_format=order)
+        dx = module.backward(dy, wins, x.shape)
+        (wanted,) = torch.autograd.grad(y, x, dy, retain_graph=True)
+        # In bfloat16 two pixels may be equal: either may win.
+        assert torch.equal(F.avg_pool2d(dx.float(), 2), F.avg_pool2d(wanted.float(), 2))
+        assert dtype == torch.bfloat16 or torch.equal(dx, wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

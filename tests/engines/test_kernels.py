@@ -5,7 +5,9 @@ The interpreter cannot multiply bfloat16, and knows nothing of tiles that are to
 
 from __future__ import annotations
 
+import copy
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,12 +22,15 @@ if os.environ.get("TRITON_INTERPRET") != "1":  # it would change the kernels of 
 from kairosfl.core.fields import REALS, Briefs
 from kairosfl.engines.batched import Batched, layers, update
 from kairosfl.engines.batched import conv as ways
+from kairosfl.engines.batched import pool as pools
 from kairosfl.engines.batched.conv import Pair, Shape
 from kairosfl.engines.batched.kernels import conv, depthwise, dropout, linear, norm, pool
 from kairosfl.engines.batched.kernels import update as optimiser
 from kairosfl.engines.batched.layers import keep, seeded
 from kairosfl.engines.choices import Choices
+from kairosfl.engines.loop import Loop
 from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.models import build
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 
@@ -170,6 +175,26 @@ def test_group_norms_and_what_follows_there_and_back(channels: int, groups: int,
     assert float((slopes[:, 2] - bias).norm()) <= 1e-5 * largest
 
 
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize(("channels", "sides"), [(64, (10, 12)), (6, (9, 8)), (70, (7, 5)), (1, (6, 7)), (130, (2, 3))])
+def test_relu_and_pooling_there_and_back(channels: int, sides: Pair, flat: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(CLIENTS * BATCH, channels, *sides).contiguous(memory_format=torch.channels_last).requires_grad_()
+    y = F.max_pool2d(x.relu(), 2)
+    found, wins = pool.forward(x.detach(), flat)
+    assert torch.equal(found, y)
+    assert found.is_contiguous(memory_format=torch.contiguous_format if flat else torch.channels_last)
+    for order in (torch.contiguous_format, torch.channels_last):
+        dy = torch.randn(y.shape).contiguous(memory_format=order)
+        (dx,) = torch.autograd.grad(y, x, dy, retain_graph=True)
+        assert torch.equal(pool.backward(dy, wins, x.shape), dx)
+    for place in range(4):  # a client that diverges is seen
+        spoilt = x.detach().clone()
+        spoilt[:, :, place // 2, place % 2] = float("nan")
+        found, _ = pool.forward(spoilt, flat)
+        assert torch.equal(found.isnan(), F.max_pool2d(spoilt.relu(), 2).isnan())
+
+
 @pytest.mark.parametrize("quicker", [True, False])
 @pytest.mark.parametrize("biased", [True, False])
 def test_linear_layers_forward_by_the_quicker_way(quicker: bool, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,9 +304,16 @@ MODELS = {
     ),
     "tied": Tied,
     "pooled": lambda: nn.Sequential(
-        nn.Conv2d(3, 16, (3, 2)), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 4)
+        nn.Conv2d(3, 16, (3, 2)), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), nn.Flatten(), nn.Linear(16, 4)
     ),
 }
+
+
+def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {"conv": conv, "depthwise": depthwise, "dropout": dropout, "linear": linear, "norm": norm, "pool": pool}
+    modules["update"] = optimiser
+    for user in (ways, layers, pools, update):
+        monkeypatch.setattr(user, "kernels", lambda name, tensor: modules[name])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -308,13 +340,31 @@ def test_the_engine_with_kernels_is_the_engine_without(
         **numbers,
     )
     plain = Batched(task).train(briefs)
-    modules = {"conv": conv, "depthwise": depthwise, "dropout": dropout, "linear": linear, "norm": norm, "pool": pool}
-    modules["update"] = optimiser
-    for user in (ways, layers, update):
-        monkeypatch.setattr(user, "kernels", lambda name, tensor: modules[name])
+    use_kernels(monkeypatch)
     engine = Batched(task, deterministic=True, slots=3)  # which measures nothing
     assert engine.why == "stacked layer by layer"  # the trial step found nothing wrong
     found = engine.train(briefs)
     close(found.delta, plain.delta.double())
     torch.testing.assert_close(found.grad_sq, plain.grad_sq, rtol=1e-5, atol=0)
     torch.testing.assert_close(found.loss, plain.loss, rtol=1e-5, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dropout", [(0.0, 0.0), (0.25, 0.5)])
+def test_the_cnn_of_the_benchmark_at_its_own_size(dropout: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    inputs = torch.from_numpy(rng.standard_normal((5, 3, 32, 32)).astype(np.float32))
+    held = Samples(inputs, torch.from_numpy(rng.integers(0, 10, 5)))
+    model = build("pfl_cnn", shape=(3, 32, 32), classes=10, seed=1, dropout=dropout)
+    task = Task(model, DataSet("random", held, held, 10), Population(np.arange(5), np.array([0, 2, 5])))
+    exact = replace(task, model=copy.deepcopy(model).double())
+    options = {"seed": 3, "round": 2, "ids": torch.arange(2), "batch_size": 3, "epochs": 1, "lr": 0.1}
+    # Masks of dropout are those of engine `batched`, not of `loop`.
+    judge = Batched(exact) if any(dropout) else Loop(exact)
+    wanted = judge.train(Briefs(start=exact.start(), **options))
+    use_kernels(monkeypatch)
+    engine = Batched(task, deterministic=True, slots=2)
+    assert engine.why == "stacked layer by layer"
+    found = engine.train(Briefs(start=task.start(), **options))
+    assert float((found.delta - wanted.delta).norm() / wanted.delta.norm()) <= 1e-5
+    torch.testing.assert_close(found.loss.double(), wanted.loss.double(), rtol=1e-5, atol=0)

@@ -6,7 +6,7 @@ Images are `[m·b, C, H, W]`, weights `[m, O, h, w, C / groups]`, biases `[m, O]
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,8 @@ class Shape:
 class Method(Protocol):
     """One way to convolve."""
 
+    last: ClassVar[bool]  # whether it reads images channels last
+
     def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
         """The outputs or, if `relu`, what a ReLU makes of them."""
         ...
@@ -63,6 +65,8 @@ class Method(Protocol):
 
 class Grouped:
     """All clients as the groups of one convolution."""
+
+    last: ClassVar[bool] = False
 
     def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
         m = len(w)
@@ -125,6 +129,8 @@ def _merged(w: Tensor) -> Tensor:
 
 class Columns:
     """Patches as the rows of a matrix, times the weights, one batched product for all clients."""
+
+    last: ClassVar[bool] = False
 
     def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
         m = len(w)
@@ -213,11 +219,12 @@ def _total(dy: Tensor, db: Tensor | None) -> None:
 class Gathered:
     """Products of patches that Triton gathers while it multiplies."""
 
+    last: ClassVar[bool] = True
     kernels: Any
     dot: str
 
     def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
-        y: Tensor = self.kernels.forward(shape, _last(x), w, b, relu, self.dot)
+        y: Tensor = self.kernels.forward(shape, last(x), w, b, relu, self.dot)
         return y
 
     def backward(
@@ -231,7 +238,7 @@ class Gathered:
         inward: bool,
         masked: bool = False,
     ) -> Tensor | None:
-        x, dy = _last(x), _last(dy)
+        x, dy = last(x), last(dy)
         self.kernels.weights(shape, x, dy, dw, db, self.dot)
         if not inward:
             return None
@@ -243,10 +250,11 @@ class Gathered:
 class Depthwise:
     """Every channel by itself, in channels-last order, by Triton."""
 
+    last: ClassVar[bool] = True
     kernels: Any
 
     def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
-        y: Tensor = self.kernels.forward(shape, _last(x), w, b)
+        y: Tensor = self.kernels.forward(shape, last(x), w, b)
         return y.relu_() if relu else y
 
     def backward(
@@ -260,14 +268,15 @@ class Depthwise:
         inward: bool,
         masked: bool = False,
     ) -> Tensor | None:
-        dy = _last(dy)
-        self.kernels.weights(shape, _last(x), dy, dw, db)
+        dy = last(dy)
+        self.kernels.weights(shape, last(x), dy, dw, db)
         if not inward:
             return None
         return _masked(self.kernels.inward(shape, dy, w, *x.shape[2:]), x, masked)
 
 
-def _last(x: Tensor) -> Tensor:
+def last(x: Tensor) -> Tensor:
+    """The images with channels last in memory, copied if they are not."""
     return x.contiguous(memory_format=torch.channels_last)
 
 

@@ -169,6 +169,7 @@ class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, tape: Tensor, layer: StackedConv2d) -> Tensor:
         frame, method = layer.frame, layer.method(x, ctx.needs_input_grad[0])
+        x = conv.last(x) if method.last else x  # once, not again in the backward pass
         ctx.layer, ctx.rows, ctx.method = layer, frame.rows, method
         bias = None if layer.bias is None else frame.weight(layer.bias)
         y = method.forward(layer.shape, x, frame.weight(layer.weight), bias, layer.relu)
@@ -299,31 +300,6 @@ def _affine(x: Tensor, frame: Frame, weight: int | None, bias: int | None, shape
         y = y + frame.leaf(bias).view(frame.clients, *shape).to(x.dtype)
     merged: Tensor = y.flatten(0, 1)
     return merged
-
-
-class ReluPool(nn.Module):
-    """ReLU and 2×2 max-pooling."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        module: Any = kernels("pool", x)
-        if module is None:
-            return F.max_pool2d(x.relu(), 2)
-        y: Tensor = _ReluPool.apply(x, module)  # type: ignore[no-untyped-call]
-        return y
-
-
-class _ReluPool(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, module: Any) -> Tensor:
-        y, wins = module.forward(x.contiguous(memory_format=torch.channels_last))
-        ctx.save_for_backward(wins)
-        ctx.module, ctx.size = module, x.shape
-        return y  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (wins,) = ctx.saved_tensors
-        return ctx.module.backward(dy.contiguous(memory_format=torch.channels_last), wins, ctx.size), None
 
 
 class StackedDropout(nn.Module):

@@ -17,7 +17,6 @@ from torch.func import vmap
 
 from kairosfl.engines.batched.frame import Frame
 from kairosfl.engines.batched.layers import (
-    ReluPool,
     StackedConv2d,
     StackedDropout,
     StackedGroupNorm,
@@ -25,6 +24,7 @@ from kairosfl.engines.batched.layers import (
     Unstackable,
     line,
 )
+from kairosfl.engines.batched.pool import ReluPool
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.sequence import LAYERS
 from kairosfl.tasks.forward import call
@@ -151,7 +151,7 @@ def _fuse(traced: fx.GraphModule, frame: Frame) -> None:
             continue
         (user,), (source,) = node.users, node.all_input_nodes
         if activation == "relu" and _halves(_module(traced, user)):
-            user.target = _add(traced, f"{user.name}_relu", ReluPool())
+            user.target = _add(traced, f"{user.name}_relu", ReluPool(_flat(traced, user)))
             user.replace_input_with(node, source)
         elif (norm := _norm(traced, source)) is not None and not norm.activation:
             norm.activation = activation
@@ -213,6 +213,17 @@ def _once(traced: fx.GraphModule, node: fx.Node) -> bool:
 
 def _runs(traced: fx.GraphModule, node: fx.Node) -> int:
     return sum(other.target == node.target for other in traced.graph.nodes)
+
+
+def _flat(traced: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether the output of a node is flattened, by what reads it or after dropout."""
+    if len(node.users) != 1:
+        return False
+    (user,) = node.users
+    module = _module(traced, user)
+    if isinstance(module, StackedDropout):
+        return _flat(traced, user)
+    return isinstance(module, nn.Flatten) or user.target in (torch.flatten, torch.reshape, "flatten", "reshape", "view")
 
 
 def _halves(pool: nn.Module | None) -> bool:
