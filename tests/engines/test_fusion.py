@@ -1,6 +1,9 @@
-"""Activations fused into the GroupNorm before them: which, and that clients get the updates that they get alone."""
+"""Activations fused into the layer before them: which, and that clients get the updates that they get alone."""
 
 from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,7 +11,8 @@ from test_batched import assert_equal, make_briefs, make_task
 from torch import Tensor, nn
 
 from kairosfl.engines.batched import Batched
-from kairosfl.engines.batched.layers import StackedGroupNorm
+from kairosfl.engines.batched.layers import StackedConv2d, StackedGroupNorm
+from kairosfl.engines.batched.pool import ReluPool
 from kairosfl.engines.batched.traced import Traced
 from kairosfl.engines.loop import Loop
 
@@ -56,3 +60,125 @@ def test_what_follows_a_group_norm(name: str) -> None:
     assert engine.why == "stacked layer by layer"
     briefs = make_briefs(task)
     assert_equal(engine.train(briefs), Loop(task).train(briefs), 1e-9)
+
+
+class Branched(nn.Module):
+    """Two convolutions; `twice`: the output of the first, that of its ReLU, or the second convolution has two uses."""
+
+    def __init__(self, twice: str) -> None:
+        super().__init__()
+        self.one, self.two, self.relu = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()
+        self.out, self.twice = nn.Linear(4, 3), twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x)
+        y = self.relu(x)
+        z = self.relu(self.two(y))
+        if self.twice == "convolution":
+            z = z + x
+        elif self.twice == "relu":
+            z = z + y
+        elif self.twice == "reader":
+            z = self.two(z - 0.1)
+        return self.out(z.mean((2, 3)))
+
+
+def chain(between: nn.Module | None = None, two: nn.Module | None = None, **changes: nn.Module) -> nn.Sequential:
+    """Convolution, ReLU, convolution, ReLU, and a head that reads it."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict(one=nn.Conv2d(2, 4, 3), first=nn.ReLU())
+    if between is not None:
+        layers["between"] = between
+    layers |= {"two": two or nn.Conv2d(4, 5, 3, 2), "last": nn.ReLU(inplace=True)}
+    return nn.Sequential(layers | changes | OrderedDict(flat=nn.Flatten(), out=nn.Linear(5, 3)))
+
+
+def frozen(*names: str) -> nn.Sequential:
+    model = chain()
+    for name in names:
+        model.get_parameter(name).requires_grad_(False)
+    return model
+
+
+def hooked(name: str, heard: list[Tensor]) -> nn.Sequential:
+    model = chain()
+    model.get_submodule(name).register_forward_hook(lambda _, __, y: heard.append(y))
+    return model
+
+
+RELUS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    # of every convolution: r, it has a ReLU; d, whose mask its reader applies; m, it applies that of the one before
+    "chain": (chain, "rd rm"),
+    "without bias": (lambda: chain(one=nn.Conv2d(2, 4, 3, bias=False)), "rd rm"),
+    "grouped reader": (lambda: chain(two=nn.Conv2d(4, 6, 3, 2, groups=2), more=nn.Conv2d(6, 5, 1)), "rd rdm m"),
+    "another activation": (lambda: chain(first=nn.ReLU6()), "- r"),
+    "two in a row": (lambda: chain(nn.ReLU()), "rd rm"),
+    "a pool reads it": (lambda: chain(nn.MaxPool2d(2), nn.Conv2d(4, 5, 1)), "- r"),
+    "another pool reads it": (lambda: chain(nn.AvgPool2d(2, 1), nn.Conv2d(4, 5, 2)), "r r"),
+    "frozen bias": (lambda: frozen("one.bias"), "- r"),
+    "frozen weight": (lambda: frozen("two.weight"), "r -"),
+    "frozen reader": (lambda: frozen("two.weight", "two.bias"), "r"),
+    "one module": (lambda: Branched(""), "rd rm"),
+    "convolution read twice": (lambda: Branched("convolution"), "- r"),
+    "relu read twice": (lambda: Branched("relu"), "- r"),
+    "reader runs twice": (lambda: Branched("reader"), "r -"),
+    "hooked": (lambda: hooked("first", []), "- r"),
+}
+
+
+@pytest.mark.parametrize("name", RELUS)
+def test_a_relu_after_a_convolution(name: str) -> None:
+    make, flags = RELUS[name]
+    torch.manual_seed(0)
+    model = make().double()
+    convolutions = [
+        each for each in Traced(model, torch.device("cpu")).model.modules() if isinstance(each, StackedConv2d)
+    ]
+    found = ["r" * each.relu + "d" * each.masked + "m" * each.masks or "-" for each in convolutions]
+    assert " ".join(found) == flags
+    task = make_task(model, (2, 5, 5))
+    engine = Batched(task)
+    assert engine.why == "stacked layer by layer"
+    # MOON's and ALT's features are what the head reads, here what a fused ReLU returned.
+    near = task.start() + 0.05 * torch.randn(4, task.layout.size, dtype=torch.float64)
+    contrast = {"contrast": 1.0, "temperature": 0.5, "previous": near, "stop_below": 0.9, "stop_statistic": "mean"}
+    for briefs in (make_briefs(task), make_briefs(task, **contrast), make_briefs(task, radius=0.05)):
+        assert_equal(engine.train(briefs), Loop(task).train(briefs), 1e-9)
+
+
+FLAT = {
+    "flattened": (nn.Sequential(nn.Flatten()), True),
+    "dropped and flattened": (nn.Sequential(nn.Dropout(0.0), nn.Flatten()), True),
+    "convolved": (nn.Sequential(nn.Conv2d(4, 4, 1), nn.Flatten()), False),
+    "dropped and convolved": (nn.Sequential(nn.Dropout(0.0), nn.Conv2d(4, 4, 1), nn.Flatten()), False),
+}
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_a_pooling_is_written_in_the_order_in_which_it_is_read(name: str) -> None:
+    follow, flat = FLAT[name]
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), *follow, nn.Linear(4, 3)).double()
+    (pool,) = (each for each in Traced(model, torch.device("cpu")).model.modules() if isinstance(each, ReluPool))
+    assert pool.flat == flat
+    task = make_task(model, (2, 5, 5))
+    assert_equal(Batched(task).train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-9)
+
+
+def test_a_hook_on_an_activation_is_called() -> None:
+    heard: list[Tensor] = []
+    model = hooked("first", heard)
+    task = make_task(model.double(), (2, 5, 5))
+    engine = Batched(task)
+    heard.clear()
+    engine.train(make_briefs(task))
+    assert heard
+    assert all((y >= 0).all() for y in heard)
+
+
+def test_a_fused_relu_in_bfloat16_is_one_that_is_not_fused() -> None:
+    torch.manual_seed(0)
+    fused, apart = (make_task(chain(), (2, 5, 5)) for _ in range(2))
+    apart.model.load_state_dict(fused.model.state_dict())
+    for name in ("first", "last"):
+        apart.model.get_submodule(name).register_forward_hook(lambda _, __, y: None)
+    found, wanted = (Batched(task, precision="bfloat16").train(make_briefs(task)) for task in (fused, apart))
+    assert torch.equal(found.delta, wanted.delta)

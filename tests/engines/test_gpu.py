@@ -434,6 +434,53 @@ def test_group_norm_kernels_are_pytorchs(activation: str, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [(3, 32, 32), (32, 64, 30), (128, 256, 9), (17, 33, 12)])
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_convolution_kernels_with_bias_and_relus_are_pytorchs(
+    size: tuple[int, int, int], precision: str, dtype: torch.dtype
+) -> None:
+    inputs, outputs, side = size
+    clients, shape = 12, conv.Shape(inputs, outputs, (3, 3), (1, 1), (1, 1), (1, 1), 1)
+    torch.manual_seed(0)
+    x = torch.randn(60, inputs, side, side, device="cuda").to(dtype).relu()
+    length = outputs * 9 * inputs
+    rows = torch.randn(clients, 32 + length + outputs, device="cuda")
+    w, b = rows[:, 32 : 32 + length].view(clients, outputs, 3, 3, inputs) / (3 * inputs**0.5), rows[:, 32 + length :]
+    exact = [each.double().requires_grad_() for each in (x, w.permute(0, 1, 4, 2, 3), b)]
+    parts = zip(exact[0].chunk(clients), *exact[1:], strict=True)
+    y = torch.cat([F.conv2d(images, weight, bias, padding=1) for images, weight, bias in parts])
+    dy = torch.randn(y.shape, device="cuda").to(dtype)
+    dx, dw, db = torch.autograd.grad(y, exact, dy.double())
+    way = conv.methods(shape, x, clients, precision)["gathered"]
+    slopes = torch.empty_like(w), torch.empty_like(b)
+    found = [way.forward(shape, x, w, b, relu=True), way.backward(shape, dy, x, w, *slopes, inward=True, masked=True)]
+    wanted = [y.detach().relu(), dx * (x > 0), dw.permute(0, 1, 3, 4, 2), db]
+    bound = 1e-2 if dtype == torch.bfloat16 else 2e-3 if precision == "tf32" else 1e-5
+    for mine, right in zip((*found, *slopes), wanted, strict=True):
+        assert distance(mine, right) <= bound
+    assert distance(slopes[1], db) <= 1e-5  # sums in float32 of what the kernel read
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("size", [(64, 28, 28), (6, 9, 8), (512, 2, 3), (70, 15, 17)])
+def test_relu_and_pooling_kernels_are_pytorchs(size: tuple[int, int, int], flat: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(60, *size, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
+    module = fast.kernels("pool", x)
+    y = F.max_pool2d(x.relu(), 2)
+    found, wins = module.forward(x.detach(), flat)
+    assert torch.equal(found, y)
+    for order in (torch.contiguous_format, torch.channels_last):
+        dy = torch.randn(y.shape, device="cuda").to(dtype).contiguous(memory_format=order)
+        dx = module.backward(dy, wins, x.shape)
+        (wanted,) = torch.autograd.grad(y, x, dy, retain_graph=True)
+        # In bfloat16 two pixels may be equal: either may win.
+        assert torch.equal(F.avg_pool2d(dx.float(), 2), F.avg_pool2d(wanted.float(), 2))
+        assert dtype == torch.bfloat16 or torch.equal(dx, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_depthwise_kernels_are_the_grouped_convolution(dtype: torch.dtype) -> None:
     shape = conv.Shape(70, 70, (3, 3), (2, 1), (1, 1), (1, 1), 70)
     torch.manual_seed(0)
@@ -442,9 +489,10 @@ def test_depthwise_kernels_are_the_grouped_convolution(dtype: torch.dtype) -> No
     fast = conv.methods(shape, x, 12, "ieee")["depthwise"]
     y = conv.Grouped().forward(shape, x, w, None)
     assert distance(fast.forward(shape, x, w, None), y) <= (1e-5 if dtype == torch.float32 else 0.01)
-    slopes = [torch.empty_like(w) for _ in range(2)]
-    dx = [way.backward(shape, y, x, w, dw, None, True) for way, dw in zip((conv.Grouped(), fast), slopes, strict=True)]
-    for wanted, found in (dx, slopes):
+    slopes, shifts = [torch.empty_like(w) for _ in range(2)], [torch.empty(12, 70, device="cuda") for _ in range(2)]
+    both = zip((conv.Grouped(), fast), slopes, shifts, strict=True)
+    dx = [way.backward(shape, y, x, w, dw, db, True) for way, dw, db in both]
+    for wanted, found in (dx, slopes, shifts):
         assert distance(found, wanted) <= (1e-4 if dtype == torch.float32 else 0.02)
 
 

@@ -5,7 +5,9 @@ The interpreter cannot multiply bfloat16, and knows nothing of tiles that are to
 
 from __future__ import annotations
 
+import copy
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,12 +22,15 @@ if os.environ.get("TRITON_INTERPRET") != "1":  # it would change the kernels of 
 from kairosfl.core.fields import REALS, Briefs
 from kairosfl.engines.batched import Batched, layers, update
 from kairosfl.engines.batched import conv as ways
+from kairosfl.engines.batched import pool as pools
 from kairosfl.engines.batched.conv import Pair, Shape
 from kairosfl.engines.batched.kernels import conv, depthwise, dropout, linear, norm, pool
 from kairosfl.engines.batched.kernels import update as optimiser
 from kairosfl.engines.batched.layers import keep, seeded
 from kairosfl.engines.choices import Choices
+from kairosfl.engines.loop import Loop
 from kairosfl.tasks.dataset import DataSet, Samples
+from kairosfl.tasks.models import build
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 
@@ -67,20 +72,46 @@ def test_convolutions_there_and_back(shape: tuple[int, int, Pair, Pair, Pair, Pa
     rows = torch.randn(CLIENTS, 32 + size + 8)
     w = rows[:, 32 : 32 + size].view(CLIENTS, outputs, *kernel, inputs)
     b = torch.randn(CLIENTS, outputs)
-    exact = [each.double().requires_grad_() for each in (x, w.permute(0, 1, 4, 2, 3))]
+    exact = [each.double().requires_grad_() for each in (x, w.permute(0, 1, 4, 2, 3), b if biased else 0 * b)]
     y = torch.cat(
         [
-            F.conv2d(images, weights, bias if biased else None, stride, padding)
-            for images, weights, bias in zip(exact[0].chunk(CLIENTS), exact[1], b.double(), strict=True)
+            F.conv2d(images, weights, bias, stride, padding)
+            for images, weights, bias in zip(exact[0].chunk(CLIENTS), *exact[1:], strict=True)
         ]
     )
-    close(conv.forward(form, x, w, b if biased else None, "ieee"), y.detach())
+    close(conv.forward(form, x, w, b if biased else None, False, "ieee"), y.detach())
     dy = torch.randn(y.shape).contiguous(memory_format=torch.channels_last)
-    dx, slope = torch.autograd.grad(y, exact, dy.double())
-    close(conv.inward(form, dy, w, *sides, "ieee"), dx)
-    dw = torch.full(w.shape, float("nan"))
-    conv.weights(form, x, dy, dw, "ieee")
+    dx, slope, shift = torch.autograd.grad(y, exact, dy.double())
+    close(conv.inward(form, dy, w, x, False, "ieee"), dx)
+    dw, db = torch.full(w.shape, float("nan")), torch.full((CLIENTS, outputs + 3), float("nan"))[:, 1 : outputs + 1]
+    conv.weights(form, x, dy, dw, db if biased else None, "ieee")
     close(dw, slope.permute(0, 1, 3, 4, 2))
+    if biased:
+        close(db, shift)
+
+
+@pytest.mark.parametrize("shape", [CONVOLUTIONS[number] for number in (0, 1, 7, 9)])
+def test_a_relu_after_a_convolution_and_before_one(shape: tuple[int, int, Pair, Pair, Pair, Pair]) -> None:
+    inputs, outputs, kernel, stride, padding, sides = shape
+    form = Shape(inputs, outputs, kernel, stride, padding, (1, 1), 1)
+    torch.manual_seed(0)
+    x = torch.randn(CLIENTS * BATCH, inputs, *sides).relu().contiguous(memory_format=torch.channels_last)
+    w, b = torch.randn(CLIENTS, outputs, *kernel, inputs), torch.randn(CLIENTS, outputs)
+    gathered, plain = ways.Gathered(conv, "ieee"), ways.Columns()
+    y = plain.forward(form, x, w, b, relu=True)
+    assert (y == 0).any()
+    assert torch.equal(y, plain.forward(form, x, w, b).relu())
+    close(gathered.forward(form, x, w, b, relu=True), y.double())
+    dy, dw = torch.randn(y.shape), torch.empty_like(w)
+    found, wanted, whole = (
+        way.backward(form, dy, x, w, dw, None, inward=True, masked=masked)
+        for way, masked in ((gathered, True), (plain, True), (plain, False))
+    )
+    assert torch.equal(wanted, torch.where(x > 0, whole, 0.0))
+    close(found, wanted.double())
+    assert (found[x == 0] == 0).all()
+    x[0, 0, 1, 1] = float("nan")  # a client that diverges is seen
+    assert gathered.forward(form, x, w, b, relu=True)[0, :, 0, 0].isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -103,12 +134,13 @@ def test_depthwise_convolutions_there_and_back(
     w = torch.randn(CLIENTS, 32 + size + 8)[:, 32 : 32 + size].view(CLIENTS, channels, *kernel, 1)
     b = torch.randn(CLIENTS, channels) if biased else None
     plain, fast = ways.Grouped(), ways.Depthwise(depthwise)
-    wanted, found = (way.forward(form, x, w, b) for way in (plain, fast))
-    close(found, wanted.double())
+    for relu in (True, False):
+        wanted, found = (way.forward(form, x, w, b, relu) for way in (plain, fast))
+        close(found, wanted.double())
     dy = torch.randn(wanted.shape)
     slopes = [(torch.empty_like(w), torch.empty(CLIENTS, channels) if biased else None) for _ in range(2)]
     for way, (dw, db) in zip((plain, fast), slopes, strict=True):
-        dx = way.backward(form, dy, x, w, dw, db, inward=True)
+        dx = way.backward(form, dy, x, w, dw, db, inward=True, masked=biased)
         wanted, found = (dx, found) if way is plain else (wanted, dx)
     close(found, wanted.double())
     for right, mine in zip(*slopes, strict=True):
@@ -141,6 +173,26 @@ def test_group_norms_and_what_follows_there_and_back(channels: int, groups: int,
     close(slopes[:, 1], db)
     bias = dx.unflatten(0, (CLIENTS, -1)).sum((1, 3, 4))
     assert float((slopes[:, 2] - bias).norm()) <= 1e-5 * largest
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize(("channels", "sides"), [(64, (10, 12)), (6, (9, 8)), (70, (7, 5)), (1, (6, 7)), (130, (2, 3))])
+def test_relu_and_pooling_there_and_back(channels: int, sides: Pair, flat: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(CLIENTS * BATCH, channels, *sides).contiguous(memory_format=torch.channels_last).requires_grad_()
+    y = F.max_pool2d(x.relu(), 2)
+    found, wins = pool.forward(x.detach(), flat)
+    assert torch.equal(found, y)
+    assert found.is_contiguous(memory_format=torch.contiguous_format if flat else torch.channels_last)
+    for order in (torch.contiguous_format, torch.channels_last):
+        dy = torch.randn(y.shape).contiguous(memory_format=order)
+        (dx,) = torch.autograd.grad(y, x, dy, retain_graph=True)
+        assert torch.equal(pool.backward(dy, wins, x.shape), dx)
+    for place in range(4):  # a client that diverges is seen
+        spoilt = x.detach().clone()
+        spoilt[:, :, place // 2, place % 2] = float("nan")
+        found, _ = pool.forward(spoilt, flat)
+        assert torch.equal(found.isnan(), F.max_pool2d(spoilt.relu(), 2).isnan())
 
 
 @pytest.mark.parametrize("quicker", [True, False])
@@ -246,11 +298,22 @@ MODELS = {
         nn.Flatten(),
         nn.Linear(64, 4),
     ),
+    "chained": lambda: nn.Sequential(
+        *(nn.Conv2d(3, 9, 3, padding=1), nn.ReLU(), nn.Conv2d(9, 17, 3, padding=1, bias=False), nn.ReLU(inplace=True)),
+        *(nn.Conv2d(17, 17, 3, padding=1, groups=17), nn.ReLU(), nn.Flatten(), nn.Linear(272, 4)),
+    ),
     "tied": Tied,
     "pooled": lambda: nn.Sequential(
-        nn.Conv2d(3, 16, (3, 2)), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 4)
+        nn.Conv2d(3, 16, (3, 2)), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), nn.Flatten(), nn.Linear(16, 4)
     ),
 }
+
+
+def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {"conv": conv, "depthwise": depthwise, "dropout": dropout, "linear": linear, "norm": norm, "pool": pool}
+    modules["update"] = optimiser
+    for user in (ways, layers, pools, update):
+        monkeypatch.setattr(user, "kernels", lambda name, tensor: modules[name])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -277,13 +340,31 @@ def test_the_engine_with_kernels_is_the_engine_without(
         **numbers,
     )
     plain = Batched(task).train(briefs)
-    modules = {"conv": conv, "depthwise": depthwise, "dropout": dropout, "linear": linear, "norm": norm, "pool": pool}
-    modules["update"] = optimiser
-    for user in (ways, layers, update):
-        monkeypatch.setattr(user, "kernels", lambda name, tensor: modules[name])
+    use_kernels(monkeypatch)
     engine = Batched(task, deterministic=True, slots=3)  # which measures nothing
     assert engine.why == "stacked layer by layer"  # the trial step found nothing wrong
     found = engine.train(briefs)
     close(found.delta, plain.delta.double())
     torch.testing.assert_close(found.grad_sq, plain.grad_sq, rtol=1e-5, atol=0)
     torch.testing.assert_close(found.loss, plain.loss, rtol=1e-5, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dropout", [(0.0, 0.0), (0.25, 0.5)])
+def test_the_cnn_of_the_benchmark_at_its_own_size(dropout: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    inputs = torch.from_numpy(rng.standard_normal((5, 3, 32, 32)).astype(np.float32))
+    held = Samples(inputs, torch.from_numpy(rng.integers(0, 10, 5)))
+    model = build("pfl_cnn", shape=(3, 32, 32), classes=10, seed=1, dropout=dropout)
+    task = Task(model, DataSet("random", held, held, 10), Population(np.arange(5), np.array([0, 2, 5])))
+    exact = replace(task, model=copy.deepcopy(model).double())
+    options = {"seed": 3, "round": 2, "ids": torch.arange(2), "batch_size": 3, "epochs": 1, "lr": 0.1}
+    # Masks of dropout are those of engine `batched`, not of `loop`.
+    judge = Batched(exact) if any(dropout) else Loop(exact)
+    wanted = judge.train(Briefs(start=exact.start(), **options))
+    use_kernels(monkeypatch)
+    engine = Batched(task, deterministic=True, slots=2)
+    assert engine.why == "stacked layer by layer"
+    found = engine.train(Briefs(start=task.start(), **options))
+    assert float((found.delta - wanted.delta).norm() / wanted.delta.norm()) <= 1e-5
+    torch.testing.assert_close(found.loss.double(), wanted.loss.double(), rtol=1e-5, atol=0)

@@ -6,7 +6,7 @@ Images are `[m·b, C, H, W]`, weights `[m, O, h, w, C / groups]`, biases `[m, O]
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -39,19 +39,36 @@ class Shape:
 class Method(Protocol):
     """One way to convolve."""
 
-    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor: ...
+    last: ClassVar[bool]  # whether it reads images channels last
+
+    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
+        """The outputs or, if `relu`, what a ReLU makes of them."""
+        ...
 
     def backward(
-        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
+        self,
+        shape: Shape,
+        dy: Tensor,
+        x: Tensor,
+        w: Tensor,
+        dw: Tensor,
+        db: Tensor | None,
+        inward: bool,
+        masked: bool = False,
     ) -> Tensor | None:
-        """The gradient of the images, if `inward`; those of weights and bias are written into `dw` and `db`."""
+        """The gradient of the images, if `inward`; those of weights and bias are written into `dw` and `db`.
+
+        If `masked`, the images are what a ReLU returned, and the gradient is that of its input.
+        """
         ...
 
 
 class Grouped:
     """All clients as the groups of one convolution."""
 
-    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    last: ClassVar[bool] = False
+
+    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
         m = len(w)
         y = F.conv2d(
             _beside(x, m),
@@ -62,10 +79,18 @@ class Grouped:
             shape.dilation,
             m * shape.groups,
         )
-        return _below(y, m)
+        return _below(y.relu_() if relu else y, m)
 
     def backward(
-        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
+        self,
+        shape: Shape,
+        dy: Tensor,
+        x: Tensor,
+        w: Tensor,
+        dw: Tensor,
+        db: Tensor | None,
+        inward: bool,
+        masked: bool = False,
     ) -> Tensor | None:
         m = len(w)
         dx, slope, _ = torch.ops.aten.convolution_backward(
@@ -83,7 +108,7 @@ class Grouped:
         )
         dw.copy_(slope.view(m, shape.outputs, -1, *shape.kernel).permute(0, 1, 3, 4, 2))
         _total(dy, db)
-        return _below(dx, m) if inward else None
+        return _masked(_below(dx, m), x, masked) if inward else None
 
 
 def _beside(x: Tensor, m: int) -> Tensor:
@@ -105,7 +130,9 @@ def _merged(w: Tensor) -> Tensor:
 class Columns:
     """Patches as the rows of a matrix, times the weights, one batched product for all clients."""
 
-    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    last: ClassVar[bool] = False
+
+    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
         m = len(w)
         columns, weights = _patches(shape, x, m), w.to(x.dtype).flatten(2).mT
         weights = weights.contiguous() if slow_transposed(x) else weights
@@ -117,16 +144,26 @@ class Columns:
             torch.bmm(columns, weights, out=rows)
         else:
             torch.baddbmm(b.to(x.dtype).unsqueeze(1), columns, weights, out=rows)
-        return y
+        return y.relu_() if relu else y
 
     def backward(
-        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
+        self,
+        shape: Shape,
+        dy: Tensor,
+        x: Tensor,
+        w: Tensor,
+        dw: Tensor,
+        db: Tensor | None,
+        inward: bool,
+        masked: bool = False,
     ) -> Tensor | None:
         m = len(w)
         rows = dy.permute(0, 2, 3, 1).reshape(m, -1, shape.outputs)
         dw.copy_(torch.bmm(rows.mT, _patches(shape, x, m)).view(dw.shape))
         _total(dy, db)
-        return _spread(shape, torch.bmm(rows, w.to(dy.dtype).flatten(2)), x.shape) if inward else None
+        if not inward:
+            return None
+        return _masked(_spread(shape, torch.bmm(rows, w.to(dy.dtype).flatten(2)), x.shape), x, masked)
 
 
 def _patches(shape: Shape, x: Tensor, m: int) -> Tensor:
@@ -158,6 +195,17 @@ def _spread(shape: Shape, columns: Tensor, size: torch.Size) -> Tensor:
     return total[:, top : top + height, left : left + width].permute(0, 3, 1, 2)
 
 
+def _masked(dx: Tensor, x: Tensor, masked: bool) -> Tensor:
+    """The gradient of the input of the ReLU that returned x, from that of x, if `masked`."""
+    return relu_backward(dx, x) if masked else dx
+
+
+def relu_backward(dy: Tensor, y: Tensor) -> Tensor:
+    """The gradient of the input of a ReLU from that of its output y."""
+    slope: Tensor = torch.ops.aten.threshold_backward(dy, y, 0)
+    return slope
+
+
 def _total(dy: Tensor, db: Tensor | None) -> None:
     """The gradient of the bias: the sum over samples and pixels."""
     if db is None:
@@ -172,22 +220,30 @@ def _total(dy: Tensor, db: Tensor | None) -> None:
 class Gathered:
     """Products of patches that Triton gathers while it multiplies."""
 
+    last: ClassVar[bool] = True
     kernels: Any
     dot: str
 
-    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        y: Tensor = self.kernels.forward(shape, _last(x), w, b, self.dot)
+    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
+        y: Tensor = self.kernels.forward(shape, last(x), w, b, relu, self.dot)
         return y
 
     def backward(
-        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
+        self,
+        shape: Shape,
+        dy: Tensor,
+        x: Tensor,
+        w: Tensor,
+        dw: Tensor,
+        db: Tensor | None,
+        inward: bool,
+        masked: bool = False,
     ) -> Tensor | None:
-        dy = _last(dy)
-        self.kernels.weights(shape, _last(x), dy, dw, self.dot)
-        _total(dy, db)
+        x, dy = last(x), last(dy)
+        self.kernels.weights(shape, x, dy, dw, db, self.dot)
         if not inward:
             return None
-        dx: Tensor = self.kernels.inward(shape, dy, w, *x.shape[2:], self.dot)
+        dx: Tensor = self.kernels.inward(shape, dy, w, x, masked, self.dot)
         return dx
 
 
@@ -195,25 +251,33 @@ class Gathered:
 class Depthwise:
     """Every channel by itself, in channels-last order, by Triton."""
 
+    last: ClassVar[bool] = True
     kernels: Any
 
-    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        y: Tensor = self.kernels.forward(shape, _last(x), w, b)
-        return y
+    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
+        y: Tensor = self.kernels.forward(shape, last(x), w, b)
+        return y.relu_() if relu else y
 
     def backward(
-        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, dw: Tensor, db: Tensor | None, inward: bool
+        self,
+        shape: Shape,
+        dy: Tensor,
+        x: Tensor,
+        w: Tensor,
+        dw: Tensor,
+        db: Tensor | None,
+        inward: bool,
+        masked: bool = False,
     ) -> Tensor | None:
-        dy = _last(dy)
-        self.kernels.weights(shape, _last(x), dy, dw)
-        _total(dy, db)
+        dy = last(dy)
+        self.kernels.weights(shape, last(x), dy, dw, db)
         if not inward:
             return None
-        dx: Tensor = self.kernels.inward(shape, dy, w, *x.shape[2:])
-        return dx
+        return _masked(self.kernels.inward(shape, dy, w, *x.shape[2:]), x, masked)
 
 
-def _last(x: Tensor) -> Tensor:
+def last(x: Tensor) -> Tensor:
+    """The images with channels last in memory, copied if they are not."""
     return x.contiguous(memory_format=torch.channels_last)
 
 

@@ -106,12 +106,24 @@ def _biases(frame: Frame, weight: int, bias: int | None) -> tuple[int | None, in
 
 
 class StackedConv2d(nn.Module):
-    """Every client's convolution, by one of the methods in `conv`."""
+    """Every client's convolution, by one of the methods in `conv`, and the ReLU that follows, if it is fused.
+
+    Where the only reader of that ReLU is another convolution, the reader returns the gradient of the ReLU's input: it
+    knows where the ReLU was above zero from its own input.
+    """
 
     def __init__(self, shape: conv.Shape, weight: int, bias: int | None, frame: Frame) -> None:
         super().__init__()
         self.shape, self.weight, self.frame = shape, weight, frame
         self.bias, self.late = _biases(frame, weight, bias)
+        self.relu = False  # returns relu(y)
+        self.masks = False  # its input is such a y, and it returns the gradient of what the ReLU saw
+        self.masked = False  # the only reader of its output masks
+
+    @property
+    def own(self) -> bool:
+        """Whether weights and bias, if any, are both trained."""
+        return self.late is None and self.frame.frozen(self.weight) is None
 
     @classmethod
     def of(cls, layer: nn.Conv2d, find: Find, frame: Frame) -> StackedConv2d:
@@ -160,22 +172,25 @@ class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, tape: Tensor, layer: StackedConv2d) -> Tensor:
         frame, method = layer.frame, layer.method(x, ctx.needs_input_grad[0])
-        ctx.save_for_backward(x)
+        x = conv.last(x) if method.last else x  # once, not again in the backward pass
         ctx.layer, ctx.rows, ctx.method = layer, frame.rows, method
         bias = None if layer.bias is None else frame.weight(layer.bias)
-        y = method.forward(layer.shape, x, frame.weight(layer.weight), bias)
+        y = method.forward(layer.shape, x, frame.weight(layer.weight), bias, layer.relu)
         # A model may change its activations in place, which autograd does not allow for a view; only `Grouped` of one
         # client returns one.
-        return y.clone() if y._is_view() else y
+        y = y.clone() if y._is_view() else y
+        ctx.save_for_backward(x, y if layer.relu and not layer.masked else None)
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (x,) = ctx.saved_tensors
+        x, y = ctx.saved_tensors
         layer = ctx.layer
+        dy = dy if y is None else conv.relu_backward(dy, y)
         w = layer.frame.layout.view(ctx.rows, layer.weight)
         bias = None if layer.bias in layer.frame.written else layer.bias
         with layer.frame.writing(layer.weight, bias) as (dw, db):
-            dx = ctx.method.backward(layer.shape, dy, x, w, dw, db, ctx.needs_input_grad[0])
+            dx = ctx.method.backward(layer.shape, dy, x, w, dw, db, ctx.needs_input_grad[0], layer.masks)
         return dx, None, None
 
 
@@ -288,31 +303,6 @@ def _affine(x: Tensor, frame: Frame, weight: int | None, bias: int | None, shape
         y = y + frame.leaf(bias).view(frame.clients, *shape).to(x.dtype)
     merged: Tensor = y.flatten(0, 1)
     return merged
-
-
-class ReluPool(nn.Module):
-    """ReLU and 2×2 max-pooling."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        module: Any = kernels("pool", x)
-        if module is None:
-            return F.max_pool2d(x.relu(), 2)
-        y: Tensor = _ReluPool.apply(x, module)  # type: ignore[no-untyped-call]
-        return y
-
-
-class _ReluPool(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, module: Any) -> Tensor:
-        y, wins = module.forward(x.contiguous(memory_format=torch.channels_last))
-        ctx.save_for_backward(wins)
-        ctx.module, ctx.size = module, x.shape
-        return y  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (wins,) = ctx.saved_tensors
-        return ctx.module.backward(dy.contiguous(memory_format=torch.channels_last), wins, ctx.size), None
 
 
 class StackedDropout(nn.Module):

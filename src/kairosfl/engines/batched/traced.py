@@ -17,7 +17,6 @@ from torch.func import vmap
 
 from kairosfl.engines.batched.frame import Frame
 from kairosfl.engines.batched.layers import (
-    ReluPool,
     StackedConv2d,
     StackedDropout,
     StackedGroupNorm,
@@ -25,6 +24,7 @@ from kairosfl.engines.batched.layers import (
     Unstackable,
     line,
 )
+from kairosfl.engines.batched.pool import ReluPool
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.sequence import LAYERS
 from kairosfl.tasks.forward import call
@@ -141,7 +141,8 @@ def _add(traced: fx.GraphModule, name: str, module: nn.Module) -> str:
 
 
 def _fuse(traced: fx.GraphModule, frame: Frame) -> None:
-    """Fuse an activation into the GroupNorm before it, or a ReLU into a 2×2 max-pooling, if nothing else reads it."""
+    """Fuse activations that have one reader: into the GroupNorm before them, and a ReLU into a 2×2 max-pooling after it
+    or a convolution before it."""
     for node in list(traced.graph.nodes):
         if (norm := _norm(traced, node)) is not None:
             norm.before = _bias(traced, node, frame)
@@ -150,10 +151,15 @@ def _fuse(traced: fx.GraphModule, frame: Frame) -> None:
             continue
         (user,), (source,) = node.users, node.all_input_nodes
         if activation == "relu" and _halves(_module(traced, user)):
-            user.target = _add(traced, f"{user.name}_relu", ReluPool())
+            user.target = _add(traced, f"{user.name}_relu", ReluPool(_flat(traced, user)))
             user.replace_input_with(node, source)
         elif (norm := _norm(traced, source)) is not None and not norm.activation:
             norm.activation = activation
+            node.replace_all_uses_with(source)
+        elif activation == "relu" and (conv := _conv(traced, source)) is not None and len(source.users) == 1:
+            conv.relu = True
+            if (reader := _conv(traced, user)) is not None:
+                conv.masked = reader.masks = True
             node.replace_all_uses_with(source)
         else:
             continue
@@ -164,6 +170,12 @@ def _norm(traced: fx.GraphModule, node: fx.Node) -> StackedGroupNorm | None:
     """The GroupNorm that runs here, if only here, and whose output has one reader."""
     module = _module(traced, node)
     return module if isinstance(module, StackedGroupNorm) and _once(traced, node) else None
+
+
+def _conv(traced: fx.GraphModule, node: fx.Node) -> StackedConv2d | None:
+    """The convolution that runs here, if only here, and whose weights and bias are both trained."""
+    module = _module(traced, node)
+    return module if isinstance(module, StackedConv2d) and module.own and _runs(traced, node) == 1 else None
 
 
 def _bias(traced: fx.GraphModule, node: fx.Node, frame: Frame) -> int | None:
@@ -180,7 +192,13 @@ def _activation(traced: fx.GraphModule, node: fx.Node) -> str:
     module = _module(traced, node)
     if isinstance(module, nn.GELU) and module.approximate != "none":
         return ""
-    return ACTIVATIONS.get(type(module), "")
+    return "" if _hooked(module) else ACTIVATIONS.get(type(module), "")
+
+
+def _hooked(module: nn.Module | None) -> bool:
+    """Whether a hook of the user's runs with it."""
+    hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return any(getattr(module, name, None) for name in hooks)
 
 
 def _module(traced: fx.GraphModule, node: fx.Node) -> nn.Module | None:
@@ -190,12 +208,27 @@ def _module(traced: fx.GraphModule, node: fx.Node) -> nn.Module | None:
 
 def _once(traced: fx.GraphModule, node: fx.Node) -> bool:
     """Whether the layer runs once and its output has one reader."""
-    return len(node.users) == 1 and sum(other.target == node.target for other in traced.graph.nodes) == 1
+    return len(node.users) == 1 and _runs(traced, node) == 1
+
+
+def _runs(traced: fx.GraphModule, node: fx.Node) -> int:
+    return sum(other.target == node.target for other in traced.graph.nodes)
+
+
+def _flat(traced: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether the output of a node is flattened, by what reads it or after dropout."""
+    if len(node.users) != 1:
+        return False
+    (user,) = node.users
+    module = _module(traced, user)
+    if isinstance(module, StackedDropout):
+        return _flat(traced, user)
+    return isinstance(module, nn.Flatten) or user.target in (torch.flatten, torch.reshape, "flatten", "reshape", "view")
 
 
 def _halves(pool: nn.Module | None) -> bool:
     """Whether it is 2×2 max-pooling and nothing else."""
-    if type(pool) is not nn.MaxPool2d:
+    if type(pool) is not nn.MaxPool2d or _hooked(pool):
         return False
     sides = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
     plain = not pool.ceil_mode and not pool.return_indices

@@ -14,7 +14,7 @@ can be, so tf32 uses tiles of two warps, whose matrix instructions read either o
 """
 
 # mypy: ignore-errors
-# ruff: noqa: E741
+# ruff: noqa: E741, SIM102  # a nested `if` on a constant is decided when the kernel is compiled
 
 from __future__ import annotations
 
@@ -52,12 +52,13 @@ def _forward(
     PH: tl.constexpr,
     PW: tl.constexpr,
     BIAS: tl.constexpr,
+    RELU: tl.constexpr,
     DOT: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """y = conv(x, w) + bias; one program per tile of BM output pixels × BN outputs of a client.
+    """y = conv(x, w) + bias, or relu(y) if RELU; one program per tile of BM output pixels × BN outputs of a client.
 
     x_rows  [m, b, H, W, C]       images, float32 or bfloat16
     w_rows  [m, O, KH, KW, C]     weights, stride `row` between clients, dtype of x
@@ -107,6 +108,8 @@ def _forward(
             acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision=DOT)
     if BIAS:
         acc += tl.load(b_rows + client * side + o, o < O, 0.0)[None, :]
+    if RELU:
+        acc = tl.where(acc < 0, 0.0, acc)  # NaN stays NaN, as it would not with tl.maximum
     y_rows += client * pixels * O
     tl.store(y_rows + p[:, None] * O + o[None, :], acc.to(y_rows.dtype.element_ty), known[:, None] & (o < O)[None, :])
 
@@ -115,6 +118,7 @@ def _forward(
 def _inward(
     dy_rows,
     w_rows,
+    x_rows,
     dx_rows,
     images,
     H: tl.constexpr,
@@ -129,6 +133,7 @@ def _inward(
     SW: tl.constexpr,
     PH: tl.constexpr,
     PW: tl.constexpr,
+    MASK: tl.constexpr,
     DOT: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
@@ -138,6 +143,7 @@ def _inward(
 
     dy_rows  [m, images, OH, OW, O]    gradient of the output
     w_rows   [m, KH, KW, C, O]         weights as transposed by `_turn`, contiguous, dtype of dy
+    x_rows   [m, images, H, W, C]      the images, what a ReLU returned: dx is zero where they are; read only if MASK
     dx_rows  [m, images, H, W, C]      output, dtype of dy
     images   b, the images of one client
     grid     (pixel tiles × input tiles, m, SH·SW), input tiles innermost
@@ -181,9 +187,12 @@ def _inward(
         dy = tl.load(dy_rows + spot[:, None] + o[None, :], good[:, None] & (o < O)[None, :], 0.0)
         w = tl.load(w_rows + (tap * C + c)[:, None] * O + o[None, :], (c < C)[:, None] & (o < O)[None, :], 0.0)
         acc = tl.dot(dy, tl.trans(w), acc, input_precision=DOT)
-    dx_rows += client * images * (H * W * C)
-    spot = ((image * H + line) * W + column) * C
-    tl.store(dx_rows + spot[:, None] + c[None, :], acc.to(dx_rows.dtype.element_ty), known[:, None] & (c < C)[None, :])
+    base = client * images * (H * W * C)
+    spot = (((image * H + line) * W + column) * C)[:, None] + c[None, :]
+    inside = known[:, None] & (c < C)[None, :]
+    if MASK:
+        acc = tl.where(tl.load(x_rows + base + spot, inside, 0.0) <= 0, 0.0, acc)
+    tl.store(dx_rows + base + spot, acc.to(dx_rows.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -206,7 +215,9 @@ def _weights(
     x_rows,
     dy_rows,
     dw_rows,
+    db_rows,
     row,
+    side,
     part,
     pixels,
     share,
@@ -222,16 +233,18 @@ def _weights(
     SW: tl.constexpr,
     PH: tl.constexpr,
     PW: tl.constexpr,
+    BIAS: tl.constexpr,
     DOT: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Parts of dw, the gradient of the weights; one program per tile of BM outputs × BN (taps × inputs) of a client.
+    """Parts of dw and db, the gradients of weights and bias; one program per tile of BM outputs × BN (taps × inputs).
 
     x_rows   [m, b, H, W, C]                     images
     dy_rows  [m, b, OH, OW, O]                   gradient of the output, dtype of x
     dw_rows  [parts, m, O, KH·KW·C]              float32, stride `part` between parts and `row` between clients
+    db_rows  [parts, m, O]                       likewise, but `side` between clients; written only if BIAS
     pixels   b·OH·OW; each part sums `share` of them (a multiple of BK), and the caller adds the parts
     grid     (output tiles × column tiles, m, parts), column tiles innermost
     """
@@ -245,6 +258,7 @@ def _weights(
     x_rows += client * (pixels // (OH * OW)) * (H * W * C)
     dy_rows += client * pixels * O
     acc = tl.zeros([BM, BN], dtype=tl.float32)
+    total = tl.zeros([BM], dtype=tl.float32)
     for begin in range(piece * share, min(piece * share + share, pixels), BK):
         p = begin + tl.arange(0, BK)
         known = p < pixels
@@ -266,27 +280,21 @@ def _weights(
             x = tl.load(x_rows + ((image[:, None] * H + h) * W + wide) * C + (k % C)[None, :], good, 0.0)
         dy = tl.load(dy_rows + o[:, None] + p[None, :] * O, (o < O)[:, None] & known[None, :], 0.0)
         acc = tl.dot(dy, x, acc, input_precision=DOT)
+        if BIAS:
+            if number % tiles == 0:  # the programs of the first columns have read all of dy
+                total += tl.sum(dy.to(tl.float32), 1)
     dw_rows += client * row + piece.to(tl.int64) * part
     tl.store(dw_rows + o[:, None] * K + k[None, :], acc, (o < O)[:, None] & (k < K)[None, :])
+    if BIAS:
+        if number % tiles == 0:
+            tl.store(db_rows + client * side + piece.to(tl.int64) * part + o, total, o < O)
 
 
 def _fixed(shape: Shape, height: int, width: int) -> dict[str, int]:
     """The compile-time constants of a convolution of images of this size."""
-    rows, columns = shape.size(height, width)
-    return {
-        "H": height,
-        "W": width,
-        "C": shape.inputs,
-        "OH": rows,
-        "OW": columns,
-        "O": shape.outputs,
-        "KH": shape.kernel[0],
-        "KW": shape.kernel[1],
-        "SH": shape.stride[0],
-        "SW": shape.stride[1],
-        "PH": shape.padding[0],
-        "PW": shape.padding[1],
-    }
+    sizes = (height, width, shape.inputs, *shape.size(height, width), shape.outputs)
+    names = ("H", "W", "C", "OH", "OW", "O", "KH", "KW", "SH", "SW", "PH", "PW")
+    return dict(zip(names, (*sizes, *shape.kernel, *shape.stride, *shape.padding), strict=True))
 
 
 def _tile(count: int, most: int) -> int:
@@ -315,8 +323,8 @@ def _slope(outputs: int, inputs: int, taps: int, x: Tensor, dot: str) -> dict[st
     return {"BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages(x.device)}
 
 
-def forward(shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, dot: str) -> Tensor:
-    """Convolve x `[m·b, C, H, W]`, channels last, to `[m·b, O, OH, OW]`, channels last.
+def forward(shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool, dot: str) -> Tensor:
+    """Convolve x `[m·b, C, H, W]`, channels last, to `[m·b, O, OH, OW]`, channels last, with a ReLU if `relu`.
 
     w `[m, O, KH, KW, C]` and b `[m, O]` may have any stride between clients, but must be contiguous within one.
     """
@@ -336,22 +344,29 @@ def forward(shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, dot: str) -> T
         pixels,
         **fixed,
         BIAS=b is not None,
+        RELU=relu,
         DOT=dot,
         **tile,
     )
     return y
 
 
-def inward(shape: Shape, dy: Tensor, w: Tensor, height: int, width: int, dot: str) -> Tensor:
-    """The gradient of x, `[m·b, C, height, width]`, from dy `[m·b, O, OH, OW]`, both channels last, and w as above."""
+def inward(shape: Shape, dy: Tensor, w: Tensor, x: Tensor, masked: bool, dot: str) -> Tensor:
+    """The gradient of x `[m·b, C, H, W]` from dy `[m·b, O, OH, OW]`, all channels last, and w as above.
+
+    If `masked`, x is what a ReLU returned, and the gradient is that of the input of the ReLU.
+    """
     n, m = len(dy), len(w)
+    height, width = x.shape[2:]
     (down, right), fixed = shape.stride, _fixed(shape, height, width)
     turned = _turned(w, dy.dtype)
     dx = _empty(dy, n, shape.inputs, height, width)
     pixels = n // m * triton.cdiv(height, down) * triton.cdiv(width, right)
     tile = _product(shape.inputs, shape.outputs, dy)
     grid = (triton.cdiv(pixels, tile["BM"]) * triton.cdiv(shape.inputs, tile["BN"]), m, down * right)
-    _inward[grid](dy, turned, dx, n // m, **fixed, DOT=dot, **tile)
+    if masked:
+        tile["maxnreg"] = 128  # the mask would take more, and leave room for only one program of 8 warps at a time
+    _inward[grid](dy, turned, x, dx, n // m, **fixed, MASK=masked, DOT=dot, **tile)
     return dx
 
 
@@ -364,10 +379,11 @@ def _turned(w: Tensor, dtype: torch.dtype) -> Tensor:
     return turned
 
 
-def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, dot: str) -> None:
-    """Write the gradient of the weights to dw `[m, O, KH, KW, C]`, float32, with any stride between clients.
+def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor | None, dot: str) -> None:
+    """Write the gradient of the weights to dw `[m, O, KH, KW, C]` and, if wanted, that of the bias to db `[m, O]`.
 
-    x is `[m·b, C, H, W]` and dy `[m·b, O, OH, OW]`, both channels last.
+    x is `[m·b, C, H, W]` and dy `[m·b, O, OH, OW]`, both channels last; dw and db are float32, with any stride between
+    clients.
     """
     n, _, height, width = x.shape
     fixed = _fixed(shape, height, width)
@@ -380,11 +396,16 @@ def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, dot: str) -> None:
     parts = max(1, min(triton.cdiv(FILL // tile["num_warps"], tiles * m), triton.cdiv(pixels, 4 * depth)))
     share = triton.cdiv(triton.cdiv(pixels, parts), depth) * depth
     parts = triton.cdiv(pixels, share)
-    sums = dw[None] if parts == 1 else torch.empty(parts, *dw.shape, dtype=dw.dtype, device=dw.device)
-    grid = (tiles, m, parts)
-    _weights[grid](x, dy, sums, sums.stride(1), sums.stride(0), pixels, share, **fixed, DOT=dot, **tile)
+    slopes = [dw.flatten(1)] if db is None else [dw.flatten(1), db]
+    sums = [slope[None] for slope in slopes]
     if parts > 1:
-        torch.sum(sums, 0, out=dw)
+        sizes = [slope.shape[1] for slope in slopes]
+        sums = torch.empty(parts, m, sum(sizes), dtype=dw.dtype, device=dw.device).split(sizes, 2)
+    steps = (sums[0].stride(1), sums[-1].stride(1), sums[0].stride(0), pixels, share)
+    _weights[(tiles, m, parts)](x, dy, sums[0], sums[-1], *steps, **fixed, BIAS=db is not None, DOT=dot, **tile)
+    if parts > 1:
+        for slope, each in zip(slopes, sums, strict=True):
+            torch.sum(each, 0, out=slope)
 
 
 def _empty(like: Tensor, n: int, channels: int, height: int, width: int) -> Tensor:

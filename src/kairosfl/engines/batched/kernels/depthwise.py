@@ -138,11 +138,15 @@ def _weights(
     PW: tl.constexpr,
     DH: tl.constexpr,
     DW: tl.constexpr,
+    ROWS: tl.constexpr,
     TAPS: tl.constexpr,
     BM: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """The gradient of w over `share` output pixels: sums [parts, m, KH·KW, C]; grid (parts, channel tiles, m)."""
+    """The gradients of w and, if ROWS is KH·KW + 1, of the bias over `share` output pixels: sums [parts, m, ROWS, C].
+
+    TAPS is a power of two, at least ROWS; grid (parts, channel tiles, m).
+    """
     client = tl.program_id(2).to(tl.int64)
     part = tl.program_id(0)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -162,8 +166,10 @@ def _weights(
             spot = ((image * H + h) * W + wide) * C
             x = tl.load(x_rows + spot[:, None] + c[None, :], good[:, None] & real[None, :], 0.0).to(tl.float32)
             acc += tl.where((taps == tap)[:, None], tl.sum(x * dy, 0)[None, :], 0.0)
-    place = (part.to(tl.int64) * tl.num_programs(2) + client) * (KH * KW) + taps
-    tl.store(sums + place[:, None] * C + c[None, :], acc, (taps < KH * KW)[:, None] & real[None, :])
+        if ROWS > KH * KW:
+            acc += tl.where((taps == KH * KW)[:, None], tl.sum(dy, 0)[None, :], 0.0)
+    place = (part.to(tl.int64) * tl.num_programs(2) + client) * ROWS + taps
+    tl.store(sums + place[:, None] * C + c[None, :], acc, (taps < ROWS)[:, None] & real[None, :])
 
 
 def _sizes(shape: Shape, height: int, width: int) -> tuple[int, ...]:
@@ -202,15 +208,19 @@ def inward(shape: Shape, dy: Tensor, w: Tensor, height: int, width: int) -> Tens
     return dx
 
 
-def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor) -> None:
-    """The gradient of the weights, written into `dw`, `[m, C, KH, KW, 1]`."""
+def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor | None) -> None:
+    """The gradients of weights and bias, written into dw `[m, C, KH, KW, 1]` and, if wanted, db `[m, C]`."""
     m, taps = len(dw), shape.kernel[0] * shape.kernel[1]
+    rows = taps if db is None else taps + 1
     each = len(x) // m
     pixels = each * dy.shape[2] * dy.shape[3]
     down, across, high, wide = _tiles(pixels, shape.inputs)
     parts = min(PARTS, down)
     share = triton.cdiv(down, parts) * high
-    sums = torch.zeros(parts, m, taps, shape.inputs, dtype=torch.float32, device=x.device)
+    sums = torch.empty(parts, m, rows, shape.inputs, dtype=torch.float32, device=x.device)
     sizes = _sizes(shape, *x.shape[2:])
-    _weights[(parts, across, m)](x, dy, sums, each, share, *sizes, triton.next_power_of_2(taps), high, wide)
-    dw.copy_(sums.sum(0).mT.reshape(dw.shape))
+    _weights[(parts, across, m)](x, dy, sums, each, share, *sizes, rows, triton.next_power_of_2(rows), high, wide)
+    slopes = sums.sum(0)
+    dw.copy_(slopes[:, :taps].mT.reshape(dw.shape))
+    if db is not None:
+        db.copy_(slopes[:, taps])

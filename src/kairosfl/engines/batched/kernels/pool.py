@@ -1,4 +1,8 @@
-"""ReLU and 2×2 max-pooling in one pass, channels last; the index of the maximum is stored in one byte."""
+"""ReLU and 2×2 max-pooling in one pass; the index of the maximum is stored in one byte.
+
+Inputs are channels last. Outputs are, too, or *flat*: contiguous, as the linear layer after them reads them. Every
+program has a tile of windows × channels of one image.
+"""
 
 # mypy: ignore-errors
 
@@ -9,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 1024
+TILE, CHANNELS = 2048, 64  # numbers of a tile, and the channels that it has at least, if there are as many
 DEAD = tl.constexpr(4)  # index that says: no pixel of the window was above zero
 
 
@@ -18,37 +22,42 @@ def _forward(
     x_rows,
     y_rows,
     wins,
-    count,
     H: tl.constexpr,
     W: tl.constexpr,
     C: tl.constexpr,
-    OH: tl.constexpr,
-    OW: tl.constexpr,
-    BLOCK: tl.constexpr,
+    FLAT: tl.constexpr,
+    BP: tl.constexpr,
+    BC: tl.constexpr,
 ):
-    """y = max_pool2d(relu(x), 2); one program per BLOCK elements of y.
+    """y = max_pool2d(relu(x), 2).
 
-    x_rows  [n, H, W, C]      float32 or bfloat16, contiguous
-    y_rows  [n, OH, OW, C]    output, dtype of x, OH = H // 2 and OW = W // 2
-    wins    [n, OH, OW, C]    int8: index of the maximum in its window (2·row + column), or DEAD
-    count   n·OH·OW·C
+    x_rows  [n, H, W, C]                      float32 or bfloat16
+    y_rows  [n, OH, OW, C], or [n, C, OH, OW] if FLAT; dtype of x, OH = H // 2 and OW = W // 2
+    wins    [n, OH, OW, C]                    int8: index of the maximum in its window (2·row + column), or DEAD
+    grid    (n × window tiles, channel tiles), window tiles innermost
     """
-    spot = tl.program_id(0).to(count.dtype) * BLOCK + tl.arange(0, BLOCK)
-    inside = spot < count
-    c = spot % C
-    column = spot // C % OW
-    line = spot // (C * OW) % OH
-    image = spot // (C * OW * OH)
-    corner = x_rows + ((image * H + line * 2) * W + column * 2) * C + c
+    OW: tl.constexpr = W // 2
+    COUNT: tl.constexpr = H // 2 * OW
+    tiles: tl.constexpr = (COUNT + BP - 1) // BP
+    image = (tl.program_id(0) // tiles).to(tl.int64)
+    p = tl.program_id(0) % tiles * BP + tl.arange(0, BP)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = (p < COUNT)[:, None] & (c < C)[None, :]
+    corner = x_rows + image * (H * W * C) + ((p // OW * W + p % OW) * (2 * C))[:, None] + c[None, :]
     best = tl.load(corner, inside, 0.0).to(tl.float32)
-    win = tl.zeros([BLOCK], dtype=tl.int32)
+    win = tl.zeros([BP, BC], dtype=tl.int32)
     for other in tl.static_range(1, 4):
         x = tl.load(corner + (other // 2 * W + other % 2) * C, inside, 0.0).to(tl.float32)
-        win = tl.where(x > best, other, win)
-        best = tl.maximum(best, x)
-    win = tl.where(best > 0, win, DEAD)
-    tl.store(y_rows + spot, tl.maximum(best, 0.0).to(y_rows.dtype.element_ty), inside)
-    tl.store(wins + spot, win.to(tl.int8), inside)
+        above = (x > best) | (x != x)  # NaN stays NaN, as in PyTorch
+        win = tl.where(above, other, win)
+        best = tl.where(above, x, best)
+    dead = best <= 0
+    y_rows += image * (COUNT * C)
+    wins += image * (COUNT * C)
+    place = p[:, None] * C + c[None, :]
+    tl.store(wins + place, tl.where(dead, DEAD, win).to(tl.int8), inside)
+    spot = c[None, :] * COUNT + p[:, None] if FLAT else place
+    tl.store(y_rows + spot, tl.where(dead, 0.0, best).to(y_rows.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -56,53 +65,72 @@ def _backward(
     dy_rows,
     wins,
     dx_rows,
-    count,
     H: tl.constexpr,
     W: tl.constexpr,
     C: tl.constexpr,
-    OH: tl.constexpr,
-    OW: tl.constexpr,
-    BLOCK: tl.constexpr,
+    FLAT: tl.constexpr,
+    BP: tl.constexpr,
+    BC: tl.constexpr,
 ):
-    """dx from dy; one program per BLOCK elements of dx.
+    """dx from dy.
 
-    dy_rows  [n, OH, OW, C]    gradient of the output
+    dy_rows  [n, OH, OW, C], or [n, C, OH, OW] if FLAT
     wins     [n, OH, OW, C]    int8, as written by `_forward`
     dx_rows  [n, H, W, C]      output, dtype of dy; zero in an odd last row or column, which no window covers
-    count    n·H·W·C
+    grid     as in `_forward`, but windows may reach beyond an odd last row or column
     """
-    spot = tl.program_id(0).to(count.dtype) * BLOCK + tl.arange(0, BLOCK)
-    inside = spot < count
-    c = spot % C
-    column = spot // C % W
-    line = spot // (C * W) % H
-    image = spot // (C * W * H)
-    pooled = inside & (line < 2 * OH) & (column < 2 * OW)
-    source = ((image * OH + line // 2) * OW + column // 2) * C + c
-    win = tl.load(wins + source, pooled, DEAD).to(tl.int32)
-    dy = tl.load(dy_rows + source, pooled, 0.0)
-    mine = win == line % 2 * 2 + column % 2
-    tl.store(dx_rows + spot, tl.where(mine, dy, 0.0).to(dx_rows.dtype.element_ty), inside)
+    OW: tl.constexpr = W // 2
+    COUNT: tl.constexpr = H // 2 * OW
+    WIDE: tl.constexpr = (W + 1) // 2
+    ALL: tl.constexpr = (H + 1) // 2 * WIDE
+    tiles: tl.constexpr = (ALL + BP - 1) // BP
+    image = (tl.program_id(0) // tiles).to(tl.int64)
+    p = tl.program_id(0) % tiles * BP + tl.arange(0, BP)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    line, column = p // WIDE, p % WIDE
+    # Written so that the compiler sees that windows follow each other where no column is left over.
+    source = p if WIDE == OW else line * OW + column
+    pooled = ((line < H // 2) & (column < OW))[:, None] & (c < C)[None, :]
+    wins += image * (COUNT * C)
+    dy_rows += image * (COUNT * C)
+    win = tl.load(wins + source[:, None] * C + c[None, :], pooled, DEAD).to(tl.int32)
+    spot = c[None, :] * COUNT + source[:, None] if FLAT else source[:, None] * C + c[None, :]
+    dy = tl.load(dy_rows + spot, pooled, 0.0)
+    corner = dx_rows + image * (H * W * C) + ((line * W + column) * (2 * C))[:, None] + c[None, :]
+    for other in tl.static_range(4):
+        good = (p < ALL) & (line * 2 + other // 2 < H) & (column * 2 + other % 2 < W)
+        dx = tl.where(win == other, dy, 0.0).to(dx_rows.dtype.element_ty)
+        tl.store(corner + (other // 2 * W + other % 2) * C, dx, good[:, None] & (c < C)[None, :])
 
 
-def _options(channels: int, height: int, width: int) -> dict[str, int]:
-    sizes = {"H": height, "W": width, "C": channels, "OH": height // 2, "OW": width // 2}
-    return sizes | {"BLOCK": BLOCK, "num_warps": 4}
+def _tiles(n: int, windows: int, channels: int) -> tuple[tuple[int, int], int, int]:
+    """The grid, and how large a tile is."""
+    lines, columns = (triton.next_power_of_2(count) for count in (windows, channels))
+    high = min(TILE // min(CHANNELS, columns), lines)
+    wide = min(TILE // high, columns)
+    return (n * triton.cdiv(windows, high), triton.cdiv(channels, wide)), high, wide
 
 
-def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x `[n, C, H, W]` to y `[n, C, H // 2, W // 2]`, both channels last, and `wins` `[n, H // 2, W // 2, C]`."""
+def forward(x: Tensor, flat: bool) -> tuple[Tensor, Tensor]:
+    """x `[n, C, H, W]`, channels last, to y `[n, C, H // 2, W // 2]`, contiguous if `flat`, else channels last.
+
+    The second result is `wins`, `[n, H // 2, W // 2, C]`.
+    """
     n, channels, height, width = x.shape
-    size = (n, height // 2, width // 2, channels)
-    y = torch.empty(size, dtype=x.dtype, device=x.device)
-    wins = torch.empty(size, dtype=torch.int8, device=x.device)
-    _forward[(triton.cdiv(y.numel(), BLOCK),)](x, y, wins, y.numel(), **_options(channels, height, width))
-    return y.permute(0, 3, 1, 2), wins
+    size = (n, channels, height // 2, width // 2)
+    order = torch.contiguous_format if flat else torch.channels_last
+    y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=order)
+    wins = torch.empty(n, *size[2:], channels, dtype=torch.int8, device=x.device)
+    grid, high, wide = _tiles(n, size[2] * size[3], channels)
+    _forward[grid](x, y, wins, height, width, channels, flat, high, wide, num_warps=4)
+    return y, wins
 
 
 def backward(dy: Tensor, wins: Tensor, size: torch.Size) -> Tensor:
-    """The gradient of x, `[n, C, H, W]` = `size`, channels last; dy is channels last and `wins` from `forward`."""
+    """The gradient of x, `[n, C, H, W]` = `size`, channels last; dy is channels last or contiguous."""
     n, channels, height, width = size
-    dx = torch.empty(n, height, width, channels, dtype=dy.dtype, device=dy.device)
-    _backward[(triton.cdiv(dx.numel(), BLOCK),)](dy, wins, dx, dx.numel(), **_options(channels, height, width))
-    return dx.permute(0, 3, 1, 2)
+    dx = torch.empty(size, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
+    grid, high, wide = _tiles(n, triton.cdiv(height, 2) * triton.cdiv(width, 2), channels)
+    flat = not dy.is_contiguous(memory_format=torch.channels_last)
+    _backward[grid](dy, wins, dx, height, width, channels, flat, high, wide, num_warps=4)
+    return dx
