@@ -251,6 +251,21 @@ def test_a_client_that_diverged_leaves_nothing_in_its_slot() -> None:
     assert_equal(engine.train(fine), Loop(task).train(fine), 1e-4)
 
 
+def test_momenta_are_zero_for_everyone_who_moves_in() -> None:
+    task = named("mlp", torch.float32)
+    engine = Batched(task, slots=3)
+    plain, heavy, mixed = {"momentum": 0.0}, {"momentum": 0.9}, {"momentum": [0.0, 0.9, 0.0, 0.5]}
+    lost, adamw = {"momentum": [0.9, 0.0, 0.9, 0.0], "lr": 1e30, "weight_decay": 0.1}, {**plain, "optimizer": "adamw"}
+    for changes in (plain, lost, mixed, plain, heavy, lost, plain, adamw, mixed, adamw, lost, heavy, lost, adamw):
+        briefs = make_briefs(task, **changes)
+        found = engine.train(briefs)
+        if changes is lost:
+            assert not found.delta.isfinite().all()
+        else:
+            assert_equal(found, Loop(task).train(briefs), 1e-4)
+    assert engine.stacks, engine.why
+
+
 def test_a_waiting_cohort_joins_while_another_trains() -> None:
     task = named("mlp")
     engine = Batched(task, slots=3)

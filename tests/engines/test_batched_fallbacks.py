@@ -239,5 +239,10 @@ def test_rows_are_aligned_and_come_back_as_they_were() -> None:
     unpacked = torch.empty_like(vectors)
     rows.unpack(packed, unpacked)
     assert torch.equal(unpacked, vectors)
+    for start in (vectors[1], vectors.flip(0)):
+        for dtype in (torch.float32, torch.float64):  # as in the rows, and another
+            difference = torch.full_like(vectors, torch.nan, dtype=dtype)
+            rows.subtract(packed, start.to(dtype), difference)
+            assert torch.equal(difference, (vectors - start).to(dtype))
     assert torch.equal(rows.natural(packed, 0)[1], vectors[1, :120].view(5, 3, 2, 4))
     assert rows.ranges(frozenset({1})) == [(0, 128), (160, 224)]

@@ -96,9 +96,8 @@ class Ticket:
         """The results of some of its clients."""
         start = self.briefs.start
         there = rows if isinstance(rows, slice) else rows.to(start.device)
-        delta = self.delta[there]
-        layout.unpack(weights, delta)
-        delta -= start if start.ndim == 1 else start[there]
+        delta = self.delta[there] if isinstance(there, slice) else self.delta.new_empty(len(there), self.delta.shape[1])
+        layout.subtract(weights, start if start.ndim == 1 else start[there], delta)
         if not isinstance(there, slice):
             self.delta[there] = delta
         self.numbers[:, rows] = numbers

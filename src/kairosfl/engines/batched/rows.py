@@ -92,12 +92,28 @@ class RowLayout:
 
     def unpack(self, rows: Tensor, out: Tensor) -> None:
         """Rows as vectors, written into `[m, d]`."""
-        vectors, parts = list(self._split(out)), list(rows.split_with_sizes(self._gapped, 1)[::2])
+        parts, vectors = self._parts(rows, out)
+        torch._foreach_copy_(vectors, parts)
+
+    def subtract(self, rows: Tensor, start: Tensor, out: Tensor) -> None:
+        """Rows minus `start`, `[d]` or `[m, d]`, as vectors: in one pass, unless they differ in device or type."""
+        if rows.device != out.device or rows.dtype != out.dtype:
+            self.unpack(rows, out)
+            out -= start
+            return
+        for part, begin, vector in zip(*self._parts(rows, start.expand_as(out), out), strict=True):
+            torch.sub(part, begin, out=vector)
+
+    def _parts(self, rows: Tensor, *vectors: Tensor) -> list[list[Tensor]]:
+        """Every tensor in the rows, and the same in vectors `[m, d]`."""
+        found = [list(rows.split_with_sizes(self._gapped, 1)[::2]), *(list(self._split(each)) for each in vectors)]
         for index, place in enumerate(self.places):
             if place.swapped:
-                parts[index] = self.natural(rows, index)
-                vectors[index] = vectors[index].view(parts[index].shape)
-        torch._foreach_copy_(vectors, parts)
+                natural = self.natural(rows, index)
+                for parts in found[1:]:
+                    parts[index] = parts[index].view(natural.shape)
+                found[0][index] = natural
+        return found
 
     def _split(self, vectors: Tensor) -> tuple[Tensor, ...]:
         """The tensors of vectors `[m, d]`, each flat."""

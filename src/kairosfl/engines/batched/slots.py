@@ -54,6 +54,7 @@ class Slots:
             return
         jobs = [job for job in (self.jobs[slot] for slot in active) if job is not None]
         count, kind = min(map(self._ahead, jobs)), joint(jobs)
+        self.state.moved |= kind.momentum or kind.adamw
         self._run(kind.wide(self._width(active[-1] + 1)), count)
         for job in jobs:
             job.done += count
@@ -134,7 +135,8 @@ class Slots:
             state.order[here, : ticket.order.shape[1]] = ticket.order[rows]
             state.reals[:, here] = ticket.reals[:, rows].to(state.dtype)
             state.numbers[:, here] = ticket.numbers[:, rows]
-            state.v[here] = 0
+            if state.moved:
+                state.v[here] = 0
             self._load_vectors(here, mine)
 
     def _load_vectors(self, here: slice | Tensor, jobs: list[Job]) -> None:

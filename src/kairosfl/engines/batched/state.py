@@ -100,6 +100,7 @@ class State:
     def __init__(self, layout: RowLayout, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
         self.layout, self.slots, self.length, self.dtype, self.device = layout, slots, length, dtype, device
         self.w, self.v, self.g = (self._rows() for _ in range(3))
+        self.moved = False  # whether a step may have written momenta; until then all are zero
         self.extra: dict[str, Tensor] = {}  # anchor, push, second moments, ...: where a brief needs them
         self.reals = torch.zeros(len(REALS), slots, dtype=dtype, device=device)
         self.numbers = torch.zeros(len(Whole) + len(Sum), slots, dtype=torch.int64, device=device)  # copied together
