@@ -2,10 +2,12 @@
 
     python benchmarks/small_rounds.py [--device cuda] [--baseline OTHER_CHECKOUT] [--profile]
 
-Prints milliseconds a round as a whole, without the steps and by part, and with --baseline those of another checkout in
-the same run, the two taking turns, and whether both end with the same model, to the bit. On a CPU it is time that the
-process really had, and most of it are the steps, which a GPU replays as graphs; on a GPU it is the clock's, and a part
-that waits for the device contains the device's time. --profile lists where the host's time goes.
+Prints milliseconds a round as a whole, without the steps, between the rounds and by part, and with --baseline those of
+another checkout in the same run, the two taking turns, and whether both end with the same model, to the bit. Between
+the rounds is from where the host waits for a cohort to the next one's first step, without evaluation and metrics: a GPU
+is idle meanwhile. On a CPU it is time that the process really had, and most of it are the steps, which a GPU replays as
+graphs; on a GPU it is the clock's, and a part that waits for the device contains the device's time. --profile lists
+where the host's time goes.
 """
 
 from __future__ import annotations
@@ -64,6 +66,10 @@ PARTS = {  # what to time: module, class or None, function
 }
 
 
+BETWEEN = "between the rounds"
+RECORDING = ("evaluation", "metrics rows", "writing lines")
+
+
 def measure(rounds: int, device: str, profile: bool) -> dict[str, Any]:
     """Milliseconds of one round, the median, and of each part, the mean; and a checksum of the final model."""
     from kairosfl.runs import experiment
@@ -75,6 +81,7 @@ def measure(rounds: int, device: str, profile: bool) -> dict[str, Any]:
     for part, functions in PARTS.items():
         for module, owner, name in functions:
             _time(part, f"kairosfl.{module}", owner, name, spent, clock)
+    _time_between(spent, clock)
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "small.toml"
         config.write_text(CONFIG.replace("ROUNDS", str(rounds)).replace("DEVICE", device))
@@ -96,11 +103,14 @@ def measure(rounds: int, device: str, profile: bool) -> dict[str, Any]:
     last = ends[rounds // 4 :]
     took = [after - before for before, after in itertools.pairwise(last)]
     counted = len(took)
-    parts = {part: 1e3 * spent[part] / counted for part in PARTS}
+    parts = {part: 1e3 * spent[part] / counted for part in (*PARTS, BETWEEN)}
+    between = parts[BETWEEN] - sum(parts[part] for part in RECORDING)
     parts["collect, without the steps"] -= parts["steps"]
+    del parts[BETWEEN]
     whole, mean = 1e3 * statistics.median(took), 1e3 * sum(took) / counted
     digest = hashlib.sha256(x.numpy().tobytes()).hexdigest()[:16]
-    return {"round": whole, "mean": mean, "rest": mean - parts["steps"], "parts": parts, "model": digest}
+    rest = mean - parts["steps"]
+    return {"round": whole, "mean": mean, "rest": rest, "between": between, "parts": parts, "model": digest}
 
 
 def _time(part: str, module: str, owner: str | None, name: str, spent: dict[str, float], clock: Clock) -> None:
@@ -119,6 +129,26 @@ def _time(part: str, module: str, owner: str | None, name: str, spent: dict[str,
             spent[part] += clock() - began
 
     setattr(holder, name, timed)
+
+
+def _time_between(spent: dict[str, float], clock: Clock) -> None:
+    """Add up the time from where the host waits for a cohort to where it launches the next one's steps."""
+    from kairosfl.engines.batched.graphs import Steps
+    from kairosfl.engines.batched.jobs import Ticket
+
+    reports, steps, began = Ticket.reports, Steps.__call__, [0.0]
+
+    def awaited(ticket: Any) -> Any:
+        began[0] = clock()
+        return reports(ticket)
+
+    def launched(taken: Any, *given: Any) -> None:
+        if began[0]:
+            spent[BETWEEN] += clock() - began[0]
+        began[0] = 0.0
+        steps(taken, *given)
+
+    Ticket.reports, Steps.__call__ = awaited, launched  # type: ignore[method-assign]
 
 
 def in_checkout(checkout: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -146,14 +176,18 @@ def main() -> None:
         if options.json:
             print(json.dumps(found))
             return
-        print(f"{found['round']:.2f} ms a round (mean {found['mean']:.2f}, {found['rest']:.2f} without the steps)")
+        print(
+            f"{found['round']:.2f} ms a round (mean {found['mean']:.2f}, {found['rest']:.2f} without the steps, ",
+            end="",
+        )
+        print(f"{found['between']:.2f} between the rounds)")
         for part, value in found["parts"].items():
             print(f"  {value:7.3f}  {part}")
         return
     here = Path(__file__).parents[1]
     turns = [(in_checkout(options.baseline, options), in_checkout(here, options)) for _ in range(options.repeats)]
     before, after = (min((turn[side] for turn in turns), key=lambda each: each["rest"]) for side in (0, 1))
-    for what, name in (("a round", "round"), ("without the steps", "rest")):
+    for what, name in (("a round", "round"), ("without the steps", "rest"), (BETWEEN, "between")):
         print(f"{before[name]:.2f} ms {what} before, {after[name]:.2f} after: ", end="")
         print(f"{100 * (1 - after[name] / before[name]):.0f} % less")
     print("the same model to the bit" if before["model"] == after["model"] else "ANOTHER MODEL")

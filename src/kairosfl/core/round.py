@@ -15,6 +15,7 @@ from kairosfl.core.fields import Briefs, Reports, fields
 from kairosfl.core.mass import mass
 from kairosfl.core.rule import Finished, Memory, Plan, Rule, acts
 from kairosfl.core.run import Record, Round, Run, Setup, changed
+from kairosfl.core.streams import drawn
 from kairosfl.detectors import Measures, Signals, measured
 from kairosfl.errors import UserError
 
@@ -85,11 +86,13 @@ def select(run: Run, setup: Setup, now: Round) -> tuple[Round, Tensor]:
         plan = setup.algorithm.rules[i].select(plan, run.memory(i), now)
     now = changed(now, size=plan.size)
     if plan.ids is not None:
-        return now, torch.from_numpy(np.unique(plan.ids).astype(np.int64))
-    pool = now.population if plan.eligible is None else plan.eligible
-    available = now.population if plan.eligible is None else len(plan.eligible)
-    chosen = now.stream("select").choice(pool, size=min(plan.size, available), replace=False)
-    return now, torch.from_numpy(np.sort(chosen).astype(np.int64))
+        ids = np.unique(plan.ids)
+    elif plan.eligible is None:
+        ids = drawn(run.seed, now.number, now.population, plan.size)
+    else:
+        count = min(plan.size, len(plan.eligible))
+        ids = np.sort(now.stream("select").choice(plan.eligible, size=count, replace=False))
+    return now, torch.from_numpy(ids.astype(np.int64))
 
 
 def brief(run: Run, setup: Setup, now: Round, ids: Tensor) -> Briefs:

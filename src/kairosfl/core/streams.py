@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +33,12 @@ def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.rando
     """A fresh counter-based generator for this purpose; the same arguments give the same numbers anywhere."""
     words = cast(Any, _Key(_words(seed, purpose, round, client)))
     return np.random.Generator(np.random.Philox(words))
+
+
+@lru_cache(maxsize=1)  # an engine may have asked already, to prepare for them
+def drawn(seed: int, round: int, population: int, size: int) -> np.ndarray:
+    """The clients that train in a round if no rule says which, ascending."""
+    return np.sort(stream(seed, "select", round).choice(population, size=min(size, population), replace=False))
 
 
 class _Key(ISeedSequence):

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from kairosfl.client.trainer import Trainer
 from kairosfl.core.fields import AFTER, BEFORE, FISHER, FISHER_SAMPLED, Briefs, Reports
-from kairosfl.core.streams import Streams
 from kairosfl.engines.batched.captured import capture, end_capture
 from kairosfl.engines.batched.evaluator import GraphEvaluator, plain, single
 from kairosfl.engines.batched.graphs import Steps
 from kairosfl.engines.batched.jobs import Job, Ticket, joint
 from kairosfl.engines.batched.layers import Unstackable, line
 from kairosfl.engines.batched.memory import SERVER_VECTORS, affordable, home
+from kairosfl.engines.batched.schedule import Draw, Schedules
 from kairosfl.engines.batched.scoring import scores
 from kairosfl.engines.batched.slots import Slots, widths
 from kairosfl.engines.batched.stack import stack
@@ -81,7 +81,6 @@ class Batched(Evaluator):
         self._limit = slots or (FIXED_SLOTS if deterministic else None)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._alike = {task}
-        self._streams = Streams()
         self._steps: Steps | None = None
         self._slots: Slots | None = None
         self._waiting: deque[Job] = deque()
@@ -103,6 +102,7 @@ class Batched(Evaluator):
             stacked.frame.dot, stacked.frame.choices = self.precision.dot, self.choices
             stacked.frame.measures = not deterministic and self.device.type == "cuda"
             self._work = Work(stacked, task, self.trainer.data, compute)
+            self._schedules = Schedules(self.device, stacked.drops)
             self.why = stacked.why + self._reading()
             if self._evaluator is not None and not deterministic:
                 self._evaluator.other = single(self._work)
@@ -155,7 +155,12 @@ class Batched(Evaluator):
 
     def train(self, briefs: Briefs) -> Reports:
         """One report per client."""
-        return self.train_many([(self.task, briefs)])[0]
+        ticket = self.submit(self.task, briefs)
+        while self.collect() is not ticket:
+            pass
+        if self._work is not None:
+            self._schedules.foresee(Draw.of(self.task, briefs))
+        return ticket.reports()
 
     def train_many(self, cohorts: Sequence[tuple[Task, Briefs]]) -> list[Reports]:
         """The reports of several runs' cohorts, trained together; the runs share model and data, not partitions."""
@@ -173,7 +178,7 @@ class Batched(Evaluator):
             self.trainer.task = task  # of the same model and data
             ticket.answer = one_by_one(self.trainer, briefs, self.precision)
         else:
-            ticket.prepare(self.device, self._work.stack.drops, self._streams)
+            ticket.prepare(self._schedules(Draw.of(task, briefs)), self.device)
             if self._stream is not None:
                 self._stream.wait_stream(torch.cuda.current_stream(self.device))
             if briefs.measure:

@@ -16,8 +16,9 @@ from torch import Tensor
 from kairosfl.client.local import all_hidden
 from kairosfl.client.trainer import Fisher
 from kairosfl.core.fields import REALS, Briefs, Reports, reals
-from kairosfl.core.streams import Streams, key
+from kairosfl.core.streams import key
 from kairosfl.engines.batched.rows import RowLayout
+from kairosfl.engines.batched.schedule import Schedule
 from kairosfl.engines.batched.state import Kind, Real, Sum, Whole, upload
 from kairosfl.tasks.task import Task
 
@@ -58,39 +59,31 @@ class Ticket:
         delta = torch.empty(m, start.shape[-1], dtype=start.dtype, device=start.device)
         return cls(task, briefs, delta, left=m)
 
-    def prepare(self, device: torch.device, drops: bool, streams: Streams) -> None:
-        """Prepare its clients for slots; `drops` says whether the model has dropout."""
-        briefs, clients, ids = self.briefs, self.briefs.ids.tolist(), _host(self.briefs.ids)
-        begin, stop = self.task.clients.offsets[ids], self.task.clients.offsets[ids + 1]
-        mine = [self.task.clients.order[a:b] for a, b in zip(begin.tolist(), stop.tolist(), strict=True)]
-        n, batch, epochs = stop - begin, _host(briefs.batch_size), _host(briefs.epochs)
-        size = np.minimum(batch, n)
-        end = n - n % size if briefs.drop_last else n
-        count = -(-end // size)
-        rows = zip(clients, mine, batch.tolist(), count.tolist(), (count * epochs).tolist(), strict=True)
+    def prepare(self, schedule: Schedule, device: torch.device) -> None:
+        """Prepare its clients for slots."""
+        briefs, clients, batch = self.briefs, self.briefs.ids.tolist(), self.briefs.batch_size.tolist()
+        count, total = schedule.batches, schedule.batches * schedule.epochs
         real = reals(briefs)
-        lengths, kinds = (end * epochs).tolist(), _kinds(briefs, batch.tolist(), real)
-        self.jobs = [Job(self, row, *each, lengths[row], kinds[row]) for row, each in enumerate(rows)]
-        self.n = torch.from_numpy(n.astype(np.int64))
+        lengths, kinds = (schedule.end * schedule.epochs).tolist(), _kinds(briefs, batch, real)
+        rows = zip(clients, schedule.mine, batch, count.tolist(), total.tolist(), lengths, kinds, strict=True)
+        self.jobs = [Job(self, row, *each) for row, each in enumerate(rows)]
+        self.n, self.order = torch.from_numpy(schedule.n.astype(np.int64)), schedule.order
         numbers = np.zeros((len(Whole) + len(Sum) + len(REALS), len(clients)), dtype=np.int64)
         wholes, floats = numbers[: len(Whole)], numbers[len(Whole) :].view(np.float64)
-        wholes[Whole.TOTAL], wholes[Whole.SIZE], wholes[Whole.END] = count * epochs, size, end
+        wholes[Whole.TOTAL], wholes[Whole.SIZE], wholes[Whole.END] = total, schedule.size, schedule.end
         wholes[Whole.BATCHES], wholes[Whole.CLIENT] = count, clients
         wholes[Whole.LATE], wholes[Whole.LABELS] = briefs.clip_after, key(briefs.seed, "labels") % 2**63
         if self.task.varies:
             wholes[Whole.CROPS] = key(briefs.seed, "augment", briefs.round) % 2**63
-        if drops:
-            wholes[Whole.DROPS] = [key(briefs.seed, "dropout", briefs.round, who) % 2**63 for who in clients]
+        if schedule.drops:
+            wholes[Whole.DROPS] = schedule.drops
         if briefs.stop_below is not None:
             wholes[Whole.STOPS], wholes[Whole.LEAST] = 1, briefs.stop_statistic == "min"
             wholes[Whole.AT_ONCE] = briefs.stop_per == "batch"
         floats[Sum.SIMILARITY] = 1.0  # before the first comparison
         floats[len(Sum) :] = real.T
-        order = _order(briefs, mine, end.tolist(), epochs.tolist(), streams)
-        both = upload(np.concatenate([numbers.ravel(), order.ravel()]), device)  # one transfer
-        there = both[: numbers.size].view(numbers.shape)
+        there = upload(numbers, device)
         self.numbers, self.reals = there[: -len(REALS)], there[-len(REALS) :].view(torch.float64)
-        self.order = both[numbers.size :].view(order.shape)
 
     def take(self, rows: Tensor | slice, layout: RowLayout, weights: Tensor, numbers: Tensor) -> None:
         """The results of some of its clients."""
@@ -136,26 +129,6 @@ class Ticket:
         )
         self.answer = all_hidden(reports, self.briefs)
         return self.answer
-
-
-def _host(column: Tensor) -> np.ndarray:
-    return column.cpu().numpy()
-
-
-def _order(briefs: Briefs, mine: list[np.ndarray], ends: list[int], epochs: list[int], streams: Streams) -> np.ndarray:
-    """The samples of every client in the order of `client.trainer.batches`, epoch after epoch."""
-    longest = max((end * times for end, times in zip(ends, epochs, strict=True)), default=0)
-    order = np.zeros((len(mine), longest), dtype=np.int64)
-    for row, client, samples, end, times in zip(order, briefs.ids.tolist(), mine, ends, epochs, strict=True):
-        draw = streams(briefs.seed, "batches", briefs.round, client)
-        for begin in range(0, end * times, end):
-            used = row[begin : begin + end]
-            mixed = used if end == len(samples) else np.empty_like(samples)  # more if the last batch is dropped
-            mixed[:] = samples
-            draw.shuffle(mixed)
-            if mixed is not used:
-                used[:] = mixed[:end]
-    return order
 
 
 @dataclass(eq=False, slots=True)

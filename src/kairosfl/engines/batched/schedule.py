@@ -1,0 +1,102 @@
+"""The samples that every client of a cohort trains on, in order: a round ahead if the cohort can be guessed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kairosfl.core.fields import Briefs
+from kairosfl.core.streams import Streams, drawn, key
+from kairosfl.engines.batched.state import upload
+from kairosfl.tasks.task import Task
+
+
+class Draw(NamedTuple):
+    """What a schedule depends on."""
+
+    task: Task
+    seed: int
+    round: int
+    clients: tuple[int, ...]
+    batch: tuple[int, ...]
+    epochs: tuple[int, ...]
+    drop_last: bool
+
+    @classmethod
+    def of(cls, task: Task, briefs: Briefs) -> Self:
+        ids, batch, epochs = (tuple(column.tolist()) for column in (briefs.ids, briefs.batch_size, briefs.epochs))
+        return cls(task, briefs.seed, briefs.round, ids, batch, epochs, briefs.drop_last)
+
+    def next(self) -> Self:
+        """The next round's if no rule selects its clients and they are told what these are."""
+        ids = drawn(self.seed, self.round + 1, len(self.task.clients), len(self.clients))
+        return self._replace(round=self.round + 1, clients=tuple(ids.tolist()))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One entry or row per client."""
+
+    mine: list[np.ndarray]  # its samples
+    n: np.ndarray  # how many
+    size: np.ndarray  # samples in a batch
+    end: np.ndarray  # samples used in an epoch
+    batches: np.ndarray  # in an epoch
+    epochs: np.ndarray
+    drops: list[int]  # keys of its dropout; empty if the model has none
+    order: Tensor  # [m, longest] samples of all epochs, on the device
+
+
+class Schedules:
+    """The schedule of a draw. `foresee` works out the next round's while the device trains and the host would wait."""
+
+    def __init__(self, device: torch.device, drops: bool) -> None:
+        self._device, self._drops = device, drops
+        self._streams = Streams()
+        self._ahead: tuple[Draw, Schedule] | None = None
+        self._guesses = True  # until a guess was wrong: a rule selects
+
+    def __call__(self, draw: Draw) -> Schedule:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == draw:
+            return ahead[1]
+        if ahead is not None and ahead[0][:3] == draw[:3]:
+            self._guesses = False
+        return self._made(draw)
+
+    def foresee(self, draw: Draw) -> None:
+        """Work out what follows this draw."""
+        if self._guesses:
+            coming = draw.next()
+            self._ahead = coming, self._made(coming)
+
+    def _made(self, draw: Draw) -> Schedule:
+        ids, owned = np.array(draw.clients, dtype=np.int64), draw.task.clients
+        begin, stop = owned.offsets[ids], owned.offsets[ids + 1]
+        mine = [owned.order[a:b] for a, b in zip(begin.tolist(), stop.tolist(), strict=True)]
+        n, epochs = stop - begin, np.array(draw.epochs, dtype=np.int64)
+        size = np.minimum(np.array(draw.batch, dtype=np.int64), n)
+        end = n - n % size if draw.drop_last else n
+        which = [(draw.seed, "dropout", draw.round, client) for client in draw.clients] if self._drops else []
+        drops = [key(*each) % 2**63 for each in which]
+        order = upload(self._order(draw, mine, end.tolist()), self._device)
+        return Schedule(mine, n, size, end, -(-end // size), epochs, drops, order)
+
+    def _order(self, draw: Draw, mine: list[np.ndarray], ends: list[int]) -> np.ndarray:
+        """The samples of every client in the order of `client.trainer.batches`, epoch after epoch."""
+        longest = max((end * times for end, times in zip(ends, draw.epochs, strict=True)), default=0)
+        order = np.zeros((len(mine), longest), dtype=np.int64)
+        for row, client, samples, end, times in zip(order, draw.clients, mine, ends, draw.epochs, strict=True):
+            stream = self._streams(draw.seed, "batches", draw.round, client)
+            for begin in range(0, end * times, end):
+                used = row[begin : begin + end]
+                mixed = used if end == len(samples) else np.empty_like(samples)  # more if the last batch is dropped
+                mixed[:] = samples
+                stream.shuffle(mixed)
+                if mixed is not used:
+                    used[:] = mixed[:end]
+        return order
