@@ -16,7 +16,7 @@ from kairosfl.core.mass import mass
 from kairosfl.core.rule import Finished, Memory, Plan, Rule, acts
 from kairosfl.core.run import Record, Round, Run, Setup, changed
 from kairosfl.core.streams import drawn
-from kairosfl.detectors import Measures, Signals, measured
+from kairosfl.detectors import Measures, Signals, measured, readings
 from kairosfl.errors import UserError
 
 if TYPE_CHECKING:
@@ -125,8 +125,9 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Measures,
         rejected += [(int(i), f"its update has the shape {shape}, not ({d},)") for i in reports.ids]
         none = torch.empty(0, dtype=torch.int64)
         return briefs.take(none), reports.take(none), measured(reports.delta[:0]), tuple(rejected)
-    seen = measured(reports.delta)
+    measuring = readings(reports.delta)  # on the device, while the host checks the numbers
     faults = reports.faults()
+    seen = Measures.of(measuring)
     for row in np.flatnonzero(~np.isfinite(seen.squares)).tolist():
         faults.setdefault(row, "its update is not finite")
     if not faults and not rejected and torch.equal(reports.ids, briefs.ids):  # as nearly always
@@ -206,7 +207,7 @@ def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Report
     for i, rule in enumerate(rules):
         factors = rule.weigh(factors, memories[i], now)
     now = changed(now, weights=factors / factors.sum())
-    direction = now.weights.to(reports.delta) @ reports.delta
+    direction = now.weights.to(reports.delta, non_blocking=True) @ reports.delta
     mean = ref(direction)  # to recognise it without keeping it alive when a rule replaces it
     for i, rule in enumerate(rules):
         direction = rule.combine(direction, memories[i], now)

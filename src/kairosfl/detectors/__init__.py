@@ -1,7 +1,16 @@
 """What is measured during a run, and the detectors of critical learning periods."""
 
 from kairosfl.detectors.detectors import DETECTORS, FGN, Detector, FedFIM, parse_detectors
-from kairosfl.detectors.measures import Measures, Signals, coherence, cosine_matrix, elud, measured, squared_norms
+from kairosfl.detectors.measures import (
+    Measures,
+    Signals,
+    coherence,
+    cosine_matrix,
+    elud,
+    measured,
+    readings,
+    squared_norms,
+)
 from kairosfl.detectors.noised import NoisedFGN
 
 DETECTORS[NoisedFGN.name()] = NoisedFGN
@@ -19,5 +28,6 @@ __all__ = [
     "elud",
     "measured",
     "parse_detectors",
+    "readings",
     "squared_norms",
 ]

@@ -7,7 +7,7 @@ their result on its device.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -32,15 +32,25 @@ class Measures(NamedTuple):
     elud: float
     coherence: float
 
+    @classmethod
+    def of(cls, readings: Tensor) -> Self:
+        """From `readings`; waits for the device, which needs fewer kernels if the host does the rest."""
+        found = readings.cpu()
+        squares, of_mean, of_units = found[:-2], found[-2:-1], found[-1:]
+        return cls(squares.double().numpy(), _elud(squares, of_mean).item(), _coherence(squares, of_units).item())
+
 
 def measured(delta: Tensor) -> Measures:
     """Squared lengths, diversity and coherence, with one wait for the device. NaN without updates."""
+    return Measures.of(readings(delta))
+
+
+def readings(delta: Tensor) -> Tensor:
+    """What `Measures.of` needs, without waiting for the device: ‖delta_i‖², ‖mean delta_i‖² and ‖Σ u_i‖², `[m + 2]`."""
     if not len(delta):
-        return Measures(np.empty(0), float("nan"), float("nan"))
+        return delta.new_full((2,), torch.nan)
     squares = squared_norms(delta)
-    pair = torch.stack([elud(delta, squares), coherence(delta, squares)])
-    found = torch.cat([squares.double(), pair]).cpu().numpy()
-    return Measures(found[:-2], *found[-2:].tolist())
+    return torch.cat([squares, _square(delta.mean(0)), _square(_units(squares) @ delta)])
 
 
 def squared_norms(delta: Tensor) -> Tensor:
@@ -53,8 +63,7 @@ def squared_norms(delta: Tensor) -> Tensor:
 
 def elud(delta: Tensor, squares: Tensor) -> Tensor:
     """Empirical local update diversity, sqrt(mean ‖g_i‖²) / ‖mean g_i‖ (Zeng et al., AISTATS 2025, Section 5)."""
-    mean = delta.mean(0)
-    return (squares.double().mean() / (mean @ mean)).sqrt()
+    return _elud(squares, _square(delta.mean(0)))[0]
 
 
 def coherence(delta: Tensor, squares: Tensor) -> Tensor:
@@ -62,12 +71,27 @@ def coherence(delta: Tensor, squares: Tensor) -> Tensor:
 
     An update of length zero has the cosine 0 with every other.
     """
-    m = len(delta)
-    if m < 2:
-        return torch.full((), float("nan"), dtype=torch.float64, device=delta.device)
-    moved = squares > 0
-    total = torch.where(moved, squares.rsqrt(), 0.0) @ delta
-    return ((total @ total).double() - moved.sum()) / (m * (m - 1))
+    return _coherence(squares, _square(_units(squares) @ delta))[0]
+
+
+def _square(vector: Tensor) -> Tensor:
+    """Its squared length, `[1]`."""
+    return (vector @ vector)[None]
+
+
+def _units(squares: Tensor) -> Tensor:
+    """What updates of these squared lengths are multiplied by to have length 1, or 0."""
+    return torch.where(squares > 0, squares.rsqrt(), 0.0)
+
+
+def _elud(squares: Tensor, of_mean: Tensor) -> Tensor:
+    return (squares.double().mean() / of_mean.double()).sqrt()
+
+
+def _coherence(squares: Tensor, of_units: Tensor) -> Tensor:
+    m = len(squares)
+    pairs = m * (m - 1) if m > 1 else torch.nan
+    return (of_units.double() - (squares > 0).sum()) / pairs
 
 
 def cosine_matrix(delta: Tensor) -> Tensor:
