@@ -231,8 +231,8 @@ class Briefs(Cohort):
             given = {name: getattr(self, name) for name in _EACH[kind]}
             plain = {name: value for name, value in given.items() if isinstance(value, NUMBER)}
             if plain:  # one table for all of them: a tensor each would take most of the time
-                table = torch.tensor([*plain.values()], dtype=dtype)[:, None].expand(-1, len(self)).contiguous()
-                self.__dict__.update(zip(plain, table.unbind(), strict=True))
+                table = torch.from_numpy(np.repeat(np.array([[*plain.values()]], dtype=kind).T, len(self), 1))
+                self.__dict__.update(zip(plain, table.to(dtype).unbind(), strict=True))
             for name, value in given.items():
                 if isinstance(value, list):
                     self.__dict__[name] = torch.tensor(value, dtype=dtype).expand(len(self)).clone()
