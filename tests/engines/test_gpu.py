@@ -453,7 +453,7 @@ def test_convolution_kernels_with_bias_and_relus_are_pytorchs(
     dx, dw, db = torch.autograd.grad(y, exact, dy.double())
     way = conv.methods(shape, x, clients, precision)["gathered"]
     slopes = torch.empty_like(w), torch.empty_like(b)
-    found = [way.forward(shape, x, w, b, relu=True), way.backward(shape, dy, x, w, *slopes, inward=True, masked=True)]
+    found = [way.forward(shape, x, w, b, relu=True), way.backward(shape, dy, x, w, slopes, inward=True, masked=True)]
     wanted = [y.detach().relu(), dx * (x > 0), dw.permute(0, 1, 3, 4, 2), db]
     bound = 1e-2 if dtype == torch.bfloat16 else 2e-3 if precision == "tf32" else 1e-5
     for mine, right in zip((*found, *slopes), wanted, strict=True):
@@ -491,7 +491,7 @@ def test_depthwise_kernels_are_the_grouped_convolution(dtype: torch.dtype) -> No
     assert distance(fast.forward(shape, x, w, None), y) <= (1e-5 if dtype == torch.float32 else 0.01)
     slopes, shifts = [torch.empty_like(w) for _ in range(2)], [torch.empty(12, 70, device="cuda") for _ in range(2)]
     both = zip((conv.Grouped(), fast), slopes, shifts, strict=True)
-    dx = [way.backward(shape, y, x, w, dw, db, True) for way, dw, db in both]
+    dx = [way.backward(shape, y, x, w, (dw, db), True) for way, dw, db in both]
     for wanted, found in (dx, slopes, shifts):
         assert distance(found, wanted) <= (1e-4 if dtype == torch.float32 else 0.02)
 

@@ -104,7 +104,7 @@ def test_a_relu_after_a_convolution_and_before_one(shape: tuple[int, int, Pair, 
     close(gathered.forward(form, x, w, b, relu=True), y.double())
     dy, dw = torch.randn(y.shape), torch.empty_like(w)
     found, wanted, whole = (
-        way.backward(form, dy, x, w, dw, None, inward=True, masked=masked)
+        way.backward(form, dy, x, w, (dw, None), inward=True, masked=masked)
         for way, masked in ((gathered, True), (plain, True), (plain, False))
     )
     assert torch.equal(wanted, torch.where(x > 0, whole, 0.0))
@@ -140,7 +140,7 @@ def test_depthwise_convolutions_there_and_back(
     dy = torch.randn(wanted.shape)
     slopes = [(torch.empty_like(w), torch.empty(CLIENTS, channels) if biased else None) for _ in range(2)]
     for way, (dw, db) in zip((plain, fast), slopes, strict=True):
-        dx = way.backward(form, dy, x, w, dw, db, inward=True, masked=biased)
+        dx = way.backward(form, dy, x, w, (dw, db), inward=True, masked=biased)
         wanted, found = (dx, found) if way is plain else (wanted, dx)
     close(found, wanted.double())
     for right, mine in zip(*slopes, strict=True):

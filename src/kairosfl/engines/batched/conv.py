@@ -15,6 +15,7 @@ from torch import Tensor
 from kairosfl.engines.batched.fast import kernels, slow_transposed, timed
 
 Pair = tuple[int, int]
+Slopes = tuple[Tensor, Tensor | None]  # gradients of weights and bias
 
 
 @dataclass(frozen=True)
@@ -46,17 +47,9 @@ class Method(Protocol):
         ...
 
     def backward(
-        self,
-        shape: Shape,
-        dy: Tensor,
-        x: Tensor,
-        w: Tensor,
-        dw: Tensor,
-        db: Tensor | None,
-        inward: bool,
-        masked: bool = False,
+        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, slopes: Slopes, inward: bool, masked: bool = False
     ) -> Tensor | None:
-        """The gradient of the images, if `inward`; those of weights and bias are written into `dw` and `db`.
+        """The gradient of the images, if `inward`; those of weights and bias are written into `slopes`.
 
         If `masked`, the images are what a ReLU returned, and the gradient is that of its input.
         """
@@ -82,15 +75,7 @@ class Grouped:
         return _below(y.relu_() if relu else y, m)
 
     def backward(
-        self,
-        shape: Shape,
-        dy: Tensor,
-        x: Tensor,
-        w: Tensor,
-        dw: Tensor,
-        db: Tensor | None,
-        inward: bool,
-        masked: bool = False,
+        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, slopes: Slopes, inward: bool, masked: bool = False
     ) -> Tensor | None:
         m = len(w)
         dx, slope, _ = torch.ops.aten.convolution_backward(
@@ -106,8 +91,8 @@ class Grouped:
             m * shape.groups,
             [inward, True, False],
         )
-        dw.copy_(slope.view(m, shape.outputs, -1, *shape.kernel).permute(0, 1, 3, 4, 2))
-        _total(dy, db)
+        slopes[0].copy_(slope.view(m, shape.outputs, -1, *shape.kernel).permute(0, 1, 3, 4, 2))
+        _total(dy, slopes[1])
         return _masked(_below(dx, m), x, masked) if inward else None
 
 
@@ -147,20 +132,12 @@ class Columns:
         return y.relu_() if relu else y
 
     def backward(
-        self,
-        shape: Shape,
-        dy: Tensor,
-        x: Tensor,
-        w: Tensor,
-        dw: Tensor,
-        db: Tensor | None,
-        inward: bool,
-        masked: bool = False,
+        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, slopes: Slopes, inward: bool, masked: bool = False
     ) -> Tensor | None:
         m = len(w)
         rows = dy.permute(0, 2, 3, 1).reshape(m, -1, shape.outputs)
-        dw.copy_(torch.bmm(rows.mT, _patches(shape, x, m)).view(dw.shape))
-        _total(dy, db)
+        slopes[0].copy_(torch.bmm(rows.mT, _patches(shape, x, m)).view(slopes[0].shape))
+        _total(dy, slopes[1])
         if not inward:
             return None
         return _masked(_spread(shape, torch.bmm(rows, w.to(dy.dtype).flatten(2)), x.shape), x, masked)
@@ -229,18 +206,10 @@ class Gathered:
         return y
 
     def backward(
-        self,
-        shape: Shape,
-        dy: Tensor,
-        x: Tensor,
-        w: Tensor,
-        dw: Tensor,
-        db: Tensor | None,
-        inward: bool,
-        masked: bool = False,
+        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, slopes: Slopes, inward: bool, masked: bool = False
     ) -> Tensor | None:
         x, dy = last(x), last(dy)
-        self.kernels.weights(shape, x, dy, dw, db, self.dot)
+        self.kernels.weights(shape, x, dy, *slopes, self.dot)
         if not inward:
             return None
         dx: Tensor = self.kernels.inward(shape, dy, w, x, masked, self.dot)
@@ -259,18 +228,10 @@ class Depthwise:
         return y.relu_() if relu else y
 
     def backward(
-        self,
-        shape: Shape,
-        dy: Tensor,
-        x: Tensor,
-        w: Tensor,
-        dw: Tensor,
-        db: Tensor | None,
-        inward: bool,
-        masked: bool = False,
+        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, slopes: Slopes, inward: bool, masked: bool = False
     ) -> Tensor | None:
         dy = last(dy)
-        self.kernels.weights(shape, last(x), dy, dw, db)
+        self.kernels.weights(shape, last(x), dy, *slopes)
         if not inward:
             return None
         return _masked(self.kernels.inward(shape, dy, w, *x.shape[2:]), x, masked)
@@ -325,7 +286,7 @@ def _seconds(way: Method, shape: Shape, x: Tensor, w: Tensor, inward: bool, best
     dw = torch.empty(w.shape, dtype=w.dtype, device=w.device)
 
     def there_and_back() -> None:
-        way.backward(shape, way.forward(shape, x, w, None), x, w, dw, None, inward)
+        way.backward(shape, way.forward(shape, x, w, None), x, w, (dw, None), inward)
 
     times: list[float] = []
     while len(times) < 4 and (len(times) < 2 or min(times) < 2 * best):

@@ -189,8 +189,8 @@ class _Conv(torch.autograd.Function):
         dy = dy if y is None else conv.relu_backward(dy, y)
         w = layer.frame.layout.view(ctx.rows, layer.weight)
         bias = None if layer.bias in layer.frame.written else layer.bias
-        with layer.frame.writing(layer.weight, bias) as (dw, db):
-            dx = ctx.method.backward(layer.shape, dy, x, w, dw, db, ctx.needs_input_grad[0], layer.masks)
+        with layer.frame.writing(layer.weight, bias) as slopes:
+            dx = ctx.method.backward(layer.shape, dy, x, w, slopes, ctx.needs_input_grad[0], layer.masks)
         return dx, None, None
 
 
