@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from kairosfl.core.fields import Briefs
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, rounds
 from kairosfl.core.run import Run, Setup
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.batched import schedule as scheduling
 from kairosfl.engines.batched.schedule import Draw, Schedule, Schedules
+from kairosfl.engines.loop import Loop
 from kairosfl.rules import parse
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.models import build
@@ -93,3 +95,43 @@ def test_another_partition_has_its_own_order(task: Task, monkeypatch: pytest.Mon
     found, known = asked(schedules, draw.next()._replace(task=other), monkeypatch)
     assert not known
     assert [mine.tolist() for mine in found.mine] == [other.clients[client].tolist() for client in draw.next().clients]
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "options"),
+    [
+        ("fedavg", {}, {}),
+        ("scaffold + average", {"momentum": 0.5}, {"slots": 3}),
+        ("fedcl", {}, {"deterministic": True}),
+        ("alt(reference='previous')", {"epochs": 3}, {}),
+    ],
+)
+def test_a_cohort_that_begins_before_the_last_round_is_evaluated_is_the_same_to_the_bit(
+    task: Task, text: str, changes: dict, options: dict
+) -> None:
+    recipe = Recipe(**{"rounds": 5, "cohort": 4, "epochs": 2, "batch_size": 5, "lr": 0.05, **changes})
+    setup = Setup(parse(text), recipe, CLIENTS, task.layout)
+    ends: list[list[torch.Tensor]] = []
+    for overlaps in (False, True):
+        engine = Batched(task, **options)
+        engine._overlaps = overlaps  # as on a GPU
+        ends.append([])
+        for run in drive(rounds(Run.start(engine.start(), setup, seed=5), setup), engine):
+            assert (engine._begun is not None) is (overlaps and run.round < 5)
+            reports = run.record.reports
+            ends[-1] += [run.x, reports.delta, reports.loss, torch.tensor(engine.evaluate(run.x).loss)]
+    assert [each.numpy().tobytes() for each in ends[0]] == [each.numpy().tobytes() for each in ends[1]]
+
+
+def test_a_cohort_that_was_begun_in_vain_is_in_nobodys_way(task: Task) -> None:
+    engine = Batched(task)
+    engine._overlaps = True
+    told = [Briefs(seed=9, round=r, ids=torch.arange(5), start=task.start(), lr=0.1, batch_size=4) for r in range(4)]
+    engine.train(told[0])
+    engine.begin(told[1])
+    other = engine.train(told[2])
+    engine.begin(told[1])
+    both = engine.train_many([(task, told[3]), (task, told[0])])
+    for found, briefs in zip((other, *both), (told[2], told[3], told[0]), strict=True):
+        torch.testing.assert_close(found.delta, Loop(task).train(briefs).delta)
+    assert engine.stacks, engine.why

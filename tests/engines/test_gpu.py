@@ -260,6 +260,20 @@ def test_dropout_masks_are_the_same_every_time() -> None:
     assert distance(together.delta[1], alone.delta[0]) <= 1e-3
 
 
+@pytest.mark.parametrize("text", ["fedavg", "scaffold + average"])
+def test_a_cohort_that_begins_before_the_last_round_is_evaluated_is_the_same_to_the_bit(text: str) -> None:
+    task = task_of("pfl_cnn", clients=8)
+    setup = Setup(parse(text), Recipe(rounds=30, cohort=4, batch_size=5, lr=0.05, momentum=0.5), 8, task.layout)
+    engine = Batched(task, "cuda")
+    ends: list[list[object]] = []
+    for overlaps in (False, False, True):  # the first chooses methods
+        engine._overlaps = overlaps
+        ends.append([])
+        for run in drive(rounds(Run.start(engine.start(), setup, seed=5), setup), engine):
+            ends[-1] += [run.x.cpu().numpy().tobytes(), repr(run.signals), engine.evaluate(run.x).loss]
+    assert ends[1] == ends[2]
+
+
 def test_too_little_memory_means_fewer_slots() -> None:
     task = task_of("alexnet", clients=12)
     briefs = briefs_of(task)

@@ -263,7 +263,10 @@ def drive(course: Rounds, engine: Engine) -> Iterator[Run]:
         course: The run's rounds, from `rounds`.
         engine: What trains its cohorts.
     """
+    begin = getattr(engine, "begin", None)
     run, briefs = next(course)
     while briefs is not None:
         run, briefs = course.send(engine.train(briefs))
+        if begin and briefs is not None:
+            begin(briefs)  # it trains while the caller evaluates the run
         yield run

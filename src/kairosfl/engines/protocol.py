@@ -13,7 +13,11 @@ from kairosfl.engines.evaluate import Scores
 
 
 class Engine(Protocol):
-    """Turns briefs into reports and evaluates a vector: the only part that touches data or devices."""
+    """Turns briefs into reports and evaluates a vector: the only part that touches data or devices.
+
+    An engine may have a method `begin(briefs)`, too: it is told what `train` will be asked for next, before the last
+    round is evaluated and recorded, and returns without waiting.
+    """
 
     why: str  # how it runs the model, where there is a choice
     choices: Choices  # what it chose by measuring

@@ -191,11 +191,11 @@ def _record_rounds(
     listeners: list[Notify],
     watch: Watch | None,
 ) -> Generator[Briefs, Reports, tuple[int, dict[str, Any]]]:
-    """The rounds of a run, each recorded before the next begins; returns their number and what the rules said."""
+    """The rounds of a run, each recorded before the next one's reports; returns their number and what the rules said."""
     note = {"algorithm": str(config.algorithm), "detector": config.run.detector}
     saved, chosen = run.round, len(engine.choices.made)
     clients_file, metrics_file = folder.path / "clients.jsonl", folder.path / "metrics.jsonl"
-    stages = rounds(run, setup)
+    stages, begin = rounds(run, setup), getattr(engine, "begin", None)
     run, briefs = next(stages)
     if briefs is None and run.idle >= IDLE_LIMIT:
         raise UserError(_idle(run))
@@ -211,6 +211,8 @@ def _record_rounds(
             told = briefs
             run, briefs = stages.send(reports)
             last = briefs is None
+            if begin and briefs is not None:
+                begin(briefs)  # it trains while this round is evaluated and recorded
             outcome = result(run, setup)
             scores = engine.evaluate(outcome) if last or run.round % config.run.eval_every == 0 else None
             whole = scores is not None and measures_clients(config, task, last=last)

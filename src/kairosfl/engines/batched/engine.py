@@ -86,6 +86,8 @@ class Batched(Evaluator):
         self._waiting: deque[Job] = deque()
         self._done: deque[Ticket] = deque()
         self._work: Work | None = None
+        self._begun: Ticket | None = None  # what `train` will be asked for
+        self._overlaps = self._stream is not None  # the device trains while the host does something else
         self._free = 0  # bytes of the device that a server may still use before they are counted again
         way = plain(task, self.predict, self.precision)
         self._evaluator = (
@@ -153,9 +155,21 @@ class Batched(Evaluator):
             self._evaluator = None
             return super().evaluate(x)
 
+    def begin(self, briefs: Briefs) -> None:
+        """On a GPU: start what `train` will be asked for next, so that it trains while the last round is evaluated.
+
+        A cohort that is not asked for after all is trained in vain.
+        """
+        if self._overlaps and self._work is not None:
+            self._begun = self.submit(self.task, briefs)
+            with self._working():
+                while self._idles():
+                    self._advance()
+
     def train(self, briefs: Briefs) -> Reports:
         """One report per client."""
-        ticket = self.submit(self.task, briefs)
+        begun, self._begun = self._begun, None
+        ticket = begun if begun is not None and begun.briefs is briefs else self.submit(self.task, briefs)
         while self.collect() is not ticket:
             pass
         if self._work is not None:
@@ -230,7 +244,7 @@ class Batched(Evaluator):
 
     def _idles(self) -> bool:
         """Whether the device would finish its queue before the caller returns, although there is more to do."""
-        waits = self._stream is not None and self._training()
+        waits = self._overlaps and self._training()
         return waits and self._steps is not None and self._steps.queued() < AHEAD
 
     def check(self, task: Task) -> None:
