@@ -191,7 +191,7 @@ def _record_rounds(
     listeners: list[Notify],
     watch: Watch | None,
 ) -> Generator[Briefs, Reports, tuple[int, dict[str, Any]]]:
-    """The rounds of a run, each recorded before the next one's reports; returns their number and what the rules said."""
+    """The rounds of a run, each recorded before the next one's reports; returns how many, and what the rules say."""
     note = {"algorithm": str(config.algorithm), "detector": config.run.detector}
     saved, chosen = run.round, len(engine.choices.made)
     clients_file, metrics_file = folder.path / "clients.jsonl", folder.path / "metrics.jsonl"
