@@ -5,9 +5,9 @@
 Prints milliseconds a round as a whole, without the steps, between the rounds and by part, and with --baseline those of
 another checkout in the same run, the two taking turns, and whether both end with the same model, to the bit. Between
 the rounds is from where the host waits for a cohort to the next one's first step, without evaluation and metrics: a GPU
-is idle meanwhile. On a CPU it is time that the process really had, and most of it are the steps, which a GPU replays as
-graphs; on a GPU it is the clock's, and a part that waits for the device contains the device's time. --profile lists
-where the host's time goes.
+is idle meanwhile. It is 0 if that step was launched before. On a CPU it is time that the process really had, and most
+of it are the steps, which a GPU replays as graphs; on a GPU it is the clock's, and a part that waits for the device
+contains the device's time. --profile lists where the host's time goes.
 """
 
 from __future__ import annotations
@@ -104,9 +104,8 @@ def measure(rounds: int, device: str, profile: bool) -> dict[str, Any]:
     took = [after - before for before, after in itertools.pairwise(last)]
     counted = len(took)
     parts = {part: 1e3 * spent[part] / counted for part in (*PARTS, BETWEEN)}
-    between = parts[BETWEEN] - sum(parts[part] for part in RECORDING)
-    parts["collect, without the steps"] -= parts["steps"]
-    del parts[BETWEEN]
+    between = max(0.0, parts.pop(BETWEEN) - sum(parts[part] for part in RECORDING))
+    parts["collect, without the steps"] = max(0.0, parts["collect, without the steps"] - parts["steps"])
     whole, mean = 1e3 * statistics.median(took), 1e3 * sum(took) / counted
     digest = hashlib.sha256(x.numpy().tobytes()).hexdigest()[:16]
     rest = mean - parts["steps"]

@@ -272,6 +272,7 @@ def test_a_cohort_that_begins_before_the_last_round_is_evaluated_is_the_same_to_
         for run in drive(rounds(Run.start(engine.start(), setup, seed=5), setup), engine):
             ends[-1] += [run.x.cpu().numpy().tobytes(), repr(run.signals), engine.evaluate(run.x).loss]
     assert ends[1] == ends[2]
+    assert engine._luck.hit is (text == "fedavg")  # the next cohort was guessed
 
 
 def test_too_little_memory_means_fewer_slots() -> None:

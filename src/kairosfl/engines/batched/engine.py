@@ -10,23 +10,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from operator import attrgetter
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kairosfl.client.trainer import Trainer
-from kairosfl.core.fields import AFTER, BEFORE, FISHER, FISHER_SAMPLED, Briefs, Reports
+from kairosfl.core.fields import AFTER, Briefs, Reports
+from kairosfl.engines.batched.ahead import Luck, averages, guessed, identical
 from kairosfl.engines.batched.captured import capture, end_capture
 from kairosfl.engines.batched.evaluator import GraphEvaluator, plain, single
 from kairosfl.engines.batched.graphs import Steps
-from kairosfl.engines.batched.jobs import Job, Ticket, joint
+from kairosfl.engines.batched.jobs import Job, Ticket, check_alike, joint
 from kairosfl.engines.batched.layers import Unstackable, line
 from kairosfl.engines.batched.memory import SERVER_VECTORS, affordable, home
 from kairosfl.engines.batched.schedule import Draw, Schedules
-from kairosfl.engines.batched.scoring import scores
+from kairosfl.engines.batched.scoring import measure, scores
 from kairosfl.engines.batched.slots import Slots, widths
 from kairosfl.engines.batched.stack import stack
-from kairosfl.engines.batched.state import State, places, upload
+from kairosfl.engines.batched.state import State, places
 from kairosfl.engines.batched.step import Work
 from kairosfl.engines.choices import Cache
 from kairosfl.engines.evaluate import Evaluator, Scores
@@ -86,7 +86,8 @@ class Batched(Evaluator):
         self._waiting: deque[Job] = deque()
         self._done: deque[Ticket] = deque()
         self._work: Work | None = None
-        self._begun: Ticket | None = None  # what `train` will be asked for
+        self._begun: Ticket | None = None  # what `train` will, or may, be asked for next
+        self._luck = Luck()  # of guesses what that is
         self._overlaps = self._stream is not None  # the device trains while the host does something else
         self._free = 0  # bytes of the device that a server may still use before they are counted again
         way = plain(task, self.predict, self.precision)
@@ -161,20 +162,65 @@ class Batched(Evaluator):
         A cohort that is not asked for after all is trained in vain.
         """
         if self._overlaps and self._work is not None:
-            self._begun = self.submit(self.task, briefs)
+            self._begun = self._claim(briefs) or self.submit(self.task, briefs)
             with self._working():
                 while self._idles():
                     self._advance()
 
     def train(self, briefs: Briefs) -> Reports:
         """One report per client."""
-        begun, self._begun = self._begun, None
-        ticket = begun if begun is not None and begun.briefs is briefs else self.submit(self.task, briefs)
+        ticket = self._claim(briefs) or self.submit(self.task, briefs)
         while self.collect() is not ticket:
             pass
         if self._work is not None:
-            self._schedules.foresee(Draw.of(self.task, briefs))
+            self._look_ahead(ticket)
         return ticket.reports()
+
+    def _look_ahead(self, ticket: Ticket) -> None:
+        """While this cohort trains: put the next one's samples in order and, where rounds are short, begin with it.
+
+        The device is then busy while the server works. A cohort that turns out to be another is trained in vain.
+        """
+        briefs, delta = ticket.briefs, ticket.delta
+        coming = self._schedules.foresee(Draw.of(self.task, briefs))
+        certain = self._overlaps and self._luck and self._schedules.luck.hit and averages(briefs, delta, self.device)
+        if coming is None or not certain or self._steps is None or self._training():
+            return
+        if self._steps.expected(coming[1].steps) > AHEAD:
+            return
+        try:
+            with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+                told = guessed(briefs, ticket.n, delta, coming[0].clients)
+            if self._stream is not None:
+                torch.cuda.current_stream(self.device).wait_stream(self._stream)
+            self._begun = self.submit(self.task, told)
+        except torch.OutOfMemoryError:
+            self._overlaps = False
+            return
+        with self._working():
+            while self._waiting or (self._slots is not None and self._slots.active()):
+                self._advance()
+
+    def _claim(self, briefs: Briefs) -> Ticket | None:
+        """The cohort that was begun, if it is this one."""
+        begun = self._begun
+        if begun is None:
+            return None
+        if begun.briefs is not briefs:
+            if not self._luck(identical(begun.briefs, briefs)):
+                return None
+            begun.briefs, begun.began = briefs, time.perf_counter()
+        self._begun = None
+        return begun
+
+    def _abandon(self) -> None:
+        """Free the slots of a cohort that was begun in vain."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            with self._working():
+                while begun not in self._done:
+                    self._advance()
+            self._done.remove(begun)
 
     def train_many(self, cohorts: Sequence[tuple[Task, Briefs]]) -> list[Reports]:
         """The reports of several runs' cohorts, trained together; the runs share model and data, not partitions."""
@@ -187,6 +233,7 @@ class Batched(Evaluator):
     def submit(self, task: Task, briefs: Briefs) -> Ticket:
         """Queue a cohort; its clients take slots as they become free."""
         self.check(task)
+        self._abandon()
         ticket = Ticket.of(task, briefs)
         if self._work is None:
             self.trainer.task = task  # of the same model and data
@@ -197,7 +244,7 @@ class Batched(Evaluator):
                 self._stream.wait_stream(torch.cuda.current_stream(self.device))
             if briefs.measure:
                 with self._working():
-                    self._measure(ticket)
+                    measure(self._work, self.trainer, ticket)
             self._waiting.extend(sorted(ticket.jobs, key=lambda job: -job.total))
         if not ticket.jobs:
             self._done.append(ticket)
@@ -249,40 +296,15 @@ class Batched(Evaluator):
 
     def check(self, task: Task) -> None:
         """Refuse a task whose clients cannot train together with those of the engine's own task."""
-        if task in self._alike:
-            return
-        alike = {
-            "model": repr(task.model) == repr(self.task.model) and task.layout == self.task.layout,
-            "frozen part of the model": task.base_hash == self.task.base_hash,
-            "data set": task.dataset.train is self.task.dataset.train,
-            "loss": task.loss is self.task.loss,
-            "augmentation": task.augment == self.task.augment,
-        }
-        for what, same in alike.items():
-            if not same:
-                raise UserError(f"A task with another {what} cannot share this engine: give it an engine of its own.")
-        self._alike.add(task)
+        if task not in self._alike:
+            check_alike(task, self.task)
+            self._alike.add(task)
 
     @contextmanager
     def _working(self) -> Iterator[None]:
         """On the engine's own stream and in its precision; the caller's work runs concurrently."""
         with self.precision(), torch.cuda.stream(self._stream) if self._stream else nullcontext():
             yield
-
-    def _measure(self, ticket: Ticket) -> None:
-        """What the briefs request about the model before training."""
-        briefs = ticket.briefs
-        for row, brief in enumerate(briefs.each() if briefs.measure & {FISHER, FISHER_SAMPLED} else ()):
-            mine = upload(ticket.jobs[row].mine.astype(np.int64), self.device)
-            ticket.fishers.append(self.trainer.fisher(brief.start.to(self.device), mine, brief))
-        if briefs.measure.intersection(BEFORE) and ticket.jobs:
-            assert self._work is not None
-            start = briefs.start.to(self.device).expand(len(briefs), -1)
-            rows = self._work.stack.frame.layout.pack(start)
-            for name in briefs.measure.intersection(BEFORE):
-                ticket.scores[name] = scores(self._work, rows, [job.mine for job in ticket.jobs], name)
-        for name in briefs.measure.intersection(AFTER):
-            ticket.scores[name] = torch.empty(len(briefs), dtype=torch.float64, device=self.device)
 
     def _advance(self) -> None:
         """Train until something changes; if memory runs out, start again with half as many slots."""

@@ -51,6 +51,10 @@ class Steps:
             self._queue.popleft()
         return sum(seconds for _, seconds in self._queue)
 
+    def expected(self, count: int) -> float:
+        """Approximate seconds of this many steps; zero on a CPU."""
+        return count * max(self._seconds.values(), default=0.0)
+
     def _capture(self, kind: Kind) -> None:
         self.state.on.fill_(False)
         for _ in range(WARM):

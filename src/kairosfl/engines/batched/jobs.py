@@ -20,6 +20,7 @@ from kairosfl.core.streams import key
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.schedule import Schedule
 from kairosfl.engines.batched.state import Kind, Real, Sum, Whole, upload
+from kairosfl.errors import UserError
 from kairosfl.tasks.task import Task
 
 # Flags of a kind that say whether a real number of the brief is not zero.
@@ -184,3 +185,17 @@ def _kind(always: tuple[str, ...], batch: int, *flags: bool) -> Kind:
     """The kind with the flags in `always`, and those that are true of clip, late and `NONZERO`."""
     names = (name for name, flag in zip(("clip", "late", *NONZERO), flags, strict=True) if flag)
     return Kind(1, batch, **dict.fromkeys((*always, *names), True))
+
+
+def check_alike(task: Task, own: Task) -> None:
+    """Refuse a task whose clients cannot train together with those of an engine's own task."""
+    alike = {
+        "model": repr(task.model) == repr(own.model) and task.layout == own.layout,
+        "frozen part of the model": task.base_hash == own.base_hash,
+        "data set": task.dataset.train is own.dataset.train,
+        "loss": task.loss is own.loss,
+        "augmentation": task.augment == own.augment,
+    }
+    for what, same in alike.items():
+        if not same:
+            raise UserError(f"A task with another {what} cannot share this engine: give it an engine of its own.")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kairosfl.core.fields import Briefs
 from kairosfl.core.streams import Streams, drawn, key
+from kairosfl.engines.batched.ahead import Luck
 from kairosfl.engines.batched.state import upload
 from kairosfl.tasks.task import Task
 
@@ -50,6 +51,11 @@ class Schedule:
     drops: list[int]  # keys of its dropout; empty if the model has none
     order: Tensor  # [m, longest] samples of all epochs, on the device
 
+    @property
+    def steps(self) -> int:
+        """Of the client that takes most."""
+        return int((self.batches * self.epochs).max(initial=0))
+
 
 class Schedules:
     """The schedule of a draw. `foresee` works out the next round's while the device trains and the host would wait."""
@@ -58,21 +64,21 @@ class Schedules:
         self._device, self._drops = device, drops
         self._streams = Streams()
         self._ahead: tuple[Draw, Schedule] | None = None
-        self._guesses = True  # until a guess was wrong: a rule selects
+        self.luck = Luck()
 
     def __call__(self, draw: Draw) -> Schedule:
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] == draw:
+        if ahead is not None and self.luck(ahead[0] == draw):
             return ahead[1]
-        if ahead is not None and ahead[0][:3] == draw[:3]:
-            self._guesses = False
         return self._made(draw)
 
-    def foresee(self, draw: Draw) -> None:
-        """Work out what follows this draw."""
-        if self._guesses:
-            coming = draw.next()
-            self._ahead = coming, self._made(coming)
+    def foresee(self, draw: Draw) -> tuple[Draw, Schedule] | None:
+        """Work out what follows this draw, unless rules select the clients."""
+        if not self.luck:
+            return None
+        coming = draw.next()
+        self._ahead = coming, self._made(coming)
+        return self._ahead
 
     def _made(self, draw: Draw) -> Schedule:
         ids, owned = np.array(draw.clients, dtype=np.int64), draw.task.clients

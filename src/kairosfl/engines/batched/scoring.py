@@ -1,4 +1,4 @@
-"""Mean losses, or accuracies, of many models, each on its own client's samples."""
+"""What briefs request about models: losses or accuracies of many, each on its own client's samples; Fisher traces."""
 
 from __future__ import annotations
 
@@ -8,11 +8,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.client.trainer import scored
+from kairosfl.client.trainer import Trainer, scored
+from kairosfl.core.fields import AFTER, BEFORE, FISHER, FISHER_SAMPLED
+from kairosfl.engines.batched.jobs import Ticket
 from kairosfl.engines.batched.state import upload
 from kairosfl.engines.batched.step import Work
 
 SAMPLES = 2048  # per batch, over all clients
+
+
+def measure(work: Work, trainer: Trainer, ticket: Ticket) -> None:
+    """What a cohort's briefs request about the model before training; makes room for what they request after it."""
+    briefs, device = ticket.briefs, trainer.device
+    for row, brief in enumerate(briefs.each() if briefs.measure & {FISHER, FISHER_SAMPLED} else ()):
+        mine = upload(ticket.jobs[row].mine.astype(np.int64), device)
+        ticket.fishers.append(trainer.fisher(brief.start.to(device), mine, brief))
+    if briefs.measure.intersection(BEFORE) and ticket.jobs:
+        start = briefs.start.to(device).expand(len(briefs), -1)
+        rows = work.stack.frame.layout.pack(start)
+        for name in briefs.measure.intersection(BEFORE):
+            ticket.scores[name] = scores(work, rows, [job.mine for job in ticket.jobs], name)
+    for name in briefs.measure.intersection(AFTER):
+        ticket.scores[name] = torch.empty(len(briefs), dtype=torch.float64, device=device)
 
 
 @torch.no_grad()

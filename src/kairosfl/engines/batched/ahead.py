@@ -1,0 +1,58 @@
+"""The next round before the server asks for it: as plain averaging would ask, compared with what it does ask."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kairosfl.core.fields import Briefs, fields
+from kairosfl.engines.batched.state import upload
+
+LARGEST = 1 << 30  # bytes of updates up to which a cohort is trained on a guess
+MISSES = 3  # wrong guesses in a row after which there are no more
+
+
+class Luck:
+    """Whether to guess again: until `MISSES` guesses in a row were wrong."""
+
+    def __init__(self) -> None:
+        self.misses, self.hit = 0, False
+
+    def __bool__(self) -> bool:
+        return self.misses < MISSES
+
+    def __call__(self, hit: bool) -> bool:
+        """Note how a guess turned out."""
+        self.misses, self.hit = 0 if hit else self.misses + 1, hit
+        return hit
+
+
+def averages(briefs: Briefs, delta: Tensor, device: torch.device) -> bool:
+    """Whether what follows these updates can be guessed, nothing changing but the model and the clients, and trained.
+
+    A stop rule's steps follow from each other on the host, which has no time for them now.
+    """
+    asked = (briefs.measure or None, briefs.stop_below, briefs.update_clip, briefs.update_noise)
+    plain = all(each is None for each in asked) and briefs.vectors_down() == 1 and briefs.start.ndim == 1
+    return plain and delta.nbytes <= LARGEST and delta.device.type == device.type
+
+
+def guessed(briefs: Briefs, n: Tensor, delta: Tensor, clients: tuple[int, ...]) -> Briefs:
+    """The next round's briefs if the server moves the model by the mean of these updates, weighted by samples."""
+    weights = n.double()
+    x = upload((weights / weights.sum()).to(delta.dtype), delta.device) @ delta
+    return replace(briefs, round=briefs.round + 1, ids=torch.tensor(clients), start=x.add_(briefs.start))
+
+
+def identical(some: Briefs, others: Briefs) -> bool:
+    """Whether two cohorts are told the same, to the bit; waits for the device."""
+    return all(_same(getattr(some, entry.name), getattr(others, entry.name)) for entry in fields(Briefs))
+
+
+def _same(a: object, b: object) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return type(a) is type(b) and a == b
+    alike = (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+    return alike and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
