@@ -14,8 +14,9 @@
 #     niid100-dir     4 runs, Dir(0.5) alone, 3 min
 #     niid100        12 runs (Dir(0.5), two labels, IID), 300 M images, about 6 min
 #     flsim-fedcm     FedCM, about 5 min
-#     flsim-crops     FedAvg, SCAFFOLD and FedCM with the crops of its code, 13 min: run it twice
-#     flsim-mofedsam  MoFedSAM, two gradients a step, about 8 min
+#     flsim-released  FedAvg, SCAFFOLD and FedCM as in its code, 13 min: run it twice
+#     flsim-released-sam  MoFedSAM as in its code, about 9 min
+#     flsim-mofedsam  MoFedSAM, two gradients a step, about 9 min
 #     pfl            CIFAR-10 IID and Dir(0.1), Dir(0.1) with privacy, BlazeFL and FLUTE, about 4 min
 #     aware-ridge     FedAWARE with a ridge, 6 runs of fedaware/solver, 45 M images, about 2 min
 #     niid10-flower   8 runs (three labels, IID), which Flower alone published, about 4 min
@@ -41,7 +42,8 @@ niid10-flower) cells niid-bench-10 labels3 iid ;;
 niid10-seeds) SEEDS=3 cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;
 aware-ridge) paper=fedaware SEEDS=2 cells solver "ridge*" ;;
 niid100) cells niid-bench-100 ;;
-flsim-crops) cells fl-simulator-readings "fedavg" "scaffold" "fedcm" ;;
+flsim-released) cells fl-simulator-readings "dir0.1-fedavg" "dir0.1-scaffold" "dir0.1-fedcm" ;;
+flsim-released-sam) cells fl-simulator-readings "mofedsam" ;;
 flsim-fedavg) cells fl-simulator "dir0.1 fedavg" ;;
 flsim-scaffold) cells fl-simulator "dir0.1 scaffold" "dir0.1 feddyn" ;;
 flsim-fedcm) cells fl-simulator "dir0.1 fedcm" ;;

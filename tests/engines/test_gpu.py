@@ -477,6 +477,19 @@ def test_convolution_kernels_with_bias_and_relus_are_pytorchs(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_passes_over_rows_are_pytorchs(dtype: torch.dtype) -> None:
+    from kairosfl.engines.batched.kernels import passes
+
+    wide, start = torch.randn(5, 70_003, device="cuda").to(dtype), torch.randn(5, 70_000, device="cuda").to(dtype)
+    out = torch.zeros(5, 70_002, dtype=dtype, device="cuda")
+    for begin in (start, start[:1].expand(5, -1)):
+        passes.subtract(wide[:, 2:-1], begin, out[:, 1:-1])
+        assert torch.equal(out[:, 1:-1], wide[:, 2:-1] - begin)
+    passes.spread(start[1], wide[:, 3:])
+    assert torch.equal(wide[:, 3:], start[1].expand(5, -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize("size", [(64, 28, 28), (6, 9, 8), (512, 2, 3), (70, 15, 17)])
 def test_relu_and_pooling_kernels_are_pytorchs(size: tuple[int, int, int], flat: bool, dtype: torch.dtype) -> None:

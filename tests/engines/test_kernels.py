@@ -24,7 +24,7 @@ from kairosfl.engines.batched import Batched, layers, update
 from kairosfl.engines.batched import conv as ways
 from kairosfl.engines.batched import pool as pools
 from kairosfl.engines.batched.conv import Pair, Shape
-from kairosfl.engines.batched.kernels import conv, depthwise, dropout, linear, norm, pool
+from kairosfl.engines.batched.kernels import conv, depthwise, dropout, linear, norm, passes, pool
 from kairosfl.engines.batched.kernels import update as optimiser
 from kairosfl.engines.batched.layers import keep, seeded
 from kairosfl.engines.choices import Choices
@@ -173,6 +173,20 @@ def test_group_norms_and_what_follows_there_and_back(channels: int, groups: int,
     close(slopes[:, 1], db)
     bias = dx.unflatten(0, (CLIENTS, -1)).sum((1, 3, 4))
     assert float((slopes[:, 2] - bias).norm()) <= 1e-5 * largest
+
+
+@pytest.mark.parametrize("columns", [7, 4096, 9001])
+def test_rows_are_filled_and_subtracted(columns: int) -> None:
+    wide, start = torch.randn(3, columns + 5), torch.randn(3, columns)
+    out = torch.zeros(3, columns + 2)
+    for begin in (start, start[:1].expand(3, -1)):
+        passes.subtract(wide[:, 2:-3], begin, out[:, 1:-1])
+        assert torch.equal(out[:, 1:-1], wide[:, 2:-3] - begin)
+    assert not out[:, [0, -1]].any()
+    beside = wide[:, columns:].clone()
+    passes.spread(start[1], wide[:, :columns])
+    assert torch.equal(wide[:, :columns], start[1].expand(3, -1))
+    assert torch.equal(wide[:, columns:], beside)
 
 
 @pytest.mark.parametrize("flat", [True, False])

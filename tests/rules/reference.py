@@ -181,6 +181,7 @@ def fedcm(
     alpha: float,
     lr: float = 1.0,
     weights: str = "uniform",
+    decay: bool = False,
 ) -> Course:
     """Xu et al. 2021: v = alpha ∇f + (1 − alpha) Δ; Δ is the mean of the v's that the clients followed."""
     x, course, delta = problem.x, [], np.zeros_like(problem.x)
@@ -189,7 +190,9 @@ def fedcm(
             locals_ = [train(problem, setting, t, i, x, lambda g, w, D=delta: alpha * g + (1 - alpha) * D) for i in ids]
             p = shares(problem, ids, weights)
             means = [(x - local.w) / unit_move(setting, t, local.steps) for local in locals_]
-            delta = p @ np.array(means) - setting.decay * x  # decay is the clients' own business
+            delta = p @ np.array(means)
+            if not decay:  # it is the clients' own business
+                delta = delta - setting.decay * x
             x = x + lr * (p @ np.array([local.w - x for local in locals_]))
         course.append(x)
     return course

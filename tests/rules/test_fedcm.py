@@ -11,10 +11,10 @@ from reference import COHORTS, Cohort, Network, Quadratic, Setting
 
 @pytest.mark.parametrize("problem", [Quadratic(), Network()], ids=["quadratic", "network"])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-@pytest.mark.parametrize(("alpha", "lr"), [(0.1, 1.0), (0.4, 0.8)])
-def test_six_rounds(problem: reference.Problem, weights: str, alpha: float, lr: float) -> None:
-    expected = reference.fedcm(problem, Setting(), COHORTS, alpha=alpha, lr=lr, weights=weights)
-    text = f"fedcm(alpha={alpha}, lr={lr}, weights='{weights}')"
+@pytest.mark.parametrize(("alpha", "lr", "decay"), [(0.1, 1.0, False), (0.4, 0.8, False), (0.4, 0.8, True)])
+def test_six_rounds(problem: reference.Problem, weights: str, alpha: float, lr: float, decay: bool) -> None:
+    expected = reference.fedcm(problem, Setting(), COHORTS, alpha=alpha, lr=lr, weights=weights, decay=decay)
+    text = f"fedcm(alpha={alpha}, lr={lr}, weights='{weights}', decay={decay})"
     np.testing.assert_allclose(course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-13)
 
 
@@ -38,6 +38,18 @@ def test_weight_decay_stays_out_of_the_broadcast_direction() -> None:
     run = follow(problem, setting, (Cohort((0, 1)),), "fedcm(alpha=0.5)")[0]
     want = np.mean([0.5 * problem.gradient(i, np.arange(problem.n[i]), problem.x) for i in (0, 1)], 0)
     np.testing.assert_allclose(run.states[1]["momentum"].numpy(), want, rtol=0, atol=1e-13)
+
+
+def test_weight_decay_that_stays_in_it_grows_to_one_part_in_alpha() -> None:
+    """Without a gradient and with little movement, Δ = (1 − alpha) Δ + decay · x settles at decay / alpha · x."""
+    problem, setting = Quadratic(), Setting(batch=100, epochs=1, decay=0.3, momentum=0.0, lr=1e-6, gamma=1.0)
+    ids = range(len(problem.n))
+    plain, kept = (
+        follow(problem, setting, (Cohort(tuple(ids)),) * 60, f"fedcm(alpha=0.2, decay={decay})")[-1].states[1]
+        for decay in ("false", "true")
+    )
+    added = kept["momentum"] - plain["momentum"]
+    np.testing.assert_allclose(added.numpy(), 0.3 / 0.2 * problem.x, rtol=1e-3)
 
 
 def test_nor_does_it_enter_from_mutants() -> None:

@@ -3,7 +3,8 @@
     local     g = alpha · ∇f_i(w) + (1 − alpha) · Δ
     server    Δ ← Σ p_i (x − w_i) / mass_i,    x ← x + lr · Σ p_i (w_i − x)
 
-Weight decay is kept out of Δ: the clients add it themselves, and it would be counted again in every round.
+Weight decay is kept out of Δ: the clients add it themselves, and it would be counted again in every round. With
+`decay` it stays in, as in FL-Simulator's code; where Δ has settled, it is then 1 / alpha times as strong.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class FedCM(Rule):
     alpha: float = 0.1
     lr: float = 1.0
     weights: str = "uniform"
+    decay: bool = False
 
     def __post_init__(self) -> None:
         self.check("alpha", 0 < self.alpha <= 1, "use above 0 and at most 1")
@@ -56,6 +58,8 @@ class FedCM(Rule):
 
     def observe(self, memory: Memory, now: Round) -> Memory:
         gradient = (-now.weights / now.reports.mass).to(now.reports.delta) @ strides(now)
+        if self.decay:
+            return memory.replace(state={"momentum": gradient})
         start = now.briefs.start
         decay = (now.weights * now.briefs.weight_decay).to(start)
         decayed = decay @ start if start.ndim == 2 else decay.sum() * start

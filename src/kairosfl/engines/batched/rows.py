@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kairosfl.engines.batched.fast import kernels
 from kairosfl.tasks.vector import Layout
 
 ALIGN = 32  # numbers: 128 bytes in float32
@@ -101,8 +103,12 @@ class RowLayout:
             self.unpack(rows, out)
             out -= start
             return
+        module: Any = kernels("passes", out)
         for part, begin, vector in zip(*self._parts(rows, start.expand_as(out), out), strict=True):
-            torch.sub(part, begin, out=vector)
+            if module is not None and part.ndim == 2 and part.shape[1] >= module.LARGE:
+                module.subtract(part, begin, vector)
+            else:
+                torch.sub(part, begin, out=vector)
 
     def _parts(self, rows: Tensor, *vectors: Tensor) -> list[list[Tensor]]:
         """Every tensor in the rows, and the same in vectors `[m, d]`."""

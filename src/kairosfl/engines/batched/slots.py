@@ -1,7 +1,7 @@
 """Slots: waiting clients move in, those in training are kept at the front, finished ones move out.
 
-A step acts on the first `width` slots. Widths come in a few sizes, so that few steps have to be captured. A finished
-client stays until its cohort is complete or its slot is needed.
+A step acts on the first `width` slots. Widths come in a few sizes, so that few steps have to be captured; one of them
+is the size of the first cohorts. A finished client stays until its cohort is complete or its slot is needed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Slots:
         self._run = run  # takes a number of steps of a kind
         self._fixed = fixed  # always all slots: the same operations whichever clients train
         self._any = state.device.type == "cpu"
-        self._widths = widths(state.slots)
+        self._widths = sorted({*widths(state.slots), min(len(waiting), state.slots)})
         self._looks: deque[tuple[Tensor, torch.cuda.Event | None, list[Job | None]]] = deque()
 
     def active(self) -> list[int]:
@@ -149,11 +149,11 @@ class Slots:
             return state.layout.pack(picked.to(state.device, state.dtype)).expand(len(jobs), -1)
 
         start = chosen(briefs.start)
-        state.w[here] = start
+        state.fill(state.w, here, start)
         if "anchor" in needs or "anchor" in state.extra:
-            state.rows("anchor")[here] = start
+            state.fill(state.rows("anchor"), here, start)
         if "push" in needs and briefs.push is not None:
-            state.rows("push")[here] = chosen(briefs.push)
+            state.fill(state.rows("push"), here, chosen(briefs.push))
         elif "push" in state.extra:
             state.extra["push"][here] = 0
         if "previous" in needs and briefs.previous is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import REALS
+from kairosfl.engines.batched.fast import kernels
 from kairosfl.engines.batched.rows import RowLayout
 
 # Rows of `State.reals`, by the names of the brief's fields; kernels read them by these positions.
@@ -119,6 +120,19 @@ class State:
         if name not in self.extra:
             self.extra[name] = self._rows()
         return self.extra[name]
+
+    def fill(self, rows: Tensor, here: slice | Tensor, vectors: Tensor) -> None:
+        """Write vectors `[m, width]`, or one expanded to them, to some rows."""
+        module: Any = kernels("passes", rows)
+        if (
+            module is not None
+            and isinstance(here, slice)
+            and not vectors.stride(0)
+            and vectors.shape[1] >= module.LARGE
+        ):
+            module.spread(vectors[0], rows[here])
+        else:
+            rows[here] = vectors
 
     def blocks(self, done: frozenset[int], kernels: Any) -> Tensor:
         """The pieces of the rows that a kernel has to step when these tensors have stepped already."""

@@ -24,7 +24,7 @@ from kairosfl.engines.choices import Choices
 MOST = 64  # samples a client that fit into one tile
 LARGE = 1 << 20  # weights of a layer worth a measurement
 MEASURED = 8  # clients
-WIDE = 64  # inputs and outputs of a tile in the forward pass
+WIDE, DEEP = 64, 128  # outputs and inputs of a tile in the forward pass, the second if there are few samples
 
 
 @triton.jit
@@ -172,6 +172,7 @@ def forward(
     Uses `plain` unless that was measured to be slower; the choice is stored in `choices`.
     """
     m, samples, inputs = x.shape
+    rounded = max(16, triton.next_power_of_2(samples))
 
     def ours() -> Tensor:
         held, y = x.contiguous(), x.new_empty(m, samples, outputs)
@@ -187,8 +188,8 @@ def forward(
             OUT=outputs,
             BIAS=bias is not None,
             DOT=dot,
-            BR=max(16, triton.next_power_of_2(samples)),
-            BI=WIDE,
+            BR=rounded,
+            BI=DEEP if rounded == 16 else WIDE,  # more would not fit into shared memory
             BO=WIDE,
             num_warps=4,
             num_stages=stages(x.device) + 1,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE, CHANNELS = 2048, 64  # numbers of a tile, and the channels that it has at least, if there are as many
+CHANNELS = 64  # channels that a tile has at least, if there are as many
 DEAD = tl.constexpr(4)  # index that says: no pixel of the window was above zero
 
 
@@ -103,11 +103,11 @@ def _backward(
         tl.store(corner + (other // 2 * W + other % 2) * C, dx, good[:, None] & (c < C)[None, :])
 
 
-def _tiles(n: int, windows: int, channels: int) -> tuple[tuple[int, int], int, int]:
-    """The grid, and how large a tile is."""
+def _tiles(n: int, windows: int, channels: int, most: int) -> tuple[tuple[int, int], int, int]:
+    """The grid, and how large a tile is, of at most so many numbers."""
     lines, columns = (triton.next_power_of_2(count) for count in (windows, channels))
-    high = min(TILE // min(CHANNELS, columns), lines)
-    wide = min(TILE // high, columns)
+    high = min(most // min(CHANNELS, columns), lines)
+    wide = min(most // high, columns)
     return (n * triton.cdiv(windows, high), triton.cdiv(channels, wide)), high, wide
 
 
@@ -121,8 +121,8 @@ def forward(x: Tensor, flat: bool) -> tuple[Tensor, Tensor]:
     order = torch.contiguous_format if flat else torch.channels_last
     y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=order)
     wins = torch.empty(n, *size[2:], channels, dtype=torch.int8, device=x.device)
-    grid, high, wide = _tiles(n, size[2] * size[3], channels)
-    _forward[grid](x, y, wins, height, width, channels, flat, high, wide, num_warps=4)
+    grid, high, wide = _tiles(n, size[2] * size[3], channels, 1024)
+    _forward[grid](x, y, wins, height, width, channels, flat, high, wide, num_warps=8)
     return y, wins
 
 
@@ -130,7 +130,7 @@ def backward(dy: Tensor, wins: Tensor, size: torch.Size) -> Tensor:
     """The gradient of x, `[n, C, H, W]` = `size`, channels last; dy is channels last or contiguous."""
     n, channels, height, width = size
     dx = torch.empty(size, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
-    grid, high, wide = _tiles(n, triton.cdiv(height, 2) * triton.cdiv(width, 2), channels)
+    grid, high, wide = _tiles(n, triton.cdiv(height, 2) * triton.cdiv(width, 2), channels, 2048)
     flat = not dy.is_contiguous(memory_format=torch.channels_last)
     _backward[grid](dy, wins, dx, height, width, channels, flat, high, wide, num_warps=4)
     return dx
