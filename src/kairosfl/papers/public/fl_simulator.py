@@ -74,7 +74,7 @@ ITEMS = (
         cells=_readings(),
         measures=("best", "last_tenth", "total_seconds"),
         seeds=1,
-        note="As in the item before, but every other image is cropped, with the mean colour around it, and the momentum "
-        "of FedCM and MoFedSAM contains the weight decay, which is then up to ten times as strong.",
+        note="As in the item before, but every other image is cropped, with the mean colour around it, and the "
+        "momentum of FedCM and MoFedSAM contains the weight decay, which is then up to ten times as strong.",
     ),
 )
