@@ -19,7 +19,7 @@ test-slow: .venv/ready
 	$(BIN)/python -m pytest -m slow
 
 test-kernels: .venv/kernels  # in Triton's interpreter; on a GPU: pytest tests/engines/test_gpu.py
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/engines/test_kernels.py -m "not slow" -n $(WORKERS)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/engines/test_kernels*.py -m "not slow" -n $(WORKERS)
 
 test-deploy: .venv/full
 	$(BIN)/python -m pytest tests/deploy -m "slow or not slow"
@@ -27,7 +27,7 @@ test-deploy: .venv/full
 zoo: .venv/zoo  # models and data of other libraries; without them, tests of these are skipped
 
 test-extended: test-kernels test-deploy  # what `make test` leaves out
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/engines/test_kernels.py -m slow
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/engines/test_kernels*.py -m slow
 	$(BIN)/python -m pytest -m slow --ignore=tests/deploy
 
 docs: .venv/full

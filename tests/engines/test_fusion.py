@@ -182,3 +182,33 @@ def test_a_fused_relu_in_bfloat16_is_one_that_is_not_fused() -> None:
         apart.model.get_submodule(name).register_forward_hook(lambda _, __, y: None)
     found, wanted = (Batched(task, precision="bfloat16").train(make_briefs(task)) for task in (fused, apart))
     assert torch.equal(found.delta, wanted.delta)
+
+
+class Reads(nn.Module):
+    """A convolution, and whatever else reads the images."""
+
+    def __init__(self, conv: nn.Module, other: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.other, self.out = conv, other, nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out((self.conv(x) + self.other(x)).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("model", "last"),
+    [
+        (nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 3)), True),
+        (Reads(nn.Conv2d(2, 4, 3), nn.Conv2d(2, 4, 3)), True),
+        (
+            Reads(nn.Conv2d(2, 4, 3), lambda x: x.view(-1, 2, 36, 1).mean((1, 2), keepdim=True)),
+            False,
+        ),
+        (nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 3)), False),
+        (nn.Sequential(nn.Conv2d(2, 4, 3).requires_grad_(False), nn.Flatten(), nn.Linear(64, 3)), False),
+        (nn.Sequential(nn.Flatten(), nn.Linear(72, 3)), False),
+        (nn.Sequential(nn.ReLU(), nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 3)), False),
+    ],
+)
+def test_images_are_channels_last_where_convolutions_alone_read_them(model: nn.Module, last: bool) -> None:
+    assert Traced(model, torch.device("cpu")).frame.last == last

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import step_cases
 import test_frozen as frozen
 import test_lifted as lifted
 import torch
@@ -522,6 +523,12 @@ def test_depthwise_kernels_are_the_grouped_convolution(dtype: torch.dtype) -> No
     dx = [way.backward(shape, y, x, w, (dw, db), True) for way, dw, db in both]
     for wanted, found in (dx, slopes, shifts):
         assert distance(found, wanted) <= (1e-4 if dtype == torch.float32 else 0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", step_cases.CHECKS)
+def test_what_surrounds_the_model_in_a_step_is_that_of_plain_operations(name: str, dtype: torch.dtype) -> None:
+    step_cases.CHECKS[name](fast.kernels("batch", torch.empty(0, device="cuda")), "cuda", dtype)
 
 
 def test_local_noise_is_drawn_on_the_device_and_repeats() -> None:

@@ -20,11 +20,11 @@ if os.environ.get("TRITON_INTERPRET") != "1":  # it would change the kernels of 
     pytest.skip("runs with TRITON_INTERPRET=1", allow_module_level=True)
 
 from kairosfl.core.fields import REALS, Briefs
-from kairosfl.engines.batched import Batched, layers, update
+from kairosfl.engines.batched import Batched, layers, step, update
 from kairosfl.engines.batched import conv as ways
 from kairosfl.engines.batched import pool as pools
 from kairosfl.engines.batched.conv import Pair, Shape
-from kairosfl.engines.batched.kernels import conv, depthwise, dropout, linear, norm, passes, pool
+from kairosfl.engines.batched.kernels import batch, conv, depthwise, dropout, linear, norm, passes, pool
 from kairosfl.engines.batched.kernels import update as optimiser
 from kairosfl.engines.batched.layers import keep, seeded
 from kairosfl.engines.choices import Choices
@@ -236,7 +236,7 @@ def test_linear_layers_step_in_their_backward_pass(corrected: bool, velocities: 
     w, v, anchor, push = (torch.randn(CLIENTS, begin + inputs * outputs + 8) for _ in range(4))
     x, dy = torch.randn(CLIENTS, samples, inputs), torch.randn(CLIENTS, samples, outputs)
     reals, partials = torch.rand(len(REALS), CLIENTS), torch.zeros(CLIENTS, 4)
-    live = torch.tensor([1, 0], dtype=torch.int32)
+    live = torch.tensor([1, 0], dtype=torch.int8)
     old = {name: _matrix(rows, begin, outputs, inputs).clone() for name, rows in (("w", w), ("v", v))}
     more = (anchor, push) if corrected else (None, None)
     dx = linear.backward(x, dy, w, v, *more, reals, live, partials, column, begin, True, velocities, "ieee")
@@ -325,8 +325,8 @@ MODELS = {
 
 def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = {"conv": conv, "depthwise": depthwise, "dropout": dropout, "linear": linear, "norm": norm, "pool": pool}
-    modules["update"] = optimiser
-    for user in (ways, layers, pools, update):
+    modules |= {"batch": batch, "update": optimiser}
+    for user in (ways, layers, pools, step, update):
         monkeypatch.setattr(user, "kernels", lambda name, tensor: modules[name])
 
 

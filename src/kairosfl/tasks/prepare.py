@@ -30,13 +30,14 @@ def prepare(inputs: Tree, dataset: DataSet) -> Any:
 def _normalised(inputs: torch.Tensor, dataset: DataSet) -> torch.Tensor:
     if inputs.dtype != torch.uint8:
         return inputs
-    scale, shift = _affine(dataset.mean, dataset.std, inputs.device)
+    scale, shift = affine(dataset.mean, dataset.std, inputs.device)
     # Two operations, each rounded: a fused one would give different bits on other devices and at the end of a vector.
     return inputs.float().mul_(scale).add_(shift)
 
 
 @lru_cache(maxsize=16)
-def _affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """What uint8 images are multiplied by and what is then added, one number per channel or one for all."""
     means, stds = torch.tensor(mean or (0.0,), dtype=torch.float64), torch.tensor(std or (1.0,), dtype=torch.float64)
     scale, shift = 1 / (255 * stds), -means / stds
     return scale.float().view(-1, 1, 1).to(device), shift.float().view(-1, 1, 1).to(device)

@@ -28,6 +28,7 @@ class Frame:
         self.shared = frozenset(index for index, count in uses.items() if count != 1)
         self.fixed: list[Tensor] = []  # frozen tensors of stacked layers, numbered after those in the rows
         self.compute = torch.float32  # type of activations
+        self.last = False  # whether images are read channels last
         self.dot = "ieee"  # how Triton multiplies float32
         self.measures = False  # whether layers may time their methods
         self.choices = Choices()  # the results

@@ -10,14 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kairosfl.client.trainer import SAM_EPS
+from kairosfl.engines.batched.fast import kernels
 from kairosfl.engines.batched.state import Kind, Real, State, Sum, Whole
 from kairosfl.engines.batched.traced import Stack
 from kairosfl.engines.batched.update import Optimiser, square_norms
 from kairosfl.tasks.dataset import Samples
-from kairosfl.tasks.prepare import mislabelled, sample_keys
+from kairosfl.tasks.prepare import affine, mislabelled, sample_keys
 from kairosfl.tasks.streamed import Streamed
 from kairosfl.tasks.task import Task
-from kairosfl.tasks.tree import Tree
+from kairosfl.tasks.tree import Tree, tree_map
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,24 @@ class Work:
 
     def prepared(self, samples: Tensor, keys: Tensor | None = None) -> tuple[Any, Any]:
         """These samples as the model sees them, in training transformed by these keys, and their targets."""
+        if keys is None and (images := self._images(samples)) is not None:
+            return images, tree_map(lambda leaf: leaf[samples], self.data.targets)
         inputs, targets = self.data.read(samples, keys)
         if keys is not None:
             inputs = self.task.augmented(inputs, keys)
         return self.task.prepared(inputs, self.compute), targets
+
+    def _images(self, samples: Tensor) -> Tensor | None:
+        """The inputs, read and prepared by one kernel, where there is one for them."""
+        stored, dataset = self.data.inputs if isinstance(self.data, Samples) else None, self.task.dataset
+        if not isinstance(stored, Tensor) or stored.ndim != 4 or stored.dtype != torch.uint8 or dataset.vocabulary:
+            return None
+        module: Any = kernels("batch", stored.new_empty(0, dtype=self.compute)) if stored.is_contiguous() else None
+        if module is None:
+            return None
+        scale, shift = affine(dataset.mean, dataset.std, stored.device)
+        images: Tensor = module.images(stored, samples, scale, shift, self.compute, self.stack.frame.last)
+        return images
 
     def features(self, rows: Tensor, inputs: Tree) -> Tensor:
         """The features under fixed weights, dropout off."""
@@ -47,14 +62,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Batch:
-    """The samples of this step, `[a, b]`: their indices, which are not padding, and each one's share in the mean."""
+    """The samples of this step, `[a, b]`: their indices, and each one's share in the mean, 0 for padding."""
 
     samples: Tensor
-    mask: Tensor
     share: Tensor
     length: Tensor  # [a]
     live: Tensor  # [a]
-    last: Tensor  # [a] whether the epoch ends with this batch
+    keys: Tensor  # [a] of dropout
 
 
 def step(work: Work, state: State, kind: Kind) -> None:
@@ -64,7 +78,7 @@ def step(work: Work, state: State, kind: Kind) -> None:
     inputs, targets = work.prepared(flat, _sample_keys(work, batch, whole))
     if kind.mislabel:
         targets = _mislabelled(work, batch, state, kind, targets)
-    keys = (whole[Whole.DROPS] + whole[Whole.POSITION] * _ODD)[:, None] if work.stack.drops else None
+    keys = batch.keys[:, None] if work.stack.drops else None
     still = {name: work.features(rows, inputs) for name, rows in _references(state, kind).items()}
     optimiser = Optimiser(state, kind, batch.live, work.stack.frame.dot)
     loss, features = _derive(work, state, kind, batch, (inputs, targets), keys, still, optimiser)
@@ -77,13 +91,10 @@ def step(work: Work, state: State, kind: Kind) -> None:
             state.w[: kind.width] = state.extra["here"][: kind.width]
         squares = optimiser.finish()
         if at_start is not None:  # as reported; those of clients without a radius are as trained
-            squares = torch.where(state.reals[Real.radius, : kind.width] > 0, at_start, squares)
-        state.sums[Sum.LOSS, : kind.width].addcmul_(loss.double(), batch.length.double())
-        state.sums[Sum.GRAD_SQ, : kind.width].addcmul_(squares.double(), batch.live.double())
+            squares = torch.where(state.reals[Real.radius, : kind.width] > 0, at_start, squares.sum(1))[:, None]
         if kind.stop and features is not None:
             _stop(state, kind, batch, features, still["reference" if kind.reference else "anchor"])
-        whole[Whole.SAMPLES] += batch.length
-        whole[Whole.POSITION] += batch.live
+        _count(state, kind, batch, loss, squares)
 
 
 def _derive(
@@ -120,7 +131,7 @@ def _climb(state: State, kind: Kind, live: Tensor) -> Tensor:
     return squares
 
 
-_ODD = 0x1E3779B97F4A7C15  # spreads the keys of the steps
+ODD = 0x1E3779B97F4A7C15  # spreads the keys of the steps
 
 
 def _sample_keys(work: Work, batch: Batch, whole: Tensor) -> Tensor | None:
@@ -139,18 +150,33 @@ def _mislabelled(work: Work, batch: Batch, state: State, kind: Kind, targets: Te
 
 
 def _batch(state: State, kind: Kind) -> Batch:
+    module: Any = kernels("batch", state.w)
+    if module is not None:
+        return Batch(*module.batch(state.wholes, state.order, state.on, kind.width, kind.batch, state.dtype))
     whole = state.wholes[:, : kind.width]
     position, size, batches = whole[Whole.POSITION], whole[Whole.SIZE], whole[Whole.BATCHES]
     live = (position < whole[Whole.TOTAL]) & state.on
-    within = position % batches
-    taken = within * size
+    taken = position % batches * size
     length = torch.minimum(size, whole[Whole.END] - taken) * live
     places = torch.arange(kind.batch, device=state.device)
     mask = places < length[:, None]
     first = torch.div(position, batches, rounding_mode="floor") * whole[Whole.END] + taken
     samples = state.order[: kind.width].gather(1, (first[:, None] + places) * mask)
     share = mask / length.clamp(min=1)[:, None].to(state.dtype)
-    return Batch(samples, mask, share, length, live, within + 1 == batches)
+    return Batch(samples, share, length, live, whole[Whole.DROPS] + position * ODD)
+
+
+def _count(state: State, kind: Kind, batch: Batch, loss: Tensor, squares: Tensor) -> None:
+    """Add this step to what the clients have done; `squares` is `[a, pieces]`."""
+    module: Any = kernels("batch", state.w)
+    if module is not None:
+        module.count(state.wholes, state.sums, batch.length, batch.live, loss, squares)
+        return
+    whole, sums = state.wholes[:, : kind.width], state.sums[:, : kind.width]
+    sums[Sum.LOSS].addcmul_(loss.double(), batch.length.double())
+    sums[Sum.GRAD_SQ].addcmul_(squares.sum(1).double(), batch.live.double())
+    whole[Whole.SAMPLES] += batch.length
+    whole[Whole.POSITION] += batch.live
 
 
 def _references(state: State, kind: Kind) -> dict[str, Tensor]:
@@ -178,11 +204,12 @@ def _stop(state: State, kind: Kind, batch: Batch, features: Tensor, reference: T
     whole, sums = state.wholes[:, : kind.width], state.sums[:, : kind.width]
     cosines = F.cosine_similarity(features, reference, dim=1).view(batch.samples.shape)
     mean = (cosines * batch.share).sum(1)
-    least = torch.where(batch.mask, cosines, torch.inf).amin(1)
+    least = torch.where(batch.share > 0, cosines, torch.inf).amin(1)
     similarity = torch.where(whole[Whole.LEAST] > 0, least, mean)
     looks = batch.live & (whole[Whole.STOPS] > 0)
     sums[Sum.SIMILARITY].copy_(torch.where(looks, similarity.double(), sums[Sum.SIMILARITY]))
     flag = looks & ((whole[Whole.FLAG] > 0) | (similarity < state.reals[Real.stop_below, : kind.width]))
-    halt = flag & (batch.last | (whole[Whole.AT_ONCE] > 0))
+    last = (whole[Whole.POSITION] + 1) % whole[Whole.BATCHES] == 0  # batch of the epoch
+    halt = flag & (last | (whole[Whole.AT_ONCE] > 0))
     whole[Whole.TOTAL].copy_(torch.where(halt, whole[Whole.POSITION] + 1, whole[Whole.TOTAL]))
-    whole[Whole.FLAG].copy_(torch.where(looks, flag & ~batch.last, whole[Whole.FLAG] > 0))
+    whole[Whole.FLAG].copy_(torch.where(looks, flag & ~last, whole[Whole.FLAG] > 0))

@@ -62,6 +62,7 @@ class Traced:
             raise Unstackable(f"torch.fx cannot trace it ({line(error)})") from error
         self.frame = Frame(RowLayout.of(Layout.of(model)), _uses(traced, places))
         self._replace(traced, places)
+        self.frame.last = _convolves(traced)
         self.why = "stacked layer by layer"
         self.drops = any(isinstance(module, StackedDropout) and module.p > 0 for module in traced.modules())
         self.model: nn.Module = traced.to(device)
@@ -176,6 +177,14 @@ def _conv(traced: fx.GraphModule, node: fx.Node) -> StackedConv2d | None:
     """The convolution that runs here, if only here, and whose weights and bias are both trained."""
     module = _module(traced, node)
     return module if isinstance(module, StackedConv2d) and module.own and _runs(traced, node) == 1 else None
+
+
+def _convolves(traced: fx.GraphModule) -> bool:
+    """Whether convolutions alone read the inputs, of which they take any order, and none passes the order on, as frozen
+    and grouped ones may: a `view` after it would fail."""
+    inputs = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    readers = [_module(traced, user) for node in inputs for user in node.users]
+    return all(isinstance(each, StackedConv2d) and each.own and each.shape.groups == 1 for each in readers)
 
 
 def _bias(traced: fx.GraphModule, node: fx.Node, frame: Frame) -> int | None:

@@ -35,7 +35,7 @@ class Optimiser:
         self._done: set[int] = set()
         self._kernels: Any = None if kind.adamw else kernels("update", state.w)
         if self._kernels is not None:
-            self._alive = live.to(torch.int32)
+            self._alive = live.view(torch.int8)
             # The strips of linear layers, then the pieces of the rest: a layer that steps itself may split one in two.
             pieces = len(state.blocks(frozenset(), self._kernels)) + len(state.layout.places)
             self._partials = torch.zeros(a, state.strips[-1] + pieces, dtype=torch.float32, device=state.device)
@@ -65,7 +65,7 @@ class Optimiser:
         return True, dx
 
     def finish(self) -> Tensor:
-        """Step whatever has not stepped; returns ‖∇L‖² of every client, clipped as trained."""
+        """Step whatever has not stepped; returns ‖∇L‖² of every client, clipped as trained, in pieces `[a, pieces]`."""
         factor = self.reals[Real.scale]
         if self._kernels is None or self.kind.clip:
             squares = square_norms(self.g)
@@ -79,7 +79,7 @@ class Optimiser:
                     squares = squares * factor.square()
         if self._kernels is None:
             self._plain(factor)
-            return squares
+            return squares[:, None]
         pieces = self.state.blocks(frozenset(self._done), self._kernels)
         self._kernels.update(
             self.w,
@@ -94,7 +94,7 @@ class Optimiser:
             self._partials[:, self.state.strips[-1] :],
             self.kind.momentum,
         )
-        return squares if self.kind.clip else self._partials.sum(1)
+        return squares[:, None] if self.kind.clip else self._partials
 
     def _shrink(self, squares: Tensor) -> Tensor:
         """The factor that clips a gradient of this squared norm."""

@@ -63,7 +63,7 @@ def _update(
     anchor_rows, push_rows    [m, width]         float32, stride `row`; read only if PULL, PUSH
     reals                     [fields, slots]    float32: one line per hyper-parameter, one column per slot
     factors                   [m]                float32: scale, times the clipping factor
-    live                      [m]                int32: a client with 0 keeps what it has
+    live                      [m]                int8: a client with 0 keeps what it has
     blocks                    [pieces, 2]        int32: first column and length of each piece, multiples of 32
     partials                  [m, ≥ pieces]      float32 output, stride `columns`: ‖g‖² of each piece, before scaling
     """
@@ -116,7 +116,7 @@ def update(
     """One step of the rows `[m, width]` in these pieces; ‖g‖² of every piece goes to `partials[:, : len(pieces)]`.
 
     w, v, g, anchor and push are float32 with one stride between rows; `reals` is `[fields, slots]`, `factors` `[m]`,
-    `live` `[m]` int32, and `pieces` comes from `blocks`.
+    `live` `[m]` int8, and `pieces` comes from `blocks`.
     """
     _update[(len(pieces), len(w))](
         w,
