@@ -14,6 +14,7 @@ from kairosfl.engines.batched.kernels.device import stages
 
 FILL = 4096  # number of warps that keeps a large GPU busy
 TURN = 64  # inputs and outputs per tile when weights are transposed
+FEW = 64  # inputs below which the gradient of the bias is best summed with that of the weights
 
 
 def _fixed(shape: Shape, height: int, width: int) -> dict[str, int]:
@@ -122,13 +123,16 @@ def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor | None, 
     parts = max(1, min(triton.cdiv(FILL // tile["num_warps"], tiles * m), triton.cdiv(pixels, 4 * depth)))
     share = triton.cdiv(triton.cdiv(pixels, parts), depth) * depth
     parts = triton.cdiv(pixels, share)
-    slopes = [dw.flatten(1)] if db is None else [dw.flatten(1), db]
+    joint = db is not None and shape.inputs < FEW
+    if db is not None and not joint:
+        torch.sum(dy.permute(0, 2, 3, 1).reshape(m, -1, shape.outputs), 1, dtype=db.dtype, out=db)
+    slopes = [dw.flatten(1), db] if joint else [dw.flatten(1)]
     sums = [slope[None] for slope in slopes]
     if parts > 1:
         sizes = [slope.shape[1] for slope in slopes]
         sums = torch.empty(parts, m, sum(sizes), dtype=dw.dtype, device=dw.device).split(sizes, 2)
     steps = (sums[0].stride(1), sums[-1].stride(1), sums[0].stride(0), pixels, share)
-    programs.weights[(tiles, m, parts)](x, dy, sums[0], sums[-1], *steps, **fixed, BIAS=db is not None, DOT=dot, **tile)
+    programs.weights[(tiles, m, parts)](x, dy, sums[0], sums[-1], *steps, **fixed, BIAS=joint, DOT=dot, **tile)
     if parts > 1:
         for slope, each in zip(slopes, sums, strict=True):
             torch.sum(each, 0, out=slope)

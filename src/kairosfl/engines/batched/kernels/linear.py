@@ -66,7 +66,7 @@ def _backward(
                                                  [OUT, IN] starts at column `weight` and is updated in place
     anchor_rows, push_rows    [m, width]         float32, stride `row`; read only if PULL, PUSH
     reals                     [fields, slots]    float32: one line per hyper-parameter, one column per slot
-    live                      [m]                int32: a client with 0 keeps its weights
+    live                      [m]                int8: a client with 0 keeps its weights
     partials                  [m, ...]           float32 output, stride `columns`: ‖∇L‖² of each strip, from `column` on
 
     The loop runs over the OUT rows of the matrix, BO at a time: each tile [BO, BI] of weights is read once, used for
