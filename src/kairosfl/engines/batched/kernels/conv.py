@@ -14,7 +14,7 @@ from kairosfl.engines.batched.kernels.device import stages
 
 FILL = 4096  # number of warps that keeps a large GPU busy
 TURN = 64  # inputs and outputs per tile when weights are transposed
-FEW = 64  # inputs below which the gradient of the bias is best summed with that of the weights
+FEW = 16  # inputs below which the gradient of the bias is best summed with that of the weights
 
 
 def _fixed(shape: Shape, height: int, width: int) -> dict[str, int]:
