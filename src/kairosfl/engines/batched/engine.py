@@ -181,12 +181,11 @@ class Batched(Evaluator):
 
         The device is then busy while the server works. A cohort that turns out to be another is trained in vain.
         """
-        briefs, delta = ticket.briefs, ticket.delta
+        briefs, delta, steps = ticket.briefs, ticket.delta, self._steps
         coming = self._schedules.foresee(Draw.of(self.task, briefs))
-        certain = self._overlaps and self._luck and self._schedules.luck.hit and averages(briefs, delta, self.device)
-        if coming is None or not certain or self._steps is None or self._training():
+        if coming is None or steps is None or self._training() or steps.expected(coming[1].steps) > AHEAD:
             return
-        if self._steps.expected(coming[1].steps) > AHEAD:
+        if not (self._overlaps and self._luck and self._schedules.luck.hit and averages(briefs, delta, self.device)):
             return
         try:
             with torch.cuda.stream(self._stream) if self._stream else nullcontext():
@@ -196,7 +195,6 @@ class Batched(Evaluator):
             self._begun = self.submit(self.task, told)
         except torch.OutOfMemoryError:
             self._overlaps = False
-            return
         with self._working():
             while self._waiting or (self._slots is not None and self._slots.active()):
                 self._advance()
@@ -221,6 +219,12 @@ class Batched(Evaluator):
                 while begun not in self._done:
                     self._advance()
             self._done.remove(begun)
+            self._await(begun)  # or its memory would be used again while the device still writes to it
+
+    def _await(self, ticket: Ticket) -> None:
+        """What the caller launches from now on follows the end of this cohort's training."""
+        if ticket.ready is not None:
+            torch.cuda.current_stream(self.device).wait_event(ticket.ready)
 
     def train_many(self, cohorts: Sequence[tuple[Task, Briefs]]) -> list[Reports]:
         """The reports of several runs' cohorts, trained together; the runs share model and data, not partitions."""
@@ -261,8 +265,7 @@ class Batched(Evaluator):
                     raise UserError("no cohort is in training: submit one before collecting.")
                 self._advance()
         ticket = self._done.popleft()
-        if ticket.ready is not None:
-            torch.cuda.current_stream(self.device).wait_event(ticket.ready)
+        self._await(ticket)
         self._make_room(len(ticket.briefs))
         return ticket
 
