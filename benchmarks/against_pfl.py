@@ -73,7 +73,7 @@ def problem(options: argparse.Namespace) -> Task:
 
 
 def kairos(task: Task, z: float, options: argparse.Namespace, evaluate: Callable[[Tensor], float]) -> dict[str, Any]:
-    engine = Batched(task, options.device, precision=options.precision)
+    engine = Batched(task, options.device, precision=options.precision, cohorts=(options.cohort,))
     text = "fedavg"
     if options.setting == "private":
         text = f"privacy(epsilon={EPSILON}, delta={DELTA}, clip={CLIP}, noise={z}, population={POPULATION}, "

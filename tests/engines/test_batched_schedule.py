@@ -13,6 +13,7 @@ from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, rounds
 from kairosfl.core.run import Run, Setup
 from kairosfl.engines.batched import Batched
+from kairosfl.engines.batched import engine as batched_engine
 from kairosfl.engines.batched import schedule as scheduling
 from kairosfl.engines.batched.ahead import identical
 from kairosfl.engines.batched.jobs import Ticket
@@ -222,8 +223,9 @@ def test_only_short_rounds_begin_before_they_are_asked_for_and_all_their_steps_a
     assert engine._begun is None
 
 
-def told(task: Task, round: int) -> Briefs:
-    return Briefs(seed=9, round=round, ids=torch.arange(5), start=task.start(), lr=0.1, batch_size=4)
+def told(task: Task, round: int, clients: int = 5, batch_size: int = 4, **more: object) -> Briefs:
+    ids = torch.arange(clients)
+    return Briefs(seed=9, round=round, ids=ids, start=task.start(), lr=0.1, batch_size=batch_size, **more)
 
 
 def test_what_is_told_is_compared_to_the_bit(task: Task) -> None:
@@ -234,3 +236,88 @@ def test_what_is_told_is_compared_to_the_bit(task: Task) -> None:
     others = [{"round": 1}, {"lr": 0.2}, {"stop_below": 0.5}, {"push": briefs.start}, {"start": briefs.start.double()}]
     for changes in (*others, {"ids": torch.arange(1, 6)}, {"drop_last": True}, {"temperature": 2.0}):
         assert not identical(briefs, replace(briefs, **changes)), changes
+
+
+def test_a_model_that_is_not_finite_is_not_guessed(task: Task) -> None:
+    """The server rejects a client's update that is not finite; to train the plain average before that may fail."""
+
+    def strict(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        assert outputs.isfinite().all()
+        return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    engine = Batched(replace(task, loss=strict))
+    engine._overlaps = True
+    setup = Setup(parse("fedavg"), Recipe(rounds=6, cohort=4, batch_size=50, lr=0.05), CLIENTS, task.layout)
+    spoil, take = [], Ticket.take
+
+    def spoiled(ticket: Ticket, rows: object, layout: object, weights: torch.Tensor, numbers: torch.Tensor) -> None:
+        if ticket.briefs.round == 3 and not spoil:
+            spoil.append(weights := weights.clone())
+            weights[0] = torch.nan
+        take(ticket, rows, layout, weights, numbers)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ticket, "take", spoiled)
+        *_, end = drive(rounds(Run.start(engine.start(), setup, seed=5), setup), engine)
+    assert spoil
+    assert end.round == 6
+    assert engine.stacks, engine.why
+
+
+def test_collecting_what_was_begun_leaves_nothing_to_wait_for(task: Task) -> None:
+    engine = Batched(task)
+    engine._overlaps = True
+    first = engine.submit(task, told(task, 0))
+    engine.begin(told(task, 1))
+    assert first in (engine.collect(), engine.collect())
+    engine.train(told(task, 2))
+    assert engine.stacks, engine.why
+
+
+def test_a_large_batch_is_not_padded_beyond_the_largest_client(task: Task) -> None:
+    engine = Batched(task)
+    briefs = told(task, 0, batch_size=10**9)
+    ticket = engine.submit(task, briefs)
+    assert {job.batch for job in ticket.jobs} == {task.clients.largest} == {int(task.clients.sizes.max())}
+    while engine.collect() is not ticket:
+        pass
+    torch.testing.assert_close(ticket.reports().delta, Loop(task).train(briefs).delta)
+
+
+@pytest.mark.parametrize("where", ["scores", "take"])
+def test_memory_that_runs_out_while_clients_leave_the_slots(task: Task, where: str) -> None:
+    engine, failed = Batched(task), []
+
+    def failing(whole: object) -> object:
+        def call(*given: object) -> object:
+            if len(failed) < 2:
+                failed.append(1)
+                if len(failed) == 2:
+                    raise torch.OutOfMemoryError
+            return whole(*given)
+
+        return call
+
+    briefs = told(task, 0, measure=frozenset({"score_after"}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batched_engine, "PASS", 1)  # one client after another
+        if where == "scores":
+            patch.setattr(batched_engine, "scores", failing(batched_engine.scores))
+        else:
+            patch.setattr(Ticket, "take", failing(Ticket.take))
+        found = engine.train(briefs)
+    wanted = Loop(task).train(briefs)
+    torch.testing.assert_close(found.delta, wanted.delta)
+    torch.testing.assert_close(found.score_after, wanted.score_after)
+
+
+def test_widths_do_not_depend_on_the_first_cohort(task: Task) -> None:
+    """A resumed run begins with another cohort, and the bits of a step may depend on its width."""
+    widths = []
+    for clients in (12, 9):
+        engine = Batched(task, cohorts=(11,))
+        engine.train(told(task, 0, clients))
+        engine.train(told(task, 1, 12))
+        engine._slots._any = False  # as on a GPU
+        widths.append([engine._slots._width(used) for used in range(1, 13)])
+    assert widths[0] == widths[1] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 10, 11, 12]

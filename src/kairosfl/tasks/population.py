@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -55,6 +56,11 @@ class Population:
     def sizes(self) -> Ints:
         """Number of samples of each client."""
         return np.diff(self.offsets)
+
+    @cached_property
+    def largest(self) -> int:
+        """Number of samples of the client that has most."""
+        return int(self.sizes.max())
 
     def hash(self) -> str:
         """A digest of both arrays, and of those of `tests`, the same on every platform."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -92,6 +93,15 @@ class Streamed:
             ):
                 found.update(leaf.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return found.hexdigest()
+
+
+def reading(data: Any) -> str:
+    """What reading costs where samples are read for each batch, as the end of a sentence; empty where they are not."""
+    if not isinstance(data, Streamed):
+        return ""
+    count, began = min(32, len(data)), time.perf_counter()
+    data.read(slice(0, count))
+    return f"; samples are read batch by batch, {1e3 * (time.perf_counter() - began) / count:.2g} ms each"
 
 
 def of_items(items: Any, collate: Callable[[list[Any]], tuple[Any, Any]]) -> Streamed:

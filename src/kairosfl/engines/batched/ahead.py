@@ -40,10 +40,14 @@ def averages(briefs: Briefs, delta: Tensor, device: torch.device) -> bool:
 
 
 def guessed(briefs: Briefs, n: Tensor, delta: Tensor, clients: tuple[int, ...]) -> Briefs:
-    """The next round's briefs if the server moves the model by the mean of these updates, weighted by samples."""
+    """The next round's briefs if the server moves the model by the mean of these updates, weighted by samples.
+
+    What is not finite stays as it is, since to train such a model may fail; the server will ask for something else.
+    """
     weights = n.double()
-    x = upload((weights / weights.sum()).to(delta.dtype), delta.device) @ delta
-    return replace(briefs, round=briefs.round + 1, ids=torch.tensor(clients), start=x.add_(briefs.start))
+    x = (upload((weights / weights.sum()).to(delta.dtype), delta.device) @ delta).add_(briefs.start)
+    start = torch.where(x.isfinite(), x, briefs.start)
+    return replace(briefs, round=briefs.round + 1, ids=torch.tensor(clients), start=start)
 
 
 def identical(some: Briefs, others: Briefs) -> bool:

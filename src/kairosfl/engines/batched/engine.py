@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from operator import attrgetter
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ from kairosfl.engines.memory import available
 from kairosfl.engines.precision import Precision
 from kairosfl.errors import UserError
 from kairosfl.tasks.dataset import Samples
+from kairosfl.tasks.streamed import reading
 from kairosfl.tasks.task import Task
 
 FIXED_SLOTS = 16  # used if results must not depend on which other clients train
@@ -77,9 +79,12 @@ class Batched(Evaluator):
             self.choices.cache = Cache.of(self.device, self.precision)
         size = task.layout.size * self.trainer.w.element_size()
         self.home, self.room, self._reserved = home(cohorts, size, self.device)
+        self._usual = sum(cohorts)
         self._fixed = deterministic
         self._limit = slots or (FIXED_SLOTS if deterministic else None)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        if self._stream is not None:  # or memory would be used again while a cohort that nobody asked for still trains
+            finalize(self, self._stream.synchronize)
         self._alike = {task}
         self._steps: Steps | None = None
         self._slots: Slots | None = None
@@ -106,18 +111,9 @@ class Batched(Evaluator):
             stacked.frame.measures = not deterministic and self.device.type == "cuda"
             self._work = Work(stacked, task, self.trainer.data, compute)
             self._schedules = Schedules(self.device, stacked.drops)
-            self.why = stacked.why + self._reading()
+            self.why = stacked.why + reading(self.trainer.data)
             if self._evaluator is not None and not deterministic:
                 self._evaluator.other = single(self._work)
-
-    def _reading(self) -> str:
-        """What reading costs where samples are read for each batch; empty where they are in memory."""
-        data = self.trainer.data
-        if isinstance(data, Samples):
-            return ""
-        count, began = min(32, len(data)), time.perf_counter()
-        data.read(slice(0, count))
-        return f"; samples are read batch by batch, {1e3 * (time.perf_counter() - began) / count:.2g} ms each"
 
     def _alone(self, reason: str) -> str:
         """Train one client after another, on a GPU by captured graphs if possible; `why` says how and why."""
@@ -132,7 +128,7 @@ class Batched(Evaluator):
             except Unstackable as further:
                 self._evaluator = None  # it would capture, too
                 reason += f"; it cannot be captured: {further}"
-        return f"{how}: {reason}{self._reading()}"
+        return f"{how}: {reason}{reading(self.trainer.data)}"
 
     def start(self) -> Tensor:
         """The model before training, on the device that the servers use."""
@@ -183,7 +179,7 @@ class Batched(Evaluator):
         """
         briefs, delta, steps = ticket.briefs, ticket.delta, self._steps
         coming = self._schedules.foresee(Draw.of(self.task, briefs))
-        if coming is None or steps is None or self._training() or steps.expected(coming[1].steps) > AHEAD:
+        if coming is None or steps is None or self._training() or steps.expected(coming[1]) > AHEAD:
             return
         if not (self._overlaps and self._luck and self._schedules.luck.hit and averages(briefs, delta, self.device)):
             return
@@ -265,6 +261,7 @@ class Batched(Evaluator):
                     raise UserError("no cohort is in training: submit one before collecting.")
                 self._advance()
         ticket = self._done.popleft()
+        self._begun = None if ticket is self._begun else self._begun
         self._await(ticket)
         self._make_room(len(ticket.briefs))
         return ticket
@@ -339,7 +336,11 @@ class Batched(Evaluator):
         for ticket in waiting:
             self.trainer.task = ticket.task
             ticket.answer, ticket.jobs = one_by_one(self.trainer, ticket.briefs, self.precision), []
-            self._done.append(ticket)
+            self._complete(ticket)
+
+    def _complete(self, ticket: Ticket) -> None:
+        ticket.ready = self._stream.record_event() if self._stream is not None else None
+        self._done.append(ticket)
 
     def _ready(self) -> Slots:
         """Slots for all clients that train or wait, as far as memory allows; replacing slots restarts their clients."""
@@ -362,7 +363,7 @@ class Batched(Evaluator):
         self._asked, self._free = self._limit if self._fixed else count, 0
         state = State(self._work.stack.frame.layout, self._asked, length, dtype, self.device)
         self._steps = Steps(self._work, state)
-        self._slots = Slots(state, self._waiting, self._steps, fixed=self._fixed)
+        self._slots = Slots(state, self._waiting, self._steps, fixed=self._fixed, usual=self._usual)
         return self._slots
 
     def _close(self) -> None:
@@ -377,22 +378,20 @@ class Batched(Evaluator):
             gc.collect()
             torch.cuda.empty_cache()
 
-    def _retire(self, cohorts: dict[Ticket, list[Job]]) -> None:
-        """Move finished clients' results to their tickets."""
+    def _retire(self, ticket: Ticket, mine: list[Job]) -> None:
+        """Move finished clients' results to their ticket."""
         assert self._slots is not None
         assert self._work is not None
         state, layout = self._slots.state, self._work.stack.frame.layout
         at_once = max(1, PASS // layout.width)
-        for ticket, mine in cohorts.items():
-            mine.sort(key=attrgetter("row"))
-            for begin in range(0, len(mine), at_once):
-                part = mine[begin : begin + at_once]
-                here = places([job.slot for job in part], self.device)
-                rows = places([job.row for job in part], self.device)
-                w = state.w[here]
-                ticket.take(rows, layout, w, state.numbers[:, here])
-                for name in ticket.briefs.measure.intersection(AFTER):
-                    ticket.scores[name][rows] = scores(self._work, w, [job.mine for job in part], name)
-            if not ticket.left:
-                ticket.ready = self._stream.record_event() if self._stream is not None else None
-                self._done.append(ticket)
+        mine.sort(key=attrgetter("row"))
+        for begin in range(0, len(mine), at_once):
+            part = mine[begin : begin + at_once]
+            here = places([job.slot for job in part], self.device)
+            rows = places([job.row for job in part], self.device)
+            w = state.w[here]
+            ticket.take(rows, layout, w, state.numbers[:, here])
+            for name in ticket.briefs.measure.intersection(AFTER):
+                ticket.scores[name][rows] = scores(self._work, w, [job.mine for job in part], name)
+        if ticket.finish(len(mine)):
+            self._complete(ticket)

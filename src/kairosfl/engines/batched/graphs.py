@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 
 import torch
 
 from kairosfl.engines.batched.captured import end_capture
 from kairosfl.engines.batched.fast import timed
+from kairosfl.engines.batched.schedule import Schedule
 from kairosfl.engines.batched.state import Kind, State
 from kairosfl.engines.batched.step import Work, step
 from kairosfl.tasks.streamed import Streamed
@@ -51,9 +53,12 @@ class Steps:
             self._queue.popleft()
         return sum(seconds for _, seconds in self._queue)
 
-    def expected(self, count: int) -> float:
-        """Approximate seconds of this many steps; zero on a CPU."""
-        return count * max(self._seconds.values(), default=0.0)
+    def expected(self, schedule: Schedule) -> float:
+        """Approximate seconds of a cohort; zero on a CPU, infinite if steps are not captured."""
+        if self._pool is None and self.state.device.type == "cuda":
+            return inf
+        waves = -(-len(schedule.n) // self.state.slots)
+        return waves * schedule.steps * max(self._seconds.values(), default=0.0)
 
     def _capture(self, kind: Kind) -> None:
         self.state.on.fill_(False)

@@ -36,7 +36,7 @@ NONZERO = {
 
 @dataclass(eq=False)
 class Ticket:
-    """A cohort in training. `reals` and `numbers` are columns of the slots, initially as clients begin."""
+    """A cohort in training. `reals` and `numbers` are columns of the slots as clients begin, `ends` as they end."""
 
     task: Task
     briefs: Briefs
@@ -46,6 +46,7 @@ class Ticket:
     n: Tensor = field(init=False)  # [m] samples
     reals: Tensor = field(init=False)  # [reals, m] float64, on the engine's device as the next two
     numbers: Tensor = field(init=False)  # [wholes and sums, m] int64, the sums as bits of float64
+    ends: Tensor = field(init=False)  # as `numbers`; apart, since a client may have to begin again
     order: Tensor = field(init=False)  # [m, longest]: samples of all epochs, one by one
     scores: dict[str, Tensor] = field(default_factory=dict)  # [m] float64
     fishers: list[Fisher] = field(default_factory=list)  # of each client, if requested
@@ -62,7 +63,8 @@ class Ticket:
 
     def prepare(self, schedule: Schedule, device: torch.device) -> None:
         """Prepare its clients for slots."""
-        briefs, clients, batch = self.briefs, self.briefs.ids.tolist(), self.briefs.batch_size.tolist()
+        briefs, clients = self.briefs, self.briefs.ids.tolist()
+        batch = self.briefs.batch_size.clamp(max=self.task.clients.largest).tolist()  # beyond that all would be padding
         count, total = schedule.batches, schedule.batches * schedule.epochs
         real = reals(briefs)
         lengths, kinds = (schedule.end * schedule.epochs).tolist(), _kinds(briefs, batch, real)
@@ -85,6 +87,7 @@ class Ticket:
         floats[len(Sum) :] = real.T
         there = upload(numbers, device)
         self.numbers, self.reals = there[: -len(REALS)], there[-len(REALS) :].view(torch.float64)
+        self.ends = torch.empty_like(self.numbers)
 
     def take(self, rows: Tensor | slice, layout: RowLayout, weights: Tensor, numbers: Tensor) -> None:
         """The results of some of its clients."""
@@ -94,16 +97,20 @@ class Ticket:
         layout.subtract(weights, start if start.ndim == 1 else start[there], delta)
         if not isinstance(there, slice):
             self.delta[there] = delta
-        self.numbers[:, rows] = numbers
-        self.left -= len(delta)
+        self.ends[:, rows] = numbers
+
+    def finish(self, clients: int) -> bool:
+        """Whether the cohort is complete now that so many more of its clients are."""
+        self.left -= clients
         if not self.left:
             self.jobs = []  # they refer back to the ticket: without them its memory is freed with the last reference
+        return not self.left
 
     def reports(self) -> Reports:
         """The cohort's reports; waits for the device."""
         if self.answer is not None:
             return self.answer
-        numbers = self.numbers.cpu().numpy()  # one wait for the device
+        numbers = self.ends.cpu().numpy()  # one wait for the device
         wholes, sums = numbers[: len(Whole)], numbers[len(Whole) :].view(np.float64)
         steps, batches = wholes[Whole.POSITION], wholes[Whole.BATCHES]
         columns = {

@@ -105,7 +105,7 @@ class RowLayout:
             return
         module: Any = kernels("passes", out)
         for part, begin, vector in zip(*self._parts(rows, start.expand_as(out), out), strict=True):
-            if module is not None and part.ndim == 2 and part.shape[1] >= module.LARGE:
+            if module is not None and part.ndim == 2 and part.shape[1] >= module.LARGE and begin.stride(1) == 1:
                 module.subtract(part, begin, vector)
             else:
                 torch.sub(part, begin, out=vector)

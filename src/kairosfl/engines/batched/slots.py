@@ -1,14 +1,13 @@
 """Slots: waiting clients move in, those in training are kept at the front, finished ones move out.
 
 A step acts on the first `width` slots. Widths come in a few sizes, so that few steps have to be captured; one of them
-is the size of the first cohorts. A finished client stays until its cohort is complete or its slot is needed.
+is the usual number of clients. A finished client stays until its cohort is complete or its slot is needed.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from kairosfl.engines.batched.jobs import Job, Ticket, cohorts, joint
 from kairosfl.engines.batched.state import Kind, State, Whole, places
 
-Retire = Callable[[dict[Ticket, list[Job]]], None]
+Retire = Callable[[Ticket, list[Job]], None]
 POLL = 8  # steps between two checks of clients that may stop at any batch
 
 
@@ -32,14 +31,16 @@ def widths(slots: int) -> list[int]:
 class Slots:
     """The jobs in a state's slots and those that wait."""
 
-    def __init__(self, state: State, waiting: deque[Job], run: Callable[[Kind, int], None], *, fixed: bool) -> None:
+    def __init__(
+        self, state: State, waiting: deque[Job], run: Callable[[Kind, int], None], *, fixed: bool, usual: int
+    ) -> None:
         self.state = state
         self.waiting = waiting
         self.jobs: list[Job | None] = [None] * state.slots
         self._run = run  # takes a number of steps of a kind
         self._fixed = fixed  # always all slots: the same operations whichever clients train
         self._any = state.device.type == "cpu"
-        self._widths = sorted({*widths(state.slots), min(len(waiting), state.slots)})
+        self._widths = sorted({*widths(state.slots), min(usual, state.slots)})
         self._looks: deque[tuple[Tensor, torch.cuda.Event | None, list[Job | None]]] = deque()
 
     def active(self) -> list[int]:
@@ -100,9 +101,9 @@ class Slots:
         finished = cohorts(job for job in self.jobs if job is not None and job.done >= job.limit)
         if self.jobs.count(None) >= len(self.waiting):  # only cohorts without clients that train or wait
             finished = {ticket: mine for ticket, mine in finished.items() if len(mine) == ticket.left}
-        if finished:
-            retire(finished)
-            for job in chain.from_iterable(finished.values()):
+        for ticket, mine in finished.items():
+            retire(ticket, mine)
+            for job in mine:
                 self.jobs[job.slot] = None
         if self.waiting:
             self._fill()

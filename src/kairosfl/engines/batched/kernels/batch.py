@@ -73,6 +73,7 @@ def batch(
     share = torch.empty(clients, size, dtype=dtype, device=wholes.device)
     lengths, keys = torch.empty(2, clients, dtype=torch.int64, device=wholes.device)
     live = torch.empty(clients, dtype=torch.bool, device=wholes.device)
+    block = triton.next_power_of_2(size)
     _batch[(clients,)](
         wholes,
         order,
@@ -85,8 +86,8 @@ def batch(
         wholes.stride(0),
         order.stride(0),
         size,
-        BLOCK=triton.next_power_of_2(size),
-        num_warps=1,
+        BLOCK=block,
+        num_warps=min(32, max(1, block // 512)),
     )
     return samples, share, lengths, live, keys
 
