@@ -14,6 +14,7 @@
 #     niid10-why      other readings of cells that differ: SCAFFOLD and FedProx, 6 runs, 2.5 min
 #     niid10-again   two more seeds of these four cells and of FedAvg, 10 runs beyond those of niid10, about 4 min
 #     niid100-dir     4 runs, Dir(0.5) alone, 3 min
+#     niid100-again  two more seeds of FedAvg and SCAFFOLD there, 4 runs beyond those of niid100-dir, about 2 min
 #     niid100        12 runs (Dir(0.5), two labels, IID), 300 M images, about 6 min
 #     flsim-fedcm     FedCM, about 5 min
 #     flsim-released  FedAvg, SCAFFOLD and FedCM as in its code, 13 min: run it twice
@@ -40,6 +41,7 @@ niid10) cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;
 niid10-why) cells niid-bench-10-readings ;;
 niid10-again) SEEDS=${SEEDS:-3} cells niid-bench-10 labels2-fedavg labels2-fedprox labels2-scaffold noise0.1-fedprox quantity0.5-scaffold ;;
 niid100-dir) cells niid-bench-100 dir0.5 ;;
+niid100-again) SEEDS=${SEEDS:-3} cells niid-bench-100 "dir0.5 fedavg" "dir0.5 scaffold" ;;
 niid10-noise) cells niid-bench-10 noise0.1 ;;
 niid10-flower) cells niid-bench-10 labels3 iid ;;
 niid10-seeds) SEEDS=3 cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;
