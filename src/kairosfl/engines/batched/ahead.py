@@ -11,7 +11,7 @@ from kairosfl.core.fields import Briefs, fields
 from kairosfl.engines.batched.state import upload
 
 LARGEST = 1 << 30  # bytes of updates up to which a cohort is trained on a guess
-MISSES = 3  # wrong guesses in a row after which there are no more
+MISSES = 3  # wrong guesses in a row after which the engine stops guessing
 
 
 class Luck:
@@ -42,7 +42,7 @@ def averages(briefs: Briefs, delta: Tensor, device: torch.device) -> bool:
 def guessed(briefs: Briefs, n: Tensor, delta: Tensor, clients: tuple[int, ...]) -> Briefs:
     """The next round's briefs if the server moves the model by the mean of these updates, weighted by samples.
 
-    What is not finite stays as it is, since to train such a model may fail; the server will ask for something else.
+    Values that are not finite keep their old ones: training such a model may fail, and the server will ask for another.
     """
     weights = n.double()
     x = (upload((weights / weights.sum()).to(delta.dtype), delta.device) @ delta).add_(briefs.start)

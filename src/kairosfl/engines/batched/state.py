@@ -124,12 +124,8 @@ class State:
     def fill(self, rows: Tensor, here: slice | Tensor, vectors: Tensor) -> None:
         """Write vectors `[m, width]`, or one expanded to them, to some rows."""
         module: Any = kernels("passes", rows)
-        if (
-            module is not None
-            and isinstance(here, slice)
-            and not vectors.stride(0)
-            and vectors.shape[1] >= module.LARGE
-        ):
+        repeated = isinstance(here, slice) and vectors.stride(0) == 0
+        if module is not None and repeated and vectors.shape[1] >= module.LARGE:
             module.spread(vectors[0], rows[here])
         else:
             rows[here] = vectors
