@@ -92,7 +92,7 @@ class Grouped:
             [inward, True, False],
         )
         slopes[0].copy_(slope.view(m, shape.outputs, -1, *shape.kernel).permute(0, 1, 3, 4, 2))
-        _total(dy, slopes[1])
+        total(dy, slopes[1])
         return _masked(_below(dx, m), x, masked) if inward else None
 
 
@@ -137,7 +137,7 @@ class Columns:
         m = len(w)
         rows = dy.permute(0, 2, 3, 1).reshape(m, -1, shape.outputs)
         slopes[0].copy_(torch.bmm(rows.mT, _patches(shape, x, m)).view(slopes[0].shape))
-        _total(dy, slopes[1])
+        total(dy, slopes[1])
         if not inward:
             return None
         return _masked(_spread(shape, torch.bmm(rows, w.to(dy.dtype).flatten(2)), x.shape), x, masked)
@@ -183,7 +183,7 @@ def relu_backward(dy: Tensor, y: Tensor) -> Tensor:
     return slope
 
 
-def _total(dy: Tensor, db: Tensor | None) -> None:
+def total(dy: Tensor, db: Tensor | None) -> None:
     """The gradient of the bias: the sum over samples and pixels."""
     if db is None:
         return

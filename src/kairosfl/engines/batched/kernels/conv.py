@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kairosfl.engines.batched.conv import Shape
+from kairosfl.engines.batched.conv import Shape, total
 from kairosfl.engines.batched.kernels import conv_programs as programs
 from kairosfl.engines.batched.kernels.device import stages
 
@@ -124,8 +124,8 @@ def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor | None, 
     share = triton.cdiv(triton.cdiv(pixels, parts), depth) * depth
     parts = triton.cdiv(pixels, share)
     joint = db is not None and shape.inputs < FEW
-    if db is not None and not joint:
-        torch.sum(dy.permute(0, 2, 3, 1).reshape(m, -1, shape.outputs), 1, dtype=db.dtype, out=db)
+    if not joint:
+        total(dy, db)
     slopes = [dw.flatten(1), db] if joint else [dw.flatten(1)]
     sums = [slope[None] for slope in slopes]
     if parts > 1:
