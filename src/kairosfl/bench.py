@@ -203,10 +203,10 @@ def _rate(train: Callable[[], Reports], briefs: Briefs, device: torch.device, se
     """Samples a second; the first call, which captures graphs and chooses methods, counts only if it took too long."""
     seen, taken, first = 0, 0.0, True
     while not seen or taken < seconds:
-        _wait(device)
+        wait(device)
         began = time.perf_counter()
         reports = train()
-        _wait(device)
+        wait(device)
         took = time.perf_counter() - began
         if not first or (took > seconds and device.type == "cpu"):
             taken += took
@@ -260,10 +260,10 @@ def _graph(step: Callable[[], None]) -> Callable[[], None]:
 
 def time_of(run: Callable[[], object], device: torch.device, least: float = 1.0) -> float:
     """Seconds of one call, the mean over about `least` seconds after a first one."""
-    _wait(device)
+    wait(device)
     began = time.perf_counter()
     run()
-    _wait(device)
+    wait(device)
     count, taken = 1, time.perf_counter() - began
     if taken > least and device.type == "cpu":
         return taken
@@ -271,13 +271,14 @@ def time_of(run: Callable[[], object], device: torch.device, least: float = 1.0)
         began = time.perf_counter()
         for _ in range(count):
             run()
-        _wait(device)
+        wait(device)
         taken = time.perf_counter() - began
         if taken >= least:
             return taken / count
         count = max(count + 1, math.ceil(1.2 * count * least / max(taken, 1e-6)))
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Until the device has done all that was asked of it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from kairosfl.cli import app
 from kairosfl.errors import UserError
 from kairosfl.papers.item import members
-from kairosfl.papers.reproduce import estimate, reproduce, rounds_left
+from kairosfl.papers.reproduce import estimate, reproduce, rounds_left, seconds_per_round
 from kairosfl.papers.results import collect, table
 from kairosfl.runs import experiment
 from kairosfl.runs.files import read_lines
@@ -170,6 +171,12 @@ def test_the_estimate_is_the_rounds_left_times_a_measured_round(tmp_path, monkey
     assert estimate(runs, tmp_path) == pytest.approx(2 * 50 * 2.0)
     longer = members(ITEM, ["digits"], seeds=1, rounds=50, changes=["train.epochs=4"])
     assert estimate([runs[0], longer[1]], tmp_path) == pytest.approx(50 * 2.0 + 50 * 8.0)
+
+
+def test_a_timed_round_ends_when_the_device_has_finished(monkeypatch):
+    member = members(ITEM, ["digits"], seeds=1)[0]
+    monkeypatch.setattr("kairosfl.papers.reproduce.wait", lambda device: time.sleep(0.7))
+    assert seconds_per_round(member.config) >= 0.7
 
 
 def test_the_command_prints_the_table_draws_the_curves_and_keeps_the_results(tmp_path, monkeypatch):

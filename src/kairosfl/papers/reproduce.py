@@ -9,6 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
+from kairosfl.bench import wait
 from kairosfl.errors import UserError
 from kairosfl.papers.item import Item, members
 from kairosfl.papers.results import Results, collect
@@ -21,7 +24,7 @@ from kairosfl.runs.sweep import Member, sweep
 from kairosfl.tasks import data
 from kairosfl.wording import counted
 
-PATIENCE = 10.0  # seconds; no second round is timed after a first one that took longer
+PATIENCE = 10.0  # seconds; on a CPU no second round is timed after a first one that took longer
 
 
 class Progress(Protocol):
@@ -93,13 +96,14 @@ def available(asked: Sequence[Member], say: Callable[[str], None]) -> list[Membe
 
 
 def estimate(runs: Sequence[Member], out: Path) -> float:
-    """Seconds for the remaining rounds: one run per task is timed, the others are scaled by their work per round."""
+    """Seconds for the remaining rounds: one run per task and detector is timed, others are scaled by work."""
     speeds: dict[str, float] = {}
     total = 0.0
     for member in runs:
         left = rounds_left(member, out)
         if left:
-            task = _source(member.config) + repr((member.config.model.name, dict(member.config.model.options)))
+            kind, detector = member.config.model, member.config.run.detector
+            task = _source(member.config) + repr((kind.name, dict(kind.options), detector))
             if task not in speeds:
                 speeds[task] = seconds_per_round(member.config) / _effort(member.config)
             total += left * speeds[task] * _effort(member.config)
@@ -107,11 +111,14 @@ def estimate(runs: Sequence[Member], out: Path) -> float:
 
 
 def seconds_per_round(config: RunConfig) -> float:
-    """Seconds per round, from the second round of a throw-away run, or from the first if that is slow."""
+    """Seconds per round, from the second round of a throw-away run, or on a CPU from the first if that is slow.
+
+    On a GPU the first round also compiles kernels and measures methods.
+    """
     config = replace(config, train=replace(config.train, rounds=3))
     task = experiment.build_task(config)
     config, _ = resolve_engine(config, task)
-    engine = build_engine(config, task)
+    engine, device = build_engine(config, task), torch.device(config.run.device)
     took = 0.0
     with tempfile.TemporaryDirectory() as folder:
         rounds = experiment.record(config, task, engine, Folder(Path(folder)))
@@ -119,8 +126,9 @@ def seconds_per_round(config: RunConfig) -> float:
         for _ in range(2):
             began = time.perf_counter()
             briefs = rounds.send(engine.train(briefs))
+            wait(device)
             took = time.perf_counter() - began
-            if took > PATIENCE:
+            if took > PATIENCE and device.type == "cpu":
                 break
         rounds.close()
     return took
