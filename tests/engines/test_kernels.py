@@ -114,6 +114,23 @@ def test_a_relu_after_a_convolution_and_before_one(shape: tuple[int, int, Pair, 
     assert gathered.forward(form, x, w, b, relu=True)[0, :, 0, 0].isnan().all()
 
 
+@pytest.mark.parametrize(("stride", "side"), [(1, 1), (2, 2)])
+def test_a_convolution_without_the_taps_that_meet_padding_alone(stride: int, side: int) -> None:
+    form = Shape(16, 32, (3, 3), (stride, stride), (1, 1), (1, 1), 1)
+    torch.manual_seed(0)
+    x = torch.randn(CLIENTS * BATCH, 16, side, side).contiguous(memory_format=torch.channels_last)
+    w, b = torch.randn(CLIENTS, 32, 3, 3, 16), torch.randn(CLIENTS, 32)
+    crop = ways.cropped(form, side, side)
+    assert crop is not None
+    both = ways.Cropped(ways.Gathered(conv, "ieee"), *crop), ways.Columns()
+    y = both[1].forward(form, x, w, b)
+    close(both[0].forward(form, x, w, b), y.double())
+    dy, slopes = torch.randn(y.shape), [(torch.empty_like(w), torch.empty_like(b)) for _ in both]
+    dx = [way.backward(form, dy, x, w, into, inward=True) for way, into in zip(both, slopes, strict=True)]
+    for found, wanted in zip((dx[0], *slopes[0]), (dx[1], *slopes[1]), strict=True):
+        close(found, wanted.double())
+
+
 @pytest.mark.parametrize(
     ("channels", "kernel", "stride", "padding", "dilation", "sides"),
     [

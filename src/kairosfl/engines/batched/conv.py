@@ -5,7 +5,8 @@ Images are `[m·b, C, H, W]`, weights `[m, O, h, w, C / groups]`, biases `[m, O]
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -40,7 +41,10 @@ class Shape:
 class Method(Protocol):
     """One way to convolve."""
 
-    last: ClassVar[bool]  # whether it reads images channels last
+    @property
+    def last(self) -> bool:
+        """Whether it reads images channels last."""
+        ...
 
     def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
         """The outputs or, if `relu`, what a ReLU makes of them."""
@@ -237,6 +241,56 @@ class Depthwise:
         return _masked(self.kernels.inward(shape, dy, w, *x.shape[2:]), x, masked)
 
 
+@dataclass(frozen=True)
+class Cropped:
+    """Another way, without the taps that meet nothing but padding: of a 3 × 3 kernel on a single pixel, all but one."""
+
+    way: Method
+    shape: Shape
+    rows: slice
+    columns: slice
+
+    @property
+    def last(self) -> bool:
+        return self.way.last
+
+    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
+        return self.way.forward(self.shape, x, self._of(w).contiguous(), b, relu)
+
+    def backward(
+        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, slopes: Slopes, inward: bool, masked: bool = False
+    ) -> Tensor | None:
+        w, (dw, db) = self._of(w).contiguous(), slopes
+        kept = torch.empty(w.shape, dtype=dw.dtype, device=dw.device)
+        dx = self.way.backward(self.shape, dy, x, w, (kept, db), inward, masked)
+        self._of(dw.zero_()).copy_(kept)
+        return dx
+
+    def _of(self, w: Tensor) -> Tensor:
+        return w[:, :, self.rows, self.columns]
+
+
+@cache
+def cropped(shape: Shape, height: int, width: int) -> tuple[Shape, slice, slice] | None:
+    """The convolution without the taps that meet nothing but padding, and which are left; None if that is all."""
+    size = shape.size(height, width)
+    sides = zip((height, width), size, shape.kernel, shape.stride, shape.padding, shape.dilation, strict=True)
+    rows, columns = (_met(*side) for side in sides)
+    (top, left), (down, right) = shape.padding, shape.dilation
+    padding = (top - rows.start * down, left - columns.start * right)
+    small = replace(shape, kernel=(len(rows), len(columns)), padding=padding)
+    if small == shape or not (rows and columns) or min(padding) < 0 or small.size(height, width) != size:
+        return None
+    return small, slice(rows.start, rows.stop), slice(columns.start, columns.stop)
+
+
+def _met(side: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int) -> range:
+    """The taps, from the first to the last, that meet a pixel of a side of this length."""
+    places = range(-padding, stride * outputs - padding, stride)
+    met = [tap for tap in range(kernel) if any(0 <= place + tap * dilation < side for place in places)]
+    return range(met[0], met[-1] + 1) if met else range(0)
+
+
 def last(x: Tensor) -> Tensor:
     """The images with channels last in memory, copied if they are not."""
     return x.contiguous(memory_format=torch.channels_last)
@@ -260,7 +314,8 @@ def methods(shape: Shape, x: Tensor, clients: int, dot: str) -> dict[str, Method
     apart = kernels("depthwise", x) if shape.groups == shape.inputs == shape.outputs > 1 else None
     if apart is not None and _countable(shape, x, clients):
         found["depthwise"] = Depthwise(apart)
-    return found
+    crop = cropped(shape, *x.shape[2:])
+    return {name: Cropped(way, *crop) for name, way in found.items()} if crop else found
 
 
 def _countable(shape: Shape, x: Tensor, clients: int) -> bool:
