@@ -1,12 +1,11 @@
 #!/bin/sh
-# The public benchmarks on one GPU, most informative first; each part resumes if it is run again.
+# Tables of the papers and the public benchmarks on one GPU; each part resumes if it is run again.
 #
-#     KAIROSFL_DATA=... [SEEDS=3] [PRECISION=bfloat16] sh benchmarks/public.sh PART [RESULTS]
+#     KAIROSFL_DATA=... [SEEDS=3] [PRECISION=bfloat16] sh benchmarks/tables.sh PART [RESULTS]
 #
-# bfloat16 nearly halves the time of a ResNet-18, and the results say which precision a run had.
+# The results say which precision a run had. Estimates are for one H200, from the images per second in docs/gpu.md.
 #
-# Estimates for one H200, from the images per second in docs/gpu.md (a run of NIID-Bench or FL-Simulator trains on
-# 25 million images):
+# Public benchmarks, most informative first (a run of NIID-Bench or FL-Simulator trains on 25 million images):
 #     niid10         12 runs side by side (Dir(0.5), two labels, quantity), 300 M images, about 6 min
 #     niid10-noise    4 runs, 100 M images, about 2 min
 #     flsim-fedavg    1 run alone, for its clock: 4 min
@@ -21,18 +20,29 @@
 #     flsim-released-sam  MoFedSAM as in its code, about 9 min
 #     flsim-mofedsam  MoFedSAM, two gradients a step, about 9 min
 #     pfl            CIFAR-10 IID and Dir(0.1), Dir(0.1) with privacy, BlazeFL and FLUTE, about 4 min
-#     aware-ridge     FedAWARE with a ridge, 6 runs of fedaware/solver, 45 M images, about 2 min
 #     niid10-flower   8 runs (three labels, IID), which Flower alone published, about 4 min
 #     niid10-seeds    the second and third seeds of niid10: 24 runs, about 12 min; run it twice
+#
+# What the papers' tables lack, most informative first:
+#     aware-ridge     FedAWARE with a ridge, 6 runs of fedaware/solver, 45 M images, about 2 min
+#     fedcl-200       FedCL's 200 rounds, CIFAR-10 and Fashion-MNIST, FedAvg, 6 runs, 25 M images or more, about 5 min
+#     fedcl-cifar100  the same with CIFAR-100, 3 runs, about 2 min
+#     pa3fed-cifar100 PA3Fed, h = 0.1, 40 rounds, five methods with and without it, ResNet-18, 20 M images: 8 min in bfloat16
+#     aware-cifar100  FedAvg, FedAWARE and FedAvg x AWARE, ResNet-18, 27 M images: 10 min in bfloat16
+#     alt-readings    ALT's other readings and thresholds, 8 runs of 50 M images, about 6 min
+#     fedcl-vgg11     FedCL's 200 rounds with VGG-11, CIFAR-10, FedAvg, 3 runs
+#     fedcl-lstm      FedCL on Shakespeare, FedAvg, 3 runs
+#     aware-news      FedAvg and FedAvg x AWARE on AG News, from scratch, 2 runs
+#     aware-figures   FedAWARE's Figures 1, 6 and 7, 10 runs, 120 M images, about 6 min
 set -eu
-part=$1 results=${2:-results} runs=${RUNS:-runs/public} paper=public
+part=$1 results=${2:-results} runs=${RUNS:-runs/tables} paper=public
 
 cells() { # ITEM, then cells
     item=$1
     shift
     for cell; do set -- "$@" --cells "$cell"; shift; done
     timeout -s INT "${LIMIT:-540}" ${PYTHON:-python} -m kairosfl reproduce "$paper/$item" "$@" --seeds "${SEEDS:-1}" \
-        --engine batched --device cuda --set "run.precision='${PRECISION:-tf32}'" --quiet --out "$runs/$item" \
+        --engine batched --device cuda --set "run.precision='${PRECISION:-tf32}'" --quiet --out "$runs/$paper-$item" \
         --results "$results"
 }
 
@@ -53,6 +63,25 @@ flsim-fedavg) cells fl-simulator "dir0.1 fedavg" ;;
 flsim-scaffold) cells fl-simulator "dir0.1 scaffold" "dir0.1 feddyn" ;;
 flsim-fedcm) cells fl-simulator "dir0.1 fedcm" ;;
 flsim-mofedsam) cells fl-simulator "dir0.1 mofedsam" ;;
+fedcl-200) paper=fedcl cells accuracy "cifar10-alexnet-a0.1-fedavg*" "fashion_mnist-alexnet-a0.1-fedavg*" ;;
+fedcl-cifar100) paper=fedcl cells cifar100 "cifar100-alexnet-a0.1-fedavg*" ;;
+fedcl-vgg11) paper=fedcl cells accuracy "cifar10-vgg11-a0.1-fedavg*" ;;
+fedcl-lstm) paper=fedcl cells shakespeare "shakespeare-lstm-fedavg*" ;;
+pa3fed-cifar100)
+    names=
+    for base in fedavg vrlsgd fedprox fednova fedmut; do
+        names="$names cifar100-h0.1-printed-$base cifar100-h0.1-printed-$base-pa3fed"
+    done
+    paper=pa3fed
+    cells table2 $names
+    ;;
+aware-cifar100) paper=fedaware cells table2 cifar100-fedavg cifar100-fedaware cifar100-fedavg-aware ;;
+aware-news) paper=fedaware cells table2 agnews-fedavg agnews-fedavg-aware ;;
+aware-figures) for item in figure1 figure7 figure6; do paper=fedaware cells "$item"; done ;;
+alt-readings)
+    paper=alt cells figure2 cifar10-fedavg-alt-min cifar10-fedavg-alt-previous cifar10-moon-alt-min cifar10-moon-alt-previous
+    paper=alt cells thresholds
+    ;;
 pfl) for item in pfl-cifar10-iid blazefl flute-mnist pfl-cifar10-dirichlet pfl-cifar10-private; do cells "$item"; done ;;
 *) echo "unknown part $part; see the list in $0" >&2; exit 2 ;;
 esac
