@@ -450,7 +450,7 @@ def test_group_norm_kernels_are_pytorchs(activation: str, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("size", [(3, 32, 32), (32, 64, 30), (128, 256, 9), (17, 33, 12)])
+@pytest.mark.parametrize("size", [(3, 32, 32), (32, 64, 30), (128, 256, 9), (17, 33, 12), (64, 128, 1)])
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
 def test_convolution_kernels_with_bias_and_relus_are_pytorchs(
     size: tuple[int, int, int], precision: str, dtype: torch.dtype
