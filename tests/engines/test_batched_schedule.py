@@ -155,14 +155,14 @@ CASES = {  # algorithm, recipe, options of the engine, cohorts that were trained
     "adamw": ("fedavg", {"optimizer": "adamw", "lr": 0.01}, {}, 7),
     "stops": ("alt", {}, {}, 0),
     "server optimizer": ("fedavgm", {}, {}, 0),
-    "schedule": ("fedavg", {"schedule": "cosine"}, {}, 0),
+    "schedule": ("fedavg", {"schedule": "cosine"}, {}, 7),
     "selection": ("fedcl", {}, {}, None),
     "vectors": ("scaffold", {}, {}, 0),
     "noise": ("localprivacy", {}, {}, 0),
 }
 
 
-IN_CI = ("plain", "few slots", "server optimizer")
+IN_CI = ("plain", "few slots", "schedule", "server optimizer")
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,9 @@ class Briefs(Cohort):
         frozenset(),
         writers="many",
     )
+    next_lr: float | None = shared(
+        float, "learning rate of the next round unless a rule changes it, for engines that work ahead", None, local=True
+    )
 
     def __post_init__(self) -> None:
         """Expand a plain number in an `each` field to all clients; a list has one number per client.
@@ -355,7 +358,7 @@ for _record in (Briefs, Reports):
     _record.NUMBERS = tuple(e.name for e in fields(_record) if e.shape != "vector" and not e.local)
 
 
-REALS = tuple(entry.name for entry in fields(Briefs) if entry.kind is float)  # as the batched engine lays them out
+REALS = tuple(e.name for e in fields(Briefs) if e.kind is float and not e.local)  # as the batched engine lays them out
 
 
 def reals(briefs: Briefs) -> np.ndarray:

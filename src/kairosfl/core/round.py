@@ -97,7 +97,8 @@ def select(run: Run, setup: Setup, now: Round) -> tuple[Round, Tensor]:
 
 def brief(run: Run, setup: Setup, now: Round, ids: Tensor) -> Briefs:
     """Stage 2: what the cohort is told."""
-    briefs = Briefs(seed=run.seed, round=now.number, ids=ids, start=run.x, **setup.recipe.told(now.number))
+    given = setup.recipe.told(now.number) | {"next_lr": setup.recipe.lr_at(now.number + 1)}
+    briefs = Briefs(seed=run.seed, round=now.number, ids=ids, start=run.x, **given)
     for detector in setup.detectors:
         briefs = briefs.measured(detector.measure) if detector.measure else briefs
     writer: dict[str, Rule] = {}

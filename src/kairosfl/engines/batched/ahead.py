@@ -47,12 +47,14 @@ def guessed(briefs: Briefs, n: Tensor, delta: Tensor, clients: tuple[int, ...]) 
     weights = n.double()
     x = (upload((weights / weights.sum()).to(delta.dtype), delta.device) @ delta).add_(briefs.start)
     start = torch.where(x.isfinite(), x, briefs.start)
-    return replace(briefs, round=briefs.round + 1, ids=torch.tensor(clients), start=start)
+    lr = briefs.lr if briefs.next_lr is None else torch.full_like(briefs.lr, briefs.next_lr)
+    return replace(briefs, round=briefs.round + 1, ids=torch.tensor(clients), start=start, lr=lr)
 
 
 def identical(some: Briefs, others: Briefs) -> bool:
     """Whether two cohorts are told the same, to the bit; waits for the device."""
-    return all(_same(getattr(some, entry.name), getattr(others, entry.name)) for entry in fields(Briefs))
+    names = (entry.name for entry in fields(Briefs) if not entry.local)
+    return all(_same(getattr(some, name), getattr(others, name)) for name in names)
 
 
 def _same(a: object, b: object) -> bool:
