@@ -18,8 +18,9 @@ test: .venv/ready
 test-slow: .venv/ready
 	$(BIN)/python -m pytest -m slow
 
-test-kernels: .venv/kernels  # in Triton's interpreter; on a GPU: pytest tests/engines/test_gpu.py
+test-kernels: .venv/kernels  # interpreted, and compiled for GPUs; on one: pytest tests/engines/test_gpu.py
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/engines/test_kernels*.py -m "not slow" -n $(WORKERS)
+	$(BIN)/python -m pytest tests/engines/test_kernels_compile.py -m "not slow" -n $(WORKERS)
 
 test-deploy: .venv/full
 	$(BIN)/python -m pytest tests/deploy -m "slow or not slow"

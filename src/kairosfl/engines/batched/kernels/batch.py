@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kairosfl.engines.batched.kernels.device import FUSED
 from kairosfl.engines.batched.state import Sum, Whole
 from kairosfl.engines.batched.step import ODD
 
@@ -88,6 +89,7 @@ def batch(
         size,
         BLOCK=block,
         num_warps=min(32, max(1, block // 512)),
+        **FUSED,
     )
     return samples, share, lengths, live, keys
 
@@ -194,4 +196,5 @@ def count(wholes: Tensor, sums: Tensor, lengths: Tensor, live: Tensor, losses: T
         columns,
         BLOCK=block,
         num_warps=4,
+        **FUSED,
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kairosfl.engines.batched.conv import Shape, total
 from kairosfl.engines.batched.kernels import conv_programs as programs
-from kairosfl.engines.batched.kernels.device import stages
+from kairosfl.engines.batched.kernels.device import FUSED, stages
 
 FILL = 4096  # number of warps that keeps a large GPU busy
 TURN = 64  # inputs and outputs per tile when weights are transposed
@@ -34,7 +34,7 @@ def _product(columns: int, depth: int, x: Tensor) -> dict[str, int]:
     bm, warps = (128, 8) if bn == 128 else (256, 8) if bn == 32 else (128, 4)
     deep = x.dtype == torch.bfloat16 and depth % 64 == 0
     bk = 64 if deep else 16 if depth % 32 and depth % 16 == 0 else 32
-    return {"BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages(x.device)}
+    return {"BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages(x.device), **FUSED}
 
 
 def _slope(outputs: int, inputs: int, taps: int, x: Tensor, dot: str) -> dict[str, int]:
@@ -47,7 +47,7 @@ def _slope(outputs: int, inputs: int, taps: int, x: Tensor, dot: str) -> dict[st
         bk, warps = 32 if inputs % 32 else 64, 4
     if bm < 64 or dot == "ieee":
         warps = 4
-    return {"BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages(x.device)}
+    return {"BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages(x.device), **FUSED}
 
 
 def forward(shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool, dot: str) -> Tensor:
@@ -102,7 +102,7 @@ def _turned(w: Tensor, dtype: torch.dtype) -> Tensor:
     m, outputs, high, wide, inputs = w.shape
     turned = torch.empty(m, high, wide, inputs, outputs, dtype=dtype, device=w.device)
     grid = (triton.cdiv(outputs, TURN) * triton.cdiv(inputs, TURN), m, high * wide)
-    programs.turn[grid](w, turned, w.stride(0), C=inputs, O=outputs, TAPS=high * wide, B=TURN, num_warps=4)
+    programs.turn[grid](w, turned, w.stride(0), C=inputs, O=outputs, TAPS=high * wide, B=TURN, num_warps=4, **FUSED)
     return turned
 
 

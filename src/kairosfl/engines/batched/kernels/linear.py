@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kairosfl.engines.batched.fast import timed
-from kairosfl.engines.batched.kernels.device import stages
+from kairosfl.engines.batched.kernels.device import FUSED, stages
 from kairosfl.engines.batched.kernels.update import DECAY, LR, MOMENTUM_ROW, PULL_ROW, SCALE, stepped
 from kairosfl.engines.batched.rows import STRIP
 from kairosfl.engines.choices import Choices
@@ -193,6 +193,7 @@ def forward(
             BO=WIDE,
             num_warps=4,
             num_stages=stages(x.device) + 1,
+            **FUSED,
         )
         return y
 
@@ -264,5 +265,6 @@ def backward(
         STAGES=ahead,
         num_warps=2,
         num_stages=ahead,
+        **FUSED,
     )
     return dx

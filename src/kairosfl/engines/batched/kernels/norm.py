@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kairosfl.engines.batched.kernels.device import FUSED
+
 TILE = 4096  # elements that a program holds at once
 
 
@@ -184,7 +186,8 @@ def fits(channels: int, groups: int) -> bool:
 def _options(x: Tensor, groups: int, activation: str) -> dict[str, int | str]:
     channels, pixels = x.shape[1], x.shape[2] * x.shape[3]
     rows = min(triton.next_power_of_2(pixels), TILE // channels)
-    return {"HW": pixels, "G": groups, "CG": channels // groups, "ACT": activation, "BP": rows, "num_warps": 4}
+    sizes = {"HW": pixels, "G": groups, "CG": channels // groups, "ACT": activation, "BP": rows}
+    return sizes | {"num_warps": 4, **FUSED}
 
 
 def forward(x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float, activation: str) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kairosfl.engines.batched.kernels.device import FUSED
+
 BLOCK = 4096
 LARGE = 1 << 16  # columns for which a launch is worth its time
 
@@ -41,11 +43,11 @@ def _subtract(rows, starts, out, stride, step, apart, columns, B: tl.constexpr):
 def spread(row: Tensor, rows: Tensor) -> None:
     """Write one row `[columns]` to all of `rows` `[m, columns]`."""
     m, columns = rows.shape
-    _spread[(triton.cdiv(columns, BLOCK), m)](row, rows, rows.stride(0), columns, B=BLOCK, num_warps=8)
+    _spread[(triton.cdiv(columns, BLOCK), m)](row, rows, rows.stride(0), columns, B=BLOCK, num_warps=8, **FUSED)
 
 
 def subtract(rows: Tensor, starts: Tensor, out: Tensor) -> None:
     """Write rows − starts to `out`, all `[m, columns]` with neighbouring columns; `starts` may be one row, expanded."""
     m, columns = rows.shape
     strides = (rows.stride(0), starts.stride(0), out.stride(0))
-    _subtract[(triton.cdiv(columns, BLOCK), m)](rows, starts, out, *strides, columns, B=BLOCK, num_warps=8)
+    _subtract[(triton.cdiv(columns, BLOCK), m)](rows, starts, out, *strides, columns, B=BLOCK, num_warps=8, **FUSED)

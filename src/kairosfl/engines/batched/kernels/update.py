@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kairosfl.engines.batched.kernels.device import FUSED
 from kairosfl.engines.batched.state import Real
 
 BLOCK = 4096
@@ -137,4 +138,5 @@ def update(
         MOMENTUM=momentum,
         BLOCK=BLOCK,
         num_warps=8,
+        **FUSED,
     )

@@ -1,0 +1,122 @@
+"""The Triton kernels, compiled for GPUs that this machine does not have: they must compile, and fit.
+
+The interpreter of `test_kernels.py` computes what they say, but knows nothing of layouts, registers and shared memory.
+Here an engine on the CPU trains models of their real sizes with kernels that are compiled instead of run, for several
+generations of GPUs. What they return is left uninitialised.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("runs without TRITON_INTERPRET", allow_module_level=True)
+
+from step_cases import WIDTH, make_state, using
+from test_batched import make_briefs, make_task
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from kairosfl.engines.batched import Batched, conv, fast, layers, lifts, pool, rows, state, step, update
+from kairosfl.engines.batched.kernels import batch, device
+from kairosfl.tasks.models import build
+
+READERS = (conv, layers, lifts, pool, rows, state, update)  # modules that look for kernels; `step` is tested by itself
+# An A100, a consumer card like it, an H100, a B200 and a consumer card like that, by capability, with the bytes of
+# shared memory that a program may have.
+GPUS = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+
+
+class Compiled(dict[str, int]):
+    """The largest shared memory of every kernel so far."""
+
+    def __init__(self, capability: int) -> None:
+        super().__init__()
+        self.capability = capability
+        memory = {"max_shared_mem": GPUS[capability]}
+        self.utils = SimpleNamespace(get_device_properties=lambda index: memory)
+
+    def get_current_target(self) -> Any:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability  # Triton keeps what it compiled by device
+
+    def get_current_stream(self, index: int) -> int:
+        return 0
+
+
+@pytest.fixture
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiled]:
+    """A GPU for which kernels are compiled, and that runs none of them."""
+    gpu, run = Compiled(request.param), JITFunction.run
+    monkeypatch.setattr(driver, "_active", gpu)
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        gpu[self.__name__] = max(gpu.get(self.__name__, 0), kernel.metadata.shared)
+
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    device.stages.cache_clear()
+    yield gpu
+    device.stages.cache_clear()
+    assert gpu
+    assert max(gpu.values()) <= GPUS[request.param], dict(gpu)
+
+
+def separable(classes: int) -> nn.Module:
+    apart = nn.Conv2d(24, 24, 3, padding=1, groups=24)
+    head = (nn.GroupNorm(4, 24), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, classes))
+    return nn.Sequential(nn.Conv2d(3, 24, 3), nn.ReLU(), apart, *head)
+
+
+def cases() -> Iterator[Any]:
+    """A few everywhere, and every model on two GPUs; CI has a few on these two."""
+    first = [("pfl_cnn", "bfloat16"), ("separable", "tf32")]
+    models = ("pfl_cnn", "separable", "cnn", "alt_cnn", "alexnet", "resnet18")
+    every = [(name, precision) for name in models for precision in ("bfloat16", "tf32", "float32")]
+    for gpu in GPUS:
+        for case in every if gpu in (86, 90) else first:
+            quick = gpu in (86, 90) and case in first
+            yield pytest.param(gpu, *case, marks=[] if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("compiled", "name", "precision"), [*cases()], indirect=["compiled"])
+def test_a_step_compiles_and_fits(
+    compiled: Compiled, name: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = separable(3) if name == "separable" else build(name, shape=(3, 32, 32), classes=3, seed=1)
+    task = make_task(model, (3, 32, 32), samples=12, clients=2)
+    engine = Batched(task, precision="bfloat16" if precision == "bfloat16" else "float32")
+    assert engine.stacks, engine.why
+    assert engine._work is not None
+    engine._work.stack.frame.dot = "tf32" if precision == "tf32" else "ieee"
+    for module in READERS:
+        monkeypatch.setattr(module, "kernels", lambda name, tensor: fast._module(name))
+    engine.train(make_briefs(task, epochs=1, batch_size=4))
+    assert {"forward", "weights"} <= set(compiled)
+
+
+@pytest.mark.parametrize("compiled", [*GPUS], indirect=True)
+def test_what_surrounds_a_step_compiles(compiled: Compiled) -> None:
+    held, kind = make_state("cpu", torch.float32)
+    using(batch, partial(step._batch, held, kind))
+    chosen = using(None, partial(step._batch, held, kind))
+    using(batch, partial(step._count, held, kind, chosen, torch.rand(WIDTH), torch.rand(WIDTH, 5)))
+    task = make_task(nn.Linear(192, 3), (3, 8, 8))
+    for dtype in (torch.float32, torch.bfloat16):
+        for last in (True, False):
+            stack: Any = SimpleNamespace(frame=SimpleNamespace(last=last))
+            work = step.Work(stack, task, task.dataset.train, dtype)
+            using(batch, partial(work.prepared, torch.arange(8)))
+    assert set(compiled) == {"_batch", "_count", "_images"}
