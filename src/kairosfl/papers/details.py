@@ -33,7 +33,9 @@ def section(results: Results, remarks: str = "", picture: str = "") -> str:
     lines += [*markdown(_readable(results)), ""]
     gains = _gains(results)
     if gains:
-        lines += ["Difference from the baseline, on the seeds and rounds that both have:", "", *markdown(gains), ""]
+        what = MEASURES[results["measures"][0]].title
+        heading = f"Difference from the baseline ({what}), on the seeds and rounds that both have:"
+        lines += [heading, "", *markdown(gains), ""]
     lines += _conclusion(results)
     if verdict_line(remarks):
         first, _, remarks = remarks.partition("\n")

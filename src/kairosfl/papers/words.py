@@ -16,6 +16,7 @@ DATA = {
     "alexnet": "AlexNet",
     "vgg11": "VGG-11",
     "lstm": "LSTM",
+    "mlp": "fully connected",
     "iid": "IID",
     "printed": "published schedule",
     "slow": "slow schedule",
