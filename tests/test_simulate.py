@@ -287,6 +287,14 @@ def test_wrong_data_is_refused() -> None:
     refuse(r"test targets int64 of shape \[n, 1\]; give them the same", TRAIN, (X[90:], Y[90:, None]))
     refuse(r"test inputs have shape \[5\] and training inputs \[6\]", TRAIN, (X[90:, :5], Y[90:]))
     refuse("training data has no samples", (X[:0], Y[:0]), TEST)
+    refuse("made a tensor: .*'cat'.* is not a number; give", (X[:2], np.array(["cat", "dog"])), TEST)
+    refuse("^training sample 0 is a tuple, not a pair", TensorDataset(X[:90], Y[:90], Y[:90]), TEST)
+    holes = X.clone()
+    holes[5, 2], holes[95, 1] = torch.nan, torch.inf
+    refuse("training sample 5 of data set 'own' has an input that is not a finite", (holes[:90], Y[:90]), TEST)
+    refuse(
+        "test sample 5 of data set 'own' has an input that is not a finite number; fill", TRAIN, (holes[90:], Y[90:])
+    )
     refuse("training data cannot be made a tensor", (np.array([object()]), [0]), TEST)
     refuse("training data is a Tensor", X, TEST)
     refuse("test is missing", TRAIN)
@@ -331,6 +339,20 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
         r"loss returned \[\] for outputs of shape \[4, 3\] .*; return one number per sample",
         loss=nn.functional.cross_entropy,
     )
+    refuse("loss has no gradient: .* detach", loss=lambda outputs, targets: outputs[:, 0].detach())
+    refuse(r"data\.augment = true needs images \[channels, height, width\] alone as input", augment=True)
+
+
+def test_a_run_without_a_single_good_report_has_failed() -> None:
+    refuse(
+        "3 rounds in a row had no good report .*loss is nan", loss=lambda outputs, targets: outputs[:, 0] * torch.nan
+    )
+
+
+def test_the_models_of_a_history_evaluate() -> None:
+    history = simulate(nn.Sequential(net(), nn.Dropout(0.5)), TRAIN, TEST, clients=4, **SHORT)
+    right = history.model(TEST[0]).argmax(1) == TEST[1]
+    assert history.accuracy == pytest.approx(float(right.double().mean()))
 
 
 class Answers(nn.Linear):

@@ -77,8 +77,8 @@ class History:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The trained model, on the CPU; the model passed to `simulate` is not changed."""
-        return load(copy.deepcopy(self.initial), self.x)
+        """The trained model, on the CPU and in evaluation mode; the model passed to `simulate` is not changed."""
+        return load(copy.deepcopy(self.initial), self.x).eval()
 
     @property
     def score(self) -> float:

@@ -182,9 +182,16 @@ def test_a_picture_needs_a_name_that_says_its_kind(tmp_path):
 
 
 def test_what_was_turned_away_is_said(tmp_path):
-    result = call("run", *SMALL[:-1], "--set", "train.lr=1e38", "--out", tmp_path / "run")
+    falling = ["train.lr=1e38", "train.schedule=steps", "train.gamma=1e-39", "train.milestones=[1]"]
+    changes = [word for change in falling for word in ("--set", change)]
+    result = call("run", *SMALL[:-1], *changes, "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
-    assert f"6 reports were rejected; see {tmp_path / 'run' / 'log.txt'} for the reasons." in result.stderr
+    assert f"3 reports were rejected; see {tmp_path / 'run' / 'log.txt'} for the reasons." in result.stderr
+
+
+def test_a_run_without_a_single_good_report_has_failed(tmp_path):
+    result = call("run", *SMALL, "--set", "train.lr=1e38", "--out", tmp_path / "run")
+    refused(result, "2 rounds in a row had no good report (last reason: its loss is nan)", "Lower train.lr")
 
 
 def test_a_demonstration_deletes_its_own_runs_only(tmp_path):

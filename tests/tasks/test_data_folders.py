@@ -118,6 +118,12 @@ def test_a_bad_row_is_named(clients, rows, sentence):
         ("eve.csv", "a,a,label\n1,2,0\n", "{} has two columns 'a'; rename one."),
         (
             "eve.csv",
+            ",a,label\n0,2,0\n",
+            "{} has no name for column 1, perhaps row numbers that pandas wrote; name it, or leave it out with "
+            "index=False.",
+        ),
+        (
+            "eve.csv",
             "weight,label,height\n1,0,2\n",
             "{} has the columns weight, label, height, but ann.csv has height, label, weight; give all files the same "
             "columns in the same order, or set data.input.",
@@ -315,9 +321,7 @@ def test_clients_of_one_sample_and_without_test_samples(tmp_path):
     for name in ("ann", "bob"):
         (tmp_path / f"{name}.csv").write_text("a,label\n1,0\n")
     given = {"name": "folder", "path": str(tmp_path), "partition": "natural", "clients": 0, "minimum": 1}
-    with pytest.raises(
-        UserError, match=r"has no test samples, so that no model can be evaluated; add some, or set data\."
-    ):
+    with pytest.raises(UserError, match=r"has no test samples, so no model can be evaluated; add some, or set data\."):
         build_task(resolve({"data": given, "train": {"cohort": 1}}))
     assert build_task(
         resolve({"data": given | {"validation": 0.5}, "train": {"cohort": 1}})

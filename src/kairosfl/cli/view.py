@@ -65,7 +65,8 @@ def compare(
     ] = None,
     names: Name = [],  # noqa: B006
     caption: Annotated[
-        str | None, typer.Option("--caption", help="Caption of the LaTeX table; by default it says what is in it.")
+        str | None,
+        typer.Option("--caption", help="Caption of the LaTeX table, as LaTeX; by default it says what is in it."),
     ] = None,
     label: Annotated[str, typer.Option("--label", help="Label of the LaTeX table.")] = "tab:results",
     picture: Annotated[

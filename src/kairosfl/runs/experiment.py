@@ -108,7 +108,7 @@ def build_task(config: RunConfig, client: int | None = None) -> Task:
     task = taskfile.build(config, divide, client) if config.task.file else _build_task(config)
     if not len(task.dataset.test) and client is None:
         raise UserError(
-            f"data set {task.dataset.name!r} has no test samples, so that no model can be evaluated; add some, or set "
+            f"data set {task.dataset.name!r} has no test samples, so no model can be evaluated; add some, or set "
             "data.validation to a fraction of the training samples."
         )
     return task
@@ -232,7 +232,7 @@ def _record_rounds(
             if last or run.round % config.run.checkpoint_every == 0 or run.idle >= IDLE_LIMIT:
                 checkpoints.save(run, note)
                 saved = run.round
-            if run.idle >= IDLE_LIMIT:
+            if run.idle >= IDLE_LIMIT or (last and run.idle == run.round):
                 raise UserError(_idle(run))
         if held:
             if run.round > saved:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -65,15 +66,15 @@ def _error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _r2(outputs: Tensor, targets: Tensor) -> Tensor:
     wanted = targets.reshape(len(targets), -1).double()
-    error = _error(outputs, targets).double().square()
-    return torch.stack([error.mean(1), wanted.mean(1), wanted.square().mean(1)], 1)
+    return torch.cat([_error(outputs, targets).double().square(), wanted, wanted.square()], 1)
 
 
 def _explained(sums: list[float], samples: int) -> float:
-    """1 - (mean squared error / variance of the targets)."""
-    error, first, second = (total / samples for total in sums)
+    """1 - (mean squared error / variance of the targets), the mean over the outputs whose targets vary."""
+    error, first, second = np.array(sums).reshape(3, -1) / samples
     variance = second - first**2
-    return 1 - error / variance if variance > 0 else float("nan")
+    varies = variance > 0
+    return float(np.mean(1 - error[varies] / variance[varies])) if varies.any() else float("nan")
 
 
 def _hits(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from kairosfl.tasks.metrics import Measure, Metric, mean, named
 from kairosfl.tasks.population import Population, own_tests
 from kairosfl.tasks.prepare import prepare
 from kairosfl.tasks.streamed import Streamed
-from kairosfl.tasks.tree import Tree, cast, rows, shapes
+from kairosfl.tasks.tree import Tree, cast, rows, shapes, tree_map
 from kairosfl.tasks.vector import Layout, base_hash, check_base, check_state, flatten, trained
 
 TRIAL = 4  # samples
@@ -60,8 +60,10 @@ class Task:
             if kind is None:
                 raise UserError(f"data set {self.dataset.name!r} is of no known kind; give its task a loss.")
             object.__setattr__(self, "loss", kind.loss)
-        if self.augment and not isinstance(self.dataset.train.inputs, Tensor):
-            raise UserError("data.augment = true needs images as the only input; set it to false.")
+        if self.augment and (not isinstance(self.dataset.train.inputs, Tensor) or len(self.dataset.shape) != 3):
+            raise UserError(
+                "data.augment = true needs images [channels, height, width] alone as input; set it to false."
+            )
         if self.augment is True:
             object.__setattr__(self, "augment", Crops())
 
@@ -194,6 +196,16 @@ class Task:
                     f"{name} returned {found} for {made}; return one number per sample, shape [{count}], such as by "
                     "reduction='none' and a mean over the other dimensions."
                 )
+        if not self._has_gradient(outputs, targets):
+            raise UserError(
+                "loss has no gradient: what it returns is cut off from the model's outputs, as by detach(), argmax() "
+                "or no_grad(); compute it from them."
+            )
+
+    def _has_gradient(self, outputs: Tree, targets: Any) -> bool:
+        with torch.enable_grad():  # clones, which a loss may change in place
+            watched = tree_map(lambda leaf: leaf.detach().requires_grad_(leaf.is_floating_point()).clone(), outputs)
+            return self.loss(watched, targets).requires_grad
 
     def check_features(self, who: str) -> None:
         """Refuse a model whose features, the input of its last `nn.Linear`, are not one row per sample.

@@ -45,17 +45,17 @@ def read_samples(data: Any, split: str, read: dict[str, Any]) -> Samples | Strea
     if isinstance(data, torch.Tensor | np.ndarray | str) or not hasattr(data, "__getitem__"):
         kind = type(data).__name__
         raise UserError(f"the {split} data is a {kind}; give (x, y) or a data set of (input, class) pairs.")
-    if lazy or (lazy is None and not isinstance(data, list) and len(data) and _must_stream(data)):
+    if lazy or (lazy is None and not isinstance(data, list) and len(data) and _must_stream(data, split)):
         return of_items(data, lambda items: tuple(vars(stacked(pairs(items, split), split)).values()))
     return stacked(pairs(data, split), split)
 
 
-def _must_stream(data: Any) -> bool:
+def _must_stream(data: Any, split: str) -> bool:
     """Whether a data set transforms its samples at random, or would take more than half of the memory."""
     first = []
     for seed in (0, 1):
         with seeded(seed):
-            first.append(stacked(pairs([data[0]], ""), ""))
+            first.append(stacked(pairs([data[0]], split), split))
     both = [list(zip(*(leaves(getattr(one, name)) for one in first), strict=True)) for name in ("inputs", "targets")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     large = len(data) * sum(leaf.nbytes for leaf in leaves(first[0].inputs)) > memory / 2
@@ -147,7 +147,7 @@ def _target(value: Any) -> torch.Tensor:
     array = value.detach().cpu() if isinstance(value, torch.Tensor) else np.asarray(value)
     if isinstance(array, np.ndarray):
         if array.dtype.kind not in "iubf":
-            raise TypeError(f"{value!r} is not a number")
+            raise TypeError(f"{array.reshape(-1)[:1].tolist()[0]!r} is not a number" if array.size else "it is empty")
         array = torch.from_numpy(array.copy())
     return array.float() if array.is_floating_point() else array.long()
 

@@ -66,6 +66,11 @@ def read_csv(file: Path, content: bytes, separator: str) -> Table:
         raise UserError(f"{file} is malformed in line {reader.line_num} ({error}); fix that line.") from None
     header = [name.strip() for name in header]
     for name in header:
+        if not name:
+            raise UserError(
+                f"{file} has no name for column {header.index(name) + 1}, perhaps row numbers that pandas wrote; "
+                "name it, or leave it out with index=False."
+            )
         if header.count(name) > 1:
             raise UserError(f"{file} has two columns {name!r}; rename one.")
     cells = zip(*rows, strict=True) if rows else [()] * len(header)
