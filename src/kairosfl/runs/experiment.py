@@ -197,7 +197,7 @@ def _record_rounds(
     clients_file, metrics_file = folder.path / "clients.jsonl", folder.path / "metrics.jsonl"
     stages, begin = rounds(run, setup), getattr(engine, "begin", None)
     run, briefs = next(stages)
-    if briefs is None and run.idle >= IDLE_LIMIT:
+    if briefs is None and _failed(run, last=True):
         raise UserError(_idle(run))
     while briefs is not None:
         began = time.perf_counter()
@@ -232,7 +232,7 @@ def _record_rounds(
             if last or run.round % config.run.checkpoint_every == 0 or run.idle >= IDLE_LIMIT:
                 checkpoints.save(run, note)
                 saved = run.round
-            if run.idle >= IDLE_LIMIT or (last and run.idle == run.round):
+            if _failed(run, last=last):
                 raise UserError(_idle(run))
         if held:
             if run.round > saved:
@@ -262,10 +262,17 @@ def _log_rejections(run: Run, setup: Setup, folder: Folder) -> None:
         folder.log(f"round {run.round}: no good report" + ("" if moves else ", the model does not change"))
 
 
+def _failed(run: Run, *, last: bool) -> bool:
+    """Whether clients have not reported for too long, or have never."""
+    return run.idle >= IDLE_LIMIT or (last and 0 < run.idle == run.round)
+
+
 def _idle(run: Run) -> str:
-    why = run.record.rejected[-1][1] if run.record and run.record.rejected else "none reported"
+    why = "log.txt says why"  # of a run that was continued
+    if run.record:
+        why = f"last reason: {run.record.rejected[-1][1] if run.record.rejected else 'none reported'}"
     return (
-        f"{run.idle} rounds in a row had no good report (last reason: {why}); the model is as after round "
+        f"{run.idle} rounds in a row had no good report ({why}); the model is as after round "
         f"{run.round - run.idle}. Lower train.lr or fix the clients."
     )
 

@@ -120,7 +120,7 @@ class DataSet:
         for split, samples in (("training", self.train), ("test", self.test)):
             _check_targets(self.name, split, samples.targets, self.kind, self.classes)
             if isinstance(samples, Samples):
-                _check_finite(f"{split} sample {{}} of data set {self.name!r} has an input", samples.inputs)
+                _check_finite(self.name, split, "an input", samples.inputs)
         for name, keys, samples in (
             ("keys", self.keys, self.train),
             ("test_keys", self.test_keys, self.test),
@@ -201,20 +201,20 @@ def _classes(kind: str, parts: Sequence[Samples | Streamed]) -> int:
     return 0 if kind == "regression" else 1 + max(int(each.max()) for each in targets)
 
 
-def _check_finite(where: str, values: Tree) -> None:
-    """Refuse values that are not finite, with the number of the first such sample in place of {}."""
+def _check_finite(name: str, split: str, what: str, values: Tree) -> None:
     for leaf in leaves(values):
         for begin in range(0, len(leaf) if leaf.is_floating_point() else 0, CHECKED):
             wrong = ~leaf[begin : begin + CHECKED].isfinite()
             if wrong.any():
                 first = begin + int(wrong.reshape(len(wrong), -1).any(1).nonzero()[0])
                 raise UserError(
-                    f"{where.format(first)} that is not a finite number; fill it in, or leave the sample out."
+                    f"{split} sample {first} of data set {name!r} has {what} that is not a finite number; fill it in, "
+                    "or leave the sample out."
                 )
 
 
 def _check_targets(name: str, split: str, targets: Tree, kind: str | None, classes: int) -> None:
-    _check_finite(f"{split} sample {{}} of data set {name!r} has a target", targets)
+    _check_finite(name, split, "a target", targets)
     if kind not in ("classification", "segmentation", "language") or not isinstance(targets, torch.Tensor):
         return
     if targets.is_floating_point():
