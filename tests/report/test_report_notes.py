@@ -47,6 +47,14 @@ def test_an_unfinished_run_is_marked_and_not_compared_with_finished_ones(tmp_pat
     assert "Compared with" not in page
 
 
+def test_runs_of_one_seed_with_different_results_are_named(tmp_path):
+    for name, seed, accuracy in (("a", 0, 0.5), ("again", 0, 0.9), ("b", 1, 0.6), ("same", 1, 0.6)):
+        fake.edit(fake.write_run(tmp_path / name, seed=seed, rounds=20), accuracy=accuracy)
+    (row,) = results(read_groups([tmp_path]), 0.3)
+    assert row.seeds == (0, 1)
+    assert row.notes == ("runs of one seed that differ count as their mean: seed 0: 2 runs",)
+
+
 def test_the_numbers_of_a_group_are_about_its_finished_runs(tmp_path):
     for seed, rounds in ((0, 20), (1, 20), (2, 10)):
         run = fake.write_run(tmp_path / str(seed), seed=seed, rounds=rounds, planned=20, done=rounds == 20)

@@ -11,7 +11,8 @@ EPSILONS = ("epsilon", "hypothetical_epsilon", "local_epsilon")  # as the rules 
 
 
 def notes(group: Group) -> tuple[str, ...]:
-    """A line for each run that is unfinished, stopped, ended early or diverged, and for what the rules say."""
+    """A line for each run that is unfinished, stopped, ended early or diverged, for seeds that were run again with
+    another result, and for what the rules say."""
     unfinished = [run for run in group.runs if not run.done]
     left = "left out of the numbers" if group.compared else "not compared"
     stopped = [f"{_who(run, group)}stopped after round {run.last}: {run.stopped}" for run in unfinished if run.stopped]
@@ -22,6 +23,10 @@ def notes(group: Group) -> tuple[str, ...]:
     gaps = [
         f"{_who(run, group)}{counted(run.last - run.rounds, 'round')}" for run in group.runs if run.last > run.rounds
     ]
+    ends: dict[int, list[float]] = {}
+    for run in group.compared:
+        ends.setdefault(run.seed, []).append(run.column(run.score.name)[-1])
+    again = [f"seed {seed}: {counted(len(each), 'run')}" for seed, each in ends.items() if len({*each}) > 1]
     early = [(run, run.summary["finished"]) for run in group.runs if run.summary.get("finished")]
     spent = [
         f"{_who(run, group)}{name.replace('_', ' ')} {run.column(name)[-1]:.4g}"
@@ -34,6 +39,7 @@ def notes(group: Group) -> tuple[str, ...]:
         *([f"unfinished, {left}: {', '.join(running)}"] if running else []),
         *(f"{each} ({left})" for each in stopped),
         *(f"{each} ({left}): from there on its test loss is not finite, or has exploded" for each in diverged),
+        *([f"runs of one seed that differ count as their mean: {', '.join(again)}"] if again else []),
         *(f"{_who(run, group)}finished after round {run.last}: {said}" for run, said in early),
         *([f"privacy spent: {', '.join(spent)}"] if spent else []),
         *([f"missing from metrics.jsonl, so that later costs are unknown: {', '.join(gaps)}"] if gaps else []),
