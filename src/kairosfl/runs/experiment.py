@@ -40,6 +40,7 @@ from kairosfl.tasks.noise import noisy
 from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
+from kairosfl.wording import counted
 
 IDLE_LIMIT = 10  # consecutive rounds without a good report that end a run
 Notify = Callable[[dict[str, Any]], None]
@@ -272,7 +273,7 @@ def _idle(run: Run) -> str:
     if run.record:
         why = f"last reason: {run.record.rejected[-1][1] if run.record.rejected else 'none reported'}"
     return (
-        f"{run.idle} rounds in a row had no good report ({why}); the model is as after round "
+        f"{counted(run.idle, 'round')} in a row had no good report ({why}); the model is as after round "
         f"{run.round - run.idle}. Lower train.lr or fix the clients."
     )
 
