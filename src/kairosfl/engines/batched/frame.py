@@ -117,7 +117,7 @@ class Frame:
         return leaf
 
     def backward(self, loss: Tensor) -> None:
-        """Fill `gradients`."""
+        """Fill `gradients`, and let go of the pass: its graph refers to this frame, a cycle that Python cannot free."""
         assert self.gradients is not None
         leaves = [leaf for _, leaf in self._leaves]
         with self.around():
@@ -131,3 +131,4 @@ class Frame:
                 target.zero_()
             else:
                 target.copy_(slope)
+        self.features, self._leaves, self.held = None, [], {}
