@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from test_batched import MODELS, _variants, make_briefs, make_task, named
 from test_batched_fallbacks import BatchStatistics, Branches
 from test_batched_sequences import _task as sequence
@@ -18,7 +17,6 @@ from test_lifted import SHAPE, Functional, Loops, Tokens, filled
 import zoo
 from kairosfl.engines.batched import Batched
 from kairosfl.tasks.task import Task
-
 
 WAYS: dict[str, Callable[[], Task]] = {
     "tokens": lambda: make_task(filled(Tokens()), SHAPE),
@@ -31,27 +29,26 @@ WAYS: dict[str, Callable[[], Task]] = {
 }
 
 
-def trained(task: Task, **changes: Any) -> tuple[str, list[weakref.ref[Any]]]:
-    """How the model ran, and what must be gone with the engine."""
+def trained(task: Task, **changes: Any) -> list[weakref.ref[Any]]:
+    """What must be gone with the engine."""
     engine = Batched(task)
     reports = engine.train(make_briefs(task, **changes))
     engine.evaluate(task.start())
     held: list[Any] = [engine, reports.delta]
     if engine._slots is not None:
         held += [engine._slots.state, engine._slots.state.w]
-    return engine.why, [weakref.ref(each) for each in held]
+    return [weakref.ref(each) for each in held]
 
 
 @pytest.mark.parametrize("name", [*MODELS, *WAYS])
 def test_every_model_is_freed(name: str) -> None:
-    why, held = trained(WAYS[name]() if name in WAYS else named(name))
+    held = trained(WAYS[name]() if name in WAYS else named(name))
     gc.collect()
-    print(why, [each() is None for each in held])
     assert all(each() is None for each in held)
 
 
 @pytest.mark.parametrize("variant", list(_variants(named("cnn"))))
 def test_every_brief_is_freed(variant: str) -> None:
-    _, held = trained(task := named("cnn"), **_variants(task)[variant])
+    held = trained(task := named("cnn"), **_variants(task)[variant])
     gc.collect()
     assert all(each() is None for each in held)

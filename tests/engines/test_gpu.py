@@ -584,3 +584,19 @@ def test_squared_lengths_are_exact_where_tf32_is_allowed() -> None:
     with Precision("tf32")():
         found = squared_norms(delta.cuda()).cpu().double()
     assert float((found / exact - 1).abs().max()) < 2e-6
+
+
+@pytest.mark.parametrize("name", ["cnn", "gpt_neox"])
+def test_an_engine_that_is_dropped_frees_the_device(name: str) -> None:
+    def use() -> None:
+        task = task_of(name)
+        engine = Batched(task, "cuda", precision="bfloat16")
+        engine.train(briefs_of(task))
+        engine.evaluate(task.start().cuda())
+
+    use()  # what stays for good, such as workspaces of libraries
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    use()
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= before
