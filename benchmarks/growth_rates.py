@@ -1,6 +1,6 @@
 """Speed and memory as work grows: 1 to 1,000 clients, 0.1 to 300 M parameters trained in full, adapters of up to 1.1 B.
 
-    python benchmarks/growth_rates.py --device cuda --out docs/assets/growth-gpu.png
+    python benchmarks/growth_rates.py --device cuda --limit 6 --json benchmarks/growth-h200.json
 
 Engine `batched`, random data, one step of batch 8 a client and round: a residual CNN of growing width (images a second)
 and the language models with LoRA adapters of `adapters.py` (tokens a second). A size that does not fit, or would take
@@ -119,8 +119,10 @@ def draw(found: Found, title: str, out: Path) -> None:
     for pane, what in zip(axes, ("images or tokens a second", "GB of memory"), strict=True):
         scale = "log" if pane.lines else "linear"
         pane.set(xscale=scale, yscale=scale, xlabel="clients in a round", ylabel=what)
+        pane.xaxis.set_major_formatter("{x:,.0f}")
+        pane.yaxis.set_major_formatter("{x:,.7g}")
         pane.grid(True, which="major", alpha=0.3)
-    axes[0].legend(fontsize="x-small")
+    axes[0].legend(fontsize="x-small", title="parameters", title_fontsize="x-small")
     figure.suptitle(title)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=150)
@@ -132,22 +134,23 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", help="names, such as 'full 10 M'; by default all")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds of one round")
     parser.add_argument("--out", type=Path, default=Path("docs/assets/growth-gpu.png"))
-    parser.add_argument("--json", type=Path, help="keep the numbers here; models that it has are not run")
+    parser.add_argument("--json", type=Path, help="keep the numbers here; models that it has are not run again")
     parser.add_argument("--small", action="store_true", help="tiny models and few clients, to try the script")
     options = parser.parse_args()
     device = torch.device(options.device)
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     found: Found = {}
     if options.json and options.json.exists():
         stored = json.loads(options.json.read_text())
-        found = {name: {int(count): value for count, value in values.items()} for name, values in stored.items()}
+        where = stored["device"]
+        found = {name: {int(n): value for n, value in values.items()} for name, values in stored["models"].items()}
     for name, case in cases(options.small).items():
         if name in found or (options.models and name not in options.models):
             continue
         print(name, flush=True)
         found[name] = measure(case, (1, 3) if options.small else CLIENTS, device, options.limit)
         if options.json:  # after each, in case the rest does not finish
-            options.json.write_text(json.dumps(found, indent=1))
-    where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+            options.json.write_text(json.dumps({"device": where, "models": found}, indent=1))
     draw(found, f"Engine batched, {BATCH} samples a client and step, {where}", options.out)
     counts = sorted({count for values in found.values() for count in values})
     print("\n| model | " + " | ".join(f"{count:,} clients" for count in counts) + " |")
