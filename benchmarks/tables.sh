@@ -14,6 +14,7 @@
 #     niid10-again   two more seeds of these four cells and of FedAvg, 10 runs beyond those of niid10, about 4 min
 #     niid100-dir     4 runs, Dir(0.5) alone, 3 min
 #     niid100-again  two more seeds of FedAvg and SCAFFOLD there, 4 runs beyond those of niid100-dir, about 2 min
+#     niid100-why     SCAFFOLD there with the paper's divisor and with clipping, 6 runs, about 3 min
 #     niid100        12 runs (Dir(0.5), two labels, IID), 300 M images, about 6 min
 #     flsim-fedcm     FedCM, about 5 min
 #     flsim-released  FedAvg, SCAFFOLD and FedCM as in its code, 13 min: run it twice
@@ -52,6 +53,7 @@ niid10-why) cells niid-bench-10-readings ;;
 niid10-again) SEEDS=${SEEDS:-3} cells niid-bench-10 labels2-fedavg labels2-fedprox labels2-scaffold noise0.1-fedprox quantity0.5-scaffold ;;
 niid100-dir) cells niid-bench-100 dir0.5 ;;
 niid100-again) SEEDS=${SEEDS:-3} cells niid-bench-100 "dir0.5 fedavg" "dir0.5 scaffold" ;;
+niid100-why) SEEDS=${SEEDS:-3} cells niid-bench-100-readings ;;
 niid10-noise) cells niid-bench-10 noise0.1 ;;
 niid10-flower) cells niid-bench-10 labels3 iid ;;
 niid10-seeds) SEEDS=3 cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;

@@ -63,9 +63,14 @@ def fedprox(
 
 
 def scaffold(
-    problem: Problem, setting: Setting, cohorts: Sequence[Cohort], weights: str = "uniform", lr: float = 1.0
+    problem: Problem,
+    setting: Setting,
+    cohorts: Sequence[Cohort],
+    weights: str = "uniform",
+    lr: float = 1.0,
+    divisor: str = "mass",
 ) -> Course:
-    """Karimireddy et al. 2020, option II, with the distance of a unit gradient for K · lr.
+    """Karimireddy et al. 2020, option II, with the distance of a unit gradient for K · lr, or with K · lr.
 
     Uniform: c ← c + (1/N) Σ_S (c_i⁺ − c_i). By samples: c = Σ n_i c_i / Σ n_i, the unseen being zeros of average size.
     Models: c uniformly, x by samples.
@@ -77,7 +82,10 @@ def scaffold(
         before = {i: own.get(i, np.zeros_like(x)) for i in ids}
         locals_ = [train(problem, setting, t, i, x, lambda g, w, own=before[i], c=c: g - own + c) for i in ids]
         for i, local in zip(ids, locals_, strict=True):
-            own[i] = before[i] - c + (x - local.w) / unit_move(setting, t, local.steps)
+            printed = local.steps * setting.lr_at(t)
+            own[i] = (
+                before[i] - c + (x - local.w) / (printed if divisor == "steps" else unit_move(setting, t, local.steps))
+            )
         if ids:
             if weights != "samples":
                 c = c + sum(own[i] - before[i] for i in ids) / clients

@@ -20,6 +20,21 @@ def test_six_rounds(problem: reference.Problem, weights: str, lr: float) -> None
     np.testing.assert_allclose(course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("problem", [Quadratic(), Network()], ids=["quadratic", "network"])
+def test_the_papers_divisor(problem: reference.Problem) -> None:
+    expected = reference.scaffold(problem, Setting(), COHORTS, divisor="steps")
+    np.testing.assert_allclose(
+        course(problem, Setting(), COHORTS, "scaffold(divisor='steps')"), expected, rtol=0, atol=1e-13
+    )
+    assert np.linalg.norm(expected[-1] - reference.scaffold(problem, Setting(), COHORTS)[-1]) > 1e-3
+
+
+def test_without_momentum_the_divisors_are_the_same() -> None:
+    setting, problem = Setting(momentum=0.0, decay=0.0), Quadratic()
+    one, other = (course(problem, setting, COHORTS, f"scaffold(divisor='{each}')") for each in ("mass", "steps"))
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
+
+
 def test_plain_sgd_has_the_papers_divisor() -> None:
     """Option II to the letter: c_i⁺ = c_i − c + (x − w_i) / (K · lr)."""
     setting, problem = Setting(momentum=0.0, decay=0.0), Quadratic()

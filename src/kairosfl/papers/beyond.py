@@ -214,6 +214,25 @@ SEARCHES = {
             "fedavgm-more": "fedavgm(beta=0.7) + average",
         },
     ),
+    "fedaware-8": Search(  # the recipe of the seventh, with FedAWARE whose λ is drawn towards uniform
+        **AWARE,
+        recipes={
+            f"lr{lr}": (
+                f"lr {lr}, cosine, {CROPS}, 6 epochs, gradients clipped at 10, weight decay 0.0005",
+                _cosine(lr, epochs=6, clip=10.0, weight_decay=5e-4) | AUGMENT,
+            )
+            for lr in (0.1, 0.2)
+        },
+        algorithms={
+            "fedavg": "average",
+            "fedavgm": "fedavgm(beta=0.7) + average",
+            **{
+                f"fedavgm-aware{ridge}": f"fedavgm(beta=0.7) + fedaware(project=True, ridge={ridge}) + average"
+                for ridge in (0.1, 1.0)
+            },
+            "fedavgm-aware-fast": "fedavgm(beta=0.7) + fedaware(project=True, ridge=1.0, lr=2.0) + average",
+        },
+    ),
     "thrifty": Search(  # the recipe of the seventh, with fewer clients a round
         **AWARE,
         recipes={

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Briefs
-from kairosfl.core.mass import mean_gradients
+from kairosfl.core.mass import mean_gradients, strides
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
 from kairosfl.rules import everyone
@@ -28,16 +28,19 @@ class SCAFFOLD(Rule):
     """Corrects every local gradient by the global minus the client's own mean gradient. `lr` is the server's.
 
     `weights="models"` averages the models by samples and c uniformly, as NIID-Bench's released code does.
+    `divisor="steps"` is K · lr to the letter, which makes c too large under momentum.
     """
 
     needs_mass = True
 
     lr: float = 1.0
     weights: str = "uniform"
+    divisor: str = "mass"
 
     def __post_init__(self) -> None:
         self.check("lr", self.lr > 0, "use a number above 0")
         self.check("weights", self.weights in ("uniform", "samples", "models"), "use 'uniform', 'samples' or 'models'")
+        self.check("divisor", self.divisor in ("mass", "steps"), "use 'mass' or 'steps'")
 
     @property
     def uniform(self) -> bool:
@@ -58,9 +61,14 @@ class SCAFFOLD(Rule):
         return briefs.pushed(everyone.mean(memory, now) - memory.rows["vector"])
 
     def observe(self, memory: Memory, now: Round) -> Memory:
-        c = mean_gradients(now)
+        c = mean_gradients(now) if self.divisor == "mass" else _by_steps(now)
         c += memory.rows["vector"] - everyone.mean(memory, now)
         return everyone.changed(memory, c, now, torch.ones_like(now.counts()) if self.weights == "models" else None)
 
     def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
         return self.lr * direction, memory
+
+
+def _by_steps(now: Round) -> Tensor:
+    """Each reporter's mean gradient as the paper has it, for SGD without momentum."""
+    return strides(now) / -(now.reports.steps * now.briefs.lr).to(now.reports.delta)[:, None]
