@@ -27,11 +27,20 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from kairosfl.engines.batched import Batched, conv, fast, layers, lifts, pool, rows, state, step, update
-from kairosfl.engines.batched.kernels import batch, device
+from kairosfl.engines.batched import Batched, conv, fast, layers, lifts, pool, rehearsal, rows, state, step, update
+from kairosfl.engines.batched.kernels import batch, device, launch
 from kairosfl.tasks.models import build
 
-READERS = (conv, layers, lifts, pool, rows, state, update)  # modules that look for kernels; `step` is tested by itself
+READERS = (
+    conv,
+    layers,
+    lifts,
+    pool,
+    rehearsal,
+    rows,
+    state,
+    update,
+)  # modules that look for kernels; `step` is tested by itself
 # An A100, a consumer card like it, an H100, a B200 and a consumer card like that, by capability, with the bytes of
 # shared memory that a program may have.
 GPUS = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
@@ -74,6 +83,12 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     assert max(gpu.values()) <= GPUS[request.param], dict(gpu)
 
 
+def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, too: after an engine has tried its model, since they leave what they return uninitialised."""
+    for module in READERS:
+        monkeypatch.setattr(module, "kernels", lambda name, tensor: fast._module(name))
+
+
 def separable(classes: int) -> nn.Module:
     apart = nn.Conv2d(24, 24, 3, padding=1, groups=24)
     head = (nn.GroupNorm(4, 24), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, classes))
@@ -101,8 +116,7 @@ def test_a_step_compiles_and_fits(
     assert engine.stacks, engine.why
     assert engine._work is not None
     engine._work.stack.frame.dot = "tf32" if precision == "tf32" else "ieee"
-    for module in READERS:
-        monkeypatch.setattr(module, "kernels", lambda name, tensor: fast._module(name))
+    use_kernels(monkeypatch)
     engine.train(make_briefs(task, epochs=1, batch_size=4))
     assert {"forward", "weights"} <= set(compiled)
 
@@ -120,3 +134,29 @@ def test_what_surrounds_a_step_compiles(compiled: Compiled) -> None:
             work = step.Work(stack, task, task.dataset.train, dtype)
             using(batch, partial(work.prepared, torch.arange(8)))
     assert set(compiled) == {"_batch", "_count", "_images"}
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+def test_a_rehearsal_compiles_the_layers_of_a_step(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[bool, list[str]] = {True: [], False: []}  # compiled in a rehearsal, and in a step
+    compile_one = JITFunction._do_compile
+
+    def compiling(self: Any, *args: Any, **options: Any) -> Any:
+        found[launch._rehearsing.get()].append(f"{self.__module__}.{self.__name__}")
+        return compile_one(self, *args, **options)
+
+    monkeypatch.setattr(JITFunction, "_do_compile", compiling)
+    model = build("pfl_cnn", shape=(3, 32, 32), classes=3, seed=1)
+    task = make_task(model, (3, 32, 32), samples=12, clients=2)
+    engine = Batched(task, precision="bfloat16")
+    assert engine._work is not None
+    use_kernels(monkeypatch)
+    stack: Any = engine._work.stack
+    rows_, gradients = (torch.ones(2, stack.frame.layout.width) for _ in range(2))
+    stack.rehearsal(stack.frame, rows_, gradients, 4)
+    assert found[True]
+    assert float((rows_ - 1).norm()) == float(gradients.norm()) == 0
+    before = len(found[False])
+    engine.train(make_briefs(task, epochs=1, batch_size=4))
+    layers_ = ("conv_programs", "depthwise", "norm", "pool")
+    assert not [each for each in found[False][before:] if each.split(".")[-2] in layers_]

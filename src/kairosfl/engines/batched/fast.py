@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -10,12 +12,24 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+_plain = ContextVar("plain", default=False)
+
 
 def kernels(name: str, tensor: Tensor) -> ModuleType | None:
     """The module of kernels with this name, if they support such a tensor."""
-    if tensor.device.type != "cuda" or tensor.dtype not in (torch.float32, torch.bfloat16):
+    if tensor.device.type != "cuda" or tensor.dtype not in (torch.float32, torch.bfloat16) or _plain.get():
         return None
     return _module(name) if _able(tensor.device.index or 0) else None
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Here, `kernels` finds none."""
+    token = _plain.set(True)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
 
 
 @cache

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from kairosfl.engines.batched.fast import without_kernels
 from kairosfl.engines.batched.layers import Unstackable, line
 from kairosfl.engines.batched.lifted import Lifted, Stacked
 from kairosfl.engines.batched.traced import Mapped, Stack, Traced
@@ -79,12 +81,18 @@ class _Trial:
         if isinstance(stacked, Lifted) and stacked.drops:
             self._run(stacked, self._known[size][0], keys=torch.arange(2, device=self.device)[:, None])
         compute = self.precision.compute(self.vectors.dtype)
-        if self.precision.name == "float32" or (self.precision.name == "tf32" and self.device.type != "cuda"):
+        if self.device.type != "cuda" and compute == self.vectors.dtype:
+            return stacked
+        if self.precision.name == "float32":
+            self._rehearse(stacked, size)
+            with self.precision():
+                self._compare(stacked, size)
             return stacked
         if compute != self.vectors.dtype:
             _cast(stacked, self.vectors.dtype, compute, self.device)
         stacked.frame.dot = self.precision.dot
         samples, *wanted = self._known[size]
+        self._rehearse(stacked, size)
         with self.precision():
             lost = _losses(self._run(stacked, cast(samples, compute)), wanted)
             if max(lost) > ROUGH:  # a deep model loses more, stacked or not
@@ -95,9 +103,10 @@ class _Trial:
         return stacked
 
     def exact(self, stacked: Stack, size: int) -> None:
-        """Compare at this batch size, in float32."""
+        """Compare at this batch size, in float32 and without kernels."""
         stacked.frame.compute = self.vectors.dtype
-        with Precision("float32")():
+        watching = stacked.rehearsal.watching(stacked.model) if isinstance(stacked, Traced) else nullcontext()
+        with Precision("float32")(), without_kernels(), watching:
             if size not in self._known:
                 try:
                     self._known[size] = self._alone(size)
@@ -105,8 +114,11 @@ class _Trial:
                     raise
                 except Exception as error:  # such as a gradient that exists in training mode only
                     raise Unstackable(f"it cannot be tried in evaluation mode ({line(error)})") from error
-            samples, wanted, slopes = self._known[size]
-            outputs, found = self._run(stacked, samples)
+            self._compare(stacked, size)
+
+    def _compare(self, stacked: Stack, size: int) -> None:
+        samples, wanted, slopes = self._known[size]
+        outputs, found = self._run(stacked, samples)
         if not alike(outputs, wanted):
             raise Unstackable(f"{_name(stacked)} gives different outputs than one client after another")
         # By tensor, since rounding may flip a ReLU: a single number says little.
@@ -114,6 +126,11 @@ class _Trial:
         for (_, mine), (_, theirs) in zip(self.layout.views(found), self.layout.views(slopes), strict=True):
             if not (mine - theirs).norm() <= 0.02 * theirs.norm() + 1e-3 * most:
                 raise Unstackable(f"{_name(stacked)} gives different gradients than one client after another")
+
+    def _rehearse(self, stacked: Stack, size: int) -> None:
+        if isinstance(stacked, Traced):
+            rows = stacked.frame.layout.pack(self.vectors)
+            stacked.rehearsal(stacked.frame, rows, torch.zeros_like(rows), size)
 
     def _alone(self, size: int) -> tuple[Any, Tensor, Tensor]:
         """Samples of two clients, and the outputs and gradients of one client after another."""

@@ -25,6 +25,7 @@ from kairosfl.engines.batched.layers import (
     line,
 )
 from kairosfl.engines.batched.pool import ReluPool
+from kairosfl.engines.batched.rehearsal import Rehearsal
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.sequence import LAYERS
 from kairosfl.tasks.forward import call
@@ -61,6 +62,7 @@ class Traced:
         except Exception as error:  # tracing runs the user's forward, which may raise anything
             raise Unstackable(f"torch.fx cannot trace it ({line(error)})") from error
         self.frame = Frame(RowLayout.of(Layout.of(model)), _uses(traced, places))
+        self.rehearsal = Rehearsal()
         self._replace(traced, places)
         self.frame.last = _convolves(traced)
         self.why = "stacked layer by layer"

@@ -11,6 +11,7 @@ from torch import Tensor
 from kairosfl.engines.batched.conv import Shape, total
 from kairosfl.engines.batched.kernels import conv_programs as programs
 from kairosfl.engines.batched.kernels.device import FUSED, stages
+from kairosfl.engines.batched.kernels.launch import on
 
 FILL = 4096  # number of warps that keeps a large GPU busy
 TURN = 64  # inputs and outputs per tile when weights are transposed
@@ -61,7 +62,7 @@ def forward(shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool, do
     m, w = len(w), w.to(x.dtype)  # converted once, not in every program
     pixels = n // m * fixed["OH"] * fixed["OW"]
     tile = _product(shape.outputs, shape.inputs, x)
-    programs.forward[(triton.cdiv(pixels, tile["BM"]) * triton.cdiv(shape.outputs, tile["BN"]), m)](
+    on(programs.forward, (triton.cdiv(pixels, tile["BM"]) * triton.cdiv(shape.outputs, tile["BN"]), m))(
         x,
         w,
         w if b is None else b,
@@ -93,7 +94,7 @@ def inward(shape: Shape, dy: Tensor, w: Tensor, x: Tensor, masked: bool, dot: st
     grid = (triton.cdiv(pixels, tile["BM"]) * triton.cdiv(shape.inputs, tile["BN"]), m, down * right)
     if masked:
         tile["maxnreg"] = 128  # the mask would take more, and leave room for only one program of 8 warps at a time
-    programs.inward[grid](dy, turned, x, dx, n // m, **fixed, MASK=masked, DOT=dot, **tile)
+    on(programs.inward, grid)(dy, turned, x, dx, n // m, **fixed, MASK=masked, DOT=dot, **tile)
     return dx
 
 
@@ -102,7 +103,7 @@ def _turned(w: Tensor, dtype: torch.dtype) -> Tensor:
     m, outputs, high, wide, inputs = w.shape
     turned = torch.empty(m, high, wide, inputs, outputs, dtype=dtype, device=w.device)
     grid = (triton.cdiv(outputs, TURN) * triton.cdiv(inputs, TURN), m, high * wide)
-    programs.turn[grid](w, turned, w.stride(0), C=inputs, O=outputs, TAPS=high * wide, B=TURN, num_warps=4, **FUSED)
+    on(programs.turn, grid)(w, turned, w.stride(0), C=inputs, O=outputs, TAPS=high * wide, B=TURN, num_warps=4, **FUSED)
     return turned
 
 
@@ -132,7 +133,7 @@ def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor | None, 
         sizes = [slope.shape[1] for slope in slopes]
         sums = torch.empty(parts, m, sum(sizes), dtype=dw.dtype, device=dw.device).split(sizes, 2)
     steps = (sums[0].stride(1), sums[-1].stride(1), sums[0].stride(0), pixels, share)
-    programs.weights[(tiles, m, parts)](x, dy, sums[0], sums[-1], *steps, **fixed, BIAS=joint, DOT=dot, **tile)
+    on(programs.weights, (tiles, m, parts))(x, dy, sums[0], sums[-1], *steps, **fixed, BIAS=joint, DOT=dot, **tile)
     if parts > 1:
         for slope, each in zip(slopes, sums, strict=True):
             torch.sum(each, 0, out=slope)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kairosfl.engines.batched.conv import Shape
 from kairosfl.engines.batched.kernels.device import FUSED
+from kairosfl.engines.batched.kernels.launch import on
 
 PIXELS, CHANNELS = 32, 64  # of a tile
 PARTS = 32  # of a client's pixels, for the gradient of its weights
@@ -195,7 +196,7 @@ def forward(shape: Shape, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     down, across, high, wide = _tiles(each * size[2] * size[3], shape.inputs)
     bias = w if b is None else b
-    _forward[(down, across, m)](
+    on(_forward, (down, across, m))(
         x, w, bias, y, w.stride(0), bias.stride(0), each, *sizes, b is not None, high, wide, **FUSED
     )
     return y
@@ -207,7 +208,7 @@ def inward(shape: Shape, dy: Tensor, w: Tensor, height: int, width: int) -> Tens
     size = (len(dy), shape.inputs, height, width)
     dx = torch.empty(size, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
     down, across, high, wide = _tiles(each * height * width, shape.inputs)
-    _inward[(down, across, m)](dy, w, dx, w.stride(0), each, *_sizes(shape, height, width), high, wide, **FUSED)
+    on(_inward, (down, across, m))(dy, w, dx, w.stride(0), each, *_sizes(shape, height, width), high, wide, **FUSED)
     return dx
 
 
@@ -222,7 +223,7 @@ def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor | None) 
     share = triton.cdiv(down, parts) * high
     sums = torch.empty(parts, m, rows, shape.inputs, dtype=torch.float32, device=x.device)
     sizes = _sizes(shape, *x.shape[2:])
-    _weights[(parts, across, m)](
+    on(_weights, (parts, across, m))(
         x, dy, sums, each, share, *sizes, rows, triton.next_power_of_2(rows), high, wide, **FUSED
     )
     slopes = sums.sum(0)

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kairosfl.engines.batched.kernels.device import FUSED
+from kairosfl.engines.batched.kernels.launch import on
 from kairosfl.engines.batched.layers import SPREAD
 
 BLOCK = 2048
@@ -47,7 +48,7 @@ def drop(x: Tensor, keys: Tensor, draw: int, p: float) -> Tensor:
     x, m = x.contiguous(), len(keys)
     y, count = torch.empty_like(x), x.numel() // m
     scale = 1 / (1 - p) if p < 1 else 1.0
-    _drop[(triton.cdiv(count, BLOCK), m)](
+    on(_drop, (triton.cdiv(count, BLOCK), m))(
         x, y, keys, draw * SPREAD, count, int(p * 2**32), scale, BLOCK=BLOCK, num_warps=4, **FUSED
     )
     return y

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kairosfl.engines.batched.fast import timed
 from kairosfl.engines.batched.kernels.device import FUSED, stages
+from kairosfl.engines.batched.kernels.launch import on
 from kairosfl.engines.batched.kernels.update import DECAY, LR, MOMENTUM_ROW, PULL_ROW, SCALE, stepped
 from kairosfl.engines.batched.rows import STRIP
 from kairosfl.engines.choices import Choices
@@ -176,7 +177,7 @@ def forward(
 
     def ours() -> Tensor:
         held, y = x.contiguous(), x.new_empty(m, samples, outputs)
-        _forward[(triton.cdiv(outputs, WIDE), m)](
+        on(_forward, (triton.cdiv(outputs, WIDE), m))(
             held,
             y,
             rows,
@@ -235,7 +236,7 @@ def backward(
     x, dy = x.contiguous(), dy.contiguous()  # for instance the last step of a sequence is strided
     dx = torch.empty_like(x) if inward else None
     ahead = stages(x.device) - (anchor is not None or push is not None)
-    _backward[(triton.cdiv(inputs, STRIP), m)](
+    on(_backward, (triton.cdiv(inputs, STRIP), m))(
         x,
         dy,
         x if dx is None else dx,

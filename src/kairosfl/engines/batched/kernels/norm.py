@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kairosfl.engines.batched.kernels.device import FUSED
+from kairosfl.engines.batched.kernels.launch import on
 
 TILE = 4096  # elements that a program holds at once
 
@@ -198,7 +199,7 @@ def forward(x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float, activation
     n, channels = x.shape[:2]
     y = torch.empty_like(x)
     stats = torch.empty(n, 3, channels, dtype=torch.float32, device=x.device)
-    _forward[(n,)](x, y, stats, w, b, w.stride(0), n // len(w), eps, **_options(x, groups, activation))
+    on(_forward, (n,))(x, y, stats, w, b, w.stride(0), n // len(w), eps, **_options(x, groups, activation))
     return y, stats
 
 
@@ -212,5 +213,5 @@ def backward(
     n, channels = x.shape[:2]
     dx = torch.empty_like(x)
     slopes = torch.empty(n, 3, channels, dtype=torch.float32, device=x.device)
-    _backward[(n,)](x, dy, dx, stats, w, b, slopes, w.stride(0), n // len(w), **_options(x, groups, activation))
+    on(_backward, (n,))(x, dy, dx, stats, w, b, slopes, w.stride(0), n // len(w), **_options(x, groups, activation))
     return dx, slopes.view(len(w), -1, 3, channels).sum(1)

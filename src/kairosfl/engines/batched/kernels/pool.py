@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kairosfl.engines.batched.kernels.device import FUSED
+from kairosfl.engines.batched.kernels.launch import on
 
 CHANNELS = 64  # channels that a tile has at least, if there are as many
 DEAD = tl.constexpr(4)  # index that says: no pixel of the window was above zero
@@ -124,7 +125,7 @@ def forward(x: Tensor, flat: bool) -> tuple[Tensor, Tensor]:
     y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=order)
     wins = torch.empty(n, *size[2:], channels, dtype=torch.int8, device=x.device)
     grid, high, wide = _tiles(n, size[2] * size[3], channels, 1024)
-    _forward[grid](x, y, wins, height, width, channels, flat, high, wide, num_warps=8, **FUSED)
+    on(_forward, grid)(x, y, wins, height, width, channels, flat, high, wide, num_warps=8, **FUSED)
     return y, wins
 
 
@@ -134,5 +135,5 @@ def backward(dy: Tensor, wins: Tensor, size: torch.Size) -> Tensor:
     dx = torch.empty(size, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
     grid, high, wide = _tiles(n, triton.cdiv(height, 2) * triton.cdiv(width, 2), channels, 2048)
     flat = not dy.is_contiguous(memory_format=torch.channels_last)
-    _backward[grid](dy, wins, dx, height, width, channels, flat, high, wide, num_warps=4, **FUSED)
+    on(_backward, grid)(dy, wins, dx, height, width, channels, flat, high, wide, num_warps=4, **FUSED)
     return dx

@@ -1,0 +1,43 @@
+"""Launching kernels, or compiling them side by side before they are launched."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+
+import torch
+import triton
+
+MOST = 16  # kernels compiled at once; each takes some memory of the host
+
+_rehearsing = ContextVar("rehearsing", default=False)
+
+
+def on(kernel, grid):
+    """The kernel on this grid, to be called with its arguments; in a rehearsal that only has it compiled."""
+    return partial(kernel.warmup, grid=grid) if _rehearsing.get() else kernel[grid]
+
+
+@contextmanager
+def rehearsal() -> Iterator[None]:
+    """Have the kernels that are launched here compiled side by side; on leaving, all are.
+
+    They do not run: what they would write stays as it is. One that cannot be compiled fails when it is launched.
+    """
+    # A backward pass in a thread of its own would not see that this is a rehearsal.
+    with (
+        ThreadPoolExecutor(min(MOST, os.cpu_count() or 1)) as pool,
+        triton.AsyncCompileMode(pool, ignore_errors=True),
+        torch.autograd.set_multithreading_enabled(False),
+    ):
+        token = _rehearsing.set(True)
+        try:
+            yield
+        finally:
+            _rehearsing.reset(token)

@@ -1,0 +1,64 @@
+"""The kernels of a model's layers, compiled side by side before a first step would wait for one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kairosfl.engines.batched.conv import last
+from kairosfl.engines.batched.fast import kernels
+from kairosfl.engines.batched.frame import Frame
+from kairosfl.engines.batched.layers import StackedConv2d, StackedGroupNorm
+from kairosfl.engines.batched.pool import ReluPool
+
+LAYERS = (StackedConv2d, StackedGroupNorm, ReluPool)  # those with a kernel for every shape
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The layers of a stacked model, and what they were given in a pass: the shape of a sample, if it was derived."""
+
+    seen: dict[nn.Module, tuple[torch.Size, bool]] = field(default_factory=dict)
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Remember what the layers are given here."""
+
+        def remember(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
+            self.seen[layer] = (given[0].shape[1:], given[0].requires_grad)
+
+        layers = [layer for layer in model.modules() if isinstance(layer, LAYERS)]
+        hooks = [layer.register_forward_pre_hook(remember) for layer in layers]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def __call__(self, frame: Frame, rows: Tensor, gradients: Tensor, samples: int) -> None:
+        """Compile what the layers need for this many samples of each client, if they have kernels.
+
+        The gradients are zeros afterwards. What fails here fails again in the first pass, where that is handled.
+        """
+        module: Any = kernels("launch", rows)
+        if module is None or not self.seen:
+            return
+        measures, frame.measures = frame.measures, False
+        try:
+            with suppress(Exception), module.rehearsal():
+                for layer, (shape, inward) in self.seen.items():
+                    frame.open(rows, gradients)
+                    x = torch.zeros(len(rows) * samples, *shape, dtype=frame.compute, device=rows.device)
+                    x = (last(x) if x.ndim == 4 else x).requires_grad_(inward)
+                    y = layer(x)
+                    wanted = [each for each in (x, frame.tape) if each.requires_grad]
+                    torch.autograd.grad(y, wanted, torch.zeros_like(y), allow_unused=True)
+        finally:
+            frame.measures = measures
+            frame.close()
+            gradients.zero_()
