@@ -105,8 +105,12 @@ def test_verdicts() -> None:
     assert _verdict("cohort", [sure, sure, last]).startswith("cohort: harm lasts from windows 1, 2 of 3")
     assert "no critical period here" in _verdict("cohort", [chance, chance, last])
     few = [[0.2, 0.25], [0.01, -0.01], [0.5, 0.5]]
-    assert _verdict("cohort", few) == "cohort: undecided; 2 seeds are too few to tell harm (window 1) from chance"
-    assert "no critical period here" in _verdict("cohort", [[0.01, -0.01], [0.01, -0.01], [0.5, 0.5]])
+    assert _verdict("cohort", few) == (
+        "cohort: undecided; 2 seeds are too few to tell harm (window 1) from chance; use --seeds 4"
+    )
+    assert _verdict("cohort", [[0.01, -0.01], [0.01, -0.01], [0.5, 0.5]]) == (
+        "cohort: undecided; 2 seeds are too few to tell harm from chance; use --seeds 4"
+    )
     assert "one seed does not show" in _verdict("cohort", [[0.1], [0.1]])
     assert lasting([[0.1], [0.1]]) == []
 

@@ -131,8 +131,11 @@ def command() -> str:
 def run_sweep(tables: dict[str, Any], folder: Path, quiet: bool) -> dict[str, dict[str, Any]]:
     from kairosfl.progress import SweepProgress
     from kairosfl.runs.sweep import expand, sweep
+    from kairosfl.runs.unused import unused
 
     members = expand(tables)
+    if not quiet:
+        warn(unused([member.config for member in members]))
     with SweepProgress({member.name: member.config.train.rounds for member in members}, quiet=quiet) as show:
         return sweep(members, folder, command=command(), watch=show.begin, say=show.say)
 
@@ -146,7 +149,7 @@ def print_table(folders: list[Path]) -> None:
 
 
 def warn(sentences: Iterable[str]) -> None:
-    """Name what is damaged where it does not get into the output."""
+    """Name what is damaged or without effect where it does not get into the output."""
     for sentence in sentences:
         typer.echo(f"kairosfl: {sentence}", err=True)
 

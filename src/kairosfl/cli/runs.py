@@ -25,6 +25,7 @@ from kairosfl.cli.common import (
     print_summary,
     print_table,
     run_sweep,
+    warn,
 )
 from kairosfl.errors import UserError
 
@@ -79,6 +80,7 @@ def run(
     from kairosfl.progress import RunProgress
     from kairosfl.runs.config import read, resolve
     from kairosfl.runs.experiment import start
+    from kairosfl.runs.unused import unused
 
     if origin is not None:
         changes = [*changes, f"model.start={json.dumps(str(origin.absolute()))}"]
@@ -88,6 +90,8 @@ def run(
         tables = read(file) if file else {}
         engine = "ray" if ray_address and engine is None else engine
         config = resolve(tables, [*changes, *asked(engine=engine, device=device, ray_address=ray_address)])
+        if not quiet:
+            warn(unused([config]))
         with RunProgress(config.train.rounds, quiet=quiet or as_json) as show:
             summary = start(config, folder, command=command(), notify=show, say=show.say)
     print_summary(folder, summary, as_json)

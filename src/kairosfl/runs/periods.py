@@ -186,6 +186,9 @@ def _verdict(name: str, lost: Sequence[Sequence[float]]) -> str:
     doubtful = [
         str(i) for i, values in enumerate(lost[:-1], 1) if np.mean(values) > 2 * (_spread(values)["error"] or 0)
     ]
-    if doubtful and len(lost[0]) < ENOUGH:  # so few seeds can hardly show anything
-        return f"{name}: undecided; {len(lost[0])} seeds are too few to tell harm (window {doubtful[0]}) from chance"
+    if len(lost[0]) < ENOUGH:  # so few seeds can hardly show anything
+        where = f" (window {doubtful[0]})" if doubtful else ""
+        return (
+            f"{name}: undecided; {len(lost[0])} seeds are too few to tell harm{where} from chance; use --seeds {ENOUGH}"
+        )
     return f"{name}: no critical period here; no harm before the last window is beyond chance"
