@@ -90,6 +90,15 @@ def test_a_run_that_stopped_or_diverged_is_called_that(tmp_path):
     )
 
 
+def test_a_run_that_diverged_in_its_first_round_is_called_that(tmp_path):
+    run = fake.write_run(tmp_path / "a", rounds=20)
+    fake.edit(run, loss=[1e5] * 20)  # guessing among ten classes has 2.3
+    end = "from there on its test loss is not finite, or has exploded"
+    assert compare([run]).notes() == [f"fedavg: diverged in round 1 (not compared): {end}"]
+    fake.edit(run, loss=[1e3] * 20)
+    assert compare([run]).notes() == []
+
+
 def test_a_loss_that_was_never_evaluated_is_no_divergence(tmp_path):
     run = fake.write_run(tmp_path / "a", rounds=20, eval_every=5)
     assert compare([run]).notes() == []

@@ -29,11 +29,12 @@ _DEALS = ("partition", "clients", "alpha", "minimum", "shards", "balance", "part
 _DEALING = {f"data.{name}" for name in _DEALS}
 # Nor does the engine matter, unless that is what is compared: one seed on several.
 _TRAINERS = {"run.engine", "run.device", "run.slots", "run.deterministic"}
-EXPLODED = 1000  # times the first test loss
+EXPLODED = 1000  # times the first test loss or, if that is less, the loss of guessing among the classes
 _SETTINGS = {"seed": checked.is_seed, "train.rounds": checked.is_whole}
 _ABOUT = {"algorithm": checked.is_text, "seed": checked.is_seed, "clients": checked.is_whole, "metrics": is_metrics}
 _SAID = {"verdicts": checked.is_texts, "client_accuracy_on": checked.is_text, "finished": checked.is_text}
-_PARTITION = {"clients": checked.is_whole, "labels": checked.is_texts, "counts": checked.is_counts}
+_COUNTS = {"clients": checked.is_whole, "classes": checked.is_whole, "counts": checked.is_counts}
+_PARTITION = {"labels": checked.is_texts, **_COUNTS}
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ class RunData:
         """The round from which on the test loss was not finite, or had exploded; None: it did not diverge."""
         evaluated = self.evaluated
         loss = self.column("loss")[evaluated]
-        usual = EXPLODED * loss[np.isfinite(loss)][:1].sum()  # by the first
+        classes = self.partition.get("classes", 0) if self.score.name == "accuracy" else 0
+        usual = EXPLODED * min(loss[np.isfinite(loss)][:1].sum(), np.log(classes) if classes > 1 else np.inf)
         lost = (self.column("not_finite")[evaluated] > 0) | (loss > usual)
         fine = np.flatnonzero(~lost)
         first = fine[-1] + 1 if len(fine) else 0
