@@ -17,7 +17,7 @@ from kairosfl.cli import app
 from kairosfl.errors import UserError
 from kairosfl.report.comparison import compare
 from kairosfl.report.export import export_figures, export_tables
-from kairosfl.report.figures import figures
+from kairosfl.report.figures import chart, figures
 from kairosfl.report.page import page, verdict, write_report
 from kairosfl.report.read import read_groups, read_study
 from kairosfl.report.static import draw_comparison
@@ -344,3 +344,21 @@ def test_every_chart_of_a_regression_is_drawn(opened):
     assert ask(opened, "document.querySelector('#fig-rmse').classList.contains('hero')")
     best = "[...document.querySelectorAll('td.best')].map(c => [c.closest('tr').dataset.group, c.dataset.column])"
     assert ask(opened, best) == [["1", name] for name in ("final 10 %", "final", "best", "worst clients")]
+
+
+def test_what_a_rule_recorded_is_drawn_without_being_asked_for(tmp_path):
+    run = fake.write_run(tmp_path / "run", rounds=4)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    own = [{"my_gap": 0.5 * i, "lud": 1.0, "words": "<b>"} | line for i, line in enumerate(lines)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in own))
+    groups = read_groups([run])
+    drawn, left = figures(groups)
+    (picture,) = (each for each in drawn if each.key == "my-gap")
+    assert (picture.section, picture.title, picture.note) == ("signals", "My gap", "Recorded by a rule.")
+    assert picture.series[0].mean.tolist() == [0.0, 0.5, 1.0, 1.5]
+    assert sum(each.key == "lud" for each in drawn) == 1  # FedAWARE's has its own words
+    assert {each.title: each.why for each in left}["Words"] == "metrics.jsonl holds no number"
+    assert chart(groups, "my-gap").y_label == chart(groups, "my_gap").y_label == "My gap"
+    assert "My gap" in page(read_study([run]))
+    done = CliRunner().invoke(app, ["figure", str(run), "--of", "my-gap", "-o", str(tmp_path / "gap.svg")])
+    assert done.exit_code == 0, done.output

@@ -113,7 +113,7 @@ def metrics(rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], path: Pa
     intact = [row if row["round"] not in wrong.get(main.name, ()) else {} for row in rows]
     evaluated = [row.get("evaluated", row.get(main.name) is not None) is True for row in intact]
     lost = [scored and row.get("loss", 0.0) is None for scored, row in zip(evaluated, rows, strict=True)]  # not finite
-    return {"round": np.zeros(0)} | columns | {"not_finite": np.array(lost, dtype=np.float64)}
+    return (columns or {"round": np.zeros(0)}) | {"not_finite": np.array(lost, dtype=np.float64)}
 
 
 def _range(score: Score) -> tuple[float, float]:

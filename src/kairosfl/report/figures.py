@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -34,6 +34,7 @@ class _Curve:
     asked: Callable[[RunData], bool] = lambda run: True  # whether the run was to write it
 
 
+MOST_RECORDED = 24  # curves of what rules recorded
 _UNSCORED = "no round was evaluated"
 _UNASKED = "it was not requested; set run.client_accuracy = true"
 _AT_THE_END = "it was measured after the last round alone; set run.client_accuracy = true for every evaluated round"
@@ -190,7 +191,9 @@ def figures(groups: Sequence[Group]) -> tuple[list[Picture], list[LeftOut]]:
 def chart(groups: Sequence[Group], key: str, against: str = "round") -> Lines:
     """One plot for a paper: a curve, by default the main metric, against the round, the bytes or the epochs."""
     curves = {curve.key: curve for curve in _all_curves(groups) if curve.cost is None}
-    if (key := key or groups[0].score.name) not in curves:
+    key = key or groups[0].score.name
+    key = key if key in curves else key.replace("_", "-")
+    if key not in curves:
         raise UserError(f"{key!r} is not a curve; {nearest(key, curves)}")
     curve = curves[key]
     made = _lines(curve if against == "round" else _against(curve, against), groups)
@@ -223,7 +226,26 @@ def _all_curves(groups: Sequence[Group]) -> list[_Curve]:
     *curves, of_clients = _main_curves(main)
     further = dict.fromkeys(score for group in groups for run in group.runs for score in (_LOSS, *run.scores))
     curves += [_measured(score, "learning") for score in further if score.name != main.name]
-    return [*curves, _TRAIN_LOSS, of_clients, *_CURVES]
+    return [*curves, _TRAIN_LOSS, of_clients, *_CURVES, *_recorded(groups)]
+
+
+def _recorded(groups: Sequence[Group]) -> list[_Curve]:
+    """What rules recorded, unless it is drawn anyway."""
+    drawn = {column for curve in _CURVES for column in curve.columns}
+    names = dict.fromkeys(name for group in groups for run in group.runs for name in run.recorded)
+    words = {name: name.replace("_", " ") for name in names if name not in drawn}
+    return [
+        _Curve(
+            name.replace("_", "-"),
+            "signals",
+            each[:1].upper() + each[1:],
+            each,
+            "metrics.jsonl holds no number",
+            (name,),
+            note="Recorded by a rule.",
+        )
+        for name, each in islice(words.items(), MOST_RECORDED)
+    ]
 
 
 def _with_samples(picture: Picture | LeftOut, groups: Sequence[Group]) -> Picture | LeftOut:

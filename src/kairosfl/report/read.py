@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,11 @@ class RunData:
     def column(self, name: str) -> Array:
         """One value per round; all NaN if the folder has none."""
         return self.columns.get(name, np.full(self.rounds, np.nan))
+
+    @property
+    def recorded(self) -> list[str]:
+        """The columns that rules recorded: a line begins with them."""
+        return list(takewhile(lambda name: name != "round", self.columns))
 
     def total(self, *names: str) -> Array:
         """The sum of these columns up to and including each round; NaN after a round that is missing."""
