@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +31,7 @@ from triton.runtime.jit import JITFunction
 from kairosfl.engines.batched import Batched, conv, fast, layers, lifts, pool, rehearsal, rows, state, step, update
 from kairosfl.engines.batched.kernels import batch, device, launch
 from kairosfl.tasks.models import build
+from kairosfl.tasks.task import Task
 
 READERS = (
     conv,
@@ -46,20 +48,31 @@ READERS = (
 GPUS = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
 
-class Compiled(dict[str, int]):
-    """The largest shared memory of every kernel so far."""
+NUMBERS = count()  # of devices, by which Triton keeps what it compiled
+
+
+class Compiled:
+    """A driver that has no GPU, and what was compiled for it."""
 
     def __init__(self, capability: int) -> None:
-        super().__init__()
         self.capability = capability
+        self.number = next(NUMBERS)
+        self.kernels: list[tuple[str, Any]] = []
         memory = {"max_shared_mem": GPUS[capability]}
         self.utils = SimpleNamespace(get_device_properties=lambda index: memory)
+
+    def shared(self) -> dict[str, int]:
+        """The largest shared memory of every kernel so far."""
+        done = [(name, kernel.result() if hasattr(kernel, "result") else kernel) for name, kernel in self.kernels]
+        return {
+            name: max(kernel.metadata.shared for each, kernel in done if each == name) for name in dict(self.kernels)
+        }
 
     def get_current_target(self) -> Any:
         return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
-        return self.capability  # Triton keeps what it compiled by device
+        return self.number
 
     def get_current_stream(self, index: int) -> int:
         return 0
@@ -72,15 +85,15 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(driver, "_active", gpu)
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        kernel = run(self, *args, grid=grid, warmup=True, **options)
-        gpu[self.__name__] = max(gpu.get(self.__name__, 0), kernel.metadata.shared)
+        gpu.kernels.append((self.__name__, run(self, *args, grid=grid, warmup=True, **options)))
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
     device.stages.cache_clear()
     yield gpu
     device.stages.cache_clear()
-    assert gpu
-    assert max(gpu.values()) <= GPUS[request.param], dict(gpu)
+    shared = gpu.shared()
+    assert shared
+    assert max(shared.values()) <= GPUS[request.param], shared
 
 
 def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +131,7 @@ def test_a_step_compiles_and_fits(
     engine._work.stack.frame.dot = "tf32" if precision == "tf32" else "ieee"
     use_kernels(monkeypatch)
     engine.train(make_briefs(task, epochs=1, batch_size=4))
-    assert {"forward", "weights"} <= set(compiled)
+    assert {"forward", "weights"} <= set(compiled.shared())
 
 
 @pytest.mark.parametrize("compiled", [*GPUS], indirect=True)
@@ -133,30 +146,61 @@ def test_what_surrounds_a_step_compiles(compiled: Compiled) -> None:
             stack: Any = SimpleNamespace(frame=SimpleNamespace(last=last))
             work = step.Work(stack, task, task.dataset.train, dtype)
             using(batch, partial(work.prepared, torch.arange(8)))
-    assert set(compiled) == {"_batch", "_count", "_images"}
+    assert set(compiled.shared()) == {"_batch", "_count", "_images"}
 
 
-@pytest.mark.parametrize("compiled", [90], indirect=True)
-def test_a_rehearsal_compiles_the_layers_of_a_step(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: dict[bool, list[str]] = {True: [], False: []}  # compiled in a rehearsal, and in a step
+@pytest.fixture
+def requested(monkeypatch: pytest.MonkeyPatch) -> dict[bool, list[str]]:
+    """The modules of kernels that had to be compiled, in a rehearsal and otherwise."""
+    found: dict[bool, list[str]] = {True: [], False: []}
     compile_one = JITFunction._do_compile
 
     def compiling(self: Any, *args: Any, **options: Any) -> Any:
-        found[launch._rehearsing.get()].append(f"{self.__module__}.{self.__name__}")
+        found[launch._rehearsing.get()].append(self.__module__.rpartition(".")[2])
         return compile_one(self, *args, **options)
 
     monkeypatch.setattr(JITFunction, "_do_compile", compiling)
-    model = build("pfl_cnn", shape=(3, 32, 32), classes=3, seed=1)
+    return found
+
+
+def rehearsed(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Batched, Task]:
+    """An engine whose model was rehearsed for batches of 4."""
     task = make_task(model, (3, 32, 32), samples=12, clients=2)
     engine = Batched(task, precision="bfloat16")
     assert engine._work is not None
     use_kernels(monkeypatch)
     stack: Any = engine._work.stack
-    rows_, gradients = (torch.ones(2, stack.frame.layout.width) for _ in range(2))
-    stack.rehearsal(stack.frame, rows_, gradients, 4)
-    assert found[True]
-    assert float((rows_ - 1).norm()) == float(gradients.norm()) == 0
-    before = len(found[False])
+    weights, gradients = (torch.ones(2, stack.frame.layout.width) for _ in range(2))
+    stack.rehearsal(stack.frame, weights, gradients, 4)
+    assert float((weights - 1).norm()) == float(gradients.norm()) == 0
+    return engine, task
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+def test_a_rehearsal_compiles_the_layers_of_a_step(
+    compiled: Compiled, requested: dict[bool, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, task = rehearsed(build("pfl_cnn", shape=(3, 32, 32), classes=3, seed=1), monkeypatch)
+    assert {"conv_programs", "pool"} <= set(requested[True])
+    assert not requested[False]
     engine.train(make_briefs(task, epochs=1, batch_size=4))
-    layers_ = ("conv_programs", "depthwise", "norm", "pool")
-    assert not [each for each in found[False][before:] if each.split(".")[-2] in layers_]
+    assert not {"conv_programs", "pool"} & set(requested[False])
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+def test_a_layer_that_fails_does_not_end_the_rehearsal(
+    compiled: Compiled, requested: dict[bool, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = nn.Conv2d(3, 4, 3).requires_grad_(False)
+    head = (nn.MaxPool2d(2), nn.Conv2d(4, 16, 3), nn.GroupNorm(4, 16), nn.Flatten(), nn.Linear(2704, 3))
+    first = pool.ReluPool.forward
+
+    def forward(self: pool.ReluPool, x: torch.Tensor) -> torch.Tensor:
+        y = first(self, x)
+        if launch._rehearsing.get():
+            raise RuntimeError
+        return y
+
+    monkeypatch.setattr(pool.ReluPool, "forward", forward)
+    rehearsed(nn.Sequential(frozen, nn.ReLU(), *head), monkeypatch)
+    assert {"pool", "conv_programs", "norm"} <= set(requested[True])

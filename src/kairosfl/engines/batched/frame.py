@@ -120,9 +120,13 @@ class Frame:
         """Fill `gradients`, and let go of the pass: its graph refers to this frame, a cycle that Python cannot free."""
         assert self.gradients is not None
         leaves = [leaf for _, leaf in self._leaves]
-        with self.around():
-            slopes = torch.autograd.grad(loss, [self.tape, *leaves], allow_unused=True)[1:]
-        for (index, _), slope in zip(self._leaves, slopes, strict=True):
+        indices = [index for index, _ in self._leaves]
+        try:
+            with self.around():
+                slopes = torch.autograd.grad(loss, [self.tape, *leaves], allow_unused=True)[1:]
+        finally:
+            self.features, self._leaves, self.held = None, [], {}
+        for index, slope in zip(indices, slopes, strict=True):
             target = self.layout.natural(self.gradients, index)
             if index in self.shared:
                 if slope is not None:
@@ -131,4 +135,3 @@ class Frame:
                 target.zero_()
             else:
                 target.copy_(slope)
-        self.features, self._leaves, self.held = None, [], {}

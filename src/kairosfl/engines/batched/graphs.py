@@ -12,7 +12,6 @@ from kairosfl.engines.batched.fast import timed
 from kairosfl.engines.batched.schedule import Schedule
 from kairosfl.engines.batched.state import Kind, State
 from kairosfl.engines.batched.step import Work, step
-from kairosfl.engines.batched.traced import Traced
 from kairosfl.tasks.streamed import Streamed
 
 WARM = 2  # steps without effect before the capture, which compile kernels and choose algorithms
@@ -62,10 +61,9 @@ class Steps:
         return waves * schedule.steps * max(self._seconds.values(), default=0.0)
 
     def _capture(self, kind: Kind) -> None:
-        stack, state = self.work.stack, self.state
-        if isinstance(stack, Traced) and not self._seconds:  # later kinds have few kernels of their own
-            stack.rehearsal(stack.frame, state.w[: kind.width], state.g[: kind.width], kind.batch)
-        state.on.fill_(False)
+        if not self._seconds:  # later kinds have few kernels of their own
+            self.work.rehearse(self.state, kind)
+        self.state.on.fill_(False)
         for _ in range(WARM):
             step(self.work, self.state, kind)
         graph = torch.cuda.CUDAGraph()

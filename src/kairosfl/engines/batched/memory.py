@@ -30,12 +30,13 @@ def affordable(work: Work, kind: Kind, length: int, dtype: torch.dtype, device: 
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
     try:
         state = State(layout, 2, length, dtype, device)
         for name in kind.needs():
             state.rows(name)
         state.on.fill_(False)
+        work.rehearse(state, kind.wide(2))
+        torch.cuda.reset_peak_memory_stats(device)
         step(work, state, kind.wide(2))
     except torch.OutOfMemoryError:
         return 1

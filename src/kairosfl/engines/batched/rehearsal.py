@@ -50,15 +50,21 @@ class Rehearsal:
             return
         measures, frame.measures = frame.measures, False
         try:
-            with suppress(Exception), module.rehearsal():
+            with suppress(Exception), module.rehearsal():  # not with a Triton that can only compile one after another
                 for layer, (shape, inward) in self.seen.items():
                     frame.open(rows, gradients)
-                    x = torch.zeros(len(rows) * samples, *shape, dtype=frame.compute, device=rows.device)
-                    x = (last(x) if x.ndim == 4 else x).requires_grad_(inward)
-                    y = layer(x)
-                    wanted = [each for each in (x, frame.tape) if each.requires_grad]
-                    torch.autograd.grad(y, wanted, torch.zeros_like(y), allow_unused=True)
+                    with suppress(Exception):
+                        _there_and_back(layer, (len(rows) * samples, *shape), inward, frame)
         finally:
             frame.measures = measures
             frame.close()
             gradients.zero_()
+
+
+def _there_and_back(layer: nn.Module, size: tuple[int, ...], inward: bool, frame: Frame) -> None:
+    x = torch.zeros(size, dtype=frame.compute, device=frame.rows.device)
+    x = (last(x) if x.ndim == 4 else x).requires_grad_(inward)
+    y = layer(x)
+    if y.requires_grad:  # a frozen part's does not
+        wanted = [each for each in (x, frame.tape) if each.requires_grad]
+        torch.autograd.grad(y, wanted, torch.zeros_like(y), allow_unused=True)

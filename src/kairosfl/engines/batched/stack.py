@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import torch
@@ -81,7 +81,7 @@ class _Trial:
         if isinstance(stacked, Lifted) and stacked.drops:
             self._run(stacked, self._known[size][0], keys=torch.arange(2, device=self.device)[:, None])
         compute = self.precision.compute(self.vectors.dtype)
-        if self.device.type == "cuda":  # again, now by the kernels
+        if isinstance(stacked, Traced) and self.device.type == "cuda":  # again, now by the kernels
             self._rehearse(stacked, size)
             with Precision("float32")():
                 self._compare(stacked, size)
@@ -102,10 +102,13 @@ class _Trial:
         return stacked
 
     def exact(self, stacked: Stack, size: int) -> None:
-        """Compare at this batch size, in float32 and without kernels."""
+        """Compare at this batch size, in float32; layer by layer, at first without kernels, which must be rehearsed."""
         stacked.frame.compute = self.vectors.dtype
-        watching = stacked.rehearsal.watching(stacked.model) if isinstance(stacked, Traced) else nullcontext()
-        with Precision("float32")(), without_kernels(), watching:
+        with ExitStack() as inside:
+            inside.enter_context(Precision("float32")())
+            if isinstance(stacked, Traced):
+                inside.enter_context(without_kernels())
+                inside.enter_context(stacked.rehearsal.watching(stacked.model))
             if size not in self._known:
                 try:
                     self._known[size] = self._alone(size)

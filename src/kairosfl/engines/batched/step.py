@@ -12,7 +12,7 @@ from torch import Tensor
 from kairosfl.client.trainer import SAM_EPS
 from kairosfl.engines.batched.fast import kernels
 from kairosfl.engines.batched.state import Kind, Real, State, Sum, Whole
-from kairosfl.engines.batched.traced import Stack
+from kairosfl.engines.batched.traced import Stack, Traced
 from kairosfl.engines.batched.update import Optimiser, square_norms
 from kairosfl.tasks.dataset import Samples
 from kairosfl.tasks.prepare import affine, mislabelled, sample_keys
@@ -50,6 +50,11 @@ class Work:
         scale, shift = affine(dataset.mean, dataset.std, stored.device)
         images: Tensor = module.images(stored, samples, scale, shift, self.compute, self.stack.frame.last)
         return images
+
+    def rehearse(self, state: State, kind: Kind) -> None:
+        """Have the kernels compiled that the layers need for steps of this kind; gradients are zeros afterwards."""
+        if isinstance(self.stack, Traced):
+            self.stack.rehearsal(self.stack.frame, state.w[: kind.width], state.g[: kind.width], kind.batch)
 
     def features(self, rows: Tensor, inputs: Tree) -> Tensor:
         """The features under fixed weights, dropout off."""

@@ -30,14 +30,12 @@ def rehearsal() -> Iterator[None]:
 
     They do not run: what they would write stays as it is. One that cannot be compiled fails when it is launched.
     """
-    # A backward pass in a thread of its own would not see that this is a rehearsal.
-    with (
-        ThreadPoolExecutor(min(MOST, os.cpu_count() or 1)) as pool,
-        triton.AsyncCompileMode(pool, ignore_errors=True),
-        torch.autograd.set_multithreading_enabled(False),
-    ):
-        token = _rehearsing.set(True)
-        try:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    pool, token = ThreadPoolExecutor(min(MOST, cores)), _rehearsing.set(True)
+    try:
+        # A backward pass in a thread of its own would not see that this is a rehearsal.
+        with triton.AsyncCompileMode(pool, ignore_errors=True), torch.autograd.set_multithreading_enabled(False):
             yield
-        finally:
-            _rehearsing.reset(token)
+    finally:
+        _rehearsing.reset(token)
+        pool.shutdown(cancel_futures=True)  # if it was interrupted
