@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from test_batched import IN_CI, _variants, make_briefs, make_task, named
+from test_batched import MODELS, _variants, make_briefs, make_task, named
 from test_batched_fallbacks import BatchStatistics, Branches
 from test_batched_sequences import _task as sequence
 from test_batched_sequences import _Weights
@@ -29,6 +29,9 @@ WAYS: dict[str, Callable[[], Task]] = {
 }
 
 
+LARGE = ("alexnet", "vgg11", "resnet50", "checkpointed")  # not part of CI
+
+
 def trained(task: Task, **changes: Any) -> list[weakref.ref[Any]]:
     """What must be gone with the engine."""
     engine = Batched(task)
@@ -40,7 +43,10 @@ def trained(task: Task, **changes: Any) -> list[weakref.ref[Any]]:
     return [weakref.ref(each) for each in held]
 
 
-@pytest.mark.parametrize("name", [*IN_CI, *WAYS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in (*MODELS, *WAYS)],
+)
 def test_every_model_is_freed(name: str) -> None:
     held = trained(WAYS[name]() if name in WAYS else named(name))
     gc.collect()
