@@ -1,6 +1,6 @@
 """Speed and memory as work grows: 1 to 1,000 clients, 0.1 to 300 M parameters trained in full, adapters of up to 1.1 B.
 
-    python benchmarks/growth_rates.py --device cuda --limit 6 --json benchmarks/growth-h200.json
+    python benchmarks/growth_rates.py --device cuda --limit 6 --json growth.json
 
 Engine `batched`, random data, one step of batch 8 a client and round: a residual CNN of growing width (images a second)
 and the language models with LoRA adapters of `adapters.py` (tokens a second). A size that does not fit, or would take
@@ -150,7 +150,7 @@ def main() -> None:
         print(name, flush=True)
         found[name] = measure(case, (1, 3) if options.small else CLIENTS, device, options.limit)
         if options.json:  # after each, in case the rest does not finish
-            options.json.write_text(json.dumps({"device": where, "models": found}, indent=1))
+            options.json.write_text(json.dumps({"device": where, "models": found}, indent=1) + "\n")
     draw(found, f"Engine batched, {BATCH} samples a client and step, {where}", options.out)
     counts = sorted({count for values in found.values() for count in values})
     print("\n| model | " + " | ".join(f"{count:,} clients" for count in counts) + " |")

@@ -22,6 +22,7 @@ WITHOUT_EFFECT = {
     "train.clip_after=true": "train.clip_after = True has no effect with train.clip = 0.0.",
     "data.balance=true": "data.balance = True has no effect with data.partition = 'iid'.",
     "data.alpha=0.1": "data.alpha = 0.1 has no effect with data.partition = 'iid'.",
+    "data.minimum=3": "data.minimum = 3 has no effect with data.partition = 'iid'.",
     "data.shards=3": "data.shards = 3 has no effect with data.partition = 'iid'.",
     "data.labels_per_client=3": "data.labels_per_client = 3 has no effect with data.partition = 'iid'.",
     "data.crops=0.5": "data.crops = 0.5 has no effect without data.augment = true.",

@@ -90,7 +90,7 @@ def run(
         tables = read(file) if file else {}
         engine = "ray" if ray_address and engine is None else engine
         config = resolve(tables, [*changes, *asked(engine=engine, device=device, ray_address=ray_address)])
-        if not quiet:
+        if not (quiet or as_json):
             warn(unused([config]))
         with RunProgress(config.train.rounds, quiet=quiet or as_json) as show:
             summary = start(config, folder, command=command(), notify=show, say=show.say)

@@ -7,8 +7,8 @@ from typing import Any
 
 from kairosfl.core.recipe import Recipe
 from kairosfl.runs.config import Data, Execution, RunConfig
+from kairosfl.tasks.partitions import OPTIONS
 
-SKEWED = ("dirichlet", "client_dirichlet", "mixed", "quantity")
 Needed = Callable[[Any], tuple[bool, str]]
 
 
@@ -31,10 +31,10 @@ NEEDS: Mapping[str, Needed] = {
     "train.beta2": _among("train.optimizer", "adamw"),
     "train.eps": _among("train.optimizer", "adamw"),
     "train.clip_after": lambda config: (config.train.clip > 0, "with train.clip = 0.0"),
-    "data.alpha": _among("data.partition", *SKEWED),
-    "data.balance": _among("data.partition", "dirichlet", "mixed"),
-    "data.shards": _among("data.partition", "shards"),
-    "data.labels_per_client": _among("data.partition", "labels"),
+    **{
+        f"data.{option}": _among("data.partition", *(name for name, used in OPTIONS.items() if option in used))
+        for option in ("alpha", "minimum", "balance", "shards", "labels_per_client")
+    },
     "data.crops": lambda config: (config.data.augment, "without data.augment = true"),
     "data.padding": lambda config: (config.data.augment, "without data.augment = true"),
     "run.actors": _among("run.engine", "ray"),

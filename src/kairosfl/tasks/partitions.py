@@ -243,6 +243,16 @@ PARTITIONS: dict[str, Callable[..., Population]] = {
     "natural": natural,
 }
 
+OPTIONS = {  # what each uses
+    "iid": (),
+    "dirichlet": ("alpha", "minimum", "balance"),
+    "quantity": ("alpha", "minimum"),
+    "shards": ("shards",),
+    "labels": ("labels_per_client",),
+    "client_dirichlet": ("alpha",),
+    "mixed": ("alpha", "minimum", "balance"),
+    "natural": ("minimum",),
+}
 BY_NUMBER = ("iid", "quantity")  # these do not look at the classes
 
 
@@ -284,16 +294,8 @@ def partition(
         return natural(dataset.keys, clients, seed, minimum=minimum)
     if clients is None:
         raise UserError(f"data.clients is missing: partition {name!r} needs the number of clients; give at least 1.")
-    skew = {"alpha": alpha, "minimum": minimum, "balance": balance}
-    options: dict[str, dict[str, float]] = {
-        "iid": {},
-        "dirichlet": skew,
-        "mixed": skew,
-        "quantity": {"alpha": alpha, "minimum": minimum},
-        "shards": {"shards": shards},
-        "labels": {"labels_per_client": labels_per_client},
-        "client_dirichlet": {"alpha": alpha},
-    }
+    given = {"alpha": alpha, "minimum": minimum, "balance": balance}
+    given |= {"shards": shards, "labels_per_client": labels_per_client}
     labels = dataset.labels_of_train if name in BY_NUMBER else dataset.with_labels().labels_of_train
     if labels is None and name not in BY_NUMBER:
         raise UserError(
@@ -301,7 +303,7 @@ def partition(
             f"{dataset.kind or 'a task of its own'}; use {' or '.join(map(repr, BY_NUMBER))}, or give the clients."
         )
     numbers = np.zeros(len(dataset.train), dtype=np.int64) if labels is None else labels
-    return PARTITIONS[name](numbers, clients, seed, **options[name])
+    return PARTITIONS[name](numbers, clients, seed, **{each: given[each] for each in OPTIONS[name]})
 
 
 def _generator(seed: int, purpose: int) -> np.random.Generator:
