@@ -25,6 +25,7 @@ from kairosfl.detectors import squared_norms
 from kairosfl.engines import memory
 from kairosfl.engines.batched import Batched, conv, fast
 from kairosfl.engines.batched.evaluator import GraphEvaluator, plain, single
+from kairosfl.engines.batched.layers import keep, seeded
 from kairosfl.engines.choices import Choices
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.precision import Precision
@@ -498,15 +499,48 @@ def test_relu_and_pooling_kernels_are_pytorchs(size: tuple[int, int, int], flat:
     x = torch.randn(60, *size, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
     module = fast.kernels("pool", x)
     y = F.max_pool2d(x.relu(), 2)
-    found, wins = module.forward(x.detach(), flat)
+    found, wins = module.forward(x.detach(), flat, None)
     assert torch.equal(found, y)
     for order in (torch.contiguous_format, torch.channels_last):
         dy = torch.randn(y.shape, device="cuda").to(dtype).contiguous(memory_format=order)
-        dx = module.backward(dy, wins, x.shape)
+        dx = module.backward(dy, wins, x.shape, 0.0, None)
         (wanted,) = torch.autograd.grad(y, x, dy, retain_graph=True)
         # In bfloat16 two pixels may be equal: either may win.
         assert torch.equal(F.avg_pool2d(dx.float(), 2), F.avg_pool2d(wanted.float(), 2))
         assert dtype == torch.bfloat16 or torch.equal(dx, wanted)
+    keys, slope = torch.randint(-(2**62), 2**62, (12, 1), device="cuda"), torch.empty(12, size[0], device="cuda")
+    found, wins = module.forward(x.detach(), flat, (keys, 7, 0.25))
+    stays = keep(seeded(keys, 7), 0.25, found.numel() // 12).view(y.shape)
+    assert torch.equal(found, torch.where(stays, (y.float() * (1 / 0.75)).to(dtype), 0.0))
+    dx = module.backward(dy, wins, x.shape, 0.25, slope)
+    (wanted,) = torch.autograd.grad(y, x, torch.where(stays, dy * (1 / 0.75), 0.0).to(dtype))
+    torch.testing.assert_close(F.avg_pool2d(dx.float(), 2), F.avg_pool2d(wanted.float(), 2))
+    exact = dx.double().view(12, 5, size[0], -1).sum((1, 3))
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(slope.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_with_the_relu_before_it_is_pytorchs(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(120, 700, device="cuda").to(dtype).requires_grad_()
+    keys, module = torch.randint(-(2**62), 2**62, (12, 1), device="cuda"), fast.kernels("dropout", x)
+    stays = keep(seeded(keys, 3), 0.5, 7000).view(x.shape)
+    y, dy = torch.where(stays, 2 * x.relu(), 0.0), torch.randn(x.shape, device="cuda").to(dtype)
+    found = module.drop(x.detach(), keys, 3, 0.5, relu=True)
+    assert torch.equal(found, y)
+    assert torch.equal(module.slope(dy, found, 0.5), torch.autograd.grad(y, x, dy)[0])
+
+
+@pytest.mark.parametrize(("batch", "classes"), [(10, 10), (64, 100), (9, 1000)])
+def test_the_cross_entropy_kernel_is_pytorchs(batch: int, classes: int) -> None:
+    torch.manual_seed(0)
+    outputs = (3 * torch.randn(12 * batch, classes, device="cuda", dtype=torch.float64)).requires_grad_()
+    targets, share = torch.randint(classes, (12 * batch,), device="cuda"), torch.rand(12, batch, device="cuda")
+    wanted = (F.cross_entropy(outputs, targets, reduction="none").view(12, batch) * share).sum(1)
+    losses, slopes = fast.kernels("loss", share).entropy(outputs.float(), targets, share)
+    torch.testing.assert_close(losses.double(), wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(slopes.double(), torch.autograd.grad(wanted.sum(), outputs)[0], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -24,7 +24,7 @@ from kairosfl.engines.batched import Batched, layers, step, update
 from kairosfl.engines.batched import conv as ways
 from kairosfl.engines.batched import pool as pools
 from kairosfl.engines.batched.conv import Pair, Shape
-from kairosfl.engines.batched.kernels import batch, conv, depthwise, dropout, linear, norm, passes, pool
+from kairosfl.engines.batched.kernels import batch, conv, depthwise, dropout, linear, loss, norm, passes, pool
 from kairosfl.engines.batched.kernels import update as optimiser
 from kairosfl.engines.batched.layers import keep, seeded
 from kairosfl.engines.choices import Choices
@@ -212,18 +212,38 @@ def test_relu_and_pooling_there_and_back(channels: int, sides: Pair, flat: bool)
     torch.manual_seed(0)
     x = torch.randn(CLIENTS * BATCH, channels, *sides).contiguous(memory_format=torch.channels_last).requires_grad_()
     y = F.max_pool2d(x.relu(), 2)
-    found, wins = pool.forward(x.detach(), flat)
+    found, wins = pool.forward(x.detach(), flat, None)
     assert torch.equal(found, y)
     assert found.is_contiguous(memory_format=torch.contiguous_format if flat else torch.channels_last)
     for order in (torch.contiguous_format, torch.channels_last):
         dy = torch.randn(y.shape).contiguous(memory_format=order)
         (dx,) = torch.autograd.grad(y, x, dy, retain_graph=True)
-        assert torch.equal(pool.backward(dy, wins, x.shape), dx)
+        assert torch.equal(pool.backward(dy, wins, x.shape, 0.0, None), dx)
     for place in range(4):  # a client that diverges is seen
         spoilt = x.detach().clone()
         spoilt[:, :, place // 2, place % 2] = float("nan")
-        found, _ = pool.forward(spoilt, flat)
+        found, _ = pool.forward(spoilt, flat, None)
         assert torch.equal(found.isnan(), F.max_pool2d(spoilt.relu(), 2).isnan())
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(("channels", "sides"), [(64, (10, 12)), (6, (9, 8)), (70, (7, 5))])
+def test_pooling_drops_and_sums_the_gradient_of_the_bias(channels: int, sides: Pair, p: float, flat: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(CLIENTS * BATCH, channels, *sides).contiguous(memory_format=torch.channels_last).requires_grad_()
+    keys, number = torch.tensor([[5], [-0x7FFFFFF0_12345678]]), 7
+    pooled = F.max_pool2d(x.relu(), 2)
+    stays = keep(seeded(keys, number), p, pooled[0].numel() * BATCH).view(pooled.shape)
+    y = torch.where(stays, pooled / max(1 - p, 1e-9), 0.0)
+    found, wins = pool.forward(x.detach(), flat, (keys, number, p))
+    torch.testing.assert_close(found, y)
+    dy, wide = torch.randn(y.shape), torch.full((CLIENTS, channels + 4), 3.0)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    torch.testing.assert_close(pool.backward(dy, wins, x.shape, p, wide[:, 2:-2]), dx)
+    wanted = dx.double().view(CLIENTS, BATCH, channels, -1).sum((1, 3))
+    torch.testing.assert_close(wide[:, 2:-2].double(), wanted, rtol=1e-5, atol=1e-5)
+    assert (wide[:, [0, 1, -2, -1]] == 3.0).all()
 
 
 @pytest.mark.parametrize("quicker", [True, False])
@@ -288,6 +308,38 @@ def test_dropout_keeps_what_plain_operations_keep(p: float) -> None:
         torch.testing.assert_close(dropout.drop(x, keys, draw, p), torch.where(stays, x / max(1 - p, 1e-9), 0.0))
 
 
+@pytest.mark.parametrize("p", [0.3, 1.0])
+def test_dropout_with_the_relu_before_it(p: float) -> None:
+    torch.manual_seed(0)
+    x, keys = torch.randn(CLIENTS * BATCH, 700, requires_grad=True), torch.tensor([[5], [-0x7FFFFFF0_12345678]])
+    stays = keep(seeded(keys, 3), p, BATCH * 700).view(x.shape)
+    y, dy = torch.where(stays, x.relu() / max(1 - p, 1e-9), 0.0), torch.randn(x.shape)
+    found = dropout.drop(x.detach(), keys, 3, p, relu=True)
+    torch.testing.assert_close(found, y)
+    torch.testing.assert_close(dropout.slope(dy, found, p), torch.autograd.grad(y, x, dy)[0])
+    spoilt = x.detach().clone()
+    spoilt[:, 5] = float("nan")  # a client that diverges is seen
+    assert torch.equal(dropout.drop(spoilt, keys, 3, p, relu=True).isnan(), spoilt.isnan() & stays)
+
+
+@pytest.mark.parametrize(("batch", "classes"), [(10, 10), (3, 2), (40, 100), (9, 1000)])
+def test_cross_entropy_there_and_back(batch: int, classes: int) -> None:
+    torch.manual_seed(0)
+    outputs = (3 * torch.randn(CLIENTS * batch, classes, dtype=torch.float64)).requires_grad_()
+    targets, share = torch.randint(classes, (CLIENTS * batch,)), torch.rand(CLIENTS, batch)
+    share[1, -1], targets[1] = 0.0, -100  # padding, and a target that does not count
+    wanted = (F.cross_entropy(outputs, targets, reduction="none").view(CLIENTS, batch) * share).sum(1)
+    losses, slopes = loss.entropy(outputs.float(), targets, share)
+    torch.testing.assert_close(losses.double(), wanted, rtol=1e-6, atol=1e-6)
+    (slope,) = torch.autograd.grad(wanted.sum(), outputs)
+    torch.testing.assert_close(slopes.double(), slope, rtol=1e-5, atol=1e-7)
+    with torch.no_grad():
+        outputs[0, 1] = float("nan")
+    losses, slopes = loss.entropy(outputs.float(), targets, share)
+    assert losses.isnan().tolist() == [True, False]
+    assert slopes.isnan().any(1).tolist() == [True] + [False] * (len(slopes) - 1)
+
+
 class Tied(nn.Module):
     """Two convolutions with one bias, of which a GroupNorm follows the second alone."""
 
@@ -335,14 +387,15 @@ MODELS = {
     ),
     "tied": Tied,
     "pooled": lambda: nn.Sequential(
-        nn.Conv2d(3, 16, (3, 2)), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), nn.Flatten(), nn.Linear(16, 4)
+        *(nn.Conv2d(3, 16, (3, 2)), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), nn.Flatten()),
+        *(nn.Linear(16, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 4)),
     ),
 }
 
 
 def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = {"conv": conv, "depthwise": depthwise, "dropout": dropout, "linear": linear, "norm": norm, "pool": pool}
-    modules |= {"batch": batch, "update": optimiser}
+    modules |= {"batch": batch, "loss": loss, "update": optimiser}
     for user in (ways, layers, pools, step, update):
         monkeypatch.setattr(user, "kernels", lambda name, tensor: modules[name])
 

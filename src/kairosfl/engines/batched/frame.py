@@ -116,14 +116,17 @@ class Frame:
         self._leaves.append((index, leaf))
         return leaf
 
-    def backward(self, loss: Tensor) -> None:
-        """Fill `gradients`, and let go of the pass: its graph refers to this frame, a cycle that Python cannot free."""
+    def backward(self, end: Tensor, slope: Tensor | None = None) -> None:
+        """Fill `gradients` from a loss, or from outputs with this slope, and let go of the pass.
+
+        Its graph refers to this frame, a cycle that Python cannot free.
+        """
         assert self.gradients is not None
         leaves = [leaf for _, leaf in self._leaves]
         indices = [index for index, _ in self._leaves]
         try:
             with self.around():
-                slopes = torch.autograd.grad(loss, [self.tape, *leaves], allow_unused=True)[1:]
+                slopes = torch.autograd.grad(end, [self.tape, *leaves], slope, allow_unused=True)[1:]
         finally:
             self.features, self._leaves, self.held = None, [], {}
         for index, slope in zip(indices, slopes, strict=True):

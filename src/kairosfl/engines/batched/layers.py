@@ -311,30 +311,35 @@ class StackedDropout(nn.Module):
     def __init__(self, p: float, number: int, frame: Frame) -> None:
         super().__init__()
         self.p, self.number, self.frame = p, number, frame
+        self.relu = False  # is given what a ReLU would be given
 
     def forward(self, x: Tensor) -> Tensor:
         keys = self.frame.keys
+        module: Any = kernels("dropout", x)
+        if keys is not None and self.p and module is not None:
+            y: Tensor = _Dropout.apply(x, keys, self, module)  # type: ignore[no-untyped-call]
+            return y
+        x = x.relu() if self.relu else x
         if keys is None or not self.p:
             return x
-        module: Any = kernels("dropout", x)
-        if module is not None:
-            y: Tensor = _Dropout.apply(x, keys, self.number, self.p, module)  # type: ignore[no-untyped-call]
-            return y
         mask = keep(seeded(keys, self.number), self.p, x.numel() // len(keys)).view(x.shape)
         return x * mask if self.p == 1 else x * (mask.to(x.dtype) / (1 - self.p))
 
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, keys: Tensor, draw: int, p: float, module: Any) -> Tensor:
-        ctx.save_for_backward(keys)
-        ctx.draw, ctx.p, ctx.module = draw, p, module
-        return module.drop(x, keys, draw, p)  # type: ignore[no-any-return]
+    def forward(ctx: Any, x: Tensor, keys: Tensor, layer: StackedDropout, module: Any) -> Tensor:
+        y: Tensor = module.drop(x, keys, layer.number, layer.p, layer.relu)
+        ctx.save_for_backward(y if layer.relu else keys)
+        ctx.layer, ctx.module = layer, module
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (keys,) = ctx.saved_tensors
-        return ctx.module.drop(dy, keys, ctx.draw, ctx.p), None, None, None, None
+        (kept,), layer, module = ctx.saved_tensors, ctx.layer, ctx.module
+        if layer.relu:
+            return module.slope(dy, kept, layer.p), None, None, None
+        return module.drop(dy, kept, layer.number, layer.p), None, None, None
 
 
 def seeded(keys: Tensor, number: int) -> Tensor:

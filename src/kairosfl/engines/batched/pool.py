@@ -1,4 +1,4 @@
-"""ReLU and max-pooling as one layer."""
+"""ReLU, max-pooling and the dropout that may follow, as one layer."""
 
 from __future__ import annotations
 
@@ -10,32 +10,47 @@ from torch import Tensor, nn
 
 from kairosfl.engines.batched.conv import last
 from kairosfl.engines.batched.fast import kernels
+from kairosfl.engines.batched.frame import Frame
+from kairosfl.engines.batched.layers import StackedDropout
 
 
 class ReluPool(nn.Module):
-    """ReLU and 2×2 max-pooling; `flat`: what follows flattens it, and would copy what is channels last."""
+    """ReLU, 2×2 max-pooling and dropout; `flat`: what follows flattens it, and would copy what is channels last.
 
-    def __init__(self, flat: bool) -> None:
+    The kernel also finds the gradient of the bias of the convolution `before` it, whose output nothing else reads.
+    """
+
+    def __init__(self, flat: bool, frame: Frame) -> None:
         super().__init__()
-        self.flat = flat
+        self.flat, self.frame = flat, frame
+        self.drop: StackedDropout | None = None
+        self.before: int | None = None  # the number of that bias
 
     def forward(self, x: Tensor) -> Tensor:
         module: Any = kernels("pool", x)
-        if module is None:
-            return F.max_pool2d(x.relu(), 2)
-        y: Tensor = _ReluPool.apply(x, self.flat, module)  # type: ignore[no-untyped-call]
-        return y
+        if module is not None:
+            y: Tensor = _ReluPool.apply(x, self, module)  # type: ignore[no-untyped-call]
+            return y
+        pooled = F.max_pool2d(x.relu(), 2)
+        return pooled if self.drop is None else self.drop(pooled)
 
 
 class _ReluPool(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, flat: bool, module: Any) -> Tensor:
-        y, wins = module.forward(last(x), flat)
+    def forward(ctx: Any, x: Tensor, layer: ReluPool, module: Any) -> Tensor:
+        drop, keys = layer.drop, layer.frame.keys
+        drops = None if drop is None or keys is None or not drop.p else (keys, drop.number, drop.p)
+        y, wins = module.forward(last(x), layer.flat, drops)
         ctx.save_for_backward(wins)
-        ctx.module, ctx.size = module, x.shape
+        ctx.layer, ctx.module, ctx.size, ctx.p = layer, module, x.shape, drops[2] if drops else 0.0
         return y  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (wins,) = ctx.saved_tensors
-        return ctx.module.backward(dy if dy.is_contiguous() else last(dy), wins, ctx.size), None, None
+        frame, before = ctx.layer.frame, ctx.layer.before
+        dy = dy if dy.is_contiguous() else last(dy)
+        with frame.writing(before) as (slope,):
+            dx = ctx.module.backward(dy, wins, ctx.size, ctx.p, slope)
+        frame.written.add(before)
+        return dx, None, None

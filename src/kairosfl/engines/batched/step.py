@@ -15,6 +15,7 @@ from kairosfl.engines.batched.state import Kind, Real, State, Sum, Whole
 from kairosfl.engines.batched.traced import Stack, Traced
 from kairosfl.engines.batched.update import Optimiser, square_norms
 from kairosfl.tasks.dataset import Samples
+from kairosfl.tasks.kinds import cross_entropy
 from kairosfl.tasks.prepare import affine, mislabelled, sample_keys
 from kairosfl.tasks.streamed import Streamed
 from kairosfl.tasks.task import Task
@@ -116,15 +117,27 @@ def _derive(
     frame, (inputs, targets) = work.stack.frame, samples
     frame.open(state.w[: kind.width], state.g[: kind.width], keys, optimiser)
     outputs = work.stack(inputs).to(state.dtype)
-    loss = (work.task.loss(outputs, targets).view(batch.samples.shape) * batch.share).sum(1)
+    quick: Any = kernels("loss", outputs) if _entropy(work, kind, outputs, targets) else None
+    if quick is not None and outputs.shape[1] <= quick.CLASSES:
+        loss, slope = quick.entropy(outputs, targets, batch.share)
+    else:
+        loss, slope = (work.task.loss(outputs, targets).view(batch.samples.shape) * batch.share).sum(1), None
     features = None
     if still:
         assert frame.features is not None
         features = frame.features.flatten(1).to(state.dtype)
         if kind.contrast:
             loss = loss + _contrast(state, kind, batch, features, still)
-    frame.backward(loss.sum())
+    frame.backward(loss.sum() if slope is None else outputs, slope)
     return loss.detach(), None if features is None else features.detach()
+
+
+def _entropy(work: Work, kind: Kind, outputs: Tensor, targets: Tree) -> bool:
+    """Whether the loss is cross-entropy alone, of single classes."""
+    if work.task.loss is not cross_entropy or kind.contrast or not isinstance(targets, Tensor):
+        return False
+    classes = outputs.ndim == 2 and outputs.shape[1] > 1 and outputs.dtype == torch.float32
+    return classes and targets.ndim == 1 and targets.dtype == torch.int64
 
 
 def _climb(state: State, kind: Kind, live: Tensor) -> Tensor:

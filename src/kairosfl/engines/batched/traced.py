@@ -144,8 +144,8 @@ def _add(traced: fx.GraphModule, name: str, module: nn.Module) -> str:
 
 
 def _fuse(traced: fx.GraphModule, frame: Frame) -> None:
-    """Fuse activations that have one reader: into the GroupNorm before them, and a ReLU into a 2×2 max-pooling after it
-    or a convolution before it."""
+    """Fuse activations that have one reader: into the GroupNorm before them, and a ReLU into the 2×2 max-pooling after
+    it (with the dropout that follows), the convolution before it or the dropout after it."""
     for node in list(traced.graph.nodes):
         if (norm := _norm(traced, node)) is not None:
             norm.before = _bias(traced, node, frame)
@@ -154,8 +154,15 @@ def _fuse(traced: fx.GraphModule, frame: Frame) -> None:
             continue
         (user,), (source,) = node.users, node.all_input_nodes
         if activation == "relu" and _halves(_module(traced, user)):
-            user.target = _add(traced, f"{user.name}_relu", ReluPool(_flat(traced, user)))
+            pool = ReluPool(_flat(traced, user), frame)
+            user.target = _add(traced, f"{user.name}_relu", pool)
             user.replace_input_with(node, source)
+            pool.before = _bias(traced, user, frame)
+            if (after := _dropout(traced, user)) is not None:
+                pool.drop = after
+                (reader,) = user.users
+                reader.replace_all_uses_with(user)
+                traced.graph.erase_node(reader)
         elif (norm := _norm(traced, source)) is not None and not norm.activation:
             norm.activation = activation
             node.replace_all_uses_with(source)
@@ -163,6 +170,9 @@ def _fuse(traced: fx.GraphModule, frame: Frame) -> None:
             conv.relu = True
             if (reader := _conv(traced, user)) is not None:
                 conv.masked = reader.masks = True
+            node.replace_all_uses_with(source)
+        elif activation == "relu" and (after := _dropout(traced, node)) is not None:
+            after.relu = True
             node.replace_all_uses_with(source)
         else:
             continue
@@ -187,6 +197,12 @@ def _convolves(traced: fx.GraphModule) -> bool:
     inputs = [node for node in traced.graph.nodes if node.op == "placeholder"]
     readers = [_module(traced, user) for node in inputs for user in node.users]
     return all(isinstance(each, StackedConv2d) and each.own and each.shape.groups == 1 for each in readers)
+
+
+def _dropout(traced: fx.GraphModule, node: fx.Node) -> StackedDropout | None:
+    """The dropout that alone reads the output of a node."""
+    readers = [_module(traced, user) for user in node.users]
+    return readers[0] if len(readers) == 1 and isinstance(readers[0], StackedDropout) else None
 
 
 def _bias(traced: fx.GraphModule, node: fx.Node, frame: Frame) -> int | None:

@@ -1,4 +1,4 @@
-"""ReLU and 2×2 max-pooling in one pass; the index of the maximum is stored in one byte.
+"""ReLU, 2×2 max-pooling and dropout in one pass; the index of the maximum is stored in one byte.
 
 Inputs are channels last. Outputs are, too, or *flat*: contiguous, as the linear layer after them reads them. Every
 program has a tile of windows × channels of one image.
@@ -14,10 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kairosfl.engines.batched.kernels.device import FUSED
+from kairosfl.engines.batched.kernels.dropout import least, scaled, stays
 from kairosfl.engines.batched.kernels.launch import on
+from kairosfl.engines.batched.layers import SPREAD
 
 CHANNELS = 64  # channels that a tile has at least, if there are as many
-DEAD = tl.constexpr(4)  # index that says: no pixel of the window was above zero
+DEAD = tl.constexpr(4)  # index that says: no pixel of the window was above zero, or their maximum was dropped
 
 
 @triton.jit
@@ -25,18 +27,26 @@ def _forward(
     x_rows,
     y_rows,
     wins,
+    keys,
+    draw,
+    least,
+    scale,
+    images,
     H: tl.constexpr,
     W: tl.constexpr,
     C: tl.constexpr,
     FLAT: tl.constexpr,
+    DROP: tl.constexpr,
     BP: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """y = max_pool2d(relu(x), 2).
+    """y = max_pool2d(relu(x), 2), then dropout if DROP.
 
     x_rows  [n, H, W, C]                      float32 or bfloat16
     y_rows  [n, OH, OW, C], or [n, C, OH, OW] if FLAT; dtype of x, OH = H // 2 and OW = W // 2
     wins    [n, OH, OW, C]                    int8: index of the maximum in its window (2·row + column), or DEAD
+    keys    [m]                               int64; with `draw`, `least` and `scale` as in `dropout`, read only if DROP
+    images  n / m, the images of a client
     grid    (n × window tiles, channel tiles), window tiles innermost
     """
     OW: tl.constexpr = W // 2
@@ -55,6 +65,10 @@ def _forward(
         win = tl.where(above, other, win)
         best = tl.where(above, x, best)
     dead = best <= 0
+    if DROP:
+        place = (image % images * C + c[None, :]) * COUNT + p[:, None]
+        dead |= ~stays(tl.load(keys + image // images), draw, place, least)
+        best *= scale
     y_rows += image * (COUNT * C)
     wins += image * (COUNT * C)
     place = p[:, None] * C + c[None, :]
@@ -68,18 +82,23 @@ def _backward(
     dy_rows,
     wins,
     dx_rows,
+    sums,
+    scale,
     H: tl.constexpr,
     W: tl.constexpr,
     C: tl.constexpr,
     FLAT: tl.constexpr,
+    BIAS: tl.constexpr,
     BP: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """dx from dy.
+    """dx from dy and, if BIAS, its sums over pixels.
 
     dy_rows  [n, OH, OW, C], or [n, C, OH, OW] if FLAT
     wins     [n, OH, OW, C]    int8, as written by `_forward`
     dx_rows  [n, H, W, C]      output, dtype of dy; zero in an odd last row or column, which no window covers
+    sums     [n × window tiles, C]    float32 output; written only if BIAS
+    scale    of what dropout left
     grid     as in `_forward`, but windows may reach beyond an odd last row or column
     """
     OW: tl.constexpr = W // 2
@@ -98,7 +117,9 @@ def _backward(
     dy_rows += image * (COUNT * C)
     win = tl.load(wins + source[:, None] * C + c[None, :], pooled, DEAD).to(tl.int32)
     spot = c[None, :] * COUNT + source[:, None] if FLAT else source[:, None] * C + c[None, :]
-    dy = tl.load(dy_rows + spot, pooled, 0.0)
+    dy = tl.load(dy_rows + spot, pooled, 0.0).to(tl.float32) * scale
+    if BIAS:
+        tl.store(sums + tl.program_id(0).to(tl.int64) * C + c, tl.sum(tl.where(win == DEAD, 0.0, dy), 0), c < C)
     corner = dx_rows + image * (H * W * C) + ((line * W + column) * (2 * C))[:, None] + c[None, :]
     for other in tl.static_range(4):
         good = (p < ALL) & (line * 2 + other // 2 < H) & (column * 2 + other % 2 < W)
@@ -114,10 +135,11 @@ def _tiles(n: int, windows: int, channels: int, most: int) -> tuple[tuple[int, i
     return (n * triton.cdiv(windows, high), triton.cdiv(channels, wide)), high, wide
 
 
-def forward(x: Tensor, flat: bool) -> tuple[Tensor, Tensor]:
+def forward(x: Tensor, flat: bool, drops: tuple[Tensor, int, float] | None) -> tuple[Tensor, Tensor]:
     """x `[n, C, H, W]`, channels last, to y `[n, C, H // 2, W // 2]`, contiguous if `flat`, else channels last.
 
-    The second result is `wins`, `[n, H // 2, W // 2, C]`.
+    `drops` are the clients' keys `[m, 1]` int64, the number and the probability of dropout. The second result is
+    `wins`, `[n, H // 2, W // 2, C]`.
     """
     n, channels, height, width = x.shape
     size = (n, channels, height // 2, width // 2)
@@ -125,15 +147,26 @@ def forward(x: Tensor, flat: bool) -> tuple[Tensor, Tensor]:
     y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=order)
     wins = torch.empty(n, *size[2:], channels, dtype=torch.int8, device=x.device)
     grid, high, wide = _tiles(n, size[2] * size[3], channels, 1024)
-    on(_forward, grid)(x, y, wins, height, width, channels, flat, high, wide, num_warps=8, **FUSED)
+    keys, draw, p = drops or (wins, 0, 0.0)
+    how = (keys, draw * SPREAD, least(p), scaled(p), n // len(keys))
+    sizes = (height, width, channels)
+    on(_forward, grid)(x, y, wins, *how, *sizes, flat, drops is not None, high, wide, num_warps=8, **FUSED)
     return y, wins
 
 
-def backward(dy: Tensor, wins: Tensor, size: torch.Size) -> Tensor:
-    """The gradient of x, `[n, C, H, W]` = `size`, channels last; dy is channels last or contiguous."""
+def backward(dy: Tensor, wins: Tensor, size: torch.Size, p: float, slope: Tensor | None) -> Tensor:
+    """The gradient of x, `[n, C, H, W]` = `size`, channels last; dy is channels last or contiguous, p that of dropout.
+
+    Its sums over every client's images and pixels are written to `slope` `[m, C]`, if given.
+    """
     n, channels, height, width = size
     dx = torch.empty(size, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
     grid, high, wide = _tiles(n, triton.cdiv(height, 2) * triton.cdiv(width, 2), channels, 2048)
     flat = not dy.is_contiguous(memory_format=torch.channels_last)
-    on(_backward, grid)(dy, wins, dx, height, width, channels, flat, high, wide, num_warps=4, **FUSED)
+    biased = slope is not None
+    sums = torch.empty(grid[0], channels, dtype=torch.float32, device=dy.device) if biased else dy
+    sizes = (height, width, channels)
+    on(_backward, grid)(dy, wins, dx, sums, scaled(p), *sizes, flat, biased, high, wide, num_warps=4, **FUSED)
+    if biased:
+        torch.sum(sums.view(len(slope), -1, channels), 1, out=slope)
     return dx
