@@ -123,8 +123,8 @@ def completed(*words: str) -> list[str]:
     ("words", "expected"),
     [
         (("run", "tin"), ["tiny.toml"]),
-        (("run", "--preset", "kair"), ["kairos", "kairos-thrifty"]),
-        (("run", "kair"), ["kairos", "kairos-thrifty"]),
+        (("run", "--preset", "kair"), ["kairos", "kairos-cifar100", "kairos-fashion_mnist", "kairos-thrifty"]),
+        (("run", "kair"), ["kairos", "kairos-cifar100", "kairos-fashion_mnist", "kairos-thrifty"]),
         (("run", "--set", "train.lr"), ["train.lr=", "train.lr_min="]),
         (("run", "--set", "algorithm", "=", "fedad"), ["fedadagrad", "fedadam"]),
         (("sweep", "tiny.toml", "--set", "algorithm", "=", "fedad"), ["fedadagrad", "fedadam"]),
