@@ -280,7 +280,7 @@ SEARCHES = {
 
 # What the searches on other data chose: a recipe and an algorithm, and the recipe that was best for plain averaging.
 CHOSEN = {
-    "cifar100": ("lr0.2-augment", "fedavgm-more", "lr0.2-augment"),
+    "cifar100": ("lr0.1-augment", "fedavgm-more", "lr0.2-augment"),
     "fashion_mnist": ("lr0.2", "fedavgm", "lr0.2"),
 }
 
