@@ -11,8 +11,8 @@ other windows. The runs of a setting and a seed train side by side, so they fini
 and draws accuracy against megabytes. The third trains plain averaging in FedAWARE's setting under three schedules and
 says how much of each sixth of the rounds the paired detector and the printed Eq. 2 mark. Training stops after so many
 minutes and continues where it stopped when called again; the JSON has all that is done, and keeps the runs that were
-not asked for this time: `--only`, `--schedules`, `--budgets` and `--seeds` ask for a part. `--tiny` is a trial on
-digits.
+not asked for this time: `--only`, `--schedules`, `--budgets`, `--seeds` and `--missing` ask for a part. `--tiny` is a
+trial on digits.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 MORE = {  # with --only
     "cifar10-alexnet": {
         "data": {"name": "cifar10", "clients": 128, "alpha": 0.1, "minimum": 10},
-        "model": {"name": "alexnet"},
-        "train": SETTINGS["fashion_mnist-alexnet"]["train"],
+        "model": {"name": "alexnet", "width": 128},
+        "train": SETTINGS["fashion_mnist-alexnet"]["train"] | {"rounds": 240},
     },
     "cifar100-resnet18": {
         "data": {"name": "cifar100", "clients": 100, "alpha": 0.1, "minimum": 100},
         "model": {"name": "resnet18"},
-        "train": {"rounds": 120, "cohort": 10, "epochs": 1, "batch_size": 64, "lr": 0.05},
+        "train": {"rounds": 160, "cohort": 10, "epochs": 3, "batch_size": 64, "lr": 0.1, "weight_decay": 5e-4},
     },
 }
 TINY = {
@@ -108,7 +108,9 @@ class TimeIsUp(Exception):
     """Ends a sweep between two rounds; its runs are saved."""
 
 
-def members(setting: dict[str, Any], seed: int, cells: Cells, schedules: list[str], *, detectors: bool) -> list[Member]:
+def members(
+    setting: dict[str, Any], seed: int, cells: Cells, schedules: list[str], precision: str, *, detectors: bool
+) -> list[Member]:
     """The runs of one setting and seed."""
     found = []
     rounds = setting["train"]["rounds"]
@@ -116,6 +118,7 @@ def members(setting: dict[str, Any], seed: int, cells: Cells, schedules: list[st
         for schedule in schedules:
             changes = {"seed": seed, "algorithm": algorithm, **SCHEDULES[schedule]}
             changes |= {"run.detector": DETECTORS.get(spent, "fgn.paired() + fgn"), "run.checkpoint_every": 60}
+            changes |= {"run.precision": precision} if precision else {}
             changes |= {"run.eval_every": rounds if detectors else max(1, rounds // 60)}
             if schedule == "constant":  # at a rate that the model can end with
                 changes |= {"train.lr": setting["train"]["lr"] / 5}
@@ -237,14 +240,22 @@ def lines_of(found: Found) -> str:
     return "{\n" + ",\n".join(settings) + "\n}\n"
 
 
+def key(settings: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells the runs of a setting apart."""
+    return tuple(settings[name] for name in ("seed", "schedule", "budget", "spent"))
+
+
+def read(path: Path | None) -> Found:
+    """The runs in this file, if there is one."""
+    found: Found = json.loads(path.read_text()) if path and path.is_file() else {}
+    return found
+
+
 def merged(kept: Found, new: Found) -> Found:
     """All runs, the new ones in place of kept ones with the same setting, schedule, budget and seed."""
     both = {}
     for name in {**kept, **new}:
-        rows = {
-            (each["seed"], each["schedule"], each["budget"], each["spent"]): each
-            for each in (*kept.get(name, ()), *new.get(name, ()))
-        }
+        rows = {key(each): each for each in (*kept.get(name, ()), *new.get(name, ()))}
         if rows:
             both[name] = list(rows.values())
     return both
@@ -260,13 +271,17 @@ def trained(chosen: argparse.Namespace) -> Found:
         settings = {chosen.only: (settings | MORE)[chosen.only]}
     stages = {"": [(1.0, "uniform", "fedavg")]} if chosen.detectors else {"": RANKED, "-further": FURTHER}
     schedules = chosen.schedules or (list(SCHEDULES) if chosen.detectors else ["exponential", "cosine"])
+    kept = read(chosen.json) if chosen.missing else {}
     groups = []
     for suffix, cells in stages.items():
         asked = [cell for cell in cells if not chosen.budgets or cell[0] in chosen.budgets]
         for seed in range(*chosen.seeds):
             for name, setting in settings.items():
-                made = members(setting, seed, asked, schedules, detectors=chosen.detectors)
-                groups.append((name, made, chosen.out / name / f"seed{seed}{suffix}"))
+                made = members(setting, seed, asked, schedules, chosen.precision, detectors=chosen.detectors)
+                done = {key(each) for each in kept.get(name, ())}
+                made = [member for member in made if key(member.settings) not in done]
+                if made:
+                    groups.append((name, made, chosen.out / name / f"seed{seed}{suffix}"))
     try:
         for _, made, folder in groups:
             run(made, folder, deadline)
@@ -291,6 +306,8 @@ def main() -> None:
     )
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES)
     parser.add_argument("--budgets", type=float, nargs="+", help="shares of the clients, such as 0.6")
+    parser.add_argument("--missing", action="store_true", help="leave out the runs that are in the JSON file")
+    parser.add_argument("--precision", default="", help="tf32 by default on a GPU")
     parser.add_argument("--detectors", action="store_true", help="plain averaging: what the detectors mark")
     parser.add_argument("--only", choices=[*SETTINGS, *MORE], help="one setting")
     parser.add_argument("--tiny", action="store_true")
@@ -299,9 +316,8 @@ def main() -> None:
     found = json.loads(chosen.show.read_text()) if chosen.show else trained(chosen)
     show(found, detectors=chosen.detectors)
     if chosen.json:
-        kept = json.loads(chosen.json.read_text()) if chosen.json.is_file() else {}
         chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(lines_of(merged(kept, found)))
+        chosen.json.write_text(lines_of(merged(read(chosen.json), found)))
     if chosen.draw and any(found.values()):
         draw(found, chosen.draw)
 

@@ -347,6 +347,22 @@ FINALS = {
             baseline="fedavg",
         ),
         "fedavg": _averaging("pa3fed-cifar10-alexnet", _cosine(0.01)),
+        "averaged": Cell(
+            preset="pa3fed-cifar10-alexnet",
+            settings={
+                **_cosine(0.02, weight_decay=5e-4),
+                **AUGMENT,
+                "algorithm": "fedavgm(beta=0.7) + pa3fed + average",
+            },
+            printed={"final": 57.75},
+            reading="searched again with models averaged",
+            baseline="averaged-fedavg",
+        ),
+        "averaged-fedavg": Cell(
+            preset="pa3fed-cifar10-alexnet",
+            settings={**_cosine(0.02, weight_decay=5e-4), **AUGMENT, "algorithm": "average"},
+            reading="plain averaging with the same recipe, its best, models averaged",
+        ),
     },
     "fedcl": {
         "kairos": Cell(
