@@ -11,7 +11,7 @@ from test_batched import assert_equal, make_briefs, make_task
 from torch import Tensor, nn
 
 from kairosfl.engines.batched import Batched
-from kairosfl.engines.batched.layers import StackedConv2d, StackedGroupNorm
+from kairosfl.engines.batched.layers import StackedConv2d, StackedDropout, StackedGroupNorm
 from kairosfl.engines.batched.pool import ReluPool
 from kairosfl.engines.batched.traced import Traced
 from kairosfl.engines.loop import Loop
@@ -160,6 +160,57 @@ def test_a_pooling_is_written_in_the_order_in_which_it_is_read(name: str) -> Non
     (pool,) = (each for each in Traced(model, torch.device("cpu")).model.modules() if isinstance(each, ReluPool))
     assert pool.flat == flat
     task = make_task(model, (2, 5, 5))
+    assert_equal(Batched(task).train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-9)
+
+
+def dropping(p: float) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(p), nn.Flatten()),
+        *(nn.Linear(16, 8), nn.ReLU(inplace=True), nn.Dropout(p), nn.Linear(8, 3)),
+    ).double()
+
+
+def test_dropout_is_fused_with_what_comes_before_it() -> None:
+    modules = list(Traced(dropping(0.3), torch.device("cpu")).model.modules())
+    (pool,) = (module for module in modules if isinstance(module, ReluPool))
+    assert pool.before == 1  # the number of the convolution's bias
+    assert pool.drop is not None
+    assert [drop.relu for drop in modules if isinstance(drop, StackedDropout) and drop is not pool.drop] == [True]
+    assert not any(isinstance(module, (nn.ReLU, nn.MaxPool2d)) for module in modules)
+    task = make_task(dropping(0.0), (2, 6, 6))
+    assert_equal(Batched(task).train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-9)
+    plain = dropping(0.3)
+    for layer in plain:
+        layer.register_forward_hook(lambda *_: None)  # a hook of the user's: nothing is fused
+    fused, apart = (make_task(model, (2, 6, 6)) for model in (dropping(0.3), plain))
+    briefs = make_briefs(fused)
+    assert_equal(Batched(fused).train(briefs), Batched(apart).train(briefs), 1e-9)  # the same masks
+
+
+@pytest.mark.parametrize("twice", ["the convolution", "the ReLU", "the pooling"])
+def test_what_is_read_twice_is_not_fused(twice: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.pool, self.relu, self.drop = nn.Conv2d(2, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Dropout(0.3)
+            self.out = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            z = self.relu(y)
+            pooled = self.pool(z)
+            more = {"the convolution": y, "the ReLU": z, "the pooling": pooled}[twice]
+            return self.out(self.drop(pooled).mean((2, 3)) + more.mean((2, 3)))
+
+    torch.manual_seed(0)
+    modules = list(Traced(Model(), torch.device("cpu")).model.modules())
+    pools = [module for module in modules if isinstance(module, ReluPool)]
+    assert [pool.before for pool in pools] == {"the convolution": [None], "the ReLU": [], "the pooling": [1]}[twice]
+    assert all((pool.drop is None) == (twice == "the pooling") for pool in pools)
+    model = Model().double()
+    model.drop.p = 0.0
+    task = make_task(model, (2, 6, 6))
     assert_equal(Batched(task).train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-9)
 
 

@@ -147,8 +147,9 @@ def _fuse(traced: fx.GraphModule, frame: Frame) -> None:
     """Fuse activations that have one reader: into the GroupNorm before them, and a ReLU into the 2×2 max-pooling after
     it (with the dropout that follows), the convolution before it or the dropout after it."""
     for node in list(traced.graph.nodes):
-        if (norm := _norm(traced, node)) is not None:
-            norm.before = _bias(traced, node, frame)
+        layer = _pool(traced, node) or _norm(traced, node)
+        if layer is not None:
+            layer.before = _bias(traced, node, frame)
         activation = _activation(traced, node)
         if not activation or len(node.users) != 1:
             continue
@@ -157,7 +158,6 @@ def _fuse(traced: fx.GraphModule, frame: Frame) -> None:
             pool = ReluPool(_flat(traced, user), frame)
             user.target = _add(traced, f"{user.name}_relu", pool)
             user.replace_input_with(node, source)
-            pool.before = _bias(traced, user, frame)
             if (after := _dropout(traced, user)) is not None:
                 pool.drop = after
                 (reader,) = user.users
@@ -183,6 +183,12 @@ def _norm(traced: fx.GraphModule, node: fx.Node) -> StackedGroupNorm | None:
     """The GroupNorm that runs here, if only here, and whose output has one reader."""
     module = _module(traced, node)
     return module if isinstance(module, StackedGroupNorm) and _once(traced, node) else None
+
+
+def _pool(traced: fx.GraphModule, node: fx.Node) -> ReluPool | None:
+    """The ReLU and pooling that run here."""
+    module = _module(traced, node)
+    return module if isinstance(module, ReluPool) else None
 
 
 def _conv(traced: fx.GraphModule, node: fx.Node) -> StackedConv2d | None:
