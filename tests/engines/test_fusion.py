@@ -11,7 +11,8 @@ from test_batched import assert_equal, make_briefs, make_task
 from torch import Tensor, nn
 
 from kairosfl.engines.batched import Batched
-from kairosfl.engines.batched.layers import StackedConv2d, StackedDropout, StackedGroupNorm
+from kairosfl.engines.batched.dropout import StackedDropout
+from kairosfl.engines.batched.layers import StackedConv2d, StackedGroupNorm
 from kairosfl.engines.batched.pool import ReluPool
 from kairosfl.engines.batched.traced import Traced
 from kairosfl.engines.loop import Loop
@@ -212,6 +213,20 @@ def test_what_is_read_twice_is_not_fused(twice: str) -> None:
     model.drop.p = 0.0
     task = make_task(model, (2, 6, 6))
     assert_equal(Batched(task).train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-9)
+
+
+def test_names_of_the_model_s_own_stay_as_they_are() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.flat, self.dropout_2, self.dropout_1 = nn.Flatten(), nn.Dropout(0.1), nn.Dropout(0.5)
+            self.out = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.dropout_2(self.dropout_1(self.flat(x))))
+
+    modules = Traced(Model(), torch.device("cpu")).model.modules()
+    assert [module.p for module in modules if isinstance(module, StackedDropout)] in ([0.1, 0.5], [0.5, 0.1])
 
 
 def test_a_hook_on_an_activation_is_called() -> None:

@@ -24,8 +24,8 @@ from kairosfl.core.run import Round, Run, Setup
 from kairosfl.detectors import squared_norms
 from kairosfl.engines import memory
 from kairosfl.engines.batched import Batched, conv, fast
+from kairosfl.engines.batched.dropout import keep, seeded
 from kairosfl.engines.batched.evaluator import GraphEvaluator, plain, single
-from kairosfl.engines.batched.layers import keep, seeded
 from kairosfl.engines.choices import Choices
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.precision import Precision

@@ -22,11 +22,12 @@ if os.environ.get("TRITON_INTERPRET") != "1":  # it would change the kernels of 
 from kairosfl.core.fields import REALS, Briefs
 from kairosfl.engines.batched import Batched, layers, step, update
 from kairosfl.engines.batched import conv as ways
+from kairosfl.engines.batched import dropout as drops
 from kairosfl.engines.batched import pool as pools
 from kairosfl.engines.batched.conv import Pair, Shape
+from kairosfl.engines.batched.dropout import keep, seeded
 from kairosfl.engines.batched.kernels import batch, conv, depthwise, dropout, linear, loss, norm, passes, pool
 from kairosfl.engines.batched.kernels import update as optimiser
-from kairosfl.engines.batched.layers import keep, seeded
 from kairosfl.engines.choices import Choices
 from kairosfl.engines.loop import Loop
 from kairosfl.tasks.dataset import DataSet, Samples
@@ -340,6 +341,28 @@ def test_cross_entropy_there_and_back(batch: int, classes: int) -> None:
     assert slopes.isnan().any(1).tolist() == [True] + [False] * (len(slopes) - 1)
 
 
+class Turned(nn.Module):
+    """Pooling and dropout of a tensor whose first axis is not that of the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu, self.pool, self.drop, self.out = nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.5), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.drop(self.pool(self.relu(x.transpose(0, 1)))).transpose(0, 1).flatten(1))
+
+
+class Flat(nn.Module):
+    """Pooling of a tensor without channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu, self.pool, self.out = nn.ReLU(), nn.MaxPool2d(2), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.pool(self.relu(x.flatten(1, 2))).flatten(1))
+
+
 class Tied(nn.Module):
     """Two convolutions with one bias, of which a GroupNorm follows the second alone."""
 
@@ -386,6 +409,11 @@ MODELS = {
         *(nn.Conv2d(17, 17, 3, padding=1, groups=17), nn.ReLU(), nn.Flatten(), nn.Linear(272, 4)),
     ),
     "tied": Tied,
+    "normed after its ReLU": lambda: nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.GroupNorm(4, 16), nn.Flatten(), nn.Linear(256, 4))
+    ),
+    "channels first": Turned,
+    "one image of rows": Flat,
     "pooled": lambda: nn.Sequential(
         *(nn.Conv2d(3, 16, (3, 2)), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), nn.Flatten()),
         *(nn.Linear(16, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 4)),
@@ -396,7 +424,7 @@ MODELS = {
 def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = {"conv": conv, "depthwise": depthwise, "dropout": dropout, "linear": linear, "norm": norm, "pool": pool}
     modules |= {"batch": batch, "loss": loss, "update": optimiser}
-    for user in (ways, layers, pools, step, update):
+    for user in (ways, drops, layers, pools, step, update):
         monkeypatch.setattr(user, "kernels", lambda name, tensor: modules[name])
 
 

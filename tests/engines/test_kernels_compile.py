@@ -28,13 +28,27 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from kairosfl.engines.batched import Batched, conv, fast, layers, lifts, pool, rehearsal, rows, state, step, update
-from kairosfl.engines.batched.kernels import batch, device, launch
+from kairosfl.engines.batched import (
+    Batched,
+    conv,
+    dropout,
+    fast,
+    layers,
+    lifts,
+    pool,
+    rehearsal,
+    rows,
+    state,
+    step,
+    update,
+)
+from kairosfl.engines.batched.kernels import batch, device, launch, loss
 from kairosfl.tasks.models import build
 from kairosfl.tasks.task import Task
 
 READERS = (
     conv,
+    dropout,
     layers,
     lifts,
     pool,
@@ -146,7 +160,9 @@ def test_what_surrounds_a_step_compiles(compiled: Compiled) -> None:
             stack: Any = SimpleNamespace(frame=SimpleNamespace(last=last))
             work = step.Work(stack, task, task.dataset.train, dtype)
             using(batch, partial(work.prepared, torch.arange(8)))
-    assert set(compiled.shared()) == {"_batch", "_count", "_images"}
+    for classes in (10, 1000):
+        loss.entropy(torch.rand(8, classes), torch.zeros(8, dtype=torch.int64), torch.rand(2, 4))
+    assert set(compiled.shared()) == {"_batch", "_count", "_images", "_entropy"}
 
 
 @pytest.fixture

@@ -157,6 +157,52 @@ def test_dropout_functions_in_recomputed_parts_are_not_lifted() -> None:
     assert "; lifted, stacking fails on it" in engine.why
 
 
+class Sequence(nn.Module):
+    """Dropout on sequences whose steps come before the samples."""
+
+    def __init__(self, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.start, self.inner = nn.Parameter(torch.ones(6)), nn.Linear(6, 6)
+        self.drop, self.out = nn.Dropout(dropout), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1, 2).transpose(0, 1) + self.start  # [12, samples, 6]
+        return self.out(self.drop(self.inner(x).tanh()).mean(0))
+
+
+def test_masks_of_sequences_depend_on_the_client_alone() -> None:
+    equal(make_task(filled(Sequence(dropout=0.0)), SHAPE), 1e-10)
+    task = make_task(filled(Sequence()), SHAPE)
+    together, alone = (Batched(task, slots=slots) for slots in (4, 1))
+    assert together.why.startswith(WHY)
+    assert_equal(together.train(make_briefs(task)), alone.train(make_briefs(task)), 1e-10)
+
+
+class Repeats(nn.Module):
+    """One dropout layer, called twice on the same numbers; with equal masks, nothing before it is trained."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.inner, self.drop, self.out = nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 3)
+        self.scale, self.again = nn.Parameter(torch.ones(8)), again
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.end, x, use_reentrant=False) if self.again else self.end(x)
+
+    def end(self, x: Tensor) -> Tensor:
+        x = self.scale * self.inner(x.flatten(1)[:, :8]).tanh()
+        return self.out(self.drop(x) - self.drop(x))
+
+
+def test_a_dropout_that_is_called_twice_draws_two_masks() -> None:
+    task = make_task(filled(Repeats(again=False)), SHAPE)
+    engine = Batched(task)
+    assert engine.why.startswith(WHY), engine.why
+    moved = engine.train(make_briefs(task)).delta[:, : 8 + 64 + 8]  # all but the last layer
+    assert float(moved.norm()) > 0
+    assert not Batched(make_task(filled(Repeats(again=True)), SHAPE)).stacks
+
+
 def test_bfloat16_keeps_weights_in_float32() -> None:
     task = make_task(filled(Tokens()).float(), SHAPE)
     engine = Batched(task, precision="bfloat16")

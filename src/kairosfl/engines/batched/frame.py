@@ -37,6 +37,7 @@ class Frame:
         self.keys: Tensor | None = None  # [m, 1] int64; None: dropout is off
         self.optimiser: Optimiser | None = None
         self.features: Tensor | None = None
+        self.samples = 0  # of all clients in this pass
         self.tape = torch.empty(0)
         self.held: dict[int, Tensor] = {}  # leaves that a pass shares between its uses of a tensor
         self.written: set[int | None] = set()  # biases whose gradient the layer after theirs has written

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from kairosfl.engines.batched.dropout import StackedDropout, bits, seeded
 from kairosfl.engines.batched.frame import Frame
-from kairosfl.engines.batched.layers import StackedConv2d, StackedDropout, Unstackable, bits, seeded
+from kairosfl.engines.batched.layers import StackedConv2d, Unstackable
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.sequence import INNER, LAYERS
 from kairosfl.tasks.forward import call
@@ -88,6 +89,7 @@ class Lift:
         self.learns = True
         self.forwards = False
         self.drawn = 0  # calls of dropout functions in this pass
+        self.dropped: Counter[int] = Counter()  # calls of every dropout layer in this pass
         self.uses: Counter[int] = Counter()
         self.convolutions: dict[tuple[Any, ...], StackedConv2d] = {}
 
@@ -125,6 +127,25 @@ class Lift:
         elif known and found not in known:
             raise Unstackable("its batch cannot be told from another axis")
         return found
+
+
+class Dropout(StackedDropout):
+    """A dropout layer that may be called several times in a pass; every call has masks of its own."""
+
+    def __init__(self, p: float, number: int, lift: Lift) -> None:
+        super().__init__(p, number, lift.frame)
+        self.lift = lift
+
+    def forward(self, x: Tensor) -> Tensor:
+        calls = self.lift.dropped
+        if not self.lift.forwards and calls[self.number] > 1:
+            raise Unstackable("it calls a dropout several times, and computes it again for its backward pass")
+        before = calls[self.number] if self.lift.forwards else 0
+        calls[self.number] += self.lift.forwards
+        if not before:
+            return super().forward(x)
+        again: Tensor = StackedDropout(self.p, self.number + 8 * INNER * before, self.frame)(x)
+        return again
 
 
 class Lifted:
@@ -177,7 +198,7 @@ class Lifted:
                     continue
                 mine = [self._places[id(each)] for each in layer.parameters() if id(each) in self._places]
                 if id(layer) not in new and type(layer) is nn.Dropout:
-                    new[id(layer)] = StackedDropout(layer.p, 2 * INNER + len(new), self.frame)
+                    new[id(layer)] = Dropout(layer.p, 2 * INNER + len(new), self.lift)
                     self.drops |= layer.p > 0
                 elif id(layer) not in new and type(layer) in WHOLE and (mine or _drops(layer)):
                     try:
@@ -201,8 +222,9 @@ class Lifted:
 
     def __call__(self, inputs: Tree) -> Tensor:
         lift = self.lift
-        lift.rows = rows(inputs)
+        lift.rows = self.frame.samples = rows(inputs)
         lift.drawn = 0
+        lift.dropped.clear()
         lift.uses.clear()
         # With dropout off, a model that draws random numbers itself has to know.
         quiet = self._mode.random and self.frame.keys is None

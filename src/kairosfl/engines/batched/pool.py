@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kairosfl.engines.batched.conv import last
+from kairosfl.engines.batched.dropout import StackedDropout, samples_axis
 from kairosfl.engines.batched.fast import kernels
 from kairosfl.engines.batched.frame import Frame
-from kairosfl.engines.batched.layers import StackedDropout
 
 
 class ReluPool(nn.Module):
@@ -28,7 +28,7 @@ class ReluPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         module: Any = kernels("pool", x)
-        if module is not None:
+        if module is not None and x.ndim == 4 and (self.drop is None or not samples_axis(x, self.frame)):
             y: Tensor = _ReluPool.apply(x, self, module)  # type: ignore[no-untyped-call]
             return y
         pooled = F.max_pool2d(x.relu(), 2)

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kairosfl.engines.batched import layers
+from kairosfl.engines.batched.dropout import StackedDropout
 from kairosfl.engines.batched.frame import Frame
 from kairosfl.engines.batched.layers import (
     Find,
-    StackedDropout,
     StackedLayerNorm,
     StackedLinear,
     Unstackable,

@@ -137,7 +137,7 @@ def _entropy(work: Work, kind: Kind, outputs: Tensor, targets: Tree) -> bool:
     if work.task.loss is not cross_entropy or kind.contrast or not isinstance(targets, Tensor):
         return False
     classes = outputs.ndim == 2 and outputs.shape[1] > 1 and outputs.dtype == torch.float32
-    return classes and targets.ndim == 1 and targets.dtype == torch.int64
+    return classes and targets.shape == outputs.shape[:1] and targets.dtype == torch.int64
 
 
 def _climb(state: State, kind: Kind, live: Tensor) -> Tensor:

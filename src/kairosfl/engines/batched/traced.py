@@ -15,10 +15,10 @@ import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 from torch.func import vmap
 
+from kairosfl.engines.batched.dropout import StackedDropout
 from kairosfl.engines.batched.frame import Frame
 from kairosfl.engines.batched.layers import (
     StackedConv2d,
-    StackedDropout,
     StackedGroupNorm,
     StackedLinear,
     Unstackable,
@@ -30,7 +30,7 @@ from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.sequence import LAYERS
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.task import last_linear
-from kairosfl.tasks.tree import Tree, tree_map
+from kairosfl.tasks.tree import Tree, rows, tree_map
 from kairosfl.tasks.vector import Layout, trained
 
 ACTIVATIONS: dict[type, str] = {nn.ReLU: "relu", nn.SiLU: "silu", nn.GELU: "gelu"}  # that can follow a GroupNorm
@@ -77,7 +77,7 @@ class Traced:
             return places[id(parameter)] if id(parameter) in places else self.frame.fix(parameter)
 
         linear = [module for module in traced.modules() if isinstance(module, nn.Linear)]
-        new: dict[int, nn.Module] = {}
+        new: dict[int, str] = {}
         for number, node in enumerate(traced.graph.nodes):
             if node.op == "get_attr" and id(attrgetter(node.target)(traced)) in places:
                 raise Unstackable(f"it uses {node.target!r} outside a layer")
@@ -97,10 +97,11 @@ class Traced:
                 if type(layer) not in LAYERS:
                     raise Unstackable(f"it has a {type(layer).__name__}")
                 if id(layer) not in new:
-                    new[id(layer)] = stacked = LAYERS[type(layer)](layer, find, self.frame)
+                    stacked = LAYERS[type(layer)](layer, find, self.frame)
                     if isinstance(stacked, StackedLinear):
                         stacked.is_head = layer is linear[-1]
-                node.target = _add(traced, "stacked_" + node.target.replace(".", "_"), new[id(layer)])
+                    new[id(layer)] = _add(traced, "stacked_" + node.target.replace(".", "_"), stacked)
+                node.target = new[id(layer)]
         _fuse(traced, self.frame)
         traced.delete_all_unused_submodules()
         traced.recompile()
@@ -109,6 +110,7 @@ class Traced:
         self.frame.features = arguments[0]
 
     def __call__(self, inputs: Tree) -> Tensor:
+        self.frame.samples = rows(inputs)
         return call(self.model, inputs)
 
 
@@ -139,6 +141,9 @@ def _dropouts(model: nn.Module) -> bool:
 
 
 def _add(traced: fx.GraphModule, name: str, module: nn.Module) -> str:
+    """Add a module under this name, or one like it that the model does not have."""
+    while hasattr(traced, name):
+        name += "_"
     traced.add_submodule(name, module)
     return name
 
@@ -215,7 +220,7 @@ def _bias(traced: fx.GraphModule, node: fx.Node, frame: Frame) -> int | None:
     """The number of the bias that the convolution before this node adds, if nothing else reads its output."""
     (source,) = node.all_input_nodes
     conv = _module(traced, source)
-    if not isinstance(conv, StackedConv2d) or not _once(traced, source) or conv.bias in frame.shared:
+    if not isinstance(conv, StackedConv2d) or conv.relu or not _once(traced, source) or conv.bias in frame.shared:
         return None
     return conv.bias
 

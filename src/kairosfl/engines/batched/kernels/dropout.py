@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kairosfl.engines.batched.dropout import SPREAD
 from kairosfl.engines.batched.kernels.device import FUSED
 from kairosfl.engines.batched.kernels.launch import on
-from kairosfl.engines.batched.layers import SPREAD
 
 BLOCK = 2048
 

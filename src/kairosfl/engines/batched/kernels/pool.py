@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kairosfl.engines.batched.dropout import SPREAD
 from kairosfl.engines.batched.kernels.device import FUSED
 from kairosfl.engines.batched.kernels.dropout import least, scaled, stays
 from kairosfl.engines.batched.kernels.launch import on
-from kairosfl.engines.batched.layers import SPREAD
 
 CHANNELS = 64  # channels that a tile has at least, if there are as many
 DEAD = tl.constexpr(4)  # index that says: no pixel of the window was above zero, or their maximum was dropped
