@@ -32,9 +32,9 @@ IMAGES = [  # shape, mean, std
 
 
 def using(module: ModuleType | None, action: Callable[[], T]) -> T:
-    """With these kernels, or with none."""
+    """With these kernels for what surrounds the model, or with none."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step, "kernels", lambda name, tensor: module)
+        patch.setattr(step, "kernels", lambda name, tensor: module if name == "batch" else None)
         return action()
 
 

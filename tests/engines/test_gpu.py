@@ -520,6 +520,22 @@ def test_relu_and_pooling_kernels_are_pytorchs(size: tuple[int, int, int], flat:
     torch.testing.assert_close(slope.double(), exact, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+def test_large_layers_are_clipped_without_their_gradients(precision: str) -> None:
+    rng = np.random.default_rng(0)
+    held = Samples(torch.from_numpy(rng.standard_normal((60, 3, 32, 32), dtype=np.float32)), torch.arange(60) % 10)
+    model = build("alexnet", shape=(3, 32, 32), classes=10, seed=1, dropout=0.0)
+    task = Task(model, DataSet("random", held, held, 10), Population(np.arange(60), np.array([0, 10, 30, 60])))
+    told = {"seed": 3, "round": 2, "ids": torch.arange(3), "batch_size": 8, "epochs": 1, "momentum": 0.9}
+    briefs = Briefs(start=task.start().cuda(), lr=0.05, clip=torch.tensor([0.1, 0.3, float("inf")]).double(), **told)
+    found = Batched(task, "cuda", precision=precision).train(briefs)
+    exact = replace(task, model=copy.deepcopy(model).double())
+    wanted = Loop(exact, "cuda").train(replace(briefs, start=exact.start().cuda()))
+    limit = {"float32": 0.002, "tf32": 0.05, "bfloat16": 0.15}[precision]
+    assert float((found.delta - wanted.delta).norm() / wanted.delta.norm()) <= limit
+    torch.testing.assert_close(found.grad_sq, wanted.grad_sq, rtol=limit, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout_with_the_relu_before_it_is_pytorchs(dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -277,7 +278,8 @@ def test_linear_layers_step_in_their_backward_pass(corrected: bool, velocities: 
     live = torch.tensor([1, 0], dtype=torch.int8)
     old = {name: _matrix(rows, begin, outputs, inputs).clone() for name, rows in (("w", w), ("v", v))}
     more = (anchor, push) if corrected else (None, None)
-    dx = linear.backward(x, dy, w, v, *more, reals, live, partials, column, begin, True, velocities, "ieee")
+    factors = reals[REALS.index("scale")]
+    dx = linear.backward(x, dy, w, v, *more, reals, factors, live, partials, column, begin, True, velocities, "ieee")
     lr, momentum, decay, scale, pull = (
         reals[REALS.index(name), 0].double() for name in ("lr", "momentum", "weight_decay", "scale", "pull")
     )
@@ -295,6 +297,15 @@ def test_linear_layers_step_in_their_backward_pass(corrected: bool, velocities: 
     for name, rows in (("w", w), ("v", v)):  # the second client has finished
         assert torch.equal(_matrix(rows, begin, outputs, inputs)[1], old[name][1])
     assert partials[0, 0] == partials[0, 3] == partials[1].abs().sum() == 0
+
+
+def test_the_length_of_a_product_without_it() -> None:
+    torch.manual_seed(0)
+    x, dy = torch.randn(CLIENTS, 20, 100), torch.randn(CLIENTS, 20, 70)
+    for dtype in (torch.float32, torch.bfloat16):
+        x, dy = x.to(dtype), dy.to(dtype)
+        wanted = (dy.double().mT @ x.double()).square().sum((1, 2))
+        torch.testing.assert_close(linear.squares(x, dy).double(), wanted, rtol=1e-5, atol=0)
 
 
 def _matrix(rows: Tensor, begin: int, outputs: int, inputs: int) -> Tensor:
@@ -459,6 +470,41 @@ def test_the_engine_with_kernels_is_the_engine_without(
     close(found.delta, plain.delta.double())
     torch.testing.assert_close(found.grad_sq, plain.grad_sq, rtol=1e-5, atol=0)
     torch.testing.assert_close(found.loss, plain.loss, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+def test_clipped_layers_step_when_all_lengths_are_known(corrected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    inputs = torch.from_numpy(rng.standard_normal((30, 3, 4, 4)).astype(np.float32))
+    held = Samples(inputs, torch.from_numpy(rng.integers(0, 4, 30)))
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(20, 70), nn.ReLU(), nn.Linear(70, 4))
+    task = Task(model, DataSet("random", held, held, 4), Population(np.arange(30), np.array([0, 5, 15, 30])))
+    more = {"pull": 0.1, "push": 0.01 * torch.randn(3, task.layout.size)} if corrected else {}
+    told = {"seed": 3, "round": 2, "ids": torch.arange(3), "start": task.start(), "batch_size": 8, "epochs": 2}
+    told |= {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "scale": 0.9}
+    clip = torch.tensor([0.2, float("inf"), 0.5], dtype=torch.float64)  # the lengths are about 1
+    clipped, sharp = Briefs(clip=clip, **told, **more), Briefs(clip=0.3, radius=0.05, **told)
+    late = replace(clipped, clip_after=True)
+    wanted, wanted_late = (Batched(task).train(briefs) for briefs in (clipped, late))
+    assert bool((wanted.grad_sq[[0, 2]] < 0.5 * Batched(task).train(Briefs(**told, **more)).grad_sq[[0, 2]]).all())
+    use_kernels(monkeypatch)
+    monkeypatch.setattr(linear, "LARGE", 100)
+    engine, stepped = Batched(task, deterministic=True, slots=3), Counter()
+    step_one = update.Optimiser._step
+
+    def noted(self: update.Optimiser, x: Tensor, dy: Tensor, weight: int, *rest: object, **more: object) -> object:
+        stepped[weight] += 1
+        return step_one(self, x, dy, weight, *rest, **more)
+
+    monkeypatch.setattr(update.Optimiser, "_step", noted)
+    engine.train(sharp)  # leaves gradients behind that must not count
+    assert not stepped
+    found = engine.train(clipped)
+    assert stepped[2] == stepped[4] > 0  # by the numbers of their weights
+    close(found.delta, wanted.delta.double())
+    torch.testing.assert_close(found.grad_sq, wanted.grad_sq, rtol=1e-5, atol=0)
+    close(engine.train(late).delta, wanted_late.delta.double())
 
 
 @pytest.mark.slow

@@ -43,6 +43,7 @@ from kairosfl.engines.batched import (
     update,
 )
 from kairosfl.engines.batched.kernels import batch, device, launch, loss
+from kairosfl.engines.batched.kernels import update as optimiser
 from kairosfl.tasks.models import build
 from kairosfl.tasks.task import Task
 
@@ -160,9 +161,11 @@ def test_what_surrounds_a_step_compiles(compiled: Compiled) -> None:
             stack: Any = SimpleNamespace(frame=SimpleNamespace(last=last))
             work = step.Work(stack, task, task.dataset.train, dtype)
             using(batch, partial(work.prepared, torch.arange(8)))
+    pieces = optimiser.blocks([(0, 64)], torch.device("cpu"))
+    optimiser.squares(torch.rand(2, 64), torch.ones(2, dtype=torch.int8), pieces, torch.rand(2, 1))
     for classes in (10, 1000):
         loss.entropy(torch.rand(8, classes), torch.zeros(8, dtype=torch.int64), torch.rand(2, 4))
-    assert set(compiled.shared()) == {"_batch", "_count", "_images", "_entropy"}
+    assert set(compiled.shared()) == {"_batch", "_count", "_images", "_entropy", "_squares"}
 
 
 @pytest.fixture

@@ -70,6 +70,11 @@ class Kind:
         """Whether layers may step in their backward pass: not if the whole gradient has to be known first."""
         return not (self.clip or self.adamw or self.sam)
 
+    @property
+    def holds(self) -> bool:
+        """Whether large layers may step once the length of the whole gradient is known, without writing their own."""
+        return self.clip and not (self.late or self.adamw or self.sam)
+
     def __or__(self, other: Kind) -> Kind:
         """A kind that suits the clients of both."""
         flags = {name: getattr(self, name) or getattr(other, name) for name in _FLAGS}

@@ -24,7 +24,10 @@ def square_norms(g: Tensor) -> Tensor:
 
 
 class Optimiser:
-    """One step of all clients. Linear layers may step in their backward pass, by `linear`; `finish` does the rest."""
+    """One step of all clients. Linear layers may step in their backward pass, by `linear`; `finish` does the rest.
+
+    Where gradients are clipped, large linear layers are held: their step waits for the length of the whole gradient.
+    """
 
     def __init__(self, state: State, kind: Kind, live: Tensor, dot: str) -> None:
         a = kind.width
@@ -33,6 +36,7 @@ class Optimiser:
         self.anchor = state.extra["anchor"][:a] if kind.pull else None
         self.push = state.extra["push"][:a] if kind.push else None
         self._done: set[int] = set()
+        self._held: dict[int, tuple[Tensor, Tensor]] = {}  # inputs, and gradients of outputs
         self._kernels: Any = None if kind.adamw else kernels("update", state.w)
         if self._kernels is not None:
             self._alive = live.view(torch.int8)
@@ -41,11 +45,25 @@ class Optimiser:
             self._partials = torch.zeros(a, state.strips[-1] + pieces, dtype=torch.float32, device=state.device)
 
     def linear(self, x: Tensor, dy: Tensor, weight: int, inward: bool) -> tuple[bool, Tensor | None]:
-        """Whether the layer's weights have stepped, and if so the gradient of its input."""
+        """Whether the layer's weights have stepped, or will, and if so the gradient of its input."""
         module: Any = kernels("linear", self.w)
-        if module is None or self._kernels is None or not self.kind.fuses or x.shape[1] > module.MOST:
+        if module is None or self._kernels is None or x.shape[1] > module.MOST:
             return False, None
-        dx = module.backward(
+        if self.kind.fuses:
+            self._done.add(weight)
+            return True, self._step(x, dy, weight, self.reals[Real.scale], inward)
+        w = self.state.layout.view(self.w, weight)
+        if not self.kind.holds or w[0].numel() < module.LARGE:
+            return False, None
+        self._done.add(weight)
+        self._held[weight] = x, dy
+        self._partials[:, self.state.strips[weight]] = module.squares(x, dy) * self.live
+        return True, torch.bmm(dy, w.to(dy.dtype)) if inward else None
+
+    def _step(self, x: Tensor, dy: Tensor, weight: int, factor: Tensor, inward: bool) -> Tensor | None:
+        """A linear layer's step, and the gradient of its input."""
+        module: Any = kernels("linear", self.w)
+        dx: Tensor | None = module.backward(
             x,
             dy,
             self.w,
@@ -53,6 +71,7 @@ class Optimiser:
             self.anchor,
             self.push,
             self.state.reals,
+            factor,
             self._alive,
             self._partials,
             self.state.strips[weight],
@@ -61,14 +80,13 @@ class Optimiser:
             self.kind.momentum,
             self.dot,
         )
-        self._done.add(weight)
-        return True, dx
+        return dx
 
     def finish(self) -> Tensor:
         """Step whatever has not stepped; returns ‖∇L‖² of every client, clipped as trained, in pieces `[a, pieces]`."""
         factor = self.reals[Real.scale]
         if self._kernels is None or self.kind.clip:
-            squares = square_norms(self.g)
+            squares = self._squares()
             if self.kind.clip:
                 late = self.state.wholes[Whole.LATE, : self.kind.width] > 0
                 shrink = torch.where(late, 1.0, self._shrink(squares)) if self.kind.late else self._shrink(squares)
@@ -94,7 +112,17 @@ class Optimiser:
             self._partials[:, self.state.strips[-1] :],
             self.kind.momentum,
         )
+        for weight, (x, dy) in self._held.items():
+            self._step(x, dy, weight, factor, inward=False)
         return squares[:, None] if self.kind.clip else self._partials
+
+    def _squares(self) -> Tensor:
+        """‖∇L‖² of every client."""
+        if not self._held:
+            return square_norms(self.g)
+        pieces = self.state.blocks(frozenset(self._done), self._kernels)
+        self._kernels.squares(self.g, self._alive, pieces, self._partials[:, self.state.strips[-1] :])
+        return self._partials.sum(1)
 
     def _shrink(self, squares: Tensor) -> Tensor:
         """The factor that clips a gradient of this squared norm."""

@@ -1,7 +1,8 @@
 """Linear layers of stacked clients.
 
 With few samples per client, the cost of a linear layer is reading its weights. The backward pass reads them once, for
-both the gradient of the input and the optimiser step, and never writes their gradients.
+both the gradient of the input and the optimiser step, and never writes their gradients. Nor does it where gradients are
+clipped: the length of a layer's gradient follows from its inputs and outputs, and it steps when that of all is known.
 """
 
 # mypy: ignore-errors
@@ -18,7 +19,7 @@ from torch import Tensor
 from kairosfl.engines.batched.fast import timed
 from kairosfl.engines.batched.kernels.device import FUSED, stages
 from kairosfl.engines.batched.kernels.launch import on
-from kairosfl.engines.batched.kernels.update import DECAY, LR, MOMENTUM_ROW, PULL_ROW, SCALE, stepped
+from kairosfl.engines.batched.kernels.update import DECAY, LR, MOMENTUM_ROW, PULL_ROW, stepped
 from kairosfl.engines.batched.rows import STRIP
 from kairosfl.engines.choices import Choices
 
@@ -38,6 +39,7 @@ def _backward(
     anchor_rows,
     push_rows,
     reals,
+    factors,
     live,
     partials,
     row,
@@ -67,6 +69,7 @@ def _backward(
                                                  [OUT, IN] starts at column `weight` and is updated in place
     anchor_rows, push_rows    [m, width]         float32, stride `row`; read only if PULL, PUSH
     reals                     [fields, slots]    float32: one line per hyper-parameter, one column per slot
+    factors                   [m]                float32: scale, times the clipping factor
     live                      [m]                int8: a client with 0 keeps its weights
     partials                  [m, ...]           float32 output, stride `columns`: ‖∇L‖² of each strip, from `column` on
 
@@ -86,7 +89,7 @@ def _backward(
     lr = tl.load(reals + LR * slots + client)
     momentum = tl.load(reals + MOMENTUM_ROW * slots + client)
     decay = tl.load(reals + DECAY * slots + client)
-    scale = tl.load(reals + SCALE * slots + client)
+    scale = tl.load(factors + client)
     pull = tl.load(reals + PULL_ROW * slots + client)
     if tl.load(live + client) != 0:
         # The number of stages must be given here, or only the operands of the product are prefetched, not the momenta.
@@ -218,6 +221,7 @@ def backward(
     anchor: Tensor | None,
     push: Tensor | None,
     reals: Tensor,
+    factors: Tensor,
     live: Tensor,
     partials: Tensor,
     column: int,
@@ -229,8 +233,8 @@ def backward(
     """The gradient of the input `[m, r, in]`, if `inward`; the weights take their optimiser step.
 
     x is `[m, r, in]` and dy `[m, r, out]`; w, v, anchor and push are rows `[m, width]` with one stride, in which the
-    matrix `[out, in]` starts at column `weight`. ‖∇L‖² goes to one column of `partials` per strip of inputs, from
-    `column` on.
+    matrix `[out, in]` starts at column `weight`. Gradients are multiplied by `factors` `[m]`. ‖∇L‖² goes to one column
+    of `partials` per strip of inputs, from `column` on.
     """
     m, samples, inputs = x.shape
     x, dy = x.contiguous(), dy.contiguous()  # for instance the last step of a sequence is strided
@@ -245,6 +249,7 @@ def backward(
         w if anchor is None else anchor,
         w if push is None else push,
         reals,
+        factors,
         live,
         partials,
         w.stride(0),
@@ -269,3 +274,9 @@ def backward(
         **FUSED,
     )
     return dx
+
+
+def squares(x: Tensor, dy: Tensor) -> Tensor:
+    """‖dyᵀ · x‖² of every client, `[m]`, without the product: Σ over pairs of samples of (x_i · x_j)(dy_i · dy_j)."""
+    x, dy = x.float(), dy.float()
+    return (torch.bmm(x, x.mT) * torch.bmm(dy, dy.mT)).sum((1, 2))

@@ -16,7 +16,7 @@ BLOCK = 4096
 
 # Rows of `reals`, from the list of the brief's fields.
 LR, MOMENTUM_ROW, DECAY = tl.constexpr(Real.lr), tl.constexpr(Real.momentum), tl.constexpr(Real.weight_decay)
-SCALE, PULL_ROW = tl.constexpr(Real.scale), tl.constexpr(Real.pull)
+PULL_ROW = tl.constexpr(Real.pull)
 
 
 @triton.jit
@@ -93,6 +93,27 @@ def _update(
         if MOMENTUM:
             tl.store(v_rows + places, v, inside)
     tl.store(partials + client * columns + number, total)
+
+
+@triton.jit
+def _squares(g_rows, live, blocks, partials, row, columns, BLOCK: tl.constexpr):
+    """‖g‖² of a piece of columns of a client, as `_update` has it; grid (pieces, m)."""
+    number = tl.program_id(0)
+    client = tl.program_id(1)
+    total = 0.0
+    if tl.load(live + client) != 0:
+        begin = tl.multiple_of(tl.load(blocks + 2 * number), 32)
+        lanes = tl.arange(0, BLOCK)
+        inside = lanes < tl.load(blocks + 2 * number + 1)
+        g = tl.load(g_rows + client.to(tl.int64) * row + begin + lanes, inside, 0.0)
+        total = tl.sum(g * g)
+    tl.store(partials + client * columns + number, total)
+
+
+def squares(g: Tensor, live: Tensor, pieces: Tensor, partials: Tensor) -> None:
+    """Write ‖g‖² of every piece of the live rows `[m, width]` to `partials[:, : len(pieces)]`."""
+    strides = (g.stride(0), partials.stride(0))
+    _squares[(len(pieces), len(g))](g, live, pieces, partials, *strides, BLOCK=BLOCK, num_warps=8, **FUSED)
 
 
 def blocks(ranges: list[tuple[int, int]], device: torch.device) -> Tensor:
