@@ -12,6 +12,7 @@ import pytest
 
 NOTEBOOKS = Path(__file__).parents[1] / "docs" / "notebooks"
 COMPARED = ["deployment", "own_model", "own_rule", "sweep"]
+LONG = ("deployment", "sweep")  # part of `make test-extended`
 
 
 def execute(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -57,7 +58,9 @@ def test_the_first_run_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", COMPARED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in COMPARED]
+)
 def test_a_notebook_shows_what_is_stored(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "deployment":
         pytest.importorskip("flwr")
