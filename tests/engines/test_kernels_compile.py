@@ -190,6 +190,7 @@ def rehearsed(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Batche
     use_kernels(monkeypatch)
     stack: Any = engine._work.stack
     weights, gradients = (torch.ones(2, stack.frame.layout.width) for _ in range(2))
+    stack.frame.samples = 3  # of the last pass
     stack.rehearsal(stack.frame, weights, gradients, 4)
     assert float((weights - 1).norm()) == float(gradients.norm()) == 0
     return engine, task

@@ -49,13 +49,14 @@ class Rehearsal:
         if module is None or not self.seen:
             return
         measures, frame.measures = frame.measures, False
+        frame.samples = len(rows) * samples
         keys = torch.zeros(len(rows), 1, dtype=torch.int64, device=rows.device)
         try:
             with suppress(Exception), module.rehearsal():  # not with a Triton that can only compile one after another
                 for layer, (shape, inward) in self.seen.items():
                     frame.open(rows, gradients, keys)
                     with suppress(Exception):
-                        _there_and_back(layer, (len(rows) * samples, *shape), inward, frame)
+                        _there_and_back(layer, (frame.samples, *shape), inward, frame)
         finally:
             frame.measures = measures
             frame.close()
