@@ -294,7 +294,7 @@ def _elsewhere(data: str) -> dict[str, Cell]:
         "average": Cell(
             preset=preset,
             settings={**settings, "data.augment": "data.augment" in settings, "algorithm": "average"},
-            reading="plain averaging with " + ("the same recipe" if same else words) + ", its best, models averaged",
+            reading=f"models averaged, with plain averaging's best recipe: {'the same' if same else words}",
             baseline="fedavg",
         ),
         "fedavg": Cell(
@@ -361,7 +361,7 @@ FINALS = {
         "averaged-fedavg": Cell(
             preset="pa3fed-cifar10-alexnet",
             settings={**_cosine(0.02, weight_decay=5e-4), **AUGMENT, "algorithm": "average"},
-            reading="plain averaging with the same recipe, its best, models averaged",
+            reading="models averaged, with plain averaging's best recipe: the same",
         ),
     },
     "fedcl": {
