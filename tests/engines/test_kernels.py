@@ -6,9 +6,11 @@ The interpreter cannot multiply bfloat16, and knows nothing of tiles that are to
 from __future__ import annotations
 
 import copy
+import gc
 import os
 from collections import Counter
 from dataclasses import replace
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -306,6 +308,13 @@ def test_the_length_of_a_product_without_it() -> None:
         x, dy = x.to(dtype), dy.to(dtype)
         wanted = (dy.double().mT @ x.double()).square().sum((1, 2))
         torch.testing.assert_close(linear.squares(x, dy).double(), wanted, rtol=1e-5, atol=0)
+    x, dy = x.float(), dy.float()
+    torch.testing.assert_close(linear.squares(1e20 * x, 1e-20 * dy).double(), wanted, rtol=1e-5, atol=0)
+    assert linear.squares(1e20 * x, dy).isinf().all()  # not NaN, for which nothing would be clipped
+    assert linear.squares(x * torch.nan, dy).isnan().all()
+    equal, balanced = x[:, :1].expand_as(x), dy - dy.mean(1, keepdim=True)  # of length zero, but for rounding
+    assert (linear.squares(equal, balanced) >= 0).all()
+    assert not linear.squares(x, 0 * dy).any()
 
 
 def _matrix(rows: Tensor, begin: int, outputs: int, inputs: int) -> Tensor:
@@ -505,6 +514,11 @@ def test_clipped_layers_step_when_all_lengths_are_known(corrected: bool, monkeyp
     close(found.delta, wanted.delta.double())
     torch.testing.assert_close(found.grad_sq, wanted.grad_sq, rtol=1e-5, atol=0)
     close(engine.train(late).delta, wanted_late.delta.double())
+    engine.train(clipped)
+    parts = [ref(part) for part in (engine, engine._slots.state, engine._work.stack.frame)]
+    del engine
+    gc.collect()
+    assert [part() for part in parts] == [None] * 3  # no layer that was held keeps them
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ class Optimiser:
         if not self.kind.holds or w[0].numel() < module.LARGE:
             return False, None
         self._done.add(weight)
-        self._held[weight] = x, dy
+        self._held[weight] = x.detach(), dy  # without its graph, which refers back to this
         self._partials[:, self.state.strips[weight]] = module.squares(x, dy) * self.live
         return True, torch.bmm(dy, w.to(dy.dtype)) if inward else None
 
@@ -114,6 +114,7 @@ class Optimiser:
         )
         for weight, (x, dy) in self._held.items():
             self._step(x, dy, weight, factor, inward=False)
+        self._held = {}
         return squares[:, None] if self.kind.clip else self._partials
 
     def _squares(self) -> Tensor:
