@@ -25,8 +25,7 @@ class StackedDropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if axis := samples_axis(x, self.frame):  # such as of a sequence that comes first
-            moved: Tensor = self(x.movedim(axis, 0))
-            return moved.movedim(0, axis)
+            return StackedDropout.forward(self, x.movedim(axis, 0)).movedim(0, axis)  # not another call of the layer
         keys = self.frame.keys
         module: Any = kernels("dropout", x)
         if keys is not None and self.p and module is not None:
