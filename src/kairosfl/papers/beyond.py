@@ -287,7 +287,7 @@ CHOSEN = {
 
 def _elsewhere(data: str) -> dict[str, Cell]:
     """The preset of other data, and plain averaging tuned equally well."""
-    preset, (recipe, _, own) = f"kairos-{data}", CHOSEN[data]
+    preset, (recipe, _, own) = f"kairos-{data}", CHOSEN[data]  # the algorithm is in the preset
     (words, settings), same = SEARCHES[data].recipes[own], own == recipe
     return {
         "kairos": Cell(preset=preset, reading="no published value to compare with", baseline="average"),

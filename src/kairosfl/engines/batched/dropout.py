@@ -70,7 +70,12 @@ def seeded(keys: Tensor, number: int) -> Tensor:
 
 def keep(seeds: Tensor, p: float, count: int) -> Tensor:
     """Which of `count` numbers of each client are kept: `[m, count]` bool from seeds `[m, 1]`."""
-    return bits(seeds, count) >= int(p * 2**32)
+    return bits(seeds, count) >= least(p)
+
+
+def least(p: float) -> int:
+    """The least of the random numbers that are kept, so that an element is dropped with probability p."""
+    return int(p * 2**32)
 
 
 def bits(seeds: Tensor, count: int) -> Tensor:

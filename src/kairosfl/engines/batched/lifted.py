@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from kairosfl.engines.batched.dropout import StackedDropout, bits, seeded
+from kairosfl.engines.batched.dropout import StackedDropout, bits, least, seeded
 from kairosfl.engines.batched.frame import Frame
 from kairosfl.engines.batched.layers import StackedConv2d, Unstackable
 from kairosfl.engines.batched.rows import RowLayout
@@ -84,7 +84,6 @@ class Lift:
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
-        self.rows = 0  # samples of all clients in this pass
         self.seen: dict[tuple[Any, ...], set[int | None]] = {}
         self.learns = True
         self.forwards = False
@@ -112,7 +111,8 @@ class Lift:
 
     def batch(self, key: tuple[Any, ...], x: Tensor) -> int | None:
         """Which axis of a tensor runs over the samples, or None."""
-        if not x.ndim or not len(x) or len(x) == 1 < self.rows:
+        samples = self.frame.samples
+        if not x.ndim or not len(x) or len(x) == 1 < samples:
             return None
         key = (*key, x.ndim)
         known = self.seen.get(key, set())
@@ -120,8 +120,8 @@ class Lift:
             return None
         if len(known) == 1 and not self.learns:
             return next(iter(known))
-        fits = [axis for axis, size in enumerate(x.shape) if size == self.rows]
-        found = 0 if len(x) % self.rows == 0 else next(iter(fits), None)
+        fits = [axis for axis, size in enumerate(x.shape) if size == samples]
+        found = 0 if len(x) % samples == 0 else next(iter(fits), None)
         if self.learns:
             self.seen.setdefault(key, set()).add(found)
         elif known and found not in known:
@@ -222,7 +222,7 @@ class Lifted:
 
     def __call__(self, inputs: Tree) -> Tensor:
         lift = self.lift
-        lift.rows = self.frame.samples = rows(inputs)
+        self.frame.samples = rows(inputs)
         lift.drawn = 0
         lift.dropped.clear()
         lift.uses.clear()
@@ -334,14 +334,14 @@ class _Mode(TorchFunctionMode):
         values = func(*args, **kwargs)
         if keys is None or name not in ("rand", "rand_like", "bernoulli_") or not lift.forwards:
             raise Unstackable(f"it draws random numbers ({name})")
-        if not values.ndim or len(values) % lift.rows:
+        if not values.ndim or len(values) % lift.frame.samples:
             raise Unstackable(f"it draws random numbers {tuple(values.shape)} for a whole batch")
         lift.drawn += 1
         drawn = bits(seeded(keys, 4 * INNER + lift.drawn), values.numel() // len(keys)).view(values.shape)
         if name != "bernoulli_":
             return (drawn >> 8).to(values.dtype) / 2**24
         p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
-        return values.copy_(drawn < int(p * 2**32))
+        return values.copy_(drawn < least(p))
 
     def _mask(self, p: float) -> StackedDropout:
         lift = self.lift

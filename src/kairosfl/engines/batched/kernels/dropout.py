@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kairosfl.engines.batched.dropout import SPREAD
+from kairosfl.engines.batched.dropout import SPREAD, least
 from kairosfl.engines.batched.kernels.device import FUSED
 from kairosfl.engines.batched.kernels.launch import on
 
@@ -21,7 +21,7 @@ BLOCK = 2048
 
 @triton.jit
 def _scramble(bits):
-    """The 32-bit finaliser of MurmurHash3, as in `layers._scramble`; any shape of uint32."""
+    """The 32-bit finaliser of MurmurHash3, as in `_scramble` of batched/dropout.py; any shape of uint32."""
     bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
     bits = (bits ^ (bits >> 13)) * 0xC2B2AE35
     return bits ^ (bits >> 16)
@@ -34,11 +34,6 @@ def stays(key, draw, place, least):
     return _scramble(place.to(tl.uint32) ^ seed).to(tl.int64) >= least
 
 
-def least(p: float) -> int:
-    """The least hash that is kept, so that an element is dropped with probability p."""
-    return int(p * 2**32)
-
-
 def scaled(p: float) -> float:
     """The factor of what is kept."""
     return 1 / (1 - p) if p < 1 else 1.0
@@ -49,7 +44,7 @@ def _drop(x_rows, y_rows, keys, draw, count, least, scale, RELU: tl.constexpr, B
     """y = x · scale, or relu(x) · scale, where it stays, else 0; one program per BLOCK elements of a client.
 
     x_rows, y_rows  [m, count]    float32 or bfloat16, contiguous; `count` elements per client
-    keys            [m]           int64; with `draw` they give the seeds, as in `layers.seeded`
+    keys            [m]           int64; with `draw` they give the seeds, as in `seeded` there
     grid            (blocks, m)
     """
     client = tl.program_id(1).to(tl.int64)

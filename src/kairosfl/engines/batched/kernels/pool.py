@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kairosfl.engines.batched.dropout import SPREAD
+from kairosfl.engines.batched.dropout import SPREAD, least
 from kairosfl.engines.batched.kernels.device import FUSED
-from kairosfl.engines.batched.kernels.dropout import least, scaled, stays
+from kairosfl.engines.batched.kernels.dropout import scaled, stays
 from kairosfl.engines.batched.kernels.launch import on
 
 CHANNELS = 64  # channels that a tile has at least, if there are as many
