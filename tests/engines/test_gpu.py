@@ -515,14 +515,13 @@ def test_relu_and_pooling_kernels_are_pytorchs(size: tuple[int, int, int], flat:
     dx = module.backward(dy, wins, x.shape, 0.25, slope)
     (wanted,) = torch.autograd.grad(y, x, torch.where(stays, dy * (1 / 0.75), 0.0).to(dtype))
     torch.testing.assert_close(F.avg_pool2d(dx.float(), 2), F.avg_pool2d(wanted.float(), 2))
-    exact = dx.double().view(12, 5, size[0], -1).sum((1, 3))
-    tolerance = 1e-5 if dtype == torch.float32 else 0.05
-    torch.testing.assert_close(slope.double(), exact, rtol=tolerance, atol=tolerance)
+    exact = torch.where(stays & (y > 0), dy.double() * (1 / 0.75), 0.0).view(12, 5, size[0], -1).sum((1, 3))
+    torch.testing.assert_close(slope.double(), exact, rtol=1e-5, atol=1e-5)  # summed before they are rounded
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
 def test_large_layers_are_clipped_without_their_gradients(precision: str) -> None:
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(1)
     held = Samples(torch.from_numpy(rng.standard_normal((60, 3, 32, 32), dtype=np.float32)), torch.arange(60) % 10)
     model = build("alexnet", shape=(3, 32, 32), classes=10, seed=1, dropout=0.0)
     task = Task(model, DataSet("random", held, held, 10), Population(np.arange(60), np.array([0, 10, 30, 60])))
