@@ -204,9 +204,12 @@ def draw(found: Found, path: Path) -> None:
     from matplotlib.figure import Figure
 
     schedules = list(dict.fromkeys(each["schedule"] for rows in found.values() for each in rows))
-    figure = Figure(figsize=(4.2 * len(schedules), 3.3 * len(found)), layout="constrained")
+    figure = Figure(figsize=(4.2 * len(schedules), 2.9 * len(found)), layout="constrained")
     axes = figure.subplots(len(found), len(schedules), squeeze=False)
     for ax, (name, schedule) in zip(axes.flat, product(found, schedules), strict=True):
+        if all(each["schedule"] != schedule for each in found[name]):
+            ax.set_axis_off()
+            continue
         for spent, colour in COLOURS.items():
             mine = [each for each in found[name] if (each["spent"], each["schedule"]) == (spent, schedule)]
             for score, face in (("averaged", colour), ("plain", "none")):

@@ -264,6 +264,16 @@ SEARCHES = {
         **ALEXNET,
     ),
     "fedcl-2": Search(preset="fedcl-cifar10-alexnet", measure="final", rounds=60, **AVERAGED),
+    "fedcl-3": Search(  # 60 rounds are too few to judge crops and flips: all of the setting's
+        preset="fedcl-cifar10-alexnet",
+        measure="final",
+        rounds=200,
+        recipes={
+            "plain": ("lr 0.01, cosine, weight decay 0.0005", _cosine(0.01, weight_decay=5e-4)),
+            "augment": AVERAGED["recipes"]["lr0.01-augment"],
+        },
+        algorithms={name: AVERAGED["algorithms"][name] for name in ("fedavg", "fedavgm", "fedavgm-more")},
+    ),
     "alt": Search(
         preset="alt-cifar10-cnn",
         measure="last_tenth",
