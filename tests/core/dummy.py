@@ -111,7 +111,7 @@ def _kernels() -> dict[str, int] | None:
         from kairosfl.engines.batched.kernels import update
     except ImportError:
         return None
-    names = {"lr": "LR", "momentum": "MOMENTUM_ROW", "weight_decay": "DECAY", "scale": "SCALE", "pull": "PULL_ROW"}
+    names = {"lr": "LR", "momentum": "MOMENTUM_ROW", "weight_decay": "DECAY", "pull": "PULL_ROW"}
     return {field: getattr(update, name).value for field, name in names.items()}
 
 

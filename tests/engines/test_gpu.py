@@ -26,6 +26,7 @@ from kairosfl.engines import memory
 from kairosfl.engines.batched import Batched, conv, fast
 from kairosfl.engines.batched.dropout import keep, seeded
 from kairosfl.engines.batched.evaluator import GraphEvaluator, plain, single
+from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.choices import Choices
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.precision import Precision
@@ -479,16 +480,19 @@ def test_convolution_kernels_with_bias_and_relus_are_pytorchs(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_passes_over_rows_are_pytorchs(dtype: torch.dtype) -> None:
-    from kairosfl.engines.batched.kernels import passes
-
-    wide, start = torch.randn(5, 70_003, device="cuda").to(dtype), torch.randn(5, 70_000, device="cuda").to(dtype)
-    out = torch.zeros(5, 70_002, dtype=dtype, device="cuda")
-    for begin in (start, start[:1].expand(5, -1)):
-        passes.subtract(wide[:, 2:-1], begin, out[:, 1:-1])
-        assert torch.equal(out[:, 1:-1], wide[:, 2:-1] - begin)
-    passes.spread(start[1], wide[:, 3:])
-    assert torch.equal(wide[:, 3:], start[1].expand(5, -1))
+@pytest.mark.parametrize("name", ["cnn", "resnet18"])
+def test_passes_over_rows_are_plain_operations(name: str, dtype: torch.dtype) -> None:
+    rows = RowLayout.of(task_of(name).layout)
+    vectors = noise(5, task_of(name).layout.size, 1.0).to(dtype)
+    packed, state, out = rows.pack(vectors), torch.zeros(6, rows.width, dtype=dtype).cuda(), torch.empty_like(vectors)
+    rows.fill(vectors, state[1:])
+    assert torch.equal(state[1:], packed)
+    assert not state[0].any()
+    for start in (noise(5, vectors.shape[1], 0.3).to(dtype), vectors[2]):
+        rows.subtract(state[1:], start, out)
+        assert torch.equal(out, vectors - start)
+    rows.fill(vectors[3], state[1:])
+    assert torch.equal(state[1:], packed[3].expand(5, -1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

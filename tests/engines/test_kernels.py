@@ -27,6 +27,7 @@ from kairosfl.engines.batched import Batched, layers, step, update
 from kairosfl.engines.batched import conv as ways
 from kairosfl.engines.batched import dropout as drops
 from kairosfl.engines.batched import pool as pools
+from kairosfl.engines.batched import rows as layouts
 from kairosfl.engines.batched.conv import Pair, Shape
 from kairosfl.engines.batched.dropout import keep, seeded
 from kairosfl.engines.batched.kernels import batch, conv, depthwise, dropout, linear, loss, norm, passes, pool
@@ -37,6 +38,7 @@ from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.models import build
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
+from kairosfl.tasks.vector import Layout
 
 CLIENTS, BATCH = 2, 3
 # inputs, outputs, kernel, stride, padding, height and width
@@ -196,18 +198,24 @@ def test_group_norms_and_what_follows_there_and_back(channels: int, groups: int,
     assert float((slopes[:, 2] - bias).norm()) <= 1e-5 * largest
 
 
-@pytest.mark.parametrize("columns", [7, 4096, 9001])
-def test_rows_are_filled_and_subtracted(columns: int) -> None:
-    wide, start = torch.randn(3, columns + 5), torch.randn(3, columns)
-    out = torch.zeros(3, columns + 2)
-    for begin in (start, start[:1].expand(3, -1)):
-        passes.subtract(wide[:, 2:-3], begin, out[:, 1:-1])
-        assert torch.equal(out[:, 1:-1], wide[:, 2:-3] - begin)
+def test_rows_are_filled_and_subtracted() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 70, (2, 1)), nn.Linear(95, 101), nn.Linear(7, 3))
+    layout = Layout.of(model)
+    rows = layouts.RowLayout.of(layout)
+    table = passes.pieces(rows.places, torch.device("cpu"))
+    state, vectors = torch.full((5, rows.width), 7.0), torch.randn(3, layout.size)
+    for given in (vectors, vectors[1].expand(3, -1)):
+        passes.fill(given, state[1:4], table)
+        packed, gaps = rows.pack(given), rows.pack(torch.ones(1, layout.size))[0] == 0
+        assert torch.equal(state[1:4, ~gaps], packed[:, ~gaps])
+        assert (state[1:4, gaps] == 7).all()  # as before
+        assert (state[[0, 4]] == 7).all()
+    state[1:4] = rows.pack(vectors)
+    out = torch.zeros(3, layout.size + 2)
+    for start in (torch.randn(3, layout.size), torch.randn(layout.size).expand(3, -1)):
+        passes.subtract(state[1:4], start, out[:, 1:-1], table)
+        assert torch.equal(out[:, 1:-1], vectors - start)
     assert not out[:, [0, -1]].any()
-    beside = wide[:, columns:].clone()
-    passes.spread(start[1], wide[:, :columns])
-    assert torch.equal(wide[:, :columns], start[1].expand(3, -1))
-    assert torch.equal(wide[:, columns:], beside)
 
 
 @pytest.mark.parametrize("flat", [True, False])
@@ -443,8 +451,8 @@ MODELS = {
 
 def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = {"conv": conv, "depthwise": depthwise, "dropout": dropout, "linear": linear, "norm": norm, "pool": pool}
-    modules |= {"batch": batch, "loss": loss, "update": optimiser}
-    for user in (ways, drops, layers, pools, step, update):
+    modules |= {"batch": batch, "loss": loss, "passes": passes, "update": optimiser}
+    for user in (layouts, ways, drops, layers, pools, step, update):
         monkeypatch.setattr(user, "kernels", lambda name, tensor: modules[name])
 
 

@@ -38,11 +38,10 @@ from kairosfl.engines.batched import (
     pool,
     rehearsal,
     rows,
-    state,
     step,
     update,
 )
-from kairosfl.engines.batched.kernels import batch, device, launch, loss
+from kairosfl.engines.batched.kernels import batch, device, launch, loss, passes
 from kairosfl.engines.batched.kernels import update as optimiser
 from kairosfl.tasks.models import build
 from kairosfl.tasks.task import Task
@@ -55,7 +54,6 @@ READERS = (
     pool,
     rehearsal,
     rows,
-    state,
     update,
 )  # modules that look for kernels; `step` is tested by itself
 # An A100, a consumer card like it, an H100, a B200 and a consumer card like that, by capability, with the bytes of
@@ -165,7 +163,13 @@ def test_what_surrounds_a_step_compiles(compiled: Compiled) -> None:
     optimiser.squares(torch.rand(2, 64), torch.ones(2, dtype=torch.int8), pieces, torch.rand(2, 1))
     for classes in (10, 1000):
         loss.entropy(torch.rand(8, classes), torch.zeros(8, dtype=torch.int64), torch.rand(2, 4))
-    assert set(compiled.shared()) == {"_batch", "_count", "_images", "_entropy", "_squares"}
+    layout = rows.RowLayout.of(task.layout)
+    table = passes.pieces(layout.places, torch.device("cpu"))
+    for dtype in (torch.float32, torch.bfloat16):
+        weights, vectors = torch.zeros(2, layout.width, dtype=dtype), torch.zeros(2, task.layout.size, dtype=dtype)
+        passes.fill(vectors[0].expand(2, -1), weights, table)
+        passes.subtract(weights, vectors, vectors, table)
+    assert set(compiled.shared()) == {"_batch", "_count", "_images", "_entropy", "_squares", "_fill", "_subtract"}
 
 
 @pytest.fixture

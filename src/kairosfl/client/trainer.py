@@ -25,7 +25,7 @@ from kairosfl.client.fisher import fisher_trace
 from kairosfl.client.local import hidden
 from kairosfl.client.optimizers import Moments, Step, norms
 from kairosfl.core.fields import AFTER, BEFORE, FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Brief, Report
-from kairosfl.core.streams import Streams, key, stream
+from kairosfl.core.streams import Streams, stream, word
 from kairosfl.tasks.forward import attempt
 from kairosfl.tasks.prepare import mislabelled, ordered, sample_keys
 from kairosfl.tasks.task import Task, last_linear
@@ -241,13 +241,13 @@ class Trainer:
         """Inputs and targets of a training step."""
         keys = None
         if self.task.varies:
-            seed = key(brief.seed, "augment", brief.round) % 2**63
+            seed = word(brief.seed, "augment", brief.round)
             keys = sample_keys(rows, seed=seed, round=0, client=brief.client, step=step)
         inputs, targets = self.data.read(rows, keys)
         if keys is not None:
             inputs = self.task.augmented(inputs, keys)
         if brief.label_noise:
-            seed = key(brief.seed, "labels") % 2**63
+            seed = word(brief.seed, "labels")
             keys = sample_keys(rows, seed=seed, round=0, client=brief.client, step=0)
             targets = mislabelled(targets, keys, brief.label_noise, self.task.dataset)
         return self._prepare(inputs), targets
@@ -271,7 +271,7 @@ class Trainer:
             return
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(key(brief.seed, "dropout", brief.round, brief.client) % 2**63)
+            torch.manual_seed(word(brief.seed, "dropout", brief.round, brief.client))
             before = self._generators() if self.random is None else []
             yield
             if self.random is None:

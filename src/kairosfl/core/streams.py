@@ -19,11 +19,22 @@ def key(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
     return high << 64 | low
 
 
+def word(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
+    """The lowest 63 of these bits, which fit into an int64."""
+    return _words(seed, purpose, round, client)[0] % 2**63
+
+
 def _words(seed: int, purpose: str, round: int, client: int) -> tuple[int, int]:
-    """The same as two words, the lower one first."""
-    text = f"{seed}|{purpose}|{round}|{client}".encode()
-    low, high = _WORDS(hashlib.blake2b(text, digest_size=16).digest())
+    """All of them as two words, the lower one first."""
+    text = _begun(seed, purpose, round).copy()
+    text.update(b"%d" % client)
+    low, high = _WORDS(text.digest())
     return low, high
+
+
+@lru_cache(maxsize=64)  # a round asks for many clients
+def _begun(seed: int, purpose: str, round: int) -> Any:
+    return hashlib.blake2b(f"{seed}|{purpose}|{round}|".encode(), digest_size=16)
 
 
 _WORDS = struct.Struct("<QQ").unpack

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Briefs, fields
+from kairosfl.core.run import changed
 from kairosfl.engines.batched.state import upload
 
 LARGEST = 1 << 30  # bytes of updates up to which a cohort is trained on a guess
 MISSES = 3  # wrong guesses in a row after which the engine stops guessing
+TOLD = tuple(entry.name for entry in fields(Briefs) if not entry.local)
 
 
 class Luck:
@@ -48,13 +48,12 @@ def guessed(briefs: Briefs, n: Tensor, delta: Tensor, clients: tuple[int, ...]) 
     x = (upload((weights / weights.sum()).to(delta.dtype), delta.device) @ delta).add_(briefs.start)
     start = torch.where(x.isfinite(), x, briefs.start)
     lr = briefs.lr if briefs.next_lr is None else torch.full_like(briefs.lr, briefs.next_lr)
-    return replace(briefs, round=briefs.round + 1, ids=torch.tensor(clients), start=start, lr=lr)
+    return changed(briefs, round=briefs.round + 1, ids=torch.tensor(clients), start=start, lr=lr)
 
 
 def identical(some: Briefs, others: Briefs) -> bool:
     """Whether two cohorts are told the same, to the bit; waits for the device."""
-    names = (entry.name for entry in fields(Briefs) if not entry.local)
-    return all(_same(getattr(some, name), getattr(others, name)) for name in names)
+    return all(_same(getattr(some, name), getattr(others, name)) for name in TOLD)
 
 
 def _same(a: object, b: object) -> bool:
@@ -62,8 +61,9 @@ def _same(a: object, b: object) -> bool:
         return type(a) is type(b) and a == b
     if a is b:
         return True
+    if a.is_cpu and b.is_cpu:  # several times faster for a few numbers
+        x, y = a.numpy(), b.numpy()
+        return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
     if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
         return False
-    if a.is_cpu:
-        return a.numpy().tobytes() == b.numpy().tobytes()  # several times faster for a few numbers
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

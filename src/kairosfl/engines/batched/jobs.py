@@ -16,7 +16,7 @@ from torch import Tensor
 from kairosfl.client.local import all_hidden
 from kairosfl.client.trainer import Fisher
 from kairosfl.core.fields import REALS, Briefs, Reports, reals
-from kairosfl.core.streams import key
+from kairosfl.core.streams import word
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.schedule import Schedule
 from kairosfl.engines.batched.state import Kind, Real, Sum, Whole, upload
@@ -75,9 +75,9 @@ class Ticket:
         wholes, floats = numbers[: len(Whole)], numbers[len(Whole) :].view(np.float64)
         wholes[Whole.TOTAL], wholes[Whole.SIZE], wholes[Whole.END] = total, schedule.size, schedule.end
         wholes[Whole.BATCHES], wholes[Whole.CLIENT] = count, clients
-        wholes[Whole.LATE], wholes[Whole.LABELS] = briefs.clip_after, key(briefs.seed, "labels") % 2**63
+        wholes[Whole.LATE], wholes[Whole.LABELS] = briefs.clip_after, word(briefs.seed, "labels")
         if self.task.varies:
-            wholes[Whole.CROPS] = key(briefs.seed, "augment", briefs.round) % 2**63
+            wholes[Whole.CROPS] = word(briefs.seed, "augment", briefs.round)
         if schedule.drops:
             wholes[Whole.DROPS] = schedule.drops
         if briefs.stop_below is not None:

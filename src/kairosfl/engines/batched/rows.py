@@ -97,18 +97,35 @@ class RowLayout:
         parts, vectors = self._parts(rows, out)
         torch._foreach_copy_(vectors, parts)
 
+    def fill(self, vectors: Tensor, rows: Tensor) -> None:
+        """Write vectors, `[d]` or `[m, d]`, to rows whose gaps are zeros."""
+        module: Any = kernels("passes", rows)
+        if module is None or vectors.stride(-1) != 1:
+            rows[:] = self.pack(vectors.view(-1, vectors.shape[-1]))
+        else:
+            module.fill(vectors.expand(len(rows), -1), rows, self._pieces(module, rows.device))
+
     def subtract(self, rows: Tensor, start: Tensor, out: Tensor) -> None:
         """Rows minus `start`, `[d]` or `[m, d]`, as vectors: in one pass, unless they differ in device or type."""
+        module: Any = kernels("passes", out)
         if rows.device != out.device or rows.dtype != out.dtype:
             self.unpack(rows, out)
             out -= start
-            return
-        module: Any = kernels("passes", out)
-        for part, begin, vector in zip(*self._parts(rows, start.expand_as(out), out), strict=True):
-            if module is not None and part.ndim == 2 and part.shape[1] >= module.LARGE and begin.stride(1) == 1:
-                module.subtract(part, begin, vector)
-            else:
+        elif module is not None and start.stride(-1) == 1:
+            module.subtract(rows, start.expand_as(out), out, self._pieces(module, rows.device))
+        else:
+            for part, begin, vector in zip(*self._parts(rows, start.expand_as(out), out), strict=True):
                 torch.sub(part, begin, out=vector)
+
+    def _pieces(self, module: Any, device: torch.device) -> Tensor:
+        """The table of the kernels in `passes`."""
+        if device not in self._tables:
+            self._tables[device] = module.pieces(self.places, device)
+        return self._tables[device]
+
+    @cached_property
+    def _tables(self) -> dict[torch.device, Tensor]:
+        return {}
 
     def _parts(self, rows: Tensor, *vectors: Tensor) -> list[list[Tensor]]:
         """Every tensor in the rows, and the same in vectors `[m, d]`."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Briefs
-from kairosfl.core.streams import Streams, drawn, key
+from kairosfl.core.streams import Streams, drawn, word
 from kairosfl.engines.batched.ahead import Luck
 from kairosfl.engines.batched.state import upload
 from kairosfl.tasks.task import Task
@@ -89,8 +89,7 @@ class Schedules:
         n, epochs = stop - begin, np.array(draw.epochs, dtype=np.int64)
         size = np.minimum(np.array(draw.batch, dtype=np.int64), n)
         end = n - n % size if draw.drop_last else n
-        which = [(draw.seed, "dropout", draw.round, client) for client in draw.clients] if self._drops else []
-        drops = [key(*each) % 2**63 for each in which]
+        drops = [word(draw.seed, "dropout", draw.round, client) for client in draw.clients] if self._drops else []
         order = upload(self._order(draw, mine, end.tolist()), self._device)
         return Schedule(mine, n, size, end, -(-end // size), epochs, drops, order)
 

@@ -146,8 +146,8 @@ class Slots:
         rows, needs = [job.row for job in jobs], joint(jobs).needs()
 
         def chosen(vectors: Tensor) -> Tensor:
-            picked = vectors[None] if vectors.ndim == 1 else vectors[places(rows, vectors.device)]
-            return state.layout.pack(picked.to(state.device, state.dtype)).expand(len(jobs), -1)
+            picked = vectors if vectors.ndim == 1 else vectors[places(rows, vectors.device)]
+            return picked.to(state.device, state.dtype)
 
         start = chosen(briefs.start)
         state.fill(state.w, here, start)
@@ -158,15 +158,15 @@ class Slots:
         elif "push" in state.extra:
             state.extra["push"][here] = 0
         if "previous" in needs and briefs.previous is not None:
-            state.rows("previous")[here] = chosen(briefs.previous)
+            state.fill(state.rows("previous"), here, chosen(briefs.previous))
         elif "previous" in state.extra:
             state.extra["previous"][here] = 0
         if briefs.stop_reference is not None:
             if "reference" not in state.extra:  # the others use their start
                 state.rows("reference").copy_(state.rows("anchor"))
-            state.extra["reference"][here] = chosen(briefs.stop_reference)
+            state.fill(state.rows("reference"), here, chosen(briefs.stop_reference))
         elif "reference" in state.extra:
-            state.extra["reference"][here] = start
+            state.fill(state.rows("reference"), here, start)
         for name in needs & {"second", "here"}:
             state.rows(name)
         if "second" in state.extra:

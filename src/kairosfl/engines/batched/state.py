@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import REALS
-from kairosfl.engines.batched.fast import kernels
 from kairosfl.engines.batched.rows import RowLayout
 
 # Rows of `State.reals`, by the names of the brief's fields; kernels read them by these positions.
@@ -127,13 +126,11 @@ class State:
         return self.extra[name]
 
     def fill(self, rows: Tensor, here: slice | Tensor, vectors: Tensor) -> None:
-        """Write vectors `[m, width]`, or one expanded to them, to some rows."""
-        module: Any = kernels("passes", rows)
-        repeated = isinstance(here, slice) and vectors.stride(0) == 0
-        if module is not None and repeated and vectors.shape[1] >= module.LARGE:
-            module.spread(vectors[0], rows[here])
+        """Write vectors, `[d]` or `[m, d]`, to some rows."""
+        if isinstance(here, slice):
+            self.layout.fill(vectors, rows[here])
         else:
-            rows[here] = vectors
+            rows[here] = self.layout.pack(vectors.view(-1, vectors.shape[-1]))
 
     def blocks(self, done: frozenset[int], kernels: Any) -> Tensor:
         """The pieces of the rows that a kernel has to step when these tensors have stepped already."""

@@ -1,53 +1,89 @@
-"""Passes over all rows: PyTorch's own take up to twice as long where a row is repeated or rows are not aligned."""
+"""Between vectors, in the model's own order, and rows of `RowLayout`: all tensors of all clients in one launch.
+
+With a launch or two for every tensor, the host would take longer than the GPU where models are small.
+"""
 
 # mypy: ignore-errors
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kairosfl.engines.batched.kernels.device import FUSED
+from kairosfl.engines.batched.rows import ALIGN, Place
 
 BLOCK = 4096
-LARGE = 1 << 16  # columns for which a launch is worth its time
+COLUMNS = tl.constexpr(6)  # of the table
+ALIGNED = tl.constexpr(ALIGN)
 
 
 @triton.jit
-def _spread(row_at, rows, stride, columns, B: tl.constexpr):
-    """rows[i] = row for every i; grid (pieces, m).
+def _found(table, piece, B: tl.constexpr):
+    """Where the numbers of a piece are in a vector and in a row, and which of them exist; `table` as by `pieces`.
 
-    row_at  [columns]       float32 or bfloat16, contiguous
-    rows    [m, columns]    the same type, stride `stride`
+    A row has (outputs, pixels, inputs) where a vector has (outputs, inputs, pixels).
     """
-    place = tl.program_id(0) * B + tl.arange(0, B)
-    inside = place < columns
-    tl.store(rows + tl.program_id(1).to(tl.int64) * stride + place, tl.load(row_at + place, inside), inside)
+    at = table + piece * COLUMNS
+    p = tl.load(at + 2) + tl.arange(0, B)
+    block, pixels = tl.load(at + 4), tl.load(at + 5)
+    spot = p
+    if pixels > 1:
+        rest = p % block
+        spot = p - rest + rest % pixels * (block // pixels) + rest // pixels
+    return tl.load(at) + p, tl.multiple_of(tl.load(at + 1), ALIGNED) + spot, p < tl.load(at + 3)
 
 
 @triton.jit
-def _subtract(rows, starts, out, stride, step, apart, columns, B: tl.constexpr):
-    """out = rows − starts; grid (pieces, m).
+def _fill(vectors, rows, table, m, step, stride, B: tl.constexpr):
+    """Each row of `rows` from its vector; the gaps between tensors stay as they are. Grid (pieces × m).
 
-    rows, starts, out    [m, columns]    one type, strides `stride`, `step` (0: one start for all) and `apart`
+    vectors  [m, d]        stride `step` (0: one for all)
+    rows     [m, width]    the same type, stride `stride`
     """
-    client = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * B + tl.arange(0, B)
-    inside = place < columns
-    end = tl.load(rows + client * stride + place, inside)
-    begin = tl.load(starts + client * step + place, inside)
-    tl.store(out + client * apart + place, end - begin, inside)
+    client = (tl.program_id(0) % m).to(tl.int64)
+    here, there, inside = _found(table, tl.program_id(0) // m, B)
+    tl.store(rows + client * stride + there, tl.load(vectors + client * step + here, inside), inside)
 
 
-def spread(row: Tensor, rows: Tensor) -> None:
-    """Write one row `[columns]` to all of `rows` `[m, columns]`."""
-    m, columns = rows.shape
-    _spread[(triton.cdiv(columns, BLOCK), m)](row, rows, rows.stride(0), columns, B=BLOCK, num_warps=8, **FUSED)
+@triton.jit
+def _subtract(rows, starts, out, table, m, stride, step, apart, B: tl.constexpr):
+    """out = rows − starts, as vectors. Grid (pieces × m).
+
+    rows         [m, width]    stride `stride`
+    starts, out  [m, d]        the same type, strides `step` (0: one start for all) and `apart`
+    """
+    client = (tl.program_id(0) % m).to(tl.int64)
+    here, there, inside = _found(table, tl.program_id(0) // m, B)
+    end = tl.load(rows + client * stride + there, inside)
+    begin = tl.load(starts + client * step + here, inside)
+    tl.store(out + client * apart + here, end - begin, inside)
 
 
-def subtract(rows: Tensor, starts: Tensor, out: Tensor) -> None:
-    """Write rows − starts to `out`, all `[m, columns]` with neighbouring columns; `starts` may be one row, expanded."""
-    m, columns = rows.shape
-    strides = (rows.stride(0), starts.stride(0), out.stride(0))
-    _subtract[(triton.cdiv(columns, BLOCK), m)](rows, starts, out, *strides, columns, B=BLOCK, num_warps=8, **FUSED)
+def pieces(places: tuple[Place, ...], device: torch.device) -> Tensor:
+    """The tensors in pieces for one program each, `[pieces, COLUMNS]` int32.
+
+    Where its tensor begins in a vector and in a row; where it begins in its tensor; how large the tensor is; how many
+    numbers an output has, and how many pixels.
+    """
+    table, begin = [], 0
+    for place in places:
+        block, pixels = (place.size // place.shape[0], place.shape[1] * place.shape[2]) if place.swapped else (1, 1)
+        for first in range(0, place.size, BLOCK):
+            table.append((begin, place.offset, first, place.size, block, pixels))
+        begin += place.size
+    return torch.tensor(table, dtype=torch.int32).to(device)
+
+
+def fill(vectors: Tensor, rows: Tensor, table: Tensor) -> None:
+    """Write vectors `[m, d]`, or one expanded to them, to rows `[m, width]`."""
+    m = len(rows)
+    _fill[(len(table) * m,)](vectors, rows, table, m, vectors.stride(0), rows.stride(0), B=BLOCK, num_warps=8, **FUSED)
+
+
+def subtract(rows: Tensor, starts: Tensor, out: Tensor, table: Tensor) -> None:
+    """Write rows `[m, width]` minus `starts`, `[m, d]` or one expanded to them, to vectors `[m, d]`."""
+    m, strides = len(rows), (rows.stride(0), starts.stride(0), out.stride(0))
+    _subtract[(len(table) * m,)](rows, starts, out, table, m, *strides, B=BLOCK, num_warps=8, **FUSED)
