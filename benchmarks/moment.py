@@ -5,14 +5,14 @@
     KAIROSFL_DATA=... python benchmarks/moment.py --detectors --out runs/seen --json results/studies/detectors.json
 
 The first trains budgets of 100, 40 and 20 % of the clients, spent uniformly, by a plan and by FedCL with the paired
-detector, in two settings and under two schedules; every run is scored plain and averaged. One seed of these cells is
-done everywhere before the second; then come budgets that follow the detector, FedCL with its papers' detectors, and
-other windows. The runs of a setting and a seed train side by side, so they finish together. The second shows them,
-and draws accuracy against megabytes. The third trains plain averaging in FedAWARE's setting under three schedules and
-says how much of each sixth of the rounds the paired detector and the printed Eq. 2 mark. Training stops after so many
-minutes and continues where it stopped when called again; the JSON has all that is done, and keeps the runs that were
-not asked for this time: `--only`, `--schedules`, `--budgets`, `--seeds` and `--missing` ask for a part. `--tiny` is a
-trial on digits.
+detector, in two settings, or in another one with `--only`, and under two schedules; every run is scored plain and
+averaged. One seed of these cells is done everywhere before the second; then come budgets that follow the detector,
+FedCL with its papers' detectors, and other windows. The runs of a setting and a seed train side by side, so they
+finish together. The second shows them, and draws accuracy against megabytes. The third trains plain averaging in
+FedAWARE's setting under three schedules and says how much of each sixth of the rounds the paired detector and the
+printed Eq. 2 mark. Training stops after so many minutes and continues where it stopped when called again; the JSON
+has all that is done, and keeps the runs that were not asked for this time: `--only`, `--schedules`, `--budgets`,
+`--seeds` and `--missing` ask for a part. `--tiny` is a trial on digits.
 """
 
 from __future__ import annotations

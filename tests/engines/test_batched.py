@@ -337,6 +337,18 @@ def test_deterministic_cohorts_may_be_of_several_kinds() -> None:
     assert_equal(Batched(task, deterministic=True).train(briefs), Loop(task).train(briefs), 1e-10)
 
 
+@pytest.mark.parametrize("pull", [0.0, 0.1])
+def test_slots_that_were_idle_take_later_clients(pull: float) -> None:
+    task = named("mlp", torch.float32)
+    briefs = make_briefs(task, optimizer="adamw", pull=pull)
+    later = replace(briefs, pull=0.1 + 0 * briefs.lr, clip=0.5 + 0 * briefs.lr)
+    engine = Batched(task, deterministic=True, slots=4)
+    engine.train(briefs.take(torch.arange(2)))  # the other slots step with zeros
+    found, wanted = (each.train(later) for each in (engine, Batched(task, deterministic=True, slots=4)))
+    assert torch.equal(found.delta, wanted.delta)
+    assert torch.equal(found.grad_sq, wanted.grad_sq)
+
+
 @pytest.mark.parametrize("mkl", [True, False])
 @pytest.mark.parametrize("name", ["mlp", "alt_cnn"])
 def test_products_for_cpus_with_and_without_mkl_give_the_same(name: str, mkl: bool, monkeypatch) -> None:

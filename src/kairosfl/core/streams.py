@@ -27,12 +27,12 @@ def word(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
 def _words(seed: int, purpose: str, round: int, client: int) -> tuple[int, int]:
     """All of them as two words, the lower one first."""
     text = _begun(seed, purpose, round).copy()
-    text.update(b"%d" % client)
+    text.update(f"{client}".encode())
     low, high = _WORDS(text.digest())
     return low, high
 
 
-@lru_cache(maxsize=64)  # a round asks for many clients
+@lru_cache(maxsize=64, typed=True)  # a round asks for many clients
 def _begun(seed: int, purpose: str, round: int) -> Any:
     return hashlib.blake2b(f"{seed}|{purpose}|{round}|".encode(), digest_size=16)
 

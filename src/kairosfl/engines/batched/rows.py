@@ -98,7 +98,7 @@ class RowLayout:
         torch._foreach_copy_(vectors, parts)
 
     def fill(self, vectors: Tensor, rows: Tensor) -> None:
-        """Write vectors, `[d]` or `[m, d]`, to rows whose gaps are zeros."""
+        """Write vectors, `[d]` or `[m, d]`, to rows, as by `pack`."""
         module: Any = kernels("passes", rows)
         if module is None or vectors.stride(-1) != 1:
             rows[:] = self.pack(vectors.view(-1, vectors.shape[-1]))

@@ -115,6 +115,7 @@ class State:
         self._blocks: dict[frozenset[int], Tensor] = {}
         self.on = torch.ones((), dtype=torch.bool, device=device)  # off: steps change nothing
         self.wholes[Whole.SIZE :].fill_(1)
+        self.reals[Real.eps] = 1  # or AdamW would divide by zero in slots that nobody has used yet
 
     def _rows(self) -> Tensor:
         return torch.zeros(self.slots, self.layout.width, dtype=self.dtype, device=self.device)

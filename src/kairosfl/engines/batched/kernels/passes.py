@@ -22,33 +22,35 @@ ALIGNED = tl.constexpr(ALIGN)
 
 @triton.jit
 def _found(table, piece, B: tl.constexpr):
-    """Where the numbers of a piece are in a vector and in a row, and which of them exist; `table` as by `pieces`.
+    """Where the numbers of a piece are in a vector and in a row, which of them exist, and which are in the tensor or in
+    the gap behind it; `table` as by `pieces`.
 
     A row has (outputs, pixels, inputs) where a vector has (outputs, inputs, pixels).
     """
     at = table + piece * COLUMNS
     p = tl.load(at + 2) + tl.arange(0, B)
-    block, pixels = tl.load(at + 4), tl.load(at + 5)
-    spot = p
+    size, block, pixels = tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
+    inside, spot = p < size, p
     if pixels > 1:
         rest = p % block
-        spot = p - rest + rest % pixels * (block // pixels) + rest // pixels
-    return tl.load(at) + p, tl.multiple_of(tl.load(at + 1), ALIGNED) + spot, p < tl.load(at + 3)
+        spot = tl.where(inside, p - rest + rest % pixels * (block // pixels) + rest // pixels, p)
+    row = tl.multiple_of(tl.load(at + 1), ALIGNED)
+    return tl.load(at) + p, row + spot, inside, p < (size + ALIGNED - 1) // ALIGNED * ALIGNED
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m"])
 def _fill(vectors, rows, table, m, step, stride, B: tl.constexpr):
-    """Each row of `rows` from its vector; the gaps between tensors stay as they are. Grid (pieces × m).
+    """Each row of `rows` from its vector, with zeros in the gaps between tensors. Grid (pieces × m).
 
     vectors  [m, d]        stride `step` (0: one for all)
     rows     [m, width]    the same type, stride `stride`
     """
     client = (tl.program_id(0) % m).to(tl.int64)
-    here, there, inside = _found(table, tl.program_id(0) // m, B)
-    tl.store(rows + client * stride + there, tl.load(vectors + client * step + here, inside), inside)
+    here, there, inside, own = _found(table, tl.program_id(0) // m, B)
+    tl.store(rows + client * stride + there, tl.load(vectors + client * step + here, inside, 0.0), own)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m"])
 def _subtract(rows, starts, out, table, m, stride, step, apart, B: tl.constexpr):
     """out = rows − starts, as vectors. Grid (pieces × m).
 
@@ -56,7 +58,7 @@ def _subtract(rows, starts, out, table, m, stride, step, apart, B: tl.constexpr)
     starts, out  [m, d]        the same type, strides `step` (0: one start for all) and `apart`
     """
     client = (tl.program_id(0) % m).to(tl.int64)
-    here, there, inside = _found(table, tl.program_id(0) // m, B)
+    here, there, inside, _ = _found(table, tl.program_id(0) // m, B)
     end = tl.load(rows + client * stride + there, inside)
     begin = tl.load(starts + client * step + here, inside)
     tl.store(out + client * apart + here, end - begin, inside)
