@@ -230,7 +230,12 @@ def draw(found: Found, path: Path) -> None:
         ax.minorticks_off()
         ax.set_xticks(list(even), [f"{100 * share:.0f} %\n{size / 1000:.1f} GB" for size, share in even.items()])
         ax.set_ylabel("test accuracy, %")
-    axes[0, 0].legend(frameon=False, fontsize=8, title="filled: models averaged", title_fontsize=8)
+    free = next((ax for ax in axes.flat if not ax.axison), axes[0, 0])
+    free.legend(
+        *axes[0, 0].get_legend_handles_labels(),
+        loc="best" if free.axison else "center",
+        **{"frameon": False, "fontsize": 8, "title": "filled: models averaged", "title_fontsize": 8},
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
