@@ -20,8 +20,7 @@ test-slow: .venv/ready
 
 test-kernels: .venv/kernels  # interpreted, and compiled for GPUs; on one: pytest tests/engines/test_gpu.py
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/engines/test_kernels*.py -m "not slow" -n $(WORKERS)
-	$(BIN)/python -m pytest tests/engines/test_kernels_compile.py -m "not slow" -n $(WORKERS)
-	$(BIN)/python -m pytest tests/core/test_fields.py -k kernels
+	$(BIN)/python -m pytest tests/engines/test_kernels_compile.py tests/core/test_fields.py -k kernels -m "not slow" -n $(WORKERS)
 
 test-deploy: .venv/full
 	$(BIN)/python -m pytest tests/deploy -m "slow or not slow"

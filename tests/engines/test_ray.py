@@ -157,11 +157,14 @@ def test_a_frozen_part_is_every_actors_and_stays_as_it_is(task: Task) -> None:
         assert engine.evaluate(x) == Loop(part).evaluate(x)
 
 
-def test_measurements_and_evaluation(task: Task, engine: Ray) -> None:
-    loop = Loop(task)
-    briefs = replace(orders(task, [1, 3, 4, 6]), measure=frozenset({*BEFORE, *AFTER, FISHER}))
-    same(loop.train(briefs), engine.train(briefs))
-    x = task.start()
+@pytest.mark.parametrize("asked", [{*BEFORE, *AFTER}, pytest.param({FISHER}, marks=pytest.mark.slow)])
+def test_measurements(task: Task, engine: Ray, asked: set[str]) -> None:
+    briefs = replace(orders(task, [1, 3, 4, 6]), measure=frozenset(asked))
+    same(Loop(task).train(briefs), engine.train(briefs))
+
+
+def test_evaluation(task: Task, engine: Ray) -> None:
+    loop, x = Loop(task), task.start()
     assert loop.evaluate(x) == engine.evaluate(x)
     assert np.array_equal(loop.evaluate_clients(x), engine.evaluate_clients(x))
 
