@@ -6,7 +6,9 @@ import json
 import os
 import random
 import signal
+import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from kairosfl.runs import engines, experiment
 from kairosfl.runs.config import load, resolve
 from kairosfl.runs.files import read_lines
 from kairosfl.runs.folder import Folder
+from kairosfl.runs.interrupt import undisturbed
 from kairosfl.tasks.vector import Entry, Layout
 
 TABLES = {
@@ -182,3 +185,19 @@ def test_a_second_signal_does_not_wait(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         experiment.start(resolve(TABLES), tmp_path / "run", notify=impatient)
+
+
+@pytest.mark.usefixtures("interrupting")
+def test_at_a_terminal_the_first_signal_says_what_a_second_one_does(monkeypatch):
+    there, here = os.pipe()
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: True, fileno=lambda: here))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with undisturbed() as held:
+            signal.raise_signal(number)
+        assert held == [number]
+    os.close(here)
+    with os.fdopen(there) as told:
+        assert told.read().strip() == (
+            "Stopping when this round is evaluated and recorded; "
+            "press Ctrl-C again to stop now, without the rounds since the last checkpoint."
+        )

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+NOTICE = (
+    b"\nStopping when this round is evaluated and recorded; "
+    b"press Ctrl-C again to stop now, without the rounds since the last checkpoint.\n"
+)
+
 
 @contextmanager
 def undisturbed() -> Iterator[list[int]]:
-    """Delays the first signal: its number is put into the list. A second one takes effect immediately."""
+    """Delays the first signal: its number is put into the list. A second one takes effect immediately, as whoever
+    presses Ctrl-C is told."""
     held: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield held
@@ -23,6 +31,8 @@ def undisturbed() -> Iterator[list[int]]:
         if held and callable(handler):
             handler(number, frame)
         held.append(number)
+        if number == signal.SIGINT and sys.stderr is not None and sys.stderr.isatty():
+            os.write(sys.stderr.fileno(), NOTICE)  # not `print`, in the middle of which the signal may have come
 
     for number, handler in handlers.items():
         if callable(handler):
