@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kairosfl import presets
-from kairosfl.papers.beyond import CHOSEN, HELD_OUT, SEARCHES
+from kairosfl.papers.beyond import CHOSEN
+from kairosfl.papers.searches import HELD_OUT, SEARCHES
 from kairosfl.runs.config import resolve
 from kairosfl.runs.keys import updated
 

@@ -1,292 +1,12 @@
-"""Beyond the papers: the best composition that a search finds in each paper's setting, at no more rounds or bytes.
-
-A search is scored on a held-out tenth of the training samples; the test set is not used. Every algorithm is tried
-with every recipe, so that no baseline is tuned less than the methods compared with it.
-"""
+"""Beyond the papers: the best compositions that searches find in each paper's setting, on the test set."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kairosfl.papers.item import Cell, Item
-
-HELD_OUT = {"data.validation": 0.1}
-AUGMENT = {"data.augment": True}
-CROPS = "crops and flips"
-
-
-def _cosine(lr: float, **more: Any) -> dict[str, Any]:
-    return {"train.schedule": "cosine", "train.lr": lr, **{f"train.{key}": value for key, value in more.items()}}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """A search in a paper's setting: every algorithm with every recipe, for fewer rounds."""
-
-    preset: str
-    measure: str
-    rounds: int
-    recipes: Mapping[str, tuple[str, Mapping[str, Any]]]
-    algorithms: Mapping[str, str]
-    data: str = ""  # instead of the preset's
-
-    @property
-    def setting(self) -> str:
-        """In words."""
-        return self.preset + (f" on {self.data}" if self.data else "")
-
-    def cells(self) -> dict[str, Cell]:
-        """The cells of the search, scored on held-out samples."""
-        return {
-            f"{name}-{recipe}": Cell(
-                preset=self.preset,
-                settings={
-                    **HELD_OUT,
-                    **({"data.name": self.data} if self.data else {}),
-                    "train.rounds": self.rounds,
-                    **settings,
-                    "algorithm": algorithm,
-                },
-                reading=words,
-                baseline="" if name == "fedavg" else f"fedavg-{recipe}",
-            )
-            for recipe, (words, settings) in self.recipes.items()
-            for name, algorithm in self.algorithms.items()
-        }
-
-
-AWARE: dict[str, Any] = {"preset": "fedaware-cifar10-cnn", "measure": "last_tenth", "rounds": 200}
-ALEXNET: dict[str, Any] = {  # used in both settings with AlexNet
-    "recipes": {
-        "cosine": ("lr 0.01, cosine", _cosine(0.01)),
-        "cosine-augment": (f"lr 0.01, cosine, {CROPS}", _cosine(0.01) | AUGMENT),
-    },
-    "algorithms": {
-        "fedavg": "fedavg",
-        "fedavgm": "fedavgm(beta=0.7)",
-        "fedavgm-pa3fed": "fedavgm(beta=0.7) + pa3fed",
-    },
-}
-AVERAGED: dict[str, Any] = {  # the same again, with averaging of models
-    "recipes": {
-        f"lr{lr}-augment": (f"lr {lr}, cosine, {CROPS}, weight decay 0.0005", _cosine(lr, weight_decay=5e-4) | AUGMENT)
-        for lr in (0.01, 0.02)
-    },
-    "algorithms": {
-        "fedavg": "average",
-        "fedavgm": "fedavgm(beta=0.5) + average",
-        "fedavgm-more": "fedavgm(beta=0.7) + average",
-        "fedavgm-pa3fed": "fedavgm(beta=0.7) + pa3fed + average",
-    },
-}
-ELSEWHERE: dict[str, Any] = {  # the best recipe on CIFAR-10 and its neighbours, on other data
-    "recipes": {
-        f"lr{lr}{'-augment' if augment else ''}": (
-            f"lr {lr}, cosine, {CROPS + ', ' if augment else ''}6 epochs, gradients clipped at 10, weight decay 0.0005",
-            _cosine(lr, epochs=6, clip=10.0, weight_decay=5e-4) | (AUGMENT if augment else {}),
-        )
-        for lr in (0.1, 0.2)
-        for augment in (True, False)
-    },
-    "algorithms": {
-        "fedavg": "average",
-        "fedavgm": "fedavgm(beta=0.5) + average",
-        "fedavgm-more": "fedavgm(beta=0.7) + average",
-    },
-}
-
-SEARCHES = {
-    "fedaware": Search(
-        **AWARE,
-        recipes={
-            "paper": ("lr 0.01", {}),
-            "lr0.03": ("lr 0.03, cosine", _cosine(0.03)),
-            "lr0.1": ("lr 0.1, cosine", _cosine(0.1)),
-            "lr0.03-augment": (f"lr 0.03, cosine, {CROPS}", _cosine(0.03) | AUGMENT),
-            "lr0.1-augment": (f"lr 0.1, cosine, {CROPS}", _cosine(0.1) | AUGMENT),
-        },
-        algorithms={
-            "fedavg": "fedavg",
-            "fedaware": "fedaware",
-            "fedavgm": "fedavgm(beta=0.9)",
-            "fedavgm-aware": "fedavgm(beta=0.9) + fedaware(project=True)",
-            "fedavgm-pa3fed": "fedavgm(beta=0.9) + pa3fed",
-            "fedyogi": "fedyogi(lr=0.01, tau=1e-4)",
-        },
-    ),
-    "fedaware-2": Search(  # around the best of the first: adaptive servers, a high learning rate with decay, crops
-        **AWARE,
-        recipes={
-            "lr0.1-augment": (f"lr 0.1, cosine, {CROPS}", _cosine(0.1) | AUGMENT),
-            "lr0.2-augment": (f"lr 0.2, cosine, {CROPS}", _cosine(0.2) | AUGMENT),
-            "lr0.1-augment-decay": (
-                f"lr 0.1, cosine, {CROPS}, weight decay 0.001",
-                _cosine(0.1, weight_decay=1e-3) | AUGMENT,
-            ),
-        },
-        algorithms={
-            "fedavg": "fedavg",
-            "fedyogi": "fedyogi(lr=0.01, tau=1e-4)",
-            "fedyogi-fast": "fedyogi(lr=0.02, tau=1e-4)",
-            "fedyogi-pa3fed": "fedyogi(lr=0.01, tau=1e-4) + pa3fed",
-            "fedams": "fedams(lr=0.01, eps=1e-8)",
-        },
-    ),
-    "fedaware-3": Search(  # not covered by the first two, at FedAvg's bytes: gentler servers, ALT, more epochs
-        **AWARE,
-        recipes={
-            "lr0.05-augment": (f"lr 0.05, cosine, {CROPS}", _cosine(0.05) | AUGMENT),
-            "lr0.1-augment": (f"lr 0.1, cosine, {CROPS}", _cosine(0.1) | AUGMENT),
-            "lr0.1-augment-epochs6": (f"lr 0.1, cosine, {CROPS}, 6 epochs", _cosine(0.1, epochs=6) | AUGMENT),
-        },
-        algorithms={
-            "fedavg": "fedavg",
-            "fedavgm": "fedavgm(beta=0.5)",
-            "fedyogi": "fedyogi(lr=0.01, tau=1e-4)",
-            "fedyogi-calm": "fedyogi(lr=0.01, tau=1e-3)",
-            "fedyogi-aware": "fedyogi(lr=0.01, tau=1e-4) + fedaware(project=True)",
-            "fedyogi-alt": "fedyogi(lr=0.01, tau=1e-4) + alt",
-            "fedadagrad": "fedadagrad(lr=0.03, tau=1e-3)",
-            "fedprox": "fedprox(mu=0.1)",
-        },
-    ),
-    "fedaware-4": Search(  # around the best of the third: a little server momentum, more epochs
-        **AWARE,
-        recipes={
-            "lr0.1-augment-epochs6": (f"lr 0.1, cosine, {CROPS}, 6 epochs", _cosine(0.1, epochs=6) | AUGMENT),
-            "lr0.1-augment-epochs10": (f"lr 0.1, cosine, {CROPS}, 10 epochs", _cosine(0.1, epochs=10) | AUGMENT),
-        },
-        algorithms={
-            "fedavg": "fedavg",
-            "fedavgm": "fedavgm(beta=0.5)",
-            "fedavgm-more": "fedavgm(beta=0.7)",
-            "fedavgm-alt": "fedavgm(beta=0.5) + alt",
-            "fedavgm-pa3fed": "fedavgm(beta=0.5) + pa3fed",
-        },
-    ),
-    "fedaware-5": Search(  # four runs of the fourth diverged: clip gradients
-        **AWARE,
-        recipes={
-            f"lr0.1-augment-epochs6-clip{clip}": (
-                f"lr 0.1, cosine, {CROPS}, 6 epochs, gradients clipped at {clip}",
-                _cosine(0.1, epochs=6, clip=float(clip)) | AUGMENT,
-            )
-            for clip in (1, 10)
-        },
-        algorithms={
-            "fedavg": "fedavg",
-            "fedavgm": "fedavgm(beta=0.5)",
-            "fedavgm-alt": "fedavgm(beta=0.5) + alt",
-            "fedavgm-pa3fed": "fedavgm(beta=0.5) + pa3fed",
-        },
-    ),
-    "fedaware-6": Search(  # around the best of the fifth: averaged models, flat minima, weight decay
-        **AWARE,
-        recipes={
-            f"epochs6-decay{decay}": (
-                f"lr 0.1, cosine, {CROPS}, 6 epochs, gradients clipped at 10, weight decay {decay}",
-                _cosine(0.1, epochs=6, clip=10.0, weight_decay=float(decay)) | AUGMENT,
-            )
-            for decay in ("0", "0.0005")
-        },
-        algorithms={
-            "fedavg": "average",
-            "fedavgm": "fedavgm(beta=0.5) + average",
-            "fedsam": "fedsam(rho=0.05) + fedavgm(beta=0.5) + average",
-            "fedsam-more": "fedsam(rho=0.15) + fedavgm(beta=0.5) + average",
-        },
-    ),
-    "fedaware-7": Search(  # around the best of the sixth: more weight decay, a higher learning rate, more momentum
-        **AWARE,
-        recipes={
-            f"lr{lr}-decay{decay}": (
-                f"lr {lr}, cosine, {CROPS}, 6 epochs, gradients clipped at 10, weight decay {decay}",
-                _cosine(lr, epochs=6, clip=10.0, weight_decay=float(decay)) | AUGMENT,
-            )
-            for lr in (0.1, 0.2)
-            for decay in ("0.0005", "0.001", "0.002")
-        },
-        algorithms={
-            "fedavg": "average",
-            "fedavgm": "fedavgm(beta=0.5) + average",
-            "fedavgm-more": "fedavgm(beta=0.7) + average",
-        },
-    ),
-    "fedaware-8": Search(  # the recipe of the seventh, with FedAWARE whose λ is drawn towards uniform
-        **AWARE,
-        recipes={
-            f"lr{lr}": (
-                f"lr {lr}, cosine, {CROPS}, 6 epochs, gradients clipped at 10, weight decay 0.0005",
-                _cosine(lr, epochs=6, clip=10.0, weight_decay=5e-4) | AUGMENT,
-            )
-            for lr in (0.1, 0.2)
-        },
-        algorithms={
-            "fedavg": "average",
-            "fedavgm": "fedavgm(beta=0.7) + average",
-            **{
-                f"fedavgm-aware{ridge}": f"fedavgm(beta=0.7) + fedaware(project=True, ridge={ridge}) + average"
-                for ridge in (0.1, 1.0)
-            },
-            "fedavgm-aware-fast": "fedavgm(beta=0.7) + fedaware(project=True, ridge=1.0, lr=2.0) + average",
-        },
-    ),
-    "thrifty": Search(  # the recipe of the seventh, with fewer clients a round
-        **AWARE,
-        recipes={
-            f"share{share}": (
-                f"{100 * share:.0f} % of the clients, the recipe of kairos",
-                _cosine(0.2, epochs=6, clip=10.0, weight_decay=5e-4, cohort=round(10 * share)) | AUGMENT,
-            )
-            for share in (1.0, 0.5, 0.4, 0.3, 0.2)
-        },
-        algorithms={
-            "fedavg": "average",
-            "fedavgm": "fedavgm(beta=0.5) + average",
-            "fedavgm-more": "fedavgm(beta=0.7) + average",
-        },
-    ),
-    "cifar100": Search(**AWARE, data="cifar100", **ELSEWHERE),
-    "fashion_mnist": Search(**AWARE, data="fashion_mnist", **ELSEWHERE),
-    "pa3fed": Search(
-        preset="pa3fed-cifar10-alexnet",
-        measure="final",
-        rounds=40,
-        **ALEXNET,
-    ),
-    "pa3fed-2": Search(preset="pa3fed-cifar10-alexnet", measure="final", rounds=40, **AVERAGED),
-    "fedcl": Search(
-        preset="fedcl-cifar10-alexnet",
-        measure="final",
-        rounds=60,
-        **ALEXNET,
-    ),
-    "fedcl-2": Search(preset="fedcl-cifar10-alexnet", measure="final", rounds=60, **AVERAGED),
-    "fedcl-3": Search(  # 60 rounds are too few to judge crops and flips: all of the setting's
-        preset="fedcl-cifar10-alexnet",
-        measure="final",
-        rounds=200,
-        recipes={
-            "plain": ("lr 0.01, cosine, weight decay 0.0005", _cosine(0.01, weight_decay=5e-4)),
-            "augment": AVERAGED["recipes"]["lr0.01-augment"],
-        },
-        algorithms={name: AVERAGED["algorithms"][name] for name in ("fedavg", "fedavgm", "fedavgm-more")},
-    ),
-    "alt": Search(
-        preset="alt-cifar10-cnn",
-        measure="last_tenth",
-        rounds=100,
-        recipes={
-            "paper": ("lr 0.01", {}),
-            "cosine": ("lr 0.01, cosine", _cosine(0.01)),
-            "cosine-decay": ("lr 0.01, cosine, weight decay 0.001", _cosine(0.01, weight_decay=1e-3)),
-        },
-        algorithms={"fedavg": "fedavg", "alt": "alt", "fedavgm-alt": "fedavgm(beta=0.7) + alt"},
-    ),
-}
-
+from kairosfl.papers.searches import AUGMENT, SEARCHES, cosine
 
 # What the searches on other data chose: a recipe and an algorithm, and the recipe that was best for plain averaging.
 CHOSEN = {
@@ -351,16 +71,16 @@ FINALS = {
     "pa3fed": {
         "kairos": Cell(
             preset="pa3fed-cifar10-alexnet",
-            settings={**_cosine(0.01), **AUGMENT, "algorithm": "fedavgm(beta=0.7) + pa3fed"},
+            settings={**cosine(0.01), **AUGMENT, "algorithm": "fedavgm(beta=0.7) + pa3fed"},
             printed={"final": 57.75},
             reading="compared with the best published value",
             baseline="fedavg",
         ),
-        "fedavg": _averaging("pa3fed-cifar10-alexnet", _cosine(0.01)),
+        "fedavg": _averaging("pa3fed-cifar10-alexnet", cosine(0.01)),
         "averaged": Cell(
             preset="pa3fed-cifar10-alexnet",
             settings={
-                **_cosine(0.02, weight_decay=5e-4),
+                **cosine(0.02, weight_decay=5e-4),
                 **AUGMENT,
                 "algorithm": "fedavgm(beta=0.7) + pa3fed + average",
             },
@@ -370,29 +90,29 @@ FINALS = {
         ),
         "averaged-fedavg": Cell(
             preset="pa3fed-cifar10-alexnet",
-            settings={**_cosine(0.02, weight_decay=5e-4), **AUGMENT, "algorithm": "average"},
+            settings={**cosine(0.02, weight_decay=5e-4), **AUGMENT, "algorithm": "average"},
             reading="models averaged, with plain averaging's best recipe: the same",
         ),
     },
     "fedcl": {
         "kairos": Cell(
             preset="fedcl-cifar10-alexnet",
-            settings={**_cosine(0.01), "algorithm": "fedavgm(beta=0.7)"},
+            settings={**cosine(0.01), "algorithm": "fedavgm(beta=0.7)"},
             reading="the paper gives no numbers",
             baseline="fedavg",
         ),
-        "fedavg": _averaging("fedcl-cifar10-alexnet", _cosine(0.01)),
+        "fedavg": _averaging("fedcl-cifar10-alexnet", cosine(0.01)),
     },
     "alt": {
         "kairos": Cell(
             preset="alt-cifar10-cnn",
-            settings={**_cosine(0.01, weight_decay=1e-3), "algorithm": "fedavgm(beta=0.7) + alt"},
+            settings={**cosine(0.01, weight_decay=1e-3), "algorithm": "fedavgm(beta=0.7) + alt"},
             reading="the paper gives no numbers",
             baseline="alt",
         ),
         "alt": Cell(
             preset="alt-cifar10-cnn",
-            settings={**_cosine(0.01, weight_decay=1e-3), "algorithm": "alt"},
+            settings={**cosine(0.01, weight_decay=1e-3), "algorithm": "alt"},
             reading="ALT with its own best recipe",
         ),
     },
