@@ -148,14 +148,14 @@ class Losing(Batched):
 
 
 CASES = {  # algorithm, recipe, options of the engine, cohorts that were trained ahead in two runs of 5 rounds
-    "plain": ("fedavg", {}, {}, 8),
-    "pull": ("fedprox(mu=0.1)", {"momentum": 0.5}, {}, 8),
-    "few slots": ("fedavg", {}, {"slots": 3}, 8),
-    "fixed slots": ("fedavg", {}, {"deterministic": True}, 8),
-    "adamw": ("fedavg", {"optimizer": "adamw", "lr": 0.01}, {}, 8),
+    "plain": ("fedavg", {}, {}, 7),
+    "pull": ("fedprox(mu=0.1)", {"momentum": 0.5}, {}, 7),
+    "few slots": ("fedavg", {}, {"slots": 3}, 7),
+    "fixed slots": ("fedavg", {}, {"deterministic": True}, 7),
+    "adamw": ("fedavg", {"optimizer": "adamw", "lr": 0.01}, {}, 7),
     "stops": ("alt", {}, {}, 0),
-    "server optimizer": ("fedavgm", {}, {}, 1),  # whose first step is the average
-    "schedule": ("fedavg", {"schedule": "cosine"}, {}, 8),
+    "server optimizer": ("fedavgm", {}, {}, 0),
+    "schedule": ("fedavg", {"schedule": "cosine"}, {}, 7),
     "selection": ("fedcl", {}, {}, None),
     "vectors": ("scaffold", {}, {}, 0),
     "noise": ("localprivacy", {}, {}, 0),
@@ -197,7 +197,7 @@ def test_a_run_is_the_same_to_the_bit_when_cohorts_begin_before_they_are_asked_f
                 engine.evaluate(run.x)
     half = len(ends) // 2
     assert [each.numpy().tobytes() for each in ends[:half]] == [each.numpy().tobytes() for each in ends[half:]]
-    assert 0 < sum(hits) < 8 if kind is Losing else ahead in (None, sum(hits))
+    assert 0 < sum(hits) < 7 if kind is Losing else ahead in (None, sum(hits))
     cohorts = [(task, told(task, round)) for round in (0, 1)]
     both = engine.train_many(cohorts)  # with a cohort in the slots that nobody will ask for
     for found, (_, briefs) in zip(both, cohorts, strict=True):

@@ -537,7 +537,9 @@ def test_large_layers_are_clipped_without_their_gradients(precision: str, monkey
     monkeypatch.setattr(fast.kernels("linear", found.delta), "LARGE", 1 << 50)
     written = Batched(task, "cuda", precision=precision).train(briefs)
     assert not torch.equal(found.delta, written.delta)  # or large layers were not held back
-    assert distance(found.delta, wanted.delta) <= 1.05 * distance(written.delta, wanted.delta) + 1e-4
+    off = distance(found.delta, wanted.delta)
+    assert off <= 1.05 * distance(written.delta, wanted.delta) + 1e-4
+    assert off <= {"float32": 0.002, "tf32": 0.1, "bfloat16": 0.15}[precision]
     torch.testing.assert_close(
         found.grad_sq, wanted.grad_sq, rtol={"float32": 0.001, "tf32": 0.01, "bfloat16": 0.02}[precision], atol=0
     )

@@ -46,7 +46,7 @@ def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.rando
     return np.random.Generator(np.random.Philox(words))
 
 
-@lru_cache(maxsize=4)  # an engine may have asked already, to prepare for the next rounds
+@lru_cache(maxsize=1)  # an engine may have asked already, to prepare for them
 def drawn(seed: int, round: int, population: int, size: int) -> np.ndarray:
     """The clients that train in a round if no rule says which, ascending."""
     return np.sort(stream(seed, "select", round).choice(population, size=min(size, population), replace=False))

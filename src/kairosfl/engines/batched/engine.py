@@ -194,7 +194,6 @@ class Batched(Evaluator):
         with self._working():
             while self._waiting or (self._slots is not None and self._slots.active()):
                 self._advance()
-        self._schedules.foresee(coming[0])  # the round after that: the host would wait for the device
 
     def _claim(self, briefs: Briefs) -> Ticket | None:
         """The cohort that was begun, if it is this one."""

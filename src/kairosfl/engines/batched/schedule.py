@@ -67,19 +67,17 @@ class Schedules:
         self.luck = Luck()
 
     def __call__(self, draw: Draw) -> Schedule:
-        ahead = self._ahead
-        if ahead is None or ahead[0].round != draw.round:  # a later round's may still come true
-            return self._made(draw)
-        self._ahead = None
-        return ahead[1] if self.luck(ahead[0] == draw) else self._made(draw)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and self.luck(ahead[0] == draw):
+            return ahead[1]
+        return self._made(draw)
 
     def foresee(self, draw: Draw) -> tuple[Draw, Schedule] | None:
-        """Work out what follows this draw, unless that is done or rules select the clients."""
+        """Work out what follows this draw, unless rules select the clients."""
         if not self.luck:
             return None
         coming = draw.next()
-        if self._ahead is None or self._ahead[0] != coming:
-            self._ahead = coming, self._made(coming)
+        self._ahead = coming, self._made(coming)
         return self._ahead
 
     def _made(self, draw: Draw) -> Schedule:
