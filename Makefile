@@ -59,7 +59,7 @@ bench-gpu-peers:  # pfl's CIFAR-10 workload on a GPU, with and without privacy; 
 	$(GPU_PYTHON) benchmarks/against_pfl.py --device cuda
 	$(GPU_PYTHON) benchmarks/against_pfl.py --device cuda --setting private
 
-lint: .venv/ready
+lint: .venv/full  # mypy reads what the extras install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
