@@ -1,7 +1,7 @@
 #!/bin/sh
 # Tables of the papers and the public benchmarks on one GPU; each part resumes if it is run again.
 #
-#     KAIROSFL_DATA=... [SEEDS=3] [PRECISION=bfloat16] sh benchmarks/tables.sh PART [RESULTS]
+#     KAIROSFL_DATA=... [SEEDS=3] [FIRST=0] [PRECISION=bfloat16] sh benchmarks/tables.sh PART [RESULTS]
 #
 # The results say which precision a run had. Estimates are for one H200, from the images per second in docs/gpu.md.
 #
@@ -42,9 +42,9 @@ cells() { # ITEM, then cells
     item=$1
     shift
     for cell; do set -- "$@" --cells "$cell"; shift; done
-    timeout -s INT "${LIMIT:-540}" ${PYTHON:-python} -m kairosfl reproduce "$paper/$item" "$@" --seeds "${SEEDS:-1}" \
-        --engine batched --device cuda --set "run.precision='${PRECISION:-tf32}'" --quiet --out "$runs/$paper-$item" \
-        --results "$results"
+    timeout -s INT "${LIMIT:-540}" ${PYTHON:-python} -m kairosfl reproduce "$paper/$item" "$@" \
+        --seeds "${SEEDS:-1}" --first-seed "${FIRST:-0}" --engine batched --device cuda \
+        --set "run.precision='${PRECISION:-tf32}'" --quiet --out "$runs/$paper-$item" --results "$results"
 }
 
 case $part in

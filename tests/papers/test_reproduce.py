@@ -173,6 +173,11 @@ def test_the_estimate_is_the_rounds_left_times_a_measured_round(tmp_path, monkey
     assert estimate([runs[0], longer[1]], tmp_path) == pytest.approx(50 * 2.0 + 50 * 8.0)
 
 
+def test_more_seeds_follow_those_that_were_run(tmp_path):
+    found = reproduce(ITEM, cells=["digits-fedavg"], seeds=2, first_seed=1, rounds=1, out=tmp_path, say=str)
+    assert [run["seed"] for run in found["cells"]["digits-fedavg"]["runs"]] == [1, 2]
+
+
 def test_a_timed_round_ends_when_the_device_has_finished(monkeypatch):
     member = members(ITEM, ["digits"], seeds=1)[0]
     monkeypatch.setattr("kairosfl.papers.reproduce.wait", lambda device: time.sleep(0.7))

@@ -18,6 +18,7 @@ def reproduce(
         list[str], typer.Option("--cells", help="A cell, or words of its name, such as 'cifar10 fed*'; repeatable.")
     ] = [],  # noqa: B006
     seeds: Annotated[int | None, typer.Option("--seeds", help="Number of seeds.")] = None,
+    first_seed: Annotated[int, typer.Option("--first-seed", min=0, help="The first of them, to add more later.")] = 0,
     rounds: Annotated[int | None, typer.Option("--rounds", help="Number of rounds, instead of the paper's.")] = None,
     changes: Set = [],  # noqa: B006
     out: Out = None,
@@ -46,6 +47,7 @@ def reproduce(
                 find(item),
                 cells=cells,
                 seeds=seeds,
+                first_seed=first_seed,
                 rounds=rounds,
                 changes=[*changes, *asked(engine=engine, device=device)],
                 out=out,

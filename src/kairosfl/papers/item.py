@@ -99,6 +99,7 @@ def members(
     seeds: int | None = None,
     rounds: int | None = None,
     changes: Sequence[str] = (),
+    first_seed: int = 0,
 ) -> list[Member]:
     """The runs of an item as members of a sweep: the first seed of every cell before the second of any."""
     seeds = item.seeds if seeds is None else seeds
@@ -113,6 +114,6 @@ def members(
             {"cell": name, "seed": seed},
             cell.config(seed=seed, rounds=rounds, changes=changes),
         )
-        for seed in range(seeds)
+        for seed in range(first_seed, first_seed + seeds)
         for name, cell in choose(item, cells).items()
     ]

@@ -40,6 +40,7 @@ def reproduce(
     *,
     cells: Sequence[str] = (),
     seeds: int | None = None,
+    first_seed: int = 0,
     rounds: int | None = None,
     changes: Sequence[str] = (),
     out: Path,
@@ -53,7 +54,7 @@ def reproduce(
     take; `progress` shows what is being done.
     """
     state = progress.state if progress else lambda words: None
-    asked = members(item, cells, seeds, rounds, changes)
+    asked = members(item, cells, seeds, rounds, changes, first_seed)
     state("loading the data")
     runs = available(asked, say)
     if not runs:
