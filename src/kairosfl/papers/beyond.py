@@ -102,6 +102,17 @@ FINALS = {
             baseline="fedavg",
         ),
         "fedavg": _averaging("fedcl-cifar10-alexnet", cosine(0.01)),
+        "averaged": Cell(
+            preset="fedcl-cifar10-alexnet",
+            settings={**cosine(0.01, weight_decay=5e-4), **AUGMENT, "algorithm": "fedavgm(beta=0.7) + average"},
+            reading="searched again with models averaged",
+            baseline="averaged-fedavg",
+        ),
+        "averaged-fedavg": Cell(
+            preset="fedcl-cifar10-alexnet",
+            settings={**cosine(0.01, weight_decay=5e-4), "algorithm": "average"},
+            reading="models averaged, with plain averaging's best recipe: no crops and flips",
+        ),
     },
     "alt": {
         "kairos": Cell(
