@@ -71,6 +71,7 @@ class Compiled:
         self.capability = capability
         self.number = next(NUMBERS)
         self.kernels: list[tuple[str, Any]] = []
+        self.launchers: list[str] = []
         memory = {"max_shared_mem": GPUS[capability]}
         self.utils = SimpleNamespace(get_device_properties=lambda index: memory)
 
@@ -80,6 +81,9 @@ class Compiled:
         return {
             name: max(kernel.metadata.shared for each, kernel in done if each == name) for name in dict(self.kernels)
         }
+
+    def launcher_cls(self, source: Any, metadata: Any) -> None:
+        self.launchers.append(metadata.name)
 
     def get_current_target(self) -> Any:
         return GPUTarget("cuda", self.capability, 32)
@@ -207,6 +211,8 @@ def test_a_rehearsal_compiles_the_layers_of_a_step(
     engine, task = rehearsed(build("pfl_cnn", shape=(3, 32, 32), classes=3, seed=1), monkeypatch)
     assert {"conv_programs", "pool"} <= set(requested[True])
     assert not requested[False]
+    assert set(compiled.launchers) == set(dict(compiled.kernels))
+    assert len(compiled.launchers) == len({id(kernel) for _, kernel in compiled.kernels})
     engine.train(make_briefs(task, epochs=1, batch_size=4))
     assert not {"conv_programs", "pool"} & set(requested[False])
 

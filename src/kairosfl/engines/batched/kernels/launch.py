@@ -5,14 +5,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 
 import torch
 import triton
+from triton.runtime import driver
 
 MOST = 16  # kernels compiled at once; each takes some memory of the host
 
@@ -24,6 +25,18 @@ def on(kernel, grid):
     return partial(kernel.warmup, grid=grid) if _rehearsing.get() else kernel[grid]
 
 
+class _Workshop(ThreadPoolExecutor):
+    """Also builds what launches a kernel, which some versions of Triton do with a C compiler; it is stored on disk."""
+
+    def submit(self, compile_one: Callable) -> Future:
+        def build():
+            kernel = compile_one()
+            driver.active.launcher_cls(kernel.src, kernel.metadata)
+            return kernel
+
+        return super().submit(build)
+
+
 @contextmanager
 def rehearsal() -> Iterator[None]:
     """Have the kernels that are launched here compiled side by side; on leaving, all are.
@@ -31,7 +44,7 @@ def rehearsal() -> Iterator[None]:
     They do not run: what they would write stays as it is. One that cannot be compiled fails when it is launched.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    pool, token = ThreadPoolExecutor(min(MOST, cores)), _rehearsing.set(True)
+    pool, token = _Workshop(min(MOST, cores)), _rehearsing.set(True)
     try:
         # A backward pass in a thread of its own would not see that this is a rehearsal.
         with triton.AsyncCompileMode(pool, ignore_errors=True), torch.autograd.set_multithreading_enabled(False):
