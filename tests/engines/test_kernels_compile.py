@@ -7,6 +7,7 @@ generations of GPUs. What they return is left uninitialised.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -43,6 +44,7 @@ from kairosfl.engines.batched import (
 )
 from kairosfl.engines.batched.kernels import batch, device, launch, loss, passes
 from kairosfl.engines.batched.kernels import update as optimiser
+from kairosfl.engines.batched.state import Kind, State
 from kairosfl.tasks.models import build
 from kairosfl.tasks.task import Task
 
@@ -215,6 +217,29 @@ def test_a_rehearsal_compiles_the_layers_of_a_step(
     assert len(compiled.launchers) == len({id(kernel) for _, kernel in compiled.kernels})
     engine.train(make_briefs(task, epochs=1, batch_size=4))
     assert not {"conv_programs", "pool"} & set(requested[False])
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+def test_a_rehearsal_of_a_step_compiles_what_surrounds_the_layers(
+    compiled: Compiled, requested: dict[bool, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = make_task(build("pfl_cnn", shape=(3, 32, 32), classes=3, seed=1), (3, 32, 32), samples=12, clients=2)
+    work: Any = Batched(task)._work
+    use_kernels(monkeypatch)
+    monkeypatch.setattr(step, "kernels", lambda name, tensor: fast._module(name))
+    for flags in ({"momentum": True}, {"clip": True}, {"clip": True, "late": True}, {"adamw": True}):
+        state, kind = State(work.stack.frame.layout, 2, 12, torch.float32, torch.device("cpu")), Kind(2, 4, **flags)
+        for name in kind.needs():
+            state.rows(name)
+        for each in (state.w, state.v, state.g):
+            each.fill_(1)
+        before = copy.deepcopy((state.w, state.v, state.numbers, state.reals, state.extra))
+        work.rehearse(state, kind)
+        torch.testing.assert_close((state.w, state.v, state.numbers, state.reals, state.extra), before, rtol=0, atol=0)
+        assert not state.g.any()
+    wanted = {"batch", "conv_programs", "dropout", "linear", "loss", "pool", "update"}
+    assert set(requested[True]) == wanted
+    assert not requested[False]
 
 
 @pytest.mark.parametrize("compiled", [90], indirect=True)

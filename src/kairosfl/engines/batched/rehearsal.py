@@ -1,8 +1,8 @@
-"""The kernels of a model's layers, compiled side by side before a first step would wait for one after another."""
+"""The kernels of a step, compiled side by side before a first step would wait for one after another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from kairosfl.engines.batched.conv import last
+from kairosfl.engines.batched.dropout import StackedDropout
 from kairosfl.engines.batched.fast import kernels
 from kairosfl.engines.batched.frame import Frame
-from kairosfl.engines.batched.layers import StackedConv2d, StackedGroupNorm
+from kairosfl.engines.batched.layers import StackedConv2d, StackedGroupNorm, StackedLinear
 from kairosfl.engines.batched.pool import ReluPool
+from kairosfl.engines.batched.update import Optimiser
 
-LAYERS = (StackedConv2d, StackedGroupNorm, ReluPool)  # those with a kernel for every shape
+LAYERS = (StackedConv2d, StackedGroupNorm, StackedLinear, StackedDropout, ReluPool)  # those with kernels
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,16 @@ class Rehearsal:
             for hook in hooks:
                 hook.remove()
 
-    def __call__(self, frame: Frame, rows: Tensor, gradients: Tensor, samples: int) -> None:
-        """Compile what the layers need for this many samples of each client, if they have kernels.
+    def __call__(
+        self,
+        frame: Frame,
+        rows: Tensor,
+        gradients: Tensor,
+        samples: int,
+        optimiser: Optimiser | None = None,
+        surround: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Compile what the layers need for this many samples of each client, if they have kernels, and what is around.
 
         The gradients are zeros afterwards. What fails here fails again in the first pass, where that is handled.
         """
@@ -54,9 +64,11 @@ class Rehearsal:
         try:
             with suppress(Exception), module.rehearsal():  # not with a Triton that can only compile one after another
                 for layer, (shape, inward) in self.seen.items():
-                    frame.open(rows, gradients, keys)
+                    frame.open(rows, gradients, keys, optimiser)
                     with suppress(Exception):
                         _there_and_back(layer, (frame.samples, *shape), inward, frame)
+                with suppress(Exception):
+                    surround()
         finally:
             frame.measures = measures
             frame.close()

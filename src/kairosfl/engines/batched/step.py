@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,9 +54,13 @@ class Work:
         return images
 
     def rehearse(self, state: State, kind: Kind) -> None:
-        """Have the kernels compiled that the layers need for steps of this kind; gradients are zeros afterwards."""
-        if isinstance(self.stack, Traced):
-            self.stack.rehearsal(self.stack.frame, state.w[: kind.width], state.g[: kind.width], kind.batch)
+        """Have the kernels compiled that steps of this kind need; gradients are zeros afterwards."""
+        if not isinstance(self.stack, Traced):
+            return
+        frame, live = self.stack.frame, torch.zeros(kind.width, dtype=torch.bool, device=state.device)
+        optimiser = Optimiser(state, kind, live, frame.dot)
+        surround = partial(_surround, self, state, kind, optimiser)
+        self.stack.rehearsal(frame, state.w[: kind.width], state.g[: kind.width], kind.batch, optimiser, surround)
 
     def features(self, rows: Tensor, inputs: Tree) -> Tensor:
         """The features under fixed weights, dropout off."""
@@ -103,6 +108,19 @@ def step(work: Work, state: State, kind: Kind) -> None:
         _count(state, kind, batch, loss, squares)
 
 
+def _surround(work: Work, state: State, kind: Kind, optimiser: Optimiser) -> None:
+    """What a step launches before and after the model, where this changes nothing in a rehearsal: all of it kernels."""
+    batch = _batch(state, kind)
+    samples = torch.zeros_like(batch.samples).flatten()
+    if not work.task.varies:
+        work._images(samples)
+    if kind.adamw or kind.late:
+        return
+    outputs = torch.zeros(len(samples), work.task.dataset.classes, dtype=state.dtype, device=state.device)
+    loss, _ = _loss(work, kind, batch, outputs, samples)
+    _count(state, kind, batch, loss, optimiser.finish())
+
+
 def _derive(
     work: Work,
     state: State,
@@ -117,11 +135,7 @@ def _derive(
     frame, (inputs, targets) = work.stack.frame, samples
     frame.open(state.w[: kind.width], state.g[: kind.width], keys, optimiser)
     outputs = work.stack(inputs).to(state.dtype)
-    quick: Any = kernels("loss", outputs) if _entropy(work, kind, outputs, targets) else None
-    if quick is not None and outputs.shape[1] <= quick.CLASSES:
-        loss, slope = quick.entropy(outputs, targets, batch.share)
-    else:
-        loss, slope = (work.task.loss(outputs, targets).view(batch.samples.shape) * batch.share).sum(1), None
+    loss, slope = _loss(work, kind, batch, outputs, targets)
     features = None
     if still:
         assert frame.features is not None
@@ -130,6 +144,15 @@ def _derive(
             loss = loss + _contrast(state, kind, batch, features, still)
     frame.backward(loss.sum() if slope is None else outputs, slope)
     return loss.detach(), None if features is None else features.detach()
+
+
+def _loss(work: Work, kind: Kind, batch: Batch, outputs: Tensor, targets: Tree) -> tuple[Tensor, Tensor | None]:
+    """Every client's loss, and the gradient of the outputs where a kernel computes both."""
+    module: Any = kernels("loss", outputs) if _entropy(work, kind, outputs, targets) else None
+    if module is None or outputs.shape[1] > module.CLASSES:
+        return (work.task.loss(outputs, targets).view(batch.samples.shape) * batch.share).sum(1), None
+    found: tuple[Tensor, Tensor] = module.entropy(outputs, targets, batch.share)
+    return found
 
 
 def _entropy(work: Work, kind: Kind, outputs: Tensor, targets: Tree) -> bool:

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kairosfl.engines.batched.kernels.device import FUSED
+from kairosfl.engines.batched.kernels.launch import on
 from kairosfl.engines.batched.state import Sum, Whole
 from kairosfl.engines.batched.step import ODD
 
@@ -28,13 +29,13 @@ SPREAD = tl.constexpr(ODD)
 
 @triton.jit
 def _batch(
-    wholes, order_rows, on, samples_rows, share_rows, lengths, live, keys, slots, row, batch, BLOCK: tl.constexpr
+    wholes, order_rows, awake, samples_rows, share_rows, lengths, live, keys, slots, row, batch, BLOCK: tl.constexpr
 ):
     """The next batch of a client, as in `step`; one program per client, grid (m,).
 
     wholes         [numbers, slots]    int64: one line per number, one column per slot
     order_rows     [m, ≥ samples]      int64, stride `row`: a client's samples in the order in which it trains on them
-    on             []                  int8: 0 if no client is live
+    awake          []                  int8: 0 if no client is live
     samples_rows   [m, batch]          int64 output: the samples; beyond the client's own the first one
     share_rows     [m, batch]          output, float32 or bfloat16: 1 / length; beyond the client's own 0
     lengths, live  [m]                 int64 and int8 outputs
@@ -46,7 +47,7 @@ def _batch(
     size = tl.load(numbers + SIZE * slots)
     end = tl.load(numbers + END * slots)
     batches = tl.load(numbers + BATCHES * slots)
-    alive = (position < tl.load(numbers + TOTAL * slots)) & (tl.load(on) != 0)
+    alive = (position < tl.load(numbers + TOTAL * slots)) & (tl.load(awake) != 0)
     taken = position % batches * size
     length = tl.where(alive, tl.minimum(size, end - taken), 0)
     place = tl.arange(0, BLOCK)
@@ -64,21 +65,21 @@ def _batch(
 
 
 def batch(
-    wholes: Tensor, order: Tensor, on: Tensor, clients: int, size: int, dtype: torch.dtype
+    wholes: Tensor, order: Tensor, awake: Tensor, clients: int, size: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Samples `[m, size]`, shares `[m, size]` of this type, lengths, who is live (bool) and keys, `[m]` each.
 
-    `wholes`, `order` and `on` are those of the state, and m = `clients` the number of slots that take part.
+    `wholes`, `order` and `awake` (`on`) are those of the state, and m = `clients` the number of slots that take part.
     """
     samples = torch.empty(clients, size, dtype=torch.int64, device=wholes.device)
     share = torch.empty(clients, size, dtype=dtype, device=wholes.device)
     lengths, keys = torch.empty(2, clients, dtype=torch.int64, device=wholes.device)
     live = torch.empty(clients, dtype=torch.bool, device=wholes.device)
     block = triton.next_power_of_2(size)
-    _batch[(clients,)](
+    on(_batch, (clients,))(
         wholes,
         order,
-        on.view(torch.int8),
+        awake.view(torch.int8),
         samples,
         share,
         lengths,
@@ -138,7 +139,7 @@ def images(stored: Tensor, samples: Tensor, scale: Tensor, shift: Tensor, dtype:
     scale, shift = (each.expand(channels, 1, 1) for each in (scale, shift))
     numbers = channels * height * width
     block = min(PIXELS, triton.next_power_of_2(numbers))
-    _images[(len(samples) * triton.cdiv(numbers, block),)](
+    on(_images, (len(samples) * triton.cdiv(numbers, block),))(
         stored,
         samples,
         scale,
@@ -184,7 +185,7 @@ def count(wholes: Tensor, sums: Tensor, lengths: Tensor, live: Tensor, losses: T
     """Add a step to `wholes` and `sums` of the state; `squares` is `[m, columns]`, its sums over columns are ‖∇L‖²."""
     columns = squares.shape[1]
     block = min(COLUMNS, triton.next_power_of_2(columns))
-    _count[(len(live),)](
+    on(_count, (len(live),))(
         wholes,
         sums,
         lengths,

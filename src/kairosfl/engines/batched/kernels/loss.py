@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kairosfl.engines.batched.kernels.device import FUSED
+from kairosfl.engines.batched.kernels.launch import on
 
 CLASSES = 1024  # the most that fit into a tile
 TILE = 4096  # numbers that a program handles at once
@@ -69,5 +70,6 @@ def entropy(outputs: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, Te
     losses, slopes = torch.empty(m, dtype=outputs.dtype, device=outputs.device), torch.empty_like(outputs)
     wide = triton.next_power_of_2(classes)
     high = min(TILE // wide, triton.next_power_of_2(batch))
-    _entropy[(m,)](outputs, targets, share, losses, slopes, batch, classes, BS=high, BC=wide, num_warps=4, **FUSED)
+    fixed = {"BS": high, "BC": wide, "num_warps": 4, **FUSED}
+    on(_entropy, (m,))(outputs, targets, share, losses, slopes, batch, classes, **fixed)
     return losses, slopes

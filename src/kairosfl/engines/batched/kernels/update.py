@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kairosfl.engines.batched.kernels.device import FUSED
+from kairosfl.engines.batched.kernels.launch import on
 from kairosfl.engines.batched.state import Real
 
 BLOCK = 4096
@@ -113,7 +114,7 @@ def _squares(g_rows, live, blocks, partials, row, columns, BLOCK: tl.constexpr):
 def squares(g: Tensor, live: Tensor, pieces: Tensor, partials: Tensor) -> None:
     """Write ‖g‖² of every piece of the live rows `[m, width]` to `partials[:, : len(pieces)]`."""
     strides = (g.stride(0), partials.stride(0))
-    _squares[(len(pieces), len(g))](g, live, pieces, partials, *strides, BLOCK=BLOCK, num_warps=8, **FUSED)
+    on(_squares, (len(pieces), len(g)))(g, live, pieces, partials, *strides, BLOCK=BLOCK, num_warps=8, **FUSED)
 
 
 def blocks(ranges: list[tuple[int, int]], device: torch.device) -> Tensor:
@@ -140,7 +141,7 @@ def update(
     w, v, g, anchor and push are float32 with one stride between rows; `reals` is `[fields, slots]`, `factors` `[m]`,
     `live` `[m]` int8, and `pieces` comes from `blocks`.
     """
-    _update[(len(pieces), len(w))](
+    on(_update, (len(pieces), len(w)))(
         w,
         v,
         g,
