@@ -83,19 +83,20 @@ RANKED = [
     (0.4, "uniform", "budget(share=0.4) + average"),
     (0.2, "uniform", "budget(share=0.2) + average"),
     *((share, "plan", f"budget(share={share}, plan={PLAN}) + average") for share in (0.4, 0.2, 1.0)),
-    *((share, "fedcl", f"fedcl(cap=0.2, budget={share}) + average") for share in (0.4, 0.2, 1.0)),
+    *((share, "fedcl", f"fedcl(cap=0.2, budget={share}, rest=0) + average") for share in (0.4, 0.2, 1.0)),
 ]
 FURTHER = [
     # Without averaging, the detector's budget keeps clients for the final rounds, so plain and averaged are two runs.
     *((share, "detector", f"budget(share={share}, by='detector') + average") for share in (0.4, 0.2)),
     *((share, "detector plain", f"budget(share={share}, by='detector')") for share in (0.4, 0.2)),
-    (0.4, "fedcl printed", "fedcl(cap=0.2, budget=0.4) + average"),
-    (0.4, "fedcl released", "fedcl(cap=0.75, floor=1.0, once=True, every=2, budget=0.4) + average"),
+    (0.4, "fedcl printed", "fedcl(cap=0.2, budget=0.4, rest=0) + average"),
+    (0.4, "fedcl released", "fedcl(cap=0.75, floor=1.0, once=True, every=2, budget=0.4, rest=0) + average"),
+    *((share, "fedcl with a rest", f"fedcl(cap=0.2, budget={share}) + average") for share in (0.4, 0.2)),
     (1.0, "window of 15 % of rounds", "average(share=0.15, of='rounds')"),
     (1.0, "window of 5 % of lr", "average(share=0.05)"),
     (0.6, "uniform", "budget(share=0.6) + average"),
     (0.6, "plan", f"budget(share=0.6, plan={PLAN}) + average"),
-    (0.6, "fedcl", "fedcl(cap=0.2, budget=0.6) + average"),
+    (0.6, "fedcl", "fedcl(cap=0.2, budget=0.6, rest=0) + average"),
     (0.6, "detector", "budget(share=0.6, by='detector') + average"),
 ]
 DETECTORS = {"fedcl printed": "fgn", "fedcl released": "fgn.released()"}  # of the papers; the others' is paired

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,6 +165,26 @@ def test_clients_that_were_asked_are_paid_for(text: str) -> None:
     assert int(state["clients" if "clients" in state else "spent"]) == sum(run.record.asked for run in runs)
 
 
+@pytest.mark.parametrize(
+    ("rule", "sizes"),
+    [
+        (FedCL(budget=1.0, rest=0.0), [4, 8, 8, 8, 8, 6, 1, 1, 1, 1, 1, 1]),
+        (FedCL(budget=1.0, rest=0.5), [4, 8, 8, 8, 6, 2, 2, 2, 2, 2, 2, 2]),
+        (FedCL(budget=1.0, rest=1.0), [4] * 12),
+        (FedCL(budget=0.75), [4, 8, 8, 4, 1, 2, 1, 2, 1, 2, 1, 2]),  # 1.5 for every later round
+    ],
+)
+def test_fedcl_leaves_a_rest_to_later_rounds(rule: FedCL, sizes: list[int]) -> None:
+    """It would ask 8 clients from the second round on; an even cohort has 4, or 3 with three quarters of them."""
+    found: list[int] = []
+    for number in range(12):
+        state = {"size": torch.tensor(8 if number else 0), "spent": torch.tensor(sum(found))}
+        now: Any = SimpleNamespace(number=number, rounds=12, cohort=4)
+        found.append(rule.select(Plan(4), Memory(state, {}, Table({})), now).size)
+    assert found == sizes
+    assert sum(found) == rule.budget * 48
+
+
 def test_the_whole_budget_evenly_is_fedavg_to_the_bit() -> None:
     job = task(Network())
     ends = []
@@ -213,6 +234,7 @@ def test_an_explored_cohort_is_cut() -> None:
         ("budget + fedcl", r"use fedcl\(budget=\.\.\.\)"),
         ("budget + fedaware(explore=True)", "use explore = false"),
         ("fedcl(budget=-1)", "budget = -1"),
+        ("fedcl(budget=1, rest=2)", "rest = 2"),
     ],
 )
 def test_nonsense_is_refused(text: str, why: str) -> None:

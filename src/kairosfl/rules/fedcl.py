@@ -23,7 +23,8 @@ class FedCL(Rule):
     `cap` is a fraction of the population, `floor` of the starting cohort. With `once`, the cohort no longer doubles
     after reaching the cap; `every` is the number of rounds between changes. `increase` and `decrease` are the random
     baselines of Appendix A.4: a round doubles or halves the cohort with these probabilities; the detector is ignored.
-    With `budget` above 0, the run asks no more than this share of `train.cohort` × `train.rounds` clients.
+    With `budget` above 0, the run asks no more than this share of `train.cohort` × `train.rounds` clients, and leaves
+    `rest` of an even cohort, at least one client, to every later round.
     """
 
     kind = "adaptive"
@@ -35,6 +36,7 @@ class FedCL(Rule):
     increase: float = 0.0
     decrease: float = 0.0
     budget: float = 0.0
+    rest: float = 0.5
 
     @classmethod
     def released(cls) -> Self:
@@ -52,6 +54,7 @@ class FedCL(Rule):
         self.check("every", self.every >= 1, "use 1 for every round")
         self.check("increase", 0 <= self.increase <= 1, "it is a probability")
         self.check("budget", self.budget >= 0, "use a share of all clients asked, or 0 for no limit")
+        self.check("rest", 0 <= self.rest <= 1, "use 0 to 1; 0 leaves one client to every later round")
         self.check("decrease", 0 <= self.decrease <= 1 - self.increase, "increase and decrease must sum to at most 1")
 
     @property
@@ -85,8 +88,10 @@ class FedCL(Rule):
 
     def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
         size = int(memory.state["size"]) or plan.size
-        if self.budget:  # every later round has at least one client
-            size = min(size, self._total(now) - int(memory.state["spent"]) - (now.rounds - now.number - 1))
+        if self.budget:
+            each = max(self.rest * self._total(now) / now.rounds, 1.0)
+            left, later = self._total(now) - int(memory.state["spent"]), now.rounds - now.number - 1
+            size = min(size, int(left - each * later + 1e-9))
         return replace(plan, size=size)
 
     def _total(self, now: Round) -> int:
