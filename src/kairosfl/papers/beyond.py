@@ -77,7 +77,7 @@ FINALS = {
             baseline="fedavg",
         ),
         "fedavg": _averaging("pa3fed-cifar10-alexnet", cosine(0.01)),
-        "averaged": Cell(
+        "kairos-averaged": Cell(
             preset="pa3fed-cifar10-alexnet",
             settings={
                 **cosine(0.02, weight_decay=5e-4),
@@ -86,9 +86,9 @@ FINALS = {
             },
             printed={"final": 57.75},
             reading="searched again with models averaged",
-            baseline="averaged-fedavg",
+            baseline="average",
         ),
-        "averaged-fedavg": Cell(
+        "average": Cell(
             preset="pa3fed-cifar10-alexnet",
             settings={**cosine(0.02, weight_decay=5e-4), **AUGMENT, "algorithm": "average"},
             reading="models averaged, with plain averaging's best recipe: the same",
@@ -102,13 +102,13 @@ FINALS = {
             baseline="fedavg",
         ),
         "fedavg": _averaging("fedcl-cifar10-alexnet", cosine(0.01)),
-        "averaged": Cell(
+        "kairos-averaged": Cell(
             preset="fedcl-cifar10-alexnet",
             settings={**cosine(0.01, weight_decay=5e-4), **AUGMENT, "algorithm": "fedavgm(beta=0.7) + average"},
             reading="searched again with models averaged",
-            baseline="averaged-fedavg",
+            baseline="average",
         ),
-        "averaged-fedavg": Cell(
+        "average": Cell(
             preset="fedcl-cifar10-alexnet",
             settings={**cosine(0.01, weight_decay=5e-4), "algorithm": "average"},
             reading="models averaged, with plain averaging's best recipe: no crops and flips",

@@ -46,6 +46,7 @@ METHODS = {
     "kairos": "Kairos",
     "thrifty": "Kairos, thrifty",
     "average": "FedAvg, averaged",
+    "averaged": "(models averaged)",
     "aware": "×AWARE",
     "cl": "+ FedCL",
     "pa3fed": "+ PA3Fed",
