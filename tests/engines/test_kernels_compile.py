@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
@@ -227,7 +228,8 @@ def test_a_rehearsal_of_a_step_compiles_what_surrounds_the_layers(
     work: Any = Batched(task)._work
     use_kernels(monkeypatch)
     monkeypatch.setattr(step, "kernels", lambda name, tensor: fast._module(name))
-    for flags in ({"momentum": True}, {"clip": True}, {"clip": True, "late": True}, {"adamw": True}):
+    kinds = ({"momentum": True}, {"clip": True}, {"clip": True, "late": True}, {"adamw": True}, {"sam": True})
+    for flags in kinds:
         state, kind = State(work.stack.frame.layout, 2, 12, torch.float32, torch.device("cpu")), Kind(2, 4, **flags)
         for name in kind.needs():
             state.rows(name)
@@ -240,6 +242,29 @@ def test_a_rehearsal_of_a_step_compiles_what_surrounds_the_layers(
     wanted = {"batch", "conv_programs", "dropout", "linear", "loss", "pool", "update"}
     assert set(requested[True]) == wanted
     assert not requested[False]
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+def test_a_rehearsal_does_not_call_a_loss_of_ones_own(
+    compiled: Compiled, requested: dict[bool, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may not be defined for outputs and targets that a rehearsal invents."""
+    task = replace(make_task(nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), (3, 8, 8), clients=2), loss=own_loss)
+    work: Any = Batched(task)._work
+    use_kernels(monkeypatch)
+    monkeypatch.setattr(step, "kernels", lambda name, tensor: fast._module(name))
+    state, called = State(work.stack.frame.layout, 2, 12, torch.float32, torch.device("cpu")), len(CALLS)
+    work.rehearse(state, Kind(2, 4))
+    assert len(CALLS) == called
+    assert set(requested[True]) == {"batch", "linear", "update"}
+
+
+CALLS: list[torch.Size] = []
+
+
+def own_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    CALLS.append(outputs.shape)
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
 @pytest.mark.parametrize("compiled", [90], indirect=True)

@@ -185,6 +185,13 @@ def test_fedcl_leaves_a_rest_to_later_rounds(rule: FedCL, sizes: list[int]) -> N
     assert sum(found) == rule.budget * 48
 
 
+def test_fedcl_always_asks_a_client() -> None:
+    """Also in a run that was begun with a smaller rest, of which there is nothing left."""
+    state = {"size": torch.tensor(8), "spent": torch.tensor(42)}
+    now: Any = SimpleNamespace(number=6, rounds=12, cohort=4)
+    assert FedCL(budget=1.0).select(Plan(4), Memory(state, {}, Table({})), now).size == 1
+
+
 def test_the_whole_budget_evenly_is_fedavg_to_the_bit() -> None:
     job = task(Network())
     ends = []
@@ -235,6 +242,7 @@ def test_an_explored_cohort_is_cut() -> None:
         ("budget + fedaware(explore=True)", "use explore = false"),
         ("fedcl(budget=-1)", "budget = -1"),
         ("fedcl(budget=1, rest=2)", "rest = 2"),
+        ("fedcl(budget=1) + fedaware(explore=True)", "use explore = false, or no budget"),
     ],
 )
 def test_nonsense_is_refused(text: str, why: str) -> None:

@@ -14,6 +14,7 @@ import torch
 from kairosfl.core.rule import Memory, Plan, Reads, Rule, State
 from kairosfl.core.run import Round
 from kairosfl.errors import UserError
+from kairosfl.rules.fedaware import FedAWARE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,11 @@ class FedCL(Rule):
             return "clients"
         return "direction" if self.increase or self.decrease else "signals"
 
+    def conflicts_with(self, other: Rule) -> str | None:
+        if self.budget and isinstance(other, FedAWARE) and other.explore:
+            return "exploring chooses cohorts of its own; use explore = false, or no budget"
+        return None
+
     def largest_cohort(self, cohort: int, population: int) -> int:
         return max(_part(self.cap, population), cohort)
 
@@ -91,7 +97,7 @@ class FedCL(Rule):
         if self.budget:
             each = max(self.rest * self._total(now) / now.rounds, 1.0)
             left, later = self._total(now) - int(memory.state["spent"]), now.rounds - now.number - 1
-            size = min(size, int(left - each * later + 1e-9))
+            size = min(size, max(int(left - each * later + 1e-9), 1))  # 1: it was begun with a smaller rest
         return replace(plan, size=size)
 
     def _total(self, now: Round) -> int:

@@ -34,7 +34,8 @@ class Rehearsal:
         def remember(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
             self.seen[layer] = (given[0].shape[1:], given[0].requires_grad)
 
-        layers = [layer for layer in model.modules() if isinstance(layer, LAYERS)]
+        fused = {layer.drop for layer in model.modules() if isinstance(layer, ReluPool)}
+        layers = [layer for layer in model.modules() if isinstance(layer, LAYERS) and layer not in fused]
         hooks = [layer.register_forward_pre_hook(remember) for layer in layers]
         try:
             yield

@@ -109,16 +109,19 @@ def step(work: Work, state: State, kind: Kind) -> None:
 
 
 def _surround(work: Work, state: State, kind: Kind, optimiser: Optimiser) -> None:
-    """What a step launches before and after the model, where this changes nothing in a rehearsal: all of it kernels."""
+    """What a step launches before and after the model, in a rehearsal: it changes nothing but gradients."""
     batch = _batch(state, kind)
     samples = torch.zeros_like(batch.samples).flatten()
     if not work.task.varies:
         work._images(samples)
-    if kind.adamw or kind.late:
-        return
+    loss = torch.zeros(kind.width, dtype=state.dtype, device=state.device)
     outputs = torch.zeros(len(samples), work.task.dataset.classes, dtype=state.dtype, device=state.device)
-    loss, _ = _loss(work, kind, batch, outputs, samples)
-    _count(state, kind, batch, loss, optimiser.finish())
+    if _entropy(
+        work, kind, outputs, samples
+    ):  # no other loss: it may not be defined for outputs and targets like these
+        loss, _ = _loss(work, kind, batch, outputs, samples)
+    squares = loss[:, None] if kind.adamw else optimiser.finish()
+    _count(state, kind, batch, loss, squares.sum(1)[:, None] if kind.sam else squares)
 
 
 def _derive(
