@@ -7,12 +7,12 @@
 The first trains budgets of 100, 40 and 20 % of the clients, spent uniformly, by a plan and by FedCL with the paired
 detector, in two settings, or in another one with `--only`, and under two schedules; every run is scored plain and
 averaged. One seed of these cells is done everywhere before the second; then come budgets that follow the detector,
-FedCL with its papers' detectors, and other windows. The runs of a setting and a seed train side by side, so they
-finish together. The second shows them, and draws accuracy against megabytes. The third trains plain averaging in
-FedAWARE's setting under three schedules and says how much of each sixth of the rounds the paired detector and the
-printed Eq. 2 mark. Training stops after so many minutes and continues where it stopped when called again; the JSON
-has all that is done, and keeps the runs that were not asked for this time: `--only`, `--schedules`, `--budgets`,
-`--seeds` and `--missing` ask for a part. `--tiny` is a trial on digits.
+FedCL with its papers' detectors and with a rest for later rounds, momentum on the server, and other windows. The runs
+of a setting and a seed train side by side, so they finish together. The second shows them, and draws accuracy against
+megabytes. The third trains plain averaging in FedAWARE's setting under three schedules and says how much of each sixth
+of the rounds the paired detector and the printed Eq. 2 mark. Training stops after so many minutes and continues where
+it stopped when called again; the JSON has all that is done, and keeps the runs that were not asked for this time:
+`--only`, `--schedules`, `--budgets`, `--spent`, `--seeds` and `--missing` ask for a part. `--tiny` is a small trial.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ FURTHER = [
     *((share, "detector plain", f"budget(share={share}, by='detector')") for share in (0.4, 0.2)),
     (0.4, "fedcl printed", "fedcl(cap=0.2, budget=0.4, rest=0) + average"),
     (0.4, "fedcl released", "fedcl(cap=0.75, floor=1.0, once=True, every=2, budget=0.4, rest=0) + average"),
+    (1.0, "momentum", "fedavgm(beta=0.5) + average"),
+    *((share, "momentum", f"fedavgm(beta=0.5) + budget(share={share}) + average") for share in (0.4, 0.2)),
     *((share, "fedcl with a rest", f"fedcl(cap=0.2, budget={share}) + average") for share in (0.4, 0.2)),
     (1.0, "window of 15 % of rounds", "average(share=0.15, of='rounds')"),
     (1.0, "window of 5 % of lr", "average(share=0.05)"),
@@ -197,7 +199,7 @@ def _spread(values: list[float]) -> str:
     return f"{np.mean(values):.2f}{deviation}"
 
 
-COLOURS = {"uniform": "C0", "plan": "C1", "fedcl": "C2", "detector": "C3"}
+COLOURS = {"uniform": "C0", "plan": "C1", "fedcl": "C2", "detector": "C3", "momentum": "C4"}
 
 
 def draw(found: Found, path: Path) -> None:
@@ -284,6 +286,7 @@ def trained(chosen: argparse.Namespace) -> Found:
     groups = []
     for suffix, cells in stages.items():
         asked = [cell for cell in cells if not chosen.budgets or cell[0] in chosen.budgets]
+        asked = [cell for cell in asked if not chosen.spent or cell[1] in chosen.spent]
         for seed in range(*chosen.seeds):
             for name, setting in settings.items():
                 made = members(setting, seed, asked, schedules, chosen.precision, detectors=chosen.detectors)
@@ -315,6 +318,7 @@ def main() -> None:
     )
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES)
     parser.add_argument("--budgets", type=float, nargs="+", help="shares of the clients, such as 0.6")
+    parser.add_argument("--spent", nargs="+", choices=[cell[1] for cell in (*RANKED, *FURTHER)], metavar="HOW")
     parser.add_argument("--missing", action="store_true", help="leave out the runs that are in the JSON file")
     parser.add_argument("--precision", default="", help="tf32 by default on a GPU")
     parser.add_argument("--detectors", action="store_true", help="plain averaging: what the detectors mark")
