@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -324,3 +326,13 @@ class Named(nn.Linear):
 
     def forward(self, x: Tensor) -> Any:
         return {"hidden": x, "other": super().forward(x)}
+
+
+def test_outputs_that_no_sample_needs_are_mentioned() -> None:
+    """Such as the thousand of a model for ImageNet."""
+    made = task("classes")
+    with pytest.warns(UserWarning, match=r"shape \[\d+, 5\], but the data has 2 classes: .* give its last layer 2\."):
+        replace(made, model=nn.Linear(6, 5)).check()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -241,6 +242,12 @@ class Task:
             wanted = f"shape [{len(outputs)}, {classes}]"
             raise UserError(
                 f"{made}, but the data has {classes} classes: give its last layer as many outputs, {wanted}."
+            )
+        if kind == "classification" and outputs.ndim == 2 and outputs.shape[1] > max(classes, 2):
+            warnings.warn(
+                f"{made}, but the data has {classes} classes: the other outputs only cost time and bytes; give its "
+                f"last layer {classes}.",
+                stacklevel=2,
             )
 
 
