@@ -207,7 +207,7 @@ def draw(found: Found, path: Path) -> None:
     from matplotlib.figure import Figure
 
     schedules = list(dict.fromkeys(each["schedule"] for rows in found.values() for each in rows))
-    figure = Figure(figsize=(4.2 * len(schedules), 2.9 * len(found)), layout="constrained")
+    figure = Figure(figsize=(3.1 * len(schedules), 2.5 * len(found)), layout="constrained")
     axes = figure.subplots(len(found), len(schedules), squeeze=False)
     for ax, (name, schedule) in zip(axes.flat, product(found, schedules), strict=True):
         if all(each["schedule"] != schedule for each in found[name]):
@@ -231,7 +231,8 @@ def draw(found: Found, path: Path) -> None:
         ax.set_xlabel("bytes, of those of FedAvg")
         ax.set_xscale("log")
         ax.minorticks_off()
-        ax.set_xticks(list(even), [f"{100 * share:.0f} %\n{size / 1000:.1f} GB" for size, share in even.items()])
+        ticks = (f"{100 * share:.0f} %\n{size / 1000:.{int(size < 1e4)}f} GB" for size, share in even.items())
+        ax.set_xticks(list(even), [*ticks])
         ax.set_ylabel("test accuracy, %")
     free = next((ax for ax in axes.flat if not ax.axison), axes[0, 0])
     free.legend(
