@@ -116,9 +116,7 @@ def _surround(work: Work, state: State, kind: Kind, optimiser: Optimiser) -> Non
         work._images(samples)
     loss = torch.zeros(kind.width, dtype=state.dtype, device=state.device)
     outputs = torch.zeros(len(samples), work.task.dataset.classes, dtype=state.dtype, device=state.device)
-    if _entropy(
-        work, kind, outputs, samples
-    ):  # no other loss: it may not be defined for outputs and targets like these
+    if _entropy(work, kind, outputs, samples):  # another loss may not be defined for these
         loss, _ = _loss(work, kind, batch, outputs, samples)
     squares = loss[:, None] if kind.adamw else optimiser.finish()
     _count(state, kind, batch, loss, squares.sum(1)[:, None] if kind.sam else squares)
