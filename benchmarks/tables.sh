@@ -26,8 +26,8 @@
 #
 # What the papers' tables lack, most informative first:
 #     aware-ridge     FedAWARE with a ridge, 6 runs of fedaware/solver, 45 M images, about 2 min
-#     fedcl-200       FedCL's 200 rounds, CIFAR-10 and Fashion-MNIST, FedAvg, 6 runs, 25 M images or more, about 5 min
-#     fedcl-cifar100  the same with CIFAR-100, 3 runs, about 2 min
+#     fedcl-200       FedCL's 200 rounds, CIFAR-10 and Fashion-MNIST, FedAvg, 6 runs, 25 M images or more, about 6 min
+#     fedcl-cifar100  the same with CIFAR-100, 3 runs, about 3 min
 #     pa3fed-cifar100 PA3Fed, h = 0.1, 40 rounds, five methods with and without it, ResNet-18, 20 M images: 8 min in bfloat16
 #     aware-cifar100  FedAvg, FedAWARE and FedAvg x AWARE, ResNet-18, 27 M images: 10 min in bfloat16
 #     alt-readings    ALT's other readings and thresholds, 8 runs of 50 M images, about 6 min
