@@ -190,17 +190,16 @@ def test_memory_that_runs_out_halves_the_slots(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_way_to_convolve_that_does_not_run_is_not_the_quickest(monkeypatch: pytest.MonkeyPatch) -> None:
-    def seconds(way: object, *rest: object) -> float:
-        if isinstance(way, Exception):
-            raise way
-        return 1.0
+    monkeypatch.setattr(conv, "timed", lambda trial: trial() or 1.0)
+    runs, short = conv.Grouped(), conv.Columns()
 
-    monkeypatch.setattr(conv, "_seconds", seconds)
-    short = torch.OutOfMemoryError("too much")
-    nothing: list[None] = [None] * 3
-    assert conv.quickest({"a": short, "b": object(), "c": short}, *nothing, True) == "b"  # type: ignore[dict-item, arg-type]
+    def trial(way: conv.Method) -> None:
+        if way is short:
+            raise torch.OutOfMemoryError("too much")
+
+    assert conv.quickest({"a": short, "b": runs, "c": short}, trial) == "b"
     with pytest.raises(torch.OutOfMemoryError):  # on which the engine takes fewer slots
-        conv.quickest({"a": short, "b": short}, *nothing, True)  # type: ignore[dict-item, arg-type]
+        conv.quickest({"a": short, "b": short}, trial)
 
 
 def test_a_deterministic_run_never_has_fewer_slots(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from test_batched import make_task
+from test_batched import assert_equal, make_briefs, make_task
 from test_batched_fallbacks import BatchStatistics, _task
 from torch import nn
 
@@ -19,6 +20,7 @@ from kairosfl.core.recipe import Recipe
 from kairosfl.engines.auto import COHORT, SMALL, pick
 from kairosfl.engines.batched import Batched, conv, evaluator, layers
 from kairosfl.engines.choices import Cache, Choices
+from kairosfl.engines.loop import Loop
 from kairosfl.engines.precision import Precision
 from kairosfl.runs import experiment
 from kairosfl.runs.checkpoint import model
@@ -27,6 +29,7 @@ from kairosfl.runs.folder import Folder
 from kairosfl.tasks.models import MODELS
 
 CPU = torch.device("cpu")
+SAME = {"device": "a GPU", "torch": "2"}
 
 
 def small(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -134,6 +137,55 @@ def test_a_choice_of_a_round_to_come_waits_for_its_moment() -> None:
     assert choices.made == {"early": "a", "late": "b", "new": "measured"}
 
 
+def test_a_guess_measures_and_keeps_nothing(tmp_path: Path) -> None:
+    choices = Choices(Cache(tmp_path, SAME))
+    choices.restore({"early": ("b", 2), "late": ("c", 5)}, 4)
+    Cache(tmp_path, SAME).put("cached, here", "b")
+
+    def measure() -> str:
+        pytest.fail("measured")
+
+    with choices.guessing():
+        guesses = [
+            choices.choose(name, measure, ("a", "b", "c"), "here") for name in ("early", "late", "cached", "new")
+        ]
+        assert guesses == ["b", "c", "b", "a"]
+        assert choices.choose("cached", measure, ("a", "c"), "here") == "a"
+    assert choices.made == {"early": "b"}
+    assert choices.choose("new", lambda: "c", ("a", "b", "c"), "here") == "c"
+    assert Cache(tmp_path, SAME).get("new, here") == "c"
+
+
+def test_what_is_measured_is_what_a_step_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(small((2, 6, 6), 3), (2, 6, 6), clients=2)
+    engine, asked = Batched(task), []
+    assert engine._work is not None
+    engine._work.stack.frame.measures = True
+    monkeypatch.setattr(layers, "MEASURE", 1)
+    monkeypatch.setattr(conv, "timed", lambda trial: trial() or 1.0)
+    forward, backward = conv.Columns.forward, conv.Columns.backward
+
+    def there(self: conv.Columns, shape: conv.Shape, *rest: Any) -> torch.Tensor:
+        _, _, bias, relu = rest
+        asked.append(("there", shape.inputs, bias is not None, relu))
+        return forward(self, shape, *rest)
+
+    def back(self: conv.Columns, shape: conv.Shape, *rest: Any) -> torch.Tensor | None:
+        _, _, _, (_, bias), inward, masked = rest
+        asked.append(("back", shape.inputs, bias is not None, inward, masked))
+        return backward(self, shape, *rest)
+
+    monkeypatch.setattr(conv.Columns, "forward", there)
+    monkeypatch.setattr(conv.Columns, "backward", back)
+    found = engine.train(make_briefs(task, epochs=1))
+    first = [("there", 2, True, True), ("back", 2, True, False, False)]
+    second = [("there", 3, True, False), ("back", 3, True, True, True)]
+    assert asked[:9] == [*first * 4, first[0]]  # the trials, then the step
+    assert asked[9:17] == second * 4
+    assert asked[17:20] == [second[0], second[1], first[1]]
+    assert_equal(found, Loop(task).train(make_briefs(task, epochs=1)), 1e-5)
+
+
 def test_a_deterministic_run_and_a_cpu_measure_nothing(config: RunConfig, tmp_path: Path) -> None:
     experiment.start(config, tmp_path / "run")
     assert not (tmp_path / "run" / "choices.json").exists()
@@ -219,9 +271,6 @@ def test_evaluation_takes_the_way_that_it_took_before(monkeypatch: pytest.Monkey
 def test_damaged_choices_are_measured_again(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "choices.json").write_bytes(content)
     assert Folder(tmp_path).choices() == {}
-
-
-SAME = {"device": "a GPU", "torch": "2"}
 
 
 def never() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -648,6 +649,17 @@ def test_memory_that_is_free_or_held_without_use() -> None:
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     assert memory.available(device) == torch.cuda.mem_get_info(device)[0] + unused
     assert torch.cuda.memory_allocated(device) >= held.nbytes
+
+
+def test_it_is_the_device_that_is_timed() -> None:
+    x = torch.zeros(1, device="cuda")
+
+    def slow_to_launch() -> None:
+        time.sleep(3e-4)
+        x.add_(1)
+
+    slow_to_launch()
+    assert min(fast.timed(slow_to_launch) for _ in range(3)) < 1e-4
 
 
 def test_squared_lengths_are_exact_where_tf32_is_allowed() -> None:

@@ -43,7 +43,8 @@ from kairosfl.engines.batched import (
     step,
     update,
 )
-from kairosfl.engines.batched.kernels import batch, device, launch, loss, passes
+from kairosfl.engines.batched.evaluator import single
+from kairosfl.engines.batched.kernels import batch, device, launch, linear, loss, passes
 from kairosfl.engines.batched.kernels import update as optimiser
 from kairosfl.engines.batched.state import Kind, State
 from kairosfl.tasks.models import build
@@ -218,6 +219,30 @@ def test_a_rehearsal_compiles_the_layers_of_a_step(
     assert len(compiled.launchers) == len({id(kernel) for _, kernel in compiled.kernels})
     engine.train(make_briefs(task, epochs=1, batch_size=4))
     assert not {"conv_programs", "pool"} & set(requested[False])
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+def test_a_rehearsal_compiles_what_a_step_may_choose_and_the_evaluation_of_one_model(
+    compiled: Compiled, requested: dict[bool, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "MEASURED", 2)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    task = make_task(build("pfl_cnn", shape=(3, 32, 32), classes=3, seed=1), (3, 32, 32), samples=12, clients=2)
+    engine = Batched(task)
+    work: Any = engine._work
+    work.stack.frame.measures = True
+    use_kernels(monkeypatch)
+    state, kind = State(work.stack.frame.layout, 2, 12, torch.float32, torch.device("cpu")), Kind(2, 4)
+    work.rehearse(state, kind)
+    assert requested[True].count("linear") == 3  # the large layer's forward, and both backward
+    assert not engine.choices.made
+    before = len(requested[True])
+    inputs = task.prepared(task.dataset.test.inputs, torch.float32)
+    predict = single(work)
+    for _ in range(2):
+        predict(task.start(), inputs)
+        assert requested[True][before:] == ["pool"]  # those of convolutions are the step's
+    assert not requested[False]
 
 
 @pytest.mark.parametrize("compiled", [90], indirect=True)

@@ -40,6 +40,16 @@ class Choices:
         self.made: dict[str, str] = {}
         self.known: dict[str, str] = {}
         self.cache = cache
+        self._guessing = False
+
+    @contextlib.contextmanager
+    def guessing(self) -> Iterator[None]:
+        """Here nothing is measured or kept: `choose` returns what it would return, as far as that is known."""
+        self._guessing = True
+        try:
+            yield
+        finally:
+            self._guessing = False
 
     def choose(self, name: str, measure: Callable[[], str], among: Collection[str] = (), setting: str = "") -> str:
         """The choice of this name, by `measure` if it is not known yet.
@@ -47,24 +57,26 @@ class Choices:
         Args:
             name: What is chosen; a run chooses it once.
             measure: Measures which is best.
-            among: What can be chosen; nothing else is taken from the cache.
+            among: What can be chosen; nothing else is taken from the cache. A guess is the first.
             setting: What else the measurement depends on: only one in the same setting is taken from the cache.
         """
-        if name not in self.made:
-            self.made[name] = self.known[name] if name in self.known else self._measured(name, measure, among, setting)
-        return self.made[name]
-
-    def _measured(self, name: str, measure: Callable[[], str], among: Collection[str], setting: str) -> str:
-        if self.cache is None:
-            return measure()
         key = f"{name}, {setting}"
-        cached = self.cache.get(key)
-        if cached in among:
-            assert cached is not None
-            return cached
-        choice = measure()
-        self.cache.put(key, choice)
+        choice = self._stored(name, key, among)
+        if self._guessing:
+            return choice or next(iter(among))
+        if choice is None:
+            choice = measure()
+            if self.cache is not None:
+                self.cache.put(key, choice)
+        self.made[name] = choice
         return choice
+
+    def _stored(self, name: str, key: str, among: Collection[str]) -> str | None:
+        for choices in (self.made, self.known):
+            if name in choices:
+                return choices[name]
+        cached = self.cache.get(key) if self.cache is not None else None
+        return cached if cached in among else None
 
     def restore(self, written: Mapping[str, tuple[str, int]], rounds: int) -> None:
         """Choices with the rounds in which they were made, for a run that resumes after `rounds` rounds."""

@@ -5,8 +5,9 @@ Images are `[m·b, C, H, W]`, weights `[m, O, h, w, C / groups]`, biases `[m, O]
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -324,26 +325,21 @@ def _countable(shape: Shape, x: Tensor, clients: int) -> bool:
     return max(x.numel(), len(x) * rows * columns * shape.outputs) // clients < 1 << 31
 
 
-def quickest(ways: dict[str, Method], shape: Shape, x: Tensor, w: Tensor, inward: bool) -> str:
-    """The fastest way, forward and backward, on these images; with their gradient, if `inward`."""
+def quickest(ways: dict[str, Method], trial: Callable[[Method], object]) -> str:
+    """The way with which a trial is fastest."""
     times: dict[str, float] = {}
     for name, way in ways.items():
         try:
-            times[name] = _seconds(way, shape, x, w, inward, min(times.values(), default=float("inf")))
+            times[name] = _seconds(partial(trial, way), min(times.values(), default=float("inf")))
         except Exception:  # too large for the memory, or for what a kernel may use of the GPU
             if not times and name == list(ways)[-1]:
                 raise
     return min(times, key=times.__getitem__)
 
 
-def _seconds(way: Method, shape: Shape, x: Tensor, w: Tensor, inward: bool, best: float) -> float:
-    """The least time of a few trials; a way that is far from the best is tried only once."""
-    dw = torch.empty(w.shape, dtype=w.dtype, device=w.device)
-
-    def there_and_back() -> None:
-        way.backward(shape, way.forward(shape, x, w, None), x, w, (dw, None), inward)
-
+def _seconds(trial: Callable[[], object], best: float) -> float:
+    """The least time of a few trials, or of two if they are far from the best."""
     times: list[float] = []
     while len(times) < 4 and (len(times) < 2 or min(times) < 2 * best):
-        times.append(timed(there_and_back))
+        times.append(timed(trial))
     return min(times)

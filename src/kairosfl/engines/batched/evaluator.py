@@ -109,11 +109,17 @@ def plain(task: Task, predict: Predict, precision: Precision) -> Predict:
 
 def single(work: Work) -> Predict:
     """The stacked model with one client."""
+    rehearsed = False
 
     def outputs(x: Tensor, inputs: Any) -> Tensor:
+        nonlocal rehearsed
         frame = work.stack.frame
+        rows = frame.layout.pack(x[None])
+        if not rehearsed:
+            work.rehearse_one(rows, len(leaves(inputs)[0]))
+            rehearsed = True
         try:
-            frame.open(frame.layout.pack(x[None]))
+            frame.open(rows)
             return work.stack(cast(inputs, work.compute))
         finally:
             frame.close()

@@ -146,13 +146,21 @@ class StackedConv2d(nn.Module):
         frame, name = self.frame, f"conv {self.shape} {tuple(x.shape[1:])} {x.dtype}"
         ways = conv.methods(self.shape, x, frame.clients, frame.dot)
         trains = frame.gradients is not None
+        chosen = frame.choices.made.get(name, "")
         if frame.measures and trains and frame.clients >= MEASURE:
-            weight = frame.weight(self.weight)
             with torch.no_grad():
                 setting = f"{frame.clients} clients, {len(x)} images, {'with' if inward else 'without'} their gradient"
-                measure = partial(conv.quickest, ways, self.shape, x, weight, inward)
-                frame.choices.choose(name, measure, ways, setting)
-        return ways.get(frame.choices.made.get(name, ""), next(iter(ways.values())))
+                measure = partial(conv.quickest, ways, partial(self._there_and_back, x, inward))
+                chosen = frame.choices.choose(name, measure, ways, setting)
+        return ways.get(chosen, next(iter(ways.values())))
+
+    def _there_and_back(self, x: Tensor, inward: bool, way: conv.Method) -> None:
+        """What a step does with this layer, in one way; the gradients are thrown away."""
+        w, b = (None if index is None else self.frame.weight(index) for index in (self.weight, self.bias))
+        assert w is not None
+        slopes = torch.empty_like(w), None if b is None else torch.empty_like(b)
+        y = way.forward(self.shape, x, w, b, self.relu)
+        way.backward(self.shape, y, x, w, slopes, inward, self.masks)
 
     def forward(self, x: Tensor) -> Tensor:
         frozen, shape = self.frame.frozen(self.weight), self.shape

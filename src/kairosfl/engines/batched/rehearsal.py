@@ -47,33 +47,35 @@ class Rehearsal:
         self,
         frame: Frame,
         rows: Tensor,
-        gradients: Tensor,
+        gradients: Tensor | None,
         samples: int,
         optimiser: Optimiser | None = None,
         surround: Callable[[], None] = lambda: None,
     ) -> None:
         """Compile what the layers need for this many samples of each client, if they have kernels, and what is around.
 
-        The gradients are zeros afterwards. What fails here fails again in the first pass, where that is handled.
+        The gradients, if any, are zeros afterwards; without them there is no dropout. What fails here fails again in
+        the first pass, where that is handled.
         """
         module: Any = kernels("launch", rows)
         if module is None or not self.seen:
             return
-        measures, frame.measures = frame.measures, False
         frame.samples = len(rows) * samples
-        keys = torch.zeros(len(rows), 1, dtype=torch.int64, device=rows.device)
+        keys = None if gradients is None else torch.zeros(len(rows), 1, dtype=torch.int64, device=rows.device)
+        frame.open(rows, gradients, keys, optimiser)
         try:
-            with suppress(Exception), module.rehearsal():  # not with a Triton that can only compile one after another
-                for layer, (shape, inward) in self.seen.items():
-                    frame.open(rows, gradients, keys, optimiser)
+            # Not with a Triton that can only compile one after another.
+            with suppress(Exception), frame.choices.guessing(), module.rehearsal():
+                # From the end, since a layer may find the gradient of the bias before it, as it does in a step.
+                for layer, (shape, inward) in reversed(self.seen.items()):
                     with suppress(Exception):
-                        _there_and_back(layer, (frame.samples, *shape), inward, frame)
+                        _there_and_back(layer, (frame.samples, *shape), inward and gradients is not None, frame)
                 with suppress(Exception):
                     surround()
         finally:
-            frame.measures = measures
             frame.close()
-            gradients.zero_()
+            if gradients is not None:
+                gradients.zero_()
 
 
 def _there_and_back(layer: nn.Module, size: tuple[int, ...], inward: bool, frame: Frame) -> None:

@@ -62,6 +62,11 @@ class Work:
         surround = partial(_surround, self, state, kind, optimiser)
         self.stack.rehearsal(frame, state.w[: kind.width], state.g[: kind.width], kind.batch, optimiser, surround)
 
+    def rehearse_one(self, rows: Tensor, samples: int) -> None:
+        """Have the kernels compiled with which one client's model predicts this many samples."""
+        if isinstance(self.stack, Traced):
+            self.stack.rehearsal(self.stack.frame, rows, None, samples)
+
     def features(self, rows: Tensor, inputs: Tree) -> Tensor:
         """The features under fixed weights, dropout off."""
         with torch.no_grad():

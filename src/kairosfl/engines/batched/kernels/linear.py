@@ -208,9 +208,10 @@ def forward(
         first, second = (min(timed(way) for _ in range(3)) for way in (ours, plain))
         return "ours" if first < second else "plain"
 
+    chosen = choices.made.get(name, "plain")
     if worth and not torch.cuda.is_current_stream_capturing():
-        choices.choose(name, quicker, ("ours", "plain"), f"{m} clients, {dot}")
-    return ours() if worth and choices.made.get(name) == "ours" else plain()
+        chosen = choices.choose(name, quicker, ("ours", "plain"), f"{m} clients, {dot}")
+    return ours() if worth and chosen == "ours" else plain()
 
 
 def backward(
