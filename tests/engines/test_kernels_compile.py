@@ -245,6 +245,25 @@ def test_a_rehearsal_compiles_what_a_step_may_choose_and_the_evaluation_of_one_m
     assert not requested[False]
 
 
+@pytest.mark.parametrize("name", ["pfl_cnn", "cnn"])  # in the second, pooling finds the gradients of all biases
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+def test_trials_of_convolutions_need_no_kernels_of_their_own(
+    compiled: Compiled, requested: dict[bool, list[str]], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "MEASURE", 2)
+    monkeypatch.setattr(conv, "timed", lambda trial: trial() or 1.0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    task = make_task(build(name, shape=(3, 32, 32), classes=3, seed=1), (3, 32, 32), samples=8, clients=2)
+    engine = Batched(task)
+    work: Any = engine._work
+    work.stack.frame.measures = True
+    use_kernels(monkeypatch)
+    work.rehearse(State(work.stack.frame.layout, 2, 12, torch.float32, torch.device("cpu")), Kind(2, 4))
+    engine.train(make_briefs(task, epochs=1, batch_size=4))
+    assert [choice for key, choice in engine.choices.made.items() if key.startswith("conv")] == ["gathered"] * 2
+    assert "conv_programs" not in requested[False]
+
+
 @pytest.mark.parametrize("compiled", [90], indirect=True)
 def test_a_rehearsal_of_a_step_compiles_what_surrounds_the_layers(
     compiled: Compiled, requested: dict[bool, list[str]], monkeypatch: pytest.MonkeyPatch

@@ -162,6 +162,7 @@ def _conditions(device: torch.device) -> dict[str, str]:
     with contextlib.suppress(ImportError):
         triton = str(getattr(import_module("triton"), "__version__", ""))
     found = {"kairosfl": kairosfl.__version__, "torch": torch.__version__, "triton": triton, "device": device.type}
+    found["clock"] = "device"  # earlier ones measured the host, too
     if device.type == "cuda":
         found["device"] = torch.cuda.get_device_name(device)
         found["cuda"] = str(torch.version.cuda)

@@ -119,6 +119,7 @@ class StackedConv2d(nn.Module):
         self.relu = False  # returns relu(y)
         self.masks = False  # its input is such a y, and it returns the gradient of what the ReLU saw
         self.masked = False  # the only reader of its output masks
+        self.leaves_bias = False  # what reads its output finds the gradient of the bias, if it runs as a kernel
 
     @property
     def own(self) -> bool:
@@ -156,9 +157,8 @@ class StackedConv2d(nn.Module):
 
     def _there_and_back(self, x: Tensor, inward: bool, way: conv.Method) -> None:
         """What a step does with this layer, in one way; the gradients are thrown away."""
-        w, b = (None if index is None else self.frame.weight(index) for index in (self.weight, self.bias))
-        assert w is not None
-        slopes = torch.empty_like(w), None if b is None else torch.empty_like(b)
+        w, b = self.frame.weight(self.weight), None if self.bias is None else self.frame.weight(self.bias)
+        slopes = torch.empty_like(w), None if b is None or self.leaves_bias else torch.empty_like(b)
         y = way.forward(self.shape, x, w, b, self.relu)
         way.backward(self.shape, y, x, w, slopes, inward, self.masks)
 

@@ -217,11 +217,13 @@ def _dropout(traced: fx.GraphModule, node: fx.Node) -> StackedDropout | None:
 
 
 def _bias(traced: fx.GraphModule, node: fx.Node, frame: Frame) -> int | None:
-    """The number of the bias that the convolution before this node adds, if nothing else reads its output."""
+    """The number of the bias that the convolution before this node adds, if nothing else reads its output; that layer
+    then leaves its gradient to this one."""
     (source,) = node.all_input_nodes
     conv = _module(traced, source)
     if not isinstance(conv, StackedConv2d) or conv.relu or not _once(traced, source) or conv.bias in frame.shared:
         return None
+    conv.leaves_bias = True
     return conv.bias
 
 
