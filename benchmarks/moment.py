@@ -93,6 +93,8 @@ FURTHER = [
     (0.4, "fedcl released", "fedcl(cap=0.75, floor=1.0, once=True, every=2, budget=0.4, rest=0) + average"),
     (1.0, "momentum", "fedavgm(beta=0.5) + average"),
     *((share, "momentum", f"fedavgm(beta=0.5) + budget(share={share}) + average") for share in (0.4, 0.2)),
+    # Shorter steps, so that momentum averages the cohorts of several rounds instead of going farther.
+    *((s, "smoothing momentum", f"fedavgm(beta=0.8, lr=0.3) + budget(share={s}) + average") for s in (0.4, 0.2)),
     *((share, "fedcl with a rest", f"fedcl(cap=0.2, budget={share}) + average") for share in (0.4, 0.2)),
     (1.0, "window of 15 % of rounds", "average(share=0.15, of='rounds')"),
     (1.0, "window of 5 % of lr", "average(share=0.05)"),
