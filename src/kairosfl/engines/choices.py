@@ -44,7 +44,7 @@ class Choices:
 
     @contextlib.contextmanager
     def guessing(self) -> Iterator[None]:
-        """Here nothing is measured or kept: `choose` returns what it would return, as far as that is known."""
+        """Within this context `choose` measures and stores nothing: it returns a known choice, or the first option."""
         self._guessing = True
         try:
             yield
@@ -57,7 +57,7 @@ class Choices:
         Args:
             name: What is chosen; a run chooses it once.
             measure: Measures which is best.
-            among: What can be chosen; nothing else is taken from the cache. A guess is the first.
+            among: What can be chosen; nothing else is taken from the cache.
             setting: What else the measurement depends on: only one in the same setting is taken from the cache.
         """
         key = f"{name}, {setting}"
@@ -162,7 +162,7 @@ def _conditions(device: torch.device) -> dict[str, str]:
     with contextlib.suppress(ImportError):
         triton = str(getattr(import_module("triton"), "__version__", ""))
     found = {"kairosfl": kairosfl.__version__, "torch": torch.__version__, "triton": triton, "device": device.type}
-    found["clock"] = "device"  # earlier ones measured the host, too
+    found["clock"] = "device"  # older entries included launch overhead
     if device.type == "cuda":
         found["device"] = torch.cuda.get_device_name(device)
         found["cuda"] = str(torch.version.cuda)

@@ -56,13 +56,13 @@ def slow_transposed(tensor: Tensor) -> bool:
     return tensor.is_cpu and not MKL
 
 
-PAUSE = 2_000_000  # cycles of the device, about a millisecond: the host needs less to queue what is timed
+PAUSE = 2_000_000  # device cycles, about a millisecond: longer than the host takes to queue what is timed
 
 
 def timed(action: Callable[[], object]) -> float:
-    """The seconds that the device takes for it, and not the host: while that queues the action, the device pauses.
+    """Seconds of device time. The device is kept busy while the host queues the action, so launch overhead is excluded.
 
-    Captured steps do not wait for the host either, so what takes it long to launch may be the fastest.
+    Captured steps have no launch overhead either, so a kernel that is slow to launch may still be the fastest.
     """
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(PAUSE)

@@ -119,7 +119,7 @@ class StackedConv2d(nn.Module):
         self.relu = False  # returns relu(y)
         self.masks = False  # its input is such a y, and it returns the gradient of what the ReLU saw
         self.masked = False  # the only reader of its output masks
-        self.leaves_bias = False  # what reads its output finds the gradient of the bias, if it runs as a kernel
+        self.leaves_bias = False  # the next layer's kernel computes the gradient of the bias
 
     @property
     def own(self) -> bool:
@@ -151,12 +151,12 @@ class StackedConv2d(nn.Module):
         if frame.measures and trains and frame.clients >= MEASURE:
             with torch.no_grad():
                 setting = f"{frame.clients} clients, {len(x)} images, {'with' if inward else 'without'} their gradient"
-                measure = partial(conv.quickest, ways, partial(self._there_and_back, x, inward))
+                measure = partial(conv.quickest, ways, partial(self._trial, x, inward))
                 chosen = frame.choices.choose(name, measure, ways, setting)
         return ways.get(chosen, next(iter(ways.values())))
 
-    def _there_and_back(self, x: Tensor, inward: bool, way: conv.Method) -> None:
-        """What a step does with this layer, in one way; the gradients are thrown away."""
+    def _trial(self, x: Tensor, inward: bool, way: conv.Method) -> None:
+        """Run this layer forward and backward as a step does; the gradients are discarded."""
         w, b = self.frame.weight(self.weight), None if self.bias is None else self.frame.weight(self.bias)
         slopes = torch.empty_like(w), None if b is None or self.leaves_bias else torch.empty_like(b)
         y = way.forward(self.shape, x, w, b, self.relu)

@@ -52,10 +52,10 @@ class Rehearsal:
         optimiser: Optimiser | None = None,
         surround: Callable[[], None] = lambda: None,
     ) -> None:
-        """Compile what the layers need for this many samples of each client, if they have kernels, and what is around.
+        """Compile the kernels that the layers launch for this many samples per client, and those that `surround` does.
 
-        The gradients, if any, are zeros afterwards; without them there is no dropout. What fails here fails again in
-        the first pass, where that is handled.
+        With `gradients`, this covers the backward pass and dropout, and leaves the gradients zeroed; with None, only
+        the forward pass. Errors are ignored: they recur in the first real pass, which handles them.
         """
         module: Any = kernels("launch", rows)
         if module is None or not self.seen:
@@ -64,9 +64,9 @@ class Rehearsal:
         keys = None if gradients is None else torch.zeros(len(rows), 1, dtype=torch.int64, device=rows.device)
         frame.open(rows, gradients, keys, optimiser)
         try:
-            # Not with a Triton that can only compile one after another.
+            # Raises with versions of Triton that cannot compile in parallel.
             with suppress(Exception), frame.choices.guessing(), module.rehearsal():
-                # From the end, since a layer may find the gradient of the bias before it, as it does in a step.
+                # Last layer first, as in a backward pass: a layer may compute the bias gradient of the one before it.
                 for layer, (shape, inward) in reversed(self.seen.items()):
                     with suppress(Exception):
                         _there_and_back(layer, (frame.samples, *shape), inward and gradients is not None, frame)

@@ -63,7 +63,7 @@ class Work:
         self.stack.rehearsal(frame, state.w[: kind.width], state.g[: kind.width], kind.batch, optimiser, surround)
 
     def rehearse_one(self, rows: Tensor, samples: int) -> None:
-        """Have the kernels compiled with which one client's model predicts this many samples."""
+        """Compile the kernels of a forward pass of one model on this many samples."""
         if isinstance(self.stack, Traced):
             self.stack.rehearsal(self.stack.frame, rows, None, samples)
 

@@ -154,7 +154,7 @@ def _fuse(traced: fx.GraphModule, frame: Frame) -> None:
     for node in list(traced.graph.nodes):
         layer = _pool(traced, node) or _norm(traced, node)
         if layer is not None:
-            layer.before = _bias(traced, node, frame)
+            layer.before = _take_bias(traced, node, frame)
         activation = _activation(traced, node)
         if not activation or len(node.users) != 1:
             continue
@@ -216,9 +216,11 @@ def _dropout(traced: fx.GraphModule, node: fx.Node) -> StackedDropout | None:
     return readers[0] if len(readers) == 1 and isinstance(readers[0], StackedDropout) else None
 
 
-def _bias(traced: fx.GraphModule, node: fx.Node, frame: Frame) -> int | None:
-    """The number of the bias that the convolution before this node adds, if nothing else reads its output; that layer
-    then leaves its gradient to this one."""
+def _take_bias(traced: fx.GraphModule, node: fx.Node, frame: Frame) -> int | None:
+    """Make this node responsible for the bias gradient of the convolution before it, if nothing else reads its output.
+
+    Returns the number of that bias, or None.
+    """
     (source,) = node.all_input_nodes
     conv = _module(traced, source)
     if not isinstance(conv, StackedConv2d) or conv.relu or not _once(traced, source) or conv.bias in frame.shared:
