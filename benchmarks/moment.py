@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from itertools import product
 from pathlib import Path
@@ -95,6 +96,13 @@ FURTHER = [
     *((share, "momentum", f"fedavgm(beta=0.5) + budget(share={share}) + average") for share in (0.4, 0.2)),
     # Shorter steps, so that momentum averages the cohorts of several rounds instead of going farther.
     *((s, "smoothing momentum", f"fedavgm(beta=0.8, lr=0.3) + budget(share={s}) + average") for s in (0.4, 0.2)),
+    # Fewer rounds with more clients in each; the learning rates are those of all rounds, passed more quickly.
+    (0.2, "half the rounds, momentum", "fedavgm(beta=0.5) + budget(share=0.4) + average"),
+    (0.2, "a fifth of the rounds", "average"),
+    (0.2, "a fifth of the rounds, momentum", "fedavgm(beta=0.5) + average"),
+    # Rules that remember other clients than those of the round; FedCM sends its momentum to the clients as well.
+    (0.2, "fedcm", "fedcm(alpha=0.1) + budget(share=0.2) + average"),
+    (0.2, "fedaware", "fedaware + budget(share=0.2) + average"),
     *((share, "fedcl with a rest", f"fedcl(cap=0.2, budget={share}) + average") for share in (0.4, 0.2)),
     (1.0, "window of 15 % of rounds", "average(share=0.15, of='rounds')"),
     (1.0, "window of 5 % of lr", "average(share=0.05)"),
@@ -103,6 +111,7 @@ FURTHER = [
     (0.6, "fedcl", "fedcl(cap=0.2, budget=0.6, rest=0) + average"),
     (0.6, "detector", "budget(share=0.6, by='detector') + average"),
 ]
+ROUNDS = {"half the rounds, momentum": 2, "a fifth of the rounds": 5, "a fifth of the rounds, momentum": 5}  # divided
 DETECTORS = {"fedcl printed": "fgn", "fedcl released": "fgn.released()"}  # of the papers; the others' is paired
 
 Cells = list[tuple[float, str, str]]
@@ -118,17 +127,20 @@ def members(
 ) -> list[Member]:
     """The runs of one setting and seed."""
     found = []
-    rounds = setting["train"]["rounds"]
     for budget, spent, algorithm in cells:
+        divisor = ROUNDS.get(spent, 1)
+        rounds = setting["train"]["rounds"] // divisor
         for schedule in schedules:
-            changes = {"seed": seed, "algorithm": algorithm, **SCHEDULES[schedule]}
+            changes = {"seed": seed, "algorithm": algorithm, "train.rounds": rounds, **SCHEDULES[schedule]}
+            if schedule == "exponential":
+                changes["train.gamma"] **= divisor
             changes |= {"run.detector": DETECTORS.get(spent, "fgn.paired() + fgn"), "run.checkpoint_every": 60}
             changes |= {"run.precision": precision} if precision else {}
             changes |= {"run.eval_every": rounds if detectors else max(1, rounds // 60)}
             if schedule == "constant":  # at a rate that the model can end with
                 changes |= {"train.lr": setting["train"]["lr"] / 5}
             settings = {"budget": budget, "spent": spent, "schedule": schedule, "seed": seed}
-            name = f"{schedule}-{budget}-{spent.replace(' ', '').replace('%', '')}"
+            name = f"{schedule}-{budget}-{re.sub('[ %,]', '', spent)}"
             found.append(Member(name, settings, resolve(updated(setting, changes))))
     return found
 
