@@ -111,6 +111,17 @@ def _lora(make: Callable[[], nn.Module], *targets: str, **options: Any) -> Calla
     return _peft(make, "LoraConfig", r=2, target_modules=list(targets), init_lora_weights=False, **options)
 
 
+def _recomputed(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """Its blocks compute their activations again in the backward pass, as transformers offers."""
+
+    def made() -> nn.Module:
+        model: Any = make()
+        model.gradient_checkpointing_enable()
+        return model  # type: ignore[no-any-return]
+
+    return made
+
+
 def _still(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     """Without dropout, whose masks are each engine's own."""
 
@@ -269,6 +280,9 @@ CASES: dict[str, Case] = {
     ),
     "gpt_neox with lora": Case(
         _lora(hugging("GPTNeoX", "ForCausalLM"), "query_key_value"), **LANGUAGE | {"needs": "peft"}
+    ),
+    "llama with lora, recomputed": Case(
+        _recomputed(_lora(hugging("Llama", "ForCausalLM"), "q_proj", "v_proj")), **LANGUAGE | {"needs": "peft"}
     ),
     "llama with dora": Case(
         _lora(hugging("Llama", "ForCausalLM"), "q_proj", "v_proj", use_dora=True), **LANGUAGE | {"needs": "peft"}

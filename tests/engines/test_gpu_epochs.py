@@ -1,8 +1,8 @@
 """An epoch of every model whose speed docs/gpu.md gives, at its own size: engine `batched` against `loop` in float32.
 
 Rounding may decide a ReLU or a max pooling whose inputs are nearly equal, and every later step follows. At ten times
-the learning rate `cnn`, `pfl_cnn` and `resnet18` end up to 2e-4 of the model apart, and `loop` on a CPU ends 8e-5 from
-float64 with `pfl_cnn`. In float64 the two engines agree to 1e-10: see test_batched.py.
+the learning rate `cnn`, `pfl_cnn` and `resnet18` end more than 1e-5 apart (up to 2e-4), and `loop` on a CPU ends 8e-5
+from float64 with `pfl_cnn`. In float64 the two engines agree to 1e-10: see test_batched.py.
 """
 
 from __future__ import annotations
