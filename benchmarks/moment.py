@@ -213,7 +213,8 @@ def _spread(values: list[float]) -> str:
     return f"{np.mean(values):.2f}{deviation}"
 
 
-COLOURS = {"uniform": "C0", "plan": "C1", "fedcl": "C2", "detector": "C3", "momentum": "C4"}
+COLOURS = {"uniform": "C0", "plan": "C1", "fedcl": "C2", "detector": "C3", "momentum": "C4", "smoothing momentum": "C5"}
+LABELS = {"uniform": "evenly", "fedcl": "FedCL", "smoothing momentum": "momentum of short steps"}
 
 
 def draw(found: Found, path: Path) -> None:
@@ -237,7 +238,7 @@ def draw(found: Found, path: Path) -> None:
                 if not points or (spent == "detector" and score == "plain"):  # it saves nothing for the end
                     continue
                 x, y = np.array(points).T
-                label = spent if score == "averaged" else None
+                label = LABELS.get(spent, spent) if score == "averaged" else None
                 style = "-" if score == "averaged" else ":"
                 ax.plot(x, 100 * y, style, marker="o", color=colour, markerfacecolor=face, label=label)
         ax.set_title(f"{name.replace('-', ', ')}, {schedule}", fontsize=9)
@@ -248,11 +249,10 @@ def draw(found: Found, path: Path) -> None:
         ticks = (f"{100 * share:.0f} %\n{size / 1000:.{int(size < 1e4)}f} GB" for size, share in even.items())
         ax.set_xticks(list(even), [*ticks])
         ax.set_ylabel("test accuracy, %")
-    free = next((ax for ax in axes.flat if not ax.axison), axes[0, 0])
-    free.legend(
+    figure.legend(
         *axes[0, 0].get_legend_handles_labels(),
-        loc="best" if free.axison else "center",
-        **{"frameon": False, "fontsize": 8, "title": "filled: models averaged", "title_fontsize": 8},
+        loc="outside upper center",
+        **{"ncols": 6, "frameon": False, "fontsize": 8, "title": "filled: models averaged", "title_fontsize": 8},
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
