@@ -1,7 +1,8 @@
 """The right moment: when clients are worth most, what averaging is worth, and what the detectors see.
 
     KAIROSFL_DATA=... python benchmarks/moment.py --out runs/moment --minutes 9 --json results/studies/moment.json
-    python benchmarks/moment.py --show results/studies/moment.json --draw docs/assets/moment.svg
+    python benchmarks/moment.py --show results/studies/moment.json --draw docs/assets/moment.svg \
+        --curves docs/assets/moment-curves.svg
     KAIROSFL_DATA=... python benchmarks/moment.py --detectors --out runs/seen --json results/studies/detectors.json
 
 The first trains budgets of 100, 40 and 20 % of the clients, spent uniformly, by a plan and by FedCL with the paired
@@ -9,10 +10,11 @@ detector, in two settings, or in another one with `--only`, and under two schedu
 averaged. One seed of these cells is done everywhere before the second; then come budgets that follow the detector,
 FedCL with its papers' detectors and with a rest for later rounds, momentum on the server, and other windows. The runs
 of a setting and a seed train side by side, so they finish together. The second shows them, and draws accuracy against
-megabytes. The third trains plain averaging in FedAWARE's setting under three schedules and says how much of each sixth
-of the rounds the paired detector and the printed Eq. 2 mark. Training stops after so many minutes and continues where
-it stopped when called again; the JSON has all that is done, and keeps the runs that were not asked for this time:
-`--only`, `--schedules`, `--budgets`, `--spent`, `--seeds` and `--missing` ask for a part. `--tiny` is a small trial.
+megabytes, at the end and while training. The third trains plain averaging in FedAWARE's setting under three schedules
+and says how much of each sixth of the rounds the paired detector and the printed Eq. 2 mark. Training stops after so
+many minutes and continues where it stopped when called again; the JSON has all that is done, and keeps the runs that
+were not asked for this time: `--only`, `--schedules`, `--budgets`, `--spent`, `--seeds` and `--missing` ask for a part.
+`--tiny` is a small trial.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import argparse
 import json
 import re
 import time
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -214,20 +217,38 @@ def _spread(values: list[float]) -> str:
 
 
 COLOURS = {"uniform": "C0", "plan": "C1", "fedcl": "C2", "detector": "C3", "momentum": "C4", "smoothing momentum": "C5"}
-LABELS = {"uniform": "evenly", "fedcl": "FedCL", "smoothing momentum": "momentum of short steps"}
+LABELS = {"uniform": "evenly", "fedcl": "FedCL", "smoothing momentum": "short-step momentum"}
 
 
-def draw(found: Found, path: Path) -> None:
-    """Final accuracy against megabytes, mean over the seeds: filled with averaged models, hollow without."""
+def panels(found: Found) -> tuple[Any, Iterator[tuple[Any, str, str]]]:
+    """A figure with axes for every setting and schedule."""
     from matplotlib.figure import Figure
 
     schedules = list(dict.fromkeys(each["schedule"] for rows in found.values() for each in rows))
     figure = Figure(figsize=(3.1 * len(schedules), 2.5 * len(found)), layout="constrained")
     axes = figure.subplots(len(found), len(schedules), squeeze=False)
-    for ax, (name, schedule) in zip(axes.flat, product(found, schedules), strict=True):
-        if all(each["schedule"] != schedule for each in found[name]):
-            ax.set_axis_off()
-            continue
+
+    def each() -> Iterator[tuple[Any, str, str]]:
+        for ax, (name, schedule) in zip(axes.flat, product(found, schedules), strict=True):
+            ax.set_title(f"{name.replace('-', ', ')}, {schedule}", fontsize=9)
+            ax.set_ylabel("test accuracy, %")
+            yield ax, name, schedule
+
+    return figure, each()
+
+
+def save(figure: Any, path: Path, **legend: Any) -> None:
+    """With one legend, that of the first axes, above all."""
+    handles = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=6, frameon=False, fontsize=8, **legend)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def draw(found: Found, path: Path) -> None:
+    """Final accuracy against megabytes, mean over the seeds: filled with averaged models, hollow without."""
+    figure, all_axes = panels(found)
+    for ax, name, schedule in all_axes:
         for spent, colour in COLOURS.items():
             mine = [each for each in found[name] if (each["spent"], each["schedule"]) == (spent, schedule)]
             for score, face in (("averaged", colour), ("plain", "none")):
@@ -241,21 +262,42 @@ def draw(found: Found, path: Path) -> None:
                 label = LABELS.get(spent, spent) if score == "averaged" else None
                 style = "-" if score == "averaged" else ":"
                 ax.plot(x, 100 * y, style, marker="o", color=colour, markerfacecolor=face, label=label)
-        ax.set_title(f"{name.replace('-', ', ')}, {schedule}", fontsize=9)
         even = {each["megabytes"]: each["budget"] for each in found[name] if each["spent"] == "uniform"}
         ax.set_xlabel("bytes, of those of FedAvg")
         ax.set_xscale("log")
         ax.minorticks_off()
         ticks = (f"{100 * share:.0f} %\n{size / 1000:.{int(size < 1e4)}f} GB" for size, share in even.items())
         ax.set_xticks(list(even), [*ticks])
-        ax.set_ylabel("test accuracy, %")
-    figure.legend(
-        *axes[0, 0].get_legend_handles_labels(),
-        loc="outside upper center",
-        **{"ncols": 6, "frameon": False, "fontsize": 8, "title": "filled: models averaged", "title_fontsize": 8},
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    save(figure, path, title="filled: models averaged", title_fontsize=8)
+
+
+CURVES = (  # budget, how it is spent, column of the curve, label
+    (1.0, "uniform", 3, "FedAvg"),
+    (1.0, "uniform", 2, "FedAvg, averaged"),
+    (0.4, "momentum", 2, "40 %, momentum, averaged"),
+    (0.2, "smoothing momentum", 2, "20 %, short-step momentum, averaged"),
+)
+
+
+def draw_curves(found: Found, path: Path) -> None:
+    """Accuracy against bytes while training, mean over the seeds."""
+    figure, all_axes = panels(found)
+    for ax, name, schedule in all_axes:
+        for number, (budget, spent, column, label) in enumerate(CURVES):
+            keys = schedule, budget, spent
+            same = [each["curve"] for each in found[name] if (each["schedule"], each["budget"], each["spent"]) == keys]
+            if same:
+                mean = np.mean(same, 0)
+                ax.plot(
+                    mean[:, 1] / 1000,
+                    100 * mean[:, column],
+                    label=label,
+                    color=f"C{(0, 0, 4, 5)[number]}",
+                    linestyle=":" if column == 3 else "-",
+                    linewidth=1.2,
+                )
+        ax.set_xlabel("GB sent and received")
+    save(figure, path)
 
 
 def lines_of(found: Found) -> str:
@@ -327,6 +369,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/moment"))
     parser.add_argument("--json", type=Path, help="write the results of all finished runs here")
     parser.add_argument("--draw", type=Path, help="draw accuracy against megabytes here")
+    parser.add_argument("--curves", type=Path, help="draw accuracy while training here")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[3], help="how many, or the first and the one after the last"
@@ -348,6 +391,8 @@ def main() -> None:
         chosen.json.write_text(lines_of(merged(read(chosen.json), found)))
     if chosen.draw and any(found.values()):
         draw(found, chosen.draw)
+    if chosen.curves and any(found.values()):
+        draw_curves(found, chosen.curves)
 
 
 if __name__ == "__main__":

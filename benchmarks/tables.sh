@@ -31,6 +31,8 @@
 #     pa3fed-cifar100 PA3Fed, h = 0.1, 40 rounds, five methods with and without it, ResNet-18, 20 M images: 8 min in bfloat16
 #     aware-cifar100  FedAvg, FedAWARE and FedAvg x AWARE, ResNet-18, 27 M images: 10 min in bfloat16
 #     alt-readings    ALT's other readings and thresholds, 8 runs of 50 M images, about 6 min
+#     alt-equal       ALT and FedAvg with as few epochs, averaged, 5 runs of 15 to 50 M images, about 3 min
+#     pa3fed-averaged FedAvg with and without PA3Fed, averaged, AlexNet, 2 runs of 12.5 M images, about 4 min
 #     fedcl-vgg11     FedCL's 200 rounds with VGG-11, CIFAR-10, FedAvg, 3 runs
 #     fedcl-lstm      FedCL on Shakespeare, FedAvg, 3 runs
 #     aware-news      FedAvg and FedAvg x AWARE on AG News, from scratch, 2 runs
@@ -67,6 +69,8 @@ flsim-fedcm) cells fl-simulator "dir0.1 fedcm" ;;
 flsim-mofedsam) cells fl-simulator "dir0.1 mofedsam" ;;
 fedcl-200) paper=fedcl cells accuracy "cifar10-alexnet-a0.1-fedavg*" "fashion_mnist-alexnet-a0.1-fedavg*" ;;
 fedcl-cifar100) paper=fedcl cells cifar100 "cifar100-alexnet-a0.1-fedavg*" ;;
+alt-equal) paper=alt cells equal-epochs ;;
+pa3fed-averaged) paper=pa3fed cells averaged ;;
 fedcl-vgg11) paper=fedcl cells accuracy "cifar10-vgg11-a0.1-fedavg*" ;;
 fedcl-lstm) paper=fedcl cells shakespeare "shakespeare-lstm-fedavg*" ;;
 pa3fed-cifar100)

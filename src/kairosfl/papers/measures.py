@@ -68,6 +68,11 @@ def _last_tenth(run: RecordedRun) -> float | None:
     return 100 * float(final_tenth(values).mean()) if len(values) else None
 
 
+def _plain_tenth(run: RecordedRun) -> float | None:
+    values = run.column("plain_accuracy")
+    return 100 * float(final_tenth(values).mean()) if len(values) else _last_tenth(run)
+
+
 def _rounds_to(share: float) -> Callable[[RecordedRun], float | None]:
     """Rounds until this fraction of the baseline's final accuracy is first reached."""
 
@@ -160,6 +165,7 @@ MEASURES: dict[str, Measure] = {
     "final": Measure("final accuracy", 2, 2.0, _final),
     "best": Measure("accuracy, best round", 2, 2.0, _best),
     "last_tenth": Measure("accuracy, final 10 %", 2, 2.0, _last_tenth),
+    "plain_tenth": Measure("accuracy without averaging models, final 10 %", 2, 2.0, _plain_tenth),
     "elud": Measure("e-LUDD", 2, 0.2, _average("elud")),
     "coherence": Measure("coherence, final 10 %", 3, 0.05, _ending("coherence")),
     "consensus": Measure("‖mean update‖, final 10 %", 4, 0.01, _ending("consensus")),

@@ -73,6 +73,7 @@ METHODS = {
 NUMBERS = (
     (r"dir([\d.]+)", "Dir({})"),
     (r"h([\d.]+)", "h = {}"),
+    (r"epochs(\d+)", "{} epochs"),
     (r"a([\d.]+)", "α = {}"),
     (r"alpha([\d.]+)", "α = {}"),
     (r"beta([\d.]+)", "β = {}"),
