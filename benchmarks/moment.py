@@ -181,7 +181,7 @@ def row(member: Member, folder: Path) -> dict[str, Any] | None:
     ]
     return {
         **member.settings,
-        "averaged": summary["last_tenth_accuracy"],
+        "averaged": curve[-1][2],  # not a mean over rounds, of which some may lie before the window opens
         "plain": summary.get("plain_last_tenth_accuracy", summary["last_tenth_accuracy"]),
         "clients": sum(line["cohort"] for line in lines),
         "megabytes": round(float(sent[-1]), 2),
@@ -238,9 +238,9 @@ def panels(found: Found) -> tuple[Any, Iterator[tuple[Any, str, str]]]:
 
 
 def save(figure: Any, path: Path, **legend: Any) -> None:
-    """With one legend, that of the first axes, above all."""
-    handles = figure.axes[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper center", ncols=6, frameon=False, fontsize=8, **legend)
+    """With one legend above all."""
+    drawn = {label: line for ax in figure.axes for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(drawn.values(), drawn, loc="outside upper center", ncols=6, frameon=False, fontsize=8, **legend)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
@@ -263,11 +263,11 @@ def draw(found: Found, path: Path) -> None:
                 style = "-" if score == "averaged" else ":"
                 ax.plot(x, 100 * y, style, marker="o", color=colour, markerfacecolor=face, label=label)
         even = {each["megabytes"]: each["budget"] for each in found[name] if each["spent"] == "uniform"}
-        ax.set_xlabel("bytes, of those of FedAvg")
+        ax.set_xlabel("bytes, as a share of FedAvg's")
         ax.set_xscale("log")
         ax.minorticks_off()
-        ticks = (f"{100 * share:.0f} %\n{size / 1000:.{int(size < 1e4)}f} GB" for size, share in even.items())
-        ax.set_xticks(list(even), [*ticks])
+        ticks = [f"{100 * share:.0f} %\n{size / 1000:.{int(size < 1e4)}f} GB" for size, share in even.items()]
+        ax.set_xticks(list(even), ticks)
     save(figure, path, title="filled: models averaged", title_fontsize=8)
 
 
@@ -283,18 +283,13 @@ def draw_curves(found: Found, path: Path) -> None:
     """Accuracy against bytes while training, mean over the seeds."""
     figure, all_axes = panels(found)
     for ax, name, schedule in all_axes:
-        for number, (budget, spent, column, label) in enumerate(CURVES):
+        for budget, spent, column, label in CURVES:
             keys = schedule, budget, spent
             same = [each["curve"] for each in found[name] if (each["schedule"], each["budget"], each["spent"]) == keys]
             if same:
-                mean = np.mean(same, 0)
+                mean, style = np.mean(same, 0), ":" if column == 3 else "-"
                 ax.plot(
-                    mean[:, 1] / 1000,
-                    100 * mean[:, column],
-                    label=label,
-                    color=f"C{(0, 0, 4, 5)[number]}",
-                    linestyle=":" if column == 3 else "-",
-                    linewidth=1.2,
+                    mean[:, 1] / 1000, 100 * mean[:, column], style, label=label, color=COLOURS[spent], linewidth=1.2
                 )
         ax.set_xlabel("GB sent and received")
     save(figure, path)
@@ -320,7 +315,7 @@ def read(path: Path | None) -> Found:
 
 
 def merged(kept: Found, new: Found) -> Found:
-    """All runs, the new ones in place of kept ones with the same setting, schedule, budget and seed."""
+    """All runs, the new ones in place of kept ones with the same setting and `key`."""
     both = {}
     for name in {**kept, **new}:
         rows = {key(each): each for each in (*kept.get(name, ()), *new.get(name, ()))}
@@ -387,12 +382,13 @@ def main() -> None:
     found = json.loads(chosen.show.read_text()) if chosen.show else trained(chosen)
     show(found, detectors=chosen.detectors)
     if chosen.json:
+        found = merged(read(chosen.json), found)
         chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(lines_of(merged(read(chosen.json), found)))
-    if chosen.draw and any(found.values()):
-        draw(found, chosen.draw)
-    if chosen.curves and any(found.values()):
-        draw_curves(found, chosen.curves)
+        chosen.json.write_text(lines_of(found))
+    if any(found.values()):
+        for path, drawing in ((chosen.draw, draw), (chosen.curves, draw_curves)):
+            if path:
+                drawing(found, path)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """An epoch of every model whose speed docs/gpu.md gives, at its own size: engine `batched` against `loop` in float32.
 
 Rounding may decide a ReLU or a max pooling whose inputs are nearly equal, and every later step follows. At ten times
-the learning rate `cnn`, `pfl_cnn` and `resnet18` end more than 1e-5 apart (`cnn` 2e-4), and `loop` on a CPU ends 8e-5
+the learning rate `cnn`, `pfl_cnn` and `resnet18` end more than 1e-5 apart (up to 2e-4), and `loop` on a CPU ends 8e-5
 from float64 with `pfl_cnn`. In float64 the two engines agree to 1e-10: see test_batched.py.
 """
 

@@ -10,7 +10,7 @@ from kairosfl import papers
 from kairosfl.errors import UserError
 from kairosfl.papers import find
 from kairosfl.papers.item import choose, members
-from kairosfl.papers.measures import MEASURES
+from kairosfl.papers.measures import MEASURES, RecordedRun
 from kairosfl.papers.results import identity
 
 
@@ -169,3 +169,16 @@ def test_members_are_one_seed_of_everything_before_the_second_of_anything():
     assert len(members(find("fedaware/table2"), ["cifar10 fedavg"])) == 6 * 3
     with pytest.raises(UserError, match="seeds = 0 must be 1 or more"):
         members(find("fedaware/table2"), seeds=0)
+
+
+def test_plain_models_are_scored_over_the_same_rounds_as_averaged_ones(tmp_path):
+    rows = [{"round": n, "accuracy": n / 100} for n in range(1, 19)] + [{"round": 19, "accuracy": None}]
+    rows += [{"round": n, "accuracy": 0.9, "plain_accuracy": n / 100} for n in range(20, 22)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = RecordedRun(tmp_path)
+    assert MEASURES["last_tenth"].of(run) == pytest.approx(90.0)
+    assert MEASURES["plain_tenth"].of(run) == pytest.approx(20.5)
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
+    assert MEASURES["plain_tenth"].of(RecordedRun(tmp_path)) == pytest.approx(20.0)
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:18]))
+    assert MEASURES["plain_tenth"].of(RecordedRun(tmp_path)) == pytest.approx(18.0)

@@ -194,7 +194,8 @@ def report(
         if figures:
             typer.echo(f"{counted(len(export_figures(folders, figures, kind)), 'picture')} in {figures}")
         if tables:
-            typer.echo(f"{counted(len(export_tables(folders, tables, target, baseline)), 'table')} in {tables}")
+            count = len(export_tables(folders, tables, target, baseline))
+            typer.echo(f"{counted(count, 'file')} in {tables}: every table as CSV and LaTeX")
 
 
 def watch(

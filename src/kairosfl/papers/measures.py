@@ -69,8 +69,9 @@ def _last_tenth(run: RecordedRun) -> float | None:
 
 
 def _plain_tenth(run: RecordedRun) -> float | None:
-    values = run.column("plain_accuracy")
-    return 100 * float(final_tenth(values).mean()) if len(values) else _last_tenth(run)
+    """Of the plain models, which are recorded apart only while models are averaged."""
+    values = [row.get("plain_accuracy", row["accuracy"]) for row in run.rows if row["accuracy"] is not None]
+    return 100 * float(np.mean(final_tenth(values))) if values else None
 
 
 def _rounds_to(share: float) -> Callable[[RecordedRun], float | None]:
