@@ -321,6 +321,14 @@ def test_the_main_metric_is_that_of_the_run(tmp_path):
     assert Folder(tmp_path / "nothing").main().measured(0.25) == "25.00 %"
 
 
+def test_averaged_models_are_scored_after_the_last_round(tmp_path):
+    cost = {"bytes_up": 1, "bytes_down": 2, "steps": 3, "seconds": 0.5, "reported": 1}
+    for number in range(1, 41):  # averaged since round 38, in the final tenth
+        plain = {"plain_accuracy": 0.5} if number > 37 else {}
+        append_json(tmp_path / "metrics.jsonl", {"round": number, "accuracy": number / 100} | plain | cost)
+    assert measure(0, 40, tmp_path).score == pytest.approx(0.4)
+
+
 def test_a_metric_that_was_not_finite_at_the_end_is_not_replaced_by_earlier_rounds(tmp_path):
     write_json(tmp_path / "run.json", {"metrics": [{"name": "rmse", "better": "lower", "percent": False}]})
     cost = {"bytes_up": 1, "bytes_down": 2, "steps": 3, "seconds": 0.5, "reported": 2}

@@ -37,7 +37,9 @@ def measure(trial: int, planned: int, folder: Path, stopped: str = "", failed: b
     """The outcome of a run that has ended; `stopped` is why it did not finish."""
     rows = list(read_lines(folder / "metrics.jsonl"))
     metric = Folder(folder).main()
-    values = [row[metric.name] for row in final_tenth(scored_rows(rows, metric.name))]
+    scored = scored_rows(rows, metric.name)
+    averaged = bool(scored) and f"plain_{metric.name}" in scored[-1]  # often only since the final tenth began
+    values = [row[metric.name] for row in (scored[-1:] if averaged else final_tenth(scored))]
     if rows and not rows[-1]["reported"] and not stopped:
         stopped = "the last round had no usable report"
     score = float(np.mean(values)) if values and None not in values and not stopped else None
