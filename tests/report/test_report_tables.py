@@ -69,6 +69,16 @@ def test_the_last_tenth_is_a_mean_over_the_evaluated_rounds_only(tmp_path):
     assert row.rounds_to_target.mean == 21
 
 
+@pytest.mark.parametrize(("since", "score"), [(39, 0.4), (40, 0.4), (36, 0.385), (41, 0.385)])
+def test_models_that_are_averaged_since_the_last_tenth_are_scored_after_the_last_round(tmp_path, since, score):
+    run = fake.write_run(tmp_path / "a", rounds=40)
+    plain = [0.1 if number >= since else None for number in range(1, 41)]
+    fake.edit(run, accuracy=[number / 100 for number in range(1, 41)], plain_accuracy=plain)
+    (row,) = results(read_groups([run]), target=0.2)
+    assert row.last_tenth.mean == pytest.approx(score)
+    assert any("scored after the last" in note for note in row.notes) == (score == 0.4)
+
+
 def test_text_shows_what_is_known():
     assert Spread.of([0.5, 0.6]).text(1, 100) == "55.0 ± 7.1"
     assert Spread.of([0.5, math.nan]).text(1, 100) == "50.0 (1 of 2)"

@@ -6,13 +6,14 @@ from collections.abc import Iterable
 
 from kairosfl.report.pictures import counted
 from kairosfl.report.read import Group, RunData
+from kairosfl.runs.history import ending, final_tenth
 
 EPSILONS = ("epsilon", "hypothetical_epsilon", "local_epsilon")  # as the rules of privacy record them
 
 
 def notes(group: Group) -> tuple[str, ...]:
     """A line for each run that is unfinished, stopped, ended early or diverged, for seeds that were run again with
-    another result, and for what the rules say."""
+    another result, for averages that began late, and for what the rules say."""
     unfinished = [run for run in group.runs if not run.done]
     left = "left out of the numbers" if group.compared else "not compared"
     stopped = [f"{_who(run, group)}stopped after round {run.last}: {run.stopped}" for run in unfinished if run.stopped]
@@ -34,6 +35,7 @@ def notes(group: Group) -> tuple[str, ...]:
         for name in EPSILONS
         if name in run.columns
     ]
+    late = [run for run in group.shown if len(ending(run.averaged, run.averaged)) < len(final_tenth(run.averaged))]
     said = (verdict for run in group.runs for verdict in run.summary.get("verdicts") or ())
     return (
         *([f"unfinished, {left}: {', '.join(running)}"] if running else []),
@@ -41,6 +43,7 @@ def notes(group: Group) -> tuple[str, ...]:
         *(f"{each} ({left}): from there on its test loss is not finite, or has exploded" for each in diverged),
         *([f"runs of one seed that differ count as their mean: {', '.join(again)}"] if again else []),
         *(f"{_who(run, group)}finished after round {run.last}: {said}" for run, said in early),
+        *(["models are averaged only since one of the final 10 % of rounds: scored after the last"] if late else []),
         *([f"privacy spent: {', '.join(spent)}"] if spent else []),
         *([f"missing from metrics.jsonl, so that later costs are unknown: {', '.join(gaps)}"] if gaps else []),
         *dict.fromkeys(said),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,11 @@ class RunData:
     def evaluated(self) -> NDArray[np.intp]:
         """Indices of the rounds that were evaluated, including those in which the result was not finite."""
         return np.flatnonzero(np.isfinite(self.column(self.score.name)) | (self.column("not_finite") > 0))
+
+    @property
+    def averaged(self) -> list[bool]:
+        """In which of these the result is not the model itself."""
+        return [math.isfinite(value) for value in self.column(f"plain_{self.score.name}")[self.evaluated]]
 
     @property
     def rounds(self) -> int:

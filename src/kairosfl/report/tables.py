@@ -18,7 +18,7 @@ from kairosfl.report.notes import notes
 from kairosfl.report.pictures import letter
 from kairosfl.report.read import Group, RunData
 from kairosfl.report.student import holm, interval, paired_t
-from kairosfl.runs.history import final_tenth
+from kairosfl.runs.history import ending
 from kairosfl.runs.score import Score
 
 PLAIN = "fedavg"  # plain averaging
@@ -71,7 +71,7 @@ class Row:
     rounds: Spread
     planned: int
     final: Spread  # the last evaluated round
-    last_tenth: Spread  # the mean of the final 10 % of the evaluated rounds
+    last_tenth: Spread  # the mean of the final 10 % of the evaluated rounds, or of their `ending`
     best: Spread
     worst_clients: Spread  # the tenth that the last model serves worst
     rounds_to_target: Spread
@@ -155,8 +155,8 @@ def scored(run: RunData) -> tuple[NDArray[np.intp], Array]:
 
 
 def last_tenth(run: RunData) -> float:
-    """Mean of the main metric over the final 10 % of the evaluated rounds."""
-    values = final_tenth(scored(run)[1])
+    """Mean of the main metric over the final 10 % of the evaluated rounds, or over their `ending`."""
+    values = ending(scored(run)[1], run.averaged)
     return float(values.mean()) if len(values) else math.nan
 
 

@@ -17,6 +17,15 @@ def final_tenth(values: Values) -> Values:
     return values[-max(1, len(values) // 10) :]
 
 
+def ending(values: Values, averaged: Sequence[bool]) -> Values:
+    """The evaluations that score a run: the final 10 %, or only the last if models are averaged since one of them.
+
+    With a constant rate the rule `average` begins there, and a mean over these rounds would hold little averaging.
+    """
+    tenth = final_tenth(list(averaged))
+    return values[-1:] if tenth and tenth[-1] and not all(tenth) else final_tenth(values)
+
+
 def main_value(row: dict[str, Any]) -> float | None:
     """The main metric in a line of metrics; None if the round was not evaluated."""
     value: float | None = row[row.get("metric", "accuracy")]

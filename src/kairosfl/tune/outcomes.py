@@ -11,7 +11,7 @@ import numpy as np
 
 from kairosfl.runs.files import append_json, read_lines
 from kairosfl.runs.folder import Folder
-from kairosfl.runs.history import final_tenth
+from kairosfl.runs.history import ending
 from kairosfl.runs.metrics import scored_rows
 
 State = Literal["complete", "diverged", "failed"]
@@ -38,8 +38,7 @@ def measure(trial: int, planned: int, folder: Path, stopped: str = "", failed: b
     rows = list(read_lines(folder / "metrics.jsonl"))
     metric = Folder(folder).main()
     scored = scored_rows(rows, metric.name)
-    averaged = bool(scored) and f"plain_{metric.name}" in scored[-1]  # often only since the final tenth began
-    values = [row[metric.name] for row in (scored[-1:] if averaged else final_tenth(scored))]
+    values = [row[metric.name] for row in ending(scored, [f"plain_{metric.name}" in row for row in scored])]
     if rows and not rows[-1]["reported"] and not stopped:
         stopped = "the last round had no usable report"
     score = float(np.mean(values)) if values and None not in values and not stopped else None

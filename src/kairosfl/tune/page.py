@@ -57,8 +57,7 @@ def page(found: Result) -> str:
 <p class="over">Kairos report</p>
 <h1>{escape(title)}</h1>
 <p class="facts">{len(found.trials)} trials, {len(found.ended)} runs of {" / ".join(map(str, found.stages))} rounds,
-{failed} diverged or failed; scored on validation samples, mean of the final 10 % of evaluations,
-or of averaged models the last</p>
+{failed} diverged or failed; scored on validation samples, mean of the final 10 % of evaluations</p>
 <div class="verdict">{sentences}</div>
 </header>
 <main>
