@@ -11,7 +11,7 @@ import gc
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,10 @@ from kairosfl.tasks.prepare import ordered
 from kairosfl.tasks.task import Task
 
 LR = 1e-4  # of the ceiling, whose weights do not matter as long as they stay finite
+LONG = 20.0  # seconds of a run whose ceiling is worth measuring
+BRIEF = 0.5  # seconds of that measurement
+PART = 0.01  # of the run that one of its steps may take
+LARGEST = 4096  # samples in its batch
 
 
 @dataclass(frozen=True)
@@ -215,6 +219,26 @@ def _rate(train: Callable[[], Reports], briefs: Briefs, device: torch.device, se
     return seen / taken
 
 
+def of_the_ceiling(
+    task: Task, recipe: Recipe, device: torch.device, precision: str, summary: Mapping[str, Any]
+) -> float | None:
+    """The part of what one model does that a finished run reached, with its evaluations and its server.
+
+    None for a run that is short compared with the measurement, and where the measurement fails.
+    """
+    rate, seconds, cohort = (summary[name] or 0.0 for name in ("samples_per_second", "seconds", "average_cohort"))
+    batch = min(LARGEST, round(cohort * task.clients.sizes.clip(max=recipe.batch_size).mean()))
+    if not rate or not batch or seconds < LONG or batch / rate > PART * seconds:
+        return None
+    free(device)
+    try:
+        return float(rate / one_model(task, device, precision, batch, BRIEF))
+    except Exception:  # the device's memory, say; the run itself is complete
+        return None
+    finally:
+        free(device)
+
+
 def one_model(
     task: Task, device: torch.device, precision: str, batch: int, seconds: float, *, captured: bool = True
 ) -> float:
@@ -227,7 +251,7 @@ def one_model(
     trained: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
     speed = [torch.zeros_like(each) for each in trained]
     data = task.dataset.train
-    stored, targets = data.to(device).read(torch.arange(batch, device=device) % len(data))
+    stored, targets = data.take(torch.arange(batch) % len(data)).to(device).read(slice(None))
     inputs = ordered(task.prepared(stored, trained[0].dtype))
 
     def step() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from kairosfl.bench import Bench, Measured, bench, one_model
+from kairosfl.bench import Bench, Measured, bench, of_the_ceiling, one_model
 from kairosfl.cli import app
 from kairosfl.core.fields import Briefs
 from kairosfl.core.recipe import Recipe
@@ -93,6 +93,65 @@ def test_the_ceiling_trains_a_model_of_its_own() -> None:
     before = task.start()
     assert one_model(task, CPU, "float32", 8, 0.01) > 0
     assert torch.equal(before, task.start())
+
+
+LONG_RUN = {"samples_per_second": 1000.0, "seconds": 100.0, "average_cohort": 2.0}
+
+
+def test_a_run_is_compared_with_one_model_on_the_batches_of_its_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def measured(*given: object) -> float:
+        asked.append(given)
+        return 4000.0
+
+    monkeypatch.setattr("kairosfl.bench.one_model", measured)
+    task, recipe = task_of([2, 5, 9, 16]), Recipe(cohort=9, batch_size=8)
+    assert of_the_ceiling(task, recipe, CPU, "tf32", LONG_RUN) == 0.25
+    assert asked == [(task, CPU, "tf32", round(2 * (2 + 5 + 8 + 8) / 4), 0.5)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"seconds": 19.0},
+        {"samples_per_second": 5.0},  # a step would take more than a hundredth of the run
+        {"samples_per_second": None},
+        {"average_cohort": None},
+        {"average_cohort": 0.0},
+    ],
+)
+def test_the_ceiling_of_a_short_run_is_not_measured(other: dict[str, float | None]) -> None:
+    task, recipe = task_of([8, 8]), Recipe(batch_size=8)
+    assert of_the_ceiling(task, recipe, CPU, "float32", LONG_RUN) is not None
+    assert of_the_ceiling(task, recipe, CPU, "float32", LONG_RUN | other) is None
+
+
+def test_a_run_is_complete_where_its_ceiling_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> float:
+        raise torch.OutOfMemoryError("no")
+
+    monkeypatch.setattr("kairosfl.bench.one_model", fails)
+    assert of_the_ceiling(task_of([8, 8]), Recipe(batch_size=8), CPU, "float32", LONG_RUN) is None
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_run_prints_and_keeps_its_share_of_the_ceiling(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["run", "--engine", engine, "--device", "cpu", "--set", "train.rounds=2", "--set", "data.name='digits'"]
+    short = CliRunner().invoke(app, [*given, "--out", str(tmp_path / "short")])
+    assert short.exit_code == 0, short.output
+    assert "images a second\n" in short.output
+    monkeypatch.setattr("kairosfl.bench.LONG", 0.0)
+    monkeypatch.setattr("kairosfl.bench.PART", 1e9)
+    done = CliRunner().invoke(app, [*given, "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    share = json.loads((tmp_path / "run" / "summary.json").read_text())["of_the_ceiling"]
+    assert share > 0
+    assert f"images a second, {share:.0%} of the device's ceiling" in done.output
+    again = CliRunner().invoke(app, ["resume", str(tmp_path / "run")])
+    assert f"{share:.0%} of the device's ceiling" in again.output
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

@@ -171,7 +171,9 @@ def print_summary(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
         )
     if speed := summary.get("samples_per_second"):
         unit, items = summary.get("unit", "samples"), summary.get("unit_per_sample", 1)
-        typer.echo(f"{speed * items:,.0f} {unit} a second")
+        share = summary.get("of_the_ceiling")
+        placed = "" if share is None else f", {share:.0%} of the device's ceiling (one model on all clients' batches)"
+        typer.echo(f"{speed * items:,.0f} {unit} a second{placed}")
     for verdict in summary.get("verdicts", ()):
         typer.echo(f"Note: {verdict}.", err=True)
     if summary.get("missing_rounds"):

@@ -28,7 +28,7 @@ from kairosfl.runs.checkpoint import Checkpoints, model
 from kairosfl.runs.config import GIVEN, RunConfig, tables
 from kairosfl.runs.engines import build_engine, method, resolve_engine
 from kairosfl.runs.fairness import measures_clients
-from kairosfl.runs.files import append_json
+from kairosfl.runs.files import append_json, write_json
 from kairosfl.runs.folder import Folder, Say, silent
 from kairosfl.runs.interrupt import undisturbed
 from kairosfl.runs.keys import flatten
@@ -313,10 +313,27 @@ def start(
     with within_memory():
         config, because = resolve_engine(config, task)
         engine = build_engine(config, task, because=because)
-    recorded = begin(config, task, engine, Folder(path, say), command=command, notify=notify)
+    folder = Folder(path, say)
+    recorded = begin(config, task, engine, folder, command=command, notify=notify)
     say(method(config, engine))
     with lock(path):
-        return execute(recorded, engine)
+        summary = execute(recorded, engine)
+        del engine, recorded  # whose memory the ceiling may need
+        return summary | _ceiling(config, task, folder, summary)
+
+
+def _ceiling(config: RunConfig, task: Task, folder: Folder, summary: dict[str, Any]) -> dict[str, Any]:
+    """Which share of the device's ceiling a finished run reached, added to its summary; empty if not measured."""
+    from kairosfl.bench import of_the_ceiling
+
+    if config.run.engine not in ("loop", "batched"):
+        return {}
+    share = of_the_ceiling(task, config.train, torch.device(config.run.device), config.run.precision, summary)
+    if share is None:
+        return {}
+    with suppress(UserError):  # the disk may be full
+        write_json(folder.path / "summary.json", summary | {"of_the_ceiling": share})
+    return {"of_the_ceiling": share}
 
 
 def begin(
