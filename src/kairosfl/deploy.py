@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kairosfl.core.rule import Algorithm
 from kairosfl.errors import UserError, nearest
 from kairosfl.rules import Privacy
 from kairosfl.rules.attack import Attack
@@ -153,7 +154,8 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
     else:
         folder.check(config, task)
     cohort = settings.asked(config.train.cohort, len(task.clients))
-    config = replace(config, train=replace(config.train, cohort=cohort))
+    algorithm = Algorithm(tuple(rule.widened(cohort / config.train.cohort) for rule in config.algorithm.rules))
+    config = replace(config, algorithm=algorithm, train=replace(config.train, cohort=cohort))
     return execute(record(config, task, engine, folder, resume=begun), engine)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from kairosfl.core.rule import Memory
 from kairosfl.core.run import Run, Setup
 from kairosfl.core.table import Table
 from kairosfl.detectors import FGN, Detector, FedFIM, parse_detectors
-from kairosfl.detectors.growth import DECAY, PATIENCE, SLOW, WARM_UP, decided
+from kairosfl.detectors.growth import DECAY, PATIENCE, SLOW, SPAN, WARM_UP, decided
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
@@ -79,7 +80,7 @@ def made_up(
     return visits
 
 
-def by_hand(visits: Visits, least: int) -> list[float]:
+def by_hand(visits: Visits, least: int, span: float = SPAN) -> list[float]:
     """The same numbers, from the formulas."""
     last: dict[int, tuple[int, float]] = {}
     pairs: list[tuple[int, int, float]] = []
@@ -91,7 +92,8 @@ def by_hand(visits: Visits, least: int) -> list[float]:
             last[i] = t, level
         medians.append(float(np.sort(levels)[(len(levels) - 1) // 2]))
         recent = [DECAY ** (t - when) for when, _, _ in pairs]
-        if sum(recent) >= least:
+        weight = [w * between for (_, between, _), w in zip(pairs, recent, strict=True)]
+        if sum(recent) >= least and np.average([between for _, between, _ in pairs], weights=weight) <= span:
             rates, weights = np.array(
                 sorted((rate, w * between) for (_, between, rate), w in zip(pairs, recent, strict=True))
             ).T
@@ -110,6 +112,17 @@ def test_values_of_pairs_against_the_formulas(detector: FGN | FedFIM) -> None:
     """50 rounds, in which no more pairs than the detector remembers come together."""
     visits = made_up([0.05, 0.0], clients=30, cohort=6)[:50]
     np.testing.assert_allclose(follow(detector, visits)[0], by_hand(visits, detector.pairs), rtol=1e-9)
+
+
+def test_values_where_pairs_are_too_far_apart() -> None:
+    """3 of 100 clients a round: pairs at first, medians as soon as the pairs' visits are SPAN rounds apart."""
+    visits = made_up([0.05, 0.0, 0.0], clients=100, cohort=3)[:100]
+    found = follow(FGN(compare="visits", pairs=3), visits)[0]
+    np.testing.assert_allclose(found, by_hand(visits, 3), rtol=1e-9)
+    pairs, medians = (by_hand(visits, least, span) for least, span in ((3, 1000), (1000, 0)))
+    same = np.isclose(found, pairs), np.isclose(found, medians)
+    assert same[0][20:30].all()
+    assert same[1][-30:].all()
 
 
 def test_values_without_pairs_against_the_formulas() -> None:
@@ -206,6 +219,18 @@ def test_without_growth_there_is_no_period() -> None:
     assert not marks[20:].any()
 
 
+@pytest.mark.parametrize("schedule", MEASURED)
+def test_a_thousand_clients_are_followed_as_quickly_as_their_medians(schedule: str) -> None:
+    """10 of 1,000: by pairs alone, the end of the period would be seen 13 to 30 rounds later."""
+    ends: dict[str, list[int]] = {"fgn.paired()": [], "fgn.smoothed()": []}
+    for text, seed in product(ends, range(4)):
+        visits = made_up(MEASURED[schedule], clients=1000, seed=seed)
+        ends[text].append(int(np.argmin(follow(parse_detectors(text)[0], visits)[1])))
+    paired, smoothed = (np.mean(each) for each in ends.values())
+    assert abs(paired - smoothed) <= 2
+    assert schedule != "constant" or paired == pytest.approx(74, abs=1)  # as docs/round.md has it
+
+
 def test_a_population_in_which_hardly_anyone_returns_is_followed_by_its_medians() -> None:
     """10 of 100,000: no pairs. The growth of 0.08 is seen and so is its end, with the noise of whole cohorts."""
     visits = made_up([0.08, 0, 0, 0, 0, 0], clients=100_000, falling=1.0)
@@ -265,9 +290,10 @@ def test_text_and_nonsense() -> None:
             parse_detectors(text)
 
 
-def test_the_error_of_pairs_and_of_medians() -> None:
+@pytest.mark.parametrize(("noise", "errors"), [(0.3, (0.0025, 0.004)), (0.6, (0.005, 0.004))])
+def test_the_error_of_pairs_and_of_medians(noise: float, errors: tuple[float, float]) -> None:
     """As docs/round.md has it: of a growth of zero, between clients whose levels differ by a factor of e."""
-    visits = made_up([0.0] * 6)
-    for text, error in (("fgn.paired()", 0.0025), ("fgn.smoothed()", 0.004)):
-        values = follow(parse_detectors(text)[0], visits)[0][40:]
-        assert np.sqrt(np.mean(values**2)) == pytest.approx(error, rel=0.2), text
+    for text, error in zip(("fgn.paired()", "fgn.smoothed()"), errors, strict=True):
+        detector = parse_detectors(text)[0]
+        found = [follow(detector, made_up([0.0] * 6, noise=noise, seed=seed))[0][40:] for seed in range(4)]
+        assert np.sqrt(np.mean(np.square(found))) == pytest.approx(error, rel=0.15), text

@@ -121,6 +121,17 @@ def test_another_algorithm_goes_on_from_a_model(config: Path, task: Task, tmp_pa
         deploy.serve(grid_of(task), lambda _: task, config, tmp_path / "third")
 
 
+@pytest.mark.parametrize("algorithm", ["budget(share=0.5)", "budget(share=0.5, plan=[3, 1])", "fedcl(budget=0.5)"])
+def test_clients_asked_in_addition_are_paid_from_the_budget(
+    algorithm: str, config: Path, task: Task, tmp_path: Path
+) -> None:
+    text = CONFIG.replace("scaffold + pa3fed", algorithm).replace("rounds = 4", "rounds = 6") + "[deploy]\nover = 0.5\n"
+    config.write_text(text)
+    deploy.serve(grid_of(task), lambda _: task, config, tmp_path / "run")
+    asked = [json.loads(line)["cohort"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert sum(asked) == 9  # half of 3 x 6, whatever is asked in addition
+
+
 def test_a_server_without_the_clients_data(config: Path, task: Task, tmp_path: Path) -> None:
     config.write_text(CONFIG.partition("[data]")[0] + "[train]\nrounds = 1\ncohort = 50\n[deploy]\nclients = 60\n")
     grid = grid_of(task)

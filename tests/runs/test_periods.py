@@ -111,6 +111,11 @@ def test_verdicts() -> None:
     assert _verdict("cohort", [[0.01, -0.01], [0.01, -0.01], [0.5, 0.5]]) == (
         "cohort: undecided; 2 seeds are too few to tell harm from chance; use --seeds 4"
     )
+    hurt = [0.05, 0.25, 0.15, 0.19]  # 0.16 with an error of 0.042: 95 % above zero, but not 99 %
+    assert _verdict("labels", [hurt, chance, hurt, last]) == (
+        "labels: undecided; 4 seeds are too few to tell harm (windows 1, 3) from chance; use --seeds 8"
+    )
+    assert "no critical period here" in _verdict("labels", [[0.1, 0.2, -0.05, 0.1], last])  # t = 1.7
     assert "one seed does not show" in _verdict("cohort", [[0.1], [0.1]])
     assert lasting([[0.1], [0.1]]) == []
 

@@ -90,6 +90,10 @@ class Rule(Spec):
         """The largest cohort that it may select, so that memory can be reserved."""
         return cohort
 
+    def widened(self, factor: float) -> Self:
+        """The same rule for a cohort `factor` times as large, of which not all will be waited for."""
+        return self
+
     def server(self, now: Round) -> State:
         """Its state before the first round."""
         return {}

@@ -6,8 +6,10 @@ Cohorts differ more from each other than one round from the next, so a client is
     growth    weighted median of the rates of recent rounds,           weight (t − s) · DECAY^(rounds ago)
 
 The weights t − s make it the slope that fits all pairs best in absolute deviation: a client's two visits tell more
-about the trend the longer they are apart. While there are too few pairs, as with 10 of 100,000 clients, the growth is
-that of the cohorts' medians, smoothed: a short average minus a long one, divided by how much longer it reaches back.
+about the trend the longer they are apart. While there are too few pairs, as with 10 of 10,000 clients, or while their
+visits are more than SPAN rounds apart in the mean with these weights, as with 10 of 1,000, so that they would tell what
+the growth was long ago, the growth is that of the cohorts' medians, smoothed: a short average minus a long one, divided
+by how much longer it reaches back.
 
 The period is critical until the growth has been below the share `fall` of its own peak for PATIENCE rounds, and again
 if it ever exceeds that peak. Before anything can be said, it is critical.
@@ -24,6 +26,7 @@ DECAY, SLOW = 0.9, 0.95  # per round: of pairs and of the short average; of the 
 WARM_UP = 20  # rounds before smoothed levels are compared
 PATIENCE = 10  # rounds below the threshold that end a period
 POOL = 512  # pairs remembered
+SPAN = 30  # rounds between the visits of pairs, in the mean
 
 
 def begun() -> State:
@@ -67,9 +70,10 @@ def growth(state: State, number: int, least: int) -> float:
     """Growth per round; NaN while it is not known. `least` is the number of pairs needed, each counted by its decay."""
     when, between, rates = state["pairs"].unbind(1)
     recent = torch.where(between > 0, DECAY ** (number - when), 0.0)
-    if float(recent.sum()) >= least:
+    weights = recent * between
+    if float(recent.sum()) >= least and float(weights @ between) <= SPAN * float(weights.sum()):
         order = rates.argsort(stable=True)
-        total = (recent * between)[order].cumsum(0)
+        total = weights[order].cumsum(0)
         return float(rates[order][torch.searchsorted(total, total[-1] / 2)])
     if int(state["rounds"]) < WARM_UP:
         return float("nan")

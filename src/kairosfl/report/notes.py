@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from kairosfl.report.pictures import counted
 from kairosfl.report.read import Group, RunData
 from kairosfl.runs.history import ending, final_tenth
+from kairosfl.runs.metrics import judged
 
 EPSILONS = ("epsilon", "hypothetical_epsilon", "local_epsilon")  # as the rules of privacy record them
 
@@ -48,6 +49,18 @@ def notes(group: Group) -> tuple[str, ...]:
         *([f"missing from metrics.jsonl, so that later costs are unknown: {', '.join(gaps)}"] if gaps else []),
         *dict.fromkeys(said),
     )
+
+
+def detected(group: Group) -> str:
+    """What the detector of a group said, and in which seeds: one period, two, none, or flicker."""
+    said: dict[str, list[str]] = {}
+    for run in group.runs:
+        marks = zip(run.column("round").astype(int).tolist(), (run.column("critical") > 0).tolist(), strict=True)
+        said.setdefault(judged(list(marks)), []).append(str(run.seed))
+    several = len(group.runs) > 1
+    seeds = {text: f" (seed{'s' * (len(each) > 1)} {', '.join(each)})" * several for text, each in said.items()}
+    name = group.runs[0].settings.get("run.detector", "fgn")
+    return f"detector {name}: " + "; ".join(text + seeds[text] for text in said)
 
 
 def measured_on(runs: Iterable[RunData]) -> str:

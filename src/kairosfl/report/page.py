@@ -129,7 +129,8 @@ def _asset(name: str) -> str:
 
 def _section(name: str, groups: Sequence[Group], pictures: Sequence[Picture], left: Sequence[LeftOut]) -> str:
     pick = _picker(groups) if name == "inside" else ""
-    return f'<section id="{name}"><h2>{SECTIONS[name]}{pick}</h2>{_charts(name, pictures, left)}</section>'
+    said = parts.detectors(groups[:DETAILED]) if name == "signals" else ""
+    return f'<section id="{name}"><h2>{SECTIONS[name]}{pick}</h2>{said}{_charts(name, pictures, left)}</section>'
 
 
 def _charts(name: str, pictures: Sequence[Picture], left: Sequence[LeftOut]) -> str:

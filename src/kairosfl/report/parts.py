@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
+from kairosfl.report.notes import detected
 from kairosfl.report.pictures import HeatMap, LeftOut, Picture, letter
 from kairosfl.report.ranking import best_rows
 from kairosfl.report.read import Group, RunData, differing
@@ -170,6 +171,11 @@ def sentences(kind: str, lines: Iterable[str]) -> str:
 def notes(rows: Sequence[Row]) -> str:
     """Notes on the runs of each row that qualify its numbers."""
     return sentences("notes", (f"{key(i)} {escape(note)}" for i, row in enumerate(rows) for note in row.notes))
+
+
+def detectors(groups: Sequence[Group]) -> str:
+    """What each group's detector said: whether its critical rounds make a period."""
+    return sentences("notes", (f"{key(i)} {escape(detected(group))}" for i, group in enumerate(groups)))
 
 
 def figure(picture: Picture) -> str:

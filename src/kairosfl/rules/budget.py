@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
@@ -77,6 +78,9 @@ class Budget(Rule):
         peak = max(self.plan) * len(self.plan) / sum(self.plan) if self.plan else 1.0
         most = peak * cohort * (1.0 if self.megabytes else self.share)
         return min(max(math.ceil(most), cohort), population)
+
+    def widened(self, factor: float) -> Self:
+        return replace(self, share=self.share / factor)  # the total stays
 
     def server(self, now: Round) -> State:
         if not self.megabytes and self._total(now) < now.rounds:

@@ -80,6 +80,9 @@ class FedCL(Rule):
     def largest_cohort(self, cohort: int, population: int) -> int:
         return max(_part(self.cap, population), cohort)
 
+    def widened(self, factor: float) -> Self:
+        return replace(self, budget=self.budget / factor)  # the total stays
+
     def server(self, now: Round) -> State:
         if self.budget and self._total(now) < now.rounds:
             raise UserError(

@@ -40,6 +40,7 @@ NONE = "none"
 ENOUGH = 4  # seeds with which a null result is one
 # Student's t, two-sided 99 %, by the number of seeds: with five windows, one in twenty studies finds harm by chance.
 CERTAIN = {2: 63.66, 3: 9.92, 4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25}
+LIKELY = {4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}  # 95 %: too large to be called absent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,12 +184,13 @@ def _verdict(name: str, lost: Sequence[Sequence[float]]) -> str:
     if found := lasting(lost):
         windows = f"window{'s' * (len(found) > 1)} {', '.join(map(str, found))}"
         return f"{name}: harm lasts from {windows} of {len(lost)} (99 % interval above zero)"
+    seeds = len(lost[0])
+    beyond = LIKELY.get(seeds, 2.0)
     doubtful = [
-        str(i) for i, values in enumerate(lost[:-1], 1) if np.mean(values) > 2 * (_spread(values)["error"] or 0)
+        i for i, values in enumerate(lost[:-1], 1) if np.mean(values) > beyond * (_spread(values)["error"] or 0.0)
     ]
-    if len(lost[0]) < ENOUGH:  # so few seeds can hardly show anything
-        where = f" (window {doubtful[0]})" if doubtful else ""
-        return (
-            f"{name}: undecided; {len(lost[0])} seeds are too few to tell harm{where} from chance; use --seeds {ENOUGH}"
-        )
+    where = f" (window{'s' * (len(doubtful) > 1)} {', '.join(map(str, doubtful))})" if doubtful else ""
+    if seeds < ENOUGH or doubtful:
+        more = ENOUGH if seeds < ENOUGH else 2 * seeds
+        return f"{name}: undecided; {seeds} seeds are too few to tell harm{where} from chance; use --seeds {more}"
     return f"{name}: no critical period here; no harm before the last window is beyond chance"
