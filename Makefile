@@ -41,6 +41,9 @@ results: .venv/ready  # the page of results and a figure as a paper prints it, f
 	$(BIN)/python -m kairosfl.papers.page results docs/results.md
 	$(BIN)/kairosfl figure results/alt-figure2.json -o docs/assets/alt-figure2-print.svg --font serif --y-range 55:73 \
 		--only cifar10-fedavg --only cifar10-fedavg-alt --only 'cifar10-moon*'
+	$(BIN)/python benchmarks/moment.py --show results/studies/moment.json --draw docs/assets/moment.svg \
+		--curves docs/assets/moment-curves.svg > /dev/null
+	$(BIN)/python benchmarks/moment_tables.py results/studies/moment.json docs/moment.md
 
 dist: .venv/ready  # wheel and sdist, tried in an empty environment
 	rm -rf dist

@@ -181,6 +181,7 @@ def row(member: Member, folder: Path) -> dict[str, Any] | None:
     ]
     return {
         **member.settings,
+        "commit": json.loads((folder / "run.json").read_text())["git"],
         "averaged": curve[-1][2],  # not a mean over rounds, of which some may lie before the window opens
         "plain": summary.get("plain_last_tenth_accuracy", summary["last_tenth_accuracy"]),
         "clients": sum(line["cohort"] for line in lines),
@@ -239,9 +240,12 @@ def panels(found: Found) -> tuple[Any, Iterator[tuple[Any, str, str]]]:
 
 def save(figure: Any, path: Path, **legend: Any) -> None:
     """With one legend above all."""
+    import matplotlib
+
     drawn = {label: line for ax in figure.axes for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend(drawn.values(), drawn, loc="outside upper center", ncols=6, frameon=False, fontsize=8, **legend)
     path.parent.mkdir(parents=True, exist_ok=True)
+    matplotlib.rcParams["svg.hashsalt"] = "moment"  # the same numbers give the same file
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 

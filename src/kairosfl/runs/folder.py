@@ -254,12 +254,14 @@ def describe(config: RunConfig, task: Task, command: str) -> dict[str, Any]:
 
 
 def _git() -> str | None:
-    """The commit of the sources: KAIROSFL_COMMIT, for a copy without its repository, or else the repository's."""
+    """The commit of the sources, `-dirty` if they were edited since: KAIROSFL_COMMIT, for a copy without its repository,
+    or else the repository's."""
     if commit := os.environ.get("KAIROSFL_COMMIT"):
         return commit
     here = Path(__file__).parent
     try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5)
+        asked = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        done = subprocess.run(asked, cwd=here, capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
