@@ -10,7 +10,7 @@
 #     niid10-noise    4 runs, 100 M images, about 2 min
 #     flsim-fedavg    1 run alone, for its clock: 4 min
 #     flsim-scaffold  SCAFFOLD and FedDyn side by side, about 8 min
-#     niid10-why      other readings of cells that differ: SCAFFOLD and FedProx, 6 runs, 2.5 min
+#     niid10-why      other readings of cells that differ: SCAFFOLD, FedProx and reflected borders, 10 runs, about 4 min
 #     niid10-again   two more seeds of these four cells and of FedAvg, 10 runs beyond those of niid10, about 4 min
 #     niid100-dir     4 runs, Dir(0.5) alone, 3 min
 #     niid100-again  two more seeds of FedAvg and SCAFFOLD there, 4 runs beyond those of niid100-dir, about 2 min
@@ -20,7 +20,7 @@
 #     flsim-released  FedAvg, SCAFFOLD and FedCM as in its code, 13 min: run it twice
 #     flsim-released-sam  MoFedSAM as in its code, about 9 min
 #     flsim-mofedsam  MoFedSAM, two gradients a step, about 9 min
-#     pfl            CIFAR-10 IID and Dir(0.1), Dir(0.1) with privacy, BlazeFL and FLUTE, about 4 min
+#     pfl            CIFAR-10 IID and Dir(0.1), Dir(0.1) with privacy, BlazeFL and FLUTE, took 2.5 min
 #     niid10-flower   8 runs (three labels, IID), which Flower alone published, about 4 min
 #     niid10-seeds    the second and third seeds of niid10: 24 runs, about 12 min; run it twice
 #
@@ -30,11 +30,13 @@
 #     fedcl-cifar100  the same with CIFAR-100, 3 runs, about 3 min
 #     pa3fed-cifar100 PA3Fed, h = 0.1, 40 rounds, five methods with and without it, ResNet-18, 20 M images: 8 min in bfloat16
 #     aware-cifar100  FedAvg, FedAWARE and FedAvg x AWARE, ResNet-18, 27 M images: 10 min in bfloat16
-#     alt-readings    ALT's other readings and thresholds, 8 runs of 50 M images, about 6 min
-#     alt-equal       ALT and FedAvg with as few epochs, averaged, 5 runs of 15 to 50 M images, about 3 min
-#     pa3fed-averaged FedAvg with and without PA3Fed, averaged, AlexNet, 2 runs of 12.5 M images, about 4 min
+#     alt-readings    ALT's other readings and thresholds, 10 runs of up to 50 M images, about 8 min
+#     alt-equal       ALT and FedAvg with as few epochs, averaged, 5 runs of 15 to 50 M images, took 9 min on a shared GPU
+#     pa3fed-averaged FedAvg with and without PA3Fed, averaged, AlexNet, 2 runs of 12.5 M images, took 9 min on a shared GPU
 #     fedcl-vgg11     FedCL's 200 rounds with VGG-11, CIFAR-10, FedAvg, 3 runs
 #     fedcl-lstm      FedCL on Shakespeare, FedAvg, 3 runs
+#     fedcl-resnet18  FedCL with ResNet-18, CIFAR-10, FedAvg, 3 runs
+#     beyond-controls averaged FedAvg with the recipes of the presets, three seeds, about 6 min
 #     aware-news      FedAvg and FedAvg x AWARE on AG News, from scratch, 2 runs
 #     aware-figures   FedAWARE's Figures 1, 6 and 7, 10 runs, 120 M images, about 6 min
 set -eu
@@ -72,6 +74,12 @@ fedcl-cifar100) paper=fedcl cells cifar100 "cifar100-alexnet-a0.1-fedavg*" ;;
 alt-equal) paper=alt cells equal-epochs ;;
 pa3fed-averaged) paper=pa3fed cells averaged ;;
 fedcl-vgg11) paper=fedcl cells accuracy "cifar10-vgg11-a0.1-fedavg*" ;;
+fedcl-resnet18) paper=fedcl cells resnet18 "cifar10-resnet18-a0.1-fedavg*" ;;
+beyond-controls)
+    SEEDS=${SEEDS:-3} paper=beyond
+    cells fedaware thrifty-average
+    for item in cifar100 fedcl alt; do cells "$item" average-same; done
+    ;;
 fedcl-lstm) paper=fedcl cells shakespeare "shakespeare-lstm-fedavg*" ;;
 pa3fed-cifar100)
     names=

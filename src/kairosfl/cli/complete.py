@@ -22,7 +22,7 @@ KEYS = {
 }
 VALUES = {
     "algorithm": "fedavg fedprox fednova vrlsgd fedmut scaffold feddyn fedcm fedsam moon fedavgm fedadagrad fedadam "
-    "fedyogi fedams fedcl alt pa3fed fedaware average budget privacy localprivacy bucketing nnm normclipping "
+    "fedyogi fedams fedcl alt pa3fed fedaware average budget uniform privacy localprivacy bucketing nnm normclipping "
     "centeredclipping median trimmedmean geometricmedian krum limits attack",
     "data.name": "digits mnist fashion_mnist cifar10 cifar100 tinyimagenet shakespeare agnews synthetic folder",
     "data.partition": "iid dirichlet quantity shards labels client_dirichlet mixed natural",

@@ -43,9 +43,10 @@ def _equal() -> dict[str, Cell]:
         return Cell(preset=CIFAR10, settings=settings, reading=reading, baseline=name)
 
     few = {"alt": 9, "alt-min": 3}
+    readings = {10: TEXT, 9: "about the epochs of ALT by the text", 3: "about the epochs of the released ALT"}
     plain = {
-        f"cifar10-epochs{n}-fedavg-averaged": cell("fedavg", n, f"{n} epochs per client", 0 if n == 10 else 10)
-        for n in (10, *few.values())
+        f"cifar10-epochs{n}-fedavg-averaged": cell("fedavg", n, reading, 0 if n == 10 else 10)
+        for n, reading in readings.items()
     }
     return plain | {
         f"cifar10-fedavg-{suffix}-averaged": cell(rule, 10, reading, few[suffix])

@@ -27,12 +27,18 @@ def _elsewhere(data: str) -> dict[str, Cell]:
             reading=f"models averaged, with plain averaging's best recipe: {'the same' if same else words}",
             baseline="fedavg",
         ),
+        **({} if same else {"average-same": _same(preset)}),
         "fedavg": Cell(
             preset=preset,
             settings={"algorithm": "fedavg"},
             reading="plain averaging with the recipe of the preset",
         ),
     }
+
+
+def _same(preset: str, recipe: Mapping[str, Any] | None = None) -> Cell:
+    settings = {**(recipe or {}), "algorithm": "average"}
+    return Cell(preset=preset, settings=settings, reading="models averaged, with the recipe of the composition")
 
 
 def _averaging(preset: str, recipe: Mapping[str, Any]) -> Cell:
@@ -50,6 +56,11 @@ FINALS = {
             baseline="fedavg",
         ),
         "thrifty": Cell(preset="kairos-thrifty", reading="40 % of the clients and bytes", baseline="fedavg"),
+        "thrifty-average": Cell(
+            preset="kairos-thrifty",
+            settings={"algorithm": "average"},
+            reading="plain averaging with the recipe, clients and bytes of kairos-thrifty, models averaged",
+        ),
         "fedavgm": Cell(
             preset="kairos",
             settings={"algorithm": "fedavgm(beta=0.7)"},
@@ -113,6 +124,7 @@ FINALS = {
             settings={**cosine(0.01, weight_decay=5e-4), "algorithm": "average"},
             reading="models averaged, with plain averaging's best recipe: no crops and flips",
         ),
+        "average-same": _same("fedcl-cifar10-alexnet", {**cosine(0.01, weight_decay=5e-4), **AUGMENT}),
     },
     "alt": {
         "kairos": Cell(
@@ -126,6 +138,7 @@ FINALS = {
             settings={**cosine(0.01, weight_decay=1e-3), "algorithm": "alt"},
             reading="ALT with its own best recipe",
         ),
+        "average-same": _same("alt-cifar10-cnn", cosine(0.01, weight_decay=1e-3)),
     },
     **{data: _elsewhere(data) for data in CHOSEN},
 }

@@ -17,7 +17,10 @@ CAPTION = (
 )
 CPUS = ("x86_64", "AMD64", "aarch64", "arm64")  # as the platform module names them
 VERDICT = "Verdict: "  # begins the first line of remarks that state one
-LEFT = ("cell", "reading", "item", "baseline", "paper", "claim", "measured", "verdict", "benchmark", "run", "name")
+LEFT = (
+    *("cell", "reading", "name", "item", "baseline", "paper or benchmark", "claim", "measured", "verdict"),
+    *("benchmark", "run", "their hardware", "our hardware"),
+)
 
 
 def section(results: Results, remarks: str = "", picture: str = "") -> str:

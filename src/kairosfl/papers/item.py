@@ -48,6 +48,7 @@ class Item:
     `claim` is what the paper says in words, `note` what a reader must know about our settings. The aim is to reproduce
     the published values or, with `beat`, to exceed them. `traces` are curves of the figure in addition to accuracy.
     `sources` names who published which measure, where several did: a cell that agrees with one of them is reproduced.
+    `hardware` is that of the published seconds.
     """
 
     paper: str
@@ -61,6 +62,7 @@ class Item:
     beat: bool = False
     traces: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
+    hardware: str = ""
 
     @property
     def key(self) -> str:

@@ -41,12 +41,16 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class Measure:
-    """The heading, the number of digits, and the difference up to which a published value counts as reproduced."""
+    """The heading, the number of digits, and the difference up to which a published value counts as reproduced.
+
+    `unit` is that of a difference; empty where the heading says it.
+    """
 
     title: str
     digits: int
     tolerance: float
     of: Callable[[RecordedRun], float | None]
+    unit: str = ""
 
 
 def _mean(values: np.ndarray) -> float | None:
@@ -163,10 +167,10 @@ TRACES: dict[str, Trace] = {
     "epochs_so_far": Trace("epochs so far", "epochs_total", total=True),
 }
 MEASURES: dict[str, Measure] = {
-    "final": Measure("final accuracy", 2, 2.0, _final),
-    "best": Measure("accuracy, best round", 2, 2.0, _best),
-    "last_tenth": Measure("accuracy, final 10 %", 2, 2.0, _last_tenth),
-    "plain_tenth": Measure("accuracy without averaging models, final 10 %", 2, 2.0, _plain_tenth),
+    "final": Measure("final accuracy", 2, 2.0, _final, "points"),
+    "best": Measure("accuracy, best round", 2, 2.0, _best, "points"),
+    "last_tenth": Measure("accuracy, final 10 %", 2, 2.0, _last_tenth, "points"),
+    "plain_tenth": Measure("accuracy without averaging models, final 10 %", 2, 2.0, _plain_tenth, "points"),
     "elud": Measure("e-LUDD", 2, 0.2, _average("elud")),
     "coherence": Measure("coherence, final 10 %", 3, 0.05, _ending("coherence")),
     "consensus": Measure("‖mean update‖, final 10 %", 4, 0.01, _ending("consensus")),

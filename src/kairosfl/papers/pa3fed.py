@@ -201,11 +201,19 @@ def _averaged() -> dict[str, Cell]:
     words, settings = SCHEDULES["slow"]
     plain = "cifar10-h0.1-slow-fedavg"
 
-    def cell(algorithm: str, baseline: str = "") -> Cell:
+    def cell(algorithm: str, reading: str = "", baseline: str = "") -> Cell:
         own = {**settings, "data.alpha": 0.1, "algorithm": f"{algorithm} + average"}
-        return Cell(preset=PRESETS["cifar10"], settings=own, reading=words, baseline=baseline)
+        return Cell(preset=PRESETS["cifar10"], settings=own, reading=f"{words}{reading}", baseline=baseline)
 
-    return {f"{plain}-averaged": cell("fedavg"), f"{plain}-pa3fed-averaged": cell("pa3fed", f"{plain}-averaged")}
+    readings = {
+        "": ("pa3fed", ""),
+        "-accuracy": ("pa3fed(score='accuracy')", "; Eq. 9: accuracy as the score"),
+        "-small": ("pa3fed(change='small')", "; a small change counts more"),
+    }
+    return {f"{plain}-averaged": cell("fedavg")} | {
+        f"{plain}-pa3fed{name}-averaged": cell(algorithm, reading, f"{plain}-averaged")
+        for name, (algorithm, reading) in readings.items()
+    }
 
 
 ITEMS = (

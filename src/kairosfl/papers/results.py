@@ -23,6 +23,7 @@ from kairosfl.runs.files import plain, write
 Results = dict[str, Any]
 POINTS = 100  # at most, per curve
 DIGITS = 4
+WORDED, WORDED_CELL = ("title", "claim", "note", "sources", "hardware"), ("reading", "printed")
 ABOUT = ("version", "git", "torch", "python", "device", "engine", "precision")
 
 
@@ -57,6 +58,7 @@ def collect(
         "beat": item.beat,
         "measures": list(item.measures),
         "sources": dict(item.sources),
+        "hardware": item.hardware,
         "cells": {
             name: {
                 "reading": cell.reading,
@@ -102,6 +104,18 @@ def read(path: Path) -> Results:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
         raise UserError(f"{path} does not contain results; delete it and collect them again.") from None
     return results
+
+
+def worded(results: Results) -> Results:
+    """Stored results with what their item says and compares today, if it still exists; runs and settings stay."""
+    item = ITEMS.get(results["item"])
+    if item is None:
+        return results
+    cells = {
+        name: cell | {key: getattr(item.cells[name], key) for key in WORDED_CELL} if name in item.cells else cell
+        for name, cell in results["cells"].items()
+    }
+    return results | {key: getattr(item, key) for key in WORDED} | {"cells": cells}
 
 
 def longest(cell: Mapping[str, Any]) -> list[dict[str, Any]]:

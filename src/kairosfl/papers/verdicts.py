@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from kairosfl.papers.measures import MEASURES
-from kairosfl.papers.results import Results, complete, gain, values
+from kairosfl.papers.results import Results, complete, gain, longest, values
+from kairosfl.papers.words import method
 
 Agreement = Literal["reproduced", "open", "not reproduced"]
 
@@ -35,6 +36,45 @@ def outcome(results: Results, cell: Mapping[str, Any]) -> Agreement | None:
     return next((word for word in get_args(Agreement) if word in found), None)
 
 
+@dataclass(frozen=True)
+class Tally:
+    """How our comparisons with published values ended, and how many values these are.
+
+    A value that has several readings is compared once for each; it is `met` if one of them reproduces it.
+    """
+
+    reproduced: int
+    open: int
+    comparisons: int
+    met: int
+    values: int
+
+
+def tally(items: Sequence[Results]) -> Tally:
+    """Of all cells that were run as published."""
+    found: dict[object, list[Agreement]] = {}
+    for results in items:
+        for name, cell in results["cells"].items():
+            word = outcome(results, cell)
+            if word:
+                found.setdefault(_published(results, name), []).append(word)
+    words = [word for each in found.values() for word in each]
+    met = sum("reproduced" in each for each in found.values())
+    return Tally(words.count("reproduced"), words.count("open"), len(words), met, len(found))
+
+
+def family(item: str) -> str:
+    """The item whose published values an item compares: its own, or those of which it has other readings."""
+    return item.removesuffix("-readings")
+
+
+def _published(results: Results, name: str) -> object:
+    """Identifies the published value of a cell: that of other readings is the same, for the same data and method."""
+    printed = results["cells"][name]["printed"]
+    values = tuple(printed.get(measure) for measure in compared_measures(results))
+    return family(results["item"]), name.partition("-")[0], method(name), values
+
+
 def as_published(cell: Mapping[str, Any]) -> bool:
     """Whether a cell was run in the paper's setting and for all its rounds."""
     return complete(cell) and bool(cell["comparable"])
@@ -51,11 +91,13 @@ def holds(ours: float, printed: float | None, *, comparable: bool) -> str:
 
 @dataclass(frozen=True)
 class Gain:
-    """Our mean gain of a cell over its baseline, the published one if known, and whether that holds."""
+    """Our mean gain of a cell over its baseline, the published one if known, whether that holds, and the rounds."""
 
     ours: float
     printed: float | None
     holds: str
+    rounds: int
+    planned: int
 
 
 def gains(results: Results) -> list[Gain]:
@@ -67,7 +109,8 @@ def gains(results: Results) -> list[Gain]:
         if known is None or not known[0]:
             continue
         ours, printed = statistics.fmean(known[0]), known[1]
-        new = Gain(ours, printed, holds(ours, printed, comparable=as_published(cell)))
+        holding = holds(ours, printed, comparable=as_published(cell))
+        new = Gain(ours, printed, holding, longest(cell)[0]["rounds"], cell["rounds"])
         base = results["cells"][cell["baseline"]]["printed"].get(measure)
         key = name if printed is None or new.holds == "–" else (cell["printed"][measure], base)
         old = found.get(key)

@@ -56,12 +56,17 @@ METHODS = {
     "private": "with privacy",
     "crops": "(crops as released)",
     "reflect": "(reflected borders)",
+    "steps": "(divisor K · lr)",
+    "clipped": "(gradients clipped at 10)",
     "solver": "(released solver)",
     "letter": "(Eq. 8 and 10 as written)",
     "nolr": "(FGN without lr)",
     "rate": "(as in FedCL's code)",
     "convex": "(as in FedCL's code)",
     "min": "(smallest cosine)",
+    "accuracy": "(accuracy as score)",
+    "small": "(small change)",
+    "same": "(same recipe)",
     "previous": "(own previous model)",
     "exact": "(exact solver)",
     "visit": "(visits every client first)",
@@ -101,3 +106,8 @@ def setting(part: str) -> str:
     """What a part of a cell's name says about its data or model; empty if it is part of the method."""
     numbers = (text.format(found[1]) for pattern, text in NUMBERS if (found := re.fullmatch(pattern, part)))
     return DATA.get(part) or next(numbers, "")
+
+
+def method(name: str) -> str:
+    """The first method in a cell's name: that of `cifar10-fedavg-aware` is `fedavg`."""
+    return next((part for part in name.split("-") if part in METHODS), "")

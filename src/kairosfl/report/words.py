@@ -13,6 +13,7 @@ _RULES = {
     "vrlsgd": "VRL-SGD",
     "average": "averaging",
     "budget": "budget",
+    "uniform": "uniform weights",
     "privacy": "differential privacy",
     "bucketing": "bucketing",
     "normclipping": "norm clipping",

@@ -36,6 +36,7 @@ from kairosfl.rules.moon import MOON
 from kairosfl.rules.pa3fed import PA3Fed
 from kairosfl.rules.privacy import Privacy
 from kairosfl.rules.scaffold import SCAFFOLD
+from kairosfl.rules.uniform import Uniform
 from kairosfl.rules.vrlsgd import VRLSGD
 
 RULES: Registry[type[Spec]] = Registry(
@@ -63,6 +64,7 @@ RULES: Registry[type[Spec]] = Registry(
             FedAWARE,
             Average,
             Budget,
+            Uniform,
             Privacy,
             LocalPrivacy,
             Bucketing,
@@ -165,5 +167,6 @@ __all__ = [
     "PA3Fed",
     "Privacy",
     "TrimmedMean",
+    "Uniform",
     "parse",
 ]

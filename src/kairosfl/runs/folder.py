@@ -254,8 +254,8 @@ def describe(config: RunConfig, task: Task, command: str) -> dict[str, Any]:
 
 
 def _git() -> str | None:
-    """The commit of the sources, `-dirty` if they were edited since: KAIROSFL_COMMIT, for a copy without its repository,
-    or else the repository's."""
+    """The commit of the sources, with `-dirty` if they were edited since; KAIROSFL_COMMIT, if it is set, for a copy
+    without its repository."""
     if commit := os.environ.get("KAIROSFL_COMMIT"):
         return commit
     here = Path(__file__).parent

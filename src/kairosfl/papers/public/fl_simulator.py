@@ -29,14 +29,13 @@ SECONDS = 15_860.0  # FedAvg: 15.86 s a round on one V100
 def _cells() -> dict[str, Cell]:
     cells = {}
     for alpha, row in ACCURACY.items():
-        name, words = (f"dir{alpha}", f"Dir({alpha})") if alpha else ("iid", "IID")
+        name = f"dir{alpha}" if alpha else "iid"
         skew: dict[str, Any] = {"data.alpha": alpha} if alpha else {"data.partition": "iid"}
         for (method, rule), accuracy in zip(RULES.items(), row, strict=True):
             cells[f"{name}-{method.lower()}"] = Cell(
                 preset=PRESET,
                 settings={**skew, "algorithm": rule},
                 printed={"best": accuracy} | ({"total_seconds": SECONDS} if method == "FedAvg" else {}),
-                reading=f"{words}, {method}",
                 baseline="" if method == "FedAvg" else f"{name}-fedavg",
             )
     return cells
@@ -50,7 +49,7 @@ def _readings() -> dict[str, Cell]:
         if name.startswith("dir0.1-"):
             rule = str(cell.settings["algorithm"]).replace("fedcm(alpha=0.1)", "fedcm(alpha=0.1, decay=true)")
             settings = {**cell.settings, **crops, "algorithm": rule}
-            reading = f"{cell.reading}, as released"
+            reading = "crops and borders" if rule == cell.settings["algorithm"] else "crops, borders and weight decay"
             found[f"{name}-released"] = replace(cell, settings=settings, reading=reading, baseline="")
     return found
 
@@ -66,6 +65,7 @@ ITEMS = (
         note="Published: the best round of one run; 15.86 s a round for FedAvg on one V100, 4.4 hours a run. "
         "MoFedSAM is FedSAM with FedCM's momentum. Theirs crops every other image and has 10 clients on average; "
         "ours crops every image and has exactly 10.",
+        hardware="one NVIDIA V100",
     ),
     Item(
         paper="public",
@@ -76,5 +76,6 @@ ITEMS = (
         seeds=1,
         note="As in the item before, but every other image is cropped, with the mean colour around it, and the "
         "momentum of FedCM and MoFedSAM contains the weight decay, which is then up to ten times as strong.",
+        hardware="one NVIDIA V100",
     ),
 )

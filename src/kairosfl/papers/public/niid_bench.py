@@ -14,13 +14,13 @@ from kairosfl.papers.item import Cell, Item
 
 PRESET = "niid-cifar10-lenet"
 ALGORITHMS = ("FedAvg", "FedProx", "SCAFFOLD", "FedNova")
-SKEWS: dict[str, tuple[str, dict[str, Any]]] = {
-    "dir0.5": ("Dir(0.5)", {}),
-    "labels2": ("two labels per party", {"data.partition": "labels"}),
-    "noise0.1": ("noise 0.1", {"data.partition": "iid", "data.noise": 0.1, "data.partition_seed": 0}),
-    "quantity0.5": ("quantity Dir(0.5)", {"data.partition": "quantity"}),
-    "labels3": ("three labels per party", {"data.partition": "labels", "data.labels_per_client": 3}),
-    "iid": ("IID", {"data.partition": "iid"}),
+SKEWS: dict[str, dict[str, Any]] = {
+    "dir0.5": {},
+    "labels2": {"data.partition": "labels"},
+    "noise0.1": {"data.partition": "iid", "data.noise": 0.1, "data.partition_seed": 0},
+    "quantity0.5": {"data.partition": "quantity"},
+    "labels3": {"data.partition": "labels", "data.labels_per_client": 3},
+    "iid": {"data.partition": "iid"},
 }
 MU = {"dir0.5": 0.001}  # tuned by the authors; 0.01 elsewhere
 MU100 = {"dir0.5": 0.001, "labels2": 0.001}
@@ -55,7 +55,7 @@ def _cells(parties: int) -> dict[str, Cell]:
     tables = {"final": NIID10 if parties == 10 else NIID100, "best": FLOWER10 if parties == 10 else {}}
     more = {} if parties == 10 else {"data.clients": 100, "train.rounds": 500}
     cells = {}
-    for skew, (words, settings) in SKEWS.items():
+    for skew, settings in SKEWS.items():
         for column, algorithm in enumerate(ALGORITHMS):
             printed = {name: table[skew][column] for name, table in tables.items() if skew in table}
             if not printed:
@@ -65,7 +65,6 @@ def _cells(parties: int) -> dict[str, Cell]:
                 preset=PRESET,
                 settings={**settings, **more, "algorithm": rule},
                 printed=printed,
-                reading=f"{words}, {algorithm}",
                 baseline="" if algorithm == "FedAvg" else f"{skew}-fedavg",
             )
     return cells
@@ -80,18 +79,20 @@ def _readings() -> dict[str, Cell]:
     """
 
     cell = partial(_changed, 10)
-    variates = {"why": "with control variates averaged uniformly", "algorithm": "scaffold(weights='models')"}
+    variates = {"why": "control variates averaged uniformly", "algorithm": "scaffold(weights='models')"}
     return (
         {
             f"{skew}-scaffold-released": cell(f"{skew}-scaffold", **variates)
             for skew in ("dir0.5", "labels2", "quantity0.5")
         }
         | {
-            f"{skew}-mu0.001-fedprox": cell(f"{skew}-fedprox", "with mu = 0.001", algorithm="fedprox(mu=0.001)")
+            f"{skew}-mu0.001-fedprox": cell(
+                f"{skew}-fedprox", "another mu of the sources' grid", algorithm="fedprox(mu=0.001)"
+            )
             for skew in ("labels2", "noise0.1", "quantity0.5")
         }
         | {
-            f"{name}-reflect": cell(name, "with reflected borders", **{"data.padding": "reflect"})
+            f"{name}-reflect": cell(name, "as in the released code", **{"data.padding": "reflect"})
             for name in (f"dir0.5-{algorithm.lower()}" for algorithm in ALGORITHMS)
         }
     )
@@ -102,14 +103,14 @@ def _readings100() -> dict[str, Cell]:
     cell = partial(_changed, 100, "dir0.5-scaffold")
     steps = "scaffold(weights='samples', divisor='steps')"
     return {
-        "dir0.5-scaffold-steps": cell("with the paper's divisor", algorithm=steps),
-        "dir0.5-scaffold-clipped": replace(cell("with gradients clipped at 10", **{"train.clip": 10.0}), printed={}),
+        "dir0.5-scaffold-steps": cell("as SCAFFOLD's paper has it", algorithm=steps),
+        "dir0.5-scaffold-clipped": replace(cell("not in the published recipe", **{"train.clip": 10.0}), printed={}),
     }
 
 
 def _changed(parties: int, name: str, why: str, **changes: Any) -> Cell:
     plain = _cells(parties)[name]
-    return replace(plain, settings={**plain.settings, **changes}, reading=f"{plain.reading} {why}", baseline="")
+    return replace(plain, settings={**plain.settings, **changes}, reading=why, baseline="")
 
 
 NOTE = (

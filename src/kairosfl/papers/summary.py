@@ -1,0 +1,202 @@
+"""The page that can be read in a minute: every verdict in one table, one picture, the time on public benchmarks."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+from kairosfl.papers.details import markdown, verdict_line
+from kairosfl.papers.headline import headline
+from kairosfl.papers.measures import MEASURES
+from kairosfl.papers.results import Results, complete, longest
+from kairosfl.papers.speed import speed
+from kairosfl.papers.verdicts import Agreement, Gain, claim_holds, family, gains, outcome, tally
+from kairosfl.report.tables import signed
+from kairosfl.wording import counted
+
+TITLES = {
+    "fedaware": "FedAWARE (AISTATS 2025)",
+    "pa3fed": "PA3Fed (AAAI 2025)",
+    "fedcl": "FedCL, or CriticalFL (KDD 2023)",
+    "alt": "ALT (2025)",
+    "public": "Public benchmarks",
+    "beyond": "Beyond the papers",
+    "searches": "Appendix: searches",
+}
+INTRODUCTION = """We ran experiments of published papers and public benchmarks again. A value is *reproduced* when our
+mean is within 2 points of accuracy of the published one, and *open* when it is further off, but within two standard
+deviations of our seeds. Every rule is tested against numbers worked out independently. What we found where values
+differ are texts and released code that disagree, baselines that are better in our runs, and seeds that differ by more
+than the gain; what we tried, and what remains unexplained, is on the page of each paper.
+"""
+TERMS = """*×AWARE* is FedAWARE added to another method, *e-LUDD* how diverse the clients' updates are; *alpha* and *h*
+say how much the clients' data differ (smaller: more); *FGN* and *FedFIM* are detectors of critical learning periods.
+"""
+HOW = """## How to read it
+
+- An **item** is a table or figure of a paper, a **cell** one of its entries: a setting and a method. *Completed* counts
+  the cells that ran for all their rounds. Only runs in the paper's setting with all its rounds are compared.
+- A published **value** is reproduced or open as defined at the top; for e-LUDD, within 0.2 instead of 2 points.
+- A published **gain** of one method over another holds when ours is at least half as large, and holds in part when ours
+  has at least the same sign.
+- A **claim** holds when two thirds of its gains do, and in part when half of them have at least the same sign.
+- Where a paper is unclear, every **reading** is a row of its own; of a published gain, the reading that comes closest
+  counts in the table above, and a published value counts as reproduced if one of its readings reproduces it. A
+  *comparison* is one reading against its published value.
+
+This page and the pages of the papers are written by `make results` from the files in `results/`; each holds the
+configuration, seeds, version, device and curves of every run. To run an item yourself, or part of it with fewer rounds
+and seeds:
+
+    kairosfl reproduce
+    kairosfl reproduce fedaware/table2 --cells cifar10 --rounds 20 --seeds 1
+
+The first command lists the items. The second estimates the time it will take before it starts, and resumes if it is
+run again after an interruption; it prints our values next to the published ones and plots the curves in
+`runs/reproduce/fedaware-table2`, whose runs can be examined with `kairosfl report`. Runs whose
+[data](data.md#where-the-files-are) is missing are named and skipped. `--results DIR` adds the results to files like
+those from which this page is generated.
+"""
+
+
+def chapter(results: Results) -> str:
+    """The page on which an item is shown."""
+    return "searches" if "/search" in results["item"] else str(results["item"].partition("/")[0])
+
+
+def summary(
+    everything: Sequence[Results], remarks: Mapping[str, str], folder: str, picture: str, study: Path
+) -> list[str]:
+    """The lines of the page; `study` is where the times of pfl and ours in one process are, if they are known."""
+    public = [each for each in everything if chapter(each) == "public"]
+    papers = [each for each in everything if chapter(each) not in ("public", "beyond", "searches")]
+    groups = _groups([*papers, *public])
+    lines = ["# Results", ""]
+    if groups:
+        lines += [*_findings(papers, public), "", INTRODUCTION]
+        lines += [*markdown([_verdict(group, remarks, folder) for group in groups]), "", TERMS]
+    if picture:
+        lines += [
+            f"![Ours against the published accuracy, one point per compared cell]({picture})",
+            "",
+            "*Every compared value: our accuracy against the published one. The band is ± 2 points.*",
+            "",
+        ]
+    timed = speed(public, study, lambda results: _link(results, folder))
+    if timed:
+        lines += ["## Time on public benchmarks", "", *timed]
+    return [*lines, "## All items", "", *markdown([_row(each, folder) for each in everything]), "", HOW]
+
+
+def counts(papers: Sequence[Results]) -> str:
+    """How many comparisons, how many published values, and how many of both were reproduced; empty without any."""
+    found = tally(papers)
+    if not found.values:
+        return ""
+    readings = ", one for each reading of an unclear paper" if found.comparisons > found.values else ""
+    left = f" and {found.open} {'is' if found.open == 1 else 'are'} open because our seeds differ widely"
+    by = f"; {found.met} of the {found.values} values were reproduced by at least one reading"
+    return (
+        f"In {counted(found.comparisons, 'comparison')} with {counted(found.values, 'published value')}{readings}, "
+        f"{found.reproduced} came within 2 points{left if found.open else ''}{by if readings else ''}."
+    )
+
+
+def _findings(papers: Sequence[Results], public: Sequence[Results]) -> list[str]:
+    said = {"Papers": counts(papers), "Public benchmarks": headline(public)}
+    return [f"- **{what}.** {text}" for what, text in said.items() if text]
+
+
+def _groups(items: Sequence[Results]) -> list[list[Results]]:
+    """The items of a paper or a public source together, first the one whose verdict counts: the first with a claim.
+
+    A source without an accuracy to compare is left out.
+    """
+    groups: dict[str, list[Results]] = {}
+    for each in items:
+        groups.setdefault(family(each["item"]) if chapter(each) == "public" else chapter(each), []).append(each)
+    ranked = (sorted(group, key=lambda each: not each["claim"]) for group in groups.values())
+    return [group for group in ranked if group[0]["claim"] or tally(group).values]
+
+
+def _verdict(group: Sequence[Results], remarks: Mapping[str, str], folder: str) -> dict[str, str]:
+    """The row of a paper: one verdict, with those on its other items behind it."""
+    first, *others = group
+    found = tally(group)
+    said = [f"**{_conclusion(first, remarks) or f'{found.met} of {found.values} reproduced'}**"]
+    said += [
+        f"[{_name(each)}]({_link(each, folder)}): {text}" for each in others if (text := _conclusion(each, remarks))
+    ]
+    title = first["title"] if chapter(first) == "public" else TITLES.get(chapter(first), chapter(first))
+    return {
+        "paper or benchmark": f"[{title}]({_link(first, folder)})",
+        "claim": first["claim"] or counted(found.values, "published value"),
+        "measured": "; ".join(_measured(group)) or "no accuracy to compare",
+        "seeds": _range([len(longest(cell)) for each in group for cell in each["cells"].values()]),
+        "verdict": "<br>".join(said),
+    }
+
+
+def _conclusion(results: Results, remarks: Mapping[str, str]) -> str:
+    """The verdict that the remarks state or, on a claim, the one that follows from its gains."""
+    return verdict_line(remarks.get(results["item"], "")) or (claim_holds(results) if results["claim"] else "")
+
+
+def _measured(group: Sequence[Results]) -> list[str]:
+    found, first = tally(group), group[0]
+    said = []
+    if found.values:
+        text = f"{found.met} of {counted(found.values, 'value')} within 2 points"
+        if found.comparisons > found.values:
+            text += f" with at least one reading ({found.reproduced} of {counted(found.comparisons, 'comparison')})"
+        said.append(text)
+    return [*said, gained] if first["claim"] and (gained := mean_gain(first)) else said
+
+
+def mean_gain(results: Results) -> str:
+    """Our mean gain over the baselines, next to the published one where that is known, and what it is based on."""
+    changes, measure = gains(results), MEASURES[results["measures"][0]]
+    known = [each for each in changes if each.holds != "–" and each.printed is not None]
+    shown = known or changes
+    if not shown:
+        return ""
+    ours = signed(statistics.fmean(each.ours for each in shown), 1)
+    what = f"mean gain {ours} {measure.unit}" if measure.unit else f"mean difference {ours} in {measure.title}"
+    published = f", published {signed(statistics.fmean(each.printed or 0.0 for each in known), 1)}," if known else ""
+    return f"{what}{published} in {counted(len(shown), 'comparison')}{_after(shown)}"
+
+
+def _after(shown: Sequence[Gain]) -> str:
+    """The rounds of what is compared, unless these are all the rounds."""
+    if all(each.rounds >= each.planned for each in shown):
+        return ""
+    done, planned = _range([each.rounds for each in shown]), max(each.planned for each in shown)
+    return f" after {done} of {planned} rounds"
+
+
+def _row(results: Results, folder: str) -> dict[str, str]:
+    cells = results["cells"].values()
+    outcomes = [outcome(results, cell) for cell in cells]
+    return {
+        "item": f"[{results['item']}]({_link(results, folder)})",
+        "cells run": str(len(outcomes)),
+        "completed": str(sum(map(complete, cells))),
+        "seeds": _range([len(longest(cell)) for cell in cells]),
+        **{word: str(outcomes.count(word)) if any(outcomes) else "–" for word in get_args(Agreement)},
+    }
+
+
+def _name(results: Results) -> str:
+    item: str = results["item"]
+    return "other readings" if family(item) != item else item.partition("/")[2].replace("-", " ")
+
+
+def _link(results: Results, folder: str) -> str:
+    return f"{folder}/{chapter(results)}.md#{results['item'].replace('/', '')}"
+
+
+def _range(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"

@@ -1,0 +1,227 @@
+"""The page that is read in a minute: its counts, verdicts, times and headline by hand, and those in the README."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from kairosfl.papers import ITEMS
+from kairosfl.papers.headline import headline
+from kairosfl.papers.item import TEXT
+from kairosfl.papers.public import pfl
+from kairosfl.papers.results import read, worded
+from kairosfl.papers.speed import beside_pfl, speed
+from kairosfl.papers.summary import chapter, counts, mean_gain, summary
+from kairosfl.papers.verdicts import tally
+from kairosfl.papers.words import METHODS, setting, words
+
+ROOT = Path(__file__).parents[2]
+PAPERS = ["fedaware", "pa3fed", "fedcl", "alt"]
+NOWHERE = Path("there/is/no/such/file.json")
+
+
+def cell(values, printed=None, *, baseline="", rounds=10, planned=10, measure="final"):
+    """A cell whose seeds ended with these values of the measure."""
+    runs = [
+        {"seed": seed, "rounds": rounds, "device": "NVIDIA H200", "values": {measure: value, "total_seconds": 30.0}}
+        for seed, value in enumerate(values)
+    ]
+    return {"baseline": baseline, "printed": printed or {}, "comparable": True, "rounds": planned, "runs": runs}
+
+
+def results(item, cells, *, claim="", measure="final", **more):
+    return {"item": item, "title": item, "claim": claim, "note": "", "measures": [measure], "cells": cells, **more}
+
+
+def stored():
+    """Every file of results in this repository, in the order of the page."""
+    found = {path.stem: path for path in (ROOT / "results").glob("*.json")}
+    return [worded(read(found[stem])) for item in ITEMS if (stem := item.replace("/", "-")) in found]
+
+
+def split(everything):
+    """The items of papers, and those of public benchmarks."""
+    return (
+        [each for each in everything if chapter(each) not in ("public", "beyond", "searches")],
+        [each for each in everything if chapter(each) == "public"],
+    )
+
+
+def rows(everything, remarks=None):
+    lines = summary(everything, remarks or {}, "results", "", NOWHERE)
+    return [line.strip("| ").split(" | ") for line in lines if line.startswith("| [") and "**" in line]
+
+
+def test_readings_of_one_published_value_are_several_comparisons_with_one_value():
+    table = results(
+        "tiny/table",
+        {
+            "dir0.1-fedavg": cell([50.0], {"final": 60.0}),
+            "dir0.1-fedavg-released": cell([59.0], {"final": 60.0}),
+            "dir0.1-scaffold": cell([10.0], {"final": 10.0}),
+            "iid-scaffold": cell([20.0], {"final": 10.0}),  # another value, though the same number
+            "iid-fedavg": cell([60.0, 70.0], {"final": 75.0}),
+            "iid-fedprox": cell([60.0], {"final": 60.0}, rounds=5),  # not finished
+        },
+    )
+    readings = results("tiny/table-readings", {"iid-scaffold-steps": cell([11.0], {"final": 10.0})})
+    found = tally([table, readings])
+    assert (found.reproduced, found.open, found.comparisons, found.met, found.values) == (3, 1, 6, 3, 4)
+    assert counts([table, readings]) == (
+        "In 6 comparisons with 4 published values, one for each reading of an unclear paper, 3 came within 2 points "
+        "and 1 is open because our seeds differ widely; 3 of the 4 values were reproduced by at least one reading."
+    )
+
+
+def test_a_gain_names_its_measure_and_the_rounds_of_what_is_compared():
+    cells = {
+        "cifar10-fedavg": cell([28.0], rounds=6, measure="critical"),  # not compared with anything
+        "mnist-fedavg": cell([83.0], measure="critical"),
+        "mnist-fedavg-cl": cell([74.0], baseline="mnist-fedavg", measure="critical"),
+    }
+    assert mean_gain(results("tiny/a", cells, measure="critical")) == (
+        "mean difference −9.0 in critical rounds in 1 comparison"
+    )
+    cells = {"a-fedavg": cell([30.0], rounds=6), "a-fedavg-cl": cell([31.5], baseline="a-fedavg", rounds=6)}
+    assert mean_gain(results("tiny/b", cells)) == "mean gain +1.5 points in 1 comparison after 6 of 10 rounds"
+    cells |= {"b-fedavg": cell([30.0]), "b-fedavg-cl": cell([30.5], baseline="b-fedavg")}
+    assert mean_gain(results("tiny/b", cells)) == "mean gain +1.0 points in 2 comparisons after 6 to 10 of 10 rounds"
+    assert mean_gain(results("tiny/c", {"a-fedavg": cell([30.0])})) == ""
+
+
+def test_every_paper_and_public_source_has_one_row_with_all_its_verdicts():
+    value = {"iid-fedavg": cell([60.0], {"final": 61.0})}
+    other = {"iid-fedavg-released": cell([50.0], {"final": 61.0})}
+    everything = [
+        results("tiny/appendix", {"a-fedavg": cell([1.0])}),
+        results("tiny/table", value, claim="It helps."),
+        results("public/one", value),
+        results("public/one-readings", other),
+        results("public/two", value),
+        results("public/clock", {"iid-fedavg": cell([1.0], {"total_seconds": 3.0})}),
+        results("beyond/tiny", value, claim="Not of a paper."),
+    ]
+    said = {each: f"Verdict: {each}" for each in ("tiny/appendix", "public/one", "public/one-readings")}
+    assert [(row[0], row[1], row[-1]) for row in rows(everything, said)] == [
+        (
+            "[tiny](results/tiny.md#tinytable)",
+            "It helps.",
+            "**no published numbers to compare**<br>[appendix](results/tiny.md#tinyappendix): tiny/appendix",
+        ),
+        (
+            "[public/one](results/public.md#publicone)",
+            "1 published value",
+            "**public/one**<br>[other readings](results/public.md#publicone-readings): public/one-readings",
+        ),
+        ("[public/two](results/public.md#publictwo)", "1 published value", "**1 of 1 reproduced**"),
+    ]
+    assert rows(everything)[1][2] == "1 of 1 value within 2 points with at least one reading (1 of 2 comparisons)"
+
+
+def test_each_paper_has_one_row_and_every_verdict_that_the_remarks_state_is_in_the_table():
+    everything = stored()
+    remarks = {
+        each["item"]: path.read_text()
+        for each in everything
+        if (path := ROOT / "results" / f"{each['item'].replace('/', '-')}.md").is_file()
+    }
+    table = rows(everything, remarks)
+    papers = [row[0] for row in table if "public.md" not in row[0]]
+    assert [re.search(r"results/(\w+)\.md", paper)[1] for paper in papers] == PAPERS
+    verdicts = [text.partition("\n")[0].partition(": ")[2] for text in remarks.values() if text.startswith("Verdict: ")]
+    assert len(verdicts) > len(table)
+    assert all(any(verdict in row[-1] for row in table) for verdict in verdicts)
+
+
+def test_the_readme_has_the_numbers_of_the_results():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    ours, theirs = map(tally, split(stored()))
+    assert f"In {ours.comparisons} comparisons with {ours.values} published values" in text
+    assert f"{ours.reproduced} came within 2 points and {ours.open} are open" in text
+    assert f"{ours.met} of the {ours.values} values were reproduced by at least one reading" in text
+    assert f"{theirs.met} of {theirs.values} cells of NIID-Bench and FL-Simulator were reproduced" in text
+    assert (
+        f"We reproduced {ours.met} of {ours.values} published values of two papers and {theirs.met} of {theirs.values} "
+        "cells of public benchmarks" in text
+    )
+
+
+def test_the_headline_has_what_was_run():
+    hundred = {
+        "dir0.5-fedavg": cell([60.0], {"final": 59.4}),
+        "dir0.5-scaffold": cell([10.0, 66.0, 65.0], {"final": 10.0}),
+    }
+    clipped = {"dir0.5-scaffold-clipped": cell([64.0, 61.0])}
+    simulator = {"dir0.1-fedavg": cell([77.0], {"final": 77.3, "total_seconds": 7200.0})}
+    public = [
+        results("public/niid-bench-100", hundred),
+        results("public/niid-bench-100-readings", clipped),
+        results("public/fl-simulator", simulator, hardware="one abacus"),
+    ]
+    said = headline(public)
+    assert "SCAFFOLD trains where NIID-Bench prints 10.0 (2 of 3 seeds end above its FedAvg, 59.4; 2 of 2 if" in said
+    assert "takes 0 minutes on one NVIDIA H200 where its authors report 2.0 hours on one abacus, and 2 of 3" in said
+    assert headline(public[2:]).startswith("FL-Simulator's FedAvg takes")
+    assert headline([]) == ""
+
+
+def test_times_are_shown_with_the_hardware_of_both():
+    timed = {"iid-fedavg": cell([1.0], {"total_seconds": 1234.0})}
+    everything = [
+        results("public/a", timed, hardware="one abacus"),
+        results("public/b", timed),
+        results("public/c", {"iid-fedavg": cell([1.0])}),
+    ]
+    lines = speed(everything, NOWHERE, lambda each: each["title"])
+    assert lines[0] == "| benchmark | run | seconds, theirs | their hardware | seconds, ours | our hardware |"
+    assert lines[2:4] == [
+        "| [public/a](public/a) | IID, FedAvg | 1,234 | one abacus | 30 | NVIDIA H200 |",
+        "| [public/b](public/b) | IID, FedAvg | 1,234 | not stated | 30 | NVIDIA H200 |",
+    ]
+    assert lines[4] == ""
+    printed = [item for item in ITEMS.values() if any("total_seconds" in each.printed for each in item.cells.values())]
+    assert len(printed) >= 3
+    assert all(item.hardware for item in printed)
+
+
+def test_the_time_of_pfl_is_from_the_run_beside_it_or_says_that_it_is_not(tmp_path):
+    path = tmp_path / "against-pfl.json"
+    found = beside_pfl(path, 1500)
+    assert found.theirs == pytest.approx(1500 * pfl.SECONDS)
+    assert found.hardware == "NVIDIA H200, 521.5 ms a round in an earlier run of ours"
+    assert found.ours is None
+    curve = {
+        "pfl": {"curve": [[10, 0.1, 6.0], [40, 0.2, 21.0]]},
+        "kairos": {"curve": [[10, 0.1, 1.0], [1500, 0.7, 9.5]]},
+    }
+    path.write_text(json.dumps({"setting": "iid", "rounds": 1500, **curve}))
+    found = beside_pfl(path, 1500)
+    assert (found.theirs, found.ours) == (pytest.approx(750.0), 9.5)
+    assert found.hardware == "the same GPU, in the same process, 40 rounds timed"
+    item = results("public/pfl-cifar10-iid", {"iid-fedavg": cell([70.0], planned=10)})
+    row = speed([item], path, lambda each: "x")[2]
+    assert row == f"| [{item['title']}](x) | IID, FedAvg | 5 | {found.hardware} | 9.5 | NVIDIA H200 |"
+    path.write_text(json.dumps({"setting": "iid", **curve, "pfl": {"missing": "No module named 'pfl'"}}))
+    assert beside_pfl(path, 1500).ours is None
+
+
+def test_stored_results_are_shown_with_the_words_of_their_item_today():
+    old = results("public/pfl-cifar10-iid", {"iid-fedavg": cell([70.0], {"total_seconds": 699.0}), "gone": cell([1.0])})
+    new = worded(old)
+    assert new["note"] == ITEMS["public/pfl-cifar10-iid"].note
+    assert new["cells"]["iid-fedavg"]["printed"] == {}
+    assert new["cells"]["iid-fedavg"]["runs"] == old["cells"]["iid-fedavg"]["runs"]
+    assert new["cells"]["gone"] == old["cells"]["gone"]
+    unknown = results("tiny/table", {})
+    assert worded(unknown) == unknown
+
+
+def test_public_cells_are_named_in_words_and_a_reading_does_not_repeat_them():
+    for item in ITEMS.values():
+        if item.paper == "public":
+            for name, each in item.cells.items():
+                assert all(setting(part) or part in METHODS for part in name.split("-")), name
+                assert each.reading == TEXT or not any(part in each.reading for part in words(name).split(", "))
