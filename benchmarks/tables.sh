@@ -21,7 +21,7 @@
 #     flsim-released-sam  MoFedSAM as in its code, about 9 min
 #     flsim-mofedsam  MoFedSAM, two gradients a step, about 9 min
 #     pfl            CIFAR-10 IID and Dir(0.1), Dir(0.1) with privacy, BlazeFL and FLUTE, took 2.5 min
-#     niid10-flower   8 runs (three labels, IID), which Flower alone published, about 4 min
+#     niid10-flower   12 runs (three labels, IID, Fashion-MNIST), which Flower alone published, about 5 min
 #     niid10-seeds    the second and third seeds of niid10: 24 runs, about 12 min; run it twice
 #
 # What the papers' tables lack, most informative first:
@@ -59,7 +59,7 @@ niid100-dir) cells niid-bench-100 dir0.5 ;;
 niid100-again) SEEDS=${SEEDS:-3} cells niid-bench-100 "dir0.5 fedavg" "dir0.5 scaffold" ;;
 niid100-why) SEEDS=${SEEDS:-3} cells niid-bench-100-readings ;;
 niid10-noise) cells niid-bench-10 noise0.1 ;;
-niid10-flower) cells niid-bench-10 labels3 iid ;;
+niid10-flower) cells niid-bench-10 labels3 iid fashion_mnist ;;
 niid10-seeds) SEEDS=3 cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;
 aware-ridge) paper=fedaware SEEDS=2 cells solver "ridge*" ;;
 niid100) cells niid-bench-100 ;;

@@ -40,7 +40,7 @@ def _random_images(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("item", "cells", "changes"),
     [
-        ("niid-bench-10", ["labels2", "dir0.5 scaffold", "noise0.1 fedavg", "quantity0.5 fednova"], []),
+        ("niid-bench-10", ["labels2", "dir0.5 scaffold", "noise0.1 fedavg", "fashion_mnist fedprox"], []),
         ("niid-bench-100", ["iid fedavg", "dir0.5 scaffold"], FEW),
         ("fl-simulator", ["dir0.1"], [*FEW, "model.width=4"]),
         ("pfl-cifar10-iid", [], [*FEW, "model.hidden=8", "run.eval_every=1"]),
@@ -65,8 +65,10 @@ def test_its_cells_run(tmp_path, item, cells, changes):
 
 def test_niid_bench_has_sixteen_cells_and_flowers_in_the_same_setting():
     cells, readings = (PUBLIC[f"public/niid-bench-10{name}"].cells for name in ("", "-readings"))
-    for source in ("final", "best"):
-        assert sum(source in cell.printed for cell in cells.values()) == 16
+    for source, count in (("final", 16), ("best", 20)):
+        assert sum(source in cell.printed for cell in cells.values()) == count
+    fashion = cells["fashion_mnist-scaffold"].config()
+    assert (fashion.data.name, fashion.data.alpha, fashion.data.augment) == ("fashion_mnist", 0.5, False)
     assert readings["labels2-scaffold-released"].printed == cells["labels2-scaffold"].printed
     assert str(readings["labels2-mu0.001-fedprox"].config().algorithm) == "fedprox(mu=0.001)"
     config = cells["dir0.5-fedprox"].config()
