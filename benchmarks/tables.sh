@@ -36,6 +36,7 @@
 #     fedcl-vgg11     FedCL's 200 rounds with VGG-11, CIFAR-10, FedAvg, 3 runs
 #     fedcl-lstm      FedCL on Shakespeare, FedAvg, 3 runs
 #     fedcl-resnet18  FedCL with ResNet-18, CIFAR-10, FedAvg, 3 runs
+#     beyond-moment   kairos with rules that decide when clients are asked, on held-out samples, 7 runs, about 2 min
 #     beyond-controls averaged FedAvg with the recipes of the presets, three seeds, about 6 min
 #     aware-news      FedAvg and FedAvg x AWARE on AG News, from scratch, 2 runs
 #     aware-figures   FedAWARE's Figures 1, 6 and 7, 10 runs, 120 M images, about 6 min
@@ -75,6 +76,7 @@ alt-equal) paper=alt cells equal-epochs ;;
 pa3fed-averaged) paper=pa3fed cells averaged ;;
 fedcl-vgg11) paper=fedcl cells accuracy "cifar10-vgg11-a0.1-fedavg*" ;;
 fedcl-resnet18) paper=fedcl cells resnet18 "cifar10-resnet18-a0.1-fedavg*" ;;
+beyond-moment) paper=beyond cells search-moment ;;
 beyond-controls)
     SEEDS=${SEEDS:-3} paper=beyond
     cells fedaware thrifty-average

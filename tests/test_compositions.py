@@ -49,7 +49,7 @@ BASES = ["fedavg", *sorted(name for name, rule in PUBLIC.items() if rule.kind ==
 ADAPTIVE = {"fedcl": "fedcl", "alt": "alt(a=0.9, b=0.0995)", "pa3fed": "pa3fed(always=True)", "fedaware": "fedaware"}
 SUBSETS = [subset for size in range(5) for subset in combinations(ADAPTIVE, size)]
 # Rules that leave local training and the step alone, with all of the others.
-AROUND = {"average": "average(share=0.6)", "budget": "budget(share=0.7)"}
+AROUND = {"average": "average(share=0.6)", "budget": "budget(share=0.7)", "uniform": "uniform"}
 REFUSED = {("feddyn", "fedaware"): "FedDyn does not follow the global gradient descent rule"}
 
 
@@ -158,6 +158,14 @@ def test_a_budget_holds_with_all_other_rules(base: str) -> None:
     runs = list(_course(parse(f"{_text(base, subset)} + {AROUND['budget']}")))
     assert sum(run.record.asked for run in runs) == int(0.7 * RECIPE.cohort * ROUNDS)
     assert torch.isfinite(runs[-1].x).all()
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_uniform_weights_hold_with_all_other_rules(base: str) -> None:
+    subset = tuple(name for name in ADAPTIVE if name != "pa3fed" and (base, name) not in REFUSED)
+    for run in _course(parse(f"{_text(base, subset)} + {AROUND['uniform']}")):
+        assert torch.equal(run.record.weights, torch.full_like(run.record.weights, 1 / len(run.record.weights)))
+        assert torch.isfinite(run.x).all()
 
 
 @pytest.mark.parametrize("base", [base for base in BASES if base != "feddyn"])

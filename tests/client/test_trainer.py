@@ -107,7 +107,7 @@ def by_hand(task: Task, brief: Brief) -> dict[str, object]:
             if not brief.radius:
                 squares.append(float(g @ g))
             g = brief.scale * g + brief.pull * (flatten(model) - brief.start)
-            if brief.push is not None:
+            if brief.push is not None and not brief.push_after:
                 g = g + brief.push
             for parameter, part in zip(
                 model.parameters(), g.split([p.numel() for p in model.parameters()]), strict=True
@@ -117,6 +117,8 @@ def by_hand(task: Task, brief: Brief) -> dict[str, object]:
                 before = nn.utils.clip_grad_norm_(model.parameters(), brief.clip)
                 squares[-1] *= 1 if brief.radius else min(1.0, brief.clip / (float(before) + 1e-6)) ** 2
             optimiser.step()
+            if brief.push is not None and brief.push_after:
+                load(model, flatten(model) - brief.lr * brief.push)
             losses.append(float(loss.detach()))
             counts.append(len(rows))
             steps, position = steps + 1, position + 1
@@ -187,6 +189,15 @@ def test_local_training(changes: dict[str, object], client: int) -> None:
 def test_push_is_added_after_clipping() -> None:
     task = make_task()
     brief = make_brief(task, push=vector(task, 5, 2.0), clip=0.1, scale=0.5, momentum=0.4)
+    agree(Trainer(task, torch.device("cpu")).follow(brief), by_hand(task, brief))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.4])
+def test_with_push_after_the_step_is_corrected(momentum: float) -> None:
+    task = make_task()
+    brief = make_brief(
+        task, push=vector(task, 5, 2.0), push_after=True, clip=0.1, scale=0.5, weight_decay=0.05, momentum=momentum
+    )
     agree(Trainer(task, torch.device("cpu")).follow(brief), by_hand(task, brief))
 
 

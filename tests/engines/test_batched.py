@@ -140,6 +140,9 @@ def _variants(task: Task) -> dict[str, dict[str, object]]:
         "pull": {"pull": [0.0, 0.1, 0.2, 0.3]},
         "push": {"push": push},
         "shared push": {"push": push[0], "scale": 0.5},
+        "push after": {"push": push, "push_after": True, "momentum": [0.9, 0.0, 0.5, 0.9], "clip": 0.5},
+        "shared push after": {"push": push[0], "push_after": True},
+        "push after, no momentum": {"push": push, "push_after": True, "momentum": 0.0},
         "clip": {"clip": [0.5, float("inf"), 0.1, 1.0]},
         "all of them": {"start": near, "pull": 0.1, "push": push, "clip": 0.5},
         "clip after": {

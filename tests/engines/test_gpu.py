@@ -144,6 +144,7 @@ def variants(task: Task) -> dict[str, dict[str, object]]:
     return {
         "starts": {"start": near},
         "clip": {"clip": 0.5},
+        "push after": {"push": 0.01 * torch.ones(task.layout.size), "push_after": True},
         "clip after": {"clip": 0.5, "clip_after": True, "pull": 0.1, "push": 0.01 * torch.ones(task.layout.size)},
         "stop": {"stop_below": 0.9999, "stop_per": "batch", "epochs": 4},
         "contrast": {"contrast": 1.0, "temperature": 0.5, "previous": near},

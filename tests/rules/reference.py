@@ -69,6 +69,7 @@ def scaffold(
     weights: str = "uniform",
     lr: float = 1.0,
     divisor: str = "mass",
+    correct: str = "gradients",
 ) -> Course:
     """Karimireddy et al. 2020, option II, with the distance of a unit gradient for K · lr, or with K · lr.
 
@@ -80,7 +81,10 @@ def scaffold(
     for t, cohort in enumerate(cohorts):
         ids = cohort.reported
         before = {i: own.get(i, np.zeros_like(x)) for i in ids}
-        locals_ = [train(problem, setting, t, i, x, lambda g, w, own=before[i], c=c: g - own + c) for i in ids]
+        if correct == "steps":
+            locals_ = [train(problem, setting, t, i, x, after=c - before[i]) for i in ids]
+        else:
+            locals_ = [train(problem, setting, t, i, x, lambda g, w, own=before[i], c=c: g - own + c) for i in ids]
         for i, local in zip(ids, locals_, strict=True):
             printed = local.steps * setting.lr_at(t)
             own[i] = (

@@ -159,8 +159,12 @@ def train(
     gradient: Callable[[Vector, Vector], Vector] | None = None,
     statistic: Callable[[Vector, Vector], float] | None = None,
     below: float = -np.inf,
+    after: Vector | float = 0.0,
 ) -> Local:
-    """SGD with momentum on `correct(∇f, w)`; ends after the epoch in which `statistic` fell below the bound."""
+    """SGD with momentum on `correct(∇f, w)`, with `after` added to each step.
+
+    It ends after the epoch in which `statistic` fell below the bound.
+    """
     slope = gradient or (lambda rows, w: problem.gradient(i, rows, w))
     local, velocity = Local(start.copy()), np.zeros_like(start)
     for epoch in setting.batches(t, i, problem.n[i]):
@@ -173,7 +177,7 @@ def train(
             g = g * min(1.0, setting.clip / (np.linalg.norm(g) + 1e-6))
             local.grad_sq += g @ g
             velocity = setting.momentum * velocity + correct(g, local.w) + setting.decay * local.w
-            local.w = local.w - setting.lr_at(t) * velocity
+            local.w = local.w - setting.lr_at(t) * (velocity + after)
             local.steps += 1
         local.epochs += 1
         if stop:

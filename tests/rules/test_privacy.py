@@ -287,7 +287,7 @@ def test_the_noise_has_the_promised_size() -> None:
 @pytest.mark.parametrize("name", sorted({*RULES} - {"privacy"}))
 def test_which_rules_compose(name: str) -> None:
     composes = {"fedprox", "fedsam", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedams", "alt", "fedcl", "average"}
-    composes.add("localprivacy")
+    composes |= {"localprivacy", "uniform"}
     if name in composes:
         assert len(parse(f"{name} + privacy").rules) == 2
         return

@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import reference
-from problems import course, follow, settle
+from problems import course, follow, settle, task
 from reference import COHORTS, Cohort, Network, Quadratic, Setting
+
+from kairosfl.core.recipe import Recipe
+from kairosfl.core.round import rounds
+from kairosfl.core.run import Run, Setup
+from kairosfl.errors import UserError
+from kairosfl.rules import SCAFFOLD, parse
+from kairosfl.testing import check_rule
 
 EVERYONE = (Cohort((0, 1, 2, 3, 4)),) * 6
 
@@ -27,6 +34,43 @@ def test_the_papers_divisor(problem: reference.Problem) -> None:
         course(problem, Setting(), COHORTS, "scaffold(divisor='steps')"), expected, rtol=0, atol=1e-13
     )
     assert np.linalg.norm(expected[-1] - reference.scaffold(problem, Setting(), COHORTS)[-1]) > 1e-3
+
+
+@pytest.mark.parametrize("problem", [Quadratic(), Network()], ids=["quadratic", "network"])
+@pytest.mark.parametrize("weights", ["uniform", "models"])
+def test_steps_corrected_after_the_momentum(problem: reference.Problem, weights: str) -> None:
+    """As in the released code of NIID-Bench, with models averaged by samples and c uniformly."""
+    expected = reference.scaffold(problem, Setting(), COHORTS, weights=weights, divisor="steps", correct="steps")
+    text = f"scaffold(weights='{weights}', divisor='steps', correct='steps')"
+    np.testing.assert_allclose(course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-13)
+    other = reference.scaffold(problem, Setting(), COHORTS, weights=weights, divisor="steps")
+    assert np.linalg.norm(expected[-1] - other[-1]) > 1e-3
+
+
+def test_without_momentum_it_does_not_matter_what_is_corrected() -> None:
+    setting, problem = Setting(momentum=0.0), Quadratic()
+    one, other = (
+        course(problem, setting, COHORTS, f"scaffold(divisor='steps', correct='{each}')")
+        for each in ("gradients", "steps")
+    )
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
+
+
+def test_steps_are_corrected_only_where_that_is_defined() -> None:
+    check_rule(SCAFFOLD(divisor="steps", correct="steps"))
+    for text, why in (
+        ("scaffold(correct='steps')", "it needs divisor = 'steps'"),
+        ("scaffold(correct='models')", "use 'gradients' or 'steps'"),
+        ("scaffold(divisor='steps', correct='steps') + feddyn", "one their steps and the other their gradients"),
+        ("fedcm + scaffold(divisor='steps', correct='steps')", "one their steps and the other their gradients"),
+    ):
+        with pytest.raises(UserError, match=why):
+            parse(text)
+    job = task(Quadratic())
+    how = Recipe(rounds=1, cohort=2, clip=1.0, clip_after=True)
+    setup = Setup(parse("scaffold(divisor='steps', correct='steps')"), how, 5, job.layout)
+    with pytest.raises(UserError, match=r"train\.clip_after = true needs gradients to correct"):
+        next(rounds(Run.start(job.start(), setup, seed=0), setup))
 
 
 def test_without_momentum_the_divisors_are_the_same() -> None:

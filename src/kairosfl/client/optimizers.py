@@ -2,6 +2,7 @@
 
     g = scale · clip(∇L) + pull · (w − start) + push        with clip_after: g = clip(scale · ∇L + pull · … + push)
     sgd      g ← g + weight_decay · w,    v ← momentum · v + g,    w ← w − lr · v
+             with push_after: w ← w − lr · (v + push) instead of push in g
     adamw    w ← w − lr · weight_decay · w
              m ← beta1 · m + (1 − beta1) g,    v ← beta2 · v + (1 − beta2) g²
              w ← w − lr · m / (1 − beta1^t) / (√(v / (1 − beta2^t)) + eps)
@@ -65,7 +66,7 @@ class Step:
             torch._foreach_mul_(g, brief.scale)
         if brief.pull:
             torch._foreach_add_(g, torch._foreach_sub(w, self.start), alpha=brief.pull)
-        if self.push:
+        if self.push and not brief.push_after:
             torch._foreach_add_(g, self.push)
         if brief.clip_after:
             square = square * self._clip(g, norms(g).square_().sum())
@@ -93,6 +94,8 @@ class Step:
             torch._foreach_add_(self.moments.first, g)
             g = self.moments.first
         torch._foreach_add_(self.w, g, alpha=-brief.lr)
+        if self.push and brief.push_after:
+            torch._foreach_add_(self.w, self.push, alpha=-brief.lr)
 
     def _adamw(self, g: list[Tensor]) -> None:
         brief, first, second = self.brief, self.moments.first, self.moments.second

@@ -189,6 +189,9 @@ class Briefs(Cohort):
     scale: Tensor = each(float, "factor of ∇L", 1.0, writers="many")
     pull: Tensor = each(float, "pull towards the start: adds pull · (w − start)", 0.0, writers="many")
     push: Tensor | None = vector("added to every gradient", None, writers="many")
+    push_after: bool | None = shared(
+        bool, "sgd: whether push is added to every step, after momentum, instead of to gradients", None, writers="one"
+    )
     label_noise: Tensor = each(
         float, "fraction of the client's samples that train with another label, always the same", 0.0, writers="one"
     )
@@ -228,7 +231,8 @@ class Briefs(Cohort):
     def __post_init__(self) -> None:
         """Expand a plain number in an `each` field to all clients; a list has one number per client.
 
-        Refuse to ask for noise and for what would tell the server the same without it.
+        Refuse to ask for noise and for what would tell the server the same without it, and corrections of steps where
+        they are not defined.
         """
         for kind, dtype in ((int, torch.int64), (float, torch.float64)):
             given = {name: getattr(self, name) for name in _EACH[kind]}
@@ -239,6 +243,11 @@ class Briefs(Cohort):
             for name, value in given.items():
                 if isinstance(value, list):
                     self.__dict__[name] = torch.tensor(value, dtype=dtype).expand(len(self)).clone()
+        if self.push_after and (self.clip_after or self.optimizer != "sgd"):
+            wrong = "train.clip_after = true" if self.clip_after else f"train.optimizer = {self.optimizer!r}"
+            raise UserError(
+                f"{wrong} needs gradients to correct, and scaffold(correct='steps') corrects steps; use one."
+            )
         asked = sorted(self.measure) + ["stop_below"] * (self.stop_below is not None)
         if asked and self.update_noise is not None:
             raise UserError(

@@ -249,6 +249,24 @@ SEARCHES = {
             "fedavgm-more": "fedavgm(beta=0.7) + average",
         },
     ),
+    "moment": Search(  # the recipe of the seventh, with rules that decide when clients are asked
+        **AWARE,
+        recipes={
+            "lr0.2": (
+                f"lr 0.2, cosine, {CROPS}, 6 epochs, gradients clipped at 10, weight decay 0.0005",
+                {**cosine(0.2, epochs=6, clip=10.0, weight_decay=5e-4), **AUGMENT, "run.detector": "fgn.paired()"},
+            )
+        },
+        algorithms={
+            "fedavg": "average",
+            "fedavgm": "fedavgm(beta=0.7) + average",
+            "fedavgm-plan": "fedavgm(beta=0.7) + budget(share=1.0, plan=[3, 1, 1, 3]) + average",
+            "fedavgm-cl": "fedavgm(beta=0.7) + fedcl(cap=0.2, budget=1.0) + average",
+            "fedavgm-even0.4": "fedavgm(beta=0.5) + budget(share=0.4) + average",
+            "fedavgm-detector0.4": "fedavgm(beta=0.5) + budget(share=0.4, by='detector') + average",
+            "fedavgm-cl0.4": "fedavgm(beta=0.5) + fedcl(cap=0.2, budget=0.4) + average",
+        },
+    ),
     "cifar100": Search(**AWARE, data="cifar100", **ELSEWHERE),
     "fashion_mnist": Search(**AWARE, data="fashion_mnist", **ELSEWHERE),
     "pa3fed": Search(

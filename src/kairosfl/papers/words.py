@@ -57,6 +57,7 @@ METHODS = {
     "crops": "(crops as released)",
     "reflect": "(reflected borders)",
     "steps": "(divisor K · lr)",
+    "after": "(correction after momentum)",
     "clipped": "(gradients clipped at 10)",
     "solver": "(released solver)",
     "letter": "(Eq. 8 and 10 as written)",

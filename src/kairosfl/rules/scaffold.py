@@ -10,7 +10,7 @@ For uniform weights that is the paper's c ← c + (1 / N) Σ (c_i⁺ − c_i). W
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from kairosfl.core.mass import mean_gradients, strides
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
 from kairosfl.rules import everyone
+from kairosfl.rules.fedcm import FedCM
+from kairosfl.rules.feddyn import FedDyn
 from kairosfl.rules.vrlsgd import VRLSGD
 
 
@@ -28,7 +30,8 @@ class SCAFFOLD(Rule):
     """Corrects every local gradient by the global minus the client's own mean gradient. `lr` is the server's.
 
     `weights="models"` averages the models by samples and c uniformly, as NIID-Bench's released code does.
-    `divisor="steps"` is K · lr to the letter, which makes c too large under momentum.
+    `divisor="steps"` is K · lr to the letter, which makes c too large under momentum, unless the correction is added to
+    the steps, after the momentum, instead of to the gradients: `correct="steps"`, as the released code does.
     """
 
     needs_mass = True
@@ -36,11 +39,15 @@ class SCAFFOLD(Rule):
     lr: float = 1.0
     weights: str = "uniform"
     divisor: str = "mass"
+    correct: str = "gradients"
 
     def __post_init__(self) -> None:
         self.check("lr", self.lr > 0, "use a number above 0")
         self.check("weights", self.weights in ("uniform", "samples", "models"), "use 'uniform', 'samples' or 'models'")
         self.check("divisor", self.divisor in ("mass", "steps"), "use 'mass' or 'steps'")
+        self.check("correct", self.correct in ("gradients", "steps"), "use 'gradients' or 'steps'")
+        fits = self.correct == "gradients" or self.divisor == "steps"
+        self.check("correct", fits, "it needs divisor = 'steps', since the mass is that of gradients")
 
     @property
     def uniform(self) -> bool:
@@ -49,6 +56,8 @@ class SCAFFOLD(Rule):
     def conflicts_with(self, other: Rule) -> str | None:
         if isinstance(other, VRLSGD):
             return "both correct the same drift, so together they correct it twice"
+        if self.correct == "steps" and isinstance(other, FedDyn | FedCM):
+            return "both correct clients, but one their steps and the other their gradients; use correct = 'gradients'"
         return None
 
     def server(self, now: Round) -> State:
@@ -58,7 +67,8 @@ class SCAFFOLD(Rule):
         return everyone.unseen(now)
 
     def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
-        return briefs.pushed(everyone.mean(memory, now) - memory.rows["vector"])
+        briefs = briefs.pushed(everyone.mean(memory, now) - memory.rows["vector"])
+        return replace(briefs, push_after=True) if self.correct == "steps" else briefs
 
     def observe(self, memory: Memory, now: Round) -> Memory:
         c = mean_gradients(now) if self.divisor == "mass" else _by_steps(now)

@@ -14,6 +14,7 @@ from kairosfl.core.rule import Rule
 class Uniform(Rule):
     """Weights clients equally instead of by their samples, whatever it is added to. It has no options."""
 
+    kind = "adaptive"
     reads = "direction"
 
     @property

@@ -154,7 +154,12 @@ class Slots:
         if "anchor" in needs or "anchor" in state.extra:
             state.fill(state.rows("anchor"), here, start)
         if "push" in needs and briefs.push is not None:
-            state.fill(state.rows("push"), here, chosen(briefs.push))
+            push = chosen(briefs.push)
+            if briefs.push_after:  # momentum that begins with push, and gradients that keep it there
+                state.fill(state.v, here, push)
+                state.moved = True
+                push = push * (1 - briefs.momentum[rows]).to(push)[:, None]
+            state.fill(state.rows("push"), here, push)
         elif "push" in state.extra:
             state.extra["push"][here] = 0
         if "previous" in needs and briefs.previous is not None:

@@ -75,18 +75,24 @@ def _cells(parties: int) -> dict[str, Cell]:
 def _readings() -> dict[str, Cell]:
     """Other readings of cells that we do not meet, from the released code.
 
-    Its SCAFFOLD averages control variates uniformly, which matters where sizes differ. FedProx's mu is the best of
+    Its SCAFFOLD averages control variates uniformly, which matters where sizes differ, divides them by K · lr, and adds
+    the correction after the momentum. FedProx's mu is the best of
     {0.001, 0.01, 0.1, 1} there, chosen for each table; the one that was chosen is published for two of the four skews.
     Its crops have the image's mirror image around it.
     """
 
     cell = partial(_changed, 10)
     variates = {"why": "control variates averaged uniformly", "algorithm": "scaffold(weights='models')"}
+    steps = {
+        "why": "control variates averaged uniformly, divided by K · lr, added after the momentum",
+        "algorithm": "scaffold(weights='models', divisor='steps', correct='steps')",
+    }
     return (
         {
             f"{skew}-scaffold-released": cell(f"{skew}-scaffold", **variates)
             for skew in ("dir0.5", "labels2", "quantity0.5")
         }
+        | {f"{skew}-scaffold-after": cell(f"{skew}-scaffold", **steps) for skew in ("dir0.5", "labels2", "quantity0.5")}
         | {
             f"{skew}-mu0.001-fedprox": cell(
                 f"{skew}-fedprox", "another mu of the sources' grid", algorithm="fedprox(mu=0.001)"
