@@ -10,7 +10,7 @@
 #     niid10-noise    4 runs, 100 M images, about 2 min
 #     flsim-fedavg    1 run alone, for its clock: 4 min
 #     flsim-scaffold  SCAFFOLD and FedDyn side by side, about 8 min
-#     niid10-why      other readings of cells that differ: SCAFFOLD, FedProx and reflected borders, 10 runs, about 4 min
+#     niid10-why      other readings of cells that differ: SCAFFOLD, FedProx and reflected borders, 13 runs, about 5 min
 #     niid10-again   two more seeds of these four cells and of FedAvg, 10 runs beyond those of niid10, about 4 min
 #     niid100-dir     4 runs, Dir(0.5) alone, 3 min
 #     niid100-again  two more seeds of FedAvg and SCAFFOLD there, 4 runs beyond those of niid100-dir, about 2 min
@@ -32,7 +32,7 @@
 #     aware-cifar100  FedAvg, FedAWARE and FedAvg x AWARE, ResNet-18, 27 M images: 10 min in bfloat16
 #     alt-readings    ALT's other readings and thresholds, 10 runs of up to 50 M images, about 8 min
 #     alt-equal       ALT and FedAvg with as few epochs, averaged, 5 runs of 15 to 50 M images, took 9 min on a shared GPU
-#     pa3fed-averaged FedAvg with and without PA3Fed, averaged, AlexNet, 2 runs of 12.5 M images, took 9 min on a shared GPU
+#     pa3fed-averaged FedAvg with and without PA3Fed, averaged, AlexNet, 4 runs of 12.5 M images; the first two took 9 min on a shared GPU
 #     fedcl-vgg11     FedCL's 200 rounds with VGG-11, CIFAR-10, FedAvg, 3 runs
 #     fedcl-lstm      FedCL on Shakespeare, FedAvg, 3 runs
 #     fedcl-resnet18  FedCL with ResNet-18, CIFAR-10, FedAvg, 3 runs

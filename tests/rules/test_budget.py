@@ -253,9 +253,15 @@ def test_nonsense_is_refused(text: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("budget(share=0.1)", "12 clients, less than one a round; use 0.166667 or more"),
+        (
+            "budget(share=0.1)",
+            "12 clients for 20 rounds, less than one a round; use a share 1.67 times as large",
+        ),
         ("budget(megabytes=0.01)", "megabytes = 0.01 may be less than one client a round costs"),
-        ("fedcl(budget=0.1)", "less than one client a round"),
+        (
+            "fedcl(budget=0.1)",
+            "12 clients for 20 rounds, less than one a round; use a budget 1.67 times as large",
+        ),
     ],
 )
 def test_a_budget_of_less_than_a_client_a_round_is_refused_before_training(tmp_path: Path, text: str, why: str) -> None:

@@ -17,16 +17,19 @@ def git(where: Path, *words: str) -> str:
 
 def test_the_commit_and_whether_the_sources_were_edited_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KAIROSFL_COMMIT", raising=False)
-    monkeypatch.setattr(folder, "__file__", str(tmp_path / "folder.py"))
+    package = tmp_path / "package"
+    (package / "runs").mkdir(parents=True)
+    monkeypatch.setattr(folder, "__file__", str(package / "runs" / "folder.py"))
     assert folder._git() is None  # no repository
-    (tmp_path / "folder.py").write_text("one")
+    (package / "runs" / "folder.py").write_text("one")
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "first")
     git(tmp_path, "tag", "v1")
     commit = git(tmp_path, "rev-parse", "HEAD")
+    (tmp_path / "results.json").write_text("not a source")
     assert folder._git() == commit
-    (tmp_path / "folder.py").write_text("two")
+    (package / "new.py").write_text("two")
     assert folder._git() == f"{commit}-dirty"
     monkeypatch.setenv("KAIROSFL_COMMIT", "as told")
     assert folder._git() == "as told"

@@ -116,6 +116,8 @@ def test_verdicts() -> None:
         "labels: undecided; 4 seeds are too few to tell harm (windows 1, 3) from chance; use --seeds 8"
     )
     assert "no critical period here" in _verdict("labels", [[0.1, 0.2, -0.05, 0.1], last])  # t = 1.7
+    eleven = (0.1 + 0.16 * np.array([-1.0, 1.0] * 5 + [0.0])).tolist()  # t = 2.17: not even 95 %
+    assert "no critical period here" in _verdict("labels", [eleven, [1.0] * 11])
     assert "one seed does not show" in _verdict("cohort", [[0.1], [0.1]])
     assert lasting([[0.1], [0.1]]) == []
 

@@ -165,7 +165,8 @@ def device_name(run: Mapping[str, Any]) -> str:
 
 
 def _commit(run: Mapping[str, Any]) -> str:
-    return f" ({run['git'][:9]})" if run.get("git") else ""
+    commit, dirty, _ = str(run.get("git") or "").partition("-dirty")
+    return f" ({commit[:9]}{dirty})" if commit else ""
 
 
 def _signed_spread(numbers: Sequence[float], digits: int) -> str:

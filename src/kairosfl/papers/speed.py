@@ -42,7 +42,8 @@ def beside_pfl(path: Path, rounds: int) -> Clock:
     (begun, _, before), (done, _, seconds) = theirs[0], theirs[-1]
     pace = (seconds - before) / (done - begun) if done > begun else seconds / done
     device = found.get("gpu", "the same GPU")
-    return Clock(pace * rounds, f"{device}, in the same process, {done} rounds timed", ours[-1][2])
+    whole = ours[-1][2] if ours[-1][0] == rounds else None
+    return Clock(pace * rounds, f"{device}, in the same process, {done} rounds timed", whole)
 
 
 def speed(public: Sequence[Results], study: Path, link: Callable[[Results], str]) -> list[str]:

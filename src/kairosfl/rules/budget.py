@@ -85,8 +85,8 @@ class Budget(Rule):
     def server(self, now: Round) -> State:
         if not self.megabytes and self._total(now) < now.rounds:
             raise UserError(
-                f"budget: share = {self.share:g} of {now.cohort} clients in {now.rounds} rounds is {self._total(now)} "
-                f"clients, less than one a round; use {1 / now.cohort:g} or more, or fewer train.rounds."
+                f"budget: the share is {self._total(now)} clients for {now.rounds} rounds, less than one a round; use "
+                f"a share {1 / (self.share * now.cohort):.3g} times as large or more, or fewer train.rounds."
             )
         if self.megabytes and self.megabytes * 1e6 < now.rounds * _most(now):
             raise UserError(

@@ -86,8 +86,8 @@ class FedCL(Rule):
     def server(self, now: Round) -> State:
         if self.budget and self._total(now) < now.rounds:
             raise UserError(
-                f"fedcl: budget = {self.budget:g} of {now.cohort} clients in {now.rounds} rounds is less than one "
-                f"client a round; use {1 / now.cohort:g} or more."
+                f"fedcl: the budget is {self._total(now)} clients for {now.rounds} rounds, less than one a round; use "
+                f"a budget {1 / (self.budget * now.cohort):.3g} times as large or more."
             )
         spent = {"spent": torch.tensor(0)} if self.budget else {}
         return {"size": torch.tensor(0), "capped": torch.tensor(False)} | spent  # size 0: the starting cohort

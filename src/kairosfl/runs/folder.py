@@ -258,10 +258,12 @@ def _git() -> str | None:
     without its repository."""
     if commit := os.environ.get("KAIROSFL_COMMIT"):
         return commit
-    here = Path(__file__).parent
+    package = Path(__file__).parents[1]
     try:
-        asked = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        done = subprocess.run(asked, cwd=here, capture_output=True, text=True, timeout=5)
+        commit, edits = (
+            subprocess.run(["git", *words], cwd=package, capture_output=True, text=True, timeout=5, check=True).stdout
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--", "."))
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return commit.strip() + ("-dirty" if edits else "")

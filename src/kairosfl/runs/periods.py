@@ -185,7 +185,7 @@ def _verdict(name: str, lost: Sequence[Sequence[float]]) -> str:
         windows = f"window{'s' * (len(found) > 1)} {', '.join(map(str, found))}"
         return f"{name}: harm lasts from {windows} of {len(lost)} (99 % interval above zero)"
     seeds = len(lost[0])
-    beyond = LIKELY.get(seeds, 2.0)
+    beyond = LIKELY.get(seeds, 2.0 if seeds < ENOUGH else 2.23)
     doubtful = [
         i for i, values in enumerate(lost[:-1], 1) if np.mean(values) > beyond * (_spread(values)["error"] or 0.0)
     ]

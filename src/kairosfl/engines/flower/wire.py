@@ -19,7 +19,7 @@ from kairosfl.core.fields import Brief, Briefs, Field, Report, Reports, fields
 from kairosfl.engines.flower.enrol import BASE, TASK
 from kairosfl.errors import UserError
 
-VERSION = 3
+VERSION = 4
 NUMBERS, VECTORS = "numbers", "vectors"
 ENROL = (TASK, BASE)
 RAW = "kairosfl.raw"  # how the bytes of an array are to be read: as they are, little-endian
