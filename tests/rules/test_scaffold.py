@@ -69,7 +69,7 @@ def test_steps_are_corrected_only_where_that_is_defined() -> None:
     job = task(Quadratic())
     how = Recipe(rounds=1, cohort=2, clip=1.0, clip_after=True)
     setup = Setup(parse("scaffold(divisor='steps', correct='steps')"), how, 5, job.layout)
-    with pytest.raises(UserError, match=r"train\.clip_after = true needs gradients to correct"):
+    with pytest.raises(UserError, match=r"train\.clip_after = true cannot be used with a rule that corrects steps"):
         next(rounds(Run.start(job.start(), setup, seed=0), setup))
 
 

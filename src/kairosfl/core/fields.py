@@ -246,7 +246,8 @@ class Briefs(Cohort):
         if self.push_after and (self.clip_after or self.optimizer != "sgd"):
             wrong = "train.clip_after = true" if self.clip_after else f"train.optimizer = {self.optimizer!r}"
             raise UserError(
-                f"{wrong} needs gradients to correct, and scaffold(correct='steps') corrects steps; use one."
+                f"{wrong} cannot be used with a rule that corrects steps instead of gradients (push_after), such as "
+                "scaffold(correct='steps'); leave one of them out."
             )
         asked = sorted(self.measure) + ["stop_below"] * (self.stop_below is not None)
         if asked and self.update_noise is not None:

@@ -76,9 +76,8 @@ def _readings() -> dict[str, Cell]:
     """Other readings of cells that we do not meet, from the released code.
 
     Its SCAFFOLD averages control variates uniformly, which matters where sizes differ, divides them by K · lr, and adds
-    the correction after the momentum. FedProx's mu is the best of
-    {0.001, 0.01, 0.1, 1} there, chosen for each table; the one that was chosen is published for two of the four skews.
-    Its crops have the image's mirror image around it.
+    the correction after the momentum. FedProx's mu is the best of {0.001, 0.01, 0.1, 1} there, chosen for each table;
+    the one that was chosen is published for two of the four skews. Its crops have the image's mirror image around it.
     """
 
     cell = partial(_changed, 10)
