@@ -36,6 +36,7 @@ from kairosfl.runs.keys import updated
 from kairosfl.runs.sweep import Member, sweep
 
 PLAN = "[10, 10, 10, 1, 1, 1, 1, 1, 1, 1, 1, 10]"  # 10 until a quarter, 1 until eleven twelfths, 10
+RELEASED = "fedcl(cap=0.75, floor=1.0, once=True, every=2"
 SETTINGS: dict[str, dict[str, Any]] = {
     "cifar10-aware_cnn": {
         "data": {"name": "cifar10", "clients": 100, "partition": "dirichlet", "alpha": 0.1, "minimum": 10},
@@ -93,8 +94,8 @@ FURTHER = [
     # Without averaging, the detector's budget keeps clients for the final rounds, so plain and averaged are two runs.
     *((share, "detector", f"budget(share={share}, by='detector') + average") for share in (0.4, 0.2)),
     *((share, "detector plain", f"budget(share={share}, by='detector')") for share in (0.4, 0.2)),
-    (0.4, "fedcl printed", "fedcl(cap=0.2, budget=0.4, rest=0) + average"),
-    (0.4, "fedcl released", "fedcl(cap=0.75, floor=1.0, once=True, every=2, budget=0.4, rest=0) + average"),
+    *((share, "fedcl printed", f"fedcl(cap=0.2, budget={share}, rest=0) + average") for share in (0.4, 0.2, 0.6, 1.0)),
+    *((share, "fedcl released", f"{RELEASED}, budget={share}, rest=0) + average") for share in (0.4, 0.2, 0.6, 1.0)),
     (1.0, "momentum", "fedavgm(beta=0.5) + average"),
     *((share, "momentum", f"fedavgm(beta=0.5) + budget(share={share}) + average") for share in (0.4, 0.2)),
     # Shorter steps, so that momentum averages the cohorts of several rounds instead of going farther.

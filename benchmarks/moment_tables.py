@@ -48,11 +48,11 @@ def cell(rows: list[dict[str, Any]], schedule: str, budget: float, spent: str, s
 
 def share(rows: list[dict[str, Any]], budget: float, spent: str) -> str:
     """The clients that were asked: FedCL with all of them does not spend all."""
-    if (budget, spent) != (1.0, "fedcl"):
+    if budget < 1 or not spent.startswith("fedcl"):
         return f"{100 * budget:.0f} %"
     asked, whole = (
         np.mean([each["megabytes"] for each in rows if (each["budget"], each["spent"]) == (1.0, how)])
-        for how in ("fedcl", "uniform")
+        for how in (spent, "uniform")
     )
     return f"{100 * asked / whole:.0f} %"
 

@@ -156,7 +156,8 @@ def variants(task: Task) -> dict[str, dict[str, object]]:
 
 
 @pytest.mark.parametrize(
-    "variant", ["starts", "clip", "clip after", "stop", "contrast", "scores", "adamw", "sharp", "wrong labels"]
+    "variant",
+    ["starts", "clip", "clip after", "push after", "stop", "contrast", "scores", "adamw", "sharp", "wrong labels"],
 )
 def test_every_brief_is_followed_as_by_the_loop(variant: str) -> None:
     task = task_of("alt_cnn")
