@@ -187,6 +187,8 @@ def main() -> None:
         return float(judge.evaluate(x).accuracy)
 
     found: dict[str, Any] = {"setting": options.setting, "rounds": options.rounds}
+    if options.device.startswith("cuda"):
+        found["gpu"] = torch.cuda.get_device_name(options.device)
     if options.setting == "private":
         found |= {"noise_multiplier": z, "epsilon": EPSILON, "hypothetical": True}
     pace: dict[str, float] = {}
