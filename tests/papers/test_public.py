@@ -31,7 +31,8 @@ def images(side: int, channels: int, samples: int = 120) -> DataSet:
 @pytest.fixture(autouse=True)
 def _random_images(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(DATASETS.own, "cifar10", lambda: images(32, 3))
-    monkeypatch.setitem(DATASETS.own, "mnist", lambda: images(28, 1))
+    for name in ("mnist", "fashion_mnist"):
+        monkeypatch.setitem(DATASETS.own, name, lambda: images(28, 1))
     experiment._load.cache_clear()
     yield
     experiment._load.cache_clear()

@@ -30,10 +30,15 @@ def folder(tmp_path_factory):
     return out
 
 
+@pytest.fixture(scope="module")
+def report(folder):
+    return write_report([folder], folder / "report.html")
+
+
 @pytest.fixture
-def opened(browser, folder):
+def opened(browser, report):
     browser.set_window_size(1280, 900)
-    browser.get(write_report([folder], folder / "report.html").as_uri())
+    browser.get(report.as_uri())
     settle(browser)
     yield browser
     assert [entry["message"] for entry in browser.get_log("browser")] == []

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -155,11 +155,16 @@ class FullGradient:
         return Reports.stack(reports, torch.stack([report.delta for report in reports]))
 
 
-def settle(
+def settling(
     problem: Quadratic, algorithm: str, *, steps: Sequence[int], cohort: int, rounds_: int, lr: float = 0.02
 ) -> np.ndarray:
-    """x after many rounds with momentum 0.9 and weight decay 0.01."""
+    """x after every one of many rounds with momentum 0.9 and weight decay 0.01, `[rounds, d]`."""
     how = Recipe(rounds=rounds_, cohort=cohort, lr=lr, momentum=0.9, weight_decay=0.01)
     setup = Setup(parse(algorithm), how, len(problem.n), task(problem).layout)
     start = Run.start(torch.from_numpy(problem.x), setup, seed=0)
-    return deque(drive(rounds(start, setup), FullGradient(problem, steps)), maxlen=1)[0].x.numpy()
+    return np.array([run.x.numpy() for run in drive(rounds(start, setup), FullGradient(problem, steps))])
+
+
+def settle(problem: Quadratic, algorithm: str, **options: Any) -> np.ndarray:
+    """x after many rounds."""
+    return np.asarray(settling(problem, algorithm, **options)[-1])

@@ -42,7 +42,7 @@ def test_it_reaches_the_weighted_optimum(weights: str, cohort: int) -> None:
     problem, steps = Quadratic(sizes=(2, 5, 9, 3, 12, 7)), (12, 14, 13, 11, 15, 12)
     optimum = problem.optimum(reference.shares(problem, range(6), weights), decay=0.01)
     text = f"feddyn(alpha=1.0, weights='{weights}')"
-    reached = settle(problem, text, steps=steps, cohort=cohort, rounds_=500, lr=0.02)
+    reached = settle(problem, text, steps=steps, cohort=cohort, rounds_=120, lr=0.02)
     assert np.abs(reached - optimum).max() < 1e-9
 
 
@@ -50,7 +50,7 @@ def test_it_reaches_the_weighted_optimum(weights: str, cohort: int) -> None:
 def test_its_offset_is_not_gathered_by_a_server_that_steps_after_it(other: str) -> None:
     problem, steps = Quadratic(sizes=(5,) * 6), (12,) * 6
     first, second = (
-        settle(problem, text, steps=steps, cohort=6, rounds_=300)
+        settle(problem, text, steps=steps, cohort=6, rounds_=240)
         for text in (f"feddyn(alpha=1) + {other}", f"{other} + feddyn(alpha=1)")
     )
     assert np.array_equal(first, second)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from problems import course, settle
+from problems import course, settle, settling
 from reference import COHORTS, Cohort, Network, Quadratic, Setting
 
 from kairosfl.core.fields import Briefs
@@ -59,7 +59,7 @@ STEPS = (2, 4, 3, 1, 5, 2)
 )  # clients who hardly move, and who forget where they began
 def test_it_does_not_run_away_where_weights_differ(text: str, alone: str, steps: tuple[int, ...]) -> None:
     problem = Quadratic(sizes=(2, 5, 9, 3, 12, 7))
-    reached, plain = (settle(problem, each, steps=steps, cohort=6, rounds_=400) for each in (text, alone))
+    reached, plain = (settle(problem, each, steps=steps, cohort=6, rounds_=300) for each in (text, alone))
     np.testing.assert_allclose(reached, plain, rtol=0, atol=1e-9)
 
 
@@ -69,11 +69,13 @@ def test_it_does_not_run_away_where_weights_differ(text: str, alone: str, steps:
 def test_momentum_does_not_gather_what_mutants_lean_forward(momentum: str) -> None:
     """The lean of 0.6 Δ and a momentum of 0.9 would be more than the last step."""
     problem = Quadratic(sizes=(5,) * 6)
-    for text in (f"fedmut + {momentum}", f"{momentum} + fedmut"):
-        reached = [settle(problem, text, steps=(2,) * 6, cohort=6, rounds_=r, lr=0.005) for r in (10, 20, 30, 40, 400)]
-        assert max(np.abs(x).max() for x in reached) < 3 * np.abs(problem.x).max()
-        alone = settle(problem, momentum, steps=(2,) * 6, cohort=6, rounds_=400, lr=0.005)
-        np.testing.assert_allclose(reached[-1], alone, rtol=0, atol=1e-3)
+    alone, *both = (
+        settling(problem, text, steps=(2,) * 6, cohort=6, rounds_=250, lr=0.005)
+        for text in (momentum, f"fedmut + {momentum}", f"{momentum} + fedmut")
+    )
+    for reached in both:
+        assert np.abs(reached[[9, 19, 29, 39, -1]]).max() < 3 * np.abs(problem.x).max()
+        np.testing.assert_allclose(reached[-1], alone[-1], rtol=0, atol=1e-3)
 
 
 def test_what_training_undid_is_found_by_least_squares() -> None:
@@ -89,7 +91,7 @@ def test_what_training_undid_is_found_by_least_squares() -> None:
 @pytest.mark.parametrize("rule", ["vrlsgd", "scaffold"])
 def test_beside_rules_that_correct_drift_the_optimum_is_reached_whatever_the_weights(rule: str) -> None:
     problem = Quadratic(sizes=(2, 5, 9, 3, 12, 7))
-    reached = settle(problem, f"{rule} + fedmut + pa3fed", steps=STEPS, cohort=6, rounds_=400)
+    reached = settle(problem, f"{rule} + fedmut + pa3fed", steps=STEPS, cohort=6, rounds_=250)
     optimum = problem.optimum(reference.shares(problem, range(6), "uniform"), decay=0.01)
     assert np.abs(reached - optimum).max() < 1e-10
 

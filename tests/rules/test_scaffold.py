@@ -121,8 +121,7 @@ def test_it_reaches_the_weighted_optimum_with_momentum_decay_and_unequal_steps(
 ) -> None:
     problem, steps = Quadratic(sizes=(2, 5, 9, 3, 12, 7)), (2, 4, 3, 1, 5, 2)
     optimum = problem.optimum(reference.shares(problem, range(6), weights), decay=0.01)
-    rounds = 700 if cohort == 3 else 250
-    reached = settle(problem, f"scaffold(weights='{weights}'){more}", steps=steps, cohort=cohort, rounds_=rounds)
+    reached = settle(problem, f"scaffold(weights='{weights}'){more}", steps=steps, cohort=cohort, rounds_=250)
     assert np.abs(reached - optimum).max() < 1e-10
 
 

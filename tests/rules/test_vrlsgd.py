@@ -45,7 +45,7 @@ def test_the_corrections_sum_to_zero_by_samples_whoever_took_part(more: str) -> 
 def test_it_reaches_the_weighted_optimum_with_momentum_decay_and_unequal_steps(text: str, cohort: int) -> None:
     problem, steps = Quadratic(sizes=(2, 5, 9, 3, 12, 7)), (2, 4, 3, 1, 5, 2)
     optimum = problem.optimum(reference.shares(problem, range(6), "samples"), decay=0.01)
-    reached = settle(problem, text, steps=steps, cohort=cohort, rounds_=800 if cohort == 3 else 250)
+    reached = settle(problem, text, steps=steps, cohort=cohort, rounds_=250)
     assert np.abs(reached - optimum).max() < 1e-10
 
 
