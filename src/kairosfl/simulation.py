@@ -27,7 +27,7 @@ from kairosfl.engines.memory import spilling
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs.checkpoint import Checkpoints
 from kairosfl.runs.config import GIVEN, SECTIONS, RunConfig, dump, resolve, tables
-from kairosfl.runs.edits import edits, harmless, pinned
+from kairosfl.runs.edits import harmful, pinned
 from kairosfl.runs.engines import build_engine, method, resolve_engine
 from kairosfl.runs.experiment import begin, divide, execute, reopen, within_memory
 from kairosfl.runs.export import beyond_adapters, has_adapters, save_adapters, save_state
@@ -304,7 +304,7 @@ def _continued(config: RunConfig, folder: Folder) -> RunConfig:
     """The configuration to continue the run in a folder with; refuses one that is of another run."""
     origin = folder.origin()
     config = pinned(config, origin)
-    other = [str(edit) for edit in edits(config, origin) if not harmless(edit, config)] if origin else []
+    other = harmful(config, origin) if origin else []
     if other:
         raise UserError(
             f"out = {str(folder.path)!r} contains another run: {', '.join(other)}; choose another folder, or give the "

@@ -291,7 +291,7 @@ def test_accept_puts_briefs_and_reports_side_by_side() -> None:
     assert briefs.ids.tolist() == reports.ids.tolist() == [1, 4]
     assert briefs.push.shape == (2, 2)
     assert seen.squares.tolist() == pytest.approx([0.2**2 + 0.7**2, 0.5**2 + 0.7**2])
-    assert rejected == ()
+    assert rejected == reports.failed == tuple((client, "it did not report") for client in (0, 2, 3))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,26 @@ def test_evenly() -> None:
     assert sum(sizes(Budget(share=0.33), 100)) == 330
 
 
+@pytest.mark.parametrize(
+    "text", ["budget(share=0.5)", "budget(share=0.5, by='detector')", "budget(megabytes=0.02)", "fedcl(budget=0.5)"]
+)
+def test_clients_that_do_not_report_are_paid_for(text: str) -> None:
+    """An engine that leaves them out altogether, where half of the cohort is silent in every round."""
+
+    class Half(Loop):
+        def train(self, briefs: Briefs) -> Reports:
+            return super().train(briefs).take(torch.arange((len(briefs) + 1) // 2))
+
+    job = task(Network())
+    number = len(job.clients)
+    setup = Setup(parse(text), Recipe(rounds=10, cohort=number, lr=0.1), number, job.layout)
+    runs = list(drive(rounds(Run.start(job.start(), setup, seed=0), setup), Half(job)))
+    asked, state = sum(run.record.asked for run in runs), runs[-1].states[0]
+    assert asked == int(state.get("clients", state.get("spent")))
+    assert asked <= 10 * number // 2 or int(state["bytes"]) <= 20_000
+    assert all(len(run.record.reports.failed) + len(run.record.reports) == run.record.asked for run in runs)
+
+
 def test_by_plan() -> None:
     """Relative sizes over equal parts; the total is the share, whatever the plan's own scale."""
     plan = (10.0, 1.0, 1.0, 10.0)

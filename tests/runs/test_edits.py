@@ -14,7 +14,7 @@ from kairosfl.cli import app
 from kairosfl.runs import experiment
 from kairosfl.runs.checkpoint import model
 from kairosfl.runs.config import load, resolve
-from kairosfl.runs.edits import HARMLESS, edits, flat, harmless
+from kairosfl.runs.edits import HARMLESS, edits, flat, harmful
 from kairosfl.runs.sweep import expand, sweep
 
 TABLES = {
@@ -118,10 +118,20 @@ def test_more_rounds_are_refused_where_the_others_depend_on_how_many_there_are(t
 
 
 def test_slots_of_a_deterministic_run_stay():
-    config = resolve({"run": {"slots": 3}})
-    (change,) = edits(config, flat(resolve({})))
-    assert harmless(change, config)
-    assert not harmless(change, resolve({"run": {"slots": 3, "deterministic": True}}))
+    assert harmful(resolve({"run": {"slots": 3}}), flat(resolve({}))) == []
+    exact = {"slots": 3, "deterministic": True}
+    (said,) = harmful(resolve({"run": exact}), flat(resolve({"run": exact | {"slots": 0}})))
+    assert said == "run.slots = 3 (it began with 0)"
+
+
+def test_a_run_is_prolonged_unless_something_depends_on_the_number_of_rounds():
+    def said(**more):
+        return harmful(resolve({"train": {"rounds": 6}} | more), flat(resolve({"train": {"rounds": 4}} | more)))
+
+    assert said(algorithm="fedavgm") == []
+    assert said(algorithm="budget(share=0.5) + average") == [
+        "train.rounds = 6 (it began with 4), on which budget and average depend"
+    ]
 
 
 def test_every_harmless_key_exists_and_another_gpu_is_no_edit():

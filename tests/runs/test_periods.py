@@ -21,7 +21,7 @@ from kairosfl.rules import parse
 from kairosfl.runs import experiment
 from kairosfl.runs.config import resolve
 from kairosfl.runs.files import read_lines
-from kairosfl.runs.periods import DEFICITS, Deficit, _verdict, findings, lasting, members, windows
+from kairosfl.runs.periods import DEFICITS, Deficit, _verdict, before_scoring, findings, lasting, members, windows
 from kairosfl.testing import check_rule
 
 TABLES = {"data": {"clients": 10}, "model": {"hidden": [8]}, "train": {"rounds": 6, "cohort": 5, "epochs": 4}}
@@ -87,6 +87,7 @@ def test_the_runs_and_their_numbers(tmp_path: Path) -> None:
     assert found["harm"]["cohort"][1]["mean"] == pytest.approx(0.03)
     assert found["marked"] == {"fgn": [0.667, 0.0], "fgn.paired()": [0.667, 0.0]}
     # The same numbers as errors, of which a smaller one is better.
+    assert found["left"] == {"cohort": "1 of 5 clients a round"}
     about = {"metrics": [{"name": "rmse", "better": "lower", "percent": False}]}
     (tmp_path / made[0].name / "run.json").write_text(json.dumps(about))
     errors = {name: {"last_tenth_rmse": row["last_tenth_accuracy"]} for name, row in score.items()}
@@ -97,29 +98,41 @@ def test_the_runs_and_their_numbers(tmp_path: Path) -> None:
 
 def test_verdicts() -> None:
     rng = np.random.Generator(np.random.Philox(key=0))
-    sure, chance, last = (
-        row.tolist() for row in (0.05 + 0.002 * rng.standard_normal(4), 0.01 * rng.standard_normal(4), np.full(4, 0.5))
-    )
-    said = _verdict("cohort", [sure, chance, last])
+    sure, chance = (row.tolist() for row in (0.05 + 0.002 * rng.standard_normal(4), 0.01 * rng.standard_normal(4)))
+    said = _verdict("cohort", [sure, chance], 3)
     assert said == "cohort: harm lasts from window 1 of 3 (99 % interval above zero)"
-    assert _verdict("cohort", [sure, sure, last]).startswith("cohort: harm lasts from windows 1, 2 of 3")
-    assert "no critical period here" in _verdict("cohort", [chance, chance, last])
-    few = [[0.2, 0.25], [0.01, -0.01], [0.5, 0.5]]
-    assert _verdict("cohort", few) == (
+    assert _verdict("cohort", [sure, sure], 3).startswith("cohort: harm lasts from windows 1, 2 of 3")
+    assert "no critical period here" in _verdict("cohort", [chance, chance], 3)
+    few = [[0.2, 0.25], [0.01, -0.01]]
+    assert _verdict("cohort", few, 3) == (
         "cohort: undecided; 2 seeds are too few to tell harm (window 1) from chance; use --seeds 4"
     )
-    assert _verdict("cohort", [[0.01, -0.01], [0.01, -0.01], [0.5, 0.5]]) == (
+    assert _verdict("cohort", [[0.01, -0.01], [0.01, -0.01]], 3) == (
         "cohort: undecided; 2 seeds are too few to tell harm from chance; use --seeds 4"
     )
     hurt = [0.05, 0.25, 0.15, 0.19]  # 0.16 with an error of 0.042: 95 % above zero, but not 99 %
-    assert _verdict("labels", [hurt, chance, hurt, last]) == (
+    assert _verdict("labels", [hurt, chance, hurt], 4) == (
         "labels: undecided; 4 seeds are too few to tell harm (windows 1, 3) from chance; use --seeds 8"
     )
-    assert "no critical period here" in _verdict("labels", [[0.1, 0.2, -0.05, 0.1], last])  # t = 1.7
+    assert "no critical period here" in _verdict("labels", [[0.1, 0.2, -0.05, 0.1]], 2)  # t = 1.7
     eleven = (0.1 + 0.16 * np.array([-1.0, 1.0] * 5 + [0.0])).tolist()  # t = 2.17: not even 95 %
-    assert "no critical period here" in _verdict("labels", [eleven, [1.0] * 11])
-    assert "one seed does not show" in _verdict("cohort", [[0.1], [0.1]])
-    assert lasting([[0.1], [0.1]]) == []
+    assert "no critical period here" in _verdict("labels", [eleven], 2)
+    assert "one seed does not show" in _verdict("cohort", [[0.1]], 2)
+    assert lasting([[0.1]]) == []
+
+
+def test_seeds_that_agree_by_chance_decide_nothing() -> None:
+    """Of twelve test samples each seed lost one: with a deviation of one sample, t is 1.4 and 2, not infinite."""
+    assert lasting([[1 / 12] * 2, [1 / 12] * 2], 1 / 12) == []
+    assert lasting([[1 / 12] * 4], 1 / 12) == []
+    assert lasting([[3 / 12] * 4], 1 / 12) == [1]  # t = 6, and 5.84 is enough
+    assert lasting([[0.1] * 4]) == []  # a score that is no share of samples: nothing is known about its chance
+
+
+def test_windows_within_the_rounds_that_are_scored_are_not_judged() -> None:
+    assert before_scoring(windows(60, 6)) == 5
+    assert before_scoring(windows(40, 20)) == 18  # rounds 37 to 40 are scored
+    assert before_scoring(windows(2, 2)) == 1
 
 
 def test_the_command_resumes_and_draws(tmp_path: Path) -> None:
@@ -144,12 +157,20 @@ def test_the_command_resumes_and_draws(tmp_path: Path) -> None:
 
 
 def test_nonsense_is_refused() -> None:
+    train = {"rounds": 6, "cohort": 5}
     for options, why in (
-        ({"deficits": ("epochs",)}, "--deficit epochs needs train.epochs"),
+        ({"deficits": ("epochs",)}, "leaves out nothing of train.epochs = 1; use 2 or more"),
+        ({"deficits": ("cohort",), "amount": 0.95}, r"leaves out nothing of train\.cohort = 5; use a smaller --amount"),
+        ({"deficits": ("clients",), "amount": 0.96}, r"leaves out nothing of data\.clients = 10; use a smaller"),
         ({"seeds": 0}, "--seeds 0"),
-        ({"amount": 1.0}, "amount = 1.0"),
+        ({"amount": 1.0}, "--amount 1 must be above 0 and below 1"),
     ):
         with pytest.raises(UserError, match=why):
-            members({**TABLES, "train": {"rounds": 6, "cohort": 5}}, **options)  # type: ignore[arg-type]
+            members({**TABLES, "train": train}, **options)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"\[sweep\]"):
         members({**TABLES, "sweep": {"seed": [1]}})
+
+
+def test_what_is_named_twice_is_trained_once() -> None:
+    made = members(TABLES, number=2, deficits=("cohort", "cohort"), seeds=1, detectors=("fgn", "fgn"))
+    assert [member.name for member in made] == ["none-0-seed0", "cohort-1-seed0", "cohort-2-seed0"]

@@ -70,18 +70,24 @@ def story(members: Sequence[Member], summaries: Mapping[str, Mapping[str, Any]])
 
 
 def _differences(scores: Scores) -> list[str]:
-    said, pays = [], False
+    said, sure = [], ""
     for schedule, words in SCHEDULES.items():
         plain, averaged = (scores[EVENLY, schedule, kind] for kind in (False, True))
         said.append(f"With 40 % of the clients and {'an' if words[0] in 'aeiou' else 'a'} {words}:")
         said.append(f"  averaging the last models           {_gain(plain, averaged)}")
         for kind, name in ((False, "plain"), (True, "averaged")):
             moved = _gain(scores[EVENLY, schedule, kind], scores[CRITICAL, schedule, kind])
-            pays = pays or (moved.startswith("+") and "chance" not in moved)
+            sure += "" if "chance" in moved else moved[0]
             said.append(f"  clients while critical, {name:<8}    {moved}")
         whole = scores["all clients", schedule, False]
         said.append(f"  averaged, against all clients plain {_gain(whole, averaged)}")
-    said.append("It pays here to spend clients early." if pays else "It does not pay here to spend clients early.")
+    said.append(
+        "It pays here to spend clients early."
+        if "+" in sure
+        else "It does not pay here to spend clients early."
+        if sure
+        else "These seeds do not show that it pays to spend clients early."
+    )
     return [*said, "Is there a critical period in your problem? Measure it: kairosfl periods FILE"]
 
 

@@ -124,8 +124,7 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Measures,
     if reports.delta.shape != (len(reports), d):
         shape = tuple(reports.delta.shape[1:])
         rejected += [(int(i), f"its update has the shape {shape}, not ({d},)") for i in reports.ids]
-        none = torch.empty(0, dtype=torch.int64)
-        return briefs.take(none), reports.take(none), measured(reports.delta[:0]), tuple(rejected)
+        reports = changed(reports.take(torch.empty(0, dtype=torch.int64)), delta=briefs.start.new_empty(0, d))
     measuring = readings(reports.delta)  # on the device, while the host checks the numbers
     faults = reports.faults()
     seen = Measures.of(measuring)
@@ -143,12 +142,14 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Measures,
             rejected.append((client, reason))
         else:
             good[client] = row
+    told = {*good, *(client for client, _ in rejected)}
+    rejected += [(client, "it did not report") for client in position if client not in told]
     order = sorted(good)
     rows = torch.tensor([good[client] for client in order], dtype=torch.int64)
     asked = torch.tensor([position[client] for client in order], dtype=torch.int64)
     rejected.sort()
-    lost = tuple((client, reason) for client, reason in rejected if client in position and client not in good)
-    reports = changed(reports, failed=lost)
+    lost = {client: reason for client, reason in rejected if client in position and client not in good}
+    reports = changed(reports, failed=tuple(lost.items()))
     if len(order) < len(reports) or not torch.equal(rows, torch.arange(len(reports))):
         reports = reports.take(rows)
         seen = measured(reports.delta)

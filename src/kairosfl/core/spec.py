@@ -44,6 +44,7 @@ class Spec:
 
 
 EMPTY = {"rule": ("fedavg",)}  # names of the empty sum
+EXAMPLES = {"rule": ("fedprox(mu=0.01)", "fedavgm"), "detector": ("fgn(delta=0.05)", "fedfim")}
 
 
 def build(
@@ -80,7 +81,7 @@ def build(
 
 def parse(kind: str, text: str, known: Mapping[str, type[Spec]], allow: Collection[str] = ()) -> tuple[Spec, ...]:
     """`a(x=1) + b` as objects. Names with dots are presets (`fedcl.released()`) or imports (`my.rules.Mine()`)."""
-    unreadable = UserError(f"{kind} = {text!r} cannot be read; write it like 'fedprox(mu=0.01) + fedavgm'.")
+    unreadable = UserError(f"{kind} = {text!r} cannot be read; write it like '{' + '.join(EXAMPLES[kind])}'.")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -103,7 +104,7 @@ def _object(kind: str, term: ast.expr, text: str, known: Mapping[str, type[Spec]
     if isinstance(term, ast.Call):
         head = term.func
         if term.args:
-            raise UserError(f"{kind} = {text!r}: name every option, as in 'fedprox(mu=0.01)'.")
+            raise UserError(f"{kind} = {text!r}: name every option, as in '{EXAMPLES[kind][0]}'.")
         for word in term.keywords:
             if word.arg in options:
                 raise UserError(f"{kind} = {text!r}: {word.arg} appears twice; name it once.")

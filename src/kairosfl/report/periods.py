@@ -9,12 +9,10 @@ from typing import Any
 from kairosfl.errors import UserError
 from kairosfl.runs.score import Score, scores
 
-LEFT = {"cohort": "cohort", "clients": "clients", "epochs": "epochs", "labels": "labels right"}
-
 
 def lost(score: Score) -> str:
-    """What harm is called."""
-    return "points lost" if score.percent else f"{score.words} lost"
+    """What harm is called: it takes from what should be high, and adds to what should be low."""
+    return f"{'points' if score.percent else score.words} {'lost' if score.higher else 'added'}"
 
 
 def draw(found: Mapping[str, Any], path: Path) -> Path:
@@ -33,17 +31,16 @@ def draw(found: Mapping[str, Any], path: Path) -> Path:
         errors = [2 * score.scale * (row["error"] or 0.0) for row in rows]
         shifted = [place + (i - (len(found["harm"]) - 1) / 2) * 0.02 * spans[-1][1] for place in places]
         means = [score.scale * row["mean"] for row in rows]
-        drawn = above.errorbar(
-            shifted, means, errors, marker="o", capsize=3, label=f"{100 * found['amount']:g} % of the {LEFT[name]}"
-        )
+        drawn = above.errorbar(shifted, means, errors, marker="o", capsize=3, label=found["left"][name])
         sure = [window - 1 for window in found["lasts"][name]]
         ring: dict[str, Any] = {"facecolors": "none", "edgecolors": drawn.lines[0].get_color(), "linewidths": 1.5}
         above.scatter([shifted[at] for at in sure], [means[at] for at in sure], 140, **ring)
-    above.axvspan(spans[-1][0] - 0.5, spans[-1][1] + 0.5, color="0.93", zorder=0)
-    above.set_title("grey: the last window, not judged", loc="right", fontsize=9)
+    above.axvspan(spans[found["judged"]][0] - 0.5, spans[-1][1] + 0.5, color="0.93", zorder=0)
+    above.set_title("bars: two standard errors; grey: scored, so not judged", loc="right", fontsize=9)
     above.set_ylabel(f"{lost(score)} at the end")
-    rings = any(found["lasts"].values())
-    above.set_title("○ harm that lasts" if rings else "no harm that lasts", loc="left", fontsize=9)
+    open_yet = any("undecided" in line for line in found["verdict"])
+    title = "○ harm that lasts" if any(found["lasts"].values()) else "undecided" if open_yet else "no harm that lasts"
+    above.set_title(title, loc="left", fontsize=9)
     above.legend(frameon=False, fontsize=9)
     middle: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
     for row, (_, shares) in enumerate(marked.items()):

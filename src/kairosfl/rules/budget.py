@@ -27,6 +27,7 @@ from kairosfl.errors import UserError
 from kairosfl.rules.average import Average
 from kairosfl.rules.fedaware import FedAWARE
 from kairosfl.rules.fedcl import FedCL
+from kairosfl.wording import counted
 
 NUMBER_BYTES = 8  # as the metrics count them
 
@@ -54,7 +55,9 @@ class Budget(Rule):
 
     def __post_init__(self) -> None:
         listed = isinstance(self.plan, list | tuple) and all(isinstance(part, int | float) for part in self.plan)
-        self.check("plan", listed and all(0 < part < math.inf for part in self.plan), "list numbers above 0")
+        self.check(
+            "plan", listed and all(part > 0 for part in self.plan) and sum(self.plan) < math.inf, "list numbers above 0"
+        )
         object.__setattr__(self, "plan", tuple(map(float, self.plan)))
         self.check("share", self.share > 0, "use a number above 0")
         self.check("megabytes", self.megabytes >= 0, "use a number above 0, or 0 for a share of the clients")
@@ -84,14 +87,15 @@ class Budget(Rule):
 
     def server(self, now: Round) -> State:
         if not self.megabytes and self._total(now) < now.rounds:
+            total, whole = counted(self._total(now), "client"), counted(now.rounds, "round")
             raise UserError(
-                f"budget: the share is {self._total(now)} clients for {now.rounds} rounds, less than one a round; use "
-                f"a share {1 / (self.share * now.cohort):.3g} times as large or more, or fewer train.rounds."
+                f"budget: the share is {total} for {whole}, less than one a round; use a share "
+                f"{1 / (self.share * now.cohort):.3g} times as large or more, or a larger train.cohort."
             )
         if self.megabytes and self.megabytes * 1e6 < now.rounds * _most(now):
             raise UserError(
                 f"budget: megabytes = {self.megabytes:g} may be less than one client a round costs; use "
-                f"{math.ceil(now.rounds * _most(now) / 1e6)} or more, or fewer train.rounds."
+                f"{math.ceil(now.rounds * _most(now) / 1e4) / 100:g} or more, or fewer train.rounds."
             )
         return {"clients": torch.tensor(0), "bytes": torch.tensor(0)}
 

@@ -55,14 +55,21 @@ def edits(config: RunConfig, begun: Mapping[str, Any]) -> list[Edit]:
     return [edit for edit in pairs if _kind(edit.key, edit.then) != _kind(edit.key, edit.now)]
 
 
-def harmless(edit: Edit, config: RunConfig) -> bool:
-    """Whether the remaining rounds give the same numbers with this edit as without it.
+def harmful(config: RunConfig, begun: Mapping[str, Any]) -> list[str]:
+    """In words, the edits with which the remaining rounds would give other numbers.
 
-    Slots are the exception: they may change the last digits, but a run that ran out of memory needs fewer to resume.
+    Slots are an exception: they may change the last digits, but a run that ran out of memory needs fewer to resume.
     """
-    if edit.key == "train.rounds":
-        return config.train.schedule != "cosine" and not any(rule.reads_rounds for rule in config.algorithm.rules)
-    return edit.key in HARMLESS or (edit.key == "run.slots" and not config.run.deterministic)
+    counting = [rule.name() for rule in config.algorithm.rules if rule.reads_rounds]
+    counting += ["the cosine"] if config.train.schedule == "cosine" else []
+    found = []
+    for edit in edits(config, begun):
+        if edit.key == "train.rounds" and counting:
+            depend = "depends" if len(counting) == 1 else "depend"
+            found.append(f"{edit}, on which {' and '.join(counting)} {depend}")
+        elif edit.key not in {*HARMLESS, "train.rounds"} and (edit.key != "run.slots" or config.run.deterministic):
+            found.append(str(edit))
+    return found
 
 
 def flat(config: RunConfig) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from kairosfl.errors import UserError
 from kairosfl.runs import metrics
 from kairosfl.runs.checkpoint import rounds_done
 from kairosfl.runs.config import RunConfig, dump, load, tables
-from kairosfl.runs.edits import edits, harmless, pinned
+from kairosfl.runs.edits import edits, harmful, pinned
 from kairosfl.runs.fairness import measures_clients
 from kairosfl.runs.files import cut_lines, read_json, read_lines, write, write_json
 from kairosfl.runs.keys import flatten
@@ -143,7 +143,7 @@ class Folder:
             raise UserError(f"{self.path} is not a run folder: it has no config.toml.")
         origin = self.origin()
         config = pinned(load(file), origin)
-        changed = [str(edit) for edit in edits(config, origin) if not harmless(edit, config)] if origin else []
+        changed = harmful(config, origin) if origin else []
         if changed:
             more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
             raise UserError(
@@ -214,6 +214,7 @@ def facts(task: Task) -> dict[str, Any]:
     return {
         "parameters": task.layout.size,
         "clients": len(task.clients),
+        "test_samples": len(task.dataset.test),
         "base_hash": task.base_hash,  # of the frozen part; null: the whole model is trained
         "population_hash": task.clients.hash(),
         "data_hashes": dict(task.dataset.hashes),

@@ -222,6 +222,8 @@ def judged(marks: list[tuple[int, bool]]) -> str:
     starts = [i for i, (_, critical) in enumerate(marks) if critical and not (i and marks[i - 1][1])]
     if not starts:
         return "no critical period"
+    if all(critical for _, critical in marks):
+        return f"critical in all {len(marks)} rounds: no end was seen"
     if len(starts) > 2:
         switched = sum(a != b for (_, a), (_, b) in itertools.pairwise(marks))
         return f"switched {switched} times in {len(marks)} rounds: flicker"

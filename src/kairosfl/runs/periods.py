@@ -20,13 +20,14 @@ from kairosfl.core.rule import Algorithm, Memory, Plan, Rule
 from kairosfl.core.run import Round
 from kairosfl.core.streams import stream
 from kairosfl.errors import UserError
-from kairosfl.runs.config import resolve
+from kairosfl.runs.config import RunConfig, resolve
 from kairosfl.runs.experiment import build_task
-from kairosfl.runs.files import read_lines
+from kairosfl.runs.files import read_json, read_lines
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.keys import updated
 from kairosfl.runs.sweep import Member
 from kairosfl.tasks.kinds import CLASSED
+from kairosfl.wording import counted
 
 DEFICITS = {
     "cohort": "a fraction of the cohort",
@@ -38,7 +39,7 @@ DEFAULT = ("cohort", "clients")
 DETECTORS = ("fgn.paired()", "fgn.smoothed()", "fgn")
 NONE = "none"
 ENOUGH = 4  # seeds with which a null result is one
-# Student's t, two-sided 99 %, by the number of seeds: with five windows, one in twenty studies finds harm by chance.
+# Student's t, two-sided 99 %, by the number of seeds: with five windows, one in forty studies finds harm by chance.
 CERTAIN = {2: 63.66, 3: 9.92, 4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25}
 LIKELY = {4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}  # 95 %: too large to be called absent
 
@@ -71,11 +72,10 @@ class Deficit(Rule):
         if not self._acts(now):
             return plan
         if self.of == "cohort":
-            return replace(plan, size=max(1, round(self.amount * plan.size)))
+            return replace(plan, size=part(self.amount, plan.size))
         if self.of == "clients":
-            some = max(1, round(self.amount * now.population))
-            chosen = stream(now.seed, "deficit").choice(now.population, some, replace=False)
-            return replace(plan, eligible=np.sort(chosen))
+            some = stream(now.seed, "deficit").choice(now.population, part(self.amount, now.population), replace=False)
+            return replace(plan, eligible=np.sort(some))
         return plan
 
     def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
@@ -86,12 +86,23 @@ class Deficit(Rule):
         return replace(briefs, epochs=(briefs.epochs * self.amount).round().clamp(min=1).to(briefs.epochs.dtype))
 
 
+def part(amount: float, whole: int) -> int:
+    """This fraction of so many, at least one."""
+    return max(1, round(amount * whole))
+
+
 def windows(rounds: int, number: int) -> list[tuple[int, int]]:
     """The rounds of each window, from the first to before the last."""
     if not 2 <= number <= rounds:
         raise UserError(f"--windows {number} must be at least 2 and at most train.rounds = {rounds}.")
     edges = [round(rounds * i / number) for i in range(number + 1)]
     return list(pairwise(edges))
+
+
+def before_scoring(spans: Sequence[Sequence[int]]) -> int:
+    """How many windows end before the final 10 % of rounds, which are scored: harm that is seen later may not last."""
+    rounds = spans[-1][1]
+    return sum(last <= rounds - max(1, rounds // 10) for _, last in spans)
 
 
 def members(
@@ -106,16 +117,16 @@ def members(
     """The runs: without a deficit, once for each detector; and every deficit in every window. All with every seed."""
     if "sweep" in tables:
         raise UserError("The configuration has a [sweep] section; `kairosfl periods` makes its own, so leave it out.")
+    deficits, detectors = list(dict.fromkeys(deficits)), list(dict.fromkeys(detectors))
     for name in deficits:
         if name not in DEFICITS:
             raise UserError(f"--deficit {name} is not known; use one of {', '.join(DEFICITS)}.")
     if seeds < 1:
         raise UserError(f"--seeds {seeds} must be 1 or more.")
+    if not 0 < amount < 1:
+        raise UserError(f"--amount {amount:g} must be above 0 and below 1: the fraction that a deficit leaves.")
     whole = resolve(tables)
-    if "epochs" in deficits and whole.train.epochs == 1:
-        raise UserError("--deficit epochs needs train.epochs of 2 or more; with 1 there is nothing to leave out.")
-    if "labels" in deficits and (kind := build_task(whole).dataset.kind) not in CLASSED:
-        raise UserError(f"--deficit labels needs samples with one class each, and those of this task are {kind!r}.")
+    _check_that_they_leave_something_out(deficits, amount, whole)
     found = []
     for seed in range(whole.seed, whole.seed + seeds):
         for i, detector in enumerate(detectors):
@@ -131,11 +142,28 @@ def members(
     return found
 
 
+def _check_that_they_leave_something_out(deficits: Sequence[str], amount: float, whole: RunConfig) -> None:
+    task = build_task(whole) if {"clients", "labels"} & {*deficits} else None
+    if task and "labels" in deficits and (kind := task.dataset.kind) not in CLASSED:
+        raise UserError(f"--deficit labels needs samples with one class each, and those of this task are {kind!r}.")
+    counts = {"cohort": ("train.cohort", whole.train.cohort), "epochs": ("train.epochs", whole.train.epochs)}
+    if task:
+        counts["clients"] = ("data.clients", len(task.clients))
+    for name in deficits:
+        key, all_of_it = counts.get(name, ("", 0))
+        if all_of_it and part(amount, all_of_it) == all_of_it:
+            fix = "use a smaller --amount" if all_of_it > 1 else "use 2 or more"
+            raise UserError(
+                f"--deficit {name} with --amount {amount:g} leaves out nothing of {key} = {all_of_it}; {fix}."
+            )
+
+
 def findings(
     out: Path, summaries: Mapping[str, Mapping[str, Any]], made: Sequence[Member], number: int, amount: float = 0.2
 ) -> dict[str, Any]:
     """How much worse every deficit and window ended, over the seeds, and how much of each window a detector marks."""
-    score = Folder(out / made[0].name).main()
+    score, about = Folder(out / made[0].name).main(), read_json(out / made[0].name / "run.json")
+    least = 1 / about["test_samples"] if score.percent and about.get("test_samples") else 0.0
     plain: dict[int, float] = {}
     marks: dict[str, list[list[float]]] = {}
     lost: dict[str, list[list[float]]] = {}
@@ -151,46 +179,62 @@ def findings(
         critical = [bool(row["critical"]) for row in read_lines(out / member.name / "metrics.jsonl")]
         parts = [float(np.mean(critical[a:b])) for a, b in windows(len(critical), number)]
         marks.setdefault(member.settings["run.detector"], []).append(parts)
+    recipe = made[0].config.train
+    spans = windows(recipe.rounds, number)
+    judged = before_scoring(spans)
+    left = {
+        "cohort": f"{part(amount, recipe.cohort)} of {counted(recipe.cohort, 'client')} a round",
+        "clients": f"{part(amount, about.get('clients', 1))} of {counted(about.get('clients', 1), 'client')}",
+        "epochs": f"{part(amount, recipe.epochs)} of {counted(recipe.epochs, 'epoch')}",
+        "labels": f"{100 * amount:g} % of the labels right",
+    }
     return {
         "metric": {"name": score.name, "better": "higher" if score.higher else "lower", "percent": score.percent},
         "amount": amount,
-        "windows": [[a + 1, b] for a, b in windows(made[0].config.train.rounds, number)],
+        "left": {name: left[name] for name in lost},
+        "windows": [[a + 1, b] for a, b in spans],
+        "judged": judged,
         "none": {"mean": float(np.mean(list(plain.values()))), "seeds": list(plain.values())},
-        "harm": {name: [_spread(each) for each in rows] for name, rows in lost.items()},
+        "harm": {name: [_spread(each, least) for each in rows] for name, rows in lost.items()},
         "marked": {name: np.mean(rows, 0).round(3).tolist() for name, rows in marks.items()},
-        "lasts": {name: lasting(rows) for name, rows in lost.items()},
-        "verdict": [_verdict(name, rows) for name, rows in lost.items()],
+        "lasts": {name: lasting(rows[:judged], least) for name, rows in lost.items()},
+        "verdict": [_verdict(name, rows[:judged], number, least) for name, rows in lost.items()],
     }
 
 
-def _spread(values: Sequence[float]) -> dict[str, float | None]:
-    error = float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
+def _spread(values: Sequence[float], least: float = 0.0) -> dict[str, float | None]:
+    """Mean and standard error, where seeds that agree by chance differ by at least this much."""
+    error = max(float(np.std(values, ddof=1)), least) / len(values) ** 0.5 if len(values) > 1 else None
     return {"mean": float(np.mean(values)), "error": error}
 
 
-def lasting(lost: Sequence[Sequence[float]]) -> list[int]:
-    """The windows, from 1, whose harm is beyond chance; not the last, after which nothing could be recovered."""
+def _above(lost: Sequence[Sequence[float]], bounds: Mapping[int, float], otherwise: float, least: float) -> list[int]:
+    """The windows, from 1, whose mean is more than so many standard errors above zero."""
     found = []
-    for window, values in enumerate(lost[:-1], 1):
-        harm = _spread(values)
-        if harm["error"] is not None and (harm["mean"] or 0.0) > CERTAIN.get(len(values), 3.17) * harm["error"]:
+    for window, values in enumerate(lost, 1):
+        harm = _spread(values, least)
+        if harm["error"] and (harm["mean"] or 0.0) > bounds.get(len(values), otherwise) * harm["error"]:
             found.append(window)
     return found
 
 
-def _verdict(name: str, lost: Sequence[Sequence[float]]) -> str:
-    if len(lost[0]) < 2:
-        return f"{name}: one seed does not show which differences are chance; use --seeds 4 or more"
-    if found := lasting(lost):
-        windows = f"window{'s' * (len(found) > 1)} {', '.join(map(str, found))}"
-        return f"{name}: harm lasts from {windows} of {len(lost)} (99 % interval above zero)"
+def lasting(lost: Sequence[Sequence[float]], least: float = 0.0) -> list[int]:
+    """The windows, from 1, whose harm is beyond chance."""
+    return _above(lost, CERTAIN, 3.17, least)
+
+
+def _verdict(name: str, lost: Sequence[Sequence[float]], number: int, least: float = 0.0) -> str:
     seeds = len(lost[0])
-    beyond = LIKELY.get(seeds, 2.0 if seeds < ENOUGH else 2.23)
-    doubtful = [
-        i for i, values in enumerate(lost[:-1], 1) if np.mean(values) > beyond * (_spread(values)["error"] or 0.0)
-    ]
-    where = f" (window{'s' * (len(doubtful) > 1)} {', '.join(map(str, doubtful))})" if doubtful else ""
+    if seeds < 2:
+        return f"{name}: undecided; one seed does not show which differences are chance; use --seeds {ENOUGH} or more"
+    if found := lasting(lost, least):
+        return f"{name}: harm lasts from {_listed(found)} of {number} (99 % interval above zero)"
+    doubtful = _above(lost, LIKELY, 2.0 if seeds < ENOUGH else 2.23, least)
     if seeds < ENOUGH or doubtful:
-        more = ENOUGH if seeds < ENOUGH else 2 * seeds
+        where, more = f" ({_listed(doubtful)})" if doubtful else "", ENOUGH if seeds < ENOUGH else 2 * seeds
         return f"{name}: undecided; {seeds} seeds are too few to tell harm{where} from chance; use --seeds {more}"
-    return f"{name}: no critical period here; no harm before the last window is beyond chance"
+    return f"{name}: no critical period here; no harm before the final 10 % of rounds is beyond chance"
+
+
+def _listed(windows: Sequence[int]) -> str:
+    return f"window{'s' * (len(windows) > 1)} {', '.join(map(str, windows))}"
