@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import kairosfl
-from kairosfl.cli.demo import SCHEDULES, WAYS, story
+from kairosfl.cli.demo import SCHEDULES, WAYS, ended, story
+from kairosfl.report.demo import draw
 from kairosfl.runs.config import read
 from kairosfl.runs.sweep import Member, expand
 
@@ -38,7 +39,7 @@ def test_every_run_is_read_and_every_number_is_from_a_run(members: list[Member])
         if "detector" in algorithm:
             run["accuracy"] -= 0.01 * seed
         summaries[member.name] = run
-    told = story(members, summaries)
+    told = story(*ended(members, summaries))
     # Seeds 0 to 3: plain 70, 70.2, 70.4, 70.6 and averaged 80, 80.2, 80.4, 80.6; by the detector 50 and 80, 79.2, ...
     assert words(told[1]) == "all clients constant rate 20.0 70.3 ± 0.1 80.3 ± 0.1"
     assert words(told[3]) == "40 % of them, evenly constant rate 8.0 70.3 ± 0.1 80.3 ± 0.1"
@@ -53,4 +54,19 @@ def test_every_run_is_read_and_every_number_is_from_a_run(members: list[Member])
     for member in members:
         if "detector" in member.settings["algorithm"]:
             summaries[member.name] |= {"accuracy": 0.9, "last_tenth_accuracy": 0.9}
-    assert "It pays here to spend clients early." in story(members, summaries)
+    assert "It pays here to spend clients early." in story(*ended(members, summaries))
+    for number, member in enumerate(members):  # by chance better or worse
+        summaries[member.name] |= {"accuracy": 0.7 + 0.01 * (number % 7), "last_tenth_accuracy": 0.7}
+    assert "These seeds do not show that it pays to spend clients early." in story(*ended(members, summaries))
+
+
+def test_the_picture_has_a_panel_for_each_schedule(tmp_path: Path) -> None:
+    scores = {
+        (way, schedule, averaged): [80.0, 81.0, 82.0 + averaged]
+        for way in WAYS
+        for schedule in SCHEDULES
+        for averaged in (False, True)
+    }
+    text = draw(scores, dict.fromkeys(WAYS, 7.74), SCHEDULES, tmp_path / "demo.svg").read_text()
+    for words in (*SCHEDULES.values(), "most while critical", "7.7 MB", "averaged model"):
+        assert f"<!-- {words} -->" in text

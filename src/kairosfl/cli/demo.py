@@ -38,32 +38,41 @@ def demo(
     from kairosfl.runs.sweep import expand
 
     with friendly(lambda: "Start again with: kairosfl demo"):
+        from kairosfl.report.demo import draw
         from kairosfl.report.page import write_report
-        from kairosfl.report.static import draw_comparison
 
         tables = read(Path(__file__).parents[1] / "demo.toml")
         members = expand(tables)
         if (out / "sweep.json").is_file():  # always run the demo from the start
             clear(out, {member.name for member in members})
         summaries = run_sweep(tables, out, quiet)
-        typer.echo("\n".join(story(members, summaries)))
-        typer.echo(f"picture: {draw_comparison([out], out / 'comparison.png')}")
+        scores, sent = ended(members, summaries)
+        typer.echo("\n".join(story(scores, sent)))
+        typer.echo(f"picture: {draw(scores, sent, SCHEDULES, out / 'demo.png')}")
         typer.echo(f"report:  {write_report([out], out / 'report.html')}  (open it in a browser)")
 
 
-def story(members: Sequence[Member], summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The runs as a table, and what they say; every number is from these runs."""
-    found = {way: [_runs(members, summaries, name) for name in names] for way, names in WAYS.items()}
+def ended(members: Sequence[Member], summaries: Mapping[str, Mapping[str, Any]]) -> tuple[Scores, dict[str, float]]:
+    """How the runs ended, and the megabytes of a run, which do not depend on its schedule."""
     scores: Scores = {}
+    sent: dict[str, float] = {}
+    for way, names in WAYS.items():
+        plain, averaged = (_runs(members, summaries, name) for name in names)
+        for schedule in SCHEDULES:
+            scores[way, schedule, False] = [100 * _plain(run) for run in plain[schedule]]
+            scores[way, schedule, True] = [100 * float(run["accuracy"]) for run in averaged[schedule]]
+        runs = [run for each in averaged.values() for run in each]
+        sent[way] = sum(run["bytes_down"] + run["bytes_up"] for run in runs) / len(runs) / 1e6
+    return scores, sent
+
+
+def story(scores: Scores, sent: Mapping[str, float]) -> list[str]:
+    """The runs as a table, and what they say; every number is from these runs."""
     lines = [f"{'clients':<35}{'schedule':<14}{'MB':>5}{'plain':>13}{'averaged':>13}"]
-    for way, (plain, averaged) in found.items():
+    for way, size in sent.items():
         for schedule, words in SCHEDULES.items():
-            first, second = plain[schedule], averaged[schedule]
-            scores[way, schedule, False] = [100 * _plain(run) for run in first]
-            scores[way, schedule, True] = [100 * float(run["accuracy"]) for run in second]
-            sent = sum(run["bytes_down"] + run["bytes_up"] for run in second) / len(second) / 1e6
             cells = "".join(f"{_spread(scores[way, schedule, kind]):>13}" for kind in (False, True))
-            lines.append(f"{way:<35}{words:<14}{sent:>5.1f}{cells}")
+            lines.append(f"{way:<35}{words:<14}{size:>5.1f}{cells}")
     seeds = len(next(iter(scores.values())))
     lines.append(f"Accuracy in %, mean ± standard error of {seeds} seeds; plain: final 10 % of rounds")
     return [*lines, "", *_differences(scores)]
