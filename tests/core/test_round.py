@@ -234,7 +234,7 @@ def test_strangers_and_doubles_are_rejected() -> None:
 def test_updates_of_the_wrong_length_are_rejected() -> None:
     engine = Puppet(change=lambda rs, t: [replace(r, delta=torch.ones(3, dtype=torch.float64)) for r in rs])
     run = follow("fedavg", engine, number=1)[0]
-    assert run.record.rejected[0] == (0, "its update has the shape (3,), not (2,)")
+    assert run.record.rejected[0] == (0, "the updates of the round have the shape (5, 3), not (5, 2)")
     assert len(run.record.rejected) == 5
     assert run.idle == 1
 

@@ -293,7 +293,7 @@ def broken(task: Task, happens: Callable[[Message], Message]) -> App:
 
 
 def raises(message: Message) -> Message:
-    raise OSError("no battery\nround 9: client 0 rejected: a forged line " + 300 * "x")
+    raise OSError("no battery\nround 9: client 0 does not count: a forged line " + 300 * "x")
 
 
 def dies(message: Message) -> Message:
@@ -335,7 +335,7 @@ def test_failures_in_one_line(task: Task) -> None:
     reports = engine_of(grid_of(honest, client3=broken(task, raises)), task).train(orders(task, [0, 3]))
     ((client, reason),) = reports.failed
     assert client == 3
-    assert reason.startswith("it raised <class 'OSError'>:<'no battery round 9: client 0 rejected")
+    assert reason.startswith("it raised <class 'OSError'>:<'no battery round 9: client 0 does not count")
     assert len(reason) == 200
     assert "\n" not in reason
     reports = engine_of(grid_of(honest, client3=broken(task, dies)), task).train(orders(task, [0, 3]))
@@ -397,6 +397,10 @@ def test_over_selection(task: Task) -> None:
     assert settings.asked(10, 100) == 13
     assert settings.asked(10, 12) == 12
     assert settings.needed(13) == 10
+    for cohort, clients in ((10, 100), (10, 12), (10, 10), (3, 100)):  # a round is never shorter or longer than asked
+        near = settings.within(cohort, clients)
+        assert near.needed(near.asked(cohort, clients)) == cohort
+    assert settings.within(10, 8).over == 0
     assert [Settings(over=0.5).needed(m) for m in (1, 2, 3)] == [1, 2, 2]
     grid = grid_of(client_app(lambda _: task))
     grid.nodes[100].late = 10

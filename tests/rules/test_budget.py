@@ -275,12 +275,12 @@ def test_nonsense_is_refused(text: str, why: str) -> None:
     [
         (
             "budget(share=0.1)",
-            "12 clients for 20 rounds, less than one a round; use a share 1.67 times as large",
+            "12 clients for 20 rounds, less than one a round; use a share 1.67 times as large or more",
         ),
         ("budget(megabytes=0.01)", "megabytes = 0.01 may be less than one client a round costs"),
         (
             "fedcl(budget=0.1)",
-            "12 clients for 20 rounds, less than one a round; use a budget 1.67 times as large",
+            "12 clients for 20 rounds, less than one a round; use a budget 1.67 times as large or more",
         ),
     ],
 )

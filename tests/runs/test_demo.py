@@ -68,5 +68,5 @@ def test_the_picture_has_a_panel_for_each_schedule(tmp_path: Path) -> None:
         for averaged in (False, True)
     }
     text = draw(scores, dict.fromkeys(WAYS, 7.74), SCHEDULES, tmp_path / "demo.svg").read_text()
-    for words in (*SCHEDULES.values(), "most while critical", "7.7 MB", "averaged model"):
+    for words in (*SCHEDULES.values(), "most while critical", "7.7 MB", "averaged model, after the last round"):
         assert f"<!-- {words} -->" in text

@@ -12,7 +12,7 @@ from kairosfl.runs.metrics import judged
     [
         ("1110000000", "critical in rounds 1 to 3: one period"),
         ("1110000011", "critical in rounds 1 to 3 and 9 to 10: two periods"),
-        ("1111", "critical in all 4 rounds: no end was seen"),
+        ("1111", "critical in every round: no end was seen"),
         ("0111", "critical in rounds 2 to 4: one period"),
         ("0000", "no critical period"),
         ("1010110100", "switched 7 times in 10 rounds: flicker"),

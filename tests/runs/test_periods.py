@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from typer.testing import CliRunner
 from kairosfl.cli import app
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, rounds
-from kairosfl.core.rule import Algorithm
+from kairosfl.core.rule import Algorithm, Plan
 from kairosfl.core.run import Run, Setup
+from kairosfl.core.streams import stream
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
@@ -22,6 +24,7 @@ from kairosfl.runs import experiment
 from kairosfl.runs.config import resolve
 from kairosfl.runs.files import read_lines
 from kairosfl.runs.periods import DEFICITS, Deficit, _verdict, before_scoring, findings, lasting, members, windows
+from kairosfl.runs.sweep import sweep
 from kairosfl.testing import check_rule
 
 TABLES = {"data": {"clients": 10}, "model": {"hidden": [8]}, "train": {"rounds": 6, "cohort": 5, "epochs": 4}}
@@ -78,7 +81,8 @@ def test_the_runs_and_their_numbers(tmp_path: Path) -> None:
         (tmp_path / member.name).mkdir()
         about = {"metrics": [{"name": "accuracy", "better": "higher", "percent": True}]}
         (tmp_path / member.name / "run.json").write_text(json.dumps(about))
-        lines = [json.dumps({"round": t + 1, "critical": t < 2}) for t in range(6)]
+        asked = 1 if "deficit" in member.settings else 5
+        lines = [json.dumps({"round": t + 1, "critical": t < 2, "cohort": asked, "epochs": 4}) for t in range(6)]
         (tmp_path / member.name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     found = findings(tmp_path, score, made, 2)
     # Runs 0 and 4 are without a deficit, 2 and 6 in the first window, 3 and 7 in the second.
@@ -122,11 +126,34 @@ def test_verdicts() -> None:
 
 
 def test_seeds_that_agree_by_chance_decide_nothing() -> None:
-    """Of twelve test samples each seed lost one: with a deviation of one sample, t is 1.4 and 2, not infinite."""
-    assert lasting([[1 / 12] * 2, [1 / 12] * 2], 1 / 12) == []
-    assert lasting([[1 / 12] * 4], 1 / 12) == []
-    assert lasting([[3 / 12] * 4], 1 / 12) == [1]  # t = 6, and 5.84 is enough
-    assert lasting([[0.1] * 4]) == []  # a score that is no share of samples: nothing is known about its chance
+    """Of ten test samples each seed lost one: their deviation is zero, or 1e-17, and t infinite."""
+    same = [0.9 - 0.8, 0.7 - 0.6, 0.5 - 0.4, 0.1]
+    assert len(set(same)) > 1
+    for values in (same, [0.25] * 4):
+        assert lasting([values]) == []
+        assert _verdict("labels", [values, [0.0] * 4], 3) == (
+            "labels: undecided; 4 seeds are too few to tell harm (window 1) from chance; use --seeds 8"
+        )
+    assert "no critical period here" in _verdict("labels", [[0.0] * 4, [-0.1] * 4], 3)
+
+
+def test_cohorts_that_a_rule_chooses_are_cut_as_well() -> None:
+    """FedAWARE names the clients that it explores; a budget may leave nothing to cut."""
+    now = SimpleNamespace(number=1, seed=0, population=20, stream=lambda name: stream(0, name))
+    plan = Plan(10, ids=np.arange(3, 13))
+    cut = Deficit(of="cohort", until=5).select(plan, None, now)
+    assert len(cut.ids) == 2
+    assert set(cut.ids) <= set(plan.ids)
+    some = Deficit(of="clients", until=5).select(plan, None, now)
+    assert (some.ids, some.size, len(some.eligible)) == (None, 10, 4)
+
+
+def test_a_deficit_that_leaves_nothing_out_is_no_result(tmp_path: Path) -> None:
+    tables = {**TABLES, "algorithm": "budget(share=0.2)"}
+    made = members(tables, number=2, deficits=("cohort",), seeds=2, detectors=("fgn",))
+    found = findings(tmp_path, sweep(made, tmp_path), made, 2)
+    assert found["left"] == {"cohort": "1 of 1 clients a round"}
+    assert found["verdict"] == ["cohort: undecided; nothing was left out, for the algorithm asks for no more anyway"]
 
 
 def test_windows_within_the_rounds_that_are_scored_are_not_judged() -> None:

@@ -135,7 +135,7 @@ def test_ten_rounds_without_a_good_report_stop_the_run(tmp_path):
     with pytest.raises(experiment.UserError, match=r"10 rounds in a row had no good report.*its loss is nan"):
         experiment.start(config, tmp_path / "run")
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert "rejected: its loss is nan" in log
+    assert "does not count: its loss is nan" in log
     assert "the model does not change" in log
     assert Folder(tmp_path / "run").rounds_done() == 10 + int(log.split("round ")[1].split(":")[0]) - 1
 

@@ -114,7 +114,7 @@ def test_a_run_that_diverged_is_called_that(tmp_path, capsys):
     summary(tmp_path / "fine", [2.0, 1.0], rejected=1)
     told = capsys.readouterr()
     assert told.out == f"accuracy 0.1000 after 2 rounds, in {tmp_path / 'fine'}\n"
-    assert told.err == f"1 report was rejected; see {tmp_path / 'fine' / 'log.txt'} for the reasons.\n"
+    assert told.err == f"1 report does not count; see {tmp_path / 'fine' / 'log.txt'} for the reasons.\n"
     for name, losses in {"exploded": [2.0, 3e30], "lost": [2.0, None]}.items():
         summary(tmp_path / name, losses, accuracy=math.nan)
         told = capsys.readouterr()

@@ -181,5 +181,5 @@ def print_summary(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
         what = "round" if len(summary["missing_rounds"]) == 1 else "rounds"
         typer.echo(f"The metrics of {what} {gaps} are missing; {folder / 'log.txt'} says why.", err=True)
     if summary.get("rejected"):
-        rejected = "1 report was" if summary["rejected"] == 1 else f"{summary['rejected']:,} reports were"
-        typer.echo(f"{rejected} rejected; see {folder / 'log.txt'} for the reasons.", err=True)
+        uncounted = "1 report does" if summary["rejected"] == 1 else f"{summary['rejected']:,} reports do"
+        typer.echo(f"{uncounted} not count; see {folder / 'log.txt'} for the reasons.", err=True)

@@ -122,8 +122,8 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Measures,
     rejected = list(reports.failed)
     d = briefs.start.shape[-1]
     if reports.delta.shape != (len(reports), d):
-        shape = tuple(reports.delta.shape[1:])
-        rejected += [(int(i), f"its update has the shape {shape}, not ({d},)") for i in reports.ids]
+        shapes = f"{tuple(reports.delta.shape)}, not {(len(reports), d)}"
+        rejected += [(int(i), f"the updates of the round have the shape {shapes}") for i in reports.ids]
         reports = changed(reports.take(torch.empty(0, dtype=torch.int64)), delta=briefs.start.new_empty(0, d))
     measuring = readings(reports.delta)  # on the device, while the host checks the numbers
     faults = reports.faults()

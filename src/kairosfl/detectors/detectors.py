@@ -166,9 +166,6 @@ class FGN(_Growing):
         self.check("window", not self.window or self.compare == "rounds", "it needs compare = 'rounds'; leave it out")
         self.check("every", self.every >= 1, "check every round (1) or every few")
         self.check("forced", self.forced >= 0, "use 0 or more")
-        self.check(
-            "forced", self.window > 0 or not self.forced, "it counts checks of a window; leave it out, or set one"
-        )
 
     def server(self, now: Round) -> State:
         if not self.window or self.compare != "rounds":

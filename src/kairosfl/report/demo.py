@@ -9,7 +9,10 @@ import numpy as np
 
 from kairosfl.report.draw import EMBEDDED, new_figure, picture_kind, save, style
 
-KINDS = {False: ("plain model", -0.12), True: ("averaged model", 0.12)}
+KINDS = {
+    False: ("plain model, mean of the final 10 % of rounds", -0.12),
+    True: ("averaged model, after the last round", 0.12),
+}
 
 
 def draw(

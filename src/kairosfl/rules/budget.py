@@ -26,7 +26,7 @@ from kairosfl.core.run import Round
 from kairosfl.errors import UserError
 from kairosfl.rules.average import Average
 from kairosfl.rules.fedaware import FedAWARE
-from kairosfl.rules.fedcl import FedCL
+from kairosfl.rules.fedcl import FedCL, times
 from kairosfl.wording import counted
 
 NUMBER_BYTES = 8  # as the metrics count them
@@ -90,12 +90,12 @@ class Budget(Rule):
             total, whole = counted(self._total(now), "client"), counted(now.rounds, "round")
             raise UserError(
                 f"budget: the share is {total} for {whole}, less than one a round; use a share "
-                f"{1 / (self.share * now.cohort):.3g} times as large or more, or a larger train.cohort."
+                f"{times(self.share * now.cohort)} times as large or more, or a larger train.cohort."
             )
         if self.megabytes and self.megabytes * 1e6 < now.rounds * _most(now):
             raise UserError(
                 f"budget: megabytes = {self.megabytes:g} may be less than one client a round costs; use "
-                f"{math.ceil(now.rounds * _most(now) / 1e4) / 100:g} or more, or fewer train.rounds."
+                f"{math.ceil(now.rounds * _most(now) / 1e4) / 100:.2f} or more, or fewer train.rounds."
             )
         return {"clients": torch.tensor(0), "bytes": torch.tensor(0)}
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -87,7 +88,7 @@ class FedCL(Rule):
         if self.budget and self._total(now) < now.rounds:
             raise UserError(
                 f"fedcl: the budget is {self._total(now)} clients for {now.rounds} rounds, less than one a round; use "
-                f"a budget {1 / (self.budget * now.cohort):.3g} times as large or more."
+                f"a budget {times(self.budget * now.cohort)} times as large or more."
             )
         spent = {"spent": torch.tensor(0)} if self.budget else {}
         return {"size": torch.tensor(0), "capped": torch.tensor(False)} | spent  # size 0: the starting cohort
@@ -132,6 +133,11 @@ class FedCL(Rule):
             return now.signals.critical, not now.signals.critical
         draw = now.stream("fedcl").random()
         return draw < self.increase, self.increase <= draw < self.increase + self.decrease
+
+
+def times(clients: float) -> str:
+    """How many times a budget of so many clients a round must be as large to be one a round, rounded up."""
+    return f"{math.ceil(100 / clients) / 100:.2f}"
 
 
 def _part(share: float, whole: int) -> int:

@@ -258,7 +258,7 @@ def _record_rounds(
 def _log_rejections(run: Run, setup: Setup, folder: Folder) -> None:
     moves = any(rule.private for rule in setup.algorithm.rules)  # by noise alone
     for client, reason in run.record.rejected if run.record else ():
-        folder.log(f"round {run.round}: client {client} rejected: {reason}")
+        folder.log(f"round {run.round}: client {client} does not count: {reason}")
     if run.idle:
         folder.log(f"round {run.round}: no good report" + ("" if moves else ", the model does not change"))
 

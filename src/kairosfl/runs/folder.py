@@ -214,7 +214,6 @@ def facts(task: Task) -> dict[str, Any]:
     return {
         "parameters": task.layout.size,
         "clients": len(task.clients),
-        "test_samples": len(task.dataset.test),
         "base_hash": task.base_hash,  # of the frozen part; null: the whole model is trained
         "population_hash": task.clients.hash(),
         "data_hashes": dict(task.dataset.hashes),

@@ -223,7 +223,7 @@ def judged(marks: list[tuple[int, bool]]) -> str:
     if not starts:
         return "no critical period"
     if all(critical for _, critical in marks):
-        return f"critical in all {len(marks)} rounds: no end was seen"
+        return "critical in every round: no end was seen"
     if len(starts) > 2:
         switched = sum(a != b for (_, a), (_, b) in itertools.pairwise(marks))
         return f"switched {switched} times in {len(marks)} rounds: flicker"

@@ -37,6 +37,7 @@ DEFICITS = {
 }
 DEFAULT = ("cohort", "clients")
 DETECTORS = ("fgn.paired()", "fgn.smoothed()", "fgn")
+SPENT = {"cohort": "clients a round", "epochs": "epochs"}  # deficits that are columns of the metrics
 NONE = "none"
 ENOUGH = 4  # seeds with which a null result is one
 # Student's t, two-sided 99 %, by the number of seeds: with five windows, one in forty studies finds harm by chance.
@@ -71,11 +72,15 @@ class Deficit(Rule):
     def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
         if not self._acts(now):
             return plan
+        if self.of == "cohort" and plan.ids is not None:
+            ids = now.stream("deficit").choice(plan.ids, part(self.amount, len(plan.ids)), replace=False)
+            return replace(plan, ids=ids)
         if self.of == "cohort":
             return replace(plan, size=part(self.amount, plan.size))
         if self.of == "clients":
             some = stream(now.seed, "deficit").choice(now.population, part(self.amount, now.population), replace=False)
-            return replace(plan, eligible=np.sort(some))
+            size = plan.size if plan.ids is None else len(plan.ids)
+            return replace(plan, eligible=np.sort(some), ids=None, size=size)
         return plan
 
     def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
@@ -163,73 +168,90 @@ def findings(
 ) -> dict[str, Any]:
     """How much worse every deficit and window ended, over the seeds, and how much of each window a detector marks."""
     score, about = Folder(out / made[0].name).main(), read_json(out / made[0].name / "run.json")
-    least = 1 / about["test_samples"] if score.percent and about.get("test_samples") else 0.0
     plain: dict[int, float] = {}
     marks: dict[str, list[list[float]]] = {}
     lost: dict[str, list[list[float]]] = {}
+    spent: dict[str, list[float]] = {}
+    spans = windows(made[0].config.train.rounds, number)
     for member in made:
         seed, ended = member.settings["seed"], summaries[member.name][f"last_tenth_{score.name}"]
+        rows = list(read_lines(out / member.name / "metrics.jsonl"))
         if ended is None:
             raise UserError(f"{out / member.name} ended with {score.with_article} that is not finite; lower train.lr.")
         if "window" in member.settings:
-            rows = lost.setdefault(member.settings["deficit"], [[] for _ in range(number)])
-            rows[member.settings["window"] - 1].append(score.sign * (plain[seed] - ended))
+            name, window = member.settings["deficit"], member.settings["window"] - 1
+            lost.setdefault(name, [[] for _ in spans])[window].append(score.sign * (plain[seed] - ended))
+            spent.setdefault(name, []).extend(row.get(name, 0.0) for row in rows[slice(*spans[window])])
             continue
-        plain.setdefault(seed, ended)
-        critical = [bool(row["critical"]) for row in read_lines(out / member.name / "metrics.jsonl")]
+        if seed not in plain:
+            plain[seed] = ended
+            for name in SPENT:
+                spent.setdefault(f"all {name}", []).extend(row[name] for row in rows)
+        critical = [bool(row["critical"]) for row in rows]
         parts = [float(np.mean(critical[a:b])) for a, b in windows(len(critical), number)]
         marks.setdefault(member.settings["run.detector"], []).append(parts)
-    recipe = made[0].config.train
-    spans = windows(recipe.rounds, number)
     judged = before_scoring(spans)
-    left = {
-        "cohort": f"{part(amount, recipe.cohort)} of {counted(recipe.cohort, 'client')} a round",
-        "clients": f"{part(amount, about.get('clients', 1))} of {counted(about.get('clients', 1), 'client')}",
-        "epochs": f"{part(amount, recipe.epochs)} of {counted(recipe.epochs, 'epoch')}",
-        "labels": f"{100 * amount:g} % of the labels right",
-    }
     return {
         "metric": {"name": score.name, "better": "higher" if score.higher else "lower", "percent": score.percent},
         "amount": amount,
-        "left": {name: left[name] for name in lost},
+        "left": {name: _left(name, amount, about.get("clients", 1), spent) for name in lost},
         "windows": [[a + 1, b] for a, b in spans],
         "judged": judged,
         "none": {"mean": float(np.mean(list(plain.values()))), "seeds": list(plain.values())},
-        "harm": {name: [_spread(each, least) for each in rows] for name, rows in lost.items()},
+        "harm": {name: [_spread(each) for each in rows] for name, rows in lost.items()},
         "marked": {name: np.mean(rows, 0).round(3).tolist() for name, rows in marks.items()},
-        "lasts": {name: lasting(rows[:judged], least) for name, rows in lost.items()},
-        "verdict": [_verdict(name, rows[:judged], number, least) for name, rows in lost.items()],
+        "lasts": {name: lasting(rows[:judged]) for name, rows in lost.items()},
+        "verdict": [
+            f"{name}: undecided; nothing was left out, for the algorithm asks for no more anyway"
+            if name in SPENT and np.mean(spent[name]) >= np.mean(spent[f"all {name}"])
+            else _verdict(name, rows[:judged], number)
+            for name, rows in lost.items()
+        ],
     }
 
 
-def _spread(values: Sequence[float], least: float = 0.0) -> dict[str, float | None]:
-    """Mean and standard error, where seeds that agree by chance differ by at least this much."""
-    error = max(float(np.std(values, ddof=1)), least) / len(values) ** 0.5 if len(values) > 1 else None
+def _left(name: str, amount: float, clients: int, spent: Mapping[str, Sequence[float]]) -> str:
+    """What a deficit leaves; of cohorts and epochs, which rules may change, the means of what the runs had."""
+    if name == "labels":
+        return f"{100 * amount:g} % of the labels right"
+    if name == "clients":
+        return f"{part(amount, clients)} of {counted(clients, 'client')}"
+    return f"{np.mean(spent[name]):.3g} of {np.mean(spent[f'all {name}']):.3g} {SPENT[name]}"
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean and standard error."""
+    error = float(np.std(values, ddof=1)) / len(values) ** 0.5 if len(values) > 1 else None
     return {"mean": float(np.mean(values)), "error": error}
 
 
-def _above(lost: Sequence[Sequence[float]], bounds: Mapping[int, float], otherwise: float, least: float) -> list[int]:
+def _agree(values: Sequence[float]) -> bool:
+    """Whether all seeds lost the same, which says nothing about chance: few test samples, or no randomness."""
+    return bool(np.ptp(values) < 1e-9 * max(map(abs, values)))
+
+
+def _above(lost: Sequence[Sequence[float]], bounds: Mapping[int, float], otherwise: float) -> list[int]:
     """The windows, from 1, whose mean is more than so many standard errors above zero."""
     found = []
     for window, values in enumerate(lost, 1):
-        harm = _spread(values, least)
-        if harm["error"] and (harm["mean"] or 0.0) > bounds.get(len(values), otherwise) * harm["error"]:
+        harm = _spread(values)
+        if harm["error"] is not None and (harm["mean"] or 0.0) > bounds.get(len(values), otherwise) * harm["error"]:
             found.append(window)
     return found
 
 
-def lasting(lost: Sequence[Sequence[float]], least: float = 0.0) -> list[int]:
+def lasting(lost: Sequence[Sequence[float]]) -> list[int]:
     """The windows, from 1, whose harm is beyond chance."""
-    return _above(lost, CERTAIN, 3.17, least)
+    return [window for window in _above(lost, CERTAIN, 3.17) if not _agree(lost[window - 1])]
 
 
-def _verdict(name: str, lost: Sequence[Sequence[float]], number: int, least: float = 0.0) -> str:
+def _verdict(name: str, lost: Sequence[Sequence[float]], number: int) -> str:
     seeds = len(lost[0])
     if seeds < 2:
         return f"{name}: undecided; one seed does not show which differences are chance; use --seeds {ENOUGH} or more"
-    if found := lasting(lost, least):
+    if found := lasting(lost):
         return f"{name}: harm lasts from {_listed(found)} of {number} (99 % interval above zero)"
-    doubtful = _above(lost, LIKELY, 2.0 if seeds < ENOUGH else 2.23, least)
+    doubtful = _above(lost, LIKELY, 2.0 if seeds < ENOUGH else 2.23)
     if seeds < ENOUGH or doubtful:
         where, more = f" ({_listed(doubtful)})" if doubtful else "", ENOUGH if seeds < ENOUGH else 2 * seeds
         return f"{name}: undecided; {seeds} seeds are too few to tell harm{where} from chance; use --seeds {more}"

@@ -63,6 +63,10 @@ class Settings:
         """How many to ask so that `cohort` of them answer."""
         return min(clients, math.ceil(cohort * (1 + self.over) - 1e-9))
 
+    def within(self, cohort: int, clients: int) -> Settings:
+        """With `over` as it is for this cohort: whole clients, and no more than there are."""
+        return replace(self, over=max(self.asked(cohort, clients) / cohort - 1, 0.0))
+
     def needed(self, asked: int) -> int:
         """The number of reports after which a round ends at once."""
         return math.ceil(asked / (1 + self.over) - 1e-9)
