@@ -30,6 +30,8 @@ from typing import Any
 
 import numpy as np
 
+from kairosfl.report.draw import picture_kind
+from kairosfl.report.draw import save as write_figure
 from kairosfl.runs.config import resolve
 from kairosfl.runs.files import read_lines
 from kairosfl.runs.keys import updated
@@ -241,13 +243,9 @@ def panels(found: Found) -> tuple[Any, Iterator[tuple[Any, str, str]]]:
 
 def save(figure: Any, path: Path, **legend: Any) -> None:
     """With one legend above all."""
-    import matplotlib
-
     drawn = {label: line for ax in figure.axes for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend(drawn.values(), drawn, loc="outside upper center", ncols=6, frameon=False, fontsize=8, **legend)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    matplotlib.rcParams["svg.hashsalt"] = "moment"  # the same numbers give the same file
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    write_figure(figure, path, picture_kind(path))
 
 
 def draw(found: Found, path: Path) -> None:

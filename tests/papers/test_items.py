@@ -146,6 +146,7 @@ def test_a_filter_fits_whole_words():
     assert list(choose(item, ["cifar10-fedyogi", "cifar10 feddyn"])) == ["cifar10-feddyn", "cifar10-fedyogi"]
     assert len(choose(item, ["cifar10 fedyogi"])) == 6
     assert len(choose(item, ["cifar*"])) == 70
+    assert choose(item, ["CIFAR10 FedYogi"]) == choose(item, ["cifar10 fedyogi"])
     assert choose(item) == dict(item.cells)
 
 

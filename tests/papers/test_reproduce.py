@@ -198,3 +198,15 @@ def test_the_command_prints_the_table_draws_the_curves_and_keeps_the_results(tmp
     again = CliRunner().invoke(app, [*words, "--json"])
     assert json.loads(again.stdout)["cells"]["digits-fedavg"]["runs"][0]["rounds"] == 2
     assert again.stderr == ""
+
+
+def test_another_experiment_is_not_added_to_the_results(tmp_path, monkeypatch):
+    monkeypatch.setattr("kairosfl.papers.find", lambda name: ITEM)
+    words = ["reproduce", "tiny/table1", "--cells", "digits-fedavg", "--seeds", "1", "--rounds", "1", "--quiet"]
+    words += ["--out", str(tmp_path / "out"), "--set", "run.eval_every=1", "--set", "train.lr=0.3"]
+    refused = CliRunner().invoke(app, [*words, "--results", str(tmp_path / "kept")])
+    assert refused.exit_code == 2
+    assert "--set train.lr=0.3 makes another experiment of tiny/table1" in refused.stderr
+    assert not (tmp_path / "out").exists()
+    shown = CliRunner().invoke(app, [*words, "--json"])  # but it can be run
+    assert json.loads(shown.stdout)["cells"]["digits-fedavg"]["comparable"] is False

@@ -20,6 +20,7 @@ from kairosfl.papers.page import write_results_page
 from kairosfl.papers.results import collect, gain, read, save, table
 from kairosfl.papers.verdicts import agreement, claim_holds, gains
 from kairosfl.papers.words import words
+from kairosfl.report.draw import _steady
 from kairosfl.runs.config import dump, tables
 
 ROOT = Path(__file__).parents[2]
@@ -113,12 +114,12 @@ def test_the_page_is_the_same_when_made_twice_and_says_what_did_not_reproduce(fo
     assert "| [tiny/table1](results/tiny.md#tinytable1) | 2 | 2 | 1 to 2 | 1 | 0 | 1 |" in summary
     assert summary.startswith("# Results\n\n- **Papers.**")
     assert text.startswith("---\nhide:\n  - toc\n---\n\n# tiny")
-    assert "![Ours against the published accuracy, one point per compared cell](assets/results/overview.svg)" in summary
+    assert "![Ours against the published accuracy, one point per comparison](assets/results/overview.svg)" in summary
     assert "- digits, FedAvgM; half the momentum: ours 40.00, published 45.00, −5.00" in text
     assert "| digits, FedAvgM | digits, FedAvg | +2.00 | +5.00 | 6 | 1 | in part |" in text
     assert "The paper says: Momentum helps." in text
     assert "Likely reason: it is tiny." in text
-    assert "Run with version 0.1.0, loop engine, float32, CPU (x86_64)." in text
+    assert "Run with version 0.1.0 (commit not recorded), loop engine, float32, CPU (x86_64)." in text
 
 
 def test_the_verdict_on_a_claim_takes_the_closest_reading_or_what_the_remarks_say(folder):
@@ -270,6 +271,13 @@ def test_the_picture_has_every_curve_and_is_the_same_when_drawn_twice(folder):
     assert draw_curves(results, folder / "d.svg") is None
     for text in (b">digits, FedAvg<", b">FedAvg<", b">FedAvgM<", "round (◂ published)".encode()):
         assert text in first
+
+
+def test_a_picture_does_not_depend_on_the_last_digits_of_a_processor():
+    drawn = '<path id="m0123456789" d="M 10.123456 0.015625"/><use xlink:href="#m0123456789" x="251.339687"/>'
+    other = '<path id="mfedcba9876" d="M 10.123457 0.015625"/><use xlink:href="#mfedcba9876" x="251.339688"/>'
+    steady = '<path id="m1" d="M 10.1235 0.015625"/><use xlink:href="#m1" x="251.3397"/>'
+    assert [_steady(text) for text in (drawn, other)] == [steady] * 2
 
 
 def test_the_page_in_the_repository_is_what_its_results_give(tmp_path):

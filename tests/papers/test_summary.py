@@ -15,7 +15,7 @@ from kairosfl.papers.public import pfl
 from kairosfl.papers.results import read, worded
 from kairosfl.papers.speed import beside_pfl, speed
 from kairosfl.papers.summary import chapter, counts, mean_gain, summary
-from kairosfl.papers.verdicts import tally
+from kairosfl.papers.verdicts import published, tally
 from kairosfl.papers.words import METHODS, setting, words
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +92,7 @@ def test_a_gain_names_its_measure_and_the_rounds_of_what_is_compared():
     assert mean_gain(results("tiny/c", {"a-fedavg": cell([30.0])})) == ""
 
 
-def test_every_paper_and_public_source_has_one_row_with_all_its_verdicts():
+def test_every_paper_and_public_source_has_one_row_with_its_verdict():
     value = {"iid-fedavg": cell([60.0], {"final": 61.0})}
     other = {"iid-fedavg-released": cell([50.0], {"final": 61.0})}
     everything = [
@@ -109,13 +109,9 @@ def test_every_paper_and_public_source_has_one_row_with_all_its_verdicts():
         (
             "[tiny](results/tiny.md#tinytable)",
             "It helps.",
-            "**no published numbers to compare**<br>[appendix](results/tiny.md#tinyappendix): tiny/appendix",
+            "**no published numbers to compare**",
         ),
-        (
-            "[public/one](results/public.md#publicone)",
-            "1 published value",
-            "**public/one**<br>[other readings](results/public.md#publicone-readings): public/one-readings",
-        ),
+        ("[public/one](results/public.md#publicone)", "1 published value", "**public/one**"),
         ("[public/two](results/public.md#publictwo)", "1 published value", "**1 of 1 reproduced**"),
     ]
     assert rows(everything)[1][2] == "1 of 1 value within 2 points with at least one reading (1 of 2 comparisons)"
@@ -133,16 +129,30 @@ def test_each_paper_has_one_row_and_every_verdict_that_the_remarks_state_is_in_t
     assert [re.search(r"results/(\w+)\.md", paper)[1] for paper in papers] == PAPERS
     verdicts = [text.partition("\n")[0].partition(": ")[2] for text in remarks.values() if text.startswith("Verdict: ")]
     assert len(verdicts) > len(table)
-    assert all(any(verdict in row[-1] for row in table) for verdict in verdicts)
+    lines = summary(everything, remarks, "results", "", NOWHERE)
+    items = lines[lines.index("## All items") :]
+    assert all(any(line.endswith(f"| {verdict} |") for line in items) for verdict in verdicts)
+
+
+def test_what_was_not_run_is_counted_and_named():
+    everything = [each for each in stored() if each["item"] in ("fedaware/table2", "public/fl-simulator")]
+    table, simulator = ({*ITEMS[each["item"]].cells} for each in everything)
+    assert published(everything[1:]) == len(simulator) == 24
+    # 7 methods with and without ×AWARE on CIFAR-10 and CIFAR-100; AG News is not compared.
+    assert published(everything[:1]) == 28
+    assert counts(everything[:1]).endswith("Another 14 published values were not run.")
+    assert "(19 were not run)" in headline(everything[1:])
+    text = "\n".join(summary(everything, {}, "results", "", NOWHERE))
+    run = len(everything[0]["cells"])
+    assert f"[fedaware/table2](results/fedaware.md#fedawaretable2) | {run} of {len(table)} |" in text
+    assert "Not run yet: `fedaware/solver`, " in text
 
 
 def test_the_readme_has_the_numbers_of_the_results():
     text = " ".join((ROOT / "README.md").read_text().split())
     ours, theirs = map(tally, split(stored()))
-    assert f"In {ours.comparisons} comparisons with {ours.values} published values" in text
-    assert f"{ours.reproduced} came within 2 points and {ours.open} are open" in text
-    assert f"{ours.met} of the {ours.values} values were reproduced by at least one reading" in text
-    assert f"{theirs.met} of {theirs.values} cells of NIID-Bench and FL-Simulator were reproduced" in text
+    assert f"{ours.met} of {ours.values} of FedAWARE and PA3Fed ({ours.reproduced} of {ours.comparisons} compar" in text
+    assert f"{ours.open} more are open) and {theirs.met} of {theirs.values} of NIID-Bench and FL-Simulator" in text
     assert (
         f"With at least one reading of each we reproduced {ours.met} of {ours.values} published values of two papers "
         f"and {theirs.met} of {theirs.values} of public benchmarks" in text
@@ -200,7 +210,7 @@ def test_the_time_of_pfl_is_from_the_run_beside_it_or_says_that_it_is_not(tmp_pa
     path.write_text(json.dumps({"setting": "iid", "rounds": 1500, **curve}))
     found = beside_pfl(path, 1500)
     assert (found.theirs, found.ours) == (pytest.approx(750.0), 9.5)
-    assert found.hardware == "the same GPU, in the same process, 40 rounds timed"
+    assert found.hardware == "the same GPU, in the same process, from rounds 10 to 40"
     assert beside_pfl(path, 10).ours is None  # not as many rounds
     item = results("public/pfl-cifar10-iid", {"iid-fedavg": cell([70.0], rounds=1500, planned=1500)})
     row = speed([item], path, lambda each: "x")[2]

@@ -42,7 +42,10 @@ def reproduce(
             show.state("starting")
             from kairosfl.papers import find
             from kairosfl.papers.reproduce import reproduce as reproduce_item
+            from kairosfl.papers.results import refuse_altered
 
+            if results:
+                refuse_altered(find(item), cells, changes)
             found = reproduce_item(
                 find(item),
                 cells=cells,

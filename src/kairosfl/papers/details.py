@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from kairosfl.papers.measures import MEASURES
-from kairosfl.papers.results import Results, done, gain, spread, table, values
-from kairosfl.papers.verdicts import Agreement, as_published, compared_measures, holds, outcome
+from kairosfl.papers.results import Results, as_published, done, gain, spread, table, values
+from kairosfl.papers.verdicts import Agreement, compared_measures, holds, outcome
 from kairosfl.papers.words import words
 from kairosfl.report.tables import fixed, signed
 
@@ -166,7 +166,7 @@ def device_name(run: Mapping[str, Any]) -> str:
 
 def _commit(run: Mapping[str, Any]) -> str:
     commit, dirty, _ = str(run.get("git") or "").partition("-dirty")
-    return f" ({commit[:9]}{dirty})" if commit else ""
+    return f" ({commit[:9]}{dirty})" if commit else " (commit not recorded)"
 
 
 def _signed_spread(numbers: Sequence[float], digits: int) -> str:

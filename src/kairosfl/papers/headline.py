@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kairosfl.papers.results import Results, complete, values
-from kairosfl.papers.verdicts import tally
+from kairosfl.papers.verdicts import published, tally
 
 Cells = Mapping[str, Mapping[str, Any]]
 MASS = "[mass correction](rules/scaffold.md#what-the-mass-does)"
@@ -61,7 +61,9 @@ def _met(public: Sequence[Results]) -> str:
     found = tally(public)
     if not found.values:
         return ""
-    return f"{found.met} of {found.values} published cells are met within 2 points by at least one reading"
+    left = published(public) - found.values
+    more = f" ({left} were not run)" if left > 0 else ""
+    return f"{found.met} of {found.values} published values are met within 2 points by at least one reading{more}"
 
 
 def _finished(cells: Cells, name: str) -> Mapping[str, Any] | None:

@@ -75,7 +75,7 @@ def choose(item: Item, cells: Sequence[str] = ()) -> dict[str, Cell]:
 
     The full name of a cell matches that cell alone. Any other filter matches when all its words, separated by spaces,
     occur between hyphens in the cell's name: `cifar10 fedavg` matches `cifar10-h0.1-fedavg`, but neither `cifar100-…`
-    nor `…-fedavgm`. A word may contain wildcards: `fed*`.
+    nor `…-fedavgm`. A word may contain wildcards: `fed*`. Capitals do not matter.
     """
 
     def matches(name: str, text: str) -> bool:
@@ -92,7 +92,7 @@ def choose(item: Item, cells: Sequence[str] = ()) -> dict[str, Cell]:
 
 
 def _matches(name: str, text: str) -> bool:
-    return all(fnmatch.fnmatchcase(f"-{name}-", f"*-{word}-*") for word in text.split())
+    return all(fnmatch.fnmatchcase(f"-{name}-", f"*-{word}-*") for word in text.lower().split())
 
 
 def members(

@@ -1,4 +1,4 @@
-"""One picture of all results: ours against the published accuracy, a point for every compared cell."""
+"""One picture of all results: ours against the published accuracy, a point for every comparison."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from kairosfl.report.pictures import colour
 ACCURACIES = ("final", "last_tenth", "best")
 BAND = 2.0  # points
 NAMES = {"fedaware": "FedAWARE", "pa3fed": "PA3Fed", "fedcl": "FedCL", "alt": "ALT"}
-NAMES |= {"niid-bench-10": "NIID-Bench, 10", "niid-bench-100": "NIID-Bench, 100", "fl-simulator": "FL-Simulator"}
+NAMES |= {
+    "niid-bench-10": "NIID-Bench, 10 parties",
+    "niid-bench-100": "NIID-Bench, 100 parties",
+    "fl-simulator": "FL-Simulator",
+}
 
 
 def points(everything: Sequence[Results]) -> dict[str, list[tuple[float, float]]]:

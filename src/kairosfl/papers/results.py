@@ -14,7 +14,7 @@ import numpy as np
 
 from kairosfl.errors import UserError
 from kairosfl.papers import ITEMS
-from kairosfl.papers.item import Item
+from kairosfl.papers.item import Cell, Item, choose
 from kairosfl.papers.measures import MEASURES, TRACES, RecordedRun
 from kairosfl.report.tables import fixed, signed
 from kairosfl.runs.config import RunConfig, load, resolve, tables
@@ -33,6 +33,22 @@ def identity(config: RunConfig) -> dict[str, Any]:
     del whole["seed"], whole["train"]["rounds"]
     whole["run"] = {"detector": config.run.detector}
     return whole
+
+
+def altered(cell: Cell, changes: Sequence[str]) -> bool:
+    """Whether changes make a cell another experiment, not only another way to execute it."""
+    return bool(changes) and identity(cell.config(changes=changes)) != identity(cell.config())
+
+
+def refuse_altered(item: Item, cells: Sequence[str], changes: Sequence[str]) -> None:
+    """Refuse changes with which runs would no longer be those of the item, before they are added to its results."""
+    for cell in choose(item, cells).values():
+        for change in changes:
+            if altered(cell, [change]):
+                raise UserError(
+                    f"--set {change} makes another experiment of {item.key}, whose results --results adds to; leave "
+                    "out one of them."
+                )
 
 
 def collect(
@@ -64,7 +80,7 @@ def collect(
                 "reading": cell.reading,
                 "baseline": cell.baseline,
                 "printed": dict(cell.printed),
-                "comparable": cell.comparable,
+                "comparable": cell.comparable and not altered(cell, changes),
                 "rounds": cell.config().train.rounds,
                 "config": json.loads(_key(identity(configs[name]))),
                 "runs": [
@@ -142,6 +158,11 @@ def complete(cell: Mapping[str, Any]) -> bool:
     return bool(longest(cell)[0]["rounds"] >= cell["rounds"])
 
 
+def as_published(cell: Mapping[str, Any]) -> bool:
+    """Whether a cell was run in the paper's setting and for all its rounds."""
+    return complete(cell) and bool(cell["comparable"])
+
+
 def done(cell: Mapping[str, Any]) -> str:
     """Rounds done, and of how many if incomplete."""
     rounds = str(longest(cell)[0]["rounds"])
@@ -171,7 +192,7 @@ def table(results: Results) -> list[dict[str, str]]:
             if measure in printed:
                 value = cell["printed"].get(measure)
                 row[f"{title}: published"] = "–" if value is None else f"{value:.{digits}f}"
-                both = ours and value is not None
+                both = ours and value is not None and as_published(cell)
                 row[f"{title}: difference"] = signed(statistics.fmean(ours) - value, digits) if both else "–"
         rows.append(row | {"rounds": done(cell), "seeds": seeds(cell)})
     return rows

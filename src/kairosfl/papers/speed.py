@@ -43,7 +43,7 @@ def beside_pfl(path: Path, rounds: int) -> Clock:
     pace = (seconds - before) / (done - begun) if done > begun else seconds / done
     device = found.get("gpu", "the same GPU")
     whole = ours[-1][2] if ours[-1][0] == rounds else None
-    return Clock(pace * rounds, f"{device}, in the same process, {done} rounds timed", whole)
+    return Clock(pace * rounds, f"{device}, in the same process, from rounds {begun} to {done}", whole)
 
 
 def speed(public: Sequence[Results], study: Path, link: Callable[[Results], str]) -> list[str]:

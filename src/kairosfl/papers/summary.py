@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
+from kairosfl.papers import ITEMS
 from kairosfl.papers.details import markdown, verdict_line
 from kairosfl.papers.headline import headline
 from kairosfl.papers.measures import MEASURES
 from kairosfl.papers.results import Results, complete, longest
 from kairosfl.papers.speed import speed
-from kairosfl.papers.verdicts import Agreement, Gain, claim_holds, family, gains, outcome, tally
+from kairosfl.papers.verdicts import Agreement, Gain, claim_holds, family, gains, outcome, published, tally
 from kairosfl.report.tables import signed
 from kairosfl.wording import counted
 
@@ -25,8 +26,8 @@ TITLES = {
     "beyond": "Beyond the papers",
     "searches": "Appendix: searches",
 }
-INTRODUCTION = """We ran experiments of published papers and public benchmarks again. A value is *reproduced* when our
-mean is within 2 points of accuracy of the published one, and *open* when it is further off, but within two standard
+INTRODUCTION = """We ran experiments of published papers and public benchmarks again. A value is *reproduced* if our
+mean is within 2 points of accuracy of the published one, and *open* if it is further off, but within two standard
 deviations of our seeds. Every rule is tested against numbers worked out independently. What we found where values
 differ are texts and released code that disagree, baselines that are better in our runs, and seeds that differ by more
 than the gain; what we tried, and what remains unexplained, is on the page of each paper.
@@ -75,19 +76,23 @@ def summary(
     groups = _groups([*papers, *public])
     lines = ["# Results", ""]
     if groups:
-        lines += [*_findings(papers, public), "", INTRODUCTION]
-        lines += [*markdown([_verdict(group, remarks, folder) for group in groups]), "", TERMS]
+        lines += [*_findings(papers, public), ""]
+        lines += [*markdown([_verdict(group, remarks, folder) for group in groups]), ""]
     if picture:
         lines += [
-            f"![Ours against the published accuracy, one point per compared cell]({picture})",
+            f"![Ours against the published accuracy, one point per comparison]({picture})",
             "",
-            "*Every compared value: our accuracy against the published one. The band is ± 2 points.*",
+            "*Our accuracy against the published one, a point for every comparison: two if two sources have a cell. "
+            "The band is ± 2 points. Other readings of public cells are left out.*",
             "",
         ]
+    if groups:
+        lines += [INTRODUCTION, TERMS]
     timed = speed(public, study, lambda results: _link(results, folder))
     if timed:
         lines += ["## Time on public benchmarks", "", *timed]
-    return [*lines, "## All items", "", *markdown([_row(each, folder) for each in everything]), "", HOW]
+    shown = [_row(each, remarks, folder) for each in everything if chapter(each) != "searches"]
+    return [*lines, "## All items", "", *markdown(shown), "", *_unrun(everything, folder), HOW]
 
 
 def counts(papers: Sequence[Results]) -> str:
@@ -98,9 +103,11 @@ def counts(papers: Sequence[Results]) -> str:
     readings = ", one for each reading of an unclear paper" if found.comparisons > found.values else ""
     left = f" and {found.open} {'is' if found.open == 1 else 'are'} open because our seeds differ widely"
     by = f"; {found.met} of the {found.values} values were reproduced by at least one reading"
+    unrun = published(papers) - found.values
+    more = f" Another {unrun} published values were not run." if unrun > 0 else ""
     return (
         f"In {counted(found.comparisons, 'comparison')} with {counted(found.values, 'published value')}{readings}, "
-        f"{found.reproduced} came within 2 points{left if found.open else ''}{by if readings else ''}."
+        f"{found.reproduced} came within 2 points{left if found.open else ''}{by if readings else ''}.{more}"
     )
 
 
@@ -122,20 +129,15 @@ def _groups(items: Sequence[Results]) -> list[list[Results]]:
 
 
 def _verdict(group: Sequence[Results], remarks: Mapping[str, str], folder: str) -> dict[str, str]:
-    """The row of a paper: one verdict, with those on its other items behind it."""
-    first, *others = group
-    found = tally(group)
-    said = [f"**{_conclusion(first, remarks) or f'{found.met} of {found.values} reproduced'}**"]
-    said += [
-        f"[{_name(each)}]({_link(each, folder)}): {text}" for each in others if (text := _conclusion(each, remarks))
-    ]
+    """The row of a paper: the verdict on its main item."""
+    first, found = group[0], tally(group)
     title = first["title"] if chapter(first) == "public" else TITLES.get(chapter(first), chapter(first))
     return {
         "paper or benchmark": f"[{title}]({_link(first, folder)})",
         "claim": first["claim"] or counted(found.values, "published value"),
         "measured": "; ".join(_measured(group)) or "no accuracy to compare",
         "seeds": _range([len(longest(cell)) for each in group for cell in each["cells"].values()]),
-        "verdict": "<br>".join(said),
+        "verdict": f"**{_conclusion(first, remarks) or f'{found.met} of {found.values} reproduced'}**",
     }
 
 
@@ -176,21 +178,35 @@ def _after(shown: Sequence[Gain]) -> str:
     return f" after {done} of {planned} rounds"
 
 
-def _row(results: Results, folder: str) -> dict[str, str]:
+def _unrun(everything: Sequence[Results], folder: str) -> list[str]:
+    """The searches in one line, and the items of which nothing was run."""
+    searches = [each for each in everything if chapter(each) == "searches"]
+    run = {results["item"] for results in everything}
+    missing = [f"`{name}`" for name in ITEMS if name not in run and "/search" not in name]
+    said = []
+    if searches:
+        cells = sum(len(each["cells"]) for each in searches)
+        said += [
+            f"Searches, {len(searches)} items with {cells} cells, are in the [appendix]({folder}/searches.md).",
+            "",
+        ]
+    if missing:
+        said += [f"Not run yet: {', '.join(missing)}. `kairosfl reproduce` says what each is.", ""]
+    return said
+
+
+def _row(results: Results, remarks: Mapping[str, str], folder: str) -> dict[str, str]:
     cells = results["cells"].values()
+    whole = len(ITEMS[results["item"]].cells) if results["item"] in ITEMS else 0
     outcomes = [outcome(results, cell) for cell in cells]
     return {
         "item": f"[{results['item']}]({_link(results, folder)})",
-        "cells run": str(len(outcomes)),
+        "cells run": f"{len(outcomes)} of {whole}" if whole > len(outcomes) else str(len(outcomes)),
         "completed": str(sum(map(complete, cells))),
         "seeds": _range([len(longest(cell)) for cell in cells]),
         **{word: str(outcomes.count(word)) if any(outcomes) else "–" for word in get_args(Agreement)},
+        "verdict": _conclusion(results, remarks),
     }
-
-
-def _name(results: Results) -> str:
-    item: str = results["item"]
-    return "other readings" if family(item) != item else item.partition("/")[2].replace("-", " ")
 
 
 def _link(results: Results, folder: str) -> str:

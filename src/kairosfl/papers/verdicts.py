@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from kairosfl.papers import ITEMS
+from kairosfl.papers.item import Item
 from kairosfl.papers.measures import MEASURES
-from kairosfl.papers.results import Results, complete, gain, longest, values
+from kairosfl.papers.results import Results, as_published, gain, longest, values
 from kairosfl.papers.words import method
 
 Agreement = Literal["reproduced", "open", "not reproduced"]
@@ -68,16 +70,29 @@ def family(item: str) -> str:
     return item.removesuffix("-readings")
 
 
+def published(items: Sequence[Results]) -> int:
+    """How many published values the items of these results have, whether they were run or not."""
+    known = (ITEMS[results["item"]] for results in items if results["item"] in ITEMS)
+    return len({value for item in known for value in _values_of(item)})
+
+
+def _values_of(item: Item) -> set[object]:
+    measures = tuple(item.sources) or item.measures[:1]
+    return {
+        _identified(item.key, name, [cell.printed.get(measure) for measure in measures])
+        for name, cell in item.cells.items()
+        if cell.comparable and not item.beat and {*measures} & {*cell.printed}
+    }
+
+
 def _published(results: Results, name: str) -> object:
-    """Identifies the published value of a cell: that of other readings is the same, for the same data and method."""
     printed = results["cells"][name]["printed"]
-    values = tuple(printed.get(measure) for measure in compared_measures(results))
-    return family(results["item"]), name.partition("-")[0], method(name), values
+    return _identified(results["item"], name, [printed.get(measure) for measure in compared_measures(results)])
 
 
-def as_published(cell: Mapping[str, Any]) -> bool:
-    """Whether a cell was run in the paper's setting and for all its rounds."""
-    return complete(cell) and bool(cell["comparable"])
+def _identified(item: str, name: str, values: Sequence[float | None]) -> object:
+    """Identifies the published value of a cell: that of other readings is the same, for the same data and method."""
+    return family(item), name.partition("-")[0], method(name), tuple(values)
 
 
 def holds(ours: float, printed: float | None, *, comparable: bool) -> str:

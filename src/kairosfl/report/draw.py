@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -71,9 +73,25 @@ def picture_kind(path: Path) -> str:
 
 
 def save(figure: Figure, path: Path, kind: str, dpi: float = 180) -> None:
-    """Write a figure without the date, which would make every file different."""
+    """Write a figure that is the same file on every machine: without the date, and an SVG with few digits."""
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
-    write(path, lambda at: figure.savefig(at, format=kind, dpi=dpi, metadata=metadata))
+    if kind != "svg":
+        write(path, lambda at: figure.savefig(at, format=kind, dpi=dpi, metadata=metadata))
+        return
+    drawn = io.StringIO()
+    figure.savefig(drawn, format=kind, dpi=dpi, metadata=metadata)
+    write(path, _steady(drawn.getvalue()))
+
+
+def _steady(svg: str) -> str:
+    """An SVG whose ids, hashes of all digits of its numbers, are counted instead, with positions rounded.
+
+    Two processors may differ in the last digit of a position. Numbers below 1, such as the scale of letters, stay.
+    """
+    hashed = dict.fromkeys(re.findall(r'id="(\w*[0-9a-f]{10})"', svg))
+    names = {name: f"{name[0]}{number}" for number, name in enumerate(hashed, 1)}
+    svg = re.sub(r"\w*[0-9a-f]{10}\b", lambda found: names.get(found[0], found[0]), svg)
+    return re.sub(r"[1-9]\d*\.\d{5,}", lambda found: f"{float(found[0]):.4f}".rstrip("0").rstrip("."), svg)
 
 
 def draw_lines(axes: Axes, picture: Lines, names: Sequence[str]) -> bool:

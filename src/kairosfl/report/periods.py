@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kairosfl.errors import UserError
+from kairosfl.report.draw import picture_kind, save
 from kairosfl.runs.score import Score, scores
 
 
@@ -56,6 +57,5 @@ def draw(found: Mapping[str, Any], path: Path) -> Path:
     below.set_xticks([first for first, _ in spans] + [spans[-1][1]])
     below.set_title("rounds that a detector marks as critical", loc="left", fontsize=9)
     below.set_xlabel("rounds of the deficit")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    save(figure, path, picture_kind(path))
     return path
