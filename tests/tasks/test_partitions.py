@@ -13,6 +13,7 @@ from kairosfl.tasks.partitions import (
     PARTITIONS,
     client_dirichlet,
     dirichlet,
+    disjoint_dirichlet,
     iid,
     labels,
     mixed,
@@ -84,6 +85,29 @@ def test_equal_sizes_with_a_class_distribution_for_each_client():
     assert client_dirichlet(TARGETS, 100, 0, alpha=0.1).hash() == population.hash()
     near = client_dirichlet(TARGETS, 10, 0, alpha=1e6)
     assert np.abs(np.bincount(TARGETS[near[0]], minlength=10) - 100).max() < 45
+
+
+def test_equal_sizes_and_no_sample_twice():
+    population = disjoint_dirichlet(TARGETS, 99, 0, alpha=0.1)
+    population.check(10_000)
+    assert set(population.sizes) == {101}
+    assert np.bincount(population.order, minlength=10_000).max() == 1
+    counts = np.stack([np.bincount(TARGETS[own], minlength=10) for own in population])
+    # The first half is drawn before a class is exhausted: E[share²] of a Dirichlet, and a little from 101 draws.
+    squares = ((counts / 101) ** 2).sum(1)
+    assert squares[:50].mean() == pytest.approx(0.55 + 0.45 / 101, abs=0.07)
+    near = disjoint_dirichlet(TARGETS, 10, 0, alpha=1e6)
+    assert np.abs(np.bincount(TARGETS[near[0]], minlength=10) - 100).max() < 45
+    assert disjoint_dirichlet(TARGETS, 99, 0, alpha=0.1).hash() == population.hash()
+
+
+def test_the_last_client_gets_what_the_others_left():
+    """Three clients of one class each, by a tiny alpha: the third may find its class exhausted."""
+    targets = np.array([0] * 4 + [2] * 5)
+    for seed in range(20):
+        population = disjoint_dirichlet(targets, 3, seed, alpha=1e-3)
+        assert sorted(np.concatenate(list(population))) == list(range(9))
+        assert set(population.sizes) == {3}
 
 
 def test_iid_sizes_differ_by_at_most_one():

@@ -25,7 +25,7 @@ VALUES = {
     "fedyogi fedams fedcl alt pa3fed fedaware average budget uniform privacy localprivacy bucketing nnm normclipping "
     "centeredclipping median trimmedmean geometricmedian krum limits attack",
     "data.name": "digits mnist fashion_mnist cifar10 cifar100 tinyimagenet shakespeare agnews synthetic folder",
-    "data.partition": "iid dirichlet quantity shards labels client_dirichlet mixed natural",
+    "data.partition": "iid dirichlet quantity shards labels client_dirichlet disjoint_dirichlet mixed natural",
     "model.name": "logistic mlp lenet cnn alt_cnn aware_cnn pfl_cnn alexnet vgg11 resnet18 resnet50 char_lstm gpt_neox",
     "run.detector": "fgn fedfim noisedfgn",
     "run.engine": "auto loop batched ray",

@@ -26,7 +26,7 @@ _SCRIPTS = ("chart.js", "lines.js", "heat.js", "tables.js", "sweep.js", "page.js
 DETAILED = 12
 # Evaluated rounds above which noise hides the curves: they are smoothed initially, with the raw ones faintly behind.
 NOISY = 150
-SKEWED = ("dirichlet", "client_dirichlet", "mixed", "quantity")  # partitions that use data.alpha
+SKEWED = ("dirichlet", "client_dirichlet", "disjoint_dirichlet", "mixed", "quantity")  # partitions that use data.alpha
 _HINT = "Drag across a chart to zoom, double-click to reset; charts over rounds zoom together."
 _TEST = (
     "Compared with {pick}: difference{points} of the {score.words} over the final 10 % of rounds{better}, on the seeds "

@@ -172,6 +172,40 @@ def client_dirichlet(targets: Ints, clients: int, seed: int, *, alpha: float) ->
     return Population(order, np.arange(clients + 1, dtype=np.int64) * each, shared=True)
 
 
+def disjoint_dirichlet(targets: Ints, clients: int, seed: int, *, alpha: float) -> Population:
+    """As `client_dirichlet`, but no sample has two clients: Hsu, Qi and Brown 2019, TensorFlow Federated, pfl-research.
+
+    One client after another draws its n/N samples. Those of a class that is exhausted are drawn from its other classes
+    and, if they are exhausted too, from whatever is left.
+
+    Args:
+        targets: The class of each sample.
+        clients: The number of clients; samples that are left when all have n/N, rounded down, have none.
+        seed: Of the random numbers, 0 or more.
+        alpha: The smaller, the fewer classes a client has.
+    """
+    _check(len(targets), clients, minimum=1)
+    _check_alpha(alpha)
+    rng = _generator(seed, 9)
+    left = np.bincount(targets)
+    taken = np.zeros((clients, len(left)), dtype=np.int64)
+    for own in taken:
+        shares = dirichlet_shares(rng, len(left), alpha)
+        while missing := len(targets) // clients - own.sum():
+            ends = np.cumsum(np.where(left > 0, shares, 0))
+            if not ends[-1]:
+                ends = np.cumsum(left)
+            drawn = np.searchsorted(ends, rng.integers(0, ends[-1], missing), side="right")
+            found = np.minimum(np.bincount(drawn, minlength=len(left)), left)
+            own += found
+            left = left - found
+    owner = np.full(len(targets), -1, dtype=np.int32)
+    for label, counts in enumerate(taken.T):
+        samples = rng.permutation(np.flatnonzero(targets == label))
+        owner[samples[: counts.sum()]] = np.repeat(np.arange(clients, dtype=np.int32), counts)
+    return Population.from_owner(owner, clients)
+
+
 def mixed(
     targets: Ints, clients: int, seed: int, *, alpha: float, minimum: int = 1, balance: bool = False
 ) -> Population:
@@ -239,6 +273,7 @@ PARTITIONS: dict[str, Callable[..., Population]] = {
     "shards": shards,
     "labels": labels,
     "client_dirichlet": client_dirichlet,
+    "disjoint_dirichlet": disjoint_dirichlet,
     "mixed": mixed,
     "natural": natural,
 }
@@ -250,6 +285,7 @@ OPTIONS = {  # what each uses
     "shards": ("shards",),
     "labels": ("labels_per_client",),
     "client_dirichlet": ("alpha",),
+    "disjoint_dirichlet": ("alpha",),
     "mixed": ("alpha", "minimum", "balance"),
     "natural": ("minimum",),
 }
@@ -275,7 +311,7 @@ def partition(
         name: One of `PARTITIONS`, such as "iid", "dirichlet", "quantity", "shards", "labels" or "natural".
         clients: The number of clients; with "natural", None for all.
         seed: Of the random numbers, 0 or more: the same seed gives the same partition on every platform.
-        alpha: Of "dirichlet", "client_dirichlet", "mixed" and "quantity"; the smaller, the more the clients differ.
+        alpha: Of the Dirichlet ones, "mixed" and "quantity"; the smaller, the more the clients differ.
         minimum: The least number of samples of a client.
         shards: Of "shards": how many each client gets.
         labels_per_client: Of "labels": how many classes each client has.

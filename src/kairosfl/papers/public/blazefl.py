@@ -15,6 +15,6 @@ ITEMS = (
         measures=("final", "total_seconds"),
         seeds=1,
         note="The published seconds are read off a plot: about 30 for BlazeFL at its best and about 93 for Flower.",
-        hardware="not stated; read off a plot, about",
+        hardware="not stated (seconds read off a plot)",
     ),
 )
