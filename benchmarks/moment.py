@@ -96,7 +96,8 @@ FURTHER = [
     # Without averaging, the detector's budget keeps clients for the final rounds, so plain and averaged are two runs.
     *((share, "detector", f"budget(share={share}, by='detector') + average") for share in (0.4, 0.2)),
     *((share, "detector plain", f"budget(share={share}, by='detector')") for share in (0.4, 0.2)),
-    *((share, "fedcl printed", f"fedcl(cap=0.2, budget={share}, rest=0) + average") for share in (0.4, 0.2, 0.6, 1.0)),
+    *((s, "fedcl printed detector", f"fedcl(cap=0.2, budget={s}, rest=0) + average") for s in (0.4, 0.2, 0.6, 1.0)),
+    *((share, "fedcl printed", f"fedcl(budget={share}, rest=0) + average") for share in (0.4, 0.2, 0.6, 1.0)),
     *((share, "fedcl released", f"{RELEASED}, budget={share}, rest=0) + average") for share in (0.4, 0.2, 0.6, 1.0)),
     (1.0, "momentum", "fedavgm(beta=0.5) + average"),
     *((share, "momentum", f"fedavgm(beta=0.5) + budget(share={share}) + average") for share in (0.4, 0.2)),
@@ -118,7 +119,8 @@ FURTHER = [
     (0.6, "detector", "budget(share=0.6, by='detector') + average"),
 ]
 ROUNDS = {"half the rounds, momentum": 2, "a fifth of the rounds": 5, "a fifth of the rounds, momentum": 5}  # divided
-DETECTORS = {"fedcl printed": "fgn", "fedcl released": "fgn.released()"}  # of the papers; the others' is paired
+# Of the papers; the others' is paired.
+DETECTORS = {"fedcl printed": "fgn", "fedcl printed detector": "fgn", "fedcl released": "fgn.released()"}
 
 Cells = list[tuple[float, str, str]]
 Found = dict[str, list[dict[str, Any]]]  # rows by setting

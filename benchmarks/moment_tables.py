@@ -26,6 +26,7 @@ SPENT = {  # in the order of the rows of a budget
     "detector": "detector",
     "fedcl with a rest": "FedCL with a rest",
     "fedcl printed": "FedCL, printed",
+    "fedcl printed detector": "FedCL, printed detector",
     "fedcl released": "FedCL, released",
     "momentum": "evenly, momentum",
     "smoothing momentum": "evenly, short-step momentum",

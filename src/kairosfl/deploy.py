@@ -141,7 +141,7 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     settings = deploy.settings()
     _check_private(config, settings)
-    settings = settings.within(config.train.cohort, len(task.clients))
+    settings = replace(settings, cohort=config.train.cohort)
     named = ("deploy.start", deploy.start) if deploy.start else ("model.start", config.model.start)
     start, origin = (None, {}) if begun else given(*named)
     engine = Flower(grid, task, settings, folder.log, folder=out, start=start)

@@ -396,12 +396,13 @@ def test_over_selection(task: Task) -> None:
     settings = Settings(over=0.3)
     assert settings.asked(10, 100) == 13
     assert settings.asked(10, 12) == 12
-    assert settings.needed(13) == 10
-    for cohort, clients in ((10, 100), (10, 12), (10, 10), (3, 100)):  # a round is never shorter or longer than asked
-        near = settings.within(cohort, clients)
-        assert near.needed(near.asked(cohort, clients)) == cohort
-    assert settings.within(10, 8).over == 0
-    assert [Settings(over=0.5).needed(m) for m in (1, 2, 3)] == [1, 2, 2]
+    for cohort, clients in ((10, 100), (10, 12), (10, 10), (3, 100), (100, 100), (1, 7)):
+        near = Settings(over=0.3, cohort=cohort)
+        assert near.needed(near.asked(cohort, clients), clients) == cohort
+    assert Settings(over=0.3, cohort=100).needed(50, 100) == 38  # fewer, by a rule: the slowest are not waited for
+    assert Settings(over=0.3, cohort=10).needed(100, 100) == 76  # more, by a rule
+    assert Settings(over=0.3, cohort=10).needed(8, 8) == 8
+    assert [Settings(over=0.5).needed(m, 100) for m in (1, 2, 3)] == [1, 1, 2]
     grid = grid_of(client_app(lambda _: task))
     grid.nodes[100].late = 10
     engine = engine_of(grid, task, over=0.5, deadline=60.0, wait=60.0, quorum=1.0)

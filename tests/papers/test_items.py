@@ -147,6 +147,7 @@ def test_a_filter_fits_whole_words():
     assert len(choose(item, ["cifar10 fedyogi"])) == 6
     assert len(choose(item, ["cifar*"])) == 70
     assert choose(item, ["CIFAR10 FedYogi"]) == choose(item, ["cifar10 fedyogi"])
+    assert list(choose(item, ["CIFAR10-FedAvg"])) == ["cifar10-fedavg"]
     assert choose(item) == dict(item.cells)
 
 

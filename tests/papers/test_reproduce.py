@@ -206,7 +206,7 @@ def test_another_experiment_is_not_added_to_the_results(tmp_path, monkeypatch):
     words += ["--out", str(tmp_path / "out"), "--set", "run.eval_every=1", "--set", "train.lr=0.3"]
     refused = CliRunner().invoke(app, [*words, "--results", str(tmp_path / "kept")])
     assert refused.exit_code == 2
-    assert "--set train.lr=0.3 makes another experiment of tiny/table1" in refused.stderr
+    assert "--set run.eval_every=1 --set train.lr=0.3 makes another experiment of tiny/table1" in refused.stderr
     assert not (tmp_path / "out").exists()
     shown = CliRunner().invoke(app, [*words, "--json"])  # but it can be run
     assert json.loads(shown.stdout)["cells"]["digits-fedavg"]["comparable"] is False

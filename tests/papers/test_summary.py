@@ -140,7 +140,7 @@ def test_what_was_not_run_is_counted_and_named():
     assert published(everything[1:]) == len(simulator) == 24
     # 7 methods with and without ×AWARE on CIFAR-10 and CIFAR-100; AG News is not compared.
     assert published(everything[:1]) == 28
-    assert counts(everything[:1]).endswith("Another 14 published values were not run.")
+    assert counts(everything[:1]).endswith("Another 14 values of the same tables were not run.")
     assert "(19 were not run)" in headline(everything[1:])
     text = "\n".join(summary(everything, {}, "results", "", NOWHERE))
     run = len(everything[0]["cells"])

@@ -23,7 +23,8 @@ from kairosfl.rules import parse
 from kairosfl.runs import experiment
 from kairosfl.runs.config import resolve
 from kairosfl.runs.files import read_lines
-from kairosfl.runs.periods import DEFICITS, Deficit, _verdict, before_scoring, findings, lasting, members, windows
+from kairosfl.runs.harm import lasting, verdict
+from kairosfl.runs.periods import DEFICITS, Deficit, before_scoring, findings, members, windows
 from kairosfl.runs.sweep import sweep
 from kairosfl.testing import check_rule
 
@@ -103,25 +104,24 @@ def test_the_runs_and_their_numbers(tmp_path: Path) -> None:
 def test_verdicts() -> None:
     rng = np.random.Generator(np.random.Philox(key=0))
     sure, chance = (row.tolist() for row in (0.05 + 0.002 * rng.standard_normal(4), 0.01 * rng.standard_normal(4)))
-    said = _verdict("cohort", [sure, chance], 3)
-    assert said == "cohort: harm lasts from window 1 of 3 (99 % interval above zero)"
-    assert _verdict("cohort", [sure, sure], 3).startswith("cohort: harm lasts from windows 1, 2 of 3")
-    assert "no critical period here" in _verdict("cohort", [chance, chance], 3)
+    said = verdict([sure, chance], 3)
+    assert said == "harm done in window 1 of 3 lasts (99 % interval above zero)"
+    assert verdict([sure, sure], 3).startswith("harm done in windows 1, 2 of 3 lasts")
+    assert "no critical period here" in verdict([chance, chance], 3)
     few = [[0.2, 0.25], [0.01, -0.01]]
-    assert _verdict("cohort", few, 3) == (
-        "cohort: undecided; 2 seeds are too few to tell harm (window 1) from chance; use --seeds 4"
-    )
-    assert _verdict("cohort", [[0.01, -0.01], [0.01, -0.01]], 3) == (
-        "cohort: undecided; 2 seeds are too few to tell harm from chance; use --seeds 4"
+    assert verdict(few, 3) == ("undecided; 2 seeds are too few to tell harm (window 1) from chance; use --seeds 4")
+    assert verdict([[0.01, -0.01], [0.01, -0.01]], 3) == (
+        "undecided; 2 seeds are too few to tell harm from chance; use --seeds 4"
     )
     hurt = [0.05, 0.25, 0.15, 0.19]  # 0.16 with an error of 0.042: 95 % above zero, but not 99 %
-    assert _verdict("labels", [hurt, chance, hurt], 4) == (
-        "labels: undecided; 4 seeds are too few to tell harm (windows 1, 3) from chance; use --seeds 8"
+    assert verdict([hurt, chance, hurt], 4) == (
+        "undecided; 4 seeds are too few to tell harm (windows 1, 3) from chance; use --seeds 8"
     )
-    assert "no critical period here" in _verdict("labels", [[0.1, 0.2, -0.05, 0.1]], 2)  # t = 1.7
+    assert "no critical period here" in verdict([[0.1, 0.2, -0.05, 0.1]], 2)  # t = 1.7
     eleven = (0.1 + 0.16 * np.array([-1.0, 1.0] * 5 + [0.0])).tolist()  # t = 2.17: not even 95 %
-    assert "no critical period here" in _verdict("labels", [eleven], 2)
-    assert "one seed does not show" in _verdict("cohort", [[0.1]], 2)
+    assert "no critical period here" in verdict([eleven], 2)
+    assert verdict([sure, hurt], 3).endswith("; window 2 undecided")
+    assert "one seed does not show" in verdict([[0.1]], 2)
     assert lasting([[0.1]]) == []
 
 
@@ -131,10 +131,12 @@ def test_seeds_that_agree_by_chance_decide_nothing() -> None:
     assert len(set(same)) > 1
     for values in (same, [0.25] * 4):
         assert lasting([values]) == []
-        assert _verdict("labels", [values, [0.0] * 4], 3) == (
-            "labels: undecided; 4 seeds are too few to tell harm (window 1) from chance; use --seeds 8"
+        assert verdict([values, [0.0] * 4], 3) == (
+            "undecided; 4 seeds are too few to tell harm (window 1) from chance; use --seeds 8"
         )
-    assert "no critical period here" in _verdict("labels", [[0.0] * 4, [-0.1] * 4], 3)
+    assert "no critical period here" in verdict([[0.0] * 4, [-0.1] * 4], 3)
+    assert lasting([[0.25] * 8]) == [1]  # by chance all of eight lose once in 256 times
+    assert verdict([[0.0] * 4, [0.0] * 4], 3).startswith("undecided; it changed no score at all")
 
 
 def test_cohorts_that_a_rule_chooses_are_cut_as_well() -> None:
@@ -153,7 +155,16 @@ def test_a_deficit_that_leaves_nothing_out_is_no_result(tmp_path: Path) -> None:
     made = members(tables, number=2, deficits=("cohort",), seeds=2, detectors=("fgn",))
     found = findings(tmp_path, sweep(made, tmp_path), made, 2)
     assert found["left"] == {"cohort": "1 of 1 clients a round"}
-    assert found["verdict"] == ["cohort: undecided; nothing was left out, for the algorithm asks for no more anyway"]
+    none = "had no fewer clients a round than without a deficit"
+    assert found["verdict"] == [f"cohort: undecided; no window counts, since each {none}"]
+    tables = {**TABLES, "algorithm": "budget(share=0.5, plan=(8, 1, 1))", "train": {"rounds": 12, "cohort": 5}}
+    made = members(tables, number=3, deficits=("cohort",), seeds=2, detectors=("fgn",))
+    found = findings(tmp_path / "b", sweep(made, tmp_path / "b"), made, 3)
+    assert found["verdict"][0].endswith(f"; window 2 {none}, and is not judged")
+    assert verdict([[0.1, 0.1], [0.2, 0.2], [0.1, -0.2]], 4, [1, 2], "epochs") == (
+        "undecided; 2 seeds are too few to tell harm from chance; use --seeds 4; windows 1, 2 had no fewer epochs than "
+        "without a deficit, and are not judged"
+    )
 
 
 def test_windows_within_the_rounds_that_are_scored_are_not_judged() -> None:
@@ -194,6 +205,8 @@ def test_nonsense_is_refused() -> None:
     ):
         with pytest.raises(UserError, match=why):
             members({**TABLES, "train": train}, **options)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="cannot be used with privacy"):
+        members({**TABLES, "algorithm": "privacy(noise=1.0)"})
     with pytest.raises(UserError, match=r"\[sweep\]"):
         members({**TABLES, "sweep": {"seed": [1]}})
 

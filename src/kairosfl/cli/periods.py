@@ -27,7 +27,7 @@ def periods(
     ] = [],  # noqa: B006
     windows: Annotated[int, typer.Option("--windows", help="Equal parts of the rounds.")] = 6,
     amount: Annotated[float, typer.Option("--amount", help="What a deficit leaves, as a fraction.")] = 0.2,
-    seeds: Annotated[int, typer.Option("--seeds", help="Runs of each kind.")] = 3,
+    seeds: Annotated[int, typer.Option("--seeds", help="Runs of each kind.")] = 4,
     detector: Annotated[list[str], typer.Option("--detector", help="Detectors to judge; may be repeated.")] = [],  # noqa: B006
     changes: Set = [],  # noqa: B006
     out: Out = None,
@@ -79,6 +79,7 @@ def periods(
         rows.append({"rounds": f"marked by {name}"} | dict(zip(heads, texts, strict=True)))
     value = score.measured(found["none"]["mean"])
     typer.echo(f"without a deficit: {score.words} {value} in the final 10 % of rounds")
+    typer.echo("deficits: " + ", ".join(f"{name} ({left})" for name, left in found["left"].items()))
     print_rows(rows, turn=True)
     for line in found["verdict"]:
         typer.echo(line)

@@ -79,6 +79,7 @@ def choose(item: Item, cells: Sequence[str] = ()) -> dict[str, Cell]:
     """
 
     def matches(name: str, text: str) -> bool:
+        text = text.lower()
         return name == text if text in item.cells else _matches(name, text)
 
     chosen = {
@@ -92,7 +93,7 @@ def choose(item: Item, cells: Sequence[str] = ()) -> dict[str, Cell]:
 
 
 def _matches(name: str, text: str) -> bool:
-    return all(fnmatch.fnmatchcase(f"-{name}-", f"*-{word}-*") for word in text.lower().split())
+    return all(fnmatch.fnmatchcase(f"-{name}-", f"*-{word}-*") for word in text.split())
 
 
 def members(

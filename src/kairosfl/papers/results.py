@@ -43,12 +43,11 @@ def altered(cell: Cell, changes: Sequence[str]) -> bool:
 def refuse_altered(item: Item, cells: Sequence[str], changes: Sequence[str]) -> None:
     """Refuse changes with which runs would no longer be those of the item, before they are added to its results."""
     for cell in choose(item, cells).values():
-        for change in changes:
-            if altered(cell, [change]):
-                raise UserError(
-                    f"--set {change} makes another experiment of {item.key}, whose results --results adds to; leave "
-                    "out one of them."
-                )
+        if altered(cell, changes):
+            told = " ".join(f"--set {change}" for change in changes)
+            raise UserError(
+                f"{told} makes another experiment of {item.key}, whose results --results adds to; leave either out."
+            )
 
 
 def collect(

@@ -104,7 +104,7 @@ def counts(papers: Sequence[Results]) -> str:
     left = f" and {found.open} {'is' if found.open == 1 else 'are'} open because our seeds differ widely"
     by = f"; {found.met} of the {found.values} values were reproduced by at least one reading"
     unrun = published(papers) - found.values
-    more = f" Another {unrun} published values were not run." if unrun > 0 else ""
+    more = f" Another {unrun} values of the same tables were not run." if unrun > 0 else ""
     return (
         f"In {counted(found.comparisons, 'comparison')} with {counted(found.values, 'published value')}{readings}, "
         f"{found.reproduced} came within 2 points{left if found.open else ''}{by if readings else ''}.{more}"
@@ -182,7 +182,7 @@ def _unrun(everything: Sequence[Results], folder: str) -> list[str]:
     """The searches in one line, and the items of which nothing was run."""
     searches = [each for each in everything if chapter(each) == "searches"]
     run = {results["item"] for results in everything}
-    missing = [f"`{name}`" for name in ITEMS if name not in run and "/search" not in name]
+    missing = [f"`{name}`" for name in ITEMS if name not in run]
     said = []
     if searches:
         cells = sum(len(each["cells"]) for each in searches)

@@ -91,7 +91,11 @@ def _steady(svg: str) -> str:
     hashed = dict.fromkeys(re.findall(r'id="(\w*[0-9a-f]{10})"', svg))
     names = {name: f"{name[0]}{number}" for number, name in enumerate(hashed, 1)}
     svg = re.sub(r"\w*[0-9a-f]{10}\b", lambda found: names.get(found[0], found[0]), svg)
-    return re.sub(r"[1-9]\d*\.\d{5,}", lambda found: f"{float(found[0]):.4f}".rstrip("0").rstrip("."), svg)
+    return re.sub(r"<[^!>][^>]*>", lambda tag: re.sub(r"[1-9]\d*\.\d{5,}", _four_digits, tag[0]), svg)
+
+
+def _four_digits(number: re.Match[str]) -> str:
+    return f"{float(number[0]):.4f}".rstrip("0").rstrip(".")
 
 
 def draw_lines(axes: Axes, picture: Lines, names: Sequence[str]) -> bool:

@@ -92,7 +92,7 @@ class Budget(Rule):
                 f"budget: the share is {total} for {whole}, less than one a round; use a share "
                 f"{times(self.share * now.cohort)} times as large or more, or a larger train.cohort."
             )
-        if self.megabytes and self.megabytes * 1e6 < now.rounds * _most(now):
+        if self.megabytes and round(self.megabytes * 1e6) < now.rounds * _most(now):
             raise UserError(
                 f"budget: megabytes = {self.megabytes:g} may be less than one client a round costs; use "
                 f"{math.ceil(now.rounds * _most(now) / 1e4) / 100:.2f} or more, or fewer train.rounds."
@@ -110,7 +110,7 @@ class Budget(Rule):
         left, later = self._left(memory, now), now.rounds - now.number - 1
         limit = left - later
         if self.megabytes:  # however much a client can cost at most
-            limit = min(limit, (int(self.megabytes * 1e6) - int(memory.state["bytes"])) // _most(now) - later)
+            limit = min(limit, (round(self.megabytes * 1e6) - int(memory.state["bytes"])) // _most(now) - later)
         done = int(memory.state["clients"])
         wanted = self._planned(done, left, now) if self.by == "plan" else self._detected(done, left, now)
         return max(1, min(wanted, limit, self.largest_cohort(now.cohort, now.population)))

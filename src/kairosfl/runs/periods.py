@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from kairosfl.runs.config import RunConfig, resolve
 from kairosfl.runs.experiment import build_task
 from kairosfl.runs.files import read_json, read_lines
 from kairosfl.runs.folder import Folder
+from kairosfl.runs.harm import lasting, spread, verdict
 from kairosfl.runs.keys import updated
 from kairosfl.runs.sweep import Member
 from kairosfl.tasks.kinds import CLASSED
@@ -39,10 +40,6 @@ DEFAULT = ("cohort", "clients")
 DETECTORS = ("fgn.paired()", "fgn.smoothed()", "fgn")
 SPENT = {"cohort": "clients a round", "epochs": "epochs"}  # deficits that are columns of the metrics
 NONE = "none"
-ENOUGH = 4  # seeds with which a null result is one
-# Student's t, two-sided 99 %, by the number of seeds: with five windows, one in forty studies finds harm by chance.
-CERTAIN = {2: 63.66, 3: 9.92, 4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25}
-LIKELY = {4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}  # 95 %: too large to be called absent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +113,7 @@ def members(
     number: int = 6,
     deficits: Sequence[str] = DEFAULT,
     amount: float = 0.2,
-    seeds: int = 3,
+    seeds: int = 4,
     detectors: Sequence[str] = DETECTORS,
 ) -> list[Member]:
     """The runs: without a deficit, once for each detector; and every deficit in every window. All with every seed."""
@@ -131,6 +128,8 @@ def members(
     if not 0 < amount < 1:
         raise UserError(f"--amount {amount:g} must be above 0 and below 1: the fraction that a deficit leaves.")
     whole = resolve(tables)
+    if any(rule.private for rule in whole.algorithm.rules):
+        raise UserError("kairosfl periods cannot be used with privacy, whose noise is for whole cohorts; leave it out.")
     _check_that_they_leave_something_out(deficits, amount, whole)
     found = []
     for seed in range(whole.seed, whole.seed + seeds):
@@ -171,7 +170,7 @@ def findings(
     plain: dict[int, float] = {}
     marks: dict[str, list[list[float]]] = {}
     lost: dict[str, list[list[float]]] = {}
-    spent: dict[str, list[float]] = {}
+    had: dict[str, list[list[float]]] = {}  # by window: clients or epochs of a deficit, and of `all` without one
     spans = windows(made[0].config.train.rounds, number)
     for member in made:
         seed, ended = member.settings["seed"], summaries[member.name][f"last_tenth_{score.name}"]
@@ -181,82 +180,48 @@ def findings(
         if "window" in member.settings:
             name, window = member.settings["deficit"], member.settings["window"] - 1
             lost.setdefault(name, [[] for _ in spans])[window].append(score.sign * (plain[seed] - ended))
-            spent.setdefault(name, []).extend(row.get(name, 0.0) for row in rows[slice(*spans[window])])
+            had.setdefault(name, [[] for _ in spans])[window] += _column(rows[slice(*spans[window])], name)
             continue
         if seed not in plain:
             plain[seed] = ended
-            for name in SPENT:
-                spent.setdefault(f"all {name}", []).extend(row[name] for row in rows)
+            for name, window in product(SPENT, range(number)):
+                row = had.setdefault(f"all {name}", [[] for _ in spans])[window]
+                row += _column(rows[slice(*spans[window])], name)
         critical = [bool(row["critical"]) for row in rows]
         parts = [float(np.mean(critical[a:b])) for a, b in windows(len(critical), number)]
         marks.setdefault(member.settings["run.detector"], []).append(parts)
     judged = before_scoring(spans)
+    idle = {name: [i + 1 for i in range(judged) if _idle(name, i, had)] for name in lost}
     return {
         "metric": {"name": score.name, "better": "higher" if score.higher else "lower", "percent": score.percent},
         "amount": amount,
-        "left": {name: _left(name, amount, about.get("clients", 1), spent) for name in lost},
+        "left": {name: _left(name, amount, about.get("clients", 1), had) for name in lost},
         "windows": [[a + 1, b] for a, b in spans],
         "judged": judged,
         "none": {"mean": float(np.mean(list(plain.values()))), "seeds": list(plain.values())},
-        "harm": {name: [_spread(each) for each in rows] for name, rows in lost.items()},
+        "harm": {name: [spread(each) for each in rows] for name, rows in lost.items()},
         "marked": {name: np.mean(rows, 0).round(3).tolist() for name, rows in marks.items()},
-        "lasts": {name: lasting(rows[:judged]) for name, rows in lost.items()},
+        "lasts": {name: lasting(rows[:judged], idle[name]) for name, rows in lost.items()},
         "verdict": [
-            f"{name}: undecided; nothing was left out, for the algorithm asks for no more anyway"
-            if name in SPENT and np.mean(spent[name]) >= np.mean(spent[f"all {name}"])
-            else _verdict(name, rows[:judged], number)
-            for name, rows in lost.items()
+            f"{name}: {verdict(rows[:judged], number, idle[name], SPENT.get(name, ''))}" for name, rows in lost.items()
         ],
     }
 
 
-def _left(name: str, amount: float, clients: int, spent: Mapping[str, Sequence[float]]) -> str:
+def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [row[name] for row in rows] if name in SPENT else []
+
+
+def _idle(name: str, window: int, had: Mapping[str, Sequence[Sequence[float]]]) -> bool:
+    """Whether a deficit left out nothing in a window: rules may ask for as little anyway, or for more afterwards."""
+    return name in SPENT and sum(had[name][window]) >= sum(had[f"all {name}"][window])
+
+
+def _left(name: str, amount: float, clients: int, had: Mapping[str, Sequence[Sequence[float]]]) -> str:
     """What a deficit leaves; of cohorts and epochs, which rules may change, the means of what the runs had."""
     if name == "labels":
         return f"{100 * amount:g} % of the labels right"
     if name == "clients":
         return f"{part(amount, clients)} of {counted(clients, 'client')}"
-    return f"{np.mean(spent[name]):.3g} of {np.mean(spent[f'all {name}']):.3g} {SPENT[name]}"
-
-
-def _spread(values: Sequence[float]) -> dict[str, float | None]:
-    """Mean and standard error."""
-    error = float(np.std(values, ddof=1)) / len(values) ** 0.5 if len(values) > 1 else None
-    return {"mean": float(np.mean(values)), "error": error}
-
-
-def _agree(values: Sequence[float]) -> bool:
-    """Whether all seeds lost the same, which says nothing about chance: few test samples, or no randomness."""
-    return bool(np.ptp(values) < 1e-9 * max(map(abs, values)))
-
-
-def _above(lost: Sequence[Sequence[float]], bounds: Mapping[int, float], otherwise: float) -> list[int]:
-    """The windows, from 1, whose mean is more than so many standard errors above zero."""
-    found = []
-    for window, values in enumerate(lost, 1):
-        harm = _spread(values)
-        if harm["error"] is not None and (harm["mean"] or 0.0) > bounds.get(len(values), otherwise) * harm["error"]:
-            found.append(window)
-    return found
-
-
-def lasting(lost: Sequence[Sequence[float]]) -> list[int]:
-    """The windows, from 1, whose harm is beyond chance."""
-    return [window for window in _above(lost, CERTAIN, 3.17) if not _agree(lost[window - 1])]
-
-
-def _verdict(name: str, lost: Sequence[Sequence[float]], number: int) -> str:
-    seeds = len(lost[0])
-    if seeds < 2:
-        return f"{name}: undecided; one seed does not show which differences are chance; use --seeds {ENOUGH} or more"
-    if found := lasting(lost):
-        return f"{name}: harm lasts from {_listed(found)} of {number} (99 % interval above zero)"
-    doubtful = _above(lost, LIKELY, 2.0 if seeds < ENOUGH else 2.23)
-    if seeds < ENOUGH or doubtful:
-        where, more = f" ({_listed(doubtful)})" if doubtful else "", ENOUGH if seeds < ENOUGH else 2 * seeds
-        return f"{name}: undecided; {seeds} seeds are too few to tell harm{where} from chance; use --seeds {more}"
-    return f"{name}: no critical period here; no harm before the final 10 % of rounds is beyond chance"
-
-
-def _listed(windows: Sequence[int]) -> str:
-    return f"window{'s' * (len(windows) > 1)} {', '.join(map(str, windows))}"
+    left, whole = (np.mean(np.concatenate([*map(np.array, had[key])])) for key in (name, f"all {name}"))
+    return f"{left:.3g} of {whole:.3g} {SPENT[name]}"

@@ -45,6 +45,7 @@ class Settings:
     deadline: float = 600.0  # seconds that clients have once all briefs are sent
     quorum: float = 0.5  # fraction of the needed reports below which a round is discarded
     over: float = 0.0  # fraction of the cohort asked in addition, to make up for clients that do not answer
+    cohort: int = 0  # of the run: where there are not enough clients to ask more, a round needs as many reports
     wait: float = 300.0  # seconds to wait for a quorum of the cohort to be online
     on_disk: int = 256 << 20  # updates of at least this many bytes in total are kept on disk
     packing: Packing = field(default_factory=Packing)
@@ -63,13 +64,10 @@ class Settings:
         """How many to ask so that `cohort` of them answer."""
         return min(clients, math.ceil(cohort * (1 + self.over) - 1e-9))
 
-    def within(self, cohort: int, clients: int) -> Settings:
-        """With `over` as it is for this cohort: whole clients, and no more than there are."""
-        return replace(self, over=max(self.asked(cohort, clients) / cohort - 1, 0.0))
-
-    def needed(self, asked: int) -> int:
-        """The number of reports after which a round ends at once."""
-        return math.ceil(asked / (1 + self.over) - 1e-9)
+    def needed(self, asked: int, clients: int) -> int:
+        """The number of reports after which a round ends at once; `clients` is how many there are to ask."""
+        enough = max(1, math.floor(asked / (1 + self.over) + 1e-9))
+        return max(enough, min(self.cohort, asked)) if asked == clients else enough
 
 
 class Flower(Evaluator):
@@ -112,7 +110,7 @@ class Flower(Evaluator):
 
     def train(self, briefs: Briefs) -> Reports:
         """Reports in client order; `failed` gives the reason for each client without one."""
-        needed = self.settings.needed(len(briefs))
+        needed = self.settings.needed(len(briefs), len(self.task.clients))
         quorum = math.ceil(self.settings.quorum * needed)
         orders = {brief.client: brief for brief in briefs.each()}
         self._board.gather(next(iter(orders.values())).round + 1 if orders else 0, orders)
