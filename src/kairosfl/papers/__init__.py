@@ -5,6 +5,8 @@ One file per paper or source, data only. `kairosfl reproduce` lists the items, `
 
 from __future__ import annotations
 
+import re
+
 from kairosfl.errors import UserError, nearest
 from kairosfl.papers import alt, beyond, fedaware, fedcl, pa3fed, public
 from kairosfl.papers.item import Cell, Item
@@ -18,7 +20,9 @@ ITEMS: dict[str, Item] = {
 def find(name: str) -> Item:
     """The item called PAPER/ITEM."""
     if name not in ITEMS:
-        near = ", ".join(key for key in ITEMS if name in key.split("/"))
+        word = name.rpartition("/")[2].lower()
+        named = [key for key, item in ITEMS.items() if re.search(rf"\b{re.escape(word)}\b", item.title.lower())]
+        near = ", ".join([key for key in ITEMS if name in key.split("/")] or named)
         raise UserError(f"There is no item {name!r}; {f'choose one of {near}' if near else nearest(name, ITEMS)}")
     return ITEMS[name]
 
