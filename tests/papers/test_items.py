@@ -156,7 +156,7 @@ def test_a_filter_that_fits_nothing_is_answered_with_a_word_that_does():
         choose(find("fedaware/table2"), ["cifar11"])
     with pytest.raises(UserError, match="did you mean 'fedaware/table2'"):
         find("fedaware/tabel2")
-    with pytest.raises(UserError, match="choose one of public/niid-bench-10$"):  # by its title
+    with pytest.raises(UserError, match=r"choose one of public/niid-bench-10$"):  # by its title
         find("public/flower")
 
 
