@@ -136,8 +136,8 @@ ITEMS = (
         sources=SOURCES,
         note=f"{NOTE}Two published sources for the same setting: a cell is reproduced if it is within 2 points of one. "
         "Fashion-MNIST, which only Flower gives here, is by Dir(0.5), without crops and flips. Flower reports 12 hours "
-        "for 105 configurations on 56 CPU threads. Our runs shared a GPU, up to twelve side by side, so their seconds "
-        "are no clock.",
+        "for 105 configurations on 56 CPU threads. Up to twelve of our runs shared a GPU, so their times say nothing "
+        "about the speed of a single run.",
     ),
     Item(
         paper="public",
