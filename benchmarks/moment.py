@@ -301,10 +301,14 @@ def draw_curves(found: Found, path: Path) -> None:
 
 
 def lines_of(found: Found) -> str:
-    """As JSON, a line for each run."""
-    settings = (
-        f" {json.dumps(name)}: [\n  " + ",\n  ".join(map(json.dumps, rows)) + "\n ]" for name, rows in found.items()
-    )
+    """As JSON, a line for each run; curves only of those that `draw_curves` shows, as they are most of the file."""
+    drawn = {(budget, spent) for budget, spent, *_ in CURVES}
+
+    def line(run: dict[str, Any]) -> str:
+        shown = (run["budget"], run["spent"]) in drawn
+        return json.dumps({name: value for name, value in run.items() if shown or name != "curve"})
+
+    settings = (f" {json.dumps(name)}: [\n  " + ",\n  ".join(map(line, rows)) + "\n ]" for name, rows in found.items())
     return "{\n" + ",\n".join(settings) + "\n}\n"
 
 
