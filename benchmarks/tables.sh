@@ -21,6 +21,7 @@
 #     flsim-released-sam  MoFedSAM as in its code, about 9 min
 #     flsim-mofedsam  MoFedSAM, two gradients a step, about 9 min
 #     pfl            CIFAR-10 IID and Dir(0.1), Dir(0.1) with privacy, BlazeFL and FLUTE, took 2.5 min
+#     pfl-dirichlet  the second and third of these alone, about 1 min
 #     niid10-flower   12 runs (three labels, IID, Fashion-MNIST), which Flower alone published, about 5 min
 #     niid10-seeds    the second and third seeds of niid10: 24 runs, about 12 min; run it twice
 #
@@ -99,5 +100,6 @@ alt-readings)
     paper=alt cells thresholds
     ;;
 pfl) for item in pfl-cifar10-iid blazefl flute-mnist pfl-cifar10-dirichlet pfl-cifar10-private; do cells "$item"; done ;;
+pfl-dirichlet) for item in pfl-cifar10-dirichlet pfl-cifar10-private; do cells "$item"; done ;;
 *) echo "unknown part $part; see the list in $0" >&2; exit 2 ;;
 esac

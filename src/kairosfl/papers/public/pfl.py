@@ -28,12 +28,12 @@ ITEMS = (
         cells={
             "dir0.1-fedavg": Cell(
                 preset=PRESET,
-                settings={"data.partition": "client_dirichlet", "data.alpha": 0.1, "train.rounds": 3000},
+                settings={"data.partition": "disjoint_dirichlet", "data.alpha": 0.1, "train.rounds": 3000},
             ),
         },
         measures=("last_tenth", "best", "total_seconds"),
         seeds=1,
-        note="Each user draws its classes from its own Dirichlet; pfl uses no sample twice. Without privacy.",
+        note="Each user draws its classes from its own Dirichlet; no sample is used twice. Without privacy.",
     ),
     Item(
         paper="public",
@@ -44,7 +44,7 @@ ITEMS = (
                 preset=PRESET,
                 settings={
                     "algorithm": PRIVATE,
-                    "data.partition": "client_dirichlet",
+                    "data.partition": "disjoint_dirichlet",
                     "data.alpha": 0.1,
                     "train.rounds": 3000,
                 },
