@@ -18,7 +18,8 @@
 #     niid100        12 runs (Dir(0.5), two labels, IID), 300 M images, about 6 min
 #     flsim-fedcm     FedCM, about 5 min
 #     flsim-released  FedAvg, SCAFFOLD and FedCM as in its code, 13 min: run it twice
-#     flsim-released-sam  MoFedSAM as in its code, about 9 min
+#     flsim-released-sam  MoFedSAM as in its code, took 10.5 min on a shared GPU
+#     flsim-sam-alpha  MoFedSAM with alpha = 0.05, about 9 min
 #     flsim-mofedsam  MoFedSAM, two gradients a step, about 9 min
 #     pfl            CIFAR-10 IID and Dir(0.1), Dir(0.1) with privacy, BlazeFL and FLUTE, took 2.5 min
 #     pfl-dirichlet  the second and third of these alone, about 1 min
@@ -29,7 +30,7 @@
 #     aware-ridge     FedAWARE with a ridge, 6 runs of fedaware/solver, 45 M images, about 2 min
 #     fedcl-200       FedCL's 200 rounds, CIFAR-10 and Fashion-MNIST, FedAvg, 6 runs, 25 M images or more, about 6 min
 #     fedcl-cifar100  the same with CIFAR-100, 3 runs, about 3 min
-#     pa3fed-cifar100 PA3Fed, h = 0.1, 40 rounds, five methods with and without it, ResNet-18, 20 M images: 8 min in bfloat16
+#     pa3fed-cifar100 PA3Fed, h = 0.1, 40 rounds, five methods with and without it, ResNet-18, 20 M images: 8.5 min in bfloat16
 #     aware-cifar100  FedAvg, FedAWARE and FedAvg x AWARE, ResNet-18, 27 M images: 10 min in bfloat16
 #     alt-readings    ALT's other readings and thresholds, 10 runs of up to 50 M images, about 8 min
 #     alt-equal       ALT and FedAvg with as few epochs, averaged, 5 runs of 15 to 50 M images, took 9 min on a shared GPU
@@ -66,7 +67,8 @@ niid10-seeds) SEEDS=3 cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;
 aware-ridge) paper=fedaware SEEDS=2 cells solver "ridge*" ;;
 niid100) cells niid-bench-100 ;;
 flsim-released) cells fl-simulator-readings "dir0.1-fedavg" "dir0.1-scaffold" "dir0.1-fedcm" ;;
-flsim-released-sam) cells fl-simulator-readings "mofedsam" ;;
+flsim-released-sam) cells fl-simulator-readings "mofedsam-released" ;;
+flsim-sam-alpha) cells fl-simulator-readings "mofedsam-alpha*" ;;
 flsim-fedavg) cells fl-simulator "dir0.1 fedavg" ;;
 flsim-scaffold) cells fl-simulator "dir0.1 scaffold" "dir0.1 feddyn" ;;
 flsim-fedcm) cells fl-simulator "dir0.1 fedcm" ;;
