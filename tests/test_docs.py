@@ -128,10 +128,13 @@ def name(page: Path) -> str:
 
 
 pages = pytest.mark.parametrize("page", PAGES, ids=name)
+LONG = ("examples/images.md",)  # part of `make test-extended`
 
 
 @pytest.mark.filterwarnings("ignore:.* is not the official file")
-@pages
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (name(page) in LONG)) for page in PAGES], ids=name
+)
 def test_the_page_can_be_typed_in_from_top_to_bottom(page: Path, desk: types.ModuleType) -> None:
     desk.__dict__.update(taken_for_granted(name(page)))
     for package in FOREIGN & set(re.findall(r"^(?:from|import) (\w+)", page.read_text(encoding="utf-8"), re.MULTILINE)):

@@ -12,7 +12,7 @@ import pytest
 
 NOTEBOOKS = Path(__file__).parents[1] / "docs" / "notebooks"
 COMPARED = ["deployment", "own_model", "own_rule", "sweep"]
-LONG = ("deployment", "own_rule", "sweep")  # part of `make test-extended`; `docs/own-rule.md` is tested everywhere
+LONG = ("deployment", "own_model", "own_rule", "sweep")  # part of `make test-extended`
 
 
 def execute(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:

@@ -454,7 +454,9 @@ def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(user, "kernels", lambda name, tensor: modules[name])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.slow] * (each == "activated")) for each in MODELS]
+)
 @pytest.mark.parametrize("corrected", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_engine_with_kernels_is_the_engine_without(
     name: str, corrected: bool, monkeypatch: pytest.MonkeyPatch
@@ -487,7 +489,7 @@ def test_the_engine_with_kernels_is_the_engine_without(
     torch.testing.assert_close(found.loss, plain.loss, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("corrected", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_clipped_layers_step_when_all_lengths_are_known(corrected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     rng = np.random.default_rng(0)

@@ -211,6 +211,7 @@ def test_a_killed_actor_costs_only_its_shard(task: Task, tmp_path: Path) -> None
         same(loop.train(briefs), engine.train(briefs))  # both actors were replaced
 
 
+@pytest.mark.slow
 def test_a_raising_shard_fails_and_the_others_go_on(task: Task) -> None:
     with Ray(task, actors=2, make=Raises) as engine:
         reports = engine.train(orders(task, [0, 2, 5, 7]))
