@@ -55,7 +55,14 @@ def cluster() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import this file
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+    for last in (False, False, True):
+        try:
+            ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+            break
+        except Exception:  # Ray gives itself 30 s, which a busy machine may not have
+            ray.shutdown()
+            if last:
+                raise
     yield
     ray.shutdown()
     torch.set_num_threads(threads)

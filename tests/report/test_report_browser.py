@@ -151,8 +151,11 @@ def test_dragging_zooms_all_charts_over_rounds_and_a_double_click_goes_back(open
     assert ask(opened, "page.charts.find(c => c.spec.key === 'fgn').range") == [low, high]
     assert ask(opened, "page.charts.find(c => c.spec.key === 'accuracy-bytes').own") is None
     assert find(opened, "#fig-accuracy .tools button").is_displayed()
-    hand(opened).double_click(find(opened, "#fig-accuracy .overlay")).perform()
-    settle(opened)
+    for _ in range(3):  # on a busy machine, the two clicks may be too far apart
+        hand(opened).double_click(find(opened, "#fig-accuracy .overlay")).perform()
+        settle(opened)
+        if ask(opened, "page.range") is None:
+            break
     assert ask(opened, "page.range") is None
     drag(opened, "#fig-accuracy-bytes", 0.5, 0.1)
     low, high = ask(opened, "page.charts.find(c => c.spec.key === 'accuracy-bytes').own")
