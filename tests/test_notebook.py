@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 NOTEBOOKS = Path(__file__).parents[1] / "docs" / "notebooks"
-COMPARED = ["deployment", "own_model", "own_rule", "sweep"]
-LONG = ("deployment", "own_model", "own_rule", "sweep")  # part of `make test-extended`
+COMPARED = ("deployment", "own_model", "own_rule", "sweep")
 
 
 def execute(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -58,9 +57,8 @@ def test_the_first_run_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in COMPARED]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPARED)
 def test_a_notebook_shows_what_is_stored(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "deployment":
         pytest.importorskip("flwr")
