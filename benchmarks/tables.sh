@@ -19,7 +19,7 @@
 #     flsim-fedcm     FedCM, about 5 min
 #     flsim-released  FedAvg, SCAFFOLD and FedCM as in its code, 13 min: run it twice
 #     flsim-released-sam  MoFedSAM as in its code, took 10.5 min on a shared GPU
-#     flsim-sam-alpha  MoFedSAM with alpha = 0.05, about 9 min
+#     flsim-sam-crops  MoFedSAM with its crops alone, and with alpha = 0.05, 17 min: run it twice
 #     flsim-mofedsam  MoFedSAM, two gradients a step, about 9 min
 #     pfl            CIFAR-10 IID and Dir(0.1), Dir(0.1) with privacy, BlazeFL and FLUTE, took 2.5 min
 #     pfl-dirichlet  the second and third of these alone, about 1 min
@@ -68,7 +68,7 @@ aware-ridge) paper=fedaware SEEDS=2 cells solver "ridge*" ;;
 niid100) cells niid-bench-100 ;;
 flsim-released) cells fl-simulator-readings "dir0.1-fedavg" "dir0.1-scaffold" "dir0.1-fedcm" ;;
 flsim-released-sam) cells fl-simulator-readings "mofedsam-released" ;;
-flsim-sam-alpha) cells fl-simulator-readings "mofedsam-alpha*" ;;
+flsim-sam-crops) cells fl-simulator-readings "mofedsam-crops*" ;;
 flsim-fedavg) cells fl-simulator "dir0.1 fedavg" ;;
 flsim-scaffold) cells fl-simulator "dir0.1 scaffold" "dir0.1 feddyn" ;;
 flsim-fedcm) cells fl-simulator "dir0.1 fedcm" ;;

@@ -44,19 +44,23 @@ def _cells() -> dict[str, Cell]:
 def _readings() -> dict[str, Cell]:
     """Dir(0.1) as in the released code: every other image is cropped, after it is normalised; FedCM's Δ is decayed.
 
-    And MoFedSAM with the other alpha that the repository names.
+    And MoFedSAM with these crops alone, and with the other alpha that the repository names.
     """
     crops = {"data.crops": 0.5, "data.padding": "mean"}
-    found, cells = {}, _cells()
-    for name, cell in cells.items():
-        if name.startswith("dir0.1-"):
-            rule = str(cell.settings["algorithm"]).replace("fedcm(alpha=0.1)", "fedcm(alpha=0.1, decay=true)")
-            settings = {**cell.settings, **crops, "algorithm": rule}
-            reading = "crops and borders" if rule == cell.settings["algorithm"] else "crops, borders and weight decay"
-            found[f"{name}-released"] = replace(cell, settings=settings, reading=reading, baseline="")
-    settings = {**cells["dir0.1-mofedsam"].settings, "algorithm": RULES["MoFedSAM"].replace("alpha=0.1", "alpha=0.05")}
-    found["dir0.1-mofedsam-alpha0.05"] = replace(
-        cells["dir0.1-mofedsam"], settings=settings, reading="alpha = 0.05", baseline=""
+
+    def as_released(name: str, rule: str, reading: str) -> Cell:
+        cell = _cells()[name]
+        return replace(cell, settings={**cell.settings, **crops, "algorithm": rule}, reading=reading, baseline="")
+
+    found = {}
+    for method, rule in RULES.items():
+        name, decayed = f"dir0.1-{method.lower()}", rule.replace("fedcm(alpha=0.1)", "fedcm(alpha=0.1, decay=true)")
+        reading = "crops and borders" if rule == decayed else "crops, borders and weight decay"
+        found[f"{name}-released"] = as_released(name, decayed, reading)
+    name, rule = "dir0.1-mofedsam", RULES["MoFedSAM"]
+    found[f"{name}-crops"] = as_released(name, rule, "crops and borders")
+    found[f"{name}-crops-alpha0.05"] = as_released(
+        name, rule.replace("alpha=0.1", "alpha=0.05"), "crops and borders, alpha = 0.05"
     )
     return found
 
@@ -84,7 +88,7 @@ ITEMS = (
         seeds=1,
         note="As in the item before, but every other image is cropped, with the mean colour around it, and the "
         "momentum of FedCM and MoFedSAM contains the weight decay, which is then up to ten times as strong. "
-        "The cell with another alpha differs from the item before in nothing else.",
+        "MoFedSAM also without this decay, and with the other alpha that the repository names.",
         hardware="one NVIDIA V100",
     ),
 )
