@@ -19,7 +19,7 @@
 #     flsim-fedcm     FedCM, about 5 min
 #     flsim-released  FedAvg, SCAFFOLD and FedCM as in its code, 13 min: run it twice
 #     flsim-released-sam  MoFedSAM as in its code, took 10.5 min on a shared GPU
-#     flsim-sam-crops  MoFedSAM with its crops alone, and with alpha = 0.05, 17 min: run it twice
+#     flsim-sam-crops  MoFedSAM with its crops alone, and with alpha = 0.05, side by side took 18 min on a shared GPU: run it twice
 #     flsim-mofedsam  MoFedSAM, two gradients a step, about 9 min
 #     pfl            CIFAR-10 IID and Dir(0.1), Dir(0.1) with privacy, BlazeFL and FLUTE, took 2.5 min
 #     pfl-dirichlet  the second and third of these alone, about 1 min
@@ -35,7 +35,7 @@
 #     alt-readings    ALT's other readings and thresholds, 10 runs of up to 50 M images, about 8 min
 #     alt-equal       ALT and FedAvg with as few epochs, averaged, 5 runs of 15 to 50 M images, took 9 min on a shared GPU
 #     pa3fed-averaged FedAvg with and without PA3Fed, averaged, AlexNet, 4 runs of 12.5 M images; the first two took 9 min on a shared GPU
-#     fedcl-vgg11     FedCL's 200 rounds with VGG-11, CIFAR-10, FedAvg, 3 runs
+#     fedcl-vgg11     FedCL's 200 rounds with VGG-11, CIFAR-10, FedAvg, 3 runs: 2.5 min in bfloat16
 #     fedcl-lstm      FedCL on Shakespeare, FedAvg, 3 runs
 #     fedcl-resnet18  FedCL with ResNet-18, CIFAR-10, FedAvg, 3 runs
 #     beyond-moment   kairos with rules that decide when clients are asked, on held-out samples, 7 runs, about 2 min
