@@ -5,12 +5,12 @@
 
 `benchmarks/image_classification/configs/baseline.yaml` of apple/pfl-research: its CNN, 1,000 users of 50 samples,
 cohorts of 50 who count equally, one epoch, batch 10, lr 0.1. `iid` is 1,500 rounds; `dirichlet` 3,000 with users by
-Dir(0.1); `private` is that with epsilon 2, delta 1e-6, clip 0.4 and noise cohort 1,000. Its account is of a
-population of a million, which nobody simulates, so epsilon is hypothetical. Both get the noise multiplier that Kairos
-calibrates; pfl draws cohorts of 50, Kairos Poisson ones. pfl takes minutes for what Kairos does in seconds, so by
-default it trains --pfl-rounds, enough for its clock. Milliseconds a round are from the first evaluation to the last,
-without the start. For pfl, unzip its wheel and those of multiprocess, dill, immutabledict and prv-accountant onto
-PYTHONPATH.
+Dir(0.1), of 50 samples on average; `private` is that with epsilon 2, delta 1e-6, clip 0.4 and noise cohort 1,000. Its
+account is of a population of a million, which nobody simulates, so epsilon is hypothetical. Both get the noise
+multiplier that Kairos calibrates; pfl draws cohorts of 50, Kairos Poisson ones. pfl takes minutes for what Kairos
+does in seconds, so by default it trains --pfl-rounds, enough for its clock. Milliseconds a round are from the first
+evaluation to the last, without the start. For pfl, unzip its wheel and those of multiprocess, dill, immutabledict and
+prv-accountant onto PYTHONPATH.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@
 #     flsim-sam-crops  MoFedSAM with its crops alone, and with alpha = 0.05, side by side took 18 min on a shared GPU: run it twice
 #     flsim-mofedsam  MoFedSAM, two gradients a step, about 9 min
 #     pfl            CIFAR-10 IID and Dir(0.1), Dir(0.1) with privacy, BlazeFL and FLUTE, took 2.5 min
-#     pfl-dirichlet  the second and third of these alone, about 1 min
+#     pfl-dirichlet  the second and third of these alone, took 1 and 3 min on a shared GPU
 #     niid10-flower   12 runs (three labels, IID, Fashion-MNIST), which Flower alone published, about 5 min
 #     niid10-seeds    the second and third seeds of niid10: 24 runs, about 12 min; run it twice
 #
@@ -30,7 +30,7 @@
 #     aware-ridge     FedAWARE with a ridge, 6 runs of fedaware/solver, 45 M images, about 2 min
 #     fedcl-200       FedCL's 200 rounds, CIFAR-10 and Fashion-MNIST, FedAvg, 6 runs, 25 M images or more, about 6 min
 #     fedcl-cifar100  the same with CIFAR-100, 3 runs, about 3 min
-#     pa3fed-cifar100 PA3Fed, h = 0.1, 40 rounds, five methods with and without it, ResNet-18, 20 M images: 8.5 min in bfloat16
+#     pa3fed-cifar100 PA3Fed, h = 0.1, 40 rounds, five methods with and without it, ResNet-18, 20 M images: about 11 min in bfloat16
 #     aware-cifar100  FedAvg, FedAWARE and FedAvg x AWARE, ResNet-18, 27 M images: 10 min in bfloat16
 #     alt-readings    ALT's other readings and thresholds, 10 runs of up to 50 M images, about 8 min
 #     alt-equal       ALT and FedAvg with as few epochs, averaged, 5 runs of 15 to 50 M images, took 9 min on a shared GPU

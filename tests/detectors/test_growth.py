@@ -287,6 +287,8 @@ def test_text_and_nonsense() -> None:
         ("fgn(fall=1)", "fall = 1"),
         ("fgn(pairs=0)", "pairs = 0"),
         ("fgn.paired(window=10)", "window = 10"),
+        ("fgn(every=2)", "every = 2 is not allowed; it needs a window"),
+        ("fgn(forced=3)", "forced = 3 is not allowed; it needs a window"),
     ):
         with pytest.raises(UserError, match=why):
             parse_detectors(text)

@@ -88,7 +88,7 @@ def test_a_gain_names_its_measure_and_the_rounds_of_what_is_compared():
     cells = {"a-fedavg": cell([30.0], rounds=6), "a-fedavg-cl": cell([31.5], baseline="a-fedavg", rounds=6)}
     assert mean_gain(results("tiny/b", cells)) == "mean gain +1.5 points in 1 comparison after 6 of 10 rounds"
     cells |= {"b-fedavg": cell([30.0]), "b-fedavg-cl": cell([30.5], baseline="b-fedavg")}
-    assert mean_gain(results("tiny/b", cells)) == "mean gain +1.0 points in 2 comparisons after 6 to 10 of 10 rounds"
+    assert mean_gain(results("tiny/b", cells)) == "mean gain +1.0 points in 2 comparisons after 6 or 10 of 10 rounds"
     assert mean_gain(results("tiny/c", {"a-fedavg": cell([30.0])})) == ""
 
 
@@ -140,7 +140,7 @@ def test_what_was_not_run_is_counted_and_named():
     assert published(everything[1:]) == len(simulator) == 24
     # 7 methods with and without ×AWARE on CIFAR-10 and CIFAR-100; AG News is not compared.
     assert published(everything[:1]) == 28
-    assert counts(everything[:1]).endswith("Another 14 values of the same tables were not run.")
+    assert counts(everything[:1]).endswith("Another 14 comparable values of the same tables were not run.")
     assert "(19 were not run)" in headline(everything[1:])
     text = "\n".join(summary(everything, {}, "results", "", NOWHERE))
     run = len(everything[0]["cells"])

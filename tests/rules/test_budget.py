@@ -262,6 +262,7 @@ def test_an_explored_cohort_is_cut() -> None:
         ("budget + fedaware(explore=True)", "use explore = false"),
         ("fedcl(budget=-1)", "budget = -1"),
         ("fedcl(budget=1, rest=2)", "rest = 2"),
+        ("fedcl(rest=0.1)", "rest = 0.1 is not allowed; it needs a budget"),
         ("fedcl(budget=1) + fedaware(explore=True)", "use explore = false, or no budget"),
     ],
 )

@@ -166,6 +166,8 @@ class FGN(_Growing):
         self.check("window", not self.window or self.compare == "rounds", "it needs compare = 'rounds'; leave it out")
         self.check("every", self.every >= 1, "check every round (1) or every few")
         self.check("forced", self.forced >= 0, "use 0 or more")
+        self.check("every", self.window > 0 or self.every == 1, "it needs a window; set one, or leave it out")
+        self.check("forced", self.window > 0 or self.forced == 0, "it needs a window; set one, or leave it out")
 
     def server(self, now: Round) -> State:
         if not self.window or self.compare != "rounds":

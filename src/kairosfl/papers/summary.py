@@ -104,7 +104,7 @@ def counts(papers: Sequence[Results]) -> str:
     left = f" and {found.open} {'is' if found.open == 1 else 'are'} open because our seeds differ widely"
     by = f"; {found.met} of the {found.values} values were reproduced by at least one reading"
     unrun = published(papers) - found.values
-    more = f" Another {unrun} values of the same tables were not run." if unrun > 0 else ""
+    more = f" Another {unrun} comparable values of the same tables were not run." if unrun > 0 else ""
     return (
         f"In {counted(found.comparisons, 'comparison')} with {counted(found.values, 'published value')}{readings}, "
         f"{found.reproduced} came within 2 points{left if found.open else ''}{by if readings else ''}.{more}"
@@ -174,7 +174,8 @@ def _after(shown: Sequence[Gain]) -> str:
     """The rounds of what is compared, unless these are all the rounds."""
     if all(each.rounds >= each.planned for each in shown):
         return ""
-    done, planned = _range([each.rounds for each in shown]), max(each.planned for each in shown)
+    lengths, planned = sorted({each.rounds for each in shown}), max(each.planned for each in shown)
+    done = " or ".join(map(str, lengths)) if len(lengths) < 3 else _range(lengths)
     return f" after {done} of {planned} rounds"
 
 

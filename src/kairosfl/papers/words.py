@@ -90,7 +90,7 @@ NUMBERS = (
     (r"h([\d.]+)", "h = {}"),
     (r"epochs(\d+)", "{} epochs"),
     (r"a([\d.]+)", "α = {}"),
-    (r"alpha([\d.]+)", "α = {}"),
+    (r"alpha([\d.]+)", "alpha of the momentum {}"),
     (r"beta([\d.]+)", "β = {}"),
     (r"noise([\d.]+)", "noise {}"),
     (r"mu([\d.]+)", "mu = {}"),

@@ -57,6 +57,7 @@ class FedCL(Rule):
         self.check("increase", 0 <= self.increase <= 1, "it is a probability")
         self.check("budget", self.budget >= 0, "use a share of all clients asked, or 0 for no limit")
         self.check("rest", 0 <= self.rest <= 1, "use 0 to 1; 0 leaves one client to every later round")
+        self.check("rest", self.budget > 0 or self.rest == FedCL.rest, "it needs a budget; set one, or leave it out")
         self.check("decrease", 0 <= self.decrease <= 1 - self.increase, "increase and decrease must sum to at most 1")
 
     @property

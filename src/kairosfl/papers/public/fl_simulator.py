@@ -44,7 +44,7 @@ def _cells() -> dict[str, Cell]:
 def _readings() -> dict[str, Cell]:
     """Dir(0.1) as in the released code: every other image is cropped, after it is normalised; FedCM's Δ is decayed.
 
-    And MoFedSAM with these crops alone, and with the other alpha that the repository names.
+    And MoFedSAM with these crops alone, with both values of alpha that the repository names.
     """
     crops = {"data.crops": 0.5, "data.padding": "mean"}
 
@@ -82,13 +82,13 @@ ITEMS = (
     Item(
         paper="public",
         name="fl-simulator-readings",
-        title="FL-Simulator, Dir(0.1), as in its code and with another alpha",
+        title="FL-Simulator, Dir(0.1), with the crops of its code, its weight decay, and another alpha",
         cells=_readings(),
         measures=("best", "last_tenth", "total_seconds"),
         seeds=1,
         note="As in the item before, but every other image is cropped, with the mean colour around it, and the "
         "momentum of FedCM and MoFedSAM contains the weight decay, which is then up to ten times as strong. "
-        "MoFedSAM also without this decay, and with the other alpha that the repository names.",
+        "MoFedSAM also without this decay, with alpha = 0.1 and with 0.05, the other value that the repository names.",
         hardware="one NVIDIA V100",
     ),
 )
