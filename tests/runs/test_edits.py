@@ -239,3 +239,11 @@ def test_a_folder_of_the_first_version_is_not_resumed(folder):
     assert "was begun with kairosfl 0.1.0" in said.output
     assert "finish it with that version, or start a new run." in said.output
     assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_fewer_rounds_than_are_done_are_refused(folder):
+    assert experiment.resume(folder)["rounds"] == 3
+    edit(folder, "rounds = 3", "rounds = 2")
+    said = call("resume", folder)
+    assert said.exit_code == 2
+    assert "has train.rounds = 2, but 3 rounds are done; set 3 or more." in " ".join(said.output.split())

@@ -71,6 +71,14 @@ def test_a_sweep_does_not_go_into_the_folder_of_a_run(tmp_path):
         sweep(expand(TABLES | {"sweep": {"seed": [0, 1]}}), tmp_path / "run")
 
 
+def test_a_model_to_start_from_is_checked_before_the_first_run(tmp_path):
+    experiment.start(expand(TABLES | {"sweep": {"seed": [0]}})[0].config, tmp_path / "run")
+    folders = [str(tmp_path / name) for name in ("run", "nowhere")]
+    with pytest.raises(UserError, match="nowhere' is not a run folder with a checkpoint"):
+        sweep(expand(TABLES | {"sweep": {"model.start": folders}}), tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()
+
+
 @pytest.mark.parametrize(
     ("section", "key", "value", "sentence"),
     [

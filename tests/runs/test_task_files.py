@@ -76,6 +76,10 @@ def unfit():
 
 def needy(path):
     return path
+
+
+def misspelled():
+    return {"model": nn.Linear(3, 1), "train": points(0, 80), "tset": points(1)}
 '''
 
 
@@ -229,6 +233,13 @@ def test_what_cannot_be_combined_is_refused(file):
         UserError, match=r"data\.alpha = 0\.7 has no effect: task\(\) in .* give it an argument 'alpha'"
     ):
         build_task(config(file, data={"alpha": 0.7}))
+    listed = resolve({"task": {"file": str(file), "function": "listed"}, "data": {"partition": "iid"}})
+    with pytest.raises(UserError, match=r"data\.partition = 'iid' has no effect: listed\(\) in .* have their clients"):
+        build_task(listed)
+    natural = resolve({"task": {"file": str(file), "function": "listed"}, "data": {"partition": "natural"}})
+    assert build_task(natural).clients.sizes.tolist() == [12, 12, 12]
+    with pytest.raises(UserError, match=r"returned a dict with the key 'tset'; did you mean 'test'\?"):
+        build_task(resolve({"task": {"file": str(file), "function": "misspelled"}}))
     with pytest.raises(UserError, match=r"task\.file is missing"):
         resolve({"task": {"options": {"width": 3}}})
     with pytest.raises(UserError, match=r"task\.options = 3 must be a section"):

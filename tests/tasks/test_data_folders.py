@@ -71,6 +71,8 @@ FILL = "fill it in, or set data.missing to 'mean', 'zero' or 'drop'."
             "data.categorical, which encodes each value as a column, or leave the column out with data.input.",
         ),
         ("1,0,inf\n", "{}, line 2, column 'weight' has 'inf', which is not a finite number; correct it."),
+        ("1,0,-1e39\n", "{}, line 2, column 'weight' has '-1e+39', which is too large for float32; correct it."),
+        ("1,1e39,2\n", "{}, line 2, column 'label' has '1e+39', which is too large for float32; correct it."),
         ('1,0,"2', "{} is malformed in line 2 (unexpected end of data); fix that line."),
         (
             "1,0.5,2\n",
@@ -98,6 +100,11 @@ def test_a_bad_row_is_named(clients, rows, sentence):
     path = clients / "eve.csv"
     path.write_text(f"height,label,weight\n{rows}")
     assert refused(clients) == sentence.replace("{}", str(path))
+
+
+def test_a_file_in_utf_16_is_named(clients):
+    (clients / "eve.csv").write_bytes("height,label,weight\n1,0,2\n".encode("utf-16"))
+    assert refused(clients) == f"{clients / 'eve.csv'} is in UTF-16; save it as UTF-8."
 
 
 @pytest.mark.parametrize(
@@ -164,6 +171,8 @@ def test_wrong_options(clients, tmp_path):
     assert refused(clients, missing=3) == "data.missing is 3; give a string, or a table with one for each column."
     assert refused(clients, missing={"hight": "mean"}).endswith("names the column 'hight'; did you mean 'height'?")
     assert refused(clients, categorical="height") == "data.categorical is 'height'; give a list of strings."
+    unused = "data.categorical names the column 'label', which is not an input; leave it out."
+    assert refused(clients, categorical=["label"]) == unused
     assert refused(clients, kind="regresion") == "data.kind is 'regresion'; did you mean 'regression'?"
     assert refused(clients, size=[3]) == "data.size is [3]; give the height and the width, such as [32, 32]."
     assert refused("nowhere") == (

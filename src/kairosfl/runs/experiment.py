@@ -378,16 +378,26 @@ def given(key: str, folder: str) -> tuple[Tensor | None, dict[str, Any]]:
     """The model of the run folder that a key names, and its origin for `run.json`; None if the key is empty."""
     if not folder:
         return None, {}
-    if Folder(Path(folder)).rounds_done() is None:
-        raise UserError(f"{key} = {folder!r} is not a run folder with a checkpoint; name one.")
+    check_start(key, folder)
     x, round = model(Path(folder))
     return x, {"start": {"folder": str(Path(folder).absolute()), "round": round}}
+
+
+def check_start(key: str, folder: str) -> None:
+    """Refuse a folder without a model to start from; an empty one stands for none."""
+    if folder and Folder(Path(folder)).rounds_done() is None:
+        raise UserError(f"{key} = {folder!r} is not a run folder with a checkpoint; name one.")
 
 
 def resume(path: Path, *, notify: Notify | None = None, say: Say = silent) -> dict[str, Any]:
     """Resume the run in a folder; a finished one is left as it is."""
     folder = Folder(path, say)
-    config = folder.config()
+    config, done = folder.config(), folder.rounds_done() or 0
+    if done > config.train.rounds:
+        raise UserError(
+            f"{path / 'config.toml'} has train.rounds = {config.train.rounds}, but {done} rounds are done; set {done} "
+            "or more."
+        )
     if folder.finished():
         return folder.summary()
     with lock(path):

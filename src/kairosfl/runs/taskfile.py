@@ -33,6 +33,9 @@ from kairosfl.tasks.task import Task
 
 Function = Callable[..., Any]
 Divide = Callable[[RunConfig, DataSet], Population]
+OF_TASK = ("model", "clients", "loss", "metrics")
+OF_DATA = {*inspect.signature(from_any).parameters, *(each.name for each in fields(DataSet))} - {"fields"}
+KEYS = sorted({*OF_TASK, *OF_DATA})  # of a dict that a function returns
 SETTINGS = tuple(each.name for each in fields(Data) if each.name not in ("name", "options"))
 FORMS = "a Task, a tuple (model, train, test) or a dict of simulate's arguments"
 
@@ -204,7 +207,10 @@ def _make(file: str, name: str, key: str, arguments: str, seed: int) -> Task | d
         what = f"a {type(made).__name__}" + (f" of {len(made)}" if isinstance(made, tuple) else "")
         raise UserError(f"{name}() in {file} returned {what}; return {FORMS}.")
     given = dict(given)
-    others = {key: given.pop(key) for key in ("model", "clients", "loss", "metrics") if key in given}
+    for key in given:
+        if key not in KEYS:
+            raise UserError(f"{name}() in {file} returned a dict with the key {key!r}; {nearest(str(key), KEYS)}")
+    others = {key: given.pop(key) for key in OF_TASK if key in given}
     try:
         dataset = from_any(given.pop("train"), given.pop("test", None), **given)
     except TypeError as error:
@@ -229,6 +235,7 @@ def _task(config: RunConfig, made: Mapping[str, Any], divide: Divide) -> Task:
         dataset = held_out(dataset, config.data.validation) if config.data.validation else dataset
         data = replace(config.data, clients=config.data.clients or Data.clients)
         if dataset.keys is not None:
+            _check_natural(config)
             data = replace(config.data, partition="natural", minimum=1)
         elif dataset.labels_of_train is None and data.partition == Data.partition:
             data = replace(data, partition="iid")  # without classes there is nothing to skew
@@ -236,6 +243,17 @@ def _task(config: RunConfig, made: Mapping[str, Any], divide: Divide) -> Task:
     elif not isinstance(clients, Population):
         clients = Population.from_lists([np.asarray(each) for each in clients])
     return Task(model, dataset, clients, augment=config.data.augmentation(), **given)
+
+
+def _check_natural(config: RunConfig) -> None:
+    """Refuse settings that deal samples to clients: here every sample has its client."""
+    for key in ("partition", "alpha", "minimum", "shards", "labels_per_client", "balance"):
+        value = getattr(config.data, key)
+        if value != getattr(Data, key) and (key, value) != ("partition", "natural"):
+            raise UserError(
+                f"data.{key} = {value!r} has no effect: {config.task.function}() in {config.task.file} returns data "
+                "whose samples have their clients; leave the key out."
+            )
 
 
 def _check_unused(config: RunConfig, function: Function) -> None:

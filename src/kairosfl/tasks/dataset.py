@@ -176,9 +176,9 @@ def held_out(dataset: DataSet, part: float) -> DataSet:
     order = stream(0, "validation").permutation(len(dataset.train))
     count = round(part * len(order))
     if not 0 < count < len(order):
+        fix = "a fraction above 0 and below 1" if not 0 < part < 1 else f"a {'larger' if part < 0.5 else 'smaller'} one"
         raise UserError(
-            f"data.validation = {part} leaves {len(order) - count} of {len(order)} samples for training; "
-            "use a fraction above 0 and below 1."
+            f"data.validation = {part} leaves {len(order) - count} of {len(order)} samples for training; use {fix}."
         )
     scored, kept = np.sort(order[:count]), np.sort(order[count:])
 

@@ -89,8 +89,12 @@ class Reader:
                 raise UserError(
                     f"{tables[0].file} has no column besides {self.target[0]!r} to predict it from; add one."
                 )
+            if unused := [name for name in self.categorical if name not in inputs]:
+                raise UserError(
+                    f"data.categorical names the column {unused[0]!r}, which is not an input; leave it out."
+                )
             learnt = [each for train, _ in raw for each, _ in train if isinstance(each, Table)]
-            kinds = categories(learnt, [name for name in self.categorical if name in inputs])
+            kinds = categories(learnt, self.categorical)
             self.columns = [
                 Column(name, policy(self.missing, name), name not in kinds)
                 for name in inputs

@@ -19,6 +19,8 @@ Array = npt.NDArray[Any]
 Missing = str | Mapping[str, str]
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none")  # in lower case
 POLICIES = ("error", "mean", "zero", "drop")
+LARGEST = float(np.finfo(np.float32).max)  # models compute in float32
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
 FILL = "fill it in, or set data.missing to 'mean', 'zero' or 'drop'"
 
 
@@ -50,6 +52,8 @@ def policy(missing: Missing, column: str | None) -> str:
 
 def read_csv(file: Path, content: bytes, separator: str) -> Table:
     """A .csv file with a header."""
+    if content.startswith(UTF16):
+        raise UserError(f"{file} is in UTF-16; save it as UTF-8.")
     text = content.decode("utf-8-sig", errors="replace")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=separator)
     rows, lines = [], []
@@ -198,11 +202,10 @@ def features(table: Table, inputs: Sequence[str], kinds: Mapping[str, tuple[str,
                 f"{name!r} to data.categorical, which encodes each value as a column, or leave the column out with "
                 "data.input."
             )
-        if np.isinf(values).any():
-            row = int(np.isinf(values).argmax())
-            raise UserError(
-                f"{table.where(row, name)} has '{values[row]:g}', which is not a finite number; correct it."
-            )
+        if (large := np.abs(values) > LARGEST).any():
+            row = int(large.argmax())
+            why = "not a finite number" if np.isinf(values[row]) else "too large for float32"
+            raise UserError(f"{table.where(row, name)} has '{values[row]:g}', which is {why}; correct it.")
         blocks.append(values[:, None])
     return np.concatenate([*blocks, np.empty((len(table), 0))], axis=1)
 
@@ -224,9 +227,10 @@ def targets(table: Table, columns: Sequence[str], numeric: bool) -> Array:
                 f"{table.file} has the labels {found[0]} and {other!r} in the column {name!r}; "
                 "make them all integers, or all names."
             )
-        if values.dtype != object and np.isinf(values).any():
-            where = table.where(int(np.isinf(values).argmax()), name)
-            raise UserError(f"{where} has an infinite value; correct it.")
+        if values.dtype != object and (large := np.abs(values) > LARGEST).any():
+            row = int(large.argmax())
+            why = "an infinite value" if np.isinf(values[row]) else f"'{values[row]:g}', which is too large for float32"
+            raise UserError(f"{table.where(row, name)} has {why}; correct it.")
         if values.dtype != object and not numeric and len(columns) == 1 and (wrong := values != np.floor(values)).any():
             row = int(wrong.argmax())
             raise UserError(
