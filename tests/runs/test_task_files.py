@@ -78,6 +78,12 @@ def needy(path):
     return path
 
 
+def indexed(alpha):
+    x, y = points(0, 48)
+    first = int(10 * alpha)
+    return {"model": nn.Linear(3, 1), "train": (x, y), "test": (x, y), "clients": [range(first), range(first, 48)]}
+
+
 def misspelled():
     return {"model": nn.Linear(3, 1), "train": points(0, 80), "tset": points(1)}
 '''
@@ -233,11 +239,27 @@ def test_what_cannot_be_combined_is_refused(file):
         UserError, match=r"data\.alpha = 0\.7 has no effect: task\(\) in .* give it an argument 'alpha'"
     ):
         build_task(config(file, data={"alpha": 0.7}))
-    listed = resolve({"task": {"file": str(file), "function": "listed"}, "data": {"partition": "iid"}})
-    with pytest.raises(UserError, match=r"data\.partition = 'iid' has no effect: listed\(\) in .* have their clients"):
-        build_task(listed)
+    for function, key, value in (
+        ("listed", "partition", "iid"),
+        ("listed", "minimum", 3),
+        ("listed", "noise", 0.1),
+        ("dealt", "noise", 0.1),
+        ("indexed", "balance", True),
+        ("indexed", "validation", 0.5),
+        ("indexed", "clients", 7),
+    ):
+        data = {key: value} | ({"clients": 4, "alpha": 0.5} if function == "dealt" else {})
+        named = resolve(
+            {"task": {"file": str(file), "function": function}, "data": data, "train": {"cohort": 2}, "seed": 3}
+        )
+        with pytest.raises(
+            UserError, match=rf"data\.{key} = {value!r} has no effect: {function}\(\) in .* returns data"
+        ):
+            build_task(named)
     natural = resolve({"task": {"file": str(file), "function": "listed"}, "data": {"partition": "natural"}})
     assert build_task(natural).clients.sizes.tolist() == [12, 12, 12]
+    asked = resolve({"task": {"file": str(file), "function": "indexed"}, "data": {"alpha": 0.7}})
+    assert build_task(asked).clients.sizes.tolist() == [7, 41]
     with pytest.raises(UserError, match=r"returned a dict with the key 'tset'; did you mean 'test'\?"):
         build_task(resolve({"task": {"file": str(file), "function": "misspelled"}}))
     with pytest.raises(UserError, match=r"task\.file is missing"):

@@ -37,6 +37,8 @@ OF_TASK = ("model", "clients", "loss", "metrics")
 OF_DATA = {*inspect.signature(from_any).parameters, *(each.name for each in fields(DataSet))} - {"fields"}
 KEYS = sorted({*OF_TASK, *OF_DATA})  # of a dict that a function returns
 SETTINGS = tuple(each.name for each in fields(Data) if each.name not in ("name", "options"))
+PREPARING = ("normalise", "noise")  # built-in data
+DEALING = ("partition", "alpha", "minimum", "shards", "labels_per_client", "balance")
 FORMS = "a Task, a tuple (model, train, test) or a dict of simulate's arguments"
 
 _SAMPLES: WeakValueDictionary[str, Samples] = WeakValueDictionary()  # by their digest
@@ -53,11 +55,8 @@ def build(config: RunConfig, divide: Divide, client: int | None = None) -> Task:
     function = _function(config.task.file, config.task.function, key)
     asked = json.dumps(_arguments(config, function, client), sort_keys=True, default=str)
     made = _make(config.task.file, config.task.function, key, asked, config.seed)
-    if isinstance(made, Task):
-        _check_unused(config, function)
-        task = made
-    else:
-        task = _task(config, made, divide)
+    _check_unused(config, function, made)
+    task = made if isinstance(made, Task) else _task(config, made, divide)
     dataset = hashed(task.dataset)
     if path is not None:
         dataset = replace(dataset, hashes={**dataset.hashes, path.name: key})
@@ -235,7 +234,6 @@ def _task(config: RunConfig, made: Mapping[str, Any], divide: Divide) -> Task:
         dataset = held_out(dataset, config.data.validation) if config.data.validation else dataset
         data = replace(config.data, clients=config.data.clients or Data.clients)
         if dataset.keys is not None:
-            _check_natural(config)
             data = replace(config.data, partition="natural", minimum=1)
         elif dataset.labels_of_train is None and data.partition == Data.partition:
             data = replace(data, partition="iid")  # without classes there is nothing to skew
@@ -245,24 +243,22 @@ def _task(config: RunConfig, made: Mapping[str, Any], divide: Divide) -> Task:
     return Task(model, dataset, clients, augment=config.data.augmentation(), **given)
 
 
-def _check_natural(config: RunConfig) -> None:
-    """Refuse settings that deal samples to clients: here every sample has its client."""
-    for key in ("partition", "alpha", "minimum", "shards", "labels_per_client", "balance"):
-        value = getattr(config.data, key)
-        if value != getattr(Data, key) and (key, value) != ("partition", "natural"):
-            raise UserError(
-                f"data.{key} = {value!r} has no effect: {config.task.function}() in {config.task.file} returns data "
-                "whose samples have their clients; leave the key out."
-            )
-
-
-def _check_unused(config: RunConfig, function: Function) -> None:
-    """Refuse settings of [data] that would have no effect, because the function made the clients, too."""
+def _check_unused(config: RunConfig, function: Function, made: Task | Mapping[str, Any]) -> None:
+    """Refuse settings of [data] that would have no effect, such as those that deal samples which have their clients."""
+    if isinstance(made, Task):
+        unused, what = SETTINGS, "a Task with its clients"
+    elif made.get("clients") is not None:
+        unused, what = (*PREPARING, *DEALING, "clients", "validation", "partition_seed"), "data with its clients"
+    elif made["dataset"].keys is not None:
+        unused, what = (*PREPARING, *DEALING), "data with its clients"
+    else:
+        unused, what = PREPARING, "data of its own"
     parameters = inspect.signature(function).parameters
-    for key in SETTINGS:
+    for key in unused:
         value = getattr(config.data, key)
-        if value != getattr(Data(clients=0), key) and key not in parameters:
+        natural = (key, value) == ("partition", "natural") and not isinstance(made, Task)
+        if value != getattr(Data(clients=0), key) and key not in parameters and not natural:
             raise UserError(
-                f"data.{key} = {value!r} has no effect: {config.task.function}() in {config.task.file} returns a Task "
-                f"with its clients; give it an argument {key!r}, or leave the key out."
+                f"data.{key} = {value!r} has no effect: {config.task.function}() in {config.task.file} returns {what}; "
+                f"give it an argument {key!r}, or leave the key out."
             )
