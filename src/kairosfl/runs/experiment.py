@@ -378,26 +378,16 @@ def given(key: str, folder: str) -> tuple[Tensor | None, dict[str, Any]]:
     """The model of the run folder that a key names, and its origin for `run.json`; None if the key is empty."""
     if not folder:
         return None, {}
-    check_start(key, folder)
+    Folder(Path(folder)).check_start(key)
     x, round = model(Path(folder))
     return x, {"start": {"folder": str(Path(folder).absolute()), "round": round}}
-
-
-def check_start(key: str, folder: str) -> None:
-    """Refuse a folder without a model to start from; an empty one stands for none."""
-    if folder and Folder(Path(folder)).rounds_done() is None:
-        raise UserError(f"{key} = {folder!r} is not a run folder with a checkpoint; name one.")
 
 
 def resume(path: Path, *, notify: Notify | None = None, say: Say = silent) -> dict[str, Any]:
     """Resume the run in a folder; a finished one is left as it is."""
     folder = Folder(path, say)
-    config, done = folder.config(), folder.rounds_done() or 0
-    if done > config.train.rounds:
-        raise UserError(
-            f"{path / 'config.toml'} has train.rounds = {config.train.rounds}, but {done} rounds are done; set {done} "
-            "or more."
-        )
+    config = folder.config()
+    folder.check_rounds(config)
     if folder.finished():
         return folder.summary()
     with lock(path):

@@ -161,6 +161,20 @@ class Folder:
                 "finish it with that version, or start a new run."
             )
 
+    def check_start(self, key: str) -> None:
+        """Refuse a folder without a model to start from, which a key names."""
+        if self.rounds_done() is None:
+            raise UserError(f"{key} = {str(self.path)!r} is not a run folder with a checkpoint; name one.")
+
+    def check_rounds(self, config: RunConfig) -> None:
+        """Refuse fewer rounds than are done."""
+        done = self.rounds_done() or 0
+        if done > config.train.rounds:
+            raise UserError(
+                f"{self.path / 'config.toml'} has train.rounds = {config.train.rounds}, but {done} rounds are done; "
+                f"set {done} or more."
+            )
+
     def check_places(self) -> None:
         """Refuse a directory where a file will be written, before anything is changed."""
         more = () if self.begun() else ("partition.json",)

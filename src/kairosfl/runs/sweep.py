@@ -84,8 +84,9 @@ def sweep(
     if (out / "config.toml").exists():
         raise UserError(f"{out} contains a run, and a sweep needs its own folder; give another --out.")
     for member in members:
-        if not (out / member.name / "config.toml").is_file():
-            experiment.check_start("model.start", member.config.model.start)
+        start = member.config.model.start
+        if start and not (out / member.name / "config.toml").is_file():
+            Folder(Path(start)).check_start("model.start")
     with lock(out), experiment.within_memory():
         return _run_members(members, out, command, watch, say)
 
