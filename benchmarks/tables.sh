@@ -1,7 +1,7 @@
 #!/bin/sh
 # Tables of the papers and the public benchmarks on one GPU; each part resumes if it is run again.
 #
-#     KAIROSFL_DATA=... [SEEDS=3] [FIRST=0] [PRECISION=bfloat16] sh benchmarks/tables.sh PART [RESULTS]
+#     KAIROSFL_DATA=... [SEEDS=3] [FIRST=0] [ROUNDS=60] [EVERY=2] [PRECISION=bfloat16] sh benchmarks/tables.sh PART [RESULTS]
 #
 # The results say which precision a run had. Estimates are for one H200, from the images per second in docs/gpu.md.
 #
@@ -40,7 +40,7 @@
 #     fedcl-resnet18  FedCL with ResNet-18, CIFAR-10, FedAvg, 3 runs
 #     beyond-moment   kairos with rules that decide when clients are asked, on held-out samples, 7 runs, about 2 min
 #     beyond-controls averaged FedAvg with the recipes of the presets, three seeds, about 6 min
-#     aware-news      FedAvg and FedAvg x AWARE on AG News, from scratch, 2 runs
+#     aware-news      FedAvg and FedAvg x AWARE on AG News, from scratch, at three learning rates, 6 runs of 1 M texts
 #     aware-figures   FedAWARE's Figures 1, 6 and 7, 10 runs, 120 M images, about 6 min
 set -eu
 part=$1 results=${2:-results} runs=${RUNS:-runs/tables} paper=public
@@ -51,7 +51,7 @@ cells() { # ITEM, then cells
     for cell; do set -- "$@" --cells "$cell"; shift; done
     timeout -s INT "${LIMIT:-540}" ${PYTHON:-python} -m kairosfl reproduce "$paper/$item" "$@" \
         --seeds "${SEEDS:-1}" --first-seed "${FIRST:-0}" --engine batched --device cuda \
-        --set "run.precision='${PRECISION:-tf32}'" --quiet --out "$runs/$paper-$item" --results "$results"
+        --set "run.precision='${PRECISION:-tf32}'" ${EVERY:+--set "run.eval_every=$EVERY"} ${ROUNDS:+--rounds "$ROUNDS"} --quiet --out "$runs/$paper-$item" --results "$results"
 }
 
 case $part in
@@ -95,7 +95,7 @@ pa3fed-cifar100)
     cells table2 $names
     ;;
 aware-cifar100) paper=fedaware cells table2 cifar100-fedavg cifar100-fedaware cifar100-fedavg-aware ;;
-aware-news) paper=fedaware cells table2 agnews-fedavg agnews-fedavg-aware ;;
+aware-news) paper=fedaware cells agnews ;;
 aware-figures) for item in figure1 figure7 figure6; do paper=fedaware cells "$item"; done ;;
 alt-readings)
     paper=alt cells figure2 cifar10-fedavg-alt-min cifar10-fedavg-alt-previous cifar10-moon-alt-min cifar10-moon-alt-previous

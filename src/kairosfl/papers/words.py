@@ -94,6 +94,7 @@ NUMBERS = (
     (r"beta([\d.]+)", "β = {}"),
     (r"noise([\d.]+)", "noise {}"),
     (r"mu([\d.]+)", "mu = {}"),
+    (r"lr([\d.]+)", "lr = {}"),
     (r"ridge([\d.]+)", "ridge {}"),
     (r"fixed([\d.]+)", "ALT, threshold {}"),
     (r"delta([\d.]+)", "δ = {}"),
