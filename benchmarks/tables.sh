@@ -15,7 +15,7 @@
 #     niid100-dir     4 runs, Dir(0.5) alone, 3 min
 #     niid100-again  two more seeds of FedAvg and SCAFFOLD there, 4 runs beyond those of niid100-dir, about 2 min
 #     niid100-why     SCAFFOLD there with the paper's divisor and with clipping, 6 runs, about 3 min
-#     niid100        12 runs (Dir(0.5), two labels, IID), 300 M images, about 6 min
+#     niid100         8 runs (two labels, IID), 200 M images, about 4 min
 #     flsim-fedcm     FedCM, about 5 min
 #     flsim-released  FedAvg, SCAFFOLD and FedCM as in its code, 13 min: run it twice
 #     flsim-released-sam  MoFedSAM as in its code, took 10.5 min on a shared GPU
@@ -32,7 +32,8 @@
 #     fedcl-cifar100  the same with CIFAR-100, 3 runs, about 3 min
 #     pa3fed-cifar100 PA3Fed, h = 0.1, 40 rounds, five methods with and without it, ResNet-18, 20 M images: about 11 min in bfloat16
 #     aware-cifar100  FedAvg, FedAWARE and FedAvg x AWARE, ResNet-18, 27 M images: 10 min in bfloat16
-#     alt-readings    ALT's other readings and thresholds, 10 runs of up to 50 M images, about 8 min
+#     alt-readings    ALT's other readings with MOON, 2 runs of up to 50 M images, about 2 min
+#     alt-thresholds  ALT's thresholds, 6 runs of up to 50 M images, about 5 min
 #     alt-equal       ALT and FedAvg with as few epochs, averaged, 5 runs of 15 to 50 M images, took 9 min on a shared GPU
 #     pa3fed-averaged FedAvg with and without PA3Fed, averaged, AlexNet, 4 runs of 12.5 M images; the first two took 9 min on a shared GPU
 #     fedcl-vgg11     FedCL's 200 rounds with VGG-11, CIFAR-10, FedAvg, 3 runs: 2.5 min in bfloat16
@@ -65,7 +66,7 @@ niid10-noise) cells niid-bench-10 noise0.1 ;;
 niid10-flower) cells niid-bench-10 labels3 iid fashion_mnist ;;
 niid10-seeds) SEEDS=3 cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;
 aware-ridge) paper=fedaware SEEDS=2 cells solver "ridge*" ;;
-niid100) cells niid-bench-100 ;;
+niid100) cells niid-bench-100 labels2 iid ;;
 flsim-released) cells fl-simulator-readings "dir0.1-fedavg" "dir0.1-scaffold" "dir0.1-fedcm" ;;
 flsim-released-sam) cells fl-simulator-readings "mofedsam-released" ;;
 flsim-sam-crops) cells fl-simulator-readings "mofedsam-crops*" ;;
@@ -97,10 +98,8 @@ pa3fed-cifar100)
 aware-cifar100) paper=fedaware cells table2 cifar100-fedavg cifar100-fedaware cifar100-fedavg-aware ;;
 aware-news) paper=fedaware cells agnews ;;
 aware-figures) for item in figure1 figure7 figure6; do paper=fedaware cells "$item"; done ;;
-alt-readings)
-    paper=alt cells figure2 cifar10-fedavg-alt-min cifar10-fedavg-alt-previous cifar10-moon-alt-min cifar10-moon-alt-previous
-    paper=alt cells thresholds
-    ;;
+alt-readings) paper=alt cells figure2 "cifar10-moon-alt-*" ;;
+alt-thresholds) paper=alt cells thresholds ;;
 pfl) for item in pfl-cifar10-iid blazefl flute-mnist pfl-cifar10-dirichlet pfl-cifar10-private; do cells "$item"; done ;;
 pfl-dirichlet) for item in pfl-cifar10-dirichlet pfl-cifar10-private; do cells "$item"; done ;;
 *) echo "unknown part $part; see the list in $0" >&2; exit 2 ;;
