@@ -61,7 +61,7 @@ niid10-why) cells niid-bench-10-readings ;;
 niid10-again) SEEDS=${SEEDS:-3} cells niid-bench-10 labels2-fedavg labels2-fedprox labels2-scaffold noise0.1-fedprox quantity0.5-scaffold ;;
 niid100-dir) cells niid-bench-100 dir0.5 ;;
 niid100-again) SEEDS=${SEEDS:-3} cells niid-bench-100 "dir0.5 fedavg" "dir0.5 scaffold" ;;
-niid100-why) SEEDS=${SEEDS:-3} cells niid-bench-100-readings ;;
+niid100-why) SEEDS=${SEEDS:-3} cells niid-bench-100-readings dir0.5 ;;
 niid10-noise) cells niid-bench-10 noise0.1 ;;
 niid10-flower) cells niid-bench-10 labels3 iid fashion_mnist ;;
 niid10-seeds) SEEDS=3 cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;
