@@ -191,7 +191,12 @@ def test_what_was_turned_away_is_said(tmp_path):
 
 def test_a_run_without_a_single_good_report_has_failed(tmp_path):
     result = call("run", *SMALL, "--set", "train.lr=1e38", "--out", tmp_path / "run")
-    refused(result, "2 rounds in a row had no good report (last reason: its loss is nan)", "Lower train.lr")
+    refused(
+        result,
+        "2 rounds in a row had no good report (last reason: its loss is nan)",
+        "Lower train.lr",
+        "loss is finite",
+    )
 
 
 def test_a_demonstration_deletes_its_own_runs_only(tmp_path):

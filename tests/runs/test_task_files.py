@@ -228,6 +228,12 @@ def test_code_that_cannot_be_imported_is_named_with_its_line(file):
         build_task(config(file))
 
 
+def test_code_that_ends_the_program_is_named_with_its_line(file):
+    file.write_text("import sys\n\n\ndef task():\n    sys.exit('no data')\n")
+    with pytest.raises(UserError, match=r"line\.py, line 5: SystemExit: no data, while calling task\(\)"):
+        build_task(config(file))
+
+
 def test_what_cannot_be_combined_is_refused(file):
     with pytest.raises(
         UserError, match=r"data\.name = 'digits' cannot be combined with task\.file = 'line\.py', which"

@@ -106,6 +106,17 @@ def test_torch_data_that_cannot_be_used_is_refused(train, sentence):
     assert str(error.value) == sentence
 
 
+def test_labels_that_are_identifiers_do_not_make_a_million_classes():
+    with pytest.raises(UserError) as error:
+        from_torch([(1.0, 0), (2.0, 999_999)], [(1.0, 0)])
+    assert str(error.value) == (
+        "data set 'own' has label 999999, which makes 1,000,000 classes of 3 samples: number the labels from 0, give "
+        "them as text, or say how many `classes` there are."
+    )
+    assert from_torch([(1.0, 0), (2.0, 999_999)], [(1.0, 0)], classes=1_000_000).classes == 1_000_000
+    assert from_torch([(1.0, 0), (2.0, 999)], [(1.0, 0)]).classes == 1000  # the samples of one client
+
+
 def test_a_hugging_face_data_set_with_natural_clients():
     writer = {"writer": lambda i: "zoe" if i % 2 else "abe"}
     data = from_hugging_face(Table(_rows(5, **writer)), Table(_rows(3, writer=lambda i: "new")), client="writer")

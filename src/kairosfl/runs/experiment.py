@@ -274,7 +274,8 @@ def _idle(run: Run) -> str:
         why = f"last reason: {run.record.rejected[-1][1] if run.record.rejected else 'none reported'}"
     return (
         f"{counted(run.idle, 'round')} in a row had no good report ({why}); the model is as after round "
-        f"{run.round - run.idle}. Lower train.lr or fix the clients."
+        f"{run.round - run.idle}. Lower train.lr or train.weight_decay, see whether the loss is finite, or fix the "
+        "clients."
     )
 
 

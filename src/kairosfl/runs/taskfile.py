@@ -148,14 +148,14 @@ def _explained(file: str, doing: str) -> Iterator[None]:
                 f"task.file = {file!r} cannot be imported; give a module's name or the path of a file."
             ) from error
         raise UserError(f"{_where(error, file)}: {error}, while {doing}; install it, or correct the name.") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = str(error).strip().splitlines() or [""]
         kind = type(error).__name__
         text = f"{kind}: {said[0]}" if said[0] else kind
         raise UserError(f"{_where(error, file)}: {text}, while {doing}; --verbose shows the traceback.") from error
 
 
-def _where(error: Exception, file: str) -> str:
+def _where(error: BaseException, file: str) -> str:
     """The line of the user's file at which an exception was raised."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"

@@ -18,6 +18,7 @@ from kairosfl.tasks.tree import Tree, leaves, rows, tree_map
 
 Ints = npt.NDArray[np.integer[Any]]
 CHECKED = 1024  # samples at a time, so that a check needs little memory
+MANY = 1000  # classes that even a few samples, such as those of one client, may be of
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +118,7 @@ class DataSet:
             raise UserError(f"kind = {self.kind!r} of data set {self.name!r} is unknown; {nearest(self.kind, KINDS)}")
         if not self.classes and self.kind:
             object.__setattr__(self, "classes", _classes(self.kind, (self.train, self.test)))
+            self._check_count()
         for split, samples in (("training", self.train), ("test", self.test)):
             _check_targets(self.name, split, samples.targets, self.kind, self.classes)
             if isinstance(samples, Samples):
@@ -133,6 +135,15 @@ class DataSet:
         if len(self.mean) != len(self.std):
             counts = f"{len(self.mean)} means and {len(self.std)} deviations"
             raise UserError(f"data set {self.name!r} has {counts}; give one of each per channel.")
+
+    def _check_count(self) -> None:
+        """Refuse counted classes that cannot be meant: a label that is an identifier makes a model of millions."""
+        count = len(self.train) + len(self.test)
+        if self.kind == "classification" and self.classes > max(count, MANY):
+            raise UserError(
+                f"data set {self.name!r} has label {self.classes - 1}, which makes {self.classes:,} classes of "
+                f"{count:,} samples: number the labels from 0, give them as text, or say how many `classes` there are."
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
