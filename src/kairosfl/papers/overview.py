@@ -42,7 +42,7 @@ def draw_overview(everything: Sequence[Results], path: Path) -> Path | None:
     if not found:
         return None
     with style():
-        figure = new_figure(4.6, 3.6)
+        figure = new_figure(5.6, 3.6)
         axes = figure.subplots()
         every = [value for pairs in found.values() for pair in pairs for value in pair]
         low, high = min(every) - 3, max(every) + 3
@@ -61,6 +61,6 @@ def draw_overview(everything: Sequence[Results], path: Path) -> Path | None:
             )
         axes.set(xlim=(low, high), ylim=(low, high), xlabel="published accuracy (%)", ylabel="ours (%)")
         axes.set_aspect("equal")
-        axes.legend(fontsize=7, loc="upper left")
+        axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))  # no corner is free of points
         save(figure, path, "svg")
     return path
