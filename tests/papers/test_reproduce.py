@@ -16,7 +16,7 @@ from kairosfl.cli import app
 from kairosfl.errors import UserError
 from kairosfl.papers.item import members
 from kairosfl.papers.reproduce import estimate, reproduce, rounds_left, seconds_per_round
-from kairosfl.papers.results import collect, table
+from kairosfl.papers.results import collect, read, table
 from kairosfl.runs import experiment
 from kairosfl.runs.files import read_lines
 
@@ -99,13 +99,21 @@ def test_rounds_to_the_final_accuracy_of_the_baseline(whole):
 
 
 def test_cut_and_started_again_it_goes_on_and_ends_with_the_same_numbers(whole, tmp_path):
+    said, kept = [], tmp_path / "kept"
     with pytest.raises(KeyboardInterrupt):
-        reproduce(ITEM, cells=["digits"], out=tmp_path, say=lambda line: None, progress=Watched(13))
+        reproduce(ITEM, cells=["digits"], out=tmp_path, results=kept, say=said.append, progress=Watched(13))
+    assert said[-1] == f"The finished rounds are in {kept / 'tiny-table1.json'}."
+    cells = read(kept / "tiny-table1.json")["cells"]
+    assert {name: [run["rounds"] for run in each["runs"]] for name, each in cells.items()} == {
+        "digits-fedavg": [6],
+        "digits-fedavgm": [3],  # recorded, but not saved
+    }
     # Told of the four runs, of six rounds of the first and three of the second: three done, the last one not saved.
     runs = members(ITEM, ["digits"])
     assert [rounds_left(run, tmp_path) for run in runs] == [0, 4, 6, 6]
     said, watched = [], Watched()
-    results = reproduce(ITEM, cells=["digits"], out=tmp_path, say=said.append, progress=watched)
+    results = reproduce(ITEM, cells=["digits"], out=tmp_path, results=kept, say=said.append, progress=watched)
+    assert read(kept / "tiny-table1.json")["cells"] == results["cells"]
     assert said[0] == f"tiny/table1: 4 runs in {tmp_path}, 16 rounds to go."
     assert watched.states == ["loading the data", "timing a round", ""]
     assert watched.rounds == {run.name: 6 for run in runs}

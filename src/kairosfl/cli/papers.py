@@ -54,15 +54,14 @@ def reproduce(
                 rounds=rounds,
                 changes=[*changes, *asked(engine=engine, device=device)],
                 out=out,
+                results=results,
                 say=lambda line: None if as_json else typer.echo(line, err=True) if quiet else show.say(line),
                 progress=show,
                 command=command(),
             )
         from kairosfl.papers.curves import draw_curves
-        from kairosfl.papers.results import save, table
+        from kairosfl.papers.results import table
 
-        if results:
-            save(found, results)
         if as_json:
             typer.echo(json.dumps(found))
             return

@@ -14,7 +14,7 @@ import torch
 from kairosfl.bench import wait
 from kairosfl.errors import UserError
 from kairosfl.papers.item import Item, members
-from kairosfl.papers.results import Results, collect
+from kairosfl.papers.results import Results, collect, save
 from kairosfl.progress import duration
 from kairosfl.runs import experiment
 from kairosfl.runs.config import RunConfig
@@ -44,14 +44,16 @@ def reproduce(
     rounds: int | None = None,
     changes: Sequence[str] = (),
     out: Path,
+    results: Path | None = None,
     say: Callable[[str], None] = print,
     progress: Progress | None = None,
     command: str = "",
 ) -> Results:
     """Run the chosen cells and return the results, ready for `results.table`; run again, it resumes.
 
-    `changes` are `section.key=value` overrides for every run; `say` prints what is skipped and how long the rest will
-    take; `progress` shows what is being done.
+    `changes` are `section.key=value` overrides for every run; `results` is a directory to add the results to, those of
+    the finished rounds if the runs are interrupted; `say` prints what is skipped and how long the rest will take;
+    `progress` shows what is being done.
     """
     state = progress.state if progress else lambda words: None
     asked = members(item, cells, seeds, rounds, changes, first_seed)
@@ -70,16 +72,21 @@ def reproduce(
         with experiment.within_memory():
             seconds = estimate(runs, out)
         say(f"About {duration(seconds)}, estimated from the time of one round; less where runs share a GPU.")
+    stopped: UserError | KeyboardInterrupt | None = None
     try:
         state("")
         sweep(runs, out, command=command, watch=progress.begin if progress else None, say=say)
-    except UserError as error:  # the other runs have finished
-        found = _found(runs, out, item, changes)
-        if not found["cells"]:
-            raise
-        say(f"{error} Its finished rounds are included.")
-        return found
-    return _found(runs, out, item, changes)
+    except (UserError, KeyboardInterrupt) as raised:  # an error of one run is raised when the others have finished
+        stopped = raised
+    found = _found(runs, out, item, changes)
+    kept = save(found, results) if results and (found["cells"] or not stopped) else None
+    if kept and isinstance(stopped, KeyboardInterrupt):
+        say(f"The finished rounds are in {kept}.")
+    if stopped and (isinstance(stopped, KeyboardInterrupt) or not found["cells"]):
+        raise stopped
+    if stopped:
+        say(f"{stopped} Its finished rounds are included.")
+    return found
 
 
 def available(asked: Sequence[Member], say: Callable[[str], None]) -> list[Member]:
