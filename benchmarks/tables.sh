@@ -15,7 +15,7 @@
 #     niid100-dir     4 runs, Dir(0.5) alone, 3 min
 #     niid100-again  two more seeds of FedAvg and SCAFFOLD there, 4 runs beyond those of niid100-dir, about 2 min
 #     niid100-why     SCAFFOLD there with the paper's divisor and with clipping, 6 runs, about 3 min
-#     niid100         8 runs (two labels, IID), 200 M images, about 4 min
+#     niid100         8 runs (two labels, IID), 200 M images, took 3.5 min on a GPU shared with 8 runs of niid10-flower
 #     flsim-fedcm     FedCM, about 5 min
 #     flsim-released  FedAvg, SCAFFOLD and FedCM as in its code, 13 min: run it twice
 #     flsim-released-sam  MoFedSAM as in its code, took 10.5 min on a shared GPU
@@ -28,20 +28,20 @@
 #
 # What the papers' tables lack, most informative first:
 #     aware-ridge     FedAWARE with a ridge, 6 runs of fedaware/solver, 45 M images, about 2 min
-#     fedcl-200       FedCL's 200 rounds, CIFAR-10 and Fashion-MNIST, FedAvg, 6 runs, 25 M images or more, about 6 min
+#     fedcl-200       FedCL's 200 rounds, CIFAR-10 and Fashion-MNIST, FedAvg, 6 runs; CIFAR-10's 3 took 5 min on a shared GPU
 #     fedcl-cifar100  the same with CIFAR-100, 3 runs, about 3 min
 #     pa3fed-cifar100 PA3Fed, h = 0.1, 40 rounds, five methods with and without it, ResNet-18, 20 M images: about 11 min in bfloat16
-#     aware-cifar100  FedAvg, FedAWARE and FedAvg x AWARE, ResNet-18, 27 M images: 10 min in bfloat16
-#     alt-readings    ALT's other readings with MOON, 2 runs of up to 50 M images, about 2 min
+#     aware-cifar100  FedAvg, FedAWARE and FedAvg x AWARE, ResNet-18, 27 M images: 10 min in bfloat16, more if shared
+#     alt-readings    ALT's other readings with MOON, 2 runs of up to 50 M images, took 3 min on a shared GPU
 #     alt-thresholds  ALT's thresholds, 6 runs of up to 50 M images, about 5 min
 #     alt-equal       ALT and FedAvg with as few epochs, averaged, 5 runs of 15 to 50 M images, took 9 min on a shared GPU
 #     pa3fed-averaged FedAvg with and without PA3Fed, averaged, AlexNet, 4 runs of 12.5 M images; the first two took 9 min on a shared GPU
-#     fedcl-vgg11     FedCL's 200 rounds with VGG-11, CIFAR-10, FedAvg, 3 runs: 2.5 min in bfloat16
-#     fedcl-lstm      FedCL on Shakespeare, FedAvg, 3 runs
-#     fedcl-resnet18  FedCL with ResNet-18, CIFAR-10, FedAvg, 3 runs
+#     fedcl-vgg11     FedCL's 200 rounds with VGG-11, CIFAR-10, FedAvg, 3 runs: 2.5 min a seed in bfloat16
+#     fedcl-lstm      FedCL on Shakespeare, FedAvg, 3 runs of 30 M sequences: 20 of the 200 rounds take about an hour
+#     fedcl-resnet18  FedCL with ResNet-18, CIFAR-10, FedAvg, 3 runs, 10 M images, about 4 min in bfloat16
 #     beyond-moment   kairos with rules that decide when clients are asked, on held-out samples, 7 runs, about 2 min
 #     beyond-controls averaged FedAvg with the recipes of the presets, three seeds, about 6 min
-#     aware-news      FedAvg and FedAvg x AWARE on AG News, from scratch, at three learning rates, 6 runs of 1 M texts
+#     aware-news      FedAvg and FedAvg x AWARE on AG News, from scratch, at two learning rates, 4 runs of 0.6 M texts, about 3 min
 #     aware-figures   FedAWARE's Figures 1, 6 and 7, 10 runs, 120 M images, about 6 min
 set -eu
 part=$1 results=${2:-results} runs=${RUNS:-runs/tables} paper=public
