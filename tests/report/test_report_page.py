@@ -237,6 +237,23 @@ def test_each_problem_with_an_algorithm_of_its_own_is_named(tmp_path):
     assert "Compared with" not in page
 
 
+@pytest.mark.parametrize(
+    ("dealt", "facts"),
+    [
+        (None, "dirichlet partition · α = 0.1 · "),  # a folder that does not record it
+        ("iid", "iid partition · epochs "),  # of a task without classes, say, whose settings were left out
+        ("", "clients given · epochs "),  # by the data, whatever the settings are by default
+    ],
+)
+def test_the_page_says_how_the_samples_came_to_the_clients(tmp_path, dealt, facts):
+    run = fake.write_run(tmp_path / "run", alpha=0.1, rounds=5)
+    if dealt is not None:
+        about = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps(about | {"partition": dealt}))
+    text = write_report([run], tmp_path / "report.html").read_text()
+    assert f" a round · 5 rounds · {facts}" in text
+
+
 def test_the_same_samples_are_the_same_problem_however_they_were_asked_for(tmp_path):
     for alpha in (0.3, 0.5):  # of an IID partition, say
         run = fake.write_run(tmp_path / str(alpha), alpha=alpha, rounds=5)

@@ -16,6 +16,7 @@ from kairosfl.errors import UserError
 from kairosfl.runs import taskfile
 from kairosfl.runs.config import dump, load, read, resolve, tables
 from kairosfl.runs.experiment import build_task, resume, start
+from kairosfl.runs.folder import Folder
 from kairosfl.runs.sweep import expand, sweep
 
 FILE = '''
@@ -175,6 +176,18 @@ def test_settings_are_passed_by_name_and_clients_dealt(file):
     own = build_task(config(file, task={"file": "line.py", "function": "listed"}))
     assert own.clients.sizes.tolist() == [12, 12, 12]
     assert own.dataset.kind == "regression"
+
+
+@pytest.mark.parametrize(
+    ("function", "dealt"), [("task", ""), ("listed", "natural"), ("dealt", "dirichlet"), ("regression", "iid")]
+)
+def test_the_folder_says_how_the_samples_came_to_the_clients(file, tmp_path, function, dealt):
+    body = "x = points(0, 48)\n    return nn.Linear(3, 1), x, x"
+    file.write_text(f"{file.read_text()}\n\ndef regression():\n    {body}\n")
+    given = {"clients": 4, "alpha": 0.5} if function == "dealt" else {}
+    made = build_task(config(file, task={"file": str(file), "function": function}, seed=3, data=given))
+    Folder(tmp_path / "run").describe(config(file), made, "")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["partition"] == dealt
 
 
 def test_modules_by_name(file):

@@ -286,8 +286,8 @@ def _title(groups: Sequence[Group]) -> str:
 
 def _facts(groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
-    known = runs[0].about.get("clients")  # the setting may be 0, for all clients
-    settings = {**runs[0].settings, **({"data.clients": known} if known else {})}
+    known = {key: runs[0].about[key] for key in ("clients", "partition") if key in runs[0].about}
+    settings = {**runs[0].settings, **{f"data.{key}": value for key, value in known.items()}}  # what they came to
     apart = set(differing(runs))
     facts = []
     for name, text in (
@@ -301,7 +301,9 @@ def _facts(groups: Sequence[Group]) -> str:
     ):
         used = name != "data.alpha" or settings.get("data.partition") in SKEWED
         if name in settings and name not in apart and used:
-            facts.append(text.format(settings[name]).replace("(s)", "" if settings[name] == 1 else "s"))
+            given = name == "data.partition" and not settings[name]
+            told = "clients given" if given else text.format(settings[name])
+            facts.append(told.replace("(s)", "" if settings[name] == 1 else "s"))
     seeds = sorted({run.seed for run in runs})
     named = ", ".join(map(str, seeds[:8])) + ("…" if len(seeds) > 8 else "")
     facts.append(counted(len(runs), "run"))

@@ -34,6 +34,7 @@ _TRAINERS = {"run.engine", "run.device", "run.slots", "run.deterministic"}
 EXPLODED = 1000  # times the first test loss or, if that is less, the loss of guessing among the classes
 _SETTINGS = {"seed": checked.is_seed, "train.rounds": checked.is_whole}
 _ABOUT = {"algorithm": checked.is_text, "seed": checked.is_seed, "clients": checked.is_whole, "metrics": is_metrics}
+_ABOUT |= {"partition": checked.is_text}
 _SAID = {"verdicts": checked.is_texts, "client_accuracy_on": checked.is_text, "finished": checked.is_text}
 _COUNTS = {"clients": checked.is_whole, "classes": checked.is_whole, "counts": checked.is_counts}
 _PARTITION = {"labels": checked.is_texts, **_COUNTS}

@@ -228,6 +228,7 @@ def facts(task: Task) -> dict[str, Any]:
     return {
         "parameters": task.layout.size,
         "clients": len(task.clients),
+        "partition": task.clients.dealt,
         "base_hash": task.base_hash,  # of the frozen part; null: the whole model is trained
         "population_hash": task.clients.hash(),
         "data_hashes": dict(task.dataset.hashes),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -327,7 +328,7 @@ def partition(
             raise UserError(
                 f"data.partition is 'natural', but data set {dataset.name!r} has no natural clients; use 'dirichlet'."
             )
-        return natural(dataset.keys, clients, seed, minimum=minimum)
+        return replace(natural(dataset.keys, clients, seed, minimum=minimum), dealt=name)
     if clients is None:
         raise UserError(f"data.clients is missing: partition {name!r} needs the number of clients; give at least 1.")
     given = {"alpha": alpha, "minimum": minimum, "balance": balance}
@@ -339,7 +340,9 @@ def partition(
             f"{dataset.kind or 'a task of its own'}; use {' or '.join(map(repr, BY_NUMBER))}, or give the clients."
         )
     numbers = np.zeros(len(dataset.train), dtype=np.int64) if labels is None else labels
-    return PARTITIONS[name](numbers, clients, seed, **{each: given[each] for each in OPTIONS[name]})
+    return replace(
+        PARTITIONS[name](numbers, clients, seed, **{each: given[each] for each in OPTIONS[name]}), dealt=name
+    )
 
 
 def _generator(seed: int, purpose: int) -> np.random.Generator:

@@ -25,6 +25,7 @@ class Population:
         keys: The natural client (writer, speaker) that each client is, if there are such.
         tests: Which samples of the test set are whose; a client may have none, and clients may share some.
         shared: Whether a training sample may belong to several clients, or to one more than once.
+        dealt: The partition that dealt the samples; empty if the clients were given.
     """
 
     order: Ints
@@ -32,6 +33,7 @@ class Population:
     keys: Ints | None = None
     tests: Population | None = None
     shared: bool = False
+    dealt: str = ""
 
     def __post_init__(self) -> None:
         if self.offsets.ndim != 1 or len(self.offsets) < 2:
