@@ -56,6 +56,26 @@ CELLS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
 }
 
 
+class _Summed(torch.autograd.Function):
+    """What enters the gates of all steps, unchanged, as if the recurrent product were added to it.
+
+    The gradient of the recurrent weights is then one product over all steps, not one and a sum for each of them.
+    `before` holds the hidden state before each step once the steps have been taken.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, into: Tensor, recurrent: Tensor, before: list[Tensor]) -> Tensor:
+        ctx.before = before
+        return into.view_as(into)
+
+    @staticmethod
+    def backward(ctx: Any, gates: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        if not ctx.needs_input_grad[1]:
+            return gates, None, None
+        before = torch.stack(ctx.before, 2).flatten(1, 2)
+        return gates, torch.bmm(gates.flatten(1, 2).mT, before), None
+
+
 class StackedRecurrent(nn.Module):
     """Every client's LSTM, GRU or plain recurrent layers, step by step."""
 
@@ -98,10 +118,14 @@ class StackedRecurrent(nn.Module):
         into = torch.bmm(rows.flatten(1, 2), inward.mT).unflatten(1, rows.shape[1:3])
         if biases:
             into = into + biases[0][:, None, None]
+        before: list[Tensor] = []
+        if self.mode != "GRU":  # whose reset gate comes between the two
+            into, recurrent = _Summed.apply(into, recurrent, before), recurrent.detach()  # type: ignore[no-untyped-call]
         outputs = []
-        for step in range(rows.shape[2]):
+        for step in into.unbind(2):
+            before.append(state[0].detach())
             back = torch.bmm(state[0], recurrent.mT)
-            state = CELLS[self.mode](into[:, :, step], back + biases[1][:, None] if biases else back, state)
+            state = CELLS[self.mode](step, back + biases[1][:, None] if biases else back, state)
             outputs.append(state[0])
         return torch.stack(outputs, 2).flatten(0, 1), state
 
