@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -55,9 +57,21 @@ def test_the_answer_does_not_depend_on_the_chunks(numbers: int, monkeypatch: pyt
     assert trace(model, torch.arange(9)) == pytest.approx(closed_form(model, np.arange(9)).mean(), rel=1e-12)
 
 
-def test_a_network_by_finite_differences() -> None:
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(1, 2, batch_first=True), nn.Linear(2, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.lstm(x.unsqueeze(2))[0][:, -1])
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 4)), Recurrent], ids=["dense", "recurrent"]
+)
+def test_a_network_by_finite_differences(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 4)).double()
+    model = make().double()
     x, inputs, step = flatten(model), torch.from_numpy(INPUTS), 1e-5
 
     def log_p(vector: Tensor) -> np.ndarray:

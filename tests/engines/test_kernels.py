@@ -27,10 +27,22 @@ from kairosfl.engines.batched import Batched, layers, step, update
 from kairosfl.engines.batched import conv as ways
 from kairosfl.engines.batched import dropout as drops
 from kairosfl.engines.batched import pool as pools
+from kairosfl.engines.batched import recurrent as recurrences
 from kairosfl.engines.batched import rows as layouts
 from kairosfl.engines.batched.conv import Pair, Shape
 from kairosfl.engines.batched.dropout import keep, seeded
-from kairosfl.engines.batched.kernels import batch, conv, depthwise, dropout, linear, loss, norm, passes, pool
+from kairosfl.engines.batched.kernels import (
+    batch,
+    conv,
+    depthwise,
+    dropout,
+    linear,
+    loss,
+    norm,
+    passes,
+    pool,
+    recurrent,
+)
 from kairosfl.engines.batched.kernels import update as optimiser
 from kairosfl.engines.choices import Choices
 from kairosfl.engines.loop import Loop
@@ -59,7 +71,7 @@ CONVOLUTIONS = [
 
 @pytest.fixture(autouse=True)
 def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (conv, linear):
+    for module in (conv, linear, recurrent):
         monkeypatch.setattr(module, "stages", lambda device: 3)
 
 
@@ -307,6 +319,29 @@ def test_linear_layers_step_in_their_backward_pass(corrected: bool, velocities: 
     assert partials[0, 0] == partials[0, 3] == partials[1].abs().sum() == 0
 
 
+@pytest.mark.parametrize(("samples", "width", "time"), [(3, 8, 5), (1, 37, 1), (70, 33, 2)])
+def test_lstms_there_and_back(samples: int, width: int, time: int) -> None:
+    torch.manual_seed(0)
+    theirs = [nn.LSTM(5, width, batch_first=True).double() for _ in range(CLIENTS)]
+    x = torch.randn(CLIENTS, samples, time, 5, dtype=torch.float64, requires_grad=True)
+    hidden, cell = (torch.randn(CLIENTS, samples, width, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    pairs = [each(x[k], (hidden[k, None], cell[k, None])) for k, each in enumerate(theirs)]
+    wanted = torch.stack([y for y, _ in pairs]), torch.cat([end for _, (_, end) in pairs])
+    slopes = [torch.randn_like(each) for each in wanted]
+    recurrent_ones: list[Tensor] = [each.weight_hh_l0 for each in theirs]
+    back = torch.autograd.grad(wanted, [hidden, cell, *recurrent_ones], slopes, retain_graph=True)
+    into_of = torch.autograd.grad(wanted, [each.bias_ih_l0 for each in theirs], slopes)
+
+    into = torch.stack([x[k] @ e.weight_ih_l0.mT + e.bias_ih_l0 + e.bias_hh_l0 for k, e in enumerate(theirs)])
+    given = [each.detach().float().requires_grad_() for each in (into, torch.stack(recurrent_ones), hidden, cell)]
+    found = recurrences._Fused.apply(recurrent, *given, "ieee")
+    for mine, value in zip(found, wanted, strict=True):
+        close(mine.detach(), value.detach())
+    gates, weights, *states = torch.autograd.grad(found, given, [each.float() for each in slopes])
+    for mine, value in zip((*states, *weights, *gates.sum((1, 2))), (*back, *into_of), strict=True):
+        close(mine, value)
+
+
 def test_the_length_of_a_product_without_it() -> None:
     torch.manual_seed(0)
     x, dy = torch.randn(CLIENTS, 20, 100), torch.randn(CLIENTS, 20, 70)
@@ -402,7 +437,20 @@ class Tied(nn.Module):
         return self.out(self.norm(self.two(self.one(x))).relu().mean((2, 3)))
 
 
+class Recurrent(nn.Module):
+    """Two LSTMs, one above the other, over 12 steps of 4 numbers; it reads all outputs and the last cells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(4, 9, 2, batch_first=True, dropout=0.3), nn.Linear(18, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, (_, cells) = self.lstm(x.flatten(1, 2))
+        return self.out(torch.cat([y.mean(1), cells[0]], 1))
+
+
 MODELS = {
+    "recurrent": Recurrent,
     "tiny": lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 4)),
     "small": lambda: nn.Sequential(nn.Flatten(), *(nn.Linear(48, 48) for _ in range(3)), nn.Linear(48, 4, bias=False)),
     "images": lambda: nn.Sequential(
@@ -449,8 +497,8 @@ MODELS = {
 
 def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = {"conv": conv, "depthwise": depthwise, "dropout": dropout, "linear": linear, "norm": norm, "pool": pool}
-    modules |= {"batch": batch, "loss": loss, "passes": passes, "update": optimiser}
-    for user in (layouts, ways, drops, layers, pools, step, update):
+    modules |= {"recurrent": recurrent, "batch": batch, "loss": loss, "passes": passes, "update": optimiser}
+    for user in (layouts, ways, drops, layers, pools, recurrences, step, update):
         monkeypatch.setattr(user, "kernels", lambda name, tensor: modules[name])
 
 

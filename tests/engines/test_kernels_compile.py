@@ -38,6 +38,7 @@ from kairosfl.engines.batched import (
     layers,
     lifts,
     pool,
+    recurrent,
     rehearsal,
     rows,
     step,
@@ -45,6 +46,7 @@ from kairosfl.engines.batched import (
 )
 from kairosfl.engines.batched.evaluator import single
 from kairosfl.engines.batched.kernels import batch, device, launch, linear, loss, passes
+from kairosfl.engines.batched.kernels import recurrent as lstm
 from kairosfl.engines.batched.kernels import update as optimiser
 from kairosfl.engines.batched.state import Kind, State
 from kairosfl.tasks.models import build
@@ -56,6 +58,7 @@ READERS = (
     layers,
     lifts,
     pool,
+    recurrent,
     rehearsal,
     rows,
     update,
@@ -65,6 +68,7 @@ READERS = (
 GPUS = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
 
+QUICK = ((86, torch.float32, 64), (90, torch.bfloat16, 16))  # of the cases of an LSTM
 NUMBERS = count()  # of devices, by which Triton keeps what it compiled
 
 
@@ -178,6 +182,25 @@ def test_what_surrounds_a_step_compiles(compiled: Compiled) -> None:
         passes.fill(vectors[0].expand(2, -1), weights, table)
         passes.subtract(weights, vectors, vectors, table)
     assert set(compiled.shared()) == {"_batch", "_count", "_images", "_entropy", "_squares", "_fill", "_subtract"}
+
+
+@pytest.mark.parametrize(
+    ("compiled", "dtype", "samples"),
+    [
+        pytest.param(gpu, dtype, samples, marks=[] if (gpu, dtype, samples) in QUICK else pytest.mark.slow)
+        for gpu in GPUS
+        for dtype in (torch.float32, torch.bfloat16)
+        for samples in (16, 64)
+    ],
+    indirect=["compiled"],
+)
+def test_lstms_compile_and_fit(compiled: Compiled, dtype: torch.dtype, samples: int) -> None:
+    for dot in ("ieee", "tf32") if dtype == torch.float32 else ("ieee",):
+        into, weights = torch.zeros(2, samples, 3, 4 * 512, dtype=dtype), torch.zeros(2, 4 * 512, 512, dtype=dtype)
+        zeros = torch.zeros(2, samples, 512, dtype=dtype)
+        y, *kept = lstm.forward(into, weights, zeros, zeros, dot)
+        lstm.backward(y, zeros, weights, *kept, dot)
+    assert set(compiled.shared()) == {"_forward", "_backward"}
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -37,10 +38,19 @@ def fisher_trace(
         return class_scores(outputs).log_softmax(1).gather(1, label[None, None])[0, 0]
 
     def square(sample: Tree, label: Tensor) -> Tensor:
-        slopes = grad(log_likelihood)(weights, sample, label)
-        return torch.stack([slope.square().sum() for slope in slopes.values()]).sum()
+        return _length(grad(log_likelihood)(weights, sample, label).values())
 
-    squares = vmap(square)
+    def one_by_one(samples: Tree, labels: Tensor) -> Tensor:
+        mine = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+        found = []
+        with torch.backends.cudnn.flags(enabled=False):  # its recurrent layers have gradients in training mode only
+            for k, label in enumerate(labels):
+                end = log_likelihood(mine, tree_map(itemgetter(k), samples), label)
+                found.append(_length(torch.autograd.grad(end, [*mine.values()], materialize_grads=True)))
+        return torch.stack(found)
+
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())  # which vmap does not support
+    squares = one_by_one if recurrent else vmap(square)
     held = CPU_NUMBERS if rows.device.type == "cpu" else GPU_NUMBERS
     total = 0.0
     for chunk in rows.split(max(1, held // sum(w.numel() for w in weights.values()))):
@@ -55,3 +65,8 @@ def fisher_trace(
             traces = squares(samples, (p.cumsum(1) < uniform[:, None]).sum(1).clamp(max=p.shape[1] - 1))
         total += float(traces.double().sum())
     return total / len(rows)
+
+
+def _length(slopes: Iterable[Tensor]) -> Tensor:
+    """The squared length of a gradient."""
+    return torch.stack([slope.square().sum() for slope in slopes]).sum()

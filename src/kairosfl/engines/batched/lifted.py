@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_leaves
 from kairosfl.engines.batched.dropout import StackedDropout, bits, least, seeded
 from kairosfl.engines.batched.frame import Frame
 from kairosfl.engines.batched.layers import StackedConv2d, Unstackable
+from kairosfl.engines.batched.recurrent import INNER
 from kairosfl.engines.batched.rows import RowLayout
-from kairosfl.engines.batched.sequence import INNER, LAYERS
+from kairosfl.engines.batched.sequence import LAYERS
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.tree import Tree, rows
 from kairosfl.tasks.vector import Layout, trained

@@ -16,9 +16,11 @@ from kairosfl.engines.batched.fast import kernels
 from kairosfl.engines.batched.frame import Frame
 from kairosfl.engines.batched.layers import StackedConv2d, StackedGroupNorm, StackedLinear
 from kairosfl.engines.batched.pool import ReluPool
+from kairosfl.engines.batched.recurrent import StackedRecurrent
 from kairosfl.engines.batched.update import Optimiser
 
-LAYERS = (StackedConv2d, StackedGroupNorm, StackedLinear, StackedDropout, ReluPool)  # those with kernels
+# Those with kernels.
+LAYERS = (StackedConv2d, StackedGroupNorm, StackedLinear, StackedDropout, StackedRecurrent, ReluPool)
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ def _there_and_back(layer: nn.Module, size: tuple[int, ...], inward: bool, frame
     x = torch.zeros(size, dtype=frame.compute, device=frame.rows.device)
     x = (last(x) if x.ndim == 4 else x).requires_grad_(inward)
     y = layer(x)
+    y = y[0] if isinstance(layer, StackedRecurrent) else y
     if y.requires_grad:  # a frozen part's does not
         wanted = [each for each in (x, frame.tape) if each.requires_grad]
         torch.autograd.grad(y, wanted, torch.zeros_like(y), allow_unused=True)

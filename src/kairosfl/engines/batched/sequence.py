@@ -1,4 +1,4 @@
-"""Recurrent layers, attention and Transformer encoders over stacked clients, in plain operations.
+"""Attention and Transformer encoders over stacked clients, in plain operations.
 
 Samples come first inside, client after client: `[m·b, time, width]`.
 """
@@ -22,112 +22,7 @@ from kairosfl.engines.batched.layers import (
     Unstackable,
     found,
 )
-
-State = tuple[Tensor, ...]
-INNER = 1 << 16  # numbers of the dropouts inside layers, which must not clash with the model's own
-
-
-def _lstm(into: Tensor, back: Tensor, state: State) -> State:
-    enter, forget, candidate, leave = (into + back).chunk(4, -1)
-    cell = forget.sigmoid() * state[1] + enter.sigmoid() * candidate.tanh()
-    return leave.sigmoid() * cell.tanh(), cell
-
-
-def _gru(into: Tensor, back: Tensor, state: State) -> State:
-    (reset_in, update_in, new_in), (reset, update, new) = into.chunk(3, -1), back.chunk(3, -1)
-    update = (update_in + update).sigmoid()
-    new = (new_in + (reset_in + reset).sigmoid() * new).tanh()
-    return ((1 - update) * new + update * state[0],)
-
-
-def _tanh(into: Tensor, back: Tensor, state: State) -> State:
-    return ((into + back).tanh(),)
-
-
-def _relu(into: Tensor, back: Tensor, state: State) -> State:
-    return ((into + back).relu(),)
-
-
-CELLS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
-    "LSTM": _lstm,
-    "GRU": _gru,
-    "RNN_TANH": _tanh,
-    "RNN_RELU": _relu,
-}
-
-
-class _Summed(torch.autograd.Function):
-    """What enters the gates of all steps, unchanged, as if the recurrent product were added to it.
-
-    The gradient of the recurrent weights is then one product over all steps, not one and a sum for each of them.
-    `before` holds the hidden state before each step once the steps have been taken.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, into: Tensor, recurrent: Tensor, before: list[Tensor]) -> Tensor:
-        ctx.before = before
-        return into.view_as(into)
-
-    @staticmethod
-    def backward(ctx: Any, gates: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        if not ctx.needs_input_grad[1]:
-            return gates, None, None
-        before = torch.stack(ctx.before, 2).flatten(1, 2)
-        return gates, torch.bmm(gates.flatten(1, 2).mT, before), None
-
-
-class StackedRecurrent(nn.Module):
-    """Every client's LSTM, GRU or plain recurrent layers, step by step."""
-
-    def __init__(self, layer: nn.RNNBase, find: Find, frame: Frame) -> None:
-        super().__init__()
-        if layer.proj_size:
-            raise Unstackable("an LSTM projects its outputs")
-        self.frame, self.first, self.width, self.mode = frame, layer.batch_first, layer.hidden_size, layer.mode
-        self.sides = 2 if layer.bidirectional else 1
-        self.weights = [[find(weight) for weight in group] for group in layer.all_weights]
-        numbers = range(_number(find, layer), _number(find, layer) + layer.num_layers)
-        self.drops = nn.ModuleList(StackedDropout(layer.dropout, number, frame) for number in numbers)
-
-    def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
-        x = x if self.first else x.transpose(0, 1)
-        begins, ends = self._begins(x, hx), []
-        for group in range(0, len(self.weights), self.sides):
-            x = self.drops[group // self.sides](x) if group else x
-            outputs = []
-            for side in range(self.sides):
-                y, end = self._run(x.flip(1) if side else x, group + side, begins[group + side])
-                outputs.append(y.flip(1) if side else y)
-                ends.append(end)
-            x = torch.cat(outputs, -1)
-        states = tuple(torch.stack(each).flatten(1, 2) for each in zip(*ends, strict=True))
-        return (x if self.first else x.transpose(0, 1)), (states if self.mode == "LSTM" else states[0])
-
-    def _begins(self, x: Tensor, hx: Any) -> list[State]:
-        m, groups = self.frame.clients, len(self.weights)
-        if hx is None:
-            zeros = x.new_zeros(m, len(x) // m, self.width)
-            return [(zeros, zeros) if self.mode == "LSTM" else (zeros,)] * groups
-        given = [each.unflatten(1, (m, -1)) for each in (hx if self.mode == "LSTM" else (hx,))]
-        return [tuple(each[group] for each in given) for group in range(groups)]
-
-    def _run(self, x: Tensor, group: int, state: State) -> tuple[Tensor, State]:
-        inward, recurrent, *biases = (self.frame.leaf(found(index)).to(x.dtype) for index in self.weights[group])
-        rows = x.unflatten(0, (self.frame.clients, -1))
-        # The input's contribution to the gates needs no recurrence: one product for all steps.
-        into = torch.bmm(rows.flatten(1, 2), inward.mT).unflatten(1, rows.shape[1:3])
-        if biases:
-            into = into + biases[0][:, None, None]
-        before: list[Tensor] = []
-        if self.mode != "GRU":  # whose reset gate comes between the two
-            into, recurrent = _Summed.apply(into, recurrent, before), recurrent.detach()  # type: ignore[no-untyped-call]
-        outputs = []
-        for step in into.unbind(2):
-            before.append(state[0].detach())
-            back = torch.bmm(state[0], recurrent.mT)
-            state = CELLS[self.mode](step, back + biases[1][:, None] if biases else back, state)
-            outputs.append(state[0])
-        return torch.stack(outputs, 2).flatten(0, 1), state
+from kairosfl.engines.batched.recurrent import StackedRecurrent, inner
 
 
 class StackedAttention(nn.Module):
@@ -140,7 +35,7 @@ class StackedAttention(nn.Module):
         self.frame, self.first, self.heads = frame, layer.batch_first, layer.num_heads
         self.weight, self.bias = found(find(layer.in_proj_weight)), find(layer.in_proj_bias)
         self.out = StackedLinear(layer.out_proj, find, frame)
-        self.drop = StackedDropout(layer.dropout, _number(find, layer), frame)
+        self.drop = StackedDropout(layer.dropout, inner(find, layer), frame)
 
     def forward(
         self,
@@ -198,7 +93,7 @@ class StackedEncoderLayer(nn.Module):
         self.first, self.attention.first = layer.self_attn.batch_first, True
         self.linear1, self.linear2 = (StackedLinear(each, find, frame) for each in (layer.linear1, layer.linear2))
         self.norm1, self.norm2 = (StackedLayerNorm(each, find, frame) for each in (layer.norm1, layer.norm2))
-        number = _number(find, layer)
+        number = inner(find, layer)
         self.drops = nn.ModuleList(
             StackedDropout(each.p, number + i, frame)
             for i, each in enumerate((layer.dropout, layer.dropout1, layer.dropout2), start=1)
@@ -261,11 +156,6 @@ def _stacked(layer: nn.Module, find: Find, frame: Frame) -> nn.Module:
     if type(layer) not in LAYERS:
         raise Unstackable(f"it has a {type(layer).__name__}")
     return LAYERS[type(layer)](layer, find, frame)
-
-
-def _number(find: Find, layer: nn.Module) -> int:
-    """Of the layer's first dropout."""
-    return INNER + 8 * found(find(next(layer.parameters())))
 
 
 LAYERS: dict[type[nn.Module], Callable[[Any, Find, Frame], nn.Module]] = layers.LAYERS | {
