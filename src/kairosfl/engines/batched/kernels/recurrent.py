@@ -16,7 +16,6 @@ from torch import Tensor
 from kairosfl.engines.batched.kernels.device import FUSED, stages
 from kairosfl.engines.batched.kernels.launch import on
 
-UNITS = 32  # of a tile
 MOST = 64  # samples of a tile
 
 
@@ -150,13 +149,14 @@ def _backward(
     tl.store(slopes + at + 3 * H, (dh * top * leave * (1 - leave)).to(kind), here)
 
 
-def _grid(gates: Tensor, dot: str) -> tuple[tuple[int, int, int], dict]:
-    """The grid of a step, and how it is cut into tiles."""
+def _tiles(gates: Tensor, dot: str, products: int) -> tuple[tuple[int, int, int], dict]:
+    """The grid of a kernel that loads tiles for so many products at once, and the sizes of its tiles."""
     m, samples, _, wide = gates.shape
-    rounded = min(MOST, max(16, triton.next_power_of_2(samples)))
-    grid = triton.cdiv(wide // 4, UNITS), triton.cdiv(samples, rounded), m
-    deep = 64 if gates.dtype == torch.bfloat16 else 32
-    sizes = {"H": wide // 4, "DOT": dot, "BR": rounded, "BU": UNITS, "BK": deep}
+    half = gates.dtype == torch.bfloat16
+    rounded, units = min(MOST, max(16, triton.next_power_of_2(samples))), 64 if half else 32
+    deep = 64 if half or products == 1 else 32  # more would not fit into shared memory
+    grid = triton.cdiv(wide // 4, units), triton.cdiv(samples, rounded), m
+    sizes = {"H": wide // 4, "DOT": dot, "BR": rounded, "BU": units, "BK": deep}
     return grid, {**sizes, "num_warps": 4, "num_stages": stages(gates.device), **FUSED}
 
 
@@ -170,7 +170,7 @@ def forward(into: Tensor, recurrent: Tensor, hidden: Tensor, cell: Tensor, dot: 
     y, gates = into.new_empty(m, samples, time, wide // 4), torch.empty_like(into)
     cells = torch.empty(m, samples, time + 1, wide // 4, device=into.device)
     cells[:, :, 0] = cell
-    grid, sizes = _grid(into, dot)
+    grid, sizes = _tiles(into, dot, products=4)
     for step in range(time):
         on(_forward, grid)(into, recurrent, hidden, y, cells, gates, step, samples, time, **sizes)
     return y, cells, gates
@@ -186,7 +186,7 @@ def backward(
     samples, time = gates.shape[1:3]
     dy, recurrent, slopes = dy.contiguous(), recurrent.contiguous(), torch.empty_like(gates)
     dc = dc.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-    grid, sizes = _grid(gates, dot)
+    grid, sizes = _tiles(gates, dot, products=1)
     for step in reversed(range(time)):
         on(_backward, grid)(dy, recurrent, cells, gates, slopes, dc, step, samples, time, **sizes)
     return slopes, dc
