@@ -237,3 +237,15 @@ def test_memory_that_runs_out_is_no_fault_of_the_checkpoint(tmp_path, monkeypatc
     monkeypatch.setattr(checkpoint, "load_file", none)
     with pytest.raises(torch.OutOfMemoryError):
         Checkpoints(tmp_path).load(blank())
+
+
+def test_by_itself_writing_takes_at_most_a_tenth_of_the_time(tmp_path, monkeypatch):
+    clock = 100.0
+    monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: clock)
+    checkpoints = Checkpoints(tmp_path)
+    for took, pause, wanted in [(0.9, 0.1, True), (2.0, 0.1, False), (2.0, 19.9, False), (2.0, 20.0, True)]:
+        checkpoints.took, checkpoints.ended, clock = took, 100.0, 100.0 + pause
+        assert checkpoints.due(20, 0) is wanted
+        assert not checkpoints.due(21, 0)
+        assert checkpoints.due(21, 7)  # asked for
+        assert not checkpoints.due(20, 7)

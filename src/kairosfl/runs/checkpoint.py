@@ -8,6 +8,7 @@ JSON is renamed into place last, so a checkpoint is either complete or absent. T
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +28,8 @@ from kairosfl.errors import UserError, first_line
 from kairosfl.runs.files import read_json, write, write_json
 
 KEPT = 2
+EVERY = 10  # rounds between two checkpoints
+SLOW, SHARE = 1.0, 0.1  # seconds that one may take, and the share of the time where it takes longer
 T = TypeVar("T")
 
 
@@ -37,9 +40,22 @@ class Checkpoints:
     folder: Path
     places: list[dict[int, tuple[str, int]]] = field(default_factory=list)  # per table: client -> (file, row)
     sums: dict[str, int] = field(default_factory=dict)  # checksum of every file that is in use
+    took: float = 0.0  # seconds, by the last one
+    ended: float = 0.0  # when it was complete
+
+    def due(self, round: int, every: int) -> bool:
+        """Whether to write one after this round: every `every` rounds.
+
+        With 0, every ten, unless it would take more than a tenth of the time: the rows of a large cohort's control
+        variates can be gigabytes.
+        """
+        if round % (every or EVERY):
+            return False
+        return bool(every) or self.took <= SLOW or SHARE * (time.perf_counter() - self.ended) >= self.took
 
     def save(self, run: Run, about: dict[str, Any]) -> None:
         """Write a checkpoint of the run between two rounds."""
+        began = time.perf_counter()
         self.places = self.places or [{} for _ in run.tables]
         mark = f"{run.round:06d}"
         rows = self._rows_file(run, f"rows-{mark}.safetensors")
@@ -67,6 +83,8 @@ class Checkpoints:
             },
         )
         self._tidy()
+        self.ended = time.perf_counter()
+        self.took = self.ended - began
 
     def load(self, blank: Run) -> tuple[Run, list[str]]:
         """The newest intact checkpoint loaded into a blank run, and a line for each broken one that was skipped.

@@ -85,7 +85,7 @@ class Execution:
     ray_address: str = ""  # of a Ray cluster; empty: start one on this machine
     detector: str = "fgn"
     eval_every: int = 1
-    checkpoint_every: int = 10
+    checkpoint_every: int = 0  # 0: 10, or more where writing one takes long
     client_accuracy: bool | Literal["auto"] = "auto"  # auto: after the last round, where it is cheap
     cosines: tuple[int, ...] = ()  # rounds for which the cosines between the clients' updates are recorded
     track: tuple[str, ...] = ()  # further destinations for the metrics: "tensorboard", "mlflow"
@@ -119,9 +119,11 @@ class RunConfig:
         _one_of("run.precision", self.run.precision, PRECISIONS)
         detectors = parse_detectors(self.run.detector, self.run.allow)
         trackers.check(self.run.track)
-        for name in ("eval_every", "checkpoint_every"):
-            if getattr(self.run, name) < 1:
-                raise UserError(f"run.{name} = {getattr(self.run, name)} must be 1 or more.")
+        if self.run.eval_every < 1:
+            raise UserError(f"run.eval_every = {self.run.eval_every} must be 1 or more.")
+        if self.run.checkpoint_every < 0:
+            every = self.run.checkpoint_every
+            raise UserError(f"run.checkpoint_every = {every} must be 1 or more, or 0 for an automatic choice.")
         for round in self.run.cosines:
             if round < 1:
                 raise UserError(f"run.cosines names round {round}; rounds count from 1.")

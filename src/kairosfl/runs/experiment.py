@@ -137,7 +137,7 @@ def record(
 ) -> RecordedRun:
     """A run that is recorded in a folder: yields briefs, is sent reports, returns the summary.
 
-    It writes a line of metrics after every round, and a checkpoint every `checkpoint_every` rounds and when closed.
+    It writes a line of metrics after every round, and checkpoints as `run.checkpoint_every` says and when closed.
     `start` replaces the engine's initial model. `watch` is called with the metrics and the vector of every round, and
     ends the run by returning False.
     """
@@ -230,7 +230,7 @@ def _record_rounds(
             if len(engine.choices.made) > chosen:
                 chosen = len(engine.choices.made)
                 folder.choose(engine.choices.made, run.round)
-            if last or run.round % config.run.checkpoint_every == 0 or run.idle >= IDLE_LIMIT:
+            if last or checkpoints.due(run.round, config.run.checkpoint_every) or run.idle >= IDLE_LIMIT:
                 checkpoints.save(run, note)
                 saved = run.round
             if _failed(run, last=last):

@@ -17,6 +17,7 @@ import torch
 
 from kairosfl.errors import UserError
 from kairosfl.runs import experiment
+from kairosfl.runs.checkpoint import EVERY
 from kairosfl.runs.config import RunConfig, resolve, tables
 from kairosfl.runs.engines import build_engine, largest, method, resolve_engine
 from kairosfl.runs.files import read_json, write_json
@@ -225,7 +226,7 @@ class Search:
         short: dict[str, Any] = {
             "train.rounds": rounds,
             "run.eval_every": max(1, rounds // SCORED),
-            "run.checkpoint_every": max(config.run.checkpoint_every, rounds // SAVED),
+            "run.checkpoint_every": max(config.run.checkpoint_every or EVERY, rounds // SAVED),
             "run.client_accuracy": False,
         }
         if train.schedule == "exponential":
