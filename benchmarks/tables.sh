@@ -1,9 +1,9 @@
 #!/bin/sh
 # Tables of the papers and the public benchmarks on one GPU; each part resumes if it is run again.
 #
-#     KAIROSFL_DATA=... [SEEDS=3] [FIRST=0] [ROUNDS=60] [EVERY=2] [PRECISION=bfloat16] sh benchmarks/tables.sh PART [RESULTS]
+#     KAIROSFL_DATA=... [SEEDS=3] [FIRST=0] [ROUNDS=60] [EVERY=2] [PRECISION=tf32] sh benchmarks/tables.sh PART [RESULTS]
 #
-# The results say which precision a run had. Estimates are for one H200, from the images per second in docs/gpu.md.
+# The results say which precision a run had: parts whose estimate says so have bfloat16 unless another is asked for. Estimates are for one H200, from the images per second in docs/gpu.md.
 #
 # Public benchmarks, most informative first (a run of NIID-Bench or FL-Simulator trains on 25 million images):
 #     niid10         12 runs side by side (Dir(0.5), two labels, quantity), 300 M images, about 6 min
@@ -31,17 +31,17 @@
 #     fedcl-200       FedCL's 200 rounds, CIFAR-10 and Fashion-MNIST, FedAvg, 6 runs; CIFAR-10's 3 took 5 min on a shared GPU
 #     fedcl-cifar100  the same with CIFAR-100, 3 runs, about 3 min
 #     pa3fed-cifar100 PA3Fed, h = 0.1, 40 rounds, five methods with and without it, ResNet-18, 20 M images: about 11 min in bfloat16
-#     aware-cifar100  FedAvg, FedAWARE and FedAvg x AWARE, ResNet-18, 27 M images: 10 min in bfloat16, more if shared
+#     aware-cifar100  FedAvg, FedAWARE and FedAvg x AWARE, ResNet-18, 27 M images: 10 min in bfloat16; in tf32 184 of 600 rounds took 11 min
 #     alt-readings    ALT's other readings with MOON, 2 runs of up to 50 M images, took 3 min on a shared GPU
 #     alt-thresholds  ALT's thresholds, 6 runs of up to 50 M images, about 5 min
 #     alt-equal       ALT and FedAvg with as few epochs, averaged, 5 runs of 15 to 50 M images, took 9 min on a shared GPU
 #     pa3fed-averaged FedAvg with and without PA3Fed, averaged, AlexNet, 4 runs of 12.5 M images; the first two took 9 min on a shared GPU
 #     fedcl-vgg11     FedCL's 200 rounds with VGG-11, CIFAR-10, FedAvg, 3 runs: 2.5 min a seed in bfloat16
-#     fedcl-lstm      FedCL on Shakespeare, FedAvg, 3 runs of 30 M sequences: 20 of the 200 rounds take about an hour
-#     fedcl-resnet18  FedCL with ResNet-18, CIFAR-10, FedAvg, 3 runs, 10 M images, about 4 min in bfloat16
+#     fedcl-lstm      FedCL on Shakespeare, FedAvg, 3 runs of 10 M sequences or more: in tf32 33 of the 200 rounds took 7 min; about 25 min in bfloat16
+#     fedcl-resnet18  FedCL with ResNet-18, CIFAR-10, FedAvg, 3 runs, 10 M images, about 4 min in bfloat16; in tf32 39 of 200 rounds took 2.5
 #     beyond-moment   kairos with rules that decide when clients are asked, on held-out samples, 7 runs, about 2 min
 #     beyond-controls averaged FedAvg with the recipes of the presets, three seeds, about 6 min
-#     aware-news      FedAvg and FedAvg x AWARE on AG News, from scratch, at two learning rates, 4 runs of 0.6 M texts, about 3 min
+#     aware-news      FedAvg and FedAvg x AWARE on AG News, from scratch, at two learning rates, 4 runs, about 3 min in bfloat16; a round takes 6 s in tf32
 #     aware-figures   FedAWARE's Figures 1, 6 and 7, 10 runs, 120 M images, about 6 min
 set -eu
 part=$1 results=${2:-results} runs=${RUNS:-runs/tables} paper=public
@@ -78,25 +78,25 @@ fedcl-200) paper=fedcl cells accuracy "cifar10-alexnet-a0.1-fedavg*" "fashion_mn
 fedcl-cifar100) paper=fedcl cells cifar100 "cifar100-alexnet-a0.1-fedavg*" ;;
 alt-equal) paper=alt cells equal-epochs ;;
 pa3fed-averaged) paper=pa3fed cells averaged ;;
-fedcl-vgg11) paper=fedcl cells accuracy "cifar10-vgg11-a0.1-fedavg*" ;;
-fedcl-resnet18) paper=fedcl cells resnet18 "cifar10-resnet18-a0.1-fedavg*" ;;
+fedcl-vgg11) paper=fedcl PRECISION=${PRECISION:-bfloat16} cells accuracy "cifar10-vgg11-a0.1-fedavg*" ;;
+fedcl-resnet18) paper=fedcl PRECISION=${PRECISION:-bfloat16} cells resnet18 "cifar10-resnet18-a0.1-fedavg*" ;;
 beyond-moment) paper=beyond cells search-moment ;;
 beyond-controls)
     SEEDS=${SEEDS:-3} paper=beyond
     cells fedaware thrifty-average
     for item in cifar100 fedcl alt; do cells "$item" average-same; done
     ;;
-fedcl-lstm) paper=fedcl cells shakespeare "shakespeare-lstm-fedavg*" ;;
+fedcl-lstm) paper=fedcl PRECISION=${PRECISION:-bfloat16} cells shakespeare "shakespeare-lstm-fedavg*" ;;
 pa3fed-cifar100)
     names=
     for base in fedavg vrlsgd fedprox fednova fedmut; do
         names="$names cifar100-h0.1-printed-$base cifar100-h0.1-printed-$base-pa3fed"
     done
-    paper=pa3fed
+    paper=pa3fed PRECISION=${PRECISION:-bfloat16}
     cells table2 $names
     ;;
-aware-cifar100) paper=fedaware cells table2 cifar100-fedavg cifar100-fedaware cifar100-fedavg-aware ;;
-aware-news) paper=fedaware cells agnews ;;
+aware-cifar100) paper=fedaware PRECISION=${PRECISION:-bfloat16} cells table2 cifar100-fedavg cifar100-fedaware cifar100-fedavg-aware ;;
+aware-news) paper=fedaware PRECISION=${PRECISION:-bfloat16} cells agnews ;;
 aware-figures) for item in figure1 figure7 figure6; do paper=fedaware cells "$item"; done ;;
 alt-readings) paper=alt cells figure2 "cifar10-moon-alt-*" ;;
 alt-thresholds) paper=alt cells thresholds ;;
