@@ -19,8 +19,6 @@ from kairosfl.engines.batched.layers import Find, Unstackable, found
 
 State = tuple[Tensor, ...]  # the hidden state first
 INNER = 1 << 16  # numbers of the dropouts inside layers, which must not clash with the model's own
-
-
 Forward = Callable[[Tensor, Tensor, State], tuple[State, State]]
 Backward = Callable[[State, State, State], tuple[Tensor, Tensor, State]]
 
