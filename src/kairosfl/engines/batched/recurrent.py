@@ -107,7 +107,8 @@ class _Steps(torch.autograd.Function):
         for entering in into.unbind(2):
             back = torch.bmm(state[0], recurrent.mT)
             after, kept = ctx.cell.forward(entering, back if bias is None else back + bias[:, None], state)
-            ctx.kept.append((kept, state[1:]))
+            if any(ctx.needs_input_grad):
+                ctx.kept.append((kept, state[1:]))
             outputs.append(after[0])
             state = after
         y = torch.stack(outputs, 2)
@@ -138,7 +139,7 @@ class _Fused(torch.autograd.Function):
     def forward(
         ctx: Any, module: Any, into: Tensor, recurrent: Tensor, hidden: Tensor, cell: Tensor, dot: str
     ) -> State:
-        y, cells, gates = module.forward(into, recurrent, hidden, cell, dot)
+        y, cells, gates = module.forward(into, recurrent, hidden, cell, dot, keeps=any(ctx.needs_input_grad))
         ctx.save_for_backward(recurrent, hidden, y, cells, gates)
         ctx.module, ctx.dot = module, dot
         return y, cells[:, :, -1].to(y.dtype)

@@ -160,14 +160,17 @@ def _tiles(gates: Tensor, dot: str, products: int) -> tuple[tuple[int, int, int]
     return grid, {**sizes, "num_warps": 4, "num_stages": stages(gates.device), **FUSED}
 
 
-def forward(into: Tensor, recurrent: Tensor, hidden: Tensor, cell: Tensor, dot: str) -> tuple[Tensor, Tensor, Tensor]:
+def forward(
+    into: Tensor, recurrent: Tensor, hidden: Tensor, cell: Tensor, dot: str, *, keeps: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs `[m, b, time, h]`, cells `[m, b, time + 1, h]` in float32 and activated gates `[m, b, time, 4h]`.
 
-    `into` `[m, b, time, 4h]` is what the input and both biases add to the gates, `recurrent` `[m, 4h, h]`.
+    `into` `[m, b, time, 4h]` is what the input and both biases add to the gates, `recurrent` `[m, 4h, h]`. Unless
+    `keeps`, the gates replace it.
     """
     m, samples, time, wide = into.shape
     into, recurrent, hidden = into.contiguous(), recurrent.contiguous(), hidden.contiguous()
-    y, gates = into.new_empty(m, samples, time, wide // 4), torch.empty_like(into)
+    y, gates = into.new_empty(m, samples, time, wide // 4), torch.empty_like(into) if keeps else into
     cells = torch.empty(m, samples, time + 1, wide // 4, device=into.device)
     cells[:, :, 0] = cell
     grid, sizes = _tiles(into, dot, products=4)
