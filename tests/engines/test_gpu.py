@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kairosfl.client.fisher import fisher_trace
 from kairosfl.client.local import hidden
 from kairosfl.core.fields import AFTER, BEFORE, Brief, Briefs, Report, Reports
 from kairosfl.core.recipe import Recipe
@@ -204,6 +205,17 @@ def test_sequences_take_a_step_as_in_float64(kind: str) -> None:
         off = distance(engine.train(briefs_of(task)).delta, wanted.delta)
         print(f"{kind} {precision}: {off:.2e} of the step")
         assert off <= bound, (precision, off)
+
+
+def test_a_fisher_trace_of_a_recurrent_model_is_that_of_a_cpu() -> None:
+    torch.manual_seed(0)
+    model, x = Sequence(nn.LSTM(32, 16, num_layers=2, batch_first=True)).eval(), torch.randn(5, 3, 32, 32)
+    found = []
+    for device in ("cpu", "cuda"):
+        inputs, mine = x.to(device), model.to(device)
+        weights = {name: each.detach() for name, each in mine.named_parameters()}
+        found.append(fisher_trace(mine, weights, lambda rows, inputs=inputs: inputs[rows], torch.arange(5).to(device)))
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
 class Leans(nn.Module):
