@@ -36,6 +36,7 @@ from torch.utils.data import TensorDataset
 from typer.testing import CliRunner
 
 import zoo
+from kairosfl import presets
 from kairosfl.cli import app
 from kairosfl.core.fields import Briefs, Reports, table
 from kairosfl.core.recipe import OPTIMIZERS, SCHEDULES
@@ -211,10 +212,12 @@ def test_commands_and_their_options_exist(page: Path) -> None:
             continue
         given = command.make_context(command.name, rest).params  # raises for an unknown option or a wrong value
         data = {"name": given["name"]} if "partition" in given else {}
-        named = read(given["file"]) if str(given.get("file")).endswith(".py") else {}
-        if task := written.get(str(given.get("file")), {}).get("task"):  # whose options --set may change
+        file = str(given.get("file"))
+        named = read(Path(file)) if file.endswith(".py") else presets.read(file) if file in presets.names() else {}
+        if task := written.get(file, {}).get("task"):  # whose options --set may change
             named = {"task": task}
-        expand(change({**named, "data": data | {"clients": 0}}, given.get("changes") or ()))
+        data = {"clients": 0} | named.get("data", {}) | data
+        expand(change({**named, "data": data}, given.get("changes") or ()))
 
 
 @pages
