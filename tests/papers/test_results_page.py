@@ -109,7 +109,7 @@ def test_the_page_is_the_same_when_made_twice_and_says_what_did_not_reproduce(fo
     assert "- **Papers.** In 2 comparisons with 2 published values, 1 came within 2 points." in summary
     assert (
         "| [tiny](results/tiny.md#tinytable1) | Momentum helps. | 1 of 2 values within 2 points; "
-        "mean gain +2.0 points, published +5.0, in 1 comparison | 1 to 2 | **holds in part** |" in summary
+        "mean gain +2.0 points, published +5.0, in 1 pair of cells | 1 to 2 | **holds in part** |" in summary
     )
     assert "| [tiny/table1](results/tiny.md#tinytable1) | 2 | 2 | 1 to 2 | 1 | 0 | 1 |" in summary
     assert summary.startswith("# Results\n\n- **Papers.**")
@@ -186,6 +186,14 @@ def test_a_baseline_may_have_been_run_before(folder):
     compared = collect(one, ITEM, baselines=[runs])["cells"]
     assert list(compared) == ["digits-fedavgm"]
     assert compared["digits-fedavgm"]["runs"][0]["values"]["rounds_to"] == 3
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_a_run_that_was_cut_has_no_baseline_of_another_length(rounds, tmp_path):
+    write_run(tmp_path, "digits-fedavg", 0, [0.1, 0.3])
+    write_run(tmp_path, "digits-fedavgm", 0, [0.3, 0.3, 0.3][:rounds])
+    cell = collect([tmp_path], ITEM)["cells"]["digits-fedavgm"]
+    assert cell["runs"][0]["values"]["rounds_to"] == (1 if rounds == 2 else None)
 
 
 def test_a_value_that_some_seeds_lack_says_how_many_have_it(folder):

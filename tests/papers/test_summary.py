@@ -71,8 +71,8 @@ def test_readings_of_one_published_value_are_several_comparisons_with_one_value(
     found = tally([table, readings])
     assert (found.reproduced, found.open, found.comparisons, found.met, found.values) == (3, 1, 6, 3, 4)
     assert counts([table, readings]) == (
-        "In 6 comparisons with 4 published values, one for each reading of an unclear paper, 3 came within 2 points "
-        "and 1 is open because our seeds differ widely; 3 of the 4 values were reproduced by at least one reading."
+        "In 6 comparisons with 4 published values (an unclear paper has several readings of one value), 3 came within "
+        "2 points and 1 is open because our seeds differ widely; 3 of the 4 values were reproduced by at least one reading."
     )
 
 
@@ -83,12 +83,12 @@ def test_a_gain_names_its_measure_and_the_rounds_of_what_is_compared():
         "mnist-fedavg-cl": cell([74.0], baseline="mnist-fedavg", measure="critical"),
     }
     assert mean_gain(results("tiny/a", cells, measure="critical")) == (
-        "mean difference −9.0 in critical rounds in 1 comparison"
+        "mean difference −9.0 in critical rounds in 1 pair of cells"
     )
     cells = {"a-fedavg": cell([30.0], rounds=6), "a-fedavg-cl": cell([31.5], baseline="a-fedavg", rounds=6)}
-    assert mean_gain(results("tiny/b", cells)) == "mean gain +1.5 points in 1 comparison after 6 of 10 rounds"
+    assert mean_gain(results("tiny/b", cells)) == "mean gain +1.5 points in 1 pair of cells after 6 of 10 rounds"
     cells |= {"b-fedavg": cell([30.0]), "b-fedavg-cl": cell([30.5], baseline="b-fedavg")}
-    assert mean_gain(results("tiny/b", cells)) == "mean gain +1.0 points in 2 comparisons after 6 or 10 of 10 rounds"
+    assert mean_gain(results("tiny/b", cells)) == "mean gain +1.0 points in 2 pairs of cells after 6 or 10 of 10 rounds"
     assert mean_gain(results("tiny/c", {"a-fedavg": cell([30.0])})) == ""
 
 
@@ -140,8 +140,10 @@ def test_what_was_not_run_is_counted_and_named():
     assert published(everything[1:]) == len(simulator) == 24
     # 7 methods with and without ×AWARE on CIFAR-10 and CIFAR-100; AG News is not compared.
     assert published(everything[:1]) == 28
-    assert counts(everything[:1]).endswith("Another 14 comparable values of the same tables were not run.")
-    assert "(19 were not run)" in headline(everything[1:])
+    assert counts(everything[:1]).endswith(
+        "Another 14 comparable values of the same tables were not run, or not to the end."
+    )
+    assert "(another 19 were not run)" in headline(everything[1:])
     text = "\n".join(summary(everything, {}, "results", "", NOWHERE))
     run = len(everything[0]["cells"])
     assert f"[fedaware/table2](results/fedaware.md#fedawaretable2) | {run} of {len(table)} |" in text
@@ -157,7 +159,7 @@ def test_the_readme_has_the_numbers_of_the_results():
     assert f"{ours.open} more are open) and {theirs.met} of {theirs.values} of NIID-Bench and FL-Simulator" in readme
     assert f"**{ours.met} of {ours.values}** published values within 2 points with at least one reading" in index
     assert f"of {ours.comparisons} comparisons, {ours.reproduced}, and {ours.open} are open" in index
-    assert f"Of {theirs.values} cells of NIID-Bench and FL-Simulator, {theirs.met} " in index
+    assert f"Of {theirs.values} published values of NIID-Bench and FL-Simulator, {theirs.met} " in index
     for text in (readme, index):
         assert (
             f"With at least one reading of each we reproduced {ours.met} of {ours.values} published values of two "
@@ -178,7 +180,10 @@ def test_the_headline_has_what_was_run():
         results("public/fl-simulator", simulator, hardware="one abacus"),
     ]
     said = headline(public)
-    assert "SCAFFOLD trains where NIID-Bench prints 10.0 (2 of 3 seeds end above its FedAvg, 59.4; 2 of 2 if" in said
+    assert (
+        "SCAFFOLD trains where NIID-Bench prints 10.0 (2 of 3 seeds end above the published FedAvg, 59.4; 2 of 2 if"
+        in said
+    )
     assert "takes 0 minutes on one NVIDIA H200 where its authors report 2.0 hours on one abacus, and 2 of 3" in said
     assert headline(public[2:]).startswith("FL-Simulator's FedAvg takes")
     assert headline([]) == ""

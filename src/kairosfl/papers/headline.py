@@ -36,7 +36,7 @@ def _scaffold(cells: Cells, readings: Cells) -> str:
     more = f"; {_above(clipped, bar)} if gradients are clipped" if clipped else ""
     return (
         f"with {MASS} SCAFFOLD trains where NIID-Bench prints {ours['printed']['final']:.1f} "
-        f"({_above(ours, bar)} seeds end above its FedAvg, {bar:.1f}{more})"
+        f"({_above(ours, bar)} seeds end above the published FedAvg, {bar:.1f}{more})"
     )
 
 
@@ -62,7 +62,7 @@ def _met(public: Sequence[Results]) -> str:
     if not found.values:
         return ""
     left = published(public) - found.values
-    more = f" ({left} were not run)" if left > 0 else ""
+    more = f" (another {left} were not run)" if left > 0 else ""
     return f"{found.met} of {found.values} published values are met within 2 points by at least one reading{more}"
 
 

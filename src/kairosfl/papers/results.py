@@ -56,7 +56,7 @@ def collect(
     """The results of an item from run folders: every run whose configuration, with `changes`, is that of a cell.
 
     Of two runs with the same cell and seed the longer one counts; of an interrupted run, the finished rounds count.
-    Runs in the folders `baselines` only serve as baselines for these.
+    Runs in the folders `baselines` only serve as baselines for these; a baseline has as many rounds as its run.
     """
     configs = {name: cell.config(changes=changes) for name, cell in item.cells.items()}
     cells = {_key(identity(config)): name for name, config in configs.items()}
@@ -257,9 +257,12 @@ def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
     return identity(resolve(config))
 
 
-def _longest_runs(folders: Sequence[Path], cells: Mapping[str, str]) -> dict[tuple[str, int], tuple[RecordedRun, int]]:
-    """The longest run of every cell and seed, and its planned number of rounds."""
-    found: dict[tuple[str, int], tuple[RecordedRun, int]] = {}
+Found = dict[tuple[str, int], tuple[RecordedRun, tuple[int, int]]]
+
+
+def _longest_runs(folders: Sequence[Path], cells: Mapping[str, str]) -> Found:
+    """The longest run of every cell and seed, with its rounds, planned and done."""
+    found: Found = {}
     for path in _runs(folders):
         config = load(path / "config.toml")
         name = cells.get(_key(identity(config)))
@@ -267,7 +270,7 @@ def _longest_runs(folders: Sequence[Path], cells: Mapping[str, str]) -> dict[tup
         if name and run.rows:
             before = found.get((name, config.seed))
             if before is None or len(before[0].rows) < len(run.rows):
-                found[name, config.seed] = run, config.train.rounds
+                found[name, config.seed] = run, (config.train.rounds, run.rows[-1]["round"])
     return found
 
 

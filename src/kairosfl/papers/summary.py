@@ -28,9 +28,9 @@ TITLES = {
 }
 INTRODUCTION = """We ran experiments of published papers and public benchmarks again. A value is *reproduced* if our
 mean is within 2 points of accuracy of the published one, and *open* if it is further off, but within two standard
-deviations of our seeds. Every rule is tested against numbers worked out independently. What we found where values
-differ are texts and released code that disagree, baselines that are better in our runs, and seeds that differ by more
-than the gain; what we tried, and what remains unexplained, is on the page of each paper.
+deviations of our seeds. Every rule is tested against numbers worked out independently. Where values differ, we
+found three causes: the text and the released code disagree, our baselines are better than the published ones, or seeds
+differ by more than the gain. What we tried, and what remains unexplained, is on the page of each paper.
 """
 TERMS = """*×AWARE* is FedAWARE added to another method, *e-LUDD* how diverse the clients' updates are; *alpha* and *h*
 say how much the clients' data differ (smaller: more); *FGN* and *FedFIM* are detectors of critical learning periods.
@@ -100,14 +100,15 @@ def counts(papers: Sequence[Results]) -> str:
     found = tally(papers)
     if not found.values:
         return ""
-    readings = ", one for each reading of an unclear paper" if found.comparisons > found.values else ""
+    readings = " (an unclear paper has several readings of one value)" if found.comparisons > found.values else ""
     left = f" and {found.open} {'is' if found.open == 1 else 'are'} open because our seeds differ widely"
     by = f"; {found.met} of the {found.values} values were reproduced by at least one reading"
     unrun = published(papers) - found.values
-    more = f" Another {unrun} comparable values of the same tables were not run." if unrun > 0 else ""
+    more = f" Another {unrun} comparable values of the same tables were not run, or not to the end."
     return (
         f"In {counted(found.comparisons, 'comparison')} with {counted(found.values, 'published value')}{readings}, "
-        f"{found.reproduced} came within 2 points{left if found.open else ''}{by if readings else ''}.{more}"
+        f"{found.reproduced} came within 2 points{left if found.open else ''}{by if readings else ''}."
+        f"{more if unrun > 0 else ''}"
     )
 
 
@@ -132,11 +133,13 @@ def _verdict(group: Sequence[Results], remarks: Mapping[str, str], folder: str) 
     """The row of a paper: the verdict on its main item."""
     first, found = group[0], tally(group)
     title = first["title"] if chapter(first) == "public" else TITLES.get(chapter(first), chapter(first))
+    cells = [cell for each in group for cell in each["cells"].values()]
+    counted_on = [*filter(complete, cells)] or cells
     return {
         "paper or benchmark": f"[{title}]({_link(first, folder)})",
         "claim": first["claim"] or counted(found.values, "published value"),
         "measured": "; ".join(_measured(group)) or "no accuracy to compare",
-        "seeds": _range([len(longest(cell)) for each in group for cell in each["cells"].values()]),
+        "seeds": _range([len(longest(cell)) for cell in counted_on]),
         "verdict": f"**{_conclusion(first, remarks) or f'{found.met} of {found.values} reproduced'}**",
     }
 
@@ -167,7 +170,7 @@ def mean_gain(results: Results) -> str:
     ours = signed(statistics.fmean(each.ours for each in shown), 1)
     what = f"mean gain {ours} {measure.unit}" if measure.unit else f"mean difference {ours} in {measure.title}"
     published = f", published {signed(statistics.fmean(each.printed or 0.0 for each in known), 1)}," if known else ""
-    return f"{what}{published} in {counted(len(shown), 'comparison')}{_after(shown)}"
+    return f"{what}{published} in {counted(len(shown), 'pair')} of cells{_after(shown)}"
 
 
 def _after(shown: Sequence[Gain]) -> str:
