@@ -66,8 +66,22 @@ class Recurrent(nn.Module):
         return self.out(self.lstm(x.unsqueeze(2))[0][:, -1])
 
 
+class Cell(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.GRUCell(1, 2), nn.Linear(2, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = None
+        for column in x.split(1, 1):
+            state = self.cell(column, state)
+        return self.out(state)
+
+
 @pytest.mark.parametrize(
-    "make", [lambda: nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 4)), Recurrent], ids=["dense", "recurrent"]
+    "make",
+    [lambda: nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 4)), Recurrent, Cell],
+    ids=["dense", "recurrent", "cell"],
 )
 def test_a_network_by_finite_differences(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(1)

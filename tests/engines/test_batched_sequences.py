@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +19,22 @@ SHAPE = (2, 6, 6)  # 12 steps of 6 numbers
 
 
 class Recurrent(nn.Module):
-    """Reads all outputs and the last states; `begins` from states of its own."""
+    """Reads all outputs and the last states; `begins` from states of its own, `learns` them, keeps some weights."""
 
-    def __init__(self, kind: type[nn.RNNBase], *, begins: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        kind: type[nn.RNNBase],
+        *,
+        begins: bool = False,
+        learns: bool = False,
+        frozen: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
         super().__init__()
-        self.layer, self.begins = kind(6, 5, **options), begins
+        self.layer, self.begins = kind(6, 5, **options), begins or learns
+        self.start = nn.Linear(6, 5) if learns else None
+        for name in frozen:
+            self.layer.get_parameter(name).requires_grad_(False)
         sides = 2 if options.get("bidirectional") else 1
         self.groups = sides * options.get("num_layers", 1)
         self.out = nn.Linear(5 * (sides + self.groups), 3)
@@ -33,7 +44,7 @@ class Recurrent(nn.Module):
         first = self.layer.batch_first
         state = None
         if self.begins:
-            start = x[:, 0, :5].expand(self.groups, -1, -1)
+            start = (x[:, 0, :5] if self.start is None else self.start(x[:, 0])).expand(self.groups, -1, -1)
             state = (start, 2 * start) if isinstance(self.layer, nn.LSTM) else start
         y, end = self.layer(x if first else x.transpose(0, 1), state)
         end = end[0] + end[1] if isinstance(self.layer, nn.LSTM) else end
@@ -89,9 +100,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "lstm": lambda: Recurrent(nn.LSTM, batch_first=True),
     "lstm, two layers, both ways, time first": lambda: Recurrent(nn.LSTM, num_layers=2, bidirectional=True),
     "lstm, begun": lambda: Recurrent(nn.LSTM, begins=True, num_layers=2, batch_first=True),
+    "lstm, begun from what it learns": lambda: Recurrent(nn.LSTM, learns=True, batch_first=True),
+    "lstm, recurrent weights frozen": lambda: Recurrent(nn.LSTM, frozen=["weight_hh_l0", "bias_ih_l0"]),
     "lstm without biases": lambda: Recurrent(nn.LSTM, bias=False, batch_first=True),
     "gru": lambda: Recurrent(nn.GRU, batch_first=True),
     "gru, two layers, both ways, begun": lambda: Recurrent(nn.GRU, begins=True, num_layers=2, bidirectional=True),
+    "gru, begun from what it learns, time first": lambda: Recurrent(nn.GRU, learns=True),
+    "gru, a bias frozen": lambda: Recurrent(nn.GRU, frozen=["bias_hh_l0"], batch_first=True),
     "rnn": lambda: Recurrent(nn.RNN, batch_first=True),
     "rnn of relu": lambda: Recurrent(nn.RNN, nonlinearity="relu", batch_first=True),
     "attention": lambda: Attention(None, batch_first=True),
@@ -150,6 +165,14 @@ def test_the_layers_of_a_recurrence_draw_masks_of_their_own() -> None:
     assert len({drop.number for drop in stacked.drops}) == 3
 
 
+def test_a_state_may_be_more_precise_than_what_is_computed() -> None:
+    task = make_task(_Zeros(), SHAPE)
+    engine = Batched(task, precision="bfloat16")
+    assert engine.why == "stacked layer by layer"
+    ours, alone = engine.train(make_briefs(task)).delta, Loop(task).train(make_briefs(task)).delta
+    assert (ours - alone).norm() < 0.05 * alone.norm()
+
+
 def test_what_they_cannot_do_falls_back() -> None:
     assert Batched(_task(_Weights())).why.startswith("stacked by vmap: stacking layer by layer fails on it")
     projecting = nn.Sequential(nn.Flatten(1, 2), nn.LSTM(6, 5, proj_size=2, batch_first=True), _Last(), nn.Linear(2, 3))
@@ -166,6 +189,19 @@ class _Weights(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1, 2)
         return self.out(self.layer(x, x, x)[1].mean(1))
+
+
+class _Zeros(nn.Module):
+    """Begins from zeros of the default type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1, 2)
+        zeros = torch.zeros(1, x.size(0), 5, device=x.device)
+        return self.out(self.layer(x, (zeros, zeros))[0][:, -1])
 
 
 class _Last(nn.Module):

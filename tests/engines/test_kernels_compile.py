@@ -244,6 +244,27 @@ def test_a_rehearsal_compiles_the_layers_of_a_step(
     assert not {"conv_programs", "pool"} & set(requested[False])
 
 
+class Rows(nn.Module):
+    """Reads an image line by line, time first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(96, 32), nn.Linear(32, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.lstm(x.permute(2, 0, 1, 3).flatten(2))[0][-1])
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+def test_a_rehearsal_compiles_a_recurrence_of_what_are_data(
+    compiled: Compiled, requested: dict[bool, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, task = rehearsed(Rows(), monkeypatch)
+    assert requested[True].count("recurrent") == 2  # forward and backward
+    engine.train(make_briefs(task, epochs=1, batch_size=4))
+    assert "recurrent" not in requested[False]
+
+
 @pytest.mark.parametrize("compiled", [90], indirect=True)
 def test_a_rehearsal_compiles_what_a_step_may_choose_and_the_evaluation_of_one_model(
     compiled: Compiled, requested: dict[bool, list[str]], monkeypatch: pytest.MonkeyPatch

@@ -72,7 +72,8 @@ def test_readings_of_one_published_value_are_several_comparisons_with_one_value(
     assert (found.reproduced, found.open, found.comparisons, found.met, found.values) == (3, 1, 6, 3, 4)
     assert counts([table, readings]) == (
         "In 6 comparisons with 4 published values (an unclear paper has several readings of one value), 3 came within "
-        "2 points and 1 is open because our seeds differ widely; 3 of the 4 values were reproduced by at least one reading."
+        "2 points and 1 is open because our seeds differ widely; 3 of the 4 values were reproduced by at least one "
+        "reading."
     )
 
 

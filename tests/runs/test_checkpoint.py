@@ -242,6 +242,7 @@ def test_memory_that_runs_out_is_no_fault_of_the_checkpoint(tmp_path, monkeypatc
 def test_by_itself_writing_takes_at_most_a_tenth_of_the_time(tmp_path, monkeypatch):
     clock = 100.0
     monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: clock)
+    monkeypatch.setattr(Checkpoints, "written", 0.0)
     checkpoints = Checkpoints(tmp_path)
     for took, pause, wanted in [(0.9, 0.1, True), (2.0, 0.1, False), (2.0, 19.9, False), (2.0, 20.0, True)]:
         checkpoints.took, checkpoints.ended, clock = took, 100.0, 100.0 + pause
@@ -249,3 +250,26 @@ def test_by_itself_writing_takes_at_most_a_tenth_of_the_time(tmp_path, monkeypat
         assert not checkpoints.due(21, 0)
         assert checkpoints.due(21, 7)  # asked for
         assert not checkpoints.due(20, 7)
+
+
+def test_runs_share_the_tenth(tmp_path, monkeypatch):
+    clock, runs = 100.0, [Checkpoints(tmp_path / name) for name in "ab"]
+    monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: clock)
+    write = Checkpoints._write
+
+    def slowly(self, *given):
+        nonlocal clock
+        clock += 2.0
+        write(self, *given)
+
+    monkeypatch.setattr(Checkpoints, "_write", slowly)
+    for each in runs:
+        each.folder.mkdir()
+        each.save(filled(clients=()), {})  # no rows: one file, two seconds
+    assert [each.took for each in runs] == [2.0, 2.0]
+    clock = 104.0 + 19.9
+    assert [each.due(20, 0) for each in runs] == [False, False]
+    clock = 104.0 + 20.0
+    assert [each.due(20, 0) for each in runs] == [False, True]  # since the first ended, four seconds were written
+    clock = 102.0 + 40.0
+    assert [each.due(20, 0) for each in runs] == [True, True]

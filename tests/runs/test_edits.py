@@ -15,6 +15,7 @@ from kairosfl.runs import experiment
 from kairosfl.runs.checkpoint import model
 from kairosfl.runs.config import load, resolve
 from kairosfl.runs.edits import HARMLESS, edits, flat, harmful
+from kairosfl.runs.folder import Folder
 from kairosfl.runs.sweep import expand, sweep
 
 TABLES = {
@@ -170,11 +171,25 @@ def test_a_run_of_a_sweep_that_was_edited_says_so(tmp_path):
         sweep(members, tmp_path)
 
 
-def test_other_data_than_it_began_with_are_refused(folder):
+@pytest.mark.parametrize("name", ["population_hash", "layout_hash"])
+def test_other_data_or_weights_than_it_began_with_are_refused(folder, name):
     about = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(about | {"population_hash": "another"}))
-    with pytest.raises(UserError, match=r"its population hash was 'another' and is '\w+' now; restore the data"):
+    (folder / "run.json").write_text(json.dumps(about | {name: "another"}))
+    told = rf"its {name.replace('_', ' ')} was 'another' and is '\w+' now; restore the data and the model"
+    with pytest.raises(UserError, match=told):
         experiment.resume(folder)
+
+
+def test_a_char_lstm_whose_weights_are_in_another_order_is_not_read(folder):
+    about = json.loads((folder / "run.json").read_text())
+    about["config"]["model"]["name"] = "char_lstm"
+    (folder / "run.json").write_text(json.dumps(about))
+    Folder(folder).check_version()
+    del about["layout_hash"]
+    (folder / "run.json").write_text(json.dumps(about))
+    for check in (Folder(folder).check_version, lambda: Folder(folder).check_start("model.start")):
+        with pytest.raises(UserError, match=r"was begun before char_lstm was nn\.LSTM, and its weights are in another"):
+            check()
 
 
 @pytest.mark.parametrize("about", ["{}", "[", '{"engine": "loop"}'])

@@ -49,7 +49,8 @@ def fisher_trace(
                 found.append(_length(torch.autograd.grad(end, [*mine.values()], materialize_grads=True)))
         return torch.stack(found)
 
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())  # which vmap does not support
+    # vmap supports neither of these.
+    recurrent = any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in model.modules())
     squares = one_by_one if recurrent else vmap(square)
     held = CPU_NUMBERS if rows.device.type == "cpu" else GPU_NUMBERS
     total = 0.0

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -42,19 +42,26 @@ class Checkpoints:
     sums: dict[str, int] = field(default_factory=dict)  # checksum of every file that is in use
     took: float = 0.0  # seconds, by the last one
     ended: float = 0.0  # when it was complete
+    before: float = 0.0  # `written` at that time
+    written: ClassVar[float] = 0.0  # seconds that the checkpoints of all runs in this process have taken
 
     def due(self, round: int, every: int) -> bool:
         """Whether to write one after this round: every `every` rounds.
 
-        With 0, every ten, unless it would take more than a tenth of the time: the rows of a large cohort's control
-        variates can be gigabytes.
+        With 0, every ten, unless those of all runs would take more than a tenth of the time: the rows of a large
+        cohort's control variates can be gigabytes.
         """
         if round % (every or EVERY):
             return False
-        return bool(every) or self.took <= SLOW or SHARE * (time.perf_counter() - self.ended) >= self.took
+        if every or self.took <= SLOW:
+            return True
+        others = Checkpoints.written - self.before
+        return SHARE * (time.perf_counter() - self.ended) >= others + self.took
 
     def save(self, run: Run, about: dict[str, Any]) -> None:
         """Write a checkpoint of the run between two rounds."""
+        if run.x.is_cuda:
+            torch.cuda.synchronize(run.x.device)  # what was asked of it before is not part of the time
         began = time.perf_counter()
         self.places = self.places or [{} for _ in run.tables]
         mark = f"{run.round:06d}"
@@ -85,6 +92,8 @@ class Checkpoints:
         self._tidy()
         self.ended = time.perf_counter()
         self.took = self.ended - began
+        Checkpoints.written += self.took
+        self.before = Checkpoints.written
 
     def load(self, blank: Run) -> tuple[Run, list[str]]:
         """The newest intact checkpoint loaded into a blank run, and a line for each broken one that was skipped.

@@ -149,7 +149,7 @@ def _task(path: Path, config: RunConfig) -> Task:
     about, task = read_json(path / "run.json"), build_task(config)
     now = facts(task)
     # A Flower app may have a task of its own, of which the configuration knows nothing.
-    for name in now if about.get("engine") == "flower" else ("parameters", "base_hash"):
+    for name in now if about.get("engine") == "flower" else ("parameters", "layout_hash", "base_hash"):
         if name in about and about[name] != now[name]:
             raise UserError(
                 f"{path} was not trained with what its config.toml builds now ({name} {about[name]!r} then, "

@@ -154,17 +154,25 @@ class Folder:
 
     def check_version(self) -> None:
         """Refuse the checkpoints of a version that this one does not read."""
-        version = str(read_json(self.path / "run.json").get("version"))
+        about = read_json(self.path / "run.json")
+        version = str(about.get("version"))
         if version.startswith("0.1."):
             raise UserError(
                 f"{self.path} was begun with kairosfl {version}, whose checkpoints this version does not read; "
                 "finish it with that version, or start a new run."
+            )
+        # As many weights as nn.LSTM has, but in another order.
+        if "layout_hash" not in about and self.origin().get("model.name") == "char_lstm":
+            raise UserError(
+                f"{self.path} was begun before char_lstm was nn.LSTM, and its weights are in another order; "
+                "finish it with the version that began it, or start a new run."
             )
 
     def check_start(self, key: str) -> None:
         """Refuse a folder without a model to start from, which a key names."""
         if self.rounds_done() is None:
             raise UserError(f"{key} = {str(self.path)!r} is not a run folder with a checkpoint; name one.")
+        self.check_version()
 
     def check_rounds(self, config: RunConfig) -> None:
         """Refuse fewer rounds than are done."""
@@ -227,6 +235,7 @@ def facts(task: Task) -> dict[str, Any]:
     """What identifies a run besides its configuration: it is not resumed with anything else."""
     return {
         "parameters": task.layout.size,
+        "layout_hash": task.layout.hash,
         "clients": len(task.clients),
         "partition": task.clients.dealt,
         "base_hash": task.base_hash,  # of the frozen part; null: the whole model is trained

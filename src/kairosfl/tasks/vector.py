@@ -58,6 +58,12 @@ class Layout:
         """Length d of the vector."""
         return sum(entry.size for entry in self.entries)
 
+    @property
+    def hash(self) -> str:
+        """A digest of the names and shapes, in their order."""
+        named = "".join(f"{entry.name} {list(entry.shape)}\n" for entry in self.entries)
+        return hashlib.sha256(named.encode()).hexdigest()
+
     def views(self, vector: Tensor) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) of every entry, without a copy."""
         for entry in self.entries:

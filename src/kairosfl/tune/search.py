@@ -222,11 +222,11 @@ class Search:
     def trial_config(self, settings: Mapping[str, Any], rounds: int) -> RunConfig:
         """The configuration of a trial in a stage: its schedule is that of the whole run, in fewer rounds."""
         config = resolve(updated(tables(self.config), settings))
-        train, part = config.train, rounds / config.train.rounds
+        train, part, every = config.train, rounds / config.train.rounds, config.run.checkpoint_every
         short: dict[str, Any] = {
             "train.rounds": rounds,
             "run.eval_every": max(1, rounds // SCORED),
-            "run.checkpoint_every": max(config.run.checkpoint_every or EVERY, rounds // SAVED),
+            "run.checkpoint_every": every if rounds // SAVED <= (every or EVERY) else rounds // SAVED,
             "run.client_accuracy": False,
         }
         if train.schedule == "exponential":

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from kairosfl.engines.batched.dropout import StackedDropout
 from kairosfl.engines.batched.fast import kernels
@@ -116,6 +117,7 @@ class _Steps(torch.autograd.Function):
         return y, *state[1:]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         recurrent, y = ctx.saved_tensors
         before = torch.cat([ctx.begin[0].unsqueeze(2), y[:, :, :-1]], 2)
@@ -129,7 +131,8 @@ class _Steps(torch.autograd.Function):
             slope = (torch.baddbmm(direct[0], product, recurrent), *direct[1:])
         gates = torch.stack(into[::-1], 2)
         products = gates if into[0] is back[0] else torch.stack(back[::-1], 2)
-        return None, gates, *_of_weights(ctx, products, before), *slope
+        bias = products.flatten(1, 2).sum(1) if ctx.needs_input_grad[3] else None
+        return None, gates, _of_weights(ctx, products, before), bias, *slope
 
 
 class _Fused(torch.autograd.Function):
@@ -145,19 +148,18 @@ class _Fused(torch.autograd.Function):
         return y, cells[:, :, -1].to(y.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         recurrent, hidden, y, cells, gates = ctx.saved_tensors
         gates, cell = ctx.module.backward(*slopes, recurrent, cells, gates, ctx.dot)
         before = torch.cat([hidden.unsqueeze(2), y[:, :, :-1]], 2)
         begin = torch.bmm(gates[:, :, 0], recurrent) if ctx.needs_input_grad[3] else None
-        return None, gates, _of_weights(ctx, gates, before)[0], begin, cell.to(y.dtype), None
+        return None, gates, _of_weights(ctx, gates, before), begin, cell.to(y.dtype), None
 
 
-def _of_weights(ctx: Any, products: Tensor, before: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the recurrent weights and of their bias, of all steps at once."""
-    flat, biased = products.flatten(1, 2), ctx.needs_input_grad[3]
-    weights = torch.bmm(flat.mT, before.flatten(1, 2)) if ctx.needs_input_grad[2] else None
-    return weights, flat.sum(1) if biased else None
+def _of_weights(ctx: Any, products: Tensor, before: Tensor) -> Tensor | None:
+    """The gradient of the recurrent weights, of all steps at once."""
+    return torch.bmm(products.flatten(1, 2).mT, before.flatten(1, 2)) if ctx.needs_input_grad[2] else None
 
 
 class StackedRecurrent(nn.Module):
@@ -192,7 +194,7 @@ class StackedRecurrent(nn.Module):
         if hx is None:
             zeros = x.new_zeros(m, len(x) // m, self.width)
             return [(zeros, zeros) if self.mode == "LSTM" else (zeros,)] * groups
-        given = [each.unflatten(1, (m, -1)) for each in (hx if self.mode == "LSTM" else (hx,))]
+        given = [each.to(x.dtype).unflatten(1, (m, -1)) for each in (hx if self.mode == "LSTM" else (hx,))]
         return [tuple(each[group] for each in given) for group in range(groups)]
 
     def _run(self, x: Tensor, group: int, begin: State) -> tuple[Tensor, State]:

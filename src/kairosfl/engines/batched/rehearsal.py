@@ -34,7 +34,9 @@ class Rehearsal:
         """Remember what the layers are given here."""
 
         def remember(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
-            self.seen[layer] = (given[0].shape[1:], given[0].requires_grad)
+            x = _samples_first(layer, given[0])
+            # The weights of a recurrent layer are leaves of their own, which the tape does not reach.
+            self.seen[layer] = (x.shape[1:], x.requires_grad or isinstance(layer, StackedRecurrent))
 
         fused = {layer.drop for layer in model.modules() if isinstance(layer, ReluPool)}
         layers = [layer for layer in model.modules() if isinstance(layer, LAYERS) and layer not in fused]
@@ -83,8 +85,13 @@ class Rehearsal:
 def _there_and_back(layer: nn.Module, size: tuple[int, ...], inward: bool, frame: Frame) -> None:
     x = torch.zeros(size, dtype=frame.compute, device=frame.rows.device)
     x = (last(x) if x.ndim == 4 else x).requires_grad_(inward)
-    y = layer(x)
+    y = layer(_samples_first(layer, x))
     y = y[0] if isinstance(layer, StackedRecurrent) else y
     if y.requires_grad:  # a frozen part's does not
         wanted = [each for each in (x, frame.tape) if each.requires_grad]
         torch.autograd.grad(y, wanted, torch.zeros_like(y), allow_unused=True)
+
+
+def _samples_first(layer: nn.Module, x: Tensor) -> Tensor:
+    """To and from the order of a recurrent layer that has time first."""
+    return x.transpose(0, 1) if isinstance(layer, StackedRecurrent) and not layer.first else x

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 
@@ -16,6 +16,7 @@ import triton
 from triton.runtime import driver
 
 MOST = 16  # kernels compiled at once; each takes some memory of the host
+TRIES = 5
 
 _rehearsing = ContextVar("rehearsing", default=False)
 
@@ -30,11 +31,19 @@ class _Workshop(ThreadPoolExecutor):
 
     def submit(self, compile_one: Callable) -> Future:
         def build():
-            kernel = compile_one()
+            kernel = _patiently(compile_one)
             driver.active.launcher_cls(kernel.src, kernel.metadata)
             return kernel
 
         return super().submit(build)
+
+
+def _patiently(compile_one: Callable) -> object:
+    """Once more where Python 3.11 and 3.12 fail to parse in two threads at a time."""
+    for _ in range(TRIES - 1):
+        with suppress(SystemError):
+            return compile_one()
+    return compile_one()
 
 
 @contextmanager
