@@ -11,10 +11,13 @@
 #     flsim-fedavg    1 run alone, for its clock: 4 min
 #     flsim-scaffold  SCAFFOLD and FedDyn side by side, about 8 min
 #     niid10-why      other readings of cells that differ: SCAFFOLD, FedProx and reflected borders, 13 runs, about 5 min
+#     niid10-parties  all methods with the very parties of Flower's re-run, 12 runs, about 6 min
+#     niid10-first    the same with those of NIID-Bench's first run, 8 runs, about 4 min
 #     niid10-again   two more seeds of these four cells and of FedAvg, 10 runs beyond those of niid10, about 4 min
 #     niid100-dir     4 runs, Dir(0.5) alone, 3 min
 #     niid100-again  two more seeds of FedAvg and SCAFFOLD there, 4 runs beyond those of niid100-dir, about 2 min
 #     niid100-why     SCAFFOLD there with the paper's divisor and with clipping, 6 runs, about 3 min
+#     niid100-iid     FedAvg with IID data and reflected borders, for all its rounds, 1 run, about 2 min
 #     niid100         8 runs (two labels, IID), 200 M images, took 3.5 min on a GPU shared with 8 runs of niid10-flower
 #     flsim-fedcm     FedCM, about 5 min
 #     flsim-released  FedAvg, SCAFFOLD and FedCM as in its code, 13 min: run it twice
@@ -57,11 +60,14 @@ cells() { # ITEM, then cells
 
 case $part in
 niid10) cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;
-niid10-why) cells niid-bench-10-readings ;;
+niid10-why) cells niid-bench-10-readings released after mu0.001 reflect ;;
+niid10-parties) cells niid-bench-10-readings flower ;;
+niid10-first) cells niid-bench-10-readings first ;;
 niid10-again) SEEDS=${SEEDS:-3} cells niid-bench-10 labels2-fedavg labels2-fedprox labels2-scaffold noise0.1-fedprox quantity0.5-scaffold ;;
 niid100-dir) cells niid-bench-100 dir0.5 ;;
 niid100-again) SEEDS=${SEEDS:-3} cells niid-bench-100 "dir0.5 fedavg" "dir0.5 scaffold" ;;
 niid100-why) SEEDS=${SEEDS:-3} cells niid-bench-100-readings dir0.5 ;;
+niid100-iid) cells niid-bench-100-readings iid ;;
 niid10-noise) cells niid-bench-10 noise0.1 ;;
 niid10-flower) cells niid-bench-10 labels3 iid fashion_mnist ;;
 niid10-seeds) SEEDS=3 cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;

@@ -9,9 +9,10 @@ import torch
 
 from kairosfl.papers import ITEMS
 from kairosfl.papers.details import section
+from kairosfl.papers.public import parties
 from kairosfl.papers.reproduce import reproduce
 from kairosfl.papers.results import save, table
-from kairosfl.papers.verdicts import outcome
+from kairosfl.papers.verdicts import outcome, published
 from kairosfl.runs import experiment
 from kairosfl.tasks.data import DATASETS
 from kairosfl.tasks.dataset import DataSet, Samples
@@ -81,6 +82,39 @@ def test_niid_bench_has_sixteen_cells_and_flowers_in_the_same_setting():
     config = hundred.config()
     assert (config.data.clients, config.train.cohort, config.train.rounds) == (100, 10, 500)
     assert hundred.printed == {"final": 10.0}
+
+
+def test_the_parties_of_both_sources_are_theirs():
+    """Tables that the loops of both repositories gave, run on the labels of CIFAR-10."""
+    assert parties.flower("dir0.5")[0] == [60, 568, 12, 186, 145, 1, 273, 476, 8, 56]
+    assert parties.flower("dir0.5")[9] == [7, 292, 5, 833, 15, 1, 74, 440, 104, 1942]
+    assert parties.niid_bench("dir0.5")[0] == [953, 142, 141, 75, 695, 819, 0, 2482, 0, 0]
+    assert parties.niid_bench("dir0.5", seed=2)[9] == [14, 3, 401, 13, 18, 10, 783, 159, 1033, 790]
+    labels = [[[label for label in range(10) if row[label]] for row in table][:4] for table in _label_tables()]
+    assert labels == [
+        [[0, 7], [1, 6], [2, 4], [3, 4]],
+        [[0, 6, 7], [1, 4, 8], [0, 2, 6], [0, 2, 3]],
+        [[0, 6], [1, 6], [0, 2], [3, 4]],
+        [[0, 1, 5], [1, 2, 4], [2, 4, 9], [0, 3, 9]],
+    ]
+    assert [sum(row) for row in parties.flower("labels3")][:4] == [4167, 5001, 5417, 6666]
+    tables = [*_label_tables(), parties.flower("dir0.5"), parties.niid_bench("dir0.5")]
+    assert all([sum(column) for column in zip(*table, strict=True)] == [5000] * 10 for table in tables)
+
+
+def _label_tables() -> list[parties.Table]:
+    flower, first = parties.flower, parties.niid_bench
+    return [flower("labels2"), flower("labels3"), first("labels2"), first("labels3", seed=2)]
+
+
+def test_readings_with_the_parties_of_a_source_have_its_value_alone():
+    cells = PUBLIC["public/niid-bench-10-readings"].cells
+    assert cells["dir0.5-fedavg-flower"].printed == {"best": 62.47}
+    assert cells["labels2-fedprox-first"].printed == {"final": 50.7}
+    data = cells["labels3-scaffold-flower"].config().data
+    assert (data.partition, data.padding, len(data.class_counts)) == ("counts", "reflect", 10)
+    whole = {"item": "public/niid-bench-10"}
+    assert published([whole]) == published([whole, {"item": "public/niid-bench-10-readings"}]) == 28
 
 
 def test_fl_simulator_is_as_its_repository_has_it():

@@ -25,6 +25,7 @@ WITHOUT_EFFECT = {
     "data.minimum=3": "data.minimum = 3 has no effect with data.partition = 'iid'.",
     "data.shards=3": "data.shards = 3 has no effect with data.partition = 'iid'.",
     "data.labels_per_client=3": "data.labels_per_client = 3 has no effect with data.partition = 'iid'.",
+    "data.class_counts=[[3]]": "data.class_counts = ((3,),) has no effect with data.partition = 'iid'.",
     "data.crops=0.5": "data.crops = 0.5 has no effect without data.augment = true.",
     "data.padding='mean'": "data.padding = 'mean' has no effect without data.augment = true.",
     "run.actors=3": "run.actors = 3 has no effect with run.engine = 'auto'.",
@@ -39,6 +40,7 @@ WITH_EFFECT = (
     ["data.alpha=0.1", "data.partition='quantity'"],
     ["data.shards=3", "data.partition='shards'"],
     ["data.labels_per_client=3", "data.partition='labels'"],
+    ["data.class_counts=[[3]]", "data.partition='counts'"],
     ["run.actors=3", "run.engine='ray'"],
     ["data.crops=0.5", "data.padding='mean'", "data.augment=true"],
 )

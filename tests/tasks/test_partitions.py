@@ -12,6 +12,7 @@ from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.partitions import (
     PARTITIONS,
     client_dirichlet,
+    counts,
     dirichlet,
     disjoint_dirichlet,
     iid,
@@ -67,6 +68,33 @@ def test_labels_are_dealt_as_in_niid_bench(wanted):
         assert max(parts) - min(parts) <= 1
     others = [tuple(labels(TARGETS, 10, seed, labels_per_client=2)[0]) for seed in range(9)]
     assert len({frozenset(TARGETS[list(own)]) for own in others}) > 3  # drawn at random
+
+
+def test_a_table_of_counts_is_followed():
+    table = [[300, 0, 20, *[0] * 7], [0, 250, 40, *[0] * 7], [1] * 10]
+    population = counts(TARGETS, 3, 0, class_counts=table)
+    population.check(10_000)
+    assert [np.bincount(TARGETS[own], minlength=10).tolist() for own in population] == table
+    assert counts(TARGETS, 3, 0, class_counts=table).hash() == population.hash()
+    assert counts(TARGETS, 3, 1, class_counts=table).hash() != population.hash()  # other samples
+    whole = counts(TARGETS, 2, 0, class_counts=[[400] * 10, [600] * 10])
+    assert np.array_equal(np.sort(whole.order), np.arange(10_000))
+
+
+@pytest.mark.parametrize(
+    ("clients", "table", "sentence"),
+    [
+        (3, [[1] * 10] * 2, "data.class_counts has 2 rows, but data.clients is 3; give one row for each client."),
+        (2, [], "data.class_counts has 0 rows, but data.clients is 2"),
+        (2, [[1] * 10, [1, 2]], r"has \[1, 2\] for client 1; give 10 numbers, one for each class, 0 or more"),
+        (1, [[5, -1, *[0] * 8]], "for client 0; give 10 numbers, one for each class, 0 or more and not all 0."),
+        (1, [[0] * 10], "not all 0"),
+        (2, [[600] * 10, [*[0] * 9, 401]], "asks for 1001 samples of class 9, but there are only 1000; lower its"),
+    ],
+)
+def test_a_table_of_counts_that_cannot_be_followed(clients, table, sentence):
+    with pytest.raises(UserError, match=sentence):
+        counts(TARGETS, clients, 0, class_counts=table)
 
 
 def test_equal_sizes_with_a_class_distribution_for_each_client():

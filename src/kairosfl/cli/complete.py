@@ -11,8 +11,8 @@ import shlex
 from pathlib import Path
 
 KEYS = {
-    "data": "name clients partition alpha minimum shards labels_per_client balance normalise noise augment crops "
-    "padding validation partition_seed",
+    "data": "name clients partition alpha minimum shards labels_per_client class_counts balance normalise noise "
+    "augment crops padding validation partition_seed",
     "model": "name start",
     "task": "file function",
     "train": "rounds cohort epochs batch_size drop_last optimizer lr momentum beta1 beta2 eps weight_decay clip "
@@ -25,7 +25,7 @@ VALUES = {
     "fedyogi fedams fedcl alt pa3fed fedaware average budget uniform privacy localprivacy bucketing nnm normclipping "
     "centeredclipping median trimmedmean geometricmedian krum limits attack",
     "data.name": "digits mnist fashion_mnist cifar10 cifar100 tinyimagenet shakespeare agnews synthetic folder",
-    "data.partition": "iid dirichlet quantity shards labels client_dirichlet disjoint_dirichlet mixed natural",
+    "data.partition": "iid dirichlet quantity shards labels client_dirichlet disjoint_dirichlet counts mixed natural",
     "model.name": "logistic mlp lenet cnn alt_cnn aware_cnn pfl_cnn alexnet vgg11 resnet18 resnet50 char_lstm gpt_neox",
     "run.detector": "fgn fedfim noisedfgn",
     "run.engine": "auto loop batched ray",

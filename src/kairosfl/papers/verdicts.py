@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from kairosfl.papers import ITEMS
-from kairosfl.papers.item import Item
+from kairosfl.papers.item import Cell, Item
 from kairosfl.papers.measures import MEASURES
 from kairosfl.papers.results import Results, as_published, gain, longest, values
 from kairosfl.papers.words import method
@@ -73,16 +73,18 @@ def family(item: str) -> str:
 def published(items: Sequence[Results]) -> int:
     """How many published values the items of these results have, whether they were run or not."""
     known = (ITEMS[results["item"]] for results in items if results["item"] in ITEMS)
-    return len({value for item in known for value in _values_of(item)})
+    return len(
+        {
+            _identified(item.key, name, _of_sources(item, cell))
+            for item in known
+            for name, cell in item.cells.items()
+            if cell.comparable and not item.beat and any(_of_sources(item, cell))
+        }
+    )
 
 
-def _values_of(item: Item) -> set[object]:
-    measures = tuple(item.sources) or item.measures[:1]
-    return {
-        _identified(item.key, name, [cell.printed.get(measure) for measure in measures])
-        for name, cell in item.cells.items()
-        if cell.comparable and not item.beat and {*measures} & {*cell.printed}
-    }
+def _of_sources(item: Item, cell: Cell) -> list[float | None]:
+    return [cell.printed.get(measure) for measure in tuple(item.sources) or item.measures[:1]]
 
 
 def _published(results: Results, name: str) -> object:
@@ -91,8 +93,19 @@ def _published(results: Results, name: str) -> object:
 
 
 def _identified(item: str, name: str, values: Sequence[float | None]) -> object:
-    """Identifies the published value of a cell: that of other readings is the same, for the same data and method."""
-    return family(item), name.partition("-")[0], method(name), tuple(values)
+    """Identifies the published value of a cell: that of other readings is the same, for the same data and method.
+
+    A reading of one source's value is one of the value that several sources have.
+    """
+    plain = ITEMS.get(family(item))
+    cells = plain.cells.items() if plain else ()
+    known = [_of_sources(plain, cell) for other, cell in cells if plain and _part(other) == _part(name)]
+    fits = (each for each in known if all(value in (None, all_of) for value, all_of in zip(values, each, strict=True)))
+    return family(item), *_part(name), tuple(next(fits, values))
+
+
+def _part(name: str) -> tuple[str, str]:
+    return name.partition("-")[0], method(name)
 
 
 def holds(ours: float, printed: float | None, *, comparable: bool) -> str:

@@ -57,6 +57,8 @@ METHODS = {
     "private": "with privacy",
     "crops": "(crops as released)",
     "reflect": "(reflected borders)",
+    "flower": "(Flower's parties)",
+    "first": "(NIID-Bench's first parties)",
     "steps": "(divisor K · lr)",
     "after": "(correction after momentum)",
     "clipped": "(gradients clipped at 10)",

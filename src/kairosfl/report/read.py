@@ -21,14 +21,14 @@ from kairosfl.report import checked
 from kairosfl.report.checked import Array, Say, silent
 from kairosfl.runs import STOPPED
 from kairosfl.runs.score import Score, is_metrics, scores
+from kairosfl.tasks import partitions
 
 # Settings that may differ between two runs of one curve: they change neither the algorithm nor the problem.
 _INCIDENTAL = {"seed", "run.checkpoint_every", "run.threads", "run.client_accuracy", "run.cosines", "run.track"}
 # Keys of [data] that are about how clients train, not about the problem.
 _RECIPE = {"data.augment"}
 # How samples are divided among clients: if each has the same samples, it does not matter how.
-_DEALS = ("partition", "clients", "alpha", "minimum", "shards", "balance", "partition_seed")
-_DEALING = {f"data.{name}" for name in _DEALS}
+_DEALING = {f"data.{name}" for name in ("partition", "clients", *partitions.SETTINGS, "partition_seed")}
 # Nor does the engine matter, unless that is what is compared: one seed on several.
 _TRAINERS = {"run.engine", "run.device", "run.slots", "run.deterministic"}
 EXPLODED = 1000  # times the first test loss or, if that is less, the loss of guessing among the classes

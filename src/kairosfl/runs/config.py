@@ -38,6 +38,7 @@ class Data:
     minimum: int = 2
     shards: int = 2
     labels_per_client: int = 2
+    class_counts: tuple[tuple[int, ...], ...] = ()
     balance: bool = False
     normalise: bool = True  # images by their channels' mean and deviation; else 0 to 1
     noise: float = 0.0  # standard deviation of the noise on the last client's features, falling to 0 for the first

@@ -37,7 +37,7 @@ from kairosfl.runs.trackers import TRACKERS
 from kairosfl.tasks import data, models
 from kairosfl.tasks.dataset import DataSet, held_out
 from kairosfl.tasks.noise import noisy
-from kairosfl.tasks.partitions import partition
+from kairosfl.tasks.partitions import SETTINGS, partition
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 from kairosfl.wording import counted
@@ -96,11 +96,7 @@ def divide(config: RunConfig, dataset: DataSet) -> Population:
         name=config.data.partition,
         clients=config.data.clients or None,
         seed=partition_seed(config),
-        alpha=config.data.alpha,
-        minimum=config.data.minimum,
-        shards=config.data.shards,
-        labels_per_client=config.data.labels_per_client,
-        balance=config.data.balance,
+        **{each: getattr(config.data, each) for each in SETTINGS},
     )
 
 

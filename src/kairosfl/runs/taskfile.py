@@ -25,6 +25,7 @@ from torch import nn
 
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs.config import Data, RunConfig
+from kairosfl.tasks import partitions
 from kairosfl.tasks.data.own import from_any
 from kairosfl.tasks.dataset import DataSet, Samples, held_out
 from kairosfl.tasks.digest import digest, hashed
@@ -38,7 +39,7 @@ OF_DATA = {*inspect.signature(from_any).parameters, *(each.name for each in fiel
 KEYS = sorted({*OF_TASK, *OF_DATA})  # of a dict that a function returns
 SETTINGS = tuple(each.name for each in fields(Data) if each.name not in ("name", "options"))
 PREPARING = ("normalise", "noise")  # built-in data
-DEALING = ("partition", "alpha", "minimum", "shards", "labels_per_client", "balance")
+DEALING = ("partition", *partitions.SETTINGS)
 FORMS = "a Task, a tuple (model, train, test) or a dict of simulate's arguments"
 
 _SAMPLES: WeakValueDictionary[str, Samples] = WeakValueDictionary()  # by their digest

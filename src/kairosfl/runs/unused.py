@@ -7,7 +7,7 @@ from typing import Any
 
 from kairosfl.core.recipe import Recipe
 from kairosfl.runs.config import Data, Execution, RunConfig
-from kairosfl.tasks.partitions import OPTIONS
+from kairosfl.tasks.partitions import OPTIONS, SETTINGS
 
 Needed = Callable[[Any], tuple[bool, str]]
 
@@ -33,7 +33,7 @@ NEEDS: Mapping[str, Needed] = {
     "train.clip_after": lambda config: (config.train.clip > 0, "with train.clip = 0.0"),
     **{
         f"data.{option}": _among("data.partition", *(name for name, used in OPTIONS.items() if option in used))
-        for option in ("alpha", "minimum", "balance", "shards", "labels_per_client")
+        for option in SETTINGS
     },
     "data.crops": lambda config: (config.data.augment, "without data.augment = true"),
     "data.padding": lambda config: (config.data.augment, "without data.augment = true"),

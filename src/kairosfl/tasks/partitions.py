@@ -7,9 +7,10 @@ that the last bits of a platform's logarithm cannot move a sample from one clien
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -200,11 +201,38 @@ def disjoint_dirichlet(targets: Ints, clients: int, seed: int, *, alpha: float) 
             found = np.minimum(np.bincount(drawn, minlength=len(left)), left)
             own += found
             left = left - found
-    owner = np.full(len(targets), -1, dtype=np.int32)
-    for label, counts in enumerate(taken.T):
-        samples = rng.permutation(np.flatnonzero(targets == label))
-        owner[samples[: counts.sum()]] = np.repeat(np.arange(clients, dtype=np.int32), counts)
-    return Population.from_owner(owner, clients)
+    return _dealt(rng, targets, taken)
+
+
+def counts(targets: Ints, clients: int, seed: int, *, class_counts: Sequence[Sequence[int]]) -> Population:
+    """As many samples of each class as a table says, such as that of another program's partition; drawn at random.
+
+    Args:
+        targets: The class of each sample.
+        clients: The number of clients.
+        seed: Of the random numbers, 0 or more.
+        class_counts: For each client, how many samples of each class it has; samples that are left have no client.
+    """
+    _check(len(targets), clients, minimum=1)
+    if len(class_counts) != clients:
+        raise UserError(
+            f"data.class_counts has {len(class_counts)} rows, but data.clients is {clients}; give one row for each "
+            "client."
+        )
+    present = np.bincount(targets)
+    for client, row in enumerate(class_counts):
+        if len(row) != len(present) or min(row) < 0 or not any(row):
+            raise UserError(
+                f"data.class_counts has {list(row)} for client {client}; give {len(present)} numbers, one for each "
+                "class, 0 or more and not all 0."
+            )
+    table = np.array(class_counts, dtype=np.int64)
+    for label in np.flatnonzero(table.sum(axis=0) > present):
+        raise UserError(
+            f"data.class_counts asks for {table[:, label].sum()} samples of class {label}, but there are only "
+            f"{present[label]}; lower its numbers."
+        )
+    return _dealt(_generator(seed, 10), targets, table)
 
 
 def mixed(
@@ -275,6 +303,7 @@ PARTITIONS: dict[str, Callable[..., Population]] = {
     "labels": labels,
     "client_dirichlet": client_dirichlet,
     "disjoint_dirichlet": disjoint_dirichlet,
+    "counts": counts,
     "mixed": mixed,
     "natural": natural,
 }
@@ -287,9 +316,11 @@ OPTIONS = {  # what each uses
     "labels": ("labels_per_client",),
     "client_dirichlet": ("alpha",),
     "disjoint_dirichlet": ("alpha",),
+    "counts": ("class_counts",),
     "mixed": ("alpha", "minimum", "balance"),
     "natural": ("minimum",),
 }
+SETTINGS = tuple(dict.fromkeys(each for used in OPTIONS.values() for each in used))  # of all of them
 BY_NUMBER = ("iid", "quantity")  # these do not look at the classes
 
 
@@ -303,6 +334,7 @@ def partition(
     minimum: int = 1,
     shards: int = 2,
     labels_per_client: int = 2,
+    class_counts: Sequence[Sequence[int]] = (),
     balance: bool = False,
 ) -> Population:
     """The partition called `name` of a data set; options that it does not use are ignored.
@@ -316,6 +348,7 @@ def partition(
         minimum: The least number of samples of a client.
         shards: Of "shards": how many each client gets.
         labels_per_client: Of "labels": how many classes each client has.
+        class_counts: Of "counts": for each client, how many samples of each class it has.
         balance: Of "dirichlet" and "mixed": whether clients get about as many samples each.
 
     Returns:
@@ -331,8 +364,8 @@ def partition(
         return replace(natural(dataset.keys, clients, seed, minimum=minimum), dealt=name)
     if clients is None:
         raise UserError(f"data.clients is missing: partition {name!r} needs the number of clients; give at least 1.")
-    given = {"alpha": alpha, "minimum": minimum, "balance": balance}
-    given |= {"shards": shards, "labels_per_client": labels_per_client}
+    given: dict[str, Any] = {"alpha": alpha, "minimum": minimum, "balance": balance}
+    given |= {"shards": shards, "labels_per_client": labels_per_client, "class_counts": class_counts}
     labels = dataset.labels_of_train if name in BY_NUMBER else dataset.with_labels().labels_of_train
     if labels is None and name not in BY_NUMBER:
         raise UserError(
@@ -343,6 +376,15 @@ def partition(
     return replace(
         PARTITIONS[name](numbers, clients, seed, **{each: given[each] for each in OPTIONS[name]}), dealt=name
     )
+
+
+def _dealt(rng: np.random.Generator, targets: Ints, table: Ints) -> Population:
+    """Random samples of each class, as many for each client as the table `[clients, classes]` says."""
+    owner = np.full(len(targets), -1, dtype=np.int32)
+    for label, column in enumerate(table.T):
+        samples = rng.permutation(np.flatnonzero(targets == label))
+        owner[samples[: column.sum()]] = np.repeat(np.arange(len(table), dtype=np.int32), column)
+    return Population.from_owner(owner, len(table))
 
 
 def _generator(seed: int, purpose: int) -> np.random.Generator:

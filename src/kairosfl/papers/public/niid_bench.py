@@ -6,11 +6,13 @@ round of its own implementation in the same setting. The two differ by up to six
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from kairosfl.papers.item import Cell, Item
+from kairosfl.papers.public import parties
 
 PRESET = "niid-cifar10-lenet"
 ALGORITHMS = ("FedAvg", "FedProx", "SCAFFOLD", "FedNova")
@@ -40,6 +42,8 @@ FLOWER10 = {
     "iid": (71.32, 71.26, 71.66, 70.69),
     "fashion_mnist": (88.09, 88.15, 88.44, 88.22),
 }
+BOTH = ("dir0.5", "labels2")  # label skews for which both published values
+FLOWER_SKEWS = (*BOTH, "labels3")
 NIID100 = {
     "dir0.5": (59.4, 58.8, 10.0, 60.0),
     "labels2": (45.3, 39.3, 10.0, 48.0),
@@ -78,6 +82,7 @@ def _readings() -> dict[str, Cell]:
     Its SCAFFOLD averages control variates uniformly, which matters where sizes differ, divides them by K · lr, and adds
     the correction after the momentum. FedProx's mu is the best of {0.001, 0.01, 0.1, 1} there, chosen for each table;
     the one that was chosen is published for two of the four skews. Its crops have the image's mirror image around it.
+    Last, all this with the very parties of each source, which can be drawn again.
     """
 
     cell = partial(_changed, 10)
@@ -102,7 +107,30 @@ def _readings() -> dict[str, Cell]:
             f"{name}-reflect": cell(name, "as in the released code", **{"data.padding": "reflect"})
             for name in (f"dir0.5-{algorithm.lower()}" for algorithm in ALGORITHMS)
         }
+        | _of_a_source("best", "flower", "Flower's code", parties.flower, *FLOWER_SKEWS)
+        | _of_a_source("final", "first", "the released code", parties.niid_bench, *BOTH)
     )
+
+
+def _of_a_source(
+    measure: str, suffix: str, code: str, draw: Callable[[str], parties.Table], *skews: str
+) -> dict[str, Cell]:
+    """All methods with the parties, borders and SCAFFOLD of one source, next to its values alone."""
+    special = {
+        "FedProx": "fedprox(mu=0.001)",
+        "SCAFFOLD": "scaffold(weights='models', divisor='steps', correct='steps')",
+    }
+    cells = {}
+    for skew in skews:
+        settings = {"data.partition": "counts", "data.class_counts": draw(skew), "data.padding": "reflect"}
+        for algorithm in ALGORITHMS:
+            name = f"{skew}-{algorithm.lower()}"
+            what = "parties, borders and control variates" if algorithm == "SCAFFOLD" else "parties and borders"
+            cell = _changed(
+                10, name, f"{what} as in {code}", algorithm=special.get(algorithm, algorithm.lower()), **settings
+            )
+            cells[f"{name}-{suffix}"] = replace(cell, printed={measure: cell.printed[measure]})
+    return cells
 
 
 def _readings100() -> dict[str, Cell]:
@@ -151,7 +179,9 @@ ITEMS = (
         note="As in the item before, but for one thing. The released SCAFFOLD, and Flower's, average models by samples "
         "and control variates uniformly; ours averages both by samples. Both sources choose FedProx's mu from 0.001, "
         "0.01, 0.1 and 1; NIID-Bench publishes which one for Dir(0.5) and two labels, Flower does not. The released "
-        "code crops images that are reflected at their borders; ours have black ones.",
+        "code crops images that are reflected at their borders; ours have black ones. The last rows have all that each "
+        "source does (its SCAFFOLD; FedProx's mu is 0.001) and its parties: both seed their generators, so that it can "
+        "be worked out how many samples of each class each party had.",
     ),
     Item(
         paper="public",
