@@ -112,7 +112,7 @@ def test_the_page_is_the_same_when_made_twice_and_says_what_did_not_reproduce(fo
         "mean gain +2.0 points, published +5.0, in 1 pair of cells | 1 to 2 | **holds in part** |" in summary
     )
     assert "| [tiny/table1](results/tiny.md#tinytable1) | 2 | 2 | 1 to 2 | 1 | 0 | 1 |" in summary
-    assert summary.startswith("# Results\n\n- **Papers.**")
+    assert summary.startswith("---\nhide:\n  - toc\n---\n\n# Results\n\n- **Papers.**")
     assert text.startswith("---\nhide:\n  - toc\n---\n\n# tiny")
     assert "![Ours against the published accuracy, one point per comparison](assets/results/overview.svg)" in summary
     assert "- digits, FedAvgM; half the momentum: ours 40.00, published 45.00, −5.00" in text

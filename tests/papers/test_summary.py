@@ -105,14 +105,14 @@ def test_every_paper_and_public_source_has_one_row_with_its_verdict():
         results("public/clock", {"iid-fedavg": cell([1.0], {"total_seconds": 3.0})}),
         results("beyond/tiny", value, claim="Not of a paper."),
     ]
-    said = {each: f"Verdict: {each}" for each in ("tiny/appendix", "public/one", "public/one-readings")}
+    said = {each: f"Verdict: {each}: in words" for each in ("tiny/appendix", "public/one", "public/one-readings")}
     assert [(row[0], row[1], row[-1]) for row in rows(everything, said)] == [
         (
             "[tiny](results/tiny.md#tinytable)",
             "It helps.",
             "**no published numbers to compare**",
         ),
-        ("[public/one](results/public.md#publicone)", "1 published value", "**public/one**"),
+        ("[public/one](results/public.md#publicone)", "1 published value", "**public/one**: in words"),
         ("[public/two](results/public.md#publictwo)", "1 published value", "**1 of 1 reproduced**"),
     ]
     assert rows(everything)[1][2] == "1 of 1 value within 2 points with at least one reading (1 of 2 comparisons)"

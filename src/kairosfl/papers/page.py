@@ -15,11 +15,10 @@ from kairosfl.papers.curves import draw_curves
 from kairosfl.papers.details import section
 from kairosfl.papers.overview import draw_overview
 from kairosfl.papers.results import read, worded
-from kairosfl.papers.summary import TITLES, chapter, summary
+from kairosfl.papers.summary import TITLES, WIDE, chapter, summary
 from kairosfl.runs.files import write
 
 STUDY = "studies/against-pfl.json"  # what `benchmarks/against_pfl.py --out` writes
-WIDE = ("---", "hide:", "  - toc", "---", "")  # the tables need the room
 DETAILS = """[All results](../{page}) · Values are our mean ± sample standard deviation over the seeds that got
 furthest; columns that end in *published* are the paper's.
 

@@ -17,6 +17,7 @@ from kairosfl.papers.verdicts import Agreement, Gain, claim_holds, family, gains
 from kairosfl.report.tables import signed
 from kairosfl.wording import counted
 
+WIDE = ("---", "hide:", "  - toc", "---", "")  # the tables need the room
 TITLES = {
     "fedaware": "FedAWARE (AISTATS 2025)",
     "pa3fed": "PA3Fed (AAAI 2025)",
@@ -74,7 +75,7 @@ def summary(
     public = [each for each in everything if chapter(each) == "public"]
     papers = [each for each in everything if chapter(each) not in ("public", "beyond", "searches")]
     groups = _groups([*papers, *public])
-    lines = ["# Results", ""]
+    lines = [*WIDE, "# Results", ""]
     if groups:
         lines += [*_findings(papers, public), ""]
         lines += [*markdown([_verdict(group, remarks, folder) for group in groups]), ""]
@@ -140,8 +141,14 @@ def _verdict(group: Sequence[Results], remarks: Mapping[str, str], folder: str) 
         "claim": first["claim"] or counted(found.values, "published value"),
         "measured": "; ".join(_measured(group)) or "no accuracy to compare",
         "seeds": _range([len(longest(cell)) for cell in counted_on]),
-        "verdict": f"**{_conclusion(first, remarks) or f'{found.met} of {found.values} reproduced'}**",
+        "verdict": _short_in_bold(_conclusion(first, remarks) or f"{found.met} of {found.values} reproduced"),
     }
+
+
+def _short_in_bold(verdict: str) -> str:
+    """What comes before the first colon is the verdict in short."""
+    short, colon, rest = verdict.partition(": ")
+    return f"**{short}**{colon}{rest}"
 
 
 def _conclusion(results: Results, remarks: Mapping[str, str]) -> str:
