@@ -54,6 +54,17 @@ def test_what_is_sent(lie: str, lies: np.ndarray) -> None:
     np.testing.assert_allclose(aggregate(text, VECTORS), mean_with(lies), atol=1e-14)
 
 
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_swapped_updates_are_those_of_other_liars(share: float) -> None:
+    lying = np.isin(np.arange(10), liars(0, 10, share))
+    told = VECTORS.copy()
+    told[lying] = VECTORS[lying][stream(0, "swap").permutation(lying.sum())]
+    assert not np.array_equal(told, VECTORS)
+    weights = np.arange(1, 11)
+    found = aggregate(f"attack(lie='swapped', share={share})", VECTORS, n=weights)
+    np.testing.assert_allclose(found, weights @ told / weights.sum(), atol=1e-14)
+
+
 @pytest.mark.parametrize(("lie", "theirs"), [("inner", "InnerProductManipulation"), ("little", "ALittleIsEnough")])
 def test_the_same_as_byzfl(lie: str, theirs: str) -> None:
     found = getattr(_byzfl("attacks"), theirs)(tau=1.5)(VECTORS[~LYING])
@@ -74,6 +85,22 @@ def test_nobody_lies_without_a_share() -> None:
 def test_an_unknown_lie_is_refused() -> None:
     with pytest.raises(UserError, match="attack: lie = 'flip' is not allowed; use one of 'sign'"):
         parse("attack(lie='flip')")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "attack(share=1.0)",
+            "attack: share = 1.0 is not allowed; use at least 0 and below 1; only with lie='swapped'",
+        ),
+        ("attack(lie='swapped', share=1.1)", "share = 1.1 is not allowed"),
+        ("attack(lie='swapped', strength=2.0)", "strength = 2.0 is not allowed; leave it out: swapped updates stay"),
+    ],
+)
+def test_options_that_make_no_sense(text: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        parse(text)
 
 
 def test_it_comes_first() -> None:

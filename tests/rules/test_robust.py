@@ -157,7 +157,7 @@ class Vectors(Rule):
         return factors * (1.0 + (now.reports.ids % 3))
 
 
-def aggregate(text: str | Algorithm, vectors: Rows, rounds_: int = 1) -> np.ndarray:
+def aggregate(text: str | Algorithm, vectors: Rows, rounds_: int = 1, n: Rows | None = None) -> np.ndarray:
     """What one round makes of these updates, from x = 0."""
     m, d = vectors.shape
     algorithm = parse(text) if isinstance(text, str) else text
@@ -166,7 +166,7 @@ def aggregate(text: str | Algorithm, vectors: Rows, rounds_: int = 1) -> np.ndar
     ones = torch.ones(m, dtype=torch.int64)
     reports = Reports(
         ids=torch.arange(m),
-        n=7 * ones,
+        n=7 * ones if n is None else torch.from_numpy(n),
         steps=ones,
         epochs=ones.double(),
         delta=torch.from_numpy(vectors),

@@ -71,6 +71,7 @@ RELEASED_DATA = {"data.balance": True, "data.partition_seed": 2023}
 SOLVER_READING = "released code: visits every client first, its solver"
 PARTITION_READING = "released code: its partition"
 RELEASED_READING = f"{SOLVER_READING}, its partition"
+SWAPPED = "attack(lie='swapped', share=1.0)"
 
 
 def _printed(pair: Pair) -> dict[str, float]:
@@ -118,15 +119,17 @@ def _table2(data: str) -> dict[str, Cell]:
         aware = TABLE2[data][base][1]
         if aware is not None:
             cell(f"{base}-aware-solver", _projected(base, RELEASED, *own), aware, SOLVER_READING, base)
-    cell("fedavg-released", "fedavg", average, PARTITION_READING, settings=RELEASED_DATA)
-    cell("fedaware-released", f"fedaware({RELEASED})", alone, RELEASED_READING, "fedavg-released", RELEASED_DATA)
-    for base in RELEASED_BASES:
-        raw, aware = TABLE2[data][base]
-        if base != "fedavg":
-            cell(f"{base}-released", BASES[base], raw, PARTITION_READING, settings=RELEASED_DATA)
-        if aware is not None:
-            algorithm = _projected(base, RELEASED, *own)
-            cell(f"{base}-aware-released", algorithm, aware, RELEASED_READING, f"{base}-released", RELEASED_DATA)
+    for suffix, before, more in (("released", "", ""), ("swapped", f"{SWAPPED} + ", ", mixes up clients")):
+        plain, whole = f"{PARTITION_READING}{more}", f"{RELEASED_READING}{more}"
+        cell(f"fedavg-{suffix}", f"{before}fedavg", average, plain, settings=RELEASED_DATA)
+        cell(f"fedaware-{suffix}", f"{before}fedaware({RELEASED})", alone, whole, f"fedavg-{suffix}", RELEASED_DATA)
+        for base in RELEASED_BASES:
+            raw, aware = TABLE2[data][base]
+            if base != "fedavg":
+                cell(f"{base}-{suffix}", f"{before}{BASES[base]}", raw, plain, settings=RELEASED_DATA)
+            if aware is not None:
+                algorithm = f"{before}{_projected(base, RELEASED, *own)}"
+                cell(f"{base}-aware-{suffix}", algorithm, aware, whole, f"{base}-{suffix}", RELEASED_DATA)
     return cells
 
 
@@ -231,8 +234,9 @@ ITEMS = (
         measures=("last_tenth", "elud", "final"),
         claim="×AWARE raises e-LUDD for every method and accuracy for nearly every one.",
         note="Hyper-parameters are those of the released scripts, and FedCM's those of its authors, because the paper "
-        "gives only grids (item `grid`). The released FedDyn adds no gradient on the clients, and the released "
-        f"FedAWARE mixes up its clients' averages; neither is copied here. {PYTHIA}",
+        "gives only grids (item `grid`). The released FedDyn adds no gradient on the clients, which is not copied here. The "
+        "released server trains clients in the order of their ids, but takes their updates in the order in which they were "
+        f"drawn, so that weights and averages belong to other clients of the round (`swapped`). {PYTHIA}",
     ),
     Item(
         paper="fedaware",

@@ -54,6 +54,7 @@ METHODS = {
     "alt": "+ ALT",
     "raw": "(raw vectors)",
     "released": "(released code)",
+    "swapped": "(clients mixed up)",
     "private": "with privacy",
     "crops": "(crops as released)",
     "reflect": "(reflected borders)",

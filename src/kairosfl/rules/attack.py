@@ -5,6 +5,7 @@
     random    strength · N(0, 1) in every coordinate  1       Blanchard et al., NeurIPS 2017
     little    μ + strength · σ                        z_max   Baruch et al., "A Little Is Enough", NeurIPS 2019
     inner     −strength · μ                           0.5     Xie et al., "Fall of Empires", UAI 2019
+    swapped   Δ_j of another liar j of the round      –       the server of FedAWARE's released code, by mistake
 
 μ and σ are the mean and the deviation of the honest updates of the round, coordinate by coordinate: these liars see
 what the honest clients send. Of m reports with f liars z_max = Φ⁻¹((m − f − s) / (m − f)), s = ⌊m / 2 + 1⌋ − f.
@@ -25,7 +26,7 @@ from kairosfl.core.run import Round
 from kairosfl.core.streams import stream
 from kairosfl.errors import UserError
 
-STRENGTH = {"sign": 1.0, "scaled": 10.0, "random": 1.0, "little": 0.0, "inner": 0.5}
+STRENGTH = {"sign": 1.0, "scaled": 10.0, "random": 1.0, "little": 0.0, "inner": 0.5, "swapped": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +44,11 @@ class Attack(Rule):
 
     def __post_init__(self) -> None:
         self.check("lie", self.lie in STRENGTH, f"use one of {', '.join(map(repr, STRENGTH))}")
-        self.check("share", 0 <= self.share < 1, "use at least 0 and below 1")
+        swapped = self.lie == "swapped"
+        within = 0 <= self.share < 1 or (swapped and self.share == 1)
+        self.check("share", within, "use at least 0 and below 1; only with lie='swapped' also 1")
         self.check("strength", self.strength >= 0, "use a number above 0, or 0 for the default of the lie")
+        self.check("strength", not (swapped and self.strength), "leave it out: swapped updates stay as they are")
 
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
         first = next(rule for rule in now.rules if acts(rule, "receive"))
@@ -59,6 +63,8 @@ class Attack(Rule):
         return replace(reports, delta=delta)
 
     def _lies(self, own: Tensor, honest: Tensor, now: Round, ids: Tensor) -> Tensor:
+        if self.lie == "swapped":
+            return own[torch.from_numpy(now.stream("swap").permutation(len(own))).to(own.device)]
         strength = self.strength or STRENGTH[self.lie] or quantile(len(own) + len(honest), len(own))
         if self.lie == "sign":
             return -strength * own
