@@ -234,9 +234,10 @@ ITEMS = (
         measures=("last_tenth", "elud", "final"),
         claim="×AWARE raises e-LUDD for every method and accuracy for nearly every one.",
         note="Hyper-parameters are those of the released scripts, and FedCM's those of its authors, because the paper "
-        "gives only grids (item `grid`). The released FedDyn adds no gradient on the clients, which is not copied here. The "
-        "released server trains clients in the order of their ids, but takes their updates in the order in which they were "
-        f"drawn, so that weights and averages belong to other clients of the round (`swapped`). {PYTHIA}",
+        "gives only grids (item `grid`). The released FedDyn adds no gradient on the clients, which is not copied "
+        "here. The released server trains clients in the order of their ids, but takes their updates in the order in "
+        "which they were drawn, so that weights and averages belong to other clients of the round (`swapped`). "
+        f"{PYTHIA}",
     ),
     Item(
         paper="fedaware",
