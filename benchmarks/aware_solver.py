@@ -26,6 +26,7 @@ from kairosfl.runs import experiment
 from kairosfl.runs.config import resolve
 from kairosfl.runs.engines import build_engine, resolve_engine
 
+SWAPPED = "attack(lie='swapped', share=1.0) + "  # updates under other clients' names, as in FedAWARE's released server
 BASE = "fedavgm(beta=0.7) + fedaware(project=True{})"
 VARIANTS = {
     "FedAvgM": "fedavgm(beta=0.7)",
@@ -33,6 +34,7 @@ VARIANTS = {
     "Frank-Wolfe": BASE.format(", solver='frank_wolfe'"),
     **{f"ridge {ridge:g}": BASE.format(f", ridge={ridge}") for ridge in (0.001, 0.01, 0.1, 1.0, 100.0)},
 }
+VARIANTS |= {f"{name}, swapped": SWAPPED + VARIANTS[name] for name in ("FedAvgM", "exact", "Frank-Wolfe")}
 DIGITS: dict[str, Any] = {
     "data": {"name": "digits", "clients": 60, "alpha": 0.1},
     "model": {"name": "mlp"},
@@ -54,11 +56,11 @@ def main() -> None:
     if asked.rounds:
         tables["train"] = {**tables["train"], "rounds": asked.rounds}
     found: dict[str, list[dict[str, float]]] = {}
-    print(f"{'':12} accuracy, final 10 %   clients   distance   cosine to mean   cosine to exact")
+    print(f"{'':20} accuracy, final 10 %   clients   distance   cosine to mean   cosine to exact")
     for name in asked.variants:
         found[name] = [follow({**tables, "algorithm": VARIANTS[name], "seed": seed}) for seed in range(asked.seeds)]
         columns = ("accuracy", "clients", "distance", "mean", "exact")
-        print(f"{name:12}", *(_spread([run[column] for run in found[name]]) for column in columns), flush=True)
+        print(f"{name:20}", *(_spread([run[column] for run in found[name]]) for column in columns), flush=True)
         if asked.out:
             asked.out.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -30,6 +30,7 @@
 #     niid10-seeds    the second and third seeds of niid10: 24 runs, about 12 min; run it twice
 #
 # What the papers' tables lack, most informative first:
+#     aware-swapped   FedAWARE's Table 2 with clients mixed up, as in its released server, its FedProx, and longer steps, 11 runs a seed, 83 M images, about 4 min
 #     aware-ridge     FedAWARE with a ridge, 6 runs of fedaware/solver, 45 M images, about 2 min
 #     fedcl-200       FedCL's 200 rounds, CIFAR-10 and Fashion-MNIST, FedAvg, 6 runs; CIFAR-10's 3 took 5 min on a shared GPU
 #     fedcl-cifar100  the same with CIFAR-100, 3 runs, about 3 min
@@ -71,6 +72,7 @@ niid100-iid) cells niid-bench-100-readings iid ;;
 niid10-noise) cells niid-bench-10 noise0.1 ;;
 niid10-flower) cells niid-bench-10 labels3 iid fashion_mnist ;;
 niid10-seeds) SEEDS=3 cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;
+aware-swapped) paper=fedaware cells table2 "cifar10 swapped" cifar10-fedprox-released cifar10-fedaware-longer ;;
 aware-ridge) paper=fedaware SEEDS=2 cells solver "ridge*" ;;
 niid100) cells niid-bench-100 labels2 iid ;;
 flsim-released) cells fl-simulator-readings "dir0.1-fedavg" "dir0.1-scaffold" "dir0.1-fedcm" ;;
