@@ -127,11 +127,12 @@ def swept(draw: Random, _: Path) -> None:
 def tuned(draw: Random, _: Path) -> None:
     from kairosfl.tune.space import defaults, overridden
 
-    keys = [*sorted(HINTS), "algorithm", "add", "fedavgm.beta", "fedprox.mu", "fedcl.x", "train.lr", "train.epochs"]
+    searched = ["algorithm", "add", "fedavgm.beta", "fedprox.mu", "fedcl.x", "train.lr", "train.epochs"]
     table: Any = {}
     for _ in range(draw.choice([1, 2])):
-        key = draw.choice(keys)
-        low, high = (draw.choice([*WHOLE, *REAL, "x"]) for _ in range(2))
+        key = draw.choice(draw.choice([sorted(HINTS), searched]))
+        wild = [draw.choice([*WHOLE, *REAL, "x"]) for _ in range(2)]
+        low, high = draw.choice([[0.1, 0.5], [1, 3], wild, wild])
         span = {"low": low, "high": high, "log": draw.choice([True, False, 1])}
         listed = [algorithm(draw) if key in ("algorithm", "add") else likely(draw, key) for _ in range(2)]
         table[key] = draw.choice([span, listed, value(draw)])
