@@ -17,7 +17,7 @@ import numpy as np
 from kairosfl.errors import UserError, nearest
 from kairosfl.tasks.dataset import DataSet, Ints
 from kairosfl.tasks.population import Population
-from kairosfl.tasks.shares import cut, dirichlet_shares, even_runs, fill, redraw
+from kairosfl.tasks.shares import checked, cut, dirichlet_shares, even_runs, fill, redraw
 
 
 def iid(targets: Ints, clients: int, seed: int) -> Population:
@@ -214,24 +214,7 @@ def counts(targets: Ints, clients: int, seed: int, *, class_counts: Sequence[Seq
         class_counts: For each client, how many samples of each class it has; samples that are left have no client.
     """
     _check(len(targets), clients, minimum=1)
-    if len(class_counts) != clients:
-        raise UserError(
-            f"data.class_counts has {len(class_counts)} rows, but data.clients is {clients}; give one row for each "
-            "client."
-        )
-    present = np.bincount(targets)
-    for client, row in enumerate(class_counts):
-        if len(row) != len(present) or min(row) < 0 or not any(row):
-            raise UserError(
-                f"data.class_counts has {list(row)} for client {client}; give {len(present)} numbers, one for each "
-                "class, 0 or more and not all 0."
-            )
-    table = np.array(class_counts, dtype=np.int64)
-    for label in np.flatnonzero(table.sum(axis=0) > present):
-        raise UserError(
-            f"data.class_counts asks for {table[:, label].sum()} samples of class {label}, but there are only "
-            f"{present[label]}; lower its numbers."
-        )
+    table = checked(class_counts, clients, np.bincount(targets))
     return _dealt(_generator(seed, 10), targets, table)
 
 

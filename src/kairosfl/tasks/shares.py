@@ -1,12 +1,13 @@
-"""Random shares of the samples, rounded to fixed point, and the arithmetic that turns them into whole samples."""
+"""Shares of the samples: random ones in fixed point, the arithmetic that makes whole samples of them, and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from kairosfl.errors import UserError
 from kairosfl.tasks.dataset import Ints
 
 Shares = npt.NDArray[np.int64]  # fixed point: a client's share in units of 1 / SHARE_UNIT
@@ -83,3 +84,25 @@ def from_largest(sizes: Ints, total: int) -> Ints:
     surplus = int(gives.sum()) - total
     gives[np.flatnonzero(gives)[len(np.flatnonzero(gives)) - surplus :]] -= 1
     return gives
+
+
+def checked(class_counts: Sequence[Sequence[int]], clients: int, present: Ints) -> Ints:
+    """A table `[clients, classes]` of samples, refused where it does not fit to the clients and the samples present."""
+    if len(class_counts) != clients:
+        raise UserError(
+            f"data.class_counts has {len(class_counts)} rows, but data.clients is {clients}; give one row for each "
+            "client."
+        )
+    for client, row in enumerate(class_counts):
+        if len(row) != len(present) or min(row) < 0 or not any(row):
+            raise UserError(
+                f"data.class_counts has {list(row)} for client {client}; give {len(present)} numbers, one for each "
+                "class, 0 or more and not all 0."
+            )
+    table: Ints = np.array(class_counts, dtype=np.int64)
+    for label in np.flatnonzero(table.sum(axis=0) > present):
+        raise UserError(
+            f"data.class_counts asks for {table[:, label].sum()} samples of class {label}, but there are only "
+            f"{present[label]}; lower its numbers."
+        )
+    return table
