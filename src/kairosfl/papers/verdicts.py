@@ -78,7 +78,7 @@ def published(items: Sequence[Results]) -> int:
             _identified(item.key, name, _of_sources(item, cell))
             for item in known
             for name, cell in item.cells.items()
-            if cell.comparable and not item.beat and any(_of_sources(item, cell))
+            if cell.comparable and not item.beat and any(value is not None for value in _of_sources(item, cell))
         }
     )
 

@@ -1,7 +1,7 @@
 """The parties of NIID-Bench and of Flower's re-run: how many samples of each class each party has.
 
 Both seed their generators before they draw the parties, NIID-Bench with 0, 1 and 2 (numpy's and Python's old
-generators), Flower always with 42 (numpy's `default_rng`), so that their parties can be drawn again.
+generators), Flower with 42 by default (numpy's `default_rng`), so that their parties can be drawn again.
 """
 
 from __future__ import annotations
