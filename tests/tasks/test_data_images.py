@@ -211,6 +211,31 @@ def test_cifar10_is_five_batches_in_order(folder):
     assert data.test.targets.tolist() == [9]
 
 
+def test_cifar10_as_fedlab_stores_it_has_each_image_cropped_once(folder):
+    images = np.random.default_rng(0).integers(1, 256, (50, 3, 32, 32), np.uint8)
+    for number in range(1, 6):
+        batch = {b"labels": [number] * 10, b"data": images[10 * number - 10 : 10 * number].reshape(10, 3072)}
+        _put(folder / f"cifar-10-batches-py/data_batch_{number}", pickle.dumps(batch, 2))
+    _put(folder / "cifar-10-batches-py/test_batch", pickle.dumps({b"labels": [9], b"data": images[:1].reshape(1, -1)}))
+    _put(folder / "cifar-10-batches-py/batches.meta", pickle.dumps({b"label_names": [b"a"] * 10}))
+    data, again = load("cifar10", fedlab=True), load("cifar10", fedlab=True)
+    assert np.array_equal(data.train.inputs, again.train.inputs)
+    assert np.array_equal(data.test.inputs[0], images[0])
+    places, mirrored = set(), 0
+    for image, stored in zip(np.pad(images, ((0, 0), (0, 0), (4, 4), (4, 4))), data.train.inputs.numpy(), strict=True):
+        crops = {(y, x): image[:, y : y + 32, x : x + 32] for y in range(9) for x in range(9)}
+        (found,) = [
+            (place, flipped)
+            for place, crop in crops.items()
+            for flipped in (False, True)
+            if np.array_equal(stored, crop[:, :, ::-1] if flipped else crop)
+        ]
+        places.add(found[0])
+        mirrored += found[1]
+    assert len(places) > 25  # 50 draws of 81 places give 37 different ones on average
+    assert 10 < mirrored < 40
+
+
 def _jpeg(colour, size=(64, 64), mode="RGB"):
     from PIL import Image
 

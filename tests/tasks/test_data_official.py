@@ -53,6 +53,12 @@ def test_the_official_pictures_are_complete_and_their_statistics_true(official, 
         assert np.sqrt(share @ (levels - found) ** 2) == pytest.approx(std, abs=1e-4)
 
 
+def test_the_deviations_of_fedlabs_transforms_are_those_of_an_image_on_average(official):
+    pixels = official("cifar10").train.inputs.numpy()[::10] / np.float32(255)
+    single = pixels.std((2, 3)).mean(0)
+    np.testing.assert_allclose(official("cifar10", fedlab=True).std, single, rtol=0, atol=3e-3)
+
+
 def test_cifar10_is_ready_in_two_seconds_from_the_cache(official):
     official("cifar10")
     start = time.process_time()

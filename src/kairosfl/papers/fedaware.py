@@ -68,6 +68,7 @@ RELEASED = "explore=True, solver='frank_wolfe'"
 RELEASED_BASES = ("fedavg", "fedavgm", "fedyogi", "fedams")  # those that the released code projects
 EMPTY: Mapping[str, Any] = {}
 RELEASED_DATA = {"data.balance": True, "data.partition_seed": 2023}
+STORED_DATA = RELEASED_DATA | {"data.fedlab": True}
 SOLVER_READING = "released code: visits every client first, its solver"
 PARTITION_READING = "released code: its partition"
 EQUAL_READING = f"{PARTITION_READING}, equal weights"
@@ -125,17 +126,22 @@ def _table2(data: str) -> dict[str, Cell]:
     cell("fedaware-longer", longer, alone, f"{RELEASED_READING}, lr = 2.5", "fedavg-released", RELEASED_DATA)
     equal = f"{BASES['fedprox']} + uniform"  # so that mixing clients up makes no difference
     cell("fedprox-released", equal, TABLE2[data]["fedprox"][0], EQUAL_READING, settings=RELEASED_DATA)
-    for suffix, before, more in (("released", "", ""), ("swapped", f"{SWAPPED} + ", ", mixes up clients")):
+    ways = [("released", "", "", RELEASED_DATA), ("swapped", f"{SWAPPED} + ", ", mixes up clients", RELEASED_DATA)]
+    if data == "cifar10":  # the only one of which the released code crops the images
+        ways.append(("stored", f"{SWAPPED} + ", ", mixes up clients, crops each image once", STORED_DATA))
+        reading = f"{EQUAL_READING}, crops each image once"
+        cell("fedprox-stored", equal, TABLE2[data]["fedprox"][0], reading, settings=STORED_DATA)
+    for suffix, before, more, settings in ways:
         plain, whole = f"{PARTITION_READING}{more}", f"{RELEASED_READING}{more}"
-        cell(f"fedavg-{suffix}", f"{before}fedavg", average, plain, settings=RELEASED_DATA)
-        cell(f"fedaware-{suffix}", f"{before}fedaware({RELEASED})", alone, whole, f"fedavg-{suffix}", RELEASED_DATA)
+        cell(f"fedavg-{suffix}", f"{before}fedavg", average, plain, settings=settings)
+        cell(f"fedaware-{suffix}", f"{before}fedaware({RELEASED})", alone, whole, f"fedavg-{suffix}", settings)
         for base in RELEASED_BASES:
             raw, aware = TABLE2[data][base]
             if base != "fedavg":
-                cell(f"{base}-{suffix}", f"{before}{BASES[base]}", raw, plain, settings=RELEASED_DATA)
+                cell(f"{base}-{suffix}", f"{before}{BASES[base]}", raw, plain, settings=settings)
             if aware is not None:
                 algorithm = f"{before}{_projected(base, RELEASED, *own)}"
-                cell(f"{base}-aware-{suffix}", algorithm, aware, whole, f"{base}-{suffix}", RELEASED_DATA)
+                cell(f"{base}-aware-{suffix}", algorithm, aware, whole, f"{base}-{suffix}", settings)
     return cells
 
 
@@ -242,7 +248,8 @@ ITEMS = (
         note="Hyper-parameters are those of the released scripts, and FedCM's those of its authors, because the paper "
         "gives only grids (item `grid`). The released FedDyn adds no gradient on the clients, which is not copied "
         "here. The released server trains clients in the order of their ids, but takes their updates in the order in "
-        "which they were drawn, so that weights and averages belong to other clients of the round (`swapped`). "
+        "which they were drawn, so that weights and averages belong to other clients of the round (`swapped`). It also "
+        "crops and mirrors each image of CIFAR-10 once, when it stores the clients' data (`stored`, `data.fedlab`). "
         f"{PYTHIA}",
     ),
     Item(

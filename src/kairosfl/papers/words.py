@@ -55,6 +55,7 @@ METHODS = {
     "raw": "(raw vectors)",
     "released": "(released code)",
     "swapped": "(clients mixed up)",
+    "stored": "(clients mixed up, images cropped once)",
     "longer": "(lr = 2.5)",
     "private": "with privacy",
     "crops": "(crops as released)",

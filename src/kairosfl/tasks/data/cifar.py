@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import codecs
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from kairosfl.tasks.crops import augment
 from kairosfl.tasks.data.fetch import Download
 from kairosfl.tasks.data.files import File, damaged
 from kairosfl.tasks.data.store import Arrays, arrays, split
 from kairosfl.tasks.dataset import DataSet
+from kairosfl.tasks.prepare import sample_keys
 
 SITE = "https://www.cs.toronto.edu/~kriz/"
 TEN = "cifar-10-batches-py"
@@ -36,8 +40,12 @@ CIFAR100_META = File(f"{HUNDRED}/meta", "7973b15100ade9c7d40fb424638fde48", 1473
 CIFAR100 = Download(SITE + "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", HUNDRED, archive=True)
 
 
-def cifar10() -> DataSet:
-    """CIFAR-10: 50,000 training and 10,000 test images in ten classes."""
+def cifar10(*, fedlab: bool = False) -> DataSet:
+    """CIFAR-10: 50,000 training and 10,000 test images in ten classes.
+
+    With `fedlab` as FedLab stores it with the usual transforms: each training image is cropped and mirrored once, the
+    same for all epochs and seeds, and the deviations of the channels are those of a single image on average.
+    """
 
     def convert(root: Path) -> Arrays:
         batches = [_batch(root / file.path, "labels", 10) for file in CIFAR10_TRAIN]
@@ -49,6 +57,10 @@ def cifar10() -> DataSet:
     made, hashes = arrays("cifar10", files, [CIFAR10], convert)
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
     train, test, labels = split(made, "train"), split(made, "test"), tuple(made["labels"].tolist())
+    if fedlab:
+        keys = sample_keys(torch.arange(len(train)), seed=0, round=0, client=0, step=0)
+        cropped = augment(torch.from_numpy(made["train_inputs"]), keys)
+        train, std = replace(train, inputs=cropped), (0.2023, 0.1994, 0.2010)
     return DataSet("cifar10", train, test, 10, mean, std, labels=labels, hashes=hashes)
 
 
