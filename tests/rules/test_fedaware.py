@@ -324,6 +324,18 @@ def test_products_and_sums_over_many_blocks_and_pieces(monkeypatch: pytest.Monke
     np.testing.assert_allclose(module.weighted_sum(weights, blocks), weights @ whole, atol=1e-5)
 
 
+@pytest.mark.parametrize("together", [1, 2, 3, 16])
+def test_blocks_of_one_row_are_multiplied_together(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TOGETHER", together)
+    whole = np.random.default_rng(0).normal(size=(7, 50))
+    blocks = [torch.from_numpy(row).float() for row in whole[:, None]]
+    groups = [len(group) for group in module.grouped(blocks)]
+    assert groups == {1: [1] * 7, 2: [2, 2, 2, 1], 3: [3, 3, 1], 16: [7]}[together]
+    np.testing.assert_allclose(module.products(torch.cat(blocks[2:5]), blocks), whole[2:5] @ whole.T, atol=1e-4)
+    weights = np.arange(1.0, 8.0)
+    np.testing.assert_allclose(module.weighted_sum(weights, blocks), weights @ whole, atol=1e-4)
+
+
 # Exploration chooses the cohorts itself, so these runs have no rule that picks them.
 
 

@@ -29,6 +29,8 @@ SOLVERS = ("active_set", "frank_wolfe")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NOWHERE = 1e-5  # of the longest average: a mean shorter than this is rounding error without a direction
 NARROW, WIDE = 1 << 13, 1 << 16  # columns at a time: a piece of a block stays in a core's cache
+LARGE = 1 << 20  # on a GPU, which is fastest with few large pieces
+TOGETHER = 16  # rows: a block has a single one if the model is large
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,20 +242,33 @@ def projected(direction: Tensor, onto: Tensor, least: float) -> Tensor:
 def pieces(
     blocks: Iterable[Tensor], width: int, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Blocks of rows in column chunks: which rows, which columns, and the values, on this device."""
+    """Blocks of rows in column chunks, small blocks together: which rows, which columns, and the values, on this device."""
     first = 0
-    for block in blocks:
-        rows = slice(first, first + len(block))
-        for left in range(0, block.shape[1], width):
+    for together in grouped(blocks):
+        rows = slice(first, first + sum(map(len, together)))
+        for left in range(0, together[0].shape[1], width):
             columns = slice(left, left + width)
-            yield rows, columns, block[:, columns].to(device, dtype)
+            parts = [block[:, columns].to(device, dtype) for block in together]
+            yield rows, columns, torch.cat(parts) if len(parts) > 1 else parts[0]
         first = rows.stop
+
+
+def grouped(blocks: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Consecutive blocks in groups of at least `TOGETHER` rows, but for the last."""
+    group: list[Tensor] = []
+    for block in blocks:
+        group.append(block)
+        if sum(map(len, group)) >= TOGETHER:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def products(rows: Tensor, blocks: list[Tensor]) -> Floats:
     """Inner products of these rows with every row of the blocks, `[m, K]`, summed over the pieces in float64."""
-    # A GPU multiplies float32 with ten bits when TF32 is on, and is fastest with few large pieces.
-    width, dtype = (NARROW, torch.float32) if rows.device.type == "cpu" else (1 << 20, torch.float64)
+    # A GPU multiplies float32 with ten bits when TF32 is on.
+    width, dtype = (NARROW, torch.float32) if rows.device.type == "cpu" else (LARGE, torch.float64)
     found = torch.zeros(len(rows), sum(map(len, blocks)), dtype=torch.float64, device=rows.device)
     for where, columns, piece in pieces(blocks, width, rows.device, dtype):
         found[:, where] += rows[:, columns].to(dtype) @ piece.T
@@ -274,6 +289,7 @@ def weighted_sum(weights: Floats, blocks: list[Tensor]) -> Tensor:
     """Σ weight · row over the blocks."""
     total = torch.zeros(blocks[0].shape[1], device=blocks[0].device)
     factors = torch.from_numpy(weights).to(total)
-    for rows, columns, piece in pieces(blocks, WIDE, total.device, torch.float32):
+    width = WIDE if total.device.type == "cpu" else LARGE
+    for rows, columns, piece in pieces(blocks, width, total.device, torch.float32):
         total[columns] += factors[rows] @ piece
     return total
