@@ -4,6 +4,8 @@
 #     KAIROSFL_DATA=... [SEEDS=3] [FIRST=0] [ROUNDS=60] [EVERY=2] [PRECISION=tf32] sh benchmarks/tables.sh PART [RESULTS]
 #
 # The results say which precision a run had: parts whose estimate says so have bfloat16 unless another is asked for. Estimates are for one H200, from the images per second in docs/gpu.md.
+# Parts with small models leave room on the GPU: start several, after `nvidia-cuda-mps-control -d`, so that they do not take turns. Six parts whose estimates add up to 36 minutes
+# (niid10-parties with niid10-first, aware-swapped with three seeds, niid100-iid, fedcl-resnet18, aware-news, alt-thresholds) were done in 16, but for one round of two runs and six of a third.
 #
 # Public benchmarks, most informative first (a run of NIID-Bench or FL-Simulator trains on 25 million images):
 #     niid10         12 runs side by side (Dir(0.5), two labels, quantity), 300 M images, about 6 min
@@ -17,7 +19,7 @@
 #     niid100-dir     4 runs, Dir(0.5) alone, 3 min
 #     niid100-again  two more seeds of FedAvg and SCAFFOLD there, 4 runs beyond those of niid100-dir, about 2 min
 #     niid100-why     SCAFFOLD there with the paper's divisor and with clipping, 6 runs, about 3 min
-#     niid100-iid     FedAvg with IID data and reflected borders, for all its rounds, 1 run, about 2 min
+#     niid100-iid     FedAvg with IID data and reflected borders, 1 run, about 2 min
 #     niid100         8 runs (two labels, IID), 200 M images, took 3.5 min on a GPU shared with 8 runs of niid10-flower
 #     flsim-fedcm     FedCM, about 5 min
 #     flsim-released  FedAvg, SCAFFOLD and FedCM as in its code, 13 min: run it twice
@@ -31,18 +33,19 @@
 #
 # What the papers' tables lack, most informative first:
 #     aware-swapped   FedAWARE's Table 2 with clients mixed up, as in its released server, its FedProx, and longer steps, 11 runs a seed, 83 M images, about 4 min
+#     aware-stored    the same methods on images that are cropped once as well, 10 runs a seed, 76 M images, about 4 min
 #     aware-ridge     FedAWARE with a ridge, 6 runs of fedaware/solver, 45 M images, about 2 min
 #     fedcl-200       FedCL's 200 rounds, CIFAR-10 and Fashion-MNIST, FedAvg, 6 runs; CIFAR-10's 3 took 5 min on a shared GPU
 #     fedcl-cifar100  the same with CIFAR-100, 3 runs, about 3 min
 #     pa3fed-cifar100 PA3Fed, h = 0.1, 40 rounds, five methods with and without it, ResNet-18, 20 M images: about 11 min in bfloat16
-#     aware-cifar100  FedAvg, FedAWARE and FedAvg x AWARE, ResNet-18, 27 M images: in tf32 184 of 600 rounds took 11 min, 30 % of it for checkpoints; about 15 min in bfloat16
+#     aware-cifar100  FedAvg, FedAWARE and FedAvg x AWARE, ResNet-18, 27 M images: about 10 min in bfloat16; a round took 2.1 s before FedAWARE's step read more than 65,536 numbers at a time
 #     alt-readings    ALT's other readings with MOON, 2 runs of up to 50 M images, took 3 min on a shared GPU
 #     alt-thresholds  ALT's thresholds, 6 runs of up to 50 M images, about 5 min
 #     alt-equal       ALT and FedAvg with as few epochs, averaged, 5 runs of 15 to 50 M images, took 9 min on a shared GPU
 #     pa3fed-averaged FedAvg with and without PA3Fed, averaged, AlexNet, 4 runs of 12.5 M images; the first two took 9 min on a shared GPU
 #     fedcl-vgg11     FedCL's 200 rounds with VGG-11, CIFAR-10, FedAvg, 3 runs: 2.5 min a seed in bfloat16
-#     fedcl-lstm      FedCL on Shakespeare, FedAvg, 3 runs of 10 M sequences or more: in tf32 33 of the 200 rounds took 7 min; about 17 min in bfloat16
-#     fedcl-resnet18  FedCL with ResNet-18, CIFAR-10, FedAvg, 3 runs, 10 M images, about 4 min in bfloat16; in tf32 39 of 200 rounds took 2.5
+#     fedcl-lstm      FedCL on Shakespeare, FedAvg, 3 runs of 10 M sequences or more: in tf32 33 of the 200 rounds took 7 min; about 17 min in bfloat16, more beside other parts
+#     fedcl-resnet18  FedCL with ResNet-18, CIFAR-10, FedAvg, 3 runs, 10 M images, about 4 min in bfloat16, took 15 on a shared GPU
 #     beyond-moment   kairos with rules that decide when clients are asked, on held-out samples, 7 runs, about 2 min
 #     beyond-controls averaged FedAvg with the recipes of the presets, three seeds, about 6 min
 #     aware-news      FedAvg and FedAvg x AWARE on AG News, from scratch, at two learning rates, 4 runs, about 3 min in bfloat16; a round takes 6 s in tf32
@@ -73,6 +76,7 @@ niid10-noise) cells niid-bench-10 noise0.1 ;;
 niid10-flower) cells niid-bench-10 labels3 iid fashion_mnist ;;
 niid10-seeds) SEEDS=3 cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;
 aware-swapped) paper=fedaware cells table2 "cifar10 swapped" cifar10-fedprox-released cifar10-fedaware-longer ;;
+aware-stored) paper=fedaware cells table2 "cifar10 stored" ;;
 aware-ridge) paper=fedaware SEEDS=2 cells solver "ridge*" ;;
 niid100) cells niid-bench-100 labels2 iid ;;
 flsim-released) cells fl-simulator-readings "dir0.1-fedavg" "dir0.1-scaffold" "dir0.1-fedcm" ;;

@@ -242,7 +242,7 @@ def projected(direction: Tensor, onto: Tensor, least: float) -> Tensor:
 def pieces(
     blocks: Iterable[Tensor], width: int, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Blocks of rows in column chunks, small ones together: which rows, which columns, and the values, on this device."""
+    """Blocks of rows in column chunks, small ones together: which rows and columns, and the values, on this device."""
     first = 0
     for together in grouped(blocks):
         rows = slice(first, first + sum(map(len, together)))
