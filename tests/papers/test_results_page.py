@@ -122,6 +122,27 @@ def test_the_page_is_the_same_when_made_twice_and_says_what_did_not_reproduce(fo
     assert "Run with version 0.1.0 (commit not recorded), loop engine, float32, CPU (x86_64)." in text
 
 
+def test_readings_are_told_apart_by_their_mean_distance_from_the_published_values(folder):
+    results = collect([folder / "runs"], ITEM)
+    assert "Mean distance" not in section(results)  # a cell for each reading: there is no mean
+    for name, reading, shift in (
+        ("a", "text", 0),
+        ("b", "text", 3),
+        ("c", "code", -2),
+        ("d", "code", 1),
+        ("e", "x", 0),
+    ):
+        cell = json.loads(json.dumps(results["cells"]["digits-fedavg"])) | {"reading": reading}
+        for run in cell["runs"]:
+            run["values"]["last_tenth"] += shift
+        results["cells"][name] = cell
+    del results["cells"]["digits-fedavg"], results["cells"]["digits-fedavgm"]
+    text = section(results)  # ours is 41 where 40 is published
+    assert "| reading | cells | accuracy, final 10 % |\n| --- | ---: | ---: |\n| text | 2 | 2.50 |" in text
+    assert "| code | 2 | 1.50 |" in text
+    assert "| x | 1 |" not in text
+
+
 def test_the_verdict_on_a_claim_takes_the_closest_reading_or_what_the_remarks_say(folder):
     results = collect([folder / "runs"], ITEM)
     assert [(each.ours, each.printed, each.holds) for each in gains(results)] == [

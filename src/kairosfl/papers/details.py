@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from kairosfl.papers.measures import MEASURES
 from kairosfl.papers.results import Results, as_published, done, gain, spread, table, values
-from kairosfl.papers.verdicts import Agreement, compared_measures, holds, outcome
+from kairosfl.papers.verdicts import Agreement, agreement, compared_measures, holds, outcome
 from kairosfl.papers.words import words
 from kairosfl.report.tables import fixed, signed
 
@@ -40,6 +40,9 @@ def section(results: Results, remarks: str = "", picture: str = "") -> str:
         heading = f"Difference from the baseline ({what}), on the seeds and rounds that both have:"
         lines += [heading, "", *markdown(gains), ""]
     lines += _conclusion(results)
+    readings = _distances(results)
+    if len(readings) > 1:
+        lines += ["Mean distance from the published values, by reading:", "", *markdown(readings), ""]
     if verdict_line(remarks):
         first, _, remarks = remarks.partition("\n")
         lines += [f"**{first}**", ""]
@@ -115,6 +118,28 @@ def _conclusion(results: Results) -> list[str]:
                 "",
             ]
     return lines
+
+
+def _distances(results: Results) -> list[dict[str, str]]:
+    """How far the cells of each reading are from the published values on average, where there is more than one cell."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for cell in results["cells"].values():
+        for measure in results["measures"]:
+            if not results.get("beat") and agreement(cell, measure):
+                off = abs(statistics.fmean(values(cell, measure)) - cell["printed"][measure])
+                found.setdefault(cell["reading"] or "text", {}).setdefault(measure, []).append(off)
+    printed = [measure for measure in results["measures"] if any(measure in each for each in found.values())]
+    return [
+        {"reading": reading, "cells": str(max(map(len, each.values())))}
+        | {
+            MEASURES[measure].title: fixed(statistics.fmean(each[measure]), MEASURES[measure].digits)
+            if measure in each
+            else "–"
+            for measure in printed
+        }
+        for reading, each in found.items()
+        if max(map(len, each.values())) > 1
+    ]
 
 
 def _comparisons(name: str, results: Results) -> list[str]:
