@@ -34,6 +34,7 @@
 # What the papers' tables lack, most informative first:
 #     aware-swapped   FedAWARE's Table 2 with clients mixed up, as in its released server, its FedProx, and longer steps, 11 runs a seed, 83 M images, about 4 min
 #     aware-stored    the same methods on images that are cropped once as well, 10 runs a seed, 76 M images, about 4 min
+#     aware-redrawn   the same with another partition for each seed, and FedAMS x AWARE with half the step, 10 runs a seed, 76 M images, about 4 min
 #     aware-ridge     FedAWARE with a ridge, 6 runs of fedaware/solver, 45 M images, about 2 min
 #     fedcl-200       FedCL's 200 rounds, CIFAR-10 and Fashion-MNIST, FedAvg, 6 runs; CIFAR-10's 3 took 5 min on a shared GPU
 #     fedcl-cifar100  the same with CIFAR-100, 3 runs, about 3 min
@@ -77,6 +78,7 @@ niid10-flower) cells niid-bench-10 labels3 iid fashion_mnist ;;
 niid10-seeds) SEEDS=3 cells niid-bench-10 dir0.5 labels2 quantity0.5 ;;
 aware-swapped) paper=fedaware cells table2 "cifar10 swapped" cifar10-fedprox-released cifar10-fedaware-longer ;;
 aware-stored) paper=fedaware cells table2 "cifar10 stored" ;;
+aware-redrawn) paper=fedaware cells table2 "cifar10 redrawn" cifar10-fedams-aware-shorter ;;
 aware-ridge) paper=fedaware SEEDS=2 cells solver "ridge*" ;;
 niid100) cells niid-bench-100 labels2 iid ;;
 flsim-released) cells fl-simulator-readings "dir0.1-fedavg" "dir0.1-scaffold" "dir0.1-fedcm" ;;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -114,7 +115,13 @@ def test_text_and_released_code_are_cells_of_the_same_item():
     stored = cells["cifar10-fedaware-stored"].config()
     assert stored.algorithm == cells["cifar10-fedaware-swapped"].config().algorithm
     assert stored.data.options == {"fedlab": True}
-    assert not any("stored" in name for name in cells if not name.startswith("cifar10-"))
+    redrawn = cells["cifar10-fedaware-redrawn"].config()
+    assert redrawn.algorithm == stored.algorithm
+    assert redrawn.data == dataclasses.replace(cells["cifar10-fedaware-swapped"].config().data, partition_seed=-1)
+    shorter = str(cells["cifar10-fedams-aware-shorter"].config().algorithm)
+    assert shorter == str(cells["cifar10-fedams-aware-swapped"].config().algorithm).replace("lr=0.01", "lr=0.005")
+    only_cifar10 = ("stored", "redrawn", "shorter")
+    assert not any(name.endswith(only_cifar10) for name in cells if not name.startswith("cifar10-"))
     released = find("fedcl/accuracy").cells["cifar10-alexnet-a0.1-fedavg-cl-released"].config()
     assert released.run.detector == "fgn.released()"
     assert str(released.algorithm) == "fedcl(cap=0.75, floor=1.0, once=True, every=2)"
@@ -138,7 +145,7 @@ def test_text_and_released_code_are_cells_of_the_same_item():
 def test_a_filter_fits_whole_words():
     item = find("fedaware/table2")
     assert all(name.startswith("cifar10-") for name in choose(item, ["cifar10"]))
-    assert len(choose(item, ["cifar10"])) == 56
+    assert len(choose(item, ["cifar10"])) == 66
     assert list(choose(item, ["agnews fedavgm"])) == [
         "agnews-fedavgm",
         "agnews-fedavgm-aware",
@@ -150,8 +157,8 @@ def test_a_filter_fits_whole_words():
         "agnews-fedavgm-aware-swapped",
     ]
     assert list(choose(item, ["cifar10-fedyogi", "cifar10 feddyn"])) == ["cifar10-feddyn", "cifar10-fedyogi"]
-    assert len(choose(item, ["cifar10 fedyogi"])) == 10
-    assert len(choose(item, ["cifar*"])) == 102
+    assert len(choose(item, ["cifar10 fedyogi"])) == 12
+    assert len(choose(item, ["cifar*"])) == 112
     assert choose(item, ["CIFAR10 FedYogi"]) == choose(item, ["cifar10 fedyogi"])
     assert list(choose(item, ["CIFAR10-FedAvg"])) == ["cifar10-fedavg"]
     assert choose(item) == dict(item.cells)
@@ -176,7 +183,7 @@ def test_members_are_one_seed_of_everything_before_the_second_of_anything():
     ]
     assert [run.config.seed for run in runs] == [0, 0, 0, 1, 1, 1]
     assert all(run.config.train.rounds == 20 and run.config.run.device == "cpu" for run in runs)
-    assert len(members(find("fedaware/table2"), ["cifar10 fedavg"])) == 10 * 3
+    assert len(members(find("fedaware/table2"), ["cifar10 fedavg"])) == 12 * 3
     with pytest.raises(UserError, match="seeds = 0 must be 1 or more"):
         members(find("fedaware/table2"), seeds=0)
 

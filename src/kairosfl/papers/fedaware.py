@@ -69,6 +69,7 @@ RELEASED_BASES = ("fedavg", "fedavgm", "fedyogi", "fedams")  # those that the re
 EMPTY: Mapping[str, Any] = {}
 RELEASED_DATA = {"data.balance": True, "data.partition_seed": 2023}
 STORED_DATA = RELEASED_DATA | {"data.fedlab": True}
+REDRAWN_DATA = {"data.balance": True}  # and a partition of its own for every seed
 SOLVER_READING = "released code: visits every client first, its solver"
 PARTITION_READING = "released code: its partition"
 EQUAL_READING = f"{PARTITION_READING}, equal weights"
@@ -76,9 +77,8 @@ RELEASED_READING = f"{SOLVER_READING}, its partition"
 SWAPPED = "attack(lie='swapped', share=1.0)"
 
 
-def _printed(pair: Pair) -> dict[str, float]:
-    accuracy, elud = pair
-    return {"last_tenth": accuracy} | ({} if elud is None else {"elud": elud})
+def _printed(pair: Pair | None) -> dict[str, float]:
+    return {name: value for name, value in zip(("last_tenth", "elud"), pair or (), strict=False) if value is not None}
 
 
 def _projected(base: str, *options: str) -> str:
@@ -90,7 +90,12 @@ def _table2(data: str) -> dict[str, Cell]:
     cells: dict[str, Cell] = {}
 
     def cell(
-        name: str, algorithm: str, pair: Pair, reading: str, baseline: str = "", settings: Mapping[str, Any] = EMPTY
+        name: str,
+        algorithm: str,
+        pair: Pair | None,
+        reading: str,
+        baseline: str = "",
+        settings: Mapping[str, Any] = EMPTY,
     ) -> None:
         cells[f"{data}-{name}"] = Cell(
             preset=PRESETS[data],
@@ -127,8 +132,12 @@ def _table2(data: str) -> dict[str, Cell]:
     equal = f"{BASES['fedprox']} + uniform"  # so that mixing clients up makes no difference
     cell("fedprox-released", equal, TABLE2[data]["fedprox"][0], EQUAL_READING, settings=RELEASED_DATA)
     ways = [("released", "", "", RELEASED_DATA), ("swapped", f"{SWAPPED} + ", ", mixes up clients", RELEASED_DATA)]
-    if data == "cifar10":  # the only one of which the released code crops the images
+    if data == "cifar10":  # whose images alone the released code crops, and whose partition it draws without a seed
         ways.append(("stored", f"{SWAPPED} + ", ", mixes up clients, crops each image once", STORED_DATA))
+        ways.append(("redrawn", f"{SWAPPED} + ", ", mixes up clients, a partition for each seed", REDRAWN_DATA))
+        shorter = f"{SWAPPED} + fedams(lr=0.005, eps=1e-8) + fedaware(project=True, {RELEASED})"  # as its script has it
+        reading = f"{RELEASED_READING}, mixes up clients, lr = 0.005"
+        cell("fedams-aware-shorter", shorter, TABLE2[data]["fedams"][1], reading, "fedams-swapped", RELEASED_DATA)
         reading = f"{EQUAL_READING}, crops each image once"
         cell("fedprox-stored", equal, TABLE2[data]["fedprox"][0], reading, settings=STORED_DATA)
     for suffix, before, more, settings in ways:
@@ -249,7 +258,10 @@ ITEMS = (
         "gives only grids (item `grid`). The released FedDyn adds no gradient on the clients, which is not copied "
         "here. The released server trains clients in the order of their ids, but takes their updates in the order in "
         "which they were drawn, so that weights and averages belong to other clients of the round (`swapped`). It also "
-        "crops and mirrors each image of CIFAR-10 once, when it stores the clients' data (`stored`, `data.fedlab`). "
+        "crops and mirrors each image of CIFAR-10 once, when it stores the clients' data (`stored`, `data.fedlab`), "
+        "and draws the partition without a seed, so that it cannot be drawn again (`redrawn`: another for each seed). "
+        "One of its scripts of FedAMS ×AWARE has half the step (`shorter`), and random epochs and batch sizes, which "
+        "are not copied. "
         f"{PYTHIA}",
     ),
     Item(

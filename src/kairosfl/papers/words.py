@@ -56,6 +56,8 @@ METHODS = {
     "released": "(released code)",
     "swapped": "(clients mixed up)",
     "stored": "(clients mixed up, images cropped once)",
+    "redrawn": "(clients mixed up, each seed its partition)",
+    "shorter": "(clients mixed up, lr = 0.005)",
     "longer": "(lr = 2.5)",
     "private": "with privacy",
     "crops": "(crops as released)",
