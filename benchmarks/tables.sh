@@ -4,7 +4,7 @@
 #     KAIROSFL_DATA=... [SEEDS=3] [FIRST=0] [ROUNDS=60] [EVERY=2] [PRECISION=tf32] sh benchmarks/tables.sh PART [RESULTS]
 #
 # The results say which precision a run had: parts whose estimate says so have bfloat16 unless another is asked for. Estimates are for one H200, from the images per second in docs/gpu.md.
-# Parts with small models leave room on the GPU: start several, after `nvidia-cuda-mps-control -d`, so that they do not take turns. Six parts whose estimates add up to 36 minutes
+# Parts with small models leave room on the GPU: parts.sh runs several side by side. Six parts whose estimates add up to 36 minutes
 # (niid10-parties with niid10-first, aware-swapped with three seeds, niid100-iid, fedcl-resnet18, aware-news, alt-thresholds) were done in 16, but for one round of two runs and six of a third.
 #
 # Public benchmarks, most informative first (a run of NIID-Bench or FL-Simulator trains on 25 million images):
