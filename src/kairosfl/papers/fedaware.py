@@ -67,9 +67,9 @@ RIDGES = (0.01, 0.1, 1.0)
 RELEASED = "explore=True, solver='frank_wolfe'"
 RELEASED_BASES = ("fedavg", "fedavgm", "fedyogi", "fedams")  # those that the released code projects
 EMPTY: Mapping[str, Any] = {}
-RELEASED_DATA = {"data.balance": True, "data.partition_seed": 2023}
-STORED_DATA = RELEASED_DATA | {"data.fedlab": True}
-REDRAWN_DATA = {"data.balance": True}  # and a partition of its own for every seed
+RELEASED_DATA: Mapping[str, Any] = {"data.balance": True, "data.partition_seed": 2023}
+STORED_DATA: Mapping[str, Any] = {**RELEASED_DATA, "data.fedlab": True}
+REDRAWN_DATA: Mapping[str, Any] = {"data.balance": True}  # and a partition of its own for every seed
 SOLVER_READING = "released code: visits every client first, its solver"
 PARTITION_READING = "released code: its partition"
 EQUAL_READING = f"{PARTITION_READING}, equal weights"
