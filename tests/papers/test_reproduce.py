@@ -168,9 +168,10 @@ def test_nothing_is_measured_when_everything_is_done(whole, monkeypatch):
     assert said == [f"tiny/table1: 4 runs in {out}, 0 rounds to go."]
 
 
-def test_an_item_whose_data_is_missing_altogether_is_refused(tmp_path):
-    with pytest.raises(UserError, match="No cell of tiny/table1 can be run: the data of all 2 runs is missing"):
-        reproduce(ITEM, cells=["folder"], out=tmp_path, say=lambda line: None)
+@pytest.mark.parametrize(("seeds", "what"), [(1, "1 run"), (2, "2 runs")])
+def test_an_item_whose_data_is_missing_altogether_is_refused(tmp_path, seeds, what):
+    with pytest.raises(UserError, match=f"No cell of tiny/table1 can be run: the data of {what} is missing"):
+        reproduce(ITEM, cells=["folder"], seeds=seeds, out=tmp_path, say=lambda line: None)
 
 
 def test_the_estimate_is_the_rounds_left_times_a_measured_round(tmp_path, monkeypatch):

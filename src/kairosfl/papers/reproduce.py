@@ -61,7 +61,8 @@ def reproduce(
     runs = available(asked, say)
     if not runs:
         raise UserError(
-            f"No cell of {item.key} can be run: the data of all {len(asked)} runs is missing; see the messages above."
+            f"No cell of {item.key} can be run: the data of {counted(len(asked), 'run')} is missing; "
+            "see the messages above."
         )
     left = sum(rounds_left(member, out) for member in runs)
     say(f"{item.key}: {counted(len(runs), 'run')} in {out}, {counted(left, 'round')} to go.")
