@@ -3,19 +3,21 @@
 #
 #     KAIROSFL_DATA=... [LIMIT=1500] sh benchmarks/parts.sh aware-cifar100 "EVERY=10 fedcl-lstm" "SEEDS=3 EVERY=5 aware-stored"
 #
-# Words before the name of a part are settings for tables.sh. Each part stops after LIMIT seconds, resumes if it is run again, and
-# has a folder and a log in runs/parts; results are added to those in results/ at the end.
+# Words before the name of a part are settings for tables.sh. Each part stops after LIMIT seconds or Ctrl-C, resumes if it is run
+# again, and has a folder and a log in runs/parts; results are added to those in results/ at the end.
 set -eu
 folder=runs/parts
 command -v nvidia-cuda-mps-control >/dev/null && nvidia-cuda-mps-control -d || true # so that processes do not take turns
-trap 'trap "" INT TERM; kill -INT 0; wait' INT TERM
+lanes=
+trap 'kill -TERM $lanes; wait' INT TERM
 for lane; do
     part=${lane##* } settings=
     [ "$part" = "$lane" ] || settings=${lane% *}
     mkdir -p "$folder/$part"
     env LIMIT="${LIMIT:-1500}" $settings RUNS="$folder/$part" sh "$(dirname "$0")/tables.sh" "$part" "$folder/$part/results" >"$folder/$part/log" 2>&1 &
+    lanes="$lanes $!"
 done
-wait
+wait || true # Ctrl-C ends this wait; the trap has waited for the parts
 for lane; do
     part=${lane##* }
     echo "$part: $(tail -n 1 "$folder/$part/log")"

@@ -53,6 +53,7 @@
 #     aware-figures   FedAWARE's Figures 1, 6 and 7, 10 runs, 120 M images, about 6 min
 set -eu
 part=$1 results=${2:-results} runs=${RUNS:-runs/tables} paper=public
+trap 'kill -ALRM "$child"' INT TERM # as if its time were up: timeout passes no Ctrl-C on
 
 cells() { # ITEM, then cells
     item=$1
@@ -60,7 +61,11 @@ cells() { # ITEM, then cells
     for cell; do set -- "$@" --cells "$cell"; shift; done
     timeout -s INT "${LIMIT:-540}" ${PYTHON:-python} -m kairosfl reproduce "$paper/$item" "$@" \
         --seeds "${SEEDS:-1}" --first-seed "${FIRST:-0}" --engine batched --device cuda \
-        --set "run.precision='${PRECISION:-tf32}'" ${EVERY:+--set "run.eval_every=$EVERY"} ${ROUNDS:+--rounds "$ROUNDS"} --quiet --out "$runs/$paper-$item" --results "$results"
+        --set "run.precision='${PRECISION:-tf32}'" ${EVERY:+--set "run.eval_every=$EVERY"} ${ROUNDS:+--rounds "$ROUNDS"} --quiet --out "$runs/$paper-$item" --results "$results" &
+    child=$! code=0
+    wait "$child" || code=$?
+    if [ "$code" -gt 128 ]; then wait "$child"; fi # a signal ended the wait, not yet the run
+    return "$code"
 }
 
 case $part in
