@@ -40,6 +40,7 @@
 #     fedcl-cifar100  the same with CIFAR-100, 3 runs, about 3 min
 #     pa3fed-cifar100 PA3Fed, h = 0.1, 40 rounds, five methods with and without it, ResNet-18, 20 M images: about 11 min in bfloat16
 #     aware-cifar100  FedAvg, FedAWARE and FedAvg x AWARE, ResNet-18, 27 M images: about 10 min in bfloat16; a round took 2.1 s before FedAWARE's step read more than 65,536 numbers at a time
+#     aware-cifar100-swapped  the same with clients mixed up, 3 runs, as long
 #     alt-readings    ALT's other readings with MOON, 2 runs of up to 50 M images, took 3 min on a shared GPU
 #     alt-thresholds  ALT's thresholds, 6 runs of up to 50 M images, about 5 min
 #     alt-equal       ALT and FedAvg with as few epochs, averaged, 5 runs of 15 to 50 M images, took 9 min on a shared GPU
@@ -115,6 +116,7 @@ pa3fed-cifar100)
     cells table2 $names
     ;;
 aware-cifar100) paper=fedaware PRECISION=${PRECISION:-bfloat16} cells table2 cifar100-fedavg cifar100-fedaware cifar100-fedavg-aware ;;
+aware-cifar100-swapped) paper=fedaware PRECISION=${PRECISION:-bfloat16} cells table2 cifar100-fedavg-swapped cifar100-fedaware-swapped cifar100-fedavg-aware-swapped ;;
 aware-news) paper=fedaware PRECISION=${PRECISION:-bfloat16} cells agnews ;;
 aware-figures) for item in figure1 figure7 figure6; do paper=fedaware cells "$item"; done ;;
 alt-readings) paper=alt cells figure2 "cifar10-moon-alt-*" ;;
