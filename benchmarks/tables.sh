@@ -39,14 +39,14 @@
 #     fedcl-200       FedCL's 200 rounds, CIFAR-10 and Fashion-MNIST, FedAvg, 6 runs; CIFAR-10's 3 took 5 min on a shared GPU
 #     fedcl-cifar100  the same with CIFAR-100, 3 runs, about 3 min
 #     pa3fed-cifar100 PA3Fed, h = 0.1, 40 rounds, five methods with and without it, ResNet-18, 20 M images: about 11 min in bfloat16
-#     aware-cifar100  FedAvg, FedAWARE and FedAvg x AWARE, ResNet-18, 27 M images: about 10 min in bfloat16; a round took 2.1 s before FedAWARE's step read more than 65,536 numbers at a time
-#     aware-cifar100-swapped  the same with clients mixed up, 3 runs, as long
+#     aware-cifar100  FedAvg, FedAWARE and FedAvg x AWARE, ResNet-18, 27 M images, took 12 min in bfloat16 on a GPU shared with fedcl-lstm
+#     aware-cifar100-swapped  the same with clients mixed up, 3 runs, took 11.5 min likewise
 #     alt-readings    ALT's other readings with MOON, 2 runs of up to 50 M images, took 3 min on a shared GPU
 #     alt-thresholds  ALT's thresholds, 6 runs of up to 50 M images, about 5 min
 #     alt-equal       ALT and FedAvg with as few epochs, averaged, 5 runs of 15 to 50 M images, took 9 min on a shared GPU
 #     pa3fed-averaged FedAvg with and without PA3Fed, averaged, AlexNet, 4 runs of 12.5 M images; the first two took 9 min on a shared GPU
 #     fedcl-vgg11     FedCL's 200 rounds with VGG-11, CIFAR-10, FedAvg, 3 runs: 2.5 min a seed in bfloat16
-#     fedcl-lstm      FedCL on Shakespeare, FedAvg, 3 runs of 10 M sequences or more: in tf32 33 of the 200 rounds took 7 min; about 17 min in bfloat16, more beside other parts
+#     fedcl-lstm      FedCL on Shakespeare, FedAvg, 3 runs of 10 M sequences or more: 128 of the 200 rounds took 26 min in bfloat16 on a shared GPU
 #     fedcl-resnet18  FedCL with ResNet-18, CIFAR-10, FedAvg, 3 runs, 10 M images, about 4 min in bfloat16, took 15 on a shared GPU
 #     beyond-moment   kairos with rules that decide when clients are asked, on held-out samples, 7 runs, about 2 min
 #     beyond-controls averaged FedAvg with the recipes of the presets, three seeds, about 6 min
