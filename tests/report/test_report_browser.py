@@ -198,11 +198,14 @@ def test_two_fingers_zoom_and_one_does_not(opened):
         touch("touchEnd")
         assert ask(opened, "page.range") is None
         touch("touchStart", -100, 100)
+        touch("touchMove", -150, 150)  # draws the chart anew; the fingers are still on the old one
+        assert ask(opened, "page.range") == pytest.approx([1 + 39 / 6, 40 - 39 / 6], abs=0.5)
         touch("touchMove", -200, 200)
         low, high = ask(opened, "page.range")
         assert [low, high] == pytest.approx([1 + 39 / 4, 40 - 39 / 4], abs=0.5)
         touch("touchEnd")
         assert ask(opened, "page.range") == [low, high]
+        assert ask(opened, "document.querySelectorAll('#fig-accuracy .plot > svg').length") == 1
     finally:
         opened.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
 

@@ -45,7 +45,7 @@ const tip = {
 
 class Chart {
   constructor(figure, spec, page) {
-    Object.assign(this, { figure, spec, page, own: null, log: false });
+    Object.assign(this, { figure, spec, page, own: null, log: false, held: new Set() });
     this.linked = spec.x_label === "round";
     this.plot = figure.querySelector(".plot");
     this.tools = add(figure.querySelector("figcaption"), "span", { class: "tools" });
@@ -55,7 +55,18 @@ class Chart {
     // With Ctrl or ⌘ only, and with two fingers: a bare wheel and one finger are for scrolling the page.
     const asked = (event) => (event.type === "wheel" ? event.ctrlKey || event.metaKey : event.touches?.length > 1);
     const zoomed = ({ transform, sourceEvent }) => sourceEvent && this.zoom(transform.rescaleX(this.unzoomed).domain());
-    d3.select(this.plot).call(d3.zoom().filter(asked).on("zoom", zoomed)).on("dblclick.zoom", () => this.zoom(null));
+    const plot = d3.select(this.plot).on("touchstart.hold touchend.hold touchcancel.hold", (event) => this.hold(event));
+    plot.call(d3.zoom().filter(asked).on("zoom", zoomed)).on("dblclick.zoom", () => this.zoom(null));
+  }
+
+  // A gesture goes on only while what it began on is in the page, so that stays, unseen, until the last finger is lifted.
+  // Listens before the zoom, which stops the events that it takes.
+  hold({ type, target, touches }) {
+    const svg = target.closest(".plot > svg");
+    if (type === "touchstart" && svg) this.held.add(svg);
+    if (touches.length) return;
+    for (const each of this.held) if (each !== this.svg) each.remove();
+    this.held.clear();
   }
 
   button(text, title, act) {
@@ -110,7 +121,7 @@ class Chart {
     const [left, right] = svg.scale("x").range, [bottom, top] = svg.scale("y").range;
     this.at = { left, right, top, bottom };
     this.listen();
-    this.plot.replaceChildren(svg);
+    this.plot.replaceChildren(svg, ...this.held);
     if (focused) svg.focus({ preventScroll: true });
     this.back.hidden = !this.chosen;
   }
