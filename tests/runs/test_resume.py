@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -175,16 +176,46 @@ def test_a_signal_waits_until_the_round_is_written_down(whole, tmp_path, number)
     assert final(tmp_path / "run") == final(whole[0])
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_an_interrupt_on_the_way_from_training_to_recording_or_back_keeps_the_last_round(
+    whole, tmp_path, monkeypatch, late
+):
+    times = iter(range(1, 13))
+
+    @contextmanager
+    def disturbed():
+        now = next(times)
+        if now == 6 and not late:
+            raise KeyboardInterrupt
+        with undisturbed() as held:
+            yield held
+        if now == 5 and late:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "undisturbed", disturbed)
+    config = resolve(TABLES | {"run": {"checkpoint_every": 100, "engine": "loop"}})
+    with pytest.raises(KeyboardInterrupt):
+        experiment.start(config, tmp_path / "run")
+    assert Folder(tmp_path / "run").rounds_done() == 5
+    monkeypatch.undo()
+    experiment.resume(tmp_path / "run")
+    assert final(tmp_path / "run") == final(whole[0])
+
+
 @pytest.mark.usefixtures("interrupting")
-def test_a_second_signal_does_not_wait(tmp_path):
+def test_a_second_signal_does_not_wait(whole, tmp_path):
     def impatient(row):
         if row["round"] == 5:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
             raise AssertionError("the second signal was held back")
 
+    config = resolve(TABLES | {"run": {"checkpoint_every": 100, "engine": "loop"}})
     with pytest.raises(KeyboardInterrupt):
-        experiment.start(resolve(TABLES), tmp_path / "run", notify=impatient)
+        experiment.start(config, tmp_path / "run", notify=impatient)
+    assert Folder(tmp_path / "run").rounds_done() == 0
+    experiment.resume(tmp_path / "run")
+    assert final(tmp_path / "run") == final(whole[0])
 
 
 @pytest.mark.usefixtures("interrupting")

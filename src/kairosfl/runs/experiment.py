@@ -190,59 +190,62 @@ def _record_rounds(
 ) -> Generator[Briefs, Reports, tuple[int, dict[str, Any]]]:
     """The rounds of a run, each recorded before the next one's reports; returns how many, and what the rules say."""
     note = {"algorithm": str(config.algorithm), "detector": config.run.detector}
-    saved, chosen = run.round, len(engine.choices.made)
+    saved, chosen, recording = run.round, len(engine.choices.made), False
     clients_file, metrics_file = folder.path / "clients.jsonl", folder.path / "metrics.jsonl"
     stages, begin = rounds(run, setup), getattr(engine, "begin", None)
+
+    def keep() -> None:
+        nonlocal saved
+        if run.round > saved:
+            checkpoints.save(run, note)
+            saved = run.round
+
     run, briefs = next(stages)
     if briefs is None and _failed(run, last=True):
         raise UserError(_idle(run))
-    while briefs is not None:
-        began = time.perf_counter()
-        try:
+    try:
+        while briefs is not None:
+            began = time.perf_counter()
             reports = yield briefs
-        except GeneratorExit:  # stopped between two rounds: only the round in flight is lost
-            if run.round > saved:
-                checkpoints.save(run, note)
-            raise
-        with undisturbed() as held:
-            told = briefs
-            run, briefs = stages.send(reports)
-            last = briefs is None
-            if begin and briefs is not None:
-                begin(briefs)  # it trains while this round is evaluated and recorded
-            outcome = result(run, setup)
-            scores = engine.evaluate(outcome) if last or run.round % config.run.eval_every == 0 else None
-            whole = scores is not None and measures_clients(config, task, last=last)
-            own = engine.evaluate_clients(outcome) if whole else None
-            plain = engine.evaluate(run.x) if scores and outcome is not run.x else None
-            row = recorded(run, setup) | metrics.row(run, task, scores, own, time.perf_counter() - began, plain)
-            row["samples"] = metrics.samples_of(told, run.record.reports) if run.record and run.record.reports else 0
-            cosines = run.round in config.run.cosines
-            append_json(clients_file, metrics.clients_row(run, task, own, scores, cosines=cosines))
-            append_json(metrics_file, row)
-            _log_rejections(run, setup, folder)
-            for listen in listeners:
-                listen(row)
-            if len(engine.choices.made) > chosen:
-                chosen = len(engine.choices.made)
-                folder.choose(engine.choices.made, run.round)
-            if last or checkpoints.due(run.round, config.run.checkpoint_every) or run.idle >= IDLE_LIMIT:
-                checkpoints.save(run, note)
-                saved = run.round
-            if _failed(run, last=last):
-                raise UserError(_idle(run))
-        if held:
-            if run.round > saved:
-                checkpoints.save(run, note)
-            signal.raise_signal(held[0])
-        stopped = True  # also if `watch` raises
-        try:
-            stopped = watch is not None and watch(row, outcome) is False
-        finally:
-            if stopped and run.round > saved:
-                checkpoints.save(run, note)
-        if stopped:
-            break
+            with undisturbed() as held:
+                recording, told = True, briefs
+                run, briefs = stages.send(reports)
+                last = briefs is None
+                if begin and briefs is not None:
+                    begin(briefs)  # it trains while this round is evaluated and recorded
+                outcome = result(run, setup)
+                scores = engine.evaluate(outcome) if last or run.round % config.run.eval_every == 0 else None
+                whole = scores is not None and measures_clients(config, task, last=last)
+                own = engine.evaluate_clients(outcome) if whole else None
+                plain = engine.evaluate(run.x) if scores and outcome is not run.x else None
+                row = recorded(run, setup) | metrics.row(run, task, scores, own, time.perf_counter() - began, plain)
+                row["samples"] = (
+                    metrics.samples_of(told, run.record.reports) if run.record and run.record.reports else 0
+                )
+                cosines = run.round in config.run.cosines
+                append_json(clients_file, metrics.clients_row(run, task, own, scores, cosines=cosines))
+                append_json(metrics_file, row)
+                _log_rejections(run, setup, folder)
+                for listen in listeners:
+                    listen(row)
+                if len(engine.choices.made) > chosen:
+                    chosen = len(engine.choices.made)
+                    folder.choose(engine.choices.made, run.round)
+                if last or checkpoints.due(run.round, config.run.checkpoint_every) or run.idle >= IDLE_LIMIT:
+                    keep()
+                if _failed(run, last=last):
+                    raise UserError(_idle(run))
+                recording = False
+            if held:
+                keep()
+                signal.raise_signal(held[0])
+            if watch is not None and watch(row, outcome) is False:
+                keep()
+                break
+    except BaseException:  # also GeneratorExit and KeyboardInterrupt
+        if not recording:  # between two rounds: only the round in flight is lost
+            keep()
+        raise
     if run.finished:
         folder.warn(f"finished after round {run.round}: {run.finished}")
     unit, items = task.dataset.unit
