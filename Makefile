@@ -5,9 +5,14 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 BIN := .venv/bin
 
 WORKERS ?= auto
+# The newest and the lowest versions are tried with these of torch, which for Linux on PyPI comes with gigabytes of CUDA:
+# TORCH= takes the newest, TORCH_LOWEST= the lower bound in pyproject.toml. There is a wheel for CPUs of every version
+# at PyTorch's own index, which PIP_EXTRA_INDEX_URL may name.
+TORCH ?= 2.13.0
+TORCH_LOWEST ?=
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: demo test test-slow test-kernels test-deploy test-extended zoo lint docs notebooks results dist bench bench-peers bench-gpu-peers clean
+.PHONY: demo test test-slow test-kernels test-deploy test-extended test-newest test-versions zoo lint docs notebooks results dist bench bench-peers bench-gpu-peers clean
 
 demo: .venv/ready
 	$(BIN)/kairosfl demo
@@ -26,6 +31,14 @@ test-deploy: .venv/full
 	$(BIN)/python -m pytest tests/deploy -m "slow or not slow"
 
 zoo: .venv/zoo  # models and data of other libraries; without them, tests of these are skipped
+
+test-newest:  # installed without constraints, as by a user: every command is called
+	$(PYTHON) .ci/versions.py newest --torch "$(TORCH)"
+
+test-versions: test-newest  # the newest versions, the newest with Flower and Ray, and the lowest that pyproject.toml admits
+	$(PYTHON) .ci/versions.py engines --torch "$(TORCH)"
+	$(PYTHON) .ci/versions.py lowest --torch "$(TORCH_LOWEST)"
+	$(PYTHON) .ci/versions.py lowest-flower --torch "$(TORCH)"
 
 test-extended: test-kernels test-deploy  # what `make test` leaves out
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/engines/test_kernels*.py -m slow

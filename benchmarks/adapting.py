@@ -35,11 +35,11 @@ def seconds(work: Callable[[], object]) -> float:
 
 def gradient_norms(trainer: Trainer, brief: Brief) -> float:
     """Seconds of the squared gradient norms alone in a round's steps, each on gradients fresh from a backward pass."""
-    rows = torch.arange(brief.batch_size)
+    rows = torch.arange(min(brief.batch_size, len(trainer.task.clients[brief.client])))
     spent = 0.0
     for _ in range(brief.epochs * -(-len(trainer.task.clients[brief.client]) // brief.batch_size)):
-        outputs = trainer.model(trainer._inputs(rows))
-        loss = trainer.task.loss(outputs, trainer.targets[rows]).mean()
+        inputs, targets = trainer._samples(rows)
+        loss = trainer.task.loss(trainer.model(inputs), targets).mean()
         g = torch.autograd.grad(loss, trainer.parameters)
         spent += seconds(lambda g=g: torch.stack(torch._foreach_norm(g)).square_().sum())
     return spent

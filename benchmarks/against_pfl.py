@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from kairosfl import DataSet, Population, Recipe, Run, Samples, Setup, Task, drive, parse, result, rounds
 from kairosfl.core.round import recorded
+from kairosfl.detectors import FGN
 from kairosfl.engines.batched import Batched
 from kairosfl.rules import accounting
 from kairosfl.tasks.data import load
@@ -79,7 +80,7 @@ def kairos(task: Task, z: float, options: argparse.Namespace, evaluate: Callable
         text = f"privacy(epsilon={EPSILON}, delta={DELTA}, clip={CLIP}, noise={z}, population={POPULATION}, "
         text += f"noise_cohort={NOISE_COHORT})"
     recipe = Recipe(rounds=options.rounds, cohort=options.cohort, epochs=1, batch_size=10, lr=0.1)
-    setup = Setup(parse(text), recipe, options.clients, task.layout)
+    setup = Setup(parse(text), recipe, options.clients, task.layout, detectors=(FGN(),))
     start = Run.start(engine.start(), setup, seed=options.seed)
     began, curve = time.perf_counter(), []
     for run in drive(rounds(start, setup), engine):

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from kairosfl import Batched, Recipe, Run, Setup, Task, drive, parse, rounds
+from kairosfl.detectors import FGN
 from kairosfl.rules.average import Average, opening
 from kairosfl.tasks import models
 from kairosfl.tasks.data import load
@@ -67,7 +68,7 @@ def scores(problem: str, schedule: str, cohort: int, seed: int) -> dict[str, flo
         lr=0.1,
         **SCHEDULES[schedule],
     )
-    setup = Setup(parse("fedavg"), recipe, len(clients), task.layout)
+    setup = Setup(parse("fedavg"), recipe, len(clients), task.layout, detectors=(FGN(),))
     course = drive(rounds(Run.start(engine.start(), setup, seed=seed), setup), engine)
     xs = torch.stack([run.x.double() for run in course])
 

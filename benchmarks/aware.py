@@ -18,13 +18,14 @@ import numpy as np
 import torch
 
 from kairosfl.core.fields import Briefs, Report, Reports
+from kairosfl.core.layout import Entry, Layout
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import brief, conclude
-from kairosfl.core.run import Round, Run, Setup
+from kairosfl.core.run import Run, Setup, upcoming
+from kairosfl.detectors import FGN
 from kairosfl.rules import parse
 from kairosfl.rules.fedaware import products, weighted_sum
 from kairosfl.rules.minnorm import gap, min_norm
-from kairosfl.tasks.vector import Entry, Layout
 
 
 def cohort(briefs: Briefs, common: torch.Tensor, seed: int) -> Reports:
@@ -76,14 +77,14 @@ def main() -> None:
     n, d = args.clients, args.parameters
     algorithm = parse(f"fedaware({args.options})")
     layout = Layout((Entry("body", (d - 1000,), 0), Entry("head", (1000,), d - 1000)))
-    setup = Setup(algorithm, Recipe(rounds=100, cohort=args.reports, lr=0.1), n, layout)
+    setup = Setup(algorithm, Recipe(rounds=100, cohort=args.reports, lr=0.1), n, layout, detectors=(FGN(),))
     common = torch.randn(d, generator=torch.Generator().manual_seed(0))
     run = Run.start(torch.zeros(d), setup, seed=0)
 
     def one(ids: np.ndarray) -> Spent:
         nonlocal run
-        now = Round.of(run, setup)
-        briefs = brief(run, setup, now, torch.from_numpy(ids))
+        now = upcoming(run, setup)
+        briefs, _ = brief(run, setup, now, torch.from_numpy(ids))
         reports = cohort(briefs, common, run.round)
         with clock() as spent:
             run = conclude(run, setup, now, briefs, reports)

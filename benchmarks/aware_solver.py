@@ -21,6 +21,7 @@ import numpy as np
 from kairosfl import presets
 from kairosfl.core.round import drive, rounds
 from kairosfl.core.run import Run, Setup
+from kairosfl.detectors import FGN
 from kairosfl.rules.minnorm import min_norm
 from kairosfl.runs import experiment
 from kairosfl.runs.config import resolve
@@ -71,7 +72,7 @@ def follow(tables: dict[str, Any]) -> dict[str, float]:
     task = experiment.build_task(config)
     config, _ = resolve_engine(config, task)
     engine = build_engine(config, task)
-    setup = Setup(config.algorithm, config.train, len(task.clients), task.layout)
+    setup = Setup(config.algorithm, config.train, len(task.clients), task.layout, detectors=(FGN(),))
     start = Run.start(engine.start(), setup, seed=config.seed)
     scores, looks = [], []
     for run in drive(rounds(start, setup), engine):

@@ -37,6 +37,7 @@ from kairosfl.core.fields import Briefs
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import Rounds, rounds
 from kairosfl.core.run import Run, Setup
+from kairosfl.detectors import FGN
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
@@ -159,7 +160,7 @@ def _task(name: str, dataset: DataSet, seed: int) -> Task:
 
 
 def _course(task: Task, recipe: Recipe, device: torch.device, seed: int = 0, algorithm: str = "fedavg") -> Rounds:
-    setup = Setup(parse(algorithm), recipe, CLIENTS, task.layout)
+    setup = Setup(parse(algorithm), recipe, CLIENTS, task.layout, detectors=(FGN(),))
     return rounds(Run.start(task.start().to(device), setup, seed=seed), setup)
 
 

@@ -19,6 +19,7 @@ import torch
 
 from kairosfl import Loop, Recipe, Run, Task, drive, parse, rounds
 from kairosfl.core.run import Setup
+from kairosfl.detectors import FGN
 from kairosfl.engines.batched import Batched
 from kairosfl.tasks import models
 from kairosfl.tasks.data import load
@@ -49,7 +50,7 @@ def seconds(engine: Loop | Batched, cohort: int, repeats: int) -> float:
     """Median of a few rounds after a first one."""
     clock = time.perf_counter if engine.device.type == "cuda" else time.process_time
     recipe = Recipe(rounds=repeats + 1, cohort=cohort, batch_size=SAMPLES, lr=0.01)
-    setup = Setup(parse("fedavg"), recipe, len(engine.task.clients), engine.task.layout)
+    setup = Setup(parse("fedavg"), recipe, len(engine.task.clients), engine.task.layout, detectors=(FGN(),))
     took = []
     began = clock()
     for run in drive(rounds(Run.start(engine.start(), setup, seed=0), setup), engine):

@@ -23,6 +23,7 @@ import torch
 from kairosfl import Batched, Recipe, Run, Setup, Task, drive, parse, rounds
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.round import result
+from kairosfl.detectors import FGN
 from kairosfl.engines.flower.templates import RUN
 from kairosfl.tasks import models
 from kairosfl.tasks.data import load
@@ -95,7 +96,7 @@ class Lying:
         reports = self.engine.train(briefs)
         for row in (reports.ids == LIAR).nonzero().flatten().tolist():
             for lie in self.lies:
-                reports = lie(reports, row, briefs.round + 1)
+                reports = lie(reports, row, briefs.newest + 1)
         return reports
 
 
@@ -129,7 +130,7 @@ def accuracy(case: Case) -> float:
         task = flip_labels(task, case.flipped)
     engine = Batched(task)
     recipe = Recipe(rounds=case.length, cohort=CLIENTS, epochs=1, batch_size=32, lr=0.2)
-    setup = Setup(parse(case.algorithm), recipe, CLIENTS, task.layout)
+    setup = Setup(parse(case.algorithm), recipe, CLIENTS, task.layout, detectors=(FGN(),))
     course = drive(rounds(Run.start(engine.start(), setup, seed=case.seed), setup), Lying(engine, LIES[case.lie]))
     scores = [engine.evaluate(result(run, setup)).accuracy for run in course if run.round > 0.9 * case.length]
     return float(np.mean(scores))

@@ -30,6 +30,7 @@ def train(text: str, seed: int, length: int = ROUNDS, cohort: int = COHORT) -> t
 
     from kairosfl import Batched, Recipe, Run, Setup, Task, drive, parse, rounds
     from kairosfl.core.round import result
+    from kairosfl.detectors import FGN
     from kairosfl.tasks import models
     from kairosfl.tasks.data import load
     from kairosfl.tasks.partitions import partition
@@ -41,7 +42,7 @@ def train(text: str, seed: int, length: int = ROUNDS, cohort: int = COHORT) -> t
     task = Task(model, dataset, clients)
     engine = Batched(task)
     recipe = Recipe(rounds=length, cohort=cohort, epochs=2, batch_size=16, lr=0.05)
-    setup = Setup(parse(text), recipe, len(clients), task.layout)
+    setup = Setup(parse(text), recipe, len(clients), task.layout, detectors=(FGN(),))
     x, steps, scores = engine.start(), [], []
     for run in drive(rounds(Run.start(x.clone(), setup, seed=seed), setup), engine):
         steps.append(float((run.x - x).norm()))

@@ -19,6 +19,7 @@ from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import rounds
 from kairosfl.core.rule import Algorithm
 from kairosfl.core.run import Run, Setup
+from kairosfl.detectors import FGN
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.protocol import Engine
 from kairosfl.engines.ray import Ray
@@ -38,7 +39,7 @@ def task(parameters: int, clients: int) -> Task:
 def seconds(engine: Engine, task: Task, x: torch.Tensor, cohort: int, count: int) -> list[float]:
     """What `engine.train` takes in each round."""
     recipe = Recipe(rounds=count, cohort=cohort, batch_size=1, lr=0.1)
-    setup, taken = Setup(Algorithm(), recipe, len(task.clients), task.layout), []
+    setup, taken = Setup(Algorithm(), recipe, len(task.clients), task.layout, detectors=(FGN(),)), []
     course = rounds(Run.start(x, setup, seed=0), setup)
     _, briefs = next(course)
     while briefs is not None:

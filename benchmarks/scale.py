@@ -23,6 +23,7 @@ from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import rounds
 from kairosfl.core.rule import Memory, Plan, Rule
 from kairosfl.core.run import Round, Run, Setup
+from kairosfl.detectors import FGN
 from kairosfl.engines.loop import Loop
 from kairosfl.rules import parse
 from kairosfl.runs.checkpoint import Checkpoints
@@ -79,7 +80,7 @@ def main() -> None:
     engine = Loop(task)
     algorithm = Rotation() + parse(given.algorithm)
     recipe = Recipe(rounds=given.clients // given.cohort, cohort=given.cohort, batch_size=10, lr=0.05)
-    setup = Setup(algorithm, recipe, given.clients, task.layout)
+    setup = Setup(algorithm, recipe, given.clients, task.layout, detectors=(FGN(),))
     run = Run.start(engine.start(), setup, seed=0)
     print(f"{given.clients} clients, {len(task.dataset.train)} samples, {task.layout.size} parameters, {algorithm}")
     print(f"ready in {time.perf_counter() - began:.1f} s, {resident():.0f} MiB resident")

@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -141,6 +142,35 @@ def test_help_is_plain_text(words: str) -> None:
 def test_help_describes_arguments() -> None:
     said = CliRunner().invoke(app, ["resume", "--help"]).stdout
     assert re.search(r"^  FOLDER  Run folder\.  \[required\]$", said, re.MULTILINE)
+
+
+def test_nothing_imports_click_which_the_newest_typer_does_not_bring() -> None:
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert "click" not in [name.partition(".")[0] for name in names], path
+
+
+def test_every_command_is_called_with_the_newest_and_the_lowest_packages() -> None:
+    smoke = runpy.run_path(str(ROOT / ".ci" / "smoke.py"))
+    calls = [words if isinstance(words, str) else " ".join(words) for words, _ in smoke["WORKING"]]
+    calls = [re.sub(r"^\?\w+ ", "", call) for call in calls]
+    groups = {"", "data", "deploy"}
+    for path in set(helped()) - groups:
+        assert any(call.startswith(path) for call in calls), path
+
+
+def test_every_package_has_a_lower_bound_that_can_be_tried() -> None:
+    versions = runpy.run_path(str(ROOT / ".ci" / "versions.py"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = ("core", "cli", "files", "ray", "flower", "tune", "privacy")
+    packages = list(project["dependencies"])
+    for extra in extras[1:]:
+        packages += project["optional-dependencies"][extra]
+    floors = versions["floors"](extras)
+    assert {re.split(r"[<>=]", package)[0] for package in packages} - set(floors) == {"click"}
+    assert floors["torch"] == re.search(r"torch>=([\d.]+)", project["dependencies"][0])[1]
 
 
 def test_maintaining_the_repository_is_not_a_users_command() -> None:

@@ -16,12 +16,13 @@ import torch
 from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 import kairosfl
 from kairosfl import DataSet, History, Loop, Population, Recipe, Run, Samples, Setup, Task, UserError, simulate
 from kairosfl.cli import app
+from kairosfl.detectors import FGN
 from kairosfl.rules import FedAvgM, FedCL
 from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.vector import flatten
@@ -45,7 +46,7 @@ def expert(clients: Population, *, cohort: int = 3, rounds: int = 3, algorithm: 
     task = Task(net(), DataSet("own", Samples(*TRAIN), Samples(*TEST), 3), clients)
     engine = Loop(task)
     recipe = Recipe(rounds=rounds, cohort=cohort)
-    setup = Setup(kairosfl.parse(algorithm), recipe, clients=len(clients), layout=task.layout)
+    setup = Setup(kairosfl.parse(algorithm), recipe, clients=len(clients), layout=task.layout, detectors=(FGN(),))
     run = Run.start(engine.start(), setup, seed=0)
     for after in kairosfl.drive(kairosfl.rounds(run, setup), engine):
         run = after
@@ -297,6 +298,17 @@ def test_wrong_data_is_refused() -> None:
     )
     refuse("training data cannot be made a tensor", (np.array([object()]), [0]), TEST)
     refuse("training data is a Tensor", X, TEST)
+    path = r"training data is 'xray'; if this is a path, give kairosfl.tasks.data.load\('folder', path='xray'\)"
+    refuse(path, "xray")
+    refuse(path, Path("xray"), TEST)
+    refuse("test data is 'xray'; if this is a path", TRAIN, "xray")
+    refuse("^client 0: the training data is 'a.csv'; if this is a path", ["a.csv", "b.csv"], TEST)
+    loader = DataLoader(TensorDataset(*TRAIN), 8)
+    refuse("^the training data is a DataLoader, which makes batches; give its data set, loader.dataset", loader, TEST)
+    refuse("^client 0: the training data is a DataLoader, .* give its data set, loader.dataset", [loader], TEST)
+    refuse("^client 1: the training data is a NoneType; give", [TRAIN, None], TEST)
+    refuse("18446744073709551615 is too large for a class", (X[:2], np.array([0, 2**64 - 1], np.uint64)), TEST)
+    refuse("^training sample 1 has label 1.*; labels must be integers", (X[:2], [0.0, 1e30]), TEST, classes=3)
     refuse("test is missing", TRAIN)
     refuse("test must be left out", DataSet("own", Samples(*TRAIN), Samples(*TEST), 3), TEST)
     refuse("has the splits 'train', 'valid' and no 'test'", {"train": table(*TRAIN), "valid": table(*TEST)})
@@ -331,6 +343,8 @@ def test_wrong_arguments_are_refused() -> None:
 def test_a_model_that_does_not_fit_is_refused() -> None:
     refuse("model is a str", model="mlp")
     refuse(r"inputs of shape \[4, 6\] into outputs of shape \[4, 2\], but the data has 3 classes", model=net(2))
+    lines = (X[:90], 7 * torch.arange(90)), (X[90:], 7 * torch.arange(30))
+    refuse("as many outputs, .*, or pass kind='regression' if the targets are numbers", *lines, model=net(1))
     refuse(r"outputs of shape \[4, 3\], but the targets have shape \[4\]", (X[:90], X[:90, 0]), (X[90:], X[90:, 0]))
     refuse(r"Linear fails on training inputs of shape \[4, 6\]", model=nn.Linear(5, 3))
     refuse("returns a dict with 'a', 'b'; wrap it", model=Answers())

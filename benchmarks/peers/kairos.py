@@ -14,6 +14,7 @@ from torch import Tensor
 from kairosfl import Algorithm, DataSet, Loop, Population, Recipe, Round, Rule, Run, Samples, Task, drive, rounds
 from kairosfl.core.rule import Memory, Plan
 from kairosfl.core.run import Setup
+from kairosfl.detectors import FGN
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def train(job: Job, tick: Callable[[], None]) -> Iterable[Tensor]:
         engine = Loop(task)
     algorithm = Algorithm((Given(job.cohorts),))
     recipe = Recipe(rounds=job.rounds, cohort=work.cohort, batch_size=work.batch, lr=work.lr)
-    setup = Setup(algorithm, recipe, work.clients, task.layout)
+    setup = Setup(algorithm, recipe, work.clients, task.layout, detectors=(FGN(),))
     course = rounds(Run.start(engine.start(), setup, seed=0), setup)
     for run in drive(course, engine):  # noqa: B007
         tick()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kairosfl.lazy import attach
-
-__version__ = "0.2.0"
+from kairosfl.version import __version__
 
 if TYPE_CHECKING:
     from kairosfl import detectors, engines, rules, tasks, testing

@@ -25,7 +25,6 @@ from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.precision import Precision
 from kairosfl.errors import UserError, first_line
-from kairosfl.runs.metrics import samples_of
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.prepare import ordered
 from kairosfl.tasks.task import Task
@@ -176,7 +175,8 @@ def free(device: torch.device) -> None:
 
 def briefs_of(recipe: Recipe, ids: Tensor, start: Tensor, seed: int = 0) -> Briefs:
     """What these clients are told in the first round of FedAvg."""
-    return Briefs(seed=seed, round=0, ids=ids, start=start, **recipe.told(0))
+    terms = recipe.told(0) | {"round": 0}
+    return Briefs(seed=seed, ids=ids, start=start, **terms)
 
 
 def _loop(
@@ -214,7 +214,7 @@ def _rate(train: Callable[[], Reports], briefs: Briefs, device: torch.device, se
         took = time.perf_counter() - began
         if not first or (took > seconds and device.type == "cpu"):
             taken += took
-            seen += samples_of(briefs, reports)
+            seen += reports.samples(briefs)
         first = False
     return seen / taken
 

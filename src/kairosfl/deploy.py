@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from kairosfl.errors import UserError, nearest
 from kairosfl.rules import Privacy
 from kairosfl.rules.attack import Attack
 from kairosfl.runs.checkpoint import model
-from kairosfl.runs.config import RunConfig, change, dump, read, resolve, tables
+from kairosfl.runs.config import RunConfig, change, dump, read, resolve, tables, text_of
 from kairosfl.runs.edits import edits, flat
 from kairosfl.runs.engines import resolve_engine
 from kairosfl.runs.experiment import Notify, build_data, execute, given, record
@@ -35,12 +36,13 @@ try:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
 
-    from kairosfl.engines.flower.certs import authority, node_key
+    from kairosfl.engines.flower.certs import authority, check_host, node_key
     from kairosfl.engines.flower.checks import Trust
     from kairosfl.engines.flower.local import LocalFederation
     from kairosfl.engines.flower.roster import fingerprint, save
     from kairosfl.engines.flower.server import Flower, Settings
     from kairosfl.engines.flower.templates import files, rehearsal_files
+    from kairosfl.engines.flower.trouble import insist
     from kairosfl.engines.flower.wire import Packing
 except ImportError:
     raise UserError("Deployment needs Flower; install it with: pip install 'kairosfl[flower]'.") from None
@@ -110,6 +112,7 @@ def server_app(make: MakeTask) -> ServerApp:
     """A ServerApp for the model and test set of `make(None)`; the run config gives `run` (a TOML file) and `out`."""
 
     make = for_client(make)
+    insist()
 
     def main(grid: Grid, context: Context) -> None:
         run, out = Path(str(context.run_config["run"])), Path(str(context.run_config["out"]))
@@ -150,7 +153,7 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
     config, _ = resolve_engine(replace(config, run=here), task)
     torch.set_num_threads(config.run.threads)
     if not begun:
-        write(out / "config.toml", dump(tables(config)))
+        write(out / "config.toml", text_of(config))
         folder.describe(config, task, " ".join(sys.argv), engine="flower", **origin)
     else:
         folder.check(config, task)
@@ -221,6 +224,8 @@ def certs(path: Path, *, nodes: int, hosts: Sequence[str] = ("localhost", "127.0
         )
     if nodes < 1 or not hosts:
         raise UserError(f"--nodes {nodes} must be 1 or more, and --host must name the server at least once.")
+    for host in hosts:
+        check_host(host)
     path.mkdir(parents=True, exist_ok=True)
     authority(path, hosts)
     save(path / "roster.json", {i: fingerprint(node_key(path / f"node-{i}")) for i in range(nodes)})
@@ -285,7 +290,10 @@ def run_to_end(
             raise UserError(
                 f"The server exited {ATTEMPTS} times without finishing a round; see {federation.log('run')}."
             )
-    process.wait()
+    try:
+        process.wait(HANDOVER)
+    except subprocess.TimeoutExpired:  # it shows the log of a run that Flower does not end
+        federation.kill("run")
     return folder.summary()
 
 

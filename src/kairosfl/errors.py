@@ -5,9 +5,36 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from kairosfl.wording import listed
+
+HEAD, TAIL = 400, 300  # characters of a long message that are kept, from its beginning and its end
+MOST = 60  # names that a hint repeats: more than there are rules, fewer than a table may have columns
+
 
 class UserError(ValueError):
-    """A mistake that the user can fix. The command line prints its message and exits with status 2."""
+    """A mistake that the user can fix. The command line prints its message and exits with status 2.
+
+    A message is one sentence, whatever it repeats: of a very long one, the middle is left out.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shortened(message))
+
+
+def shortened(message: str) -> str:
+    """A message without its middle, if that is long: the beginning names the field, the end the fix."""
+    if len(message) <= HEAD + TAIL:
+        return message
+    left_out = len(message) - HEAD - TAIL
+    return f"{message[:HEAD]} … ({left_out:,} characters) … {message[-TAIL:]}"
+
+
+def shown(value: object) -> str:
+    """A value in a message, as Python writes it, which refuses whole numbers of thousands of digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "(a number of more than 4,300 digits)"
 
 
 def first_line(error: BaseException) -> str:
@@ -18,5 +45,10 @@ def first_line(error: BaseException) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelled name: the closest known name, or all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+    return close(name, names) or f"known: {listed(names, MOST)}"
+
+
+def close(name: str, known: Iterable[str]) -> str:
+    """A hint for a misspelled name: the closest known name; empty if none is close."""
+    matches = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    return f"did you mean {matches[0]!r}?" if matches else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Self
 
@@ -95,8 +95,17 @@ class RunProgress(_Screen):
 
     notebook: _Notebook | None = None
 
-    def __init__(self, rounds: int, *, quiet: bool = False, done: int = 0, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        rounds: int,
+        *,
+        quiet: bool = False,
+        done: int = 0,
+        critical: bool = True,
+        console: Console | None = None,
+    ) -> None:
         super().__init__(quiet, console)
+        self.critical = critical  # whether to say what the detector says
         self.rounds, self.done, self.first = rounds, done, done
         self.score: float | None = None
         self.began: float | None = None
@@ -118,7 +127,7 @@ class RunProgress(_Screen):
         if self.began is None:  # set-up before the first round does not count towards the speed
             self.began, self.first = time.perf_counter() - row["seconds"], self.done - 1
         speed = (self.done - self.first) / max(time.perf_counter() - self.began, 1e-9)
-        words = describe(row, self.score)
+        words = describe(row, self.score, critical=self.critical)
         if self.live:
             self.progress.update(self.task, completed=self.done, description=f"{words}  {pace(speed)}")
         elif self.notebook is not None:
@@ -136,10 +145,16 @@ class SweepProgress(_Screen):
     """
 
     def __init__(
-        self, rounds: dict[str, int] | None = None, *, quiet: bool = False, console: Console | None = None
+        self,
+        rounds: dict[str, int] | None = None,
+        *,
+        quiet: bool = False,
+        critical: Collection[str] | None = None,
+        console: Console | None = None,
     ) -> None:
         super().__init__(quiet, console)
         self.rounds = rounds or {}
+        self.critical = critical  # the runs of which to say what the detector says; None: all
         self.done = self.done_now = 0  # rounds of all runs, and those of them done in this session
         self.began = self.last_line = time.perf_counter()
         self.progress = Progress(
@@ -168,6 +183,7 @@ class SweepProgress(_Screen):
         """Register a run of which `done` rounds are finished; returns a listener for its rounds."""
         rounds = self.rounds[name]
         title = f"run {list(self.rounds).index(name) + 1}/{len(self.rounds)} {name}"
+        critical = self.critical is None or name in self.critical
         self.done += done
         if self.live:
             self.progress.advance(self.whole, done)
@@ -180,11 +196,11 @@ class SweepProgress(_Screen):
                 if name not in self.bars:
                     self.bars[name] = self.progress.add_task("", total=rounds, name=title)
                 self.progress.advance(self.whole)
-                words = describe(row, main_value(row))
+                words = describe(row, main_value(row), critical=critical)
                 over = row["round"] == rounds
                 self.progress.update(self.bars[name], completed=row["round"], description=words, visible=not over)
             if row["round"] == rounds:
-                self.say(f"{title}: {describe(row, main_value(row))}")
+                self.say(f"{title}: {describe(row, main_value(row), critical=critical)}")
 
         return listen
 
@@ -228,8 +244,11 @@ class TuneProgress(_Screen):
             self.say(f"{100 * part:.0f} % of the budget: {words}")
 
 
-def describe(row: dict[str, Any], score: float | None) -> str:
-    """One round in a few words; `score` is the main metric as it was last measured."""
+def describe(row: dict[str, Any], score: float | None, *, critical: bool = True) -> str:
+    """One round in a few words; `score` is the main metric as it was last measured.
+
+    `critical`: whether the detector's answer is among them.
+    """
     name = row.get("metric", "accuracy")
     values = {name.replace("_", " "): score} | {"loss": row["loss"]}
     known = {word: value for word, value in values.items() if value is not None}
@@ -237,7 +256,7 @@ def describe(row: dict[str, Any], score: float | None) -> str:
         *(f"{word} {measured(value)}" for word, value in known.items() if math.isfinite(value)),
         "" if all(map(math.isfinite, known.values())) else "diverged",
         f"cohort {row['reported']}/{row['cohort']}" if row["rejected"] else f"cohort {row['cohort']}",
-        "critical" if row["critical"] else "",
+        "critical" if critical and row["critical"] else "",
         *(f"{name.replace('_', ' ')} {row[name]:.3g}" for name in EPSILONS if row.get(name) is not None),
     ]
     return "  ".join(part for part in parts if part)

@@ -26,14 +26,14 @@ from kairosfl.detectors import parse_detectors
 from kairosfl.engines.memory import spilling
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs.checkpoint import Checkpoints
-from kairosfl.runs.config import GIVEN, SECTIONS, RunConfig, dump, resolve, tables
+from kairosfl.runs.config import GIVEN, SECTIONS, RunConfig, resolve, text_of
 from kairosfl.runs.edits import harmful, pinned
 from kairosfl.runs.engines import build_engine, method, resolve_engine
 from kairosfl.runs.experiment import begin, divide, execute, reopen, within_memory
 from kairosfl.runs.export import beyond_adapters, has_adapters, save_adapters, save_state
 from kairosfl.runs.files import plain, write
 from kairosfl.runs.folder import Folder, silent
-from kairosfl.runs.lock import lock
+from kairosfl.runs.lock import NAME
 from kairosfl.tasks.data.own import from_any
 from kairosfl.tasks.dataset import DataSet
 from kairosfl.tasks.digest import hashed
@@ -265,14 +265,34 @@ def _run(
     begun = (home.path / "config.toml").is_file()
     if begun:
         config = _continued(config, folder)
-    elif home.path.exists() and (not home.path.is_dir() or any(home.path.iterdir())):
+    elif home.path.exists() and (not home.path.is_dir() or _used(home.path)):
         raise UserError(f"out = {str(home.path)!r} exists and is not a run folder; choose another one.")
-    rows = folder.rows()
-    done = (folder.rounds_done() or 0) if begun else 0
     if folder.summary().get("rounds", 0) >= config.train.rounds:
         folder.check(config, task)
-        return History(rows, task.model, _result(config, task, folder), home)
-    rows = [row for row in rows if row["round"] <= done]
+        return History(folder.rows(), task.model, _result(config, task, folder), home)
+    with folder.locked():
+        return _train(config, task, home, folder, begun, on_round, progress)
+
+
+def _used(path: Path) -> bool:
+    """Whether a folder has something in it, but for the lock of a process that is about to write."""
+    return any(entry.name != NAME for entry in path.iterdir())
+
+
+def _train(
+    config: RunConfig,
+    task: Task,
+    home: _Home,
+    folder: Folder,
+    begun: bool,
+    on_round: Callable[[History], bool | None] | None,
+    progress: bool,
+) -> History:
+    """Begin the run, or continue it, in its locked folder."""
+    if begun:
+        write(folder.path / "config.toml", text_of(config))
+    done = (folder.rounds_done() or 0) if begun else 0
+    rows = [row for row in folder.rows() if row["round"] <= done]
     last: list[Tensor] = []
 
     def watch(row: dict[str, Any], x: Tensor) -> bool | None:
@@ -286,17 +306,17 @@ def _run(
             return False
         return None if answer is None else bool(answer)
 
-    with _shown(config.train.rounds, done, progress) as show, within_memory():
+    with _shown(config, done, progress) as show, within_memory():
         folder.say = show.say if show else silent
         config, because = resolve_engine(config, task)
         engine = build_engine(config, task, because=because)
-        if not begun:
+        if begun:
+            folder.say(method(config, engine))
+            recorded = reopen(config, task, engine, folder, notify=show, watch=watch)
+        else:
             recorded = begin(config, task, engine, folder, command="kairosfl.simulate", notify=show, watch=watch)
-        folder.say(method(config, engine))
-        with lock(home.path):
-            if begun:
-                recorded = reopen(config, task, engine, folder, notify=show, watch=watch)
-            execute(recorded, engine)
+            folder.say(method(config, engine))
+        execute(recorded, engine)
     return History(rows, task.model, last[0] if last else _result(config, task, folder), home)
 
 
@@ -316,18 +336,25 @@ def _continued(config: RunConfig, folder: Folder) -> RunConfig:
             f"rounds = {config.train.rounds} is less than the {done} that the run in {str(folder.path)!r} has done; "
             f"give {done} or more, or choose another out."
         )
-    write(folder.path / "config.toml", dump(tables(config)))
     return config
 
 
 def _result(config: RunConfig, task: Task, folder: Folder) -> Tensor:
     """The vector of the newest checkpoint."""
-    setup = Setup(config.algorithm, config.train, len(task.clients), task.layout, parse_detectors(config.run.detector))
+    setup = Setup(
+        config.algorithm,
+        config.train,
+        len(task.clients),
+        task.layout,
+        parse_detectors(config.run.detector),
+        own=task.own_start(),
+        sizes=task.clients.sizes,
+    )
     blank = Run.start(task.start(), setup, seed=config.seed, allocate=spilling)
     return result(Checkpoints(folder.checkpoints).load(blank)[0], setup)
 
 
-def _shown(rounds: int, done: int, progress: bool) -> AbstractContextManager[Any]:
+def _shown(config: RunConfig, done: int, progress: bool) -> AbstractContextManager[Any]:
     """The progress bar; nothing where rich is not installed."""
     if not progress:
         return nullcontext()
@@ -335,7 +362,7 @@ def _shown(rounds: int, done: int, progress: bool) -> AbstractContextManager[Any
         from kairosfl.progress import RunProgress
     except ModuleNotFoundError:
         return nullcontext()
-    return RunProgress(rounds, done=done)
+    return RunProgress(config.train.rounds, done=done, critical=config.follows_detector)
 
 
 def _sections(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -371,13 +398,4 @@ def _dealt(dataset: DataSet, clients: Any, partition: str | None) -> dict[str, A
 
 
 def _population(clients: Any) -> Population:
-    if isinstance(clients, Population):
-        return clients
-    lists = [np.asarray(each) for each in clients]
-    for number, own in enumerate(lists):
-        if own.ndim != 1 or (len(own) and own.dtype.kind not in "iu"):
-            raise UserError(
-                f"clients[{number}] has {own.dtype} values of shape {list(own.shape)}; give the indices of the "
-                "client's training samples, whole numbers of shape [n]."
-            )
-    return Population.from_lists(lists)
+    return clients if isinstance(clients, Population) else Population.from_lists(clients)

@@ -27,6 +27,7 @@ from kairosfl.core.round import drive, recorded, result, rounds, verdicts
 from kairosfl.core.rule import Algorithm, Rule
 from kairosfl.core.run import Run, Setup
 from kairosfl.core.spec import parse
+from kairosfl.detectors import FGN
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.protocol import Engine
@@ -68,9 +69,9 @@ def check_rule(rule: Rule, *, engines: Mapping[str, Callable[[Task], Engine]] = 
     require(torch.equal(straight.x, shuffled.x), rule, "gives a different model if the reports arrive in another order")
     longer = _last(_course(rule, job, Losing(once), recipe=replace(RECIPE, rounds=2 * RECIPE.rounds)))
     require(
-        rule.reads_rounds or torch.equal(straight.x, longer.x),
+        rule.traits().horizon or torch.equal(straight.x, longer.x),
         rule,
-        "behaves differently when the run has more rounds in total; override reads_rounds to declare it",
+        "behaves differently when the run has more rounds in total; declare it by the trait horizon",
     )
     job = _task(torch.float64)
     reference = _last(_course(rule, job, Losing(Loop(job)))).x
@@ -168,14 +169,19 @@ class Losing:
         """The reports that arrive."""
         reports: Reports = self.engine.train(briefs)
         ids = reports.ids.tolist()
-        lost = set(ids if briefs.round == IDLE else ids[:1] if briefs.round == IDLE - 1 else ())
+        number = briefs.newest
+        lost = set[int]()
+        if number == IDLE:
+            lost = set(ids)
+        elif number == IDLE - 1:
+            lost = set(ids[:1])
         kept = [row for row, client in enumerate(ids) if client not in lost]
         order = torch.tensor(kept[::-1] if self.shuffle else kept, dtype=torch.int64)
         return replace(reports.take(order), failed=tuple((client, "it was lost") for client in sorted(lost)))
 
 
 def _setup(rule: Rule, job: Task, recipe: Recipe = RECIPE) -> Setup:
-    return Setup(Algorithm((rule,)), recipe, len(SIZES), job.layout)
+    return Setup(Algorithm((rule,)), recipe, len(SIZES), job.layout, (FGN(),))
 
 
 def _course(rule: Rule, job: Task, engine: Engine, run: Run | None = None, recipe: Recipe = RECIPE) -> Iterator[Run]:

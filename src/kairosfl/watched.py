@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Reports, fields
-from kairosfl.core.rule import Memory, Plan, Reads, Rule, State
+from kairosfl.core.rule import Algorithm, Memory, Plan, Rule, State
 from kairosfl.core.run import Round
 from kairosfl.core.table import Table
+from kairosfl.core.traits import Traits
 
 COHORT = 4  # of the federation in which the rule is watched
 
@@ -27,25 +28,8 @@ class Watched(Rule):
     rule: Rule
     calls: list[tuple[str, tuple[Any, ...], Any]] = field(default_factory=list)
 
-    @property
-    def uniform(self) -> bool:
-        return self.rule.uniform
-
-    @property
-    def sees_idle(self) -> bool:  # type: ignore[override]
-        return self.rule.sees_idle
-
-    @property
-    def private(self) -> bool:  # type: ignore[override]
-        return self.rule.private
-
-    @property
-    def reads_rounds(self) -> bool:
-        return self.rule.reads_rounds
-
-    @property
-    def reads(self) -> Reads:  # type: ignore[override]
-        return self.rule.reads
+    def traits(self) -> Traits:
+        return self.rule.traits()
 
     def largest_cohort(self, cohort: int, population: int) -> int:
         return self.rule.largest_cohort(cohort, population)
@@ -178,7 +162,7 @@ class Watched(Rule):
 
     def _call(self, hook: str, *arguments: Any) -> Any:
         """The rule's result; its arguments must be unchanged after the call."""
-        given = tuple(replace(a, rules=(self.rule,)) if isinstance(a, Round) else a for a in arguments)
+        given = tuple(self._alone(argument) for argument in arguments)
         before, kept, own = still(given), copy.deepcopy(given), still(vars(self.rule))
         try:
             answer = getattr(self.rule, hook)(*given)
@@ -192,18 +176,24 @@ class Watched(Rule):
         self._ask_again(*self.calls[-1])
         return answer
 
+    def _alone(self, argument: Any) -> Any:
+        """A round in which the rule itself takes part, not the one that watches it."""
+        return replace(argument, algorithm=Algorithm((self.rule,))) if isinstance(argument, Round) else argument
+
     def _when(self, arguments: tuple[Any, ...]) -> str:
         reports = arguments[-1].reports
         few = isinstance(reports, Reports) and len(reports) < COHORT
         return f" when only {len(reports)} of {COHORT} clients report" if few else ""
 
     def _rearranged(self, memory: Memory, now: Round, order: Tensor) -> tuple[Memory, Round]:
-        """The same cohort in another order: rows, briefs, reports and weights."""
+        """The same cohort in another order: rows, briefs, reports, weights and factors."""
         rows = {name: entry[order] for name, entry in memory.rows.items()}
         changes: dict[str, Any] = {"briefs": now.briefs.take(order), "reports": now.reports.take(order)}
         if isinstance(now.weights, Tensor):
             changes["weights"] = now.weights[order]
-        return memory.replace(rows=rows), replace(now, rules=(self.rule,), **changes)
+        if isinstance(now.factors, Tensor):
+            changes["factors"] = now.factors[order]
+        return memory.replace(rows=rows), replace(now, algorithm=Algorithm((self.rule,)), **changes)
 
     def _orders(self, m: int) -> Iterator[tuple[Tensor, str]]:
         for shift in {1, m - 1} if m > 1 else ():
@@ -231,6 +221,8 @@ def still(value: Any) -> Any:
         return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, Table):
         return "table", tuple(value.ids), still(value.rows(torch.tensor(value.ids, dtype=torch.int64)))
+    if isinstance(value, Algorithm):
+        return tuple(rule.name() for rule in value.rules)
     if isinstance(value, Rule):
         return value.name()  # it is in now.rules; what it keeps on itself is checked separately
     if isinstance(value, Mapping):

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from kairosfl.client import fisher
 from kairosfl.client.fisher import fisher_trace
-from kairosfl.tasks.vector import Layout, flatten
+from kairosfl.tasks.vector import flatten, layout_of
 
 DRAW = np.random.default_rng(0)
 INPUTS = DRAW.normal(size=(9, 5))
@@ -89,7 +89,7 @@ def test_a_network_by_finite_differences(make: Callable[[], nn.Module]) -> None:
     x, inputs, step = flatten(model), torch.from_numpy(INPUTS), 1e-5
 
     def log_p(vector: Tensor) -> np.ndarray:
-        outputs = functional_call(model, dict(Layout.of(model).views(vector)), (inputs,))
+        outputs = functional_call(model, dict(layout_of(model).views(vector)), (inputs,))
         return np.log(softmax(outputs.detach().numpy()))
 
     total = 0.0

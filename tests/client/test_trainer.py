@@ -468,12 +468,14 @@ def test_the_mean_gradient_of_a_linear_loss_is_that_gradient(start: str) -> None
     task = Task(Linear(), DataSet("two", samples, samples, classes=1), population, loss=lambda out, _: out[:, 0])
     x = task.start()
     starts = x if start == "shared" else torch.stack([x + 0.1, x - 0.4])
+    offset = None if start == "shared" else starts - x
     m, cpu = 2, torch.device("cpu")
     briefs = Briefs(
         seed=0,
         round=0,
         ids=torch.arange(m),
         start=starts,
+        offset=offset,
         lr=[0.05, 0.02],
         momentum=0.8,
         weight_decay=[0.1, 0.0],

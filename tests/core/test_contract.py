@@ -17,7 +17,7 @@ from kairosfl.core.mass import mass
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, result, rounds, verdicts
 from kairosfl.core.rule import Algorithm, Memory, Plan, Rule, State
-from kairosfl.core.run import Round, Run, Setup
+from kairosfl.core.run import Round, Run, Setup, upcoming
 from kairosfl.detectors import FGN, Detector
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
@@ -600,7 +600,7 @@ def test_what_a_round_does_not_have_yet_says_so(hook: str, what: str, name: str)
 
 def test_it_also_says_so_when_it_is_printed() -> None:
     setup = made("fedavg")
-    assert "reports=not yet" in repr(Round.of(begin(setup), setup))
+    assert "reports=not yet" in repr(upcoming(begin(setup), setup))
 
 
 def test_a_cohort_beyond_the_population_is_refused_before_the_run() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Report, Reports
+from kairosfl.core.layout import Entry, Layout
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import accept, drive, recorded, rounds
 from kairosfl.core.rule import Algorithm, Finished, Memory, Plan, Rule, State
@@ -19,7 +20,6 @@ from kairosfl.core.run import Round, Run, Setup
 from kairosfl.detectors import FGN, Detector, FedFIM
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
-from kairosfl.tasks.vector import Entry, Layout
 
 LAYOUT = Layout((Entry("w", (2,), 0),))
 N = {0: 1, 1: 3, 2: 4, 3: 2, 4: 5}
@@ -51,10 +51,10 @@ class Puppet:
     dtype: torch.dtype = torch.float64
 
     def train(self, briefs: Briefs) -> Reports:
-        made = [report(i, briefs.round, self.delta(briefs.round, i)) for i in briefs.ids.tolist()]
-        made = self.change(made, briefs.round)
+        made = [report(i, briefs.newest, self.delta(briefs.newest, i)) for i in briefs.ids.tolist()]
+        made = self.change(made, briefs.newest)
         delta = torch.stack([r.delta for r in made]) if made else torch.empty(0, 2, dtype=self.dtype)
-        return Reports.stack(made, delta, self.failed(briefs.round))
+        return Reports.stack(made, delta, self.failed(briefs.newest))
 
     def delta(self, round: int, client: int) -> Tensor:
         return torch.tensor([0.1 * (client + 1), 0.7 - 0.3 * round * client], dtype=self.dtype)
@@ -351,7 +351,7 @@ def test_the_first_detector_decides_and_all_are_recorded() -> None:
     runs = follow("fedavg", Puppet(), number=2, detectors=(FedFIM(), FGN()))
     trace = (1 * 1 + 2 * 3 + 3 * 4 + 4 * 2 + 5 * 5) / 15
     assert runs[1].record.values[0] == pytest.approx(trace)
-    assert runs[1].signals.fisher == pytest.approx(trace)
+    assert runs[1].signals.fedfim == pytest.approx(trace)
     assert runs[1].signals.critical is False  # the trace did not rise
     assert runs[0].signals.critical is True
 

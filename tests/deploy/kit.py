@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from kairosfl import deploy
+from kairosfl.engines.flower.local import LocalFederation
 from kairosfl.engines.loop import Loop
 from kairosfl.runs.experiment import execute, record
 from kairosfl.runs.folder import Folder
@@ -32,7 +33,7 @@ import os
 import time
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import ConfigRecord
 
 from kairosfl.engines.flower.client import client_app
 from kairosfl.engines.flower.wire import NUMBERS, Piece, piece_record
@@ -48,6 +49,7 @@ def mischief(message, context, follow):
     with open({faults!r}) as file:
         orders = json.load(file)
     fault = orders.get(str(context.node_config["clients"]), {{}}).get(message.metadata.group_id)
+    fault, _, number = (fault or "").partition(":")
     if fault == "raise":
         raise OSError("no battery")
     if fault == "exit":
@@ -70,11 +72,31 @@ def mischief(message, context, follow):
         content[NUMBERS]["round"] = int(message.metadata.group_id) - 2
     if fault == "id":
         content[NUMBERS]["client"] = 0
+    if fault == "huge":  # megabytes in a record of their own
+        content["more"] = ConfigRecord({{"more": bytes(int(number) << 20)}})
+    if fault == "fat":  # megabytes among the numbers
+        content[NUMBERS]["more"] = bytes(int(number) << 20)
+    if fault == "keys":
+        content[NUMBERS] = ConfigRecord(dict(content[NUMBERS]) | {{f"more{{i:0100}}": i for i in range(int(number))}})
+    if fault == "many":
+        for i in range(int(number)):
+            content[f"more{{i}}"] = ConfigRecord({{"more": i}})
     return reply
 
 
 app = client_app(task, mods=[mischief])
 '''
+
+
+class Evil(LocalFederation):
+    """A federation whose nodes also fail while they upload, on order."""
+
+    node = (sys.executable, "-P", str(Path(__file__).with_name("evil.py")))
+
+    def __init__(self, stage: Path, folder: Path, nodes: int = CLIENTS) -> None:
+        """The orders are those of the app in `folder`."""
+        faults = {"KAIROSFL_FAULTS": str(folder.absolute() / "faults.json")}
+        super().__init__(stage, [str(client) for client in range(nodes)], environment=faults)
 
 
 def make_app(folder: Path, faults: Mapping[int, Mapping[int, str]] | None = None) -> Path:

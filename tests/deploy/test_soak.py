@@ -17,7 +17,8 @@ from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import rounds
 from kairosfl.core.run import Run, Setup
 from kairosfl.deploy import model_of, run_to_end
-from kairosfl.engines.flower import roster, server
+from kairosfl.detectors import FGN
+from kairosfl.engines.flower import collect, roster, server
 from kairosfl.engines.flower.client import client_app
 from kairosfl.engines.flower.local import LocalFederation
 from kairosfl.engines.flower.server import Flower, Settings
@@ -94,7 +95,7 @@ def federation(failures: float) -> tuple[float, float, list[str]]:
     grid = Grid({100 + i: Node(bytes([i]), app, str(i)) for i in range(20)})
     engine = Flower(grid, task, Settings(deadline=0.5, wait=5.0), print)
     recipe = Recipe(rounds=200, cohort=8, epochs=1, batch_size=16, lr=0.1)
-    setup = Setup(parse("scaffold + fedcl + pa3fed"), recipe, 20, task.layout)
+    setup = Setup(parse("scaffold + fedcl + pa3fed"), recipe, 20, task.layout, detectors=(FGN(),))
     course = rounds(Run.start(engine.start(), setup, seed=0), setup)
     run, briefs = next(course)
     reasons: list[str] = []
@@ -112,6 +113,7 @@ def federation(failures: float) -> tuple[float, float, list[str]]:
 
 
 def test_two_hundred_rounds_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "POLL", (0.001, 0.01))
     monkeypatch.setattr(server, "POLL", (0.001, 0.01))
     monkeypatch.setattr(roster, "PAUSE", 0.0)
     calm, _, none = federation(0.0)

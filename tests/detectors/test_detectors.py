@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kairosfl.core.fields import Briefs, Reports
+from kairosfl.core.layout import Entry, Layout
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import rounds
 from kairosfl.core.rule import Memory
@@ -19,7 +20,6 @@ from kairosfl.core.table import Table
 from kairosfl.detectors import FGN, Detector, FedFIM, parse_detectors
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
-from kairosfl.tasks.vector import Entry, Layout
 
 N = np.array([10, 30, 60])
 LR = np.array([0.1, 0.1, 0.2])

@@ -16,9 +16,10 @@ collect_ignore_glob = [
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One torch thread, as on Flower's nodes, and a server that does not wait between two looks."""
-    from kairosfl.engines.flower import roster, server
+    from kairosfl.engines.flower import collect, roster, server
 
-    monkeypatch.setattr(server, "POLL", (0.001, 0.002))
+    for module in (collect, server):
+        monkeypatch.setattr(module, "POLL", (0.001, 0.002))
     monkeypatch.setattr(roster, "PAUSE", 0.0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

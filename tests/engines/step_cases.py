@@ -19,7 +19,7 @@ from kairosfl.engines.batched.state import Kind, State, Sum, Whole
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
-from kairosfl.tasks.vector import Layout
+from kairosfl.tasks.vector import layout_of
 
 T = TypeVar("T")
 SLOTS, WIDTH, LENGTH, LARGEST = 9, 8, 64, 11
@@ -41,7 +41,7 @@ def using(module: ModuleType | None, action: Callable[[], T]) -> T:
 def make_state(device: str, dtype: torch.dtype) -> tuple[State, Kind]:
     """Clients with batches of different sizes, in the middle of an epoch, at its end, and finished."""
     rng = np.random.default_rng(0)
-    state = State(RowLayout.of(Layout.of(nn.Linear(3, 2))), SLOTS, LENGTH, dtype, torch.device(device))
+    state = State(RowLayout.of(layout_of(nn.Linear(3, 2))), SLOTS, LENGTH, dtype, torch.device(device))
     size, end, epochs = (torch.from_numpy(rng.integers(1, most + 1, SLOTS)) for most in (LARGEST, 20, 3))
     whole, batches = torch.from_numpy(rng.integers(-(2**62), 2**62, (len(Whole), SLOTS))), -(-end // size)
     whole[Whole.SIZE], whole[Whole.END], whole[Whole.BATCHES], whole[Whole.TOTAL] = size, end, batches, epochs * batches

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from kairosfl.core.round import drive, rounds
 from kairosfl.core.run import Run, Setup
 from kairosfl.core.streams import stream
+from kairosfl.detectors import FGN
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.runs.config import resolve
@@ -68,7 +69,7 @@ def averaged(task: Task, cohorts: Sequence[Sequence[int]]) -> list[Tensor]:
 @pytest.mark.parametrize("engine", [Loop, Batched])
 def test_three_rounds_of_torchs_adamw_and_plain_averaging(task: Task, engine: type[Loop] | type[Batched]) -> None:
     config = resolve({"train": TRAIN | ADAMW})
-    setup = Setup(config.algorithm, config.train, len(SIZES), task.layout)
+    setup = Setup(config.algorithm, config.train, len(SIZES), task.layout, detectors=(FGN(),))
     runs = list(drive(rounds(Run.start(task.start(), setup, seed=SEED), setup), engine(task)))
     cohorts = [run.record.ids.tolist() for run in runs if run.record]
     assert len({tuple(ids) for ids in cohorts}) > 1

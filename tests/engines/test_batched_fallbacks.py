@@ -18,7 +18,7 @@ from kairosfl.engines.batched.slots import widths
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.tasks.task import Task
-from kairosfl.tasks.vector import Layout
+from kairosfl.tasks.vector import layout_of
 
 SHAPE = (2, 6, 6)
 
@@ -230,8 +230,8 @@ def test_widths_waste_little() -> None:
 
 def test_rows_are_aligned_and_come_back_as_they_were() -> None:
     model = nn.Sequential(nn.Conv2d(3, 5, (2, 4)), nn.Flatten(), nn.Linear(7, 2))
-    rows = RowLayout.of(Layout.of(model))
-    vectors = torch.arange(2 * Layout.of(model).size, dtype=torch.float32).view(2, -1)
+    rows = RowLayout.of(layout_of(model))
+    vectors = torch.arange(2 * layout_of(model).size, dtype=torch.float32).view(2, -1)
     packed = rows.pack(vectors)
     assert all(place.offset % ALIGN == 0 for place in rows.places)
     assert packed.shape == (2, rows.width)

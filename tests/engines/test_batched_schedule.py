@@ -12,6 +12,7 @@ from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, rounds
 from kairosfl.core.run import Run, Setup
+from kairosfl.detectors import FGN
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.batched import engine as batched_engine
 from kairosfl.engines.batched import schedule as scheduling
@@ -66,7 +67,7 @@ def test_the_next_round_is_known_until_guesses_are_wrong(task: Task, monkeypatch
 @pytest.mark.parametrize("text", ["fedavg", "fedcl", "fedaware(explore=true)"])
 def test_a_run_is_the_same_to_the_bit_without_guessing(task: Task, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Recipe(rounds=4, cohort=4, epochs=2, batch_size=5, lr=0.05, drop_last=text == "fedcl")
-    setup = Setup(parse(text), recipe, CLIENTS, task.layout)
+    setup = Setup(parse(text), recipe, CLIENTS, task.layout, detectors=(FGN(),))
     ends, right = [], []
     whole = Schedules.__call__
 
@@ -110,7 +111,7 @@ def test_a_cohort_that_begins_before_the_last_round_is_evaluated_is_the_same_to_
     task: Task, text: str, changes: dict, options: dict
 ) -> None:
     recipe = Recipe(**{"rounds": 5, "cohort": 4, "epochs": 2, "batch_size": 5, "lr": 0.05, **changes})
-    setup = Setup(parse(text), recipe, CLIENTS, task.layout)
+    setup = Setup(parse(text), recipe, CLIENTS, task.layout, detectors=(FGN(),))
     ends: list[list[torch.Tensor]] = []
     for overlaps in (False, True):
         engine = Batched(task, **options)
@@ -142,7 +143,7 @@ class Losing(Batched):
 
     def train(self, briefs: Briefs) -> Reports:
         reports = super().train(briefs)
-        if briefs.round % 3 != 1:
+        if briefs.newest % 3 != 1:
             return reports
         return replace(reports.take(torch.arange(1, len(reports))), failed=((int(briefs.ids[0]), "lost"),))
 
@@ -177,7 +178,7 @@ def test_a_run_is_the_same_to_the_bit_when_cohorts_begin_before_they_are_asked_f
 ) -> None:
     text, changes, options, ahead = CASES[case]
     recipe = Recipe(**{"rounds": 5, "cohort": 4, "batch_size": 5, "lr": 0.05, **changes})
-    setup = Setup(parse(text), recipe, CLIENTS, task.layout)
+    setup = Setup(parse(text), recipe, CLIENTS, task.layout, detectors=(FGN(),))
     engine = kind(task, **options)
     ends, hits, claim = [], [], engine._claim
 
@@ -208,7 +209,9 @@ def test_a_run_is_the_same_to_the_bit_when_cohorts_begin_before_they_are_asked_f
 def test_only_short_rounds_begin_before_they_are_asked_for_and_all_their_steps_are_launched(task: Task) -> None:
     engine = Batched(task)
     engine._overlaps = True
-    setup = Setup(parse("fedavg"), Recipe(rounds=8, cohort=4, batch_size=2, lr=0.05), CLIENTS, task.layout)
+    setup = Setup(
+        parse("fedavg"), Recipe(rounds=8, cohort=4, batch_size=2, lr=0.05), CLIENTS, task.layout, detectors=(FGN(),)
+    )
     course = rounds(Run.start(engine.start(), setup, seed=5), setup)
     _, briefs = next(course)
     _, briefs = course.send(engine.train(briefs))
@@ -247,11 +250,13 @@ def test_a_model_that_is_not_finite_is_not_guessed(task: Task) -> None:
 
     engine = Batched(replace(task, loss=strict))
     engine._overlaps = True
-    setup = Setup(parse("fedavg"), Recipe(rounds=6, cohort=4, batch_size=50, lr=0.05), CLIENTS, task.layout)
+    setup = Setup(
+        parse("fedavg"), Recipe(rounds=6, cohort=4, batch_size=50, lr=0.05), CLIENTS, task.layout, detectors=(FGN(),)
+    )
     spoil, take = [], Ticket.take
 
     def spoiled(ticket: Ticket, rows: object, layout: object, weights: torch.Tensor, numbers: torch.Tensor) -> None:
-        if ticket.briefs.round == 3 and not spoil:
+        if ticket.briefs.newest == 3 and not spoil:
             spoil.append(weights := weights.clone())
             weights[0] = torch.nan
         take(ticket, rows, layout, weights, numbers)

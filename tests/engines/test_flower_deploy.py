@@ -235,6 +235,21 @@ def test_certificates(tmp_path: Path) -> None:
         deploy.certs(tmp_path / "more", nodes=0)
 
 
+@pytest.mark.parametrize("host", ["é.example", "999.1.1.1", "a\nb", "", "x" * 300, "-a.b", "a..b", "a b", "a/b", "1"])
+def test_a_host_that_no_certificate_can_name_is_refused_before_anything_is_written(host: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--host .* (is neither a host name nor an IP address|is not ASCII; write it)"):
+        deploy.certs(tmp_path / "certs", nodes=1, hosts=("localhost", host))
+    assert not (tmp_path / "certs").exists()
+
+
+def test_a_long_host_is_an_alternative_name_alone(tmp_path: Path) -> None:
+    host = ".".join(["x" * 60] * 3)
+    deploy.certs(tmp_path / "certs", nodes=1, hosts=(host, "*.example.org", "::1"))
+    certificate = x509.load_pem_x509_certificate((tmp_path / "certs" / "server.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == [host, "*.example.org"]
+
+
 @pytest.mark.parametrize(("settings", "name"), [({}, "quorum"), ({"quorum": 0.0, "over": 0.5}, "over")])
 def test_privacy_refuses_to_drop_reports_by_their_number(settings: dict[str, float], name: str) -> None:
     config = resolve({"algorithm": "privacy(key='NOISE')"})
@@ -249,3 +264,34 @@ def test_privacy_refuses_to_drop_reports_by_their_number(settings: dict[str, flo
 def test_a_configuration_for_devices_is_rehearsed_not_run() -> None:
     with pytest.raises(UserError, match=r"\[deploy\] is for real devices: use `kairosfl deploy rehearse`"):
         resolve({"deploy": {}})
+
+
+def test_a_rehearsal_ends_when_its_run_has_finished(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where Flower goes on to show the log of a run that nobody carries out."""
+    monkeypatch.setattr(deploy, "HANDOVER", 0.1)
+    out = tmp_path / "out"
+
+    class Federation:
+        killed = ""
+
+        def ensure_superlink(self) -> None: ...
+
+        def roster(self) -> dict[int, str]:
+            return {}
+
+        def submit(self, *_: Path) -> subprocess.Popen[bytes]:
+            (out / "summary.json").write_text('{"rounds": 4, "finished": true}')
+            self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            return self.process
+
+        def kill(self, name: str) -> None:
+            self.killed = name
+            self.process.kill()
+
+    federation = Federation()
+    summary = deploy.run_to_end(federation, tmp_path / "app", config, out)  # type: ignore[arg-type]
+    federation.process.wait()
+    assert summary["rounds"] == 4
+    assert federation.killed == "run"

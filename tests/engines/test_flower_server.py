@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,14 @@ from kairosfl.core.fields import Brief, Briefs
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, result, rounds
 from kairosfl.core.run import Run, Setup
-from kairosfl.engines.flower import enrol, mail, roster, server
+from kairosfl.detectors import FGN
+from kairosfl.engines.flower import collect, enrol, mail, roster, server
 from kairosfl.engines.flower.checks import Trust
 from kairosfl.engines.flower.client import SEEDED, _insist, client_app
 from kairosfl.engines.flower.mail import clean
 from kairosfl.engines.flower.roster import Roster, fingerprint, parse_ids
 from kairosfl.engines.flower.server import Flower, Settings
-from kairosfl.engines.flower.wire import NUMBERS, Packing, Piece, asked_hashes, piece_record
+from kairosfl.engines.flower.wire import NUMBERS, Limit, Packing, Piece, asked_hashes, piece_record
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
@@ -99,7 +100,7 @@ def test_the_bits_of_the_loop_engine(task: Task, text: str, monkeypatch: pytest.
     grid = FakeGrid(
         {7: Node(b"a", client_app(lambda _: task), "0-2"), 9: Node(b"b", client_app(lambda _: task), "3,4-5")}
     )
-    setup, ends = Setup(algorithm, recipe, CLIENTS, task.layout), []
+    setup, ends = Setup(algorithm, recipe, CLIENTS, task.layout, detectors=(FGN(),)), []
     for engine in (Loop(task), Flower(grid, task, Settings(), print)):
         run = Run.start(engine.start(), setup, seed=2)
         course = rounds(run, setup)
@@ -117,7 +118,7 @@ def test_adamw_and_a_radius_arrive(task: Task, changes: dict[str, Any]) -> None:
     flower = engine_of(grid_of(client_app(lambda _: task)), task)
     ends = []
     for engine, text in ((Loop(task), "fedsam(rho=0.3)"), (flower, "fedsam(rho=0.3)"), (flower, "fedavg")):
-        setup = Setup(parse(text), recipe, CLIENTS, task.layout)
+        setup = Setup(parse(text), recipe, CLIENTS, task.layout, detectors=(FGN(),))
         *_, run = drive(rounds(Run.start(task.start(), setup, seed=2), setup), engine)
         assert run.record.rejected == ()
         ends.append(run.x)
@@ -370,15 +371,16 @@ def test_a_message_that_flower_drops_when_it_is_due_had_no_answer(task: Task, mo
         time.sleep(0.2)  # the first message is due before the server stops waiting
         return sent
 
-    def dropped(grid: FakeGrid, waiting: dict[str, Any]) -> Iterator[tuple[str, Message | str]]:
-        first = next(iter(began))
-        if first in waiting and time.monotonic() >= began[first] + 0.3:
-            yield first, "its message was lost"
-        yield from mail.answers(grid, [sent for sent in waiting if sent != first])
+    class Dropping(mail.Mailbox):
+        def ask(self, waiting: Mapping[str, Limit]) -> bool:
+            first = next(iter(began))
+            if first in waiting and time.monotonic() >= began[first] + 0.3:
+                self._ready.append((first, "its message was lost"))
+            return super().ask({sent: limit for sent, limit in waiting.items() if sent != first})
 
     monkeypatch.setattr(server, "BATCH", 1)
     monkeypatch.setattr(server, "push", slowly)
-    monkeypatch.setattr(server, "answers", dropped)
+    monkeypatch.setattr(collect, "Mailbox", Dropping)
     assert engine.train(orders(task, [1, 5])).failed == ((1, "no answer in 0.3 s"),)
 
 

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from kairosfl.client.fisher import fisher_trace
 from kairosfl.client.local import hidden
 from kairosfl.core.fields import AFTER, BEFORE, Brief, Briefs, Report, Reports
+from kairosfl.core.layout import Entry, Layout
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, rounds
 from kairosfl.core.rule import Algorithm
-from kairosfl.core.run import Round, Run, Setup
-from kairosfl.detectors import squared_norms
+from kairosfl.core.run import Run, Setup, upcoming
+from kairosfl.detectors import FGN, squared_norms
 from kairosfl.engines import memory
 from kairosfl.engines.batched import Batched, conv, fast
 from kairosfl.engines.batched.dropout import keep, seeded
@@ -37,7 +38,6 @@ from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.models import build
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
-from kairosfl.tasks.vector import Entry, Layout
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -281,7 +281,13 @@ def test_dropout_masks_are_the_same_every_time() -> None:
 @pytest.mark.parametrize("text", ["fedavg", "scaffold + average"])
 def test_a_cohort_that_begins_before_the_last_round_is_evaluated_is_the_same_to_the_bit(text: str) -> None:
     task = task_of("pfl_cnn", clients=8)
-    setup = Setup(parse(text), Recipe(rounds=30, cohort=4, batch_size=5, lr=0.05, momentum=0.5), 8, task.layout)
+    setup = Setup(
+        parse(text),
+        Recipe(rounds=30, cohort=4, batch_size=5, lr=0.05, momentum=0.5),
+        8,
+        task.layout,
+        detectors=(FGN(),),
+    )
     engine = Batched(task, "cuda")
     ends: list[list[object]] = []
     for overlaps in (False, False, True):  # the first chooses methods
@@ -321,7 +327,7 @@ def test_servers_too_large_for_the_device_live_on_the_host() -> None:
     assert Batched(task, "cuda", cohorts=(100, 50)).start().device.type == "cuda"
     algorithm = parse("scaffold + fedaware")
     recipe = Recipe(rounds=3, cohort=2, epochs=2, batch_size=8, lr=0.01, momentum=0.5)
-    setup, ends = Setup(algorithm, recipe, 3, task.layout), []
+    setup, ends = Setup(algorithm, recipe, 3, task.layout, detectors=(FGN(),)), []
     for each in (engine, Batched(task, "cuda", precision="float32")):
         run = Run.start(each.start(), setup, seed=5)
         *_, end = drive(rounds(run, setup), each)
@@ -335,7 +341,7 @@ def test_rows_that_find_no_room_lie_on_the_host(monkeypatch: pytest.MonkeyPatch)
     task = task_of("cnn")
     algorithm = parse("scaffold + fedaware")
     recipe = Recipe(rounds=4, cohort=2, epochs=1, batch_size=8, lr=0.01)
-    setup, ends = Setup(algorithm, recipe, 3, task.layout), []
+    setup, ends = Setup(algorithm, recipe, 3, task.layout, detectors=(FGN(),)), []
     for room in (True, False):
         monkeypatch.setattr(memory, "fits", lambda device, size, room=room: room)
         engine = Batched(task, "cuda", precision="float32")
@@ -630,7 +636,7 @@ def test_local_noise_is_drawn_on_the_device_and_repeats() -> None:
 def test_privacy_clips_and_adds_noise_on_the_device() -> None:
     pytest.importorskip("dp_accounting")
     d, rule = 20_000, Privacy(noise=1.0, epsilon=100.0)
-    setup = Setup(Algorithm((rule,)), Recipe(rounds=2, cohort=3), 4, Layout((Entry("w", (d,), 0),)))
+    setup = Setup(Algorithm((rule,)), Recipe(rounds=2, cohort=3), 4, Layout((Entry("w", (d,), 0),)), detectors=(FGN(),))
     run = Run.start(torch.zeros(d, device="cuda"), setup, seed=0)
     column = torch.ones(3).double()
     reports = Reports(
@@ -643,7 +649,7 @@ def test_privacy_clips_and_adds_noise_on_the_device() -> None:
         grad_sq=column,
         seconds=column,
     )
-    now = replace(Round.of(run, setup), size=3, reports=reports)
+    now = replace(upcoming(run, setup), size=3, reports=reports)
     memory = run.memory(0)
     rule.combine(run.x, memory, now)  # what is set up on first use
     torch.cuda.set_sync_debug_mode("error")
@@ -701,3 +707,18 @@ def test_an_engine_that_is_dropped_frees_the_device(name: str) -> None:
     before = held()
     use()
     assert held() <= before
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16", "loop"])
+@pytest.mark.parametrize("name", ["pfl_cnn", "vgg11", "char_lstm", "lifted"])
+def test_nobody_stops_on_dropout_where_the_model_does_not_move(name: str, precision: str) -> None:
+    if name == "lifted":
+        task = replace(task_of("mlp"), model=lifted.Temperature(0.5, inputs=3072, classes=10))
+    else:
+        task = task_of(name)
+        shape, vocabulary = MODELS[name][0], {"vocabulary": 80} if name == "char_lstm" else {}
+        task = replace(task, model=build(name, shape=shape, classes=10, seed=1, **vocabulary))
+    engine = Loop(task, "cuda") if precision == "loop" else Batched(task, "cuda", precision=precision)
+    reports = engine.train(briefs_of(task, lr=1e-9, stop_below=0.99, stop_statistic="min", epochs=3))
+    assert reports.epochs.tolist() == [3.0] * 3
+    assert float(reports.similarity.min()) > 0.99

@@ -50,7 +50,7 @@ from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.models import build
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
-from kairosfl.tasks.vector import Layout
+from kairosfl.tasks.vector import layout_of
 
 CLIENTS, BATCH = 2, 3
 # inputs, outputs, kernel, stride, padding, height and width
@@ -212,7 +212,8 @@ def test_group_norms_and_what_follows_there_and_back(channels: int, groups: int,
 
 def test_rows_are_filled_and_subtracted() -> None:
     model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 70, (2, 1)), nn.Linear(95, 101), nn.Linear(7, 3))
-    layout = Layout.of(model)
+    model.scale = nn.Parameter(torch.tensor(1.5))  # without axes, the first of the vector
+    layout = layout_of(model)
     rows = layouts.RowLayout.of(layout)
     table = passes.pieces(rows.places, torch.device("cpu"))
     state, vectors = torch.full((5, rows.width), 7.0), torch.randn(3, layout.size)

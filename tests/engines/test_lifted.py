@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import zoo
+from kairosfl.core.fields import FISHER
 from kairosfl.engines.batched import Batched, graphs
 from kairosfl.engines.loop import Loop
 from kairosfl.tasks.task import Task
@@ -101,6 +103,21 @@ class Loops(nn.Module):
         return self.out(self.attend(x, x, x, need_weights=False)[0].mean(0))
 
 
+class Temperature(nn.Module):
+    """Parameters without axes, as of CLIP: a learned temperature by which features of length 1 are divided."""
+
+    def __init__(self, dropout: float = 0.0, inputs: int = 72, classes: int = 3) -> None:
+        super().__init__()
+        self.inner, self.drop = nn.Linear(inputs, 8), nn.Dropout(dropout)
+        self.out = nn.Linear(8, classes, bias=False)
+        self.heat, self.shift = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.tensor(0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.inner(x.flatten(1)).tanh() + self.shift
+        features = features / features.norm(dim=1, keepdim=True)
+        return self.out(self.drop(features)) / self.heat
+
+
 def filled(model: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -124,6 +141,51 @@ def equal(task: Task, tolerance: float, **changes: Any) -> Batched:
 )
 def test_parameters_outside_layers_train_as_one_client_after_another(make: Callable[[], nn.Module]) -> None:
     equal(make_task(filled(make()), SHAPE), 1e-10)
+
+
+TEMPERED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clipped": {"clip": 0.5, "pull": 0.1},
+    "adamw": {"optimizer": "adamw", "momentum": 0.0, "lr": 1e-3},
+    "sharp": {"radius": 0.05},
+    "stopping": {"stop_below": 0.999, "epochs": 4},
+    "fisher": {"measure": frozenset({FISHER})},
+}
+
+
+@pytest.mark.parametrize("changes", TEMPERED.values(), ids=TEMPERED)
+def test_parameters_without_axes_train_as_one_client_after_another(changes: dict[str, Any]) -> None:
+    equal(make_task(filled(Temperature()), SHAPE), 1e-10, **changes)
+
+
+def test_parameters_without_axes_in_float32() -> None:
+    equal(make_task(filled(Temperature()).float(), SHAPE), 1e-4)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_client_without_a_previous_model_is_not_compared_with_zeros(normed: bool) -> None:
+    """At zero weights these models are not a number, and so would be the gradient of a term that counts nothing."""
+    inner = nn.utils.parametrizations.weight_norm(nn.Linear(72, 8))
+    model = nn.Sequential(nn.Flatten(), inner, nn.Tanh(), nn.Linear(8, 3)) if normed else Temperature()
+    task = make_task(filled(model), SHAPE)
+    previous = torch.stack([task.start() * scale for scale in (0.0, 1.1, 0.0, 0.9)])
+    contrast = {"contrast": [0.0, 1.0, 0.0, 2.0], "temperature": 0.5, "previous": previous}
+    engine = equal(task, 1e-10, **contrast)
+    # Then in slots of which others have had a previous model before.
+    briefs = make_briefs(task, **contrast)
+    swapped = replace(briefs, contrast=[1.0, 0.0, 2.0, 0.0], previous=previous.roll(-1, 0))
+    assert_equal(engine.train(swapped), Loop(task).train(swapped), 1e-10)
+
+
+def test_a_client_in_training_is_not_compared_with_zeros_when_others_join() -> None:
+    task = make_task(filled(Temperature()), SHAPE)
+    long, joining = make_briefs(task, epochs=9), make_briefs(task, epochs=1, seed=4)
+    joining = replace(joining, contrast=[1.0, 1.0, 0.0, 2.0], previous=task.start() * 1.1)
+    engine = Batched(task, slots=5)
+    tickets = [engine.submit(task, briefs) for briefs in (long, joining)]
+    engine.collect(), engine.collect()
+    for ticket, briefs in zip(tickets, (long, joining), strict=True):
+        assert_equal(ticket.reports(), Loop(task).train(briefs), 1e-10)
 
 
 def test_layers_with_stacked_forms_inside_code_that_cannot_be_traced() -> None:

@@ -23,6 +23,7 @@ from kairosfl.core.fields import AFTER, BEFORE, FISHER, Briefs, Reports
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, result, rounds
 from kairosfl.core.run import Run, Setup
+from kairosfl.detectors import FGN
 from kairosfl.engines.cluster import Cluster
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.ray import Ray, expected_steps, shards
@@ -128,7 +129,7 @@ def test_expected_steps(task: Task) -> None:
 def test_the_bits_of_the_loop_engine(task: Task, engine: Ray, text: str) -> None:
     algorithm = parse(text)
     recipe = Recipe(rounds=4, cohort=5, epochs=3, batch_size=4, lr=0.1, momentum=0.5)
-    setup, ends = Setup(algorithm, recipe, CLIENTS, task.layout), []
+    setup, ends = Setup(algorithm, recipe, CLIENTS, task.layout, detectors=(FGN(),)), []
     for one in (Loop(task), engine):
         run = Run.start(one.start(), setup, seed=2)
         course = rounds(run, setup)
@@ -144,7 +145,7 @@ def test_adamw_and_a_radius_arrive(task: Task, engine: Ray, changes: dict[str, A
     recipe = Recipe(rounds=2, cohort=5, epochs=2, batch_size=4, lr=0.1, clip=0.5, **changes)
     ends = []
     for one, text in ((Loop(task), "fedsam(rho=0.3)"), (engine, "fedsam(rho=0.3)"), (engine, "fedavg")):
-        setup = Setup(parse(text), recipe, CLIENTS, task.layout)
+        setup = Setup(parse(text), recipe, CLIENTS, task.layout, detectors=(FGN(),))
         *_, run = drive(rounds(Run.start(one.start(), setup, seed=2), setup), one)
         ends.append(run.x)
     assert torch.equal(ends[0], ends[1])

@@ -27,7 +27,7 @@ lr = {lr}
 
 [run]
 engine = "auto"
-detector = "fgn"
+detector = "{detector}"
 checkpoint_every = 10
 """
 
@@ -47,13 +47,16 @@ def write_run(
     eval_every: int = 1,
     critical_until: int = 12,
     done: bool = True,
+    detector: str = "fgn",
 ) -> Path:
     """A run folder with everything in it that its algorithm would write."""
     folder.mkdir(parents=True)
     random = np.random.default_rng([seed, len(algorithm), rounds])
     planned = planned or rounds
     (folder / "config.toml").write_text(
-        CONFIG.format(algorithm=algorithm, seed=seed, clients=clients, alpha=alpha, lr=lr, planned=planned)
+        CONFIG.format(
+            algorithm=algorithm, seed=seed, clients=clients, alpha=alpha, lr=lr, planned=planned, detector=detector
+        )
     )
     about = {
         "version": "0.1.0",
@@ -111,7 +114,7 @@ def write_run(
                 "rejected": 0,
                 "critical": critical,
                 "fgn": 8 * math.exp(-number / 9) + 0.4 + 0.1 * random.random(),
-                "fisher": None,
+                "fedfim": None,
                 "elud": 2.2 + 0.6 * aware + 0.1 * random.standard_normal(),
                 "coherence": 0.2 + 0.05 * random.random(),
                 "consensus": 1.0,

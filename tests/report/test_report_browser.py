@@ -14,7 +14,7 @@ GROUPS = len(fake.ALGORITHMS)
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    folder = fake.write_sweep(tmp_path_factory.mktemp("sweep"), seeds=3, rounds=40)
+    folder = fake.write_sweep(tmp_path_factory.mktemp("sweep"), seeds=3, rounds=40, detector="fgn.paired()")
     return write_report([folder], folder / "report.html")
 
 
@@ -354,6 +354,17 @@ def test_one_run_alone_is_shaded_over_the_whole_height(browser, tmp_path):
     browser.get(write_report([run], tmp_path / "report.html").as_uri())
     assert ask(browser, "document.querySelectorAll('#fig-accuracy .critical rect').length") == 2
     assert ask(browser, "document.querySelectorAll('.badge').length") == 0
+    assert browser.get_log("browser") == []
+
+
+def test_the_only_run_whose_rules_follow_the_detector_has_a_strip_among_others(browser, tmp_path):
+    fake.write_run(tmp_path / "a", algorithm="fedavg")
+    fake.write_run(tmp_path / "b", algorithm="fedcl")
+    browser.get(write_report([tmp_path], tmp_path / "report.html").as_uri())
+    assert ask(browser, "document.querySelectorAll('#fig-accuracy .critical').length") == 0
+    strips = "[...document.querySelectorAll('#fig-accuracy .strip')].every((strip) => strip.matches('.g1'))"
+    assert ask(browser, f"document.querySelectorAll('#fig-accuracy .strip line').length > 0 && {strips}")
+    assert shading(browser, "accuracy") == "Strips below: critical learning periods."
     assert browser.get_log("browser") == []
 
 

@@ -55,11 +55,11 @@ def test_critical_periods_are_stretches_with_the_share_of_seeds(tmp_path):
 
 def test_everything_is_drawn_that_is_there(tmp_path):
     fake.write_run(tmp_path / "a", algorithm="fedcl + alt + fedaware", rounds=5)
-    fake.edit(tmp_path / "a", fisher=[1, 2, 3, 4, 5], lr=[5, 4, 3, 2, 1], rejected=[0, 1, 0, 0, 0])
+    fake.edit(tmp_path / "a", fedfim=[1, 2, 3, 4, 5], lr=[5, 4, 3, 2, 1], rejected=[0, 1, 0, 0, 0])
     fake.edit(tmp_path / "a", lud=[1, 2, 3, 4, 5], chi_square=[0, 1, 2, 3, 4])
     pictures, left = drawn(tmp_path)
     curves = "accuracy accuracy-bytes accuracy-epochs loss train-loss client-accuracy client-quantiles"
-    curves += " fgn fisher elud coherence lud chi-square"
+    curves += " fgn fedfim elud coherence lud chi-square"
     heats = "partition-0 weights-0 lambda-0 epochs-0 similarity-0"
     assert set(pictures) == {*curves.split(), "cohort", "epochs", "lr", "rejected", *heats.split()} - {"cohort"}
     assert left == {

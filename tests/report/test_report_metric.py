@@ -273,7 +273,7 @@ def test_a_regression_that_diverged_is_not_judged_by_the_rounds_before(tmp_path)
     end = "from there on its test loss is not finite, or has exploded"
     assert row.notes == (f"diverged in round 3 (not compared): {end}",)
     json.loads(page(read_study([run])).split('id="data">')[1].split("</script>")[0], parse_constant=pytest.fail)
-    summary = Folder(run).summarise(4, {"verdicts": []})
+    summary = Folder(run).summarise(4, {"verdicts": []}, {})
     assert (summary["rmse"], summary["loss"], summary["last_tenth_rmse"]) == (None, None, None)
     assert (summary["best_rmse"], summary["best_round"]) == (2.0, 2)
 

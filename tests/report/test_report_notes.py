@@ -169,7 +169,7 @@ def test_privacy_spent_and_an_early_end_are_named(tmp_path):
 
 def test_a_detector_is_judged(tmp_path):
     for seed, critical in enumerate(([True] * 3 + [False] * 7, [True] * 3 + [False] * 7, [True, False] * 5)):
-        fake.edit(fake.write_run(tmp_path / f"a{seed}", seed=seed, rounds=10), critical=critical)
+        fake.edit(fake.write_run(tmp_path / f"a{seed}", algorithm="pa3fed", seed=seed, rounds=10), critical=critical)
     fake.write_run(tmp_path / "b", algorithm="fedcl", rounds=10, critical_until=4)
     page = write_report([tmp_path], tmp_path / "report.html").read_text()
     section = page.partition('<section id="signals">')[2].partition("</section>")[0]

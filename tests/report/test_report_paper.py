@@ -103,7 +103,7 @@ def test_smoothing_takes_the_mean_of_each_seed_and_says_so(tmp_path):
         (["--width", "3"], "'3' is not a length for a figure; give one with its unit"),
         (["--width", "9000pt"], "is not a length for a figure"),
         (["--of", "cohrt"], "'cohrt' is not a curve; did you mean 'cohort'?"),
-        (["--of", "fisher"], "Fisher trace cannot be drawn: the FedFIM detector did not run"),
+        (["--of", "fedfim"], "Fisher trace cannot be drawn: the FedFIM detector did not run"),
         (["--only", "fedavgn"], "No group is called 'fedavgn'; did you mean 'fedavg'?"),
         (["--name", "fedavgg=A"], "did you mean 'fedavg'?"),
         (["--y-range", "7"], "'7' is not a range of the y-axis; give LOW:HIGH"),

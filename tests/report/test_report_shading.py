@@ -79,8 +79,8 @@ def test_seeds_that_agree_have_no_band_to_explain(tmp_path):
 def test_the_quick_look_explains_its_shading_once(tmp_path, monkeypatch, seeds, critical, words):
     drawn = []
     monkeypatch.setattr(static, "save", lambda figure, path, kind: drawn.append(figure))
-    static.draw_comparison([write(tmp_path, ["alt", "fedavg"], seeds, critical=critical)], tmp_path / "look.png")
-    assert legend(drawn[0]) == ["A  alt", "B  fedavg", *words]
+    static.draw_comparison([write(tmp_path, ["fedavg", "pa3fed"], seeds, critical=critical)], tmp_path / "look.png")
+    assert legend(drawn[0]) == ["A  fedavg", "B  pa3fed", *words]
 
 
 def test_the_page_has_the_words_as_data_and_leaves_it_to_what_is_drawn_to_say_them(tmp_path):

@@ -16,6 +16,7 @@ from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, rounds
 from kairosfl.core.rule import Algorithm, Memory, Plan, Rule
 from kairosfl.core.run import Round, Run, Setup
+from kairosfl.detectors import FGN
 from kairosfl.engines.loop import Loop
 from kairosfl.rules import parse
 from kairosfl.tasks.dataset import DataSet, Samples
@@ -79,7 +80,7 @@ class Flaky:
 
     def train(self, briefs: Briefs) -> Reports:
         reports = self.engine.train(briefs)
-        lost = self.lost[briefs.round]
+        lost = self.lost[briefs.newest]
         kept = torch.tensor(
             [row for row, client in enumerate(reports.ids.tolist()) if client not in lost], dtype=torch.int64
         )
@@ -107,7 +108,7 @@ def follow(problem: Problem, setting: Setting, cohorts: Sequence[Cohort], algori
     steered = Algorithm((Cohorts(ids=tuple(cohort.asked for cohort in cohorts)), *made.rules))
     job = task(problem)
     engine = Flaky(Loop(job), [cohort.lost for cohort in cohorts])
-    setup = Setup(steered, recipe(setting, cohorts), len(problem.n), job.layout)
+    setup = Setup(steered, recipe(setting, cohorts), len(problem.n), job.layout, detectors=(FGN(),))
     start = Run.start(job.start(), setup, seed=setting.seed)
     return list(drive(rounds(start, setup), engine))
 
@@ -160,7 +161,7 @@ def settling(
 ) -> np.ndarray:
     """x after every one of many rounds with momentum 0.9 and weight decay 0.01, `[rounds, d]`."""
     how = Recipe(rounds=rounds_, cohort=cohort, lr=lr, momentum=0.9, weight_decay=0.01)
-    setup = Setup(parse(algorithm), how, len(problem.n), task(problem).layout)
+    setup = Setup(parse(algorithm), how, len(problem.n), task(problem).layout, detectors=(FGN(),))
     start = Run.start(torch.from_numpy(problem.x), setup, seed=0)
     return np.array([run.x.numpy() for run in drive(rounds(start, setup), FullGradient(problem, steps))])
 

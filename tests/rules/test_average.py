@@ -20,6 +20,7 @@ from kairosfl.core.round import drive, result, rounds
 from kairosfl.core.rule import Memory
 from kairosfl.core.run import Run, Setup
 from kairosfl.core.table import Table
+from kairosfl.detectors import FGN
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
@@ -115,7 +116,9 @@ def test_a_thousand_float32_models_are_summed_in_float64() -> None:
 
 def test_a_resumed_run_has_the_same_result_on_both_engines(tmp_path: Path) -> None:
     job = task(Network())
-    setup = Setup(parse("fedavgm + average(share=0.8)"), Recipe(rounds=8, cohort=3, lr=0.1), 5, job.layout)
+    setup = Setup(
+        parse("fedavgm + average(share=0.8)"), Recipe(rounds=8, cohort=3, lr=0.1), 5, job.layout, detectors=(FGN(),)
+    )
     found = []
     for name, engine in (("loop", Loop(job)), ("batched", Batched(job, deterministic=True))):
         checkpoints = Checkpoints(tmp_path / name)

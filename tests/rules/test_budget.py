@@ -20,13 +20,12 @@ from kairosfl.core.rule import Memory, Plan
 from kairosfl.core.run import Run, Setup
 from kairosfl.core.streams import stream
 from kairosfl.core.table import Table
-from kairosfl.detectors import Signals
+from kairosfl.detectors import FGN, Signals
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.rules import Average, Budget, FedCL, parse
-from kairosfl.rules.budget import NUMBER_BYTES
-from kairosfl.runs import experiment, metrics
+from kairosfl.runs import experiment
 from kairosfl.runs.config import resolve
 from kairosfl.runs.files import read_lines
 from kairosfl.testing import check_rule
@@ -67,7 +66,7 @@ def test_clients_that_do_not_report_are_paid_for(text: str) -> None:
 
     job = task(Network())
     number = len(job.clients)
-    setup = Setup(parse(text), Recipe(rounds=10, cohort=number, lr=0.1), number, job.layout)
+    setup = Setup(parse(text), Recipe(rounds=10, cohort=number, lr=0.1), number, job.layout, detectors=(FGN(),))
     runs = list(drive(rounds(Run.start(job.start(), setup, seed=0), setup), Half(job)))
     asked, state = sum(run.record.asked for run in runs), runs[-1].states[0]
     assert asked == int(state.get("clients", state.get("spent")))
@@ -153,12 +152,11 @@ def test_the_metrics_count_no_more_bytes_than_the_total(tmp_path: Path, algorith
     assert spent <= 1.2e6
     assert spent >= (0.95 if algorithm == "fedavg" else 0.5) * 1.2e6
     job = experiment.build_task(config)
-    setup = Setup(config.algorithm, config.train, 12, job.layout)
+    setup = Setup(config.algorithm, config.train, 12, job.layout, detectors=(FGN(),))
     blank = Run.start(job.start(), setup, seed=0)
     run, _ = experiment.Checkpoints(tmp_path / "run" / "checkpoint").load(blank)
     assert int(run.states[-2]["bytes"]) == spent
     assert int(run.states[-2]["clients"]) == sum(row["cohort"] for row in rows)
-    assert NUMBER_BYTES == metrics.NUMBER_BYTES
 
 
 class Losing:
@@ -169,7 +167,7 @@ class Losing:
 
     def train(self, briefs: Briefs) -> Reports:
         reports = self.engine.train(briefs)
-        kept = torch.arange(0 if briefs.round == 2 else 1, len(reports), 2) if briefs.round != 2 else torch.arange(0)
+        kept = torch.arange(0 if briefs.newest == 2 else 1, len(reports), 2) if briefs.newest != 2 else torch.arange(0)
         lost = set(reports.ids.tolist()) - set(reports.ids[kept].tolist())
         return Reports(**{**vars(reports.take(kept)), "failed": tuple((client, "lost") for client in sorted(lost))})
 
@@ -177,7 +175,7 @@ class Losing:
 @pytest.mark.parametrize("text", ["budget(share=0.5)", "fedcl(budget=0.5)"])
 def test_clients_that_were_asked_are_paid_for(text: str) -> None:
     job = task(Network())
-    setup = Setup(parse(text), Recipe(rounds=12, cohort=4, lr=0.05), 5, job.layout)
+    setup = Setup(parse(text), Recipe(rounds=12, cohort=4, lr=0.05), 5, job.layout, detectors=(FGN(),))
     runs = list(drive(rounds(Run.start(job.start(), setup, seed=0), setup), Losing(Loop(job))))  # type: ignore[arg-type]
     assert runs[2].idle == 1
     assert sum(run.record.asked for run in runs if run.record) <= 24
@@ -216,7 +214,7 @@ def test_the_whole_budget_evenly_is_fedavg_to_the_bit() -> None:
     job = task(Network())
     ends = []
     for text in ("fedavg", "budget(share=1)", "fedcl(cap=0.1, floor=1, budget=1)"):
-        setup = Setup(parse(text), Recipe(rounds=6, cohort=3, lr=0.1), 5, job.layout)
+        setup = Setup(parse(text), Recipe(rounds=6, cohort=3, lr=0.1), 5, job.layout, detectors=(FGN(),))
         *_, run = drive(rounds(Run.start(job.start(), setup, seed=0), setup), Loop(job))
         ends.append(run.x)
     assert torch.equal(ends[0], ends[1])
@@ -225,7 +223,9 @@ def test_the_whole_budget_evenly_is_fedavg_to_the_bit() -> None:
 
 def test_every_engine_selects_the_same_cohorts() -> None:
     job = task(Network())
-    setup = Setup(parse("budget(share=0.6, plan=[3, 1])"), Recipe(rounds=8, cohort=4, lr=0.1), 5, job.layout)
+    setup = Setup(
+        parse("budget(share=0.6, plan=[3, 1])"), Recipe(rounds=8, cohort=4, lr=0.1), 5, job.layout, detectors=(FGN(),)
+    )
     asked = []
     for engine in (Loop(job), Batched(job)):
         runs = list(drive(rounds(Run.start(job.start(), setup, seed=0), setup), engine))

@@ -18,6 +18,7 @@ from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, recorded, rounds
 from kairosfl.core.rule import Algorithm
 from kairosfl.core.run import Run, Setup
+from kairosfl.detectors import FGN
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.rules import FedAvgM, FedAWARE, FedCL, parse
@@ -144,7 +145,7 @@ def test_it_steps_last_and_projects_beside_base_methods_alone() -> None:
     job = task(Network())
 
     def end(algorithm: Algorithm) -> torch.Tensor:
-        setup = Setup(algorithm, Recipe(rounds=3, cohort=4), 5, job.layout)
+        setup = Setup(algorithm, Recipe(rounds=3, cohort=4), 5, job.layout, detectors=(FGN(),))
         *_, run = drive(rounds(Run.start(job.start(), setup, seed=7), setup), Loop(job))
         return run.x
 
@@ -352,7 +353,13 @@ def explored(
 ) -> list[Run]:
     job = task(Network())
     engine = Flaky(loop(job), engine_lost)
-    setup = Setup(parse(text), replace(recipe(Setting(), COHORTS), rounds=rounds_, cohort=cohort), 5, job.layout)
+    setup = Setup(
+        parse(text),
+        replace(recipe(Setting(), COHORTS), rounds=rounds_, cohort=cohort),
+        5,
+        job.layout,
+        detectors=(FGN(),),
+    )
     return list(drive(rounds(Run.start(job.start(), setup, seed=7), setup), engine))
 
 
@@ -399,7 +406,7 @@ def test_exploration_beside_a_growing_cohort(text: str) -> None:
 )
 def test_resumes_to_the_bit(options: str, tmp_path: Path) -> None:
     job, how = task(Network()), replace(recipe(Setting(), COHORTS), rounds=6, cohort=2)
-    setup = Setup(parse(f"fedaware({options})"), how, 5, job.layout)
+    setup = Setup(parse(f"fedaware({options})"), how, 5, job.layout, detectors=(FGN(),))
 
     def go(run: Run) -> Iterator[Run]:
         return drive(rounds(run, setup), Loop(job))
@@ -444,7 +451,7 @@ class Given:
 
 def given(updates: list[list[float]], text: str) -> Run:
     count, layout = len(updates), task(Quadratic()).layout  # three numbers, then one
-    setup = Setup(parse(text), Recipe(rounds=1, cohort=count), count, layout)
+    setup = Setup(parse(text), Recipe(rounds=1, cohort=count), count, layout, detectors=(FGN(),))
     *_, run = drive(rounds(Run.start(torch.zeros(len(updates[0])), setup, seed=0), setup), Given(updates))
     return run
 
@@ -474,7 +481,7 @@ def test_diversity_and_distance_to_uniform_weights(text: str) -> None:
     if "normalise" not in text:
         averages /= np.linalg.norm(averages, axis=1, keepdims=True)
     diversity = np.sqrt(shares @ (averages**2).sum(1) / np.sum((shares @ averages) ** 2))
-    setup = Setup(parse(text), Recipe(rounds=1, cohort=3), 3, task(Quadratic()).layout)
+    setup = Setup(parse(text), Recipe(rounds=1, cohort=3), 3, task(Quadratic()).layout, detectors=(FGN(),))
     found = recorded(run, setup)
     assert found["lud"] == pytest.approx(diversity, rel=1e-6)
     assert found["chi_square"] == pytest.approx(np.sum((1 / 3 - mine) ** 2 / (1 / 3)), rel=1e-12)

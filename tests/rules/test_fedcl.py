@@ -131,7 +131,7 @@ def test_eight_rounds_with_a_lost_client_and_a_lost_round(problem: reference.Pro
     job, rule = task(problem), parse("fedcl")
     engine = Flaky(Loop(job), lost)
     plan = replace(recipe(setting, (Cohort((0, 1, 2)),)), rounds=number)
-    setup = Setup(rule, plan, 9, job.layout)
+    setup = Setup(rule, plan, 9, job.layout, detectors=(FGN(),))
     runs = list(drive(rounds(Run.start(job.start(), setup, seed=setting.seed), setup), engine))
     assert [run.record.asked for run in runs] == [len(cohort) for cohort in want.cohorts]
     assert len({run.record.asked for run in runs}) > 2, "the cohort never changes, the setting shows nothing"

@@ -12,13 +12,14 @@ from problems import course, settle, settling
 from reference import COHORTS, Cohort, Network, Quadratic, Setting
 
 from kairosfl.core.fields import Briefs
+from kairosfl.core.layout import Entry, Layout
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.rule import Algorithm, Memory
-from kairosfl.core.run import Round, Run, Setup
+from kairosfl.core.run import Run, Setup, upcoming
 from kairosfl.core.table import Table
+from kairosfl.detectors import FGN
 from kairosfl.rules import FedMut
 from kairosfl.rules.fedmut import undone
-from kairosfl.tasks.vector import Entry, Layout
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
@@ -112,10 +113,11 @@ def test_the_mutants_lean_forward_early_and_centre_later(number: int, rho: float
     """Their mean is x + alpha · rho / 2 · Δ, and a tensor of a mutant lies at +alpha Δ or −alpha (1 − rho) Δ."""
     x, last, m = torch.arange(4.0, dtype=torch.float64), torch.full((4,), 0.5, dtype=torch.float64), 6
     layout = Layout((Entry("a", (3,), 0), Entry("b", (1,), 3)))
-    setup = Setup(Algorithm(), Recipe(rounds=100, cohort=m), m, layout)
-    now = Round.of(replace(Run.start(x, setup, seed=0), round=number), setup)
+    setup = Setup(Algorithm(), Recipe(rounds=100, cohort=m), m, layout, detectors=(FGN(),))
+    now = upcoming(replace(Run.start(x, setup, seed=0), round=number), setup)
     briefs = Briefs(seed=0, round=number, ids=torch.arange(m), start=x, lr=0.1)
-    mutants = FedMut(alpha=4).brief(briefs, Memory({"previous": last}, {}, Table({})), now).start
+    mutants = FedMut(alpha=4).brief(briefs, Memory({"previous": last}, {}, Table({})), now)
+    mutants = x + mutants.offset
     torch.testing.assert_close(mutants.mean(0), x + 4 * rho / 2 * (x - last), rtol=0, atol=1e-12)
     signs = (mutants - x) / (4 * (x - last))
     torch.testing.assert_close(signs[:, 0], signs[:, 2], rtol=0, atol=1e-12)  # one tensor, one sign

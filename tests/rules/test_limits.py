@@ -17,10 +17,11 @@ from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, rounds
 from kairosfl.core.rule import Memory, Rule
 from kairosfl.core.run import Round, Run, Setup
+from kairosfl.detectors import FGN
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
 from kairosfl.rules.limits import capped
-from kairosfl.tasks.vector import Layout
+from kairosfl.tasks.vector import layout_of
 
 
 def cap(values: Sequence[float], share: float) -> np.ndarray:
@@ -98,7 +99,7 @@ class Claims:
         )
         for name, value in self.changes.items():
             column = getattr(reports, name).clone()
-            column[3] = value * (briefs.round + 1)
+            column[3] = value * (briefs.newest + 1)
             reports = replace(reports, **{name: column})
         return reports
 
@@ -115,7 +116,9 @@ class Seen(Rule):
 
 
 def claimed(text: str, **changes: float) -> Run:
-    setup = Setup(parse(text) + Seen(), Recipe(rounds=4, cohort=10), 10, Layout.of(torch.nn.Linear(2, 1)))
+    setup = Setup(
+        parse(text) + Seen(), Recipe(rounds=4, cohort=10), 10, layout_of(torch.nn.Linear(2, 1)), detectors=(FGN(),)
+    )
     *_, run = drive(rounds(Run.start(torch.zeros(3), setup, seed=0), setup), Claims(changes))
     return run
 

@@ -20,7 +20,7 @@ from kairosfl.core.round import drive, recorded, rounds, verdicts
 from kairosfl.core.rule import Memory, Rule
 from kairosfl.core.run import Round, Run, Setup
 from kairosfl.core.streams import stream
-from kairosfl.detectors import FedFIM
+from kairosfl.detectors import FGN, FedFIM
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
@@ -62,7 +62,7 @@ def sent(delta: np.ndarray, clip: float, noise: float, seed: int, round: int, cl
 def test_three_rounds_exactly(task: Task, make: Any) -> None:
     """The clients' noise, and their updates as they would be without it, give every model."""
     rule = LocalPrivacy(epsilon=1e4, clip=1.0)
-    setup = Setup(parse(str(rule)), RECIPE, len(SIZES), task.layout)
+    setup = Setup(parse(str(rule)), RECIPE, len(SIZES), task.layout, detectors=(FGN(),))
     engine, loop, clipped = make(task), Loop(task), 0
     course = rounds(Run.start(engine.start(), setup, seed=5), setup)
     run, briefs = next(course)
@@ -146,7 +146,7 @@ def delta_of(epsilon: float, sigma: float) -> float:
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-6), (1.0, 1e-5), (8.0, 1e-6), (50.0, 1e-5)])
 def test_the_noise_is_the_smallest_that_does(task: Task, epsilon: float, delta: float) -> None:
     rule = LocalPrivacy(epsilon=epsilon, delta=delta, clip=0.3)
-    setup = Setup(parse(str(rule)), RECIPE, len(SIZES), task.layout)
+    setup = Setup(parse(str(rule)), RECIPE, len(SIZES), task.layout, detectors=(FGN(),))
     multiplier = float(Run.start(task.start(), setup, seed=0).states[0]["noise"]) / 0.6  # two updates differ by 2 C
     assert delta_of(epsilon, multiplier) == pytest.approx(delta, rel=1e-6)
     assert delta_of(epsilon, 0.99 * multiplier) > delta
@@ -156,7 +156,7 @@ def test_the_noise_is_the_smallest_that_does(task: Task, epsilon: float, delta: 
 
 def test_the_most_that_a_client_spent(task: Task) -> None:
     rule = LocalPrivacy(epsilon=2.0, delta=1e-5)
-    setup = Setup(parse(str(rule)), replace(RECIPE, cohort=2, rounds=4), len(SIZES), task.layout)
+    setup = Setup(parse(str(rule)), replace(RECIPE, cohort=2, rounds=4), len(SIZES), task.layout, detectors=(FGN(),))
     start = Run.start(task.start(), setup, seed=0)
     assert recorded(start, setup) == {"local_epsilon": 0.0}
     counts = np.zeros(len(SIZES))
@@ -208,7 +208,7 @@ def test_what_anyone_else_asks_for_is_refused_too(task: Task) -> None:
 
 @pytest.mark.parametrize("text", ["scaffold", "fedcl.random()", "median", "limits", "fedaware", "privacy"])
 def test_everything_else_composes(task: Task, text: str) -> None:
-    setup = Setup(parse(f"{text} + localprivacy"), RECIPE, len(SIZES), task.layout)
+    setup = Setup(parse(f"{text} + localprivacy"), RECIPE, len(SIZES), task.layout, detectors=(FGN(),))
     for run in drive(rounds(Run.start(task.start(), setup, seed=0), setup), Loop(task)):
         assert torch.isfinite(run.x).all()
 

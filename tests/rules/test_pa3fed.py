@@ -18,7 +18,7 @@ from kairosfl.core.round import drive, rounds
 from kairosfl.core.rule import Memory
 from kairosfl.core.run import Run, Setup
 from kairosfl.core.table import Table
-from kairosfl.detectors import Signals
+from kairosfl.detectors import FGN, Signals
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.rules import PA3Fed, parse
@@ -65,7 +65,13 @@ def test_accuracy_by_hand() -> None:
 
 def test_accuracy_needs_a_task_that_has_one() -> None:
     job = replace(task(Network()), metrics={"margin": lambda outputs, targets: outputs[:, 0]})
-    setup = Setup(PA3Fed(score="accuracy") + parse("fedavg"), Recipe(rounds=1, cohort=2, lr=0.1), 5, job.layout)
+    setup = Setup(
+        PA3Fed(score="accuracy") + parse("fedavg"),
+        Recipe(rounds=1, cohort=2, lr=0.1),
+        5,
+        job.layout,
+        detectors=(FGN(),),
+    )
     with pytest.raises(UserError, match="needs a task with the metric accuracy, and this one has margin; use score"):
         next(drive(rounds(Run.start(job.start(), setup, seed=0), setup), Loop(job)))
 

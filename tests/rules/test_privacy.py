@@ -13,6 +13,7 @@ import torch
 from test_accounting import own_figure
 
 from kairosfl.core.fields import Briefs, Reports
+from kairosfl.core.layout import Entry, Layout
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, recorded, result, rounds, verdicts
 from kairosfl.core.rule import Algorithm, Memory, Plan, Rule
@@ -26,7 +27,6 @@ from kairosfl.runs import experiment
 from kairosfl.runs.config import resolve
 from kairosfl.runs.files import read_lines
 from kairosfl.runs.folder import Folder
-from kairosfl.tasks.vector import Entry, Layout
 from kairosfl.testing import check_rule
 
 D = 3
@@ -40,7 +40,7 @@ class Puppet:
     silent: tuple[int, ...] = ()
 
     def train(self, briefs: Briefs) -> Reports:
-        ids = briefs.ids if briefs.round not in self.silent else briefs.ids[:0]
+        ids = briefs.ids if briefs.newest not in self.silent else briefs.ids[:0]
         m = len(ids)
         return Reports(
             ids=ids,
@@ -287,17 +287,19 @@ def test_the_noise_has_the_promised_size() -> None:
 @pytest.mark.parametrize("name", sorted({*RULES} - {"privacy"}))
 def test_which_rules_compose(name: str) -> None:
     composes = {"fedprox", "fedsam", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedams", "alt", "fedcl", "average"}
-    composes |= {"localprivacy", "uniform"}
+    composes |= {"localprivacy"}
     if name in composes:
         assert len(parse(f"{name} + privacy").rules) == 2
         return
-    why = "may act on reports or rows"
+    who, why = name, "may act on reports or rows"
     if issubclass(RULES[name], Guard):
         why = f"treats a report by what others sent, .* leave {name} out, since privacy clips every update by itself"
     elif name == "budget":
         why = "plans cohorts by how many clients took part so far, a number without noise"
+    elif name == "uniform":
+        who, why = "privacy", "counts all clients equally already; leave uniform out"
     for text in (f"{name} + privacy", f"privacy + {name}"):
-        with pytest.raises(UserError, match=f" cannot be combined: {name} {why}"):
+        with pytest.raises(UserError, match=f" cannot be combined: {who} {why}"):
             parse(text)
 
 
@@ -346,10 +348,10 @@ def test_a_detector_that_decides_needs_noise() -> None:
     engine = Puppet(updates(10))
     algorithm = parse("fedcl + privacy(noise=1.0, epsilon=100.0)")
     with pytest.raises(UserError, match=r"fedcl and privacy cannot be combined with run\.detector = 'fgn'"):
-        follow(algorithm, engine)
+        follow(algorithm, engine, detectors=(FGN(),))
     with pytest.raises(UserError, match=r"fedcl and privacy cannot be combined with run\.detector = 'fgn'"):
         resolve({"algorithm": str(algorithm)})
-    with pytest.raises(UserError, match="'noisedfgn' needs the rule privacy"):
+    with pytest.raises(UserError, match="'noisedfgn' needs a private rule"):
         follow(parse("fedcl"), engine, detectors=(NoisedFGN(),))
     follow(parse("fedcl.random() + privacy(noise=1.0, epsilon=100.0)"), engine)  # decides by chance
     with pytest.raises(UserError, match="has too little noise for the multiplier 2 of privacy"):
@@ -372,7 +374,7 @@ def test_a_noised_detector_exactly() -> None:
         values = np.minimum(0.5 * (1 + ids / 10), 1.0)
         value = (values.sum() + 3.0 * stream(1, "privacy detector", round).standard_normal(1)[0]) / size
         assert run.record is not None
-        np.testing.assert_allclose([run.record.values[0], run.signals.fgn], value, rtol=1e-12)
+        np.testing.assert_allclose([run.record.values[0], run.signals.noisedfgn], value, rtol=1e-12)
         critical = before != before or (value - before >= 0.1 * before and max(value, before) > 0)
         before, size = value, min(2 * size, 20) if critical else max(size - size // 2, 4)
         assert run.signals.critical == critical

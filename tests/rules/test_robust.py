@@ -21,10 +21,11 @@ from kairosfl.core.round import rounds, verdicts
 from kairosfl.core.rule import Algorithm, Memory, Rule
 from kairosfl.core.run import Round, Run, Setup
 from kairosfl.core.streams import stream
+from kairosfl.detectors import FGN
 from kairosfl.errors import UserError
 from kairosfl.rules import RULES, parse
 from kairosfl.rules.robust import Guard, Robust
-from kairosfl.tasks.vector import Layout
+from kairosfl.tasks.vector import layout_of
 
 Rows = np.ndarray
 Combine = Callable[[Rows, Sequence[int], np.ndarray, int], np.ndarray]
@@ -161,8 +162,8 @@ def aggregate(text: str | Algorithm, vectors: Rows, rounds_: int = 1, n: Rows | 
     """What one round makes of these updates, from x = 0."""
     m, d = vectors.shape
     algorithm = parse(text) if isinstance(text, str) else text
-    layout = Layout.of(torch.nn.Linear(d, 1, bias=False).double())
-    setup = Setup(algorithm, Recipe(rounds=rounds_, cohort=m), m, layout)
+    layout = layout_of(torch.nn.Linear(d, 1, bias=False).double())
+    setup = Setup(algorithm, Recipe(rounds=rounds_, cohort=m), m, layout, detectors=(FGN(),))
     ones = torch.ones(m, dtype=torch.int64)
     reports = Reports(
         ids=torch.arange(m),
@@ -274,7 +275,7 @@ def test_what_makes_no_sense_is_refused(text: str, why: str) -> None:
 
 def test_what_no_rule_protects_is_said() -> None:
     def said(text: str) -> list[str]:
-        setup = Setup(parse(text), Recipe(rounds=1, cohort=1), 1, Layout.of(torch.nn.Linear(2, 1)))
+        setup = Setup(parse(text), Recipe(rounds=1, cohort=1), 1, layout_of(torch.nn.Linear(2, 1)), detectors=(FGN(),))
         return verdicts(Run.start(torch.zeros(3), setup, seed=0), setup)
 
     for text in ("scaffold + median", "scaffold + limits", "scaffold + centeredclipping + limits"):

@@ -11,6 +11,7 @@ from reference import COHORTS, Cohort, Network, Quadratic, Setting
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import rounds
 from kairosfl.core.run import Run, Setup
+from kairosfl.detectors import FGN
 from kairosfl.errors import UserError
 from kairosfl.rules import SCAFFOLD, parse
 from kairosfl.testing import check_rule
@@ -68,7 +69,7 @@ def test_steps_are_corrected_only_where_that_is_defined() -> None:
             parse(text)
     job = task(Quadratic())
     how = Recipe(rounds=1, cohort=2, clip=1.0, clip_after=True)
-    setup = Setup(parse("scaffold(divisor='steps', correct='steps')"), how, 5, job.layout)
+    setup = Setup(parse("scaffold(divisor='steps', correct='steps')"), how, 5, job.layout, detectors=(FGN(),))
     with pytest.raises(UserError, match=r"train\.clip_after = true cannot be used with a rule that corrects steps"):
         next(rounds(Run.start(job.start(), setup, seed=0), setup))
 

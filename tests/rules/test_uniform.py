@@ -12,8 +12,10 @@ from reference import COHORTS, Network, Quadratic, Setting
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, rounds
 from kairosfl.core.run import Run, Setup
+from kairosfl.detectors import FGN
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
+from kairosfl.errors import UserError
 from kairosfl.rules import Uniform, parse
 from kairosfl.tasks.data import load
 from kairosfl.tasks.models import build
@@ -31,9 +33,11 @@ def test_six_rounds(problem: reference.Problem) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 
 
-def test_a_rule_that_weights_equally_is_the_same_with_it() -> None:
-    found, again = (course(Network(), Setting(), COHORTS, text) for text in ("scaffold", "scaffold + uniform"))
-    assert np.array_equal(found, again)
+def test_it_is_refused_with_a_rule_that_weights_equally() -> None:
+    for text in ("scaffold + uniform", "uniform + scaffold", "uniform + krum"):
+        with pytest.raises(UserError, match="counts all clients equally already; leave uniform out"):
+            parse(text)
+    assert len(parse("scaffold(weights='samples') + uniform").rules) == 2
 
 
 @pytest.mark.parametrize("engine", [Loop, Batched])
@@ -43,7 +47,7 @@ def test_with_equal_sizes_it_is_fedavg_to_the_bit(engine: type[Loop | Batched], 
     task = Task(build("mlp", shape=data.shape, classes=data.classes, seed=0), data, clients)
     ended = []
     for text in ("fedavg", "uniform"):
-        setup = Setup(parse(text), Recipe(rounds=2, cohort=4, lr=0.1), len(clients), task.layout)
+        setup = Setup(parse(text), Recipe(rounds=2, cohort=4, lr=0.1), len(clients), task.layout, detectors=(FGN(),))
         *_, run = drive(rounds(Run.start(task.start(), setup, seed=0), setup), engine(task))
         ended.append(run)
     assert torch.equal(ended[0].x, ended[1].x) == (len({*sizes}) == 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import kairosfl
 import zoo
 from kairosfl.cli import app
 from kairosfl.errors import UserError
-from kairosfl.runs.export import beyond_adapters, has_adapters
+from kairosfl.runs.export import beyond_adapters, has_adapters, save_adapters
 from kairosfl.tasks.vector import base, flatten, trained
 
 pytestmark = pytest.mark.skipif("zoo.library('peft') is None", reason="needs peft and transformers")
@@ -167,6 +168,36 @@ def test_what_is_trained_besides_adapters_is_not_lost(run: Path) -> None:
     assert "'base_model.model.classifier.weight' was trained as well; name it in modules_to_save" in said.stderr
     assert not Path("adapter").exists()
     assert call("export", more, "-o", "adapter.safetensors").exit_code == 0
+
+
+class Scaled(nn.Module):
+    """Multiplies by a number that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def test_a_parameter_without_axes_among_adapters(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), Scaled(), nn.Linear(6, 3))
+    peft = zoo.library("peft")
+    options = peft.LoraConfig(r=2, target_modules=["0"], modules_to_save=["2"])
+    model = peft.get_peft_model(copy.deepcopy(base), options)
+    data = torch.randn(40, 4), torch.arange(40) % 3
+    histories = [
+        kairosfl.simulate(model, data, data, clients=4, cohort=2, rounds=2, engine=engine, progress=False)
+        for engine in ("loop", "batched")
+    ]
+    vectors = [flatten(history.model) for history in histories]
+    torch.testing.assert_close(vectors[0], vectors[1])
+    assert [shape for shape in (tuple(each.shape) for each in trained(model).values()) if not shape] == [()]
+    save_adapters(histories[1].model, tmp_path / "adapter")
+    again = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
+    torch.testing.assert_close(again(data[0]), histories[1].model(data[0]), rtol=0, atol=0)
 
 
 def test_adapters_that_transformers_added(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from kairosfl.core.fields import Briefs
 from kairosfl.core.recipe import Recipe
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
-from kairosfl.runs.metrics import samples_of
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
@@ -181,7 +180,7 @@ def test_samples_are_counted_exactly(drop_last: bool, stop: float | None) -> Non
         stop_below=stop,  # type: ignore[arg-type]
         stop_per="batch",
     )
-    assert samples_of(briefs, engine.train(briefs)) == seen
+    assert engine.train(briefs).samples(briefs) == seen
     assert seen > 0
 
 

@@ -10,17 +10,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kairosfl import Recipe, Run, UserError, parse
+from kairosfl.core.layout import Entry, Layout
 from kairosfl.core.run import Setup
-from kairosfl.detectors import Signals
+from kairosfl.detectors import FGN, Signals
 from kairosfl.runs import checkpoint
 from kairosfl.runs.checkpoint import Checkpoints, _checksum, rounds_done
-from kairosfl.tasks.vector import Entry, Layout
 
 D = 5
 
 
 def blank():
-    setup = Setup(parse("vrlsgd + pa3fed + fedavgm"), Recipe(), 100, Layout((Entry("w", (D,), 0),)))
+    setup = Setup(parse("vrlsgd + pa3fed + fedavgm"), Recipe(), 100, Layout((Entry("w", (D,), 0),)), detectors=(FGN(),))
     return Run.start(torch.zeros(D), setup, seed=3)
 
 
@@ -35,7 +35,7 @@ def filled(rounds=7, clients=(4, 90, 17)):
         round=rounds,
         x=torch.arange(D).float(),
         idle=2,
-        signals=Signals(critical=False, fgn=1.5, elud=2.5),
+        signals=Signals(critical=False, values={"fgn": 1.5}, elud=2.5),
         states=(
             {},
             {"change": torch.tensor(0.5, dtype=torch.float64)},

@@ -38,11 +38,23 @@ class Tied(nn.Module):
         return self.head(self.second(self.first(hidden).tanh()).tanh())
 
 
+class Tempered(Tied):
+    """A trained parameter without axes."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__(features, classes)
+        self.heat = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs) / self.heat
+
+
 @pytest.fixture(scope="module", autouse=True)
 def named():
     MODELS["tied"] = lambda shape, classes: Tied(64, classes)
+    MODELS["tempered"] = lambda shape, classes: Tempered(64, classes)
     yield
-    del MODELS["tied"]
+    del MODELS["tied"], MODELS["tempered"]
 
 
 def trained(folder: Path, **changes: object) -> Path:
@@ -76,7 +88,7 @@ def files(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "feddyn + fedmut", "scaffold + fedavgm"])
-@pytest.mark.parametrize("model", ["mlp", "tied"])
+@pytest.mark.parametrize("model", ["mlp", "tied", "tempered"])
 def test_the_loaded_model_scores_what_the_summary_says(tmp_path, algorithm, model):
     folder = trained(tmp_path / "run", algorithm=algorithm, model={"name": model})
     before = files(folder)
@@ -103,6 +115,16 @@ def test_a_model_of_ones_own(run):
     assert torch.equal(given.head.weight, before)
     with pytest.raises(UserError, match=r"has a model of .* trained parameters, but the given one has 650; give"):
         kairosfl.load(run, nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+
+
+def test_a_parameter_without_axes_leaves_and_is_loaded_again(tmp_path):
+    folder, out = trained(tmp_path / "run", model={"name": "tempered"}), tmp_path / "model.safetensors"
+    assert call("export", folder, "-o", out).exit_code == 0
+    state, loaded = load_file(out), Tempered(64, 10)
+    assert state["heat"].shape == ()
+    assert float(state["heat"]) != 0.5
+    loaded.load_state_dict(state)
+    assert accuracy(loaded) == json.loads((folder / "summary.json").read_text())["accuracy"]
 
 
 def test_exported_for_torch(run, tmp_path):

@@ -39,7 +39,7 @@ def elsewhere(tmp_path, monkeypatch):
 def test_a_preset_by_its_name():
     said = call("run", "quick-digits")
     assert said.exit_code == 0, said.output
-    assert "preset quick-digits; there is no file of this name" in said.stderr
+    assert "running the preset 'quick-digits'" in said.stderr
     assert Path("runs/quick-digits/summary.json").is_file()
     assert "preset" not in call("run", "quick-digits", "--quiet").stderr
     assert call("run", "--preset", "quick-digits", "--quiet").exit_code == 0
@@ -47,7 +47,7 @@ def test_a_preset_by_its_name():
 
 def test_a_file_comes_before_a_preset_and_a_folder_does_not():
     Path("quick-digits").mkdir()
-    assert "preset quick-digits" in call("run", "quick-digits").stderr
+    assert "running the preset 'quick-digits'" in call("run", "quick-digits").stderr
     Path("quick-digits").rmdir()
     Path("quick-digits").write_text(Path("tiny.toml").read_text())
     said = call("run", "quick-digits")
@@ -153,7 +153,7 @@ def test_completion_of_a_sum_of_rules():
             "There is no option --batch-size; use --set train.batch_size=VALUE.",
         ),
         (("run", "--algorithm", "fedavg"), "There is no option --algorithm; use --set algorithm=VALUE."),
-        (("compare", "--lr", "3"), "No such option '--lr'."),
+        (("compare", "--lr", "3"), "There is no option --lr; did you mean '--label'?"),
     ],
 )
 def test_a_key_that_is_given_as_an_option(words, sentence):

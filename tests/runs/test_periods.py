@@ -17,6 +17,7 @@ from kairosfl.core.round import drive, rounds
 from kairosfl.core.rule import Algorithm, Plan
 from kairosfl.core.run import Run, Setup
 from kairosfl.core.streams import stream
+from kairosfl.detectors import FGN
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
@@ -33,7 +34,7 @@ TABLES = {"data": {"clients": 10}, "model": {"hidden": [8]}, "train": {"rounds":
 
 def records(rule: Deficit) -> list[Run]:
     job = experiment.build_task(resolve(TABLES))
-    setup = Setup(Algorithm((rule,)), Recipe(rounds=6, cohort=5, epochs=4, lr=0.1), 10, job.layout)
+    setup = Setup(Algorithm((rule,)), Recipe(rounds=6, cohort=5, epochs=4, lr=0.1), 10, job.layout, detectors=(FGN(),))
     return list(drive(rounds(Run.start(job.start(), setup, seed=0), setup), Loop(job)))
 
 

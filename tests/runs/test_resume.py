@@ -15,12 +15,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kairosfl.core.layout import Entry, Layout
+from kairosfl.detectors import FGN
 from kairosfl.runs import engines, experiment
 from kairosfl.runs.config import load, resolve
 from kairosfl.runs.files import read_lines
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.interrupt import undisturbed
-from kairosfl.tasks.vector import Entry, Layout
 
 TABLES = {
     "algorithm": "scaffold + fedcl + pa3fed + fedavgm",
@@ -43,7 +44,7 @@ def final(folder):
 
 def tables(folder):
     config = resolve(TABLES)
-    setup = experiment.Setup(config.algorithm, config.train, 24, Layout((Entry("w", (1210,), 0),)))
+    setup = experiment.Setup(config.algorithm, config.train, 24, Layout((Entry("w", (1210,), 0),)), detectors=(FGN(),))
     run = experiment.Run.start(torch.zeros(1210), setup, seed=0)
     loaded = experiment.Checkpoints(folder / "checkpoint").load(run)[0]
     return [{key: table.rows(torch.arange(24))[key] for key in table.default} for table in loaded.tables]
@@ -105,7 +106,7 @@ def test_killed_at_random_moments_and_resumed(times, whole, tmp_path):
 def test_an_interrupt_keeps_the_last_round_and_resumes(whole, tmp_path):
     class Interrupted(engines.Loop):
         def train(self, briefs):
-            if briefs.round == 7:
+            if briefs.newest == 7:
                 raise KeyboardInterrupt
             return super().train(briefs)
 

@@ -85,6 +85,23 @@ def indexed(alpha):
     return {"model": nn.Linear(3, 1), "train": (x, y), "test": (x, y), "clients": [range(first), range(first, 48)]}
 
 
+def half():
+    x, y = points(0, 4)
+    return {"model": nn.Linear(3, 1), "train": (x, y), "test": (x, y), "clients": [[0.5, 1], [2, 3]]}
+
+
+def no_model():
+    return None, points(0), points(1)
+
+
+def other_model():
+    return {"model": "mlp", "train": points(0)}
+
+
+def one():
+    return (nn.Linear(3, 1),)
+
+
 def misspelled():
     return {"model": nn.Linear(3, 1), "train": points(0, 80), "tset": points(1)}
 '''
@@ -219,10 +236,21 @@ def test_modules_by_name(file):
         ),
         (
             {"function": "wrong"},
-            "wrong() in {file} returned a dict; return a Task, a tuple (model, train, test) or a dict of simulate's "
-            "arguments.",
+            "wrong() in {file} returned a dict without 'train'; return a Task, a tuple (model, train, test) or a dict "
+            "of simulate's arguments.",
         ),
-        ({"function": "points", "options": {"seed": 0}}, "points() in {file} returned a tuple of 2; return a Task"),
+        (
+            {"function": "points", "options": {"seed": 0}},
+            "points() in {file} returned a tuple whose first item is a Tensor, not a torch.nn.Module; return a Task",
+        ),
+        ({"function": "no_model"}, "no_model() in {file} returned a tuple whose first item is None, not a torch.nn"),
+        ({"function": "other_model"}, "other_model() in {file} returned a dict whose 'model' is a str, not a torch.nn"),
+        ({"function": "one"}, "one() in {file} returned a tuple of 1; return a Task"),
+        (
+            {"function": "half"},
+            "clients[0] has float64 values of shape [2]; give the indices of the client's samples, whole numbers of "
+            "shape [n].",
+        ),
         ({"function": "unfit"}, "The model Linear fails on training inputs of shape [4, 3]: "),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_csv_with_a_broken_line_names_it(news, text, why):
 
 def test_a_csv_that_is_no_text_is_named(news):
     news.write_bytes(b'"1","a","\xff\xfe"\n')
-    assert _refusal("agnews") == f"{news} is damaged: it is not valid UTF-8 at byte 9{FIX}"
+    assert _refusal("agnews") == f"{news} is damaged: it is not UTF-8 (byte 0xff in line 1){FIX}"
 
 
 def test_wrong_options_of_agnews():

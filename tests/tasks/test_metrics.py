@@ -15,6 +15,7 @@ from kairosfl.core.fields import FISHER, Briefs
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, rounds
 from kairosfl.core.run import Run, Setup
+from kairosfl.detectors import FGN
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
@@ -72,7 +73,7 @@ def test_a_classifier_with_one_logit_from_end_to_end(last: tuple[nn.Module, ...]
     found = []
     for engine in (Loop(task), Batched(task)):
         algorithm, recipe = parse("fedprox"), Recipe(rounds=15, cohort=3, lr=0.2, batch_size=10)
-        setup = Setup(algorithm, recipe, 3, task.layout)
+        setup = Setup(algorithm, recipe, 3, task.layout, detectors=(FGN(),))
         run = Run.start(engine.start(), setup, seed=0)
         for after in drive(rounds(run, setup), engine):
             run = after

@@ -267,6 +267,33 @@ def test_digits_are_cut_as_they_always_were(name):
     assert population.hash() == DIGITS_HASHES[name]
 
 
+def test_rounded_to_the_nearest_the_last_client_is_like_the_others():
+    """By default it has nearly every class; partitions of 60 seeds, 10 classes of 600 samples."""
+    targets = np.arange(6_000) % 10
+
+    def without_a_class(**options):
+        absent = np.zeros(10)
+        for seed in range(60):
+            population = dirichlet(targets, 10, seed, alpha=0.1, **options)
+            population.check(6_000)
+            absent += [10 - len(np.unique(targets[population[client]])) for client in range(10)]
+        return absent / 600
+
+    common, nearest = without_a_class(), without_a_class(nearest=True)
+    assert common[-1] < 0.2 < 0.4 < common[:-1].min()
+    assert np.abs(nearest - nearest.mean()).max() < 0.06  # three standard errors of 600 draws
+    np.testing.assert_array_equal(cut(7, np.array([1, 1, 1])), [2, 2, 3])
+    np.testing.assert_array_equal(cut(7, np.array([1, 1, 1]), nearest=True), [2, 3, 2])
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "mixed"])
+def test_partitions_are_rounded_to_the_nearest_on_request_alone(name):
+    options = {"name": name, "clients": 40, "seed": 0, "alpha": 0.3, "minimum": 5}
+    digits = load("digits")
+    assert partition(digits, **options, nearest=False).hash() == DIGITS_HASHES[name]
+    assert partition(digits, **options, nearest=True).hash() != DIGITS_HASHES[name]
+
+
 def test_ten_thousand_clients_in_two_seconds():
     targets = np.arange(60_000) % 10
     start = time.process_time()

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from kairosfl.core.layout import Layout
+from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.errors import UserError
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
-from kairosfl.tasks.vector import Layout, base, base_hash, flatten, load, replicas
+from kairosfl.tasks.vector import base, base_hash, flatten, layout_of, load, replicas
 
 
 def task(model: nn.Module) -> Task:
@@ -47,7 +49,7 @@ class Counting(nn.Module):
 def test_the_vector_holds_what_is_trained_in_the_models_order() -> None:
     model = network()
     model[2].bias.requires_grad_(False)
-    assert [(entry.name, entry.shape, entry.offset) for entry in Layout.of(model).entries] == [("2.weight", (3, 5), 0)]
+    assert [(entry.name, entry.shape, entry.offset) for entry in layout_of(model).entries] == [("2.weight", (3, 5), 0)]
     assert torch.equal(flatten(model), model[2].weight.detach().reshape(-1))
     before = copy.deepcopy(model)
     load(model, torch.arange(15.0))
@@ -60,11 +62,43 @@ def test_the_vector_holds_what_is_trained_in_the_models_order() -> None:
 def test_tied_weights_are_held_once() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight
-    whole = Layout.of(model)
+    whole = layout_of(model)
     assert [entry.name for entry in whole.entries] == ["0.weight", "0.bias", "1.bias"]
     assert len({whole.hash, Layout(whole.entries[::-1]).hash, Layout(whole.entries[:2]).hash}) == 3
     model[0].weight.requires_grad_(False)
-    assert [entry.name for entry in Layout.of(model).entries] == ["0.bias", "1.bias"]
+    assert [entry.name for entry in layout_of(model).entries] == ["0.bias", "1.bias"]
+
+
+class Temperature(nn.Module):
+    """A parameter without axes between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.scale, self.out = nn.Linear(4, 5), nn.Parameter(torch.tensor(1.5)), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.inner(x).tanh() * self.scale)
+
+
+def test_a_parameter_without_axes_is_one_number_of_the_vector_and_of_every_row() -> None:
+    model = Temperature()
+    layout = layout_of(model)
+    scale = layout.entries[0]
+    assert (scale.name, scale.shape, scale.size) == ("scale", (), 1)
+    vectors = torch.arange(3.0 * layout.size).view(3, layout.size)
+    assert torch.equal(scale.view(vectors[1]), vectors[1, 0])
+    assert torch.equal(scale.view(vectors), vectors[:, 0])
+    load(model, vectors[2])
+    assert model.scale.shape == ()
+    assert torch.equal(flatten(model), vectors[2])
+
+    rows = RowLayout.of(layout)
+    packed, unpacked = rows.pack(vectors), torch.empty_like(vectors)
+    assert torch.equal(rows.natural(packed, 0), vectors[:, 0])
+    rows.unpack(packed, unpacked)
+    assert torch.equal(unpacked, vectors)
+    rows.subtract(packed, vectors[0], unpacked)
+    assert torch.equal(unpacked, vectors - vectors[0])
 
 
 def test_replicas_share_one_base_and_have_trained_parameters_of_their_own() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Annotated
 
 import typer
 
-from kairosfl import __version__
 from kairosfl.cli import bench, demo, deploy, papers, periods, runs, view
 from kairosfl.cli.common import Command, Group
 from kairosfl.cli.tune import tune
+from kairosfl.version import __version__
 
 app = typer.Typer(
     cls=Group,
@@ -35,6 +37,8 @@ def main(
     ] = False,
 ) -> None:
     """Global options."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of folders may hold bytes that are not UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 training = (runs.run, runs.resume, runs.sweep, tune, bench.bench, demo.demo, runs.export)

@@ -39,16 +39,17 @@ def bench(
     """Measure how fast a task trains here: engine loop, engine batched, and one model on one large batch."""
     with friendly(verbose=verbose):
         path, _ = found(file, None, quiet=quiet or as_json)
+        from kairosfl.runs.config import read, resolve
+
+        assert path is not None
+        config = resolve(read(path), [*changes, *asked(engine="loop", device=device)])
         import torch
 
         from kairosfl.bench import bench as measure
         from kairosfl.engines.precision import Precision
-        from kairosfl.runs.config import read, resolve
         from kairosfl.runs.engines import resolve_engine
         from kairosfl.runs.experiment import build_task
 
-        assert path is not None
-        config = resolve(read(path), [*changes, *asked(engine="loop", device=device)])
         task = build_task(config)
         config, _ = resolve_engine(config, task)
         torch.set_num_threads(config.run.threads)

@@ -11,17 +11,23 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from click import NoSuchOption, UsageError
-from click.shell_completion import CompletionItem
 from typer.core import TyperCommand, TyperGroup
 
 from kairosfl.cli import complete
-from kairosfl.errors import UserError
+from kairosfl.errors import UserError, close
 from kairosfl.wording import counted, measured
+
+# Newer versions of Typer contain a copy of click and no longer bring the package: these are the classes in use.
+_errors = import_module(typer.BadParameter.__module__)
+_completion = import_module(f"{_errors.__package__}.shell_completion")
+NoSuchOption: Any = _errors.NoSuchOption
+UsageError: Any = _errors.UsageError
+CompletionItem: Any = _completion.CompletionItem
 
 Set = Annotated[
     list[str],
@@ -50,16 +56,19 @@ class Command(TyperCommand):
         return super().get_help(ctx).replace("\\[", "[")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Where an option is the name of a key of the configuration, say how keys are set."""
+        """Name the nearest option; where one is the name of a key of the configuration, say how keys are set."""
         try:
             return super().parse_args(ctx, args)
         except NoSuchOption as error:
-            key = complete.key(error.option_name.lstrip("-").replace("-", "_"))
-            if key is None or not any("--set" in parameter.opts for parameter in self.params):
-                raise
-            raise UsageError(f"There is no option {error.option_name}; use --set {key}=VALUE.", ctx) from None
+            name = error.option_name
+            options = {option for parameter in self.params for option in parameter.opts}
+            key = complete.key(name.lstrip("-").replace("-", "_"))
+            fix = close(name, options) or f"see {ctx.command_path} --help."
+            if key is not None and "--set" in options:
+                fix = f"use --set {key}=VALUE."
+            raise UsageError(f"There is no option {name}; {fix}", ctx) from None
 
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Asked where no argument is left, as after the `=` of `--set` in bash."""
         values = complete.after_equals(incomplete)
         return super().shell_complete(ctx, incomplete) if values is None else [CompletionItem(each) for each in values]
@@ -67,6 +76,14 @@ class Command(TyperCommand):
 
 class Group(TyperGroup):
     """Commands, of which the nearest is suggested once: click and Typer both do that."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Say that Ctrl-C stopped what no command catches, such as the imports before its work."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("\nStopped.", err=True)
+            raise typer.Exit(130) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
@@ -136,7 +153,9 @@ def run_sweep(tables: dict[str, Any], folder: Path, quiet: bool) -> dict[str, di
     members = expand(tables)
     if not quiet:
         warn(unused([member.config for member in members]))
-    with SweepProgress({member.name: member.config.train.rounds for member in members}, quiet=quiet) as show:
+    rounds = {member.name: member.config.train.rounds for member in members}
+    critical = {member.name for member in members if member.config.follows_detector}
+    with SweepProgress(rounds, quiet=quiet, critical=critical) as show:
         return sweep(members, folder, command=command(), watch=show.begin, say=show.say)
 
 

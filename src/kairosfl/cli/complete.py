@@ -10,9 +10,11 @@ import os
 import shlex
 from pathlib import Path
 
+from kairosfl import names
+
 KEYS = {
-    "data": "name clients partition alpha minimum shards labels_per_client class_counts balance normalise noise "
-    "augment crops padding validation partition_seed",
+    "data": "name clients partition alpha minimum shards labels_per_client class_counts balance nearest normalise "
+    "noise augment crops padding validation partition_seed",
     "model": "name start",
     "task": "file function",
     "train": "rounds cohort epochs batch_size drop_last optimizer lr momentum beta1 beta2 eps weight_decay clip "
@@ -21,18 +23,17 @@ KEYS = {
     "checkpoint_every client_accuracy cosines track allow",
 }
 VALUES = {
-    "algorithm": "fedavg fedprox fednova vrlsgd fedmut scaffold feddyn fedcm fedsam moon fedavgm fedadagrad fedadam "
-    "fedyogi fedams fedcl alt pa3fed fedaware average budget uniform privacy localprivacy bucketing nnm normclipping "
-    "centeredclipping median trimmedmean geometricmedian krum limits attack",
-    "data.name": "digits mnist fashion_mnist cifar10 cifar100 tinyimagenet shakespeare agnews synthetic folder",
-    "data.partition": "iid dirichlet quantity shards labels client_dirichlet disjoint_dirichlet counts mixed natural",
-    "model.name": "logistic mlp lenet cnn alt_cnn aware_cnn pfl_cnn alexnet vgg11 resnet18 resnet50 char_lstm gpt_neox",
-    "run.detector": "fgn fedfim noisedfgn",
+    "algorithm": " ".join(["fedavg", *names.RULES]),
+    "data.name": " ".join(names.DATA),
+    "data.partition": " ".join(names.PARTITIONS),
+    "model.name": " ".join(names.MODELS),
+    "run.detector": " ".join(names.DETECTORS),
     "run.engine": "auto loop batched ray",
     "run.precision": "auto float32 tf32 bfloat16",
     "train.optimizer": "sgd adamw",
     "train.schedule": "constant exponential steps cosine",
 }
+LISTED = ["rules", "data", "models", "partitions", "detectors", "presets"]
 GROUPS = {"algorithm": "kairosfl.rules", "data.name": "kairosfl.data", "model.name": "kairosfl.models"}
 
 
@@ -83,6 +84,11 @@ def after_equals(incomplete: str) -> list[str] | None:
         return None
     words = words[:-1] if words[-1:] == ["="] else words
     return _values(words[-1], incomplete) if words[-2:-1] == ["--set"] else None
+
+
+def listed(incomplete: str) -> list[str]:
+    """What `kairosfl list` can list."""
+    return _from(LISTED, incomplete)
 
 
 def dataset(incomplete: str) -> list[str]:

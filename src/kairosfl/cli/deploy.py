@@ -80,10 +80,18 @@ def rehearse(
     """Run a configuration over real Flower processes on this machine, with TLS and authenticated nodes."""
     folder = out or Path("runs") / f"{file.stem}-rehearsal"
     with friendly(lambda: "Run the same command again to resume from the last checkpoint."):
+        from kairosfl.runs.config import change, checked, read
+        from kairosfl.runs.keys import updated
+
+        tables = change(read(file), changes)
+        deploy = tables.pop("deploy", {})
+        if isinstance(deploy, dict) and deploy.get("clients"):
+            tables = updated(tables, {"data.clients": deploy["clients"]})
+        checked(tables)
         from kairosfl.progress import RunProgress
 
         module = _deploy()
         config, _ = module.load(file, changes)
-        with RunProgress(config.train.rounds, quiet=quiet or as_json) as show:
+        with RunProgress(config.train.rounds, quiet=quiet or as_json, critical=config.follows_detector) as show:
             summary = module.rehearse(file, folder, nodes=nodes, changes=changes, notify=show)
         print_summary(folder / "run", summary, as_json)

@@ -29,25 +29,27 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Run a table or figure of a paper and print our values next to the published ones."""
-    from kairosfl.progress import SweepProgress
-
     with friendly(lambda: "Run the same command again to resume."):
         if item is None:
             from kairosfl.papers import list_items
 
             print_pairs(list_items(), as_json)
             return
+        from kairosfl.papers import find
+
+        chosen = find(item)
         out = out or Path("runs") / "reproduce" / item.replace("/", "-")
+        from kairosfl.progress import SweepProgress
+
         with SweepProgress(quiet=quiet or as_json) as show:  # before anything that takes time
             show.state("starting")
-            from kairosfl.papers import find
             from kairosfl.papers.reproduce import reproduce as reproduce_item
             from kairosfl.papers.results import refuse_altered
 
             if results:
-                refuse_altered(find(item), cells, changes)
+                refuse_altered(chosen, cells, changes)
             found = reproduce_item(
-                find(item),
+                chosen,
                 cells=cells,
                 seeds=seeds,
                 first_seed=first_seed,

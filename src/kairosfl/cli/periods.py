@@ -38,20 +38,24 @@ def periods(
 ) -> None:
     """Train with deficits in windows over training: when does harm last, and which detector sees it?"""
     from kairosfl.cli.runs import found as named
+    from kairosfl.runs.config import change, checked, read
+
+    with friendly():
+        source, _ = named(file, None, quiet=quiet or as_json)
+        if source is None:
+            raise UserError("Give a TOML configuration or the name of a preset.")
+        tables = change(read(source), [*changes, *asked(engine=engine, device=device)])
+        if "sweep" not in tables:  # refused in its own words
+            checked(tables)
     from kairosfl.progress import SweepProgress
     from kairosfl.report.periods import draw, lost
-    from kairosfl.runs.config import change, read
     from kairosfl.runs.files import write_json
     from kairosfl.runs.periods import DEFAULT, DETECTORS, findings, members
     from kairosfl.runs.score import scores
     from kairosfl.runs.sweep import sweep
 
     with friendly(lambda: f"Resume with the same command: {command()}"):
-        source, _ = named(file, None, quiet=quiet or as_json)
-        if source is None:
-            raise UserError("Give a TOML configuration or the name of a preset.")
         folder = out or Path("runs") / f"{source.stem}-periods"
-        tables = change(read(source), [*changes, *asked(engine=engine, device=device)])
         made = members(
             tables,
             number=windows,

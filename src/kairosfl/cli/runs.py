@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import shlex
 from pathlib import Path
@@ -64,9 +66,9 @@ def run(
         if preset and file:
             raise UserError("Give a file or --preset, not both; override single keys with --set.")
         file, preset = found(file, preset, quiet=quiet or as_json)
-    if task is not None:
-        from kairosfl.runs.config import task_table
+    from kairosfl.runs.config import read, resolve, task_table
 
+    if task is not None:
         changes = [*(f"task.{key}={json.dumps(value)}" for key, value in task_table(task).items()), *changes]
     if engine == "flower":
         from kairosfl.cli.deploy import rehearse
@@ -77,23 +79,28 @@ def run(
             if file is None:
                 raise UserError("--engine flower needs a TOML file, because its nodes read it, too; give one.")
         return rehearse(file, changes=changes, out=out, quiet=quiet, as_json=as_json)
-    from kairosfl.progress import RunProgress
-    from kairosfl.runs.config import read, resolve
-    from kairosfl.runs.experiment import start
-    from kairosfl.runs.unused import unused
-
     if origin is not None:
         changes = [*changes, f"model.start={json.dumps(str(origin.absolute()))}"]
-    with friendly():
-        folder = out or fresh(preset or file or (Path(task.replace(":", "-")) if task else None))
+    source = preset or file or (Path(task.replace(":", "-")) if task else None)
+    folder = out
     with friendly(lambda: how_to_resume(folder), verbose):
         tables = read(file) if file else {}
         engine = "ray" if ray_address and engine is None else engine
         config = resolve(tables, [*changes, *asked(engine=engine, device=device, ray_address=ray_address)])
+        from kairosfl.progress import RunProgress
+        from kairosfl.runs.experiment import start
+        from kairosfl.runs.lock import forget
+        from kairosfl.runs.unused import unused
+
         if not (quiet or as_json):
             warn(unused([config]))
-        with RunProgress(config.train.rounds, quiet=quiet or as_json) as show:
-            summary = start(config, folder, command=command(), notify=show, say=show.say)
+        folder = out or fresh(source)
+        try:
+            critical = config.follows_detector
+            with RunProgress(config.train.rounds, quiet=quiet or as_json, critical=critical) as show:
+                summary = start(config, folder, command=command(), notify=show, say=show.say)
+        finally:
+            forget(folder)
     print_summary(folder, summary, as_json)
 
 
@@ -104,14 +111,17 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Resume a run from its last checkpoint."""
-    from kairosfl.progress import RunProgress
-    from kairosfl.runs import experiment
-    from kairosfl.runs.folder import Folder
+    with friendly(verbose=verbose):
+        check_recorded(folder)
+        from kairosfl.progress import RunProgress
+        from kairosfl.runs import experiment
+        from kairosfl.runs.folder import Folder
 
     with friendly(lambda: how_to_resume(folder), verbose):
         begun = Folder(folder)
-        rounds, done = begun.config().train.rounds, begun.rounds_done() or 0
-        with RunProgress(rounds, quiet=quiet or as_json, done=done) as show:
+        config, done = begun.config(), begun.rounds_done() or 0
+        critical = config.follows_detector
+        with RunProgress(config.train.rounds, quiet=quiet or as_json, done=done, critical=critical) as show:
             summary = experiment.resume(folder, notify=show, say=show.say)
     print_summary(folder, summary, as_json)
 
@@ -131,6 +141,7 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Run every combination of the lists under [sweep]; run it again to resume."""
+    from kairosfl.runs.combinations import check
     from kairosfl.runs.config import change, read
     from kairosfl.runs.keys import updated
 
@@ -146,6 +157,7 @@ def sweep(
             raise UserError(
                 f"{file} has no [sweep] section with lists of values; add one, give --seeds, or use `kairosfl run`."
             )
+        check(tables)
         summaries = run_sweep(tables, folder, quiet or as_json)
         if as_json:
             typer.echo(json.dumps({"folder": str(folder), "runs": summaries}))
@@ -170,6 +182,7 @@ def export(
 ) -> None:
     """Write the trained model of a run to a file, for use without Kairos."""
     with friendly():
+        check_recorded(folder)
         from kairosfl.runs.export import export as write
 
         typer.echo(f"model: {write(folder, out, force=force, onnx=onnx)}")
@@ -183,27 +196,43 @@ def found(file: Path | None, preset: str | None, *, quiet: bool) -> tuple[Path |
         return (presets.path(preset), preset) if preset else (file, None)
     if str(file) in presets.names():
         if not quiet:
-            typer.echo(f"preset {file}; there is no file of this name", err=True)
+            typer.echo(f"running the preset {str(file)!r}", err=True)
         return presets.path(str(file)), str(file)
     if not file.exists() and (hint := presets.guess(file)):
         raise UserError(f"{file} does not exist; {hint}")
     return file, None
 
 
+def check_recorded(folder: Path) -> None:
+    """Refuse a folder without a run, and mistakes in its configuration, before torch is imported."""
+    from kairosfl.runs.config import checked, read
+    from kairosfl.runs.files import recorded
+
+    checked(read(recorded(folder)))
+
+
 def fresh(source: Path | str | None) -> Path:
-    """A folder under runs/ that does not exist yet, named after the file or preset."""
+    """A new folder under runs/, named after the file or preset."""
     if isinstance(source, Path):
         stem = source.parent.name if source.stem == "config" and source.parent.name else source.stem
     else:
         stem = source or "default"
-    names = (f"{stem}{f'-{n}' if n > 1 else ''}" for n in range(1, 10**6))
-    return next(path for name in names if not (path := Path("runs") / name).exists())
+    home = Path("runs")
+    try:
+        for number in itertools.count(1):
+            folder = home / (stem if number == 1 else f"{stem}-{number}")
+            with contextlib.suppress(FileExistsError):  # also of another run that starts right now
+                folder.mkdir(parents=True)
+                return folder
+    except OSError as error:
+        raise UserError(f"Cannot write into {home}: {error.strerror}; give an --out.") from None
+    raise AssertionError
 
 
-def how_to_resume(folder: Path) -> str:
-    from kairosfl.runs.folder import Folder
+def how_to_resume(folder: Path | None) -> str:
+    if folder is not None and any((folder / "checkpoint").glob("checkpoint-*.json")):
+        from kairosfl.runs.folder import Folder
 
-    if any((folder / "checkpoint").glob("checkpoint-*.json")):
         saved = Folder(folder).rounds_done() or 0
         done = "1 round is saved" if saved == 1 else f"{saved:,} rounds are saved"
         return f"{done}. Resume with: kairosfl resume {shlex.quote(str(folder))}"

@@ -49,8 +49,11 @@ def tune(
         assert path is not None
         folder = out or Path("runs") / f"{preset or path.stem}-tune"
     with friendly(lambda: f"Continue with the same command: {command()}"):
+        from kairosfl.runs.config import change, checked, read
+
+        tables = change(read(path), [*changes, *asked(engine=engine, device=device)])
+        checked({key: value for key, value in tables.items() if key != "tune"})
         from kairosfl.progress import TuneProgress
-        from kairosfl.runs.config import change, read
         from kairosfl.tune.budget import Budget
         from kairosfl.tune.page import write_page
         from kairosfl.tune.proposals import library
@@ -59,7 +62,6 @@ def tune(
 
         budget = Budget.of(trials=trials, rounds=rounds, megabytes=megabytes, minutes=minutes)
         library()
-        tables = change(read(path), [*changes, *asked(engine=engine, device=device)])
         with TuneProgress(quiet=quiet or as_json) as show:
             search = Search(tables, folder, budget, show, parallel=parallel, command=command())
             search.run()

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kairosfl import names as names_of
+from kairosfl import presets
 from kairosfl.cli import complete
 from kairosfl.cli.common import Json, Set, friendly, warn
 from kairosfl.cli.screen import print_comparison, print_pairs
-from kairosfl.errors import UserError
+from kairosfl.errors import UserError, nearest
 from kairosfl.wording import counted
 
 if TYPE_CHECKING:
@@ -44,17 +46,6 @@ class Against(StrEnum):
     epochs = "epochs"
 
 
-class Listed(StrEnum):
-    """What `kairosfl list` can list."""
-
-    rules = "rules"
-    data = "data"
-    models = "models"
-    partitions = "partitions"
-    detectors = "detectors"
-    presets = "presets"
-
-
 def compare(
     folders: Folders,
     out: Annotated[
@@ -76,6 +67,10 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare runs in a table: mean and standard deviation over seeds."""
+    from kairosfl.runs.files import check_runs
+
+    with friendly():
+        check_runs(folders)
     from kairosfl.report import export, latex
     from kairosfl.report.comparison import compare as compared
     from kairosfl.report.draw import picture_kind
@@ -129,7 +124,10 @@ def figure(
     critical: Annotated[bool, typer.Option("--critical", help="Shade the critical learning periods.")] = False,
 ) -> None:
     """Draw a figure for a paper: in its width, without a title, fonts embedded. Prints a caption."""
+    from kairosfl.runs.files import check_runs
+
     with friendly():
+        check_runs([folder for folder in folders if folder.suffix != ".json"])
         from kairosfl.report.draw import picture_kind
         from kairosfl.report.figures import chart
         from kairosfl.report.paper import Page, inches, limits, write_figure
@@ -182,7 +180,10 @@ def report(
     baseline: Baseline = None,
 ) -> None:
     """Write a self-contained HTML report about runs."""
+    from kairosfl.runs.files import check_runs
+
     with friendly():
+        check_runs(folders)
         from kairosfl.report.export import checked_kind, export_figures, export_tables
         from kairosfl.report.page import write_report
 
@@ -206,6 +207,9 @@ def watch(
 ) -> None:
     """Serve the report live while a run or sweep is in progress."""
     with friendly():
+        if not folder.is_dir():
+            wrong = "is not a directory" if folder.exists() else "does not exist"
+            raise UserError(f"{folder} {wrong}; give the folder that a run or a sweep writes to.")
         from kairosfl.report.watch import watch as serve
 
         serve(folder, port, target=target, baseline=baseline, say=lambda sentence: warn([sentence]))
@@ -213,22 +217,37 @@ def watch(
 
 def list_(
     what: Annotated[
-        Listed | None, typer.Argument(metavar="[WHAT]", help=f"{', '.join(Listed)}; if omitted, how many of each.")
+        str | None,
+        typer.Argument(
+            metavar="WHAT",
+            help=f"{', '.join(complete.LISTED)}; if omitted, how many of each.",
+            autocompletion=complete.listed,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """List the available rules, data sets, models, partitions, detectors or presets."""
-    from kairosfl.listing import listing
-
     with friendly():
         if what is not None:
-            print_pairs(listing(what.value), as_json)
+            if what not in complete.LISTED:
+                raise UserError(f"There is no list of {what!r}; {nearest(what, complete.LISTED)}")
+            from kairosfl.listing import listing
+
+            print_pairs(listing(what), as_json)
             return
-        counts = {each.value: len(listing(each.value)) for each in Listed}
+        counts = {name: _count(name) for name in complete.LISTED}
         if as_json:
             typer.echo(json.dumps(counts, indent=1))
         else:
             print_pairs([(name, f"{count:3}  kairosfl list {name}") for name, count in counts.items()], as_json=False)
+
+
+def _count(what: str) -> int:
+    """How many of these there are, from their names alone."""
+    if what == "presets":
+        return len(presets.names())
+    count = len(names_of.known(what.removesuffix("s")))
+    return count + 1 if what == "rules" else count  # fedavg is the empty sum
 
 
 def show(
@@ -246,12 +265,13 @@ def show(
     """Print the sizes and heterogeneity of a partition, and plot it."""
     with friendly():
         from kairosfl.runs.config import resolve
+
+        section = {"name": name, "partition": partition, "clients": clients, "alpha": alpha}
+        config = resolve({"seed": seed, "data": section, "train": {"cohort": 1}}, changes)
         from kairosfl.runs.experiment import build_data
         from kairosfl.tasks.heterogeneity import describe
         from kairosfl.tasks.picture import draw_partition
 
-        section = {"name": name, "partition": partition, "clients": clients, "alpha": alpha}
-        config = resolve({"seed": seed, "data": section, "train": {"cohort": 1}}, changes)
         dataset, population = build_data(config)
         facts = describe(dataset, population)
         if as_json:

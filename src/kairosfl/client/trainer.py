@@ -9,10 +9,12 @@ parameters are views of it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import reduce
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial, reduce
 from operator import add
 from typing import Any, NamedTuple
 
@@ -24,24 +26,37 @@ from torch import Tensor, nn
 from kairosfl.client.fisher import fisher_trace
 from kairosfl.client.local import hidden
 from kairosfl.client.optimizers import Moments, Step, norms
-from kairosfl.core.fields import AFTER, BEFORE, FISHER, FISHER_SAMPLED, SCORE_AFTER, SCORE_BEFORE, Brief, Report
+from kairosfl.client.second import Second, flat
+from kairosfl.core.fields import (
+    AFTER,
+    BEFORE,
+    FISHER,
+    FISHER_SAMPLED,
+    SCORE_AFTER,
+    SCORE_BEFORE,
+    SQUARED_LOSS,
+    Brief,
+    Report,
+)
 from kairosfl.core.streams import Streams, stream, word
+from kairosfl.core.work import epoch_of
 from kairosfl.tasks.forward import attempt
 from kairosfl.tasks.prepare import mislabelled, ordered, sample_keys
 from kairosfl.tasks.task import Task, last_linear
 from kairosfl.tasks.tree import Tree
-from kairosfl.tasks.vector import flatten, replicas, trained
+from kairosfl.tasks.vector import replicas, trained
 
 SCORING_BATCH = 512
 SAM_EPS = 1e-12  # avoids dividing by a gradient norm of zero
 LARGE = 31 << 20  # bytes; glibc adapts its threshold to blocks below 32 MiB
 
 
-def batches(brief: Brief, n: int, streams: Streams | None = None) -> Iterator[list[np.ndarray]]:
+def batches(
+    brief: Brief, n: int, streams: Streams | None = None, purpose: str = "batches"
+) -> Iterator[list[np.ndarray]]:
     """The batches of every epoch, as sample numbers below n, in an order that depends on nothing but the brief."""
-    order = (streams or Streams())(brief.seed, "batches", brief.round, brief.client)
-    size = min(brief.batch_size, n)
-    end = n - n % size if brief.drop_last else n
+    order = (streams or Streams())(brief.seed, purpose, brief.round, brief.client)
+    size, end, _ = map(int, epoch_of(n, brief.batch_size, drop_last=brief.drop_last))
     for _ in range(brief.epochs):
         shuffled = order.permutation(n)
         yield [shuffled[i : min(i + size, end)] for i in range(0, end, size)]
@@ -66,6 +81,17 @@ class Fisher(NamedTuple):
         return {"fisher": self.trace, "fisher_seconds": self.seconds, "fisher_bytes": self.bytes}
 
 
+class Visit(NamedTuple):
+    """What a client's training came to."""
+
+    steps: int
+    epochs: float
+    loss: float
+    grad_sq: float
+    similarity: float | None
+    squared_loss: float | None
+
+
 class Trainer:
     """A model on a device that follows briefs, one after another, and keeps nothing between them."""
 
@@ -77,16 +103,23 @@ class Trainer:
         self.model, self.still = replicas(task.model, device, 2)
         self.model.train()
         self.still.eval()  # runs with any vector and changes none
-        self.parameters = list(trained(self.model).values())
-        self.w = flatten(self.model)
-        for (_, view), parameter in zip(self.layout.views(self.w), self.parameters, strict=True):
+        self.whole = self.layout.joined()  # of w: the shared tensors, then the client's own
+        by_name = trained(self.model)
+        self.parameters = [by_name[entry.name] for entry in self.whole.entries]
+        self.w = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
+        for (_, view), parameter in zip(self.whole.views(self.w), self.parameters, strict=True):
             parameter.data = view.view(parameter.shape)
+        self.untrained = self.w[self.layout.size :].clone()  # the own part before a client has trained
         self.views = [parameter.detach() for parameter in self.parameters]
         self.moments = Moments(self.views)
         self.random: bool | None = None  # whether the model draws random numbers; known after the first client
+        self.masks: bool | None = None  # whether its forward pass in training does; known once features are compared
         self.streams = Streams()
         self.differentiate: Differentiate = self._differentiate  # an engine may substitute a faster one
         self.features: dict[nn.Module, Tensor] = {}
+        self.base: Tensor | None = None  # how far the frozen weights are from the task's
+        self.unmoved: dict[str, Tensor] = {}  # and the task's
+        self.squared: list[Tensor] | None = None  # squared losses of the batches, where they are asked for
         self.listening = False
         self.data = task.dataset.train.to(device)
         # Once a large block was freed, glibc keeps what a step frees instead of returning it to the system, which
@@ -97,54 +130,176 @@ class Trainer:
         """Train as the brief says; the report holds the change of the weights, written to `delta` if given."""
         began = time.perf_counter()
         mine = torch.from_numpy(self.task.clients[brief.client].astype(np.int64)).to(self.device)
-        start = brief.start.to(self.device)
-        scores = {name: self.score(start, mine, name) for name in BEFORE if name in brief.measure}
+        self._rebase(brief.base)
+        choice, shared = self._chosen(brief, mine)
+        start = self._joined(shared, brief)
+        second = None if brief.second_lr is None else Second(brief, start)
+
+        # --- measure before ---
+        subject = start if second is None else second.mixture(start)
+        scores = {name: self.score(subject, mine, name) for name in BEFORE if name in brief.measure}
         fisher = self.fisher(start, mine, brief)
+        if not brief.epochs:  # measure only: no update, and nothing that is kept moves
+            seconds = time.perf_counter() - began
+            none = start.new_empty(0)
+            return Report(
+                client=brief.client,
+                n=len(mine),
+                steps=0,
+                epochs=0.0,
+                delta=none,
+                loss=0.0,
+                grad_sq=0.0,
+                seconds=seconds,
+                choice=choice,
+                **scores,
+                **fisher.reported(),
+            )
+
+        # --- train ---
         with self._dropout(brief):
-            steps, epochs, loss, grad_sq, similarity = self._train(brief, start, mine)
-        scores |= {name: self.score(self.w, mine, name) for name in AFTER if name in brief.measure}
+            if brief.own_epochs:
+                self._train_own(brief, start, mine)
+            if second is not None and brief.second_when == "before":
+                self._train_second(brief, second, start, mine)
+            visit = self._train(brief, start, mine, second)
+            if second is not None and brief.second_when == "after":
+                self._train_second(brief, second, self.w, mine)
+
+        # --- measure after ---
+        subject = self.w if second is None else second.mixture(self.w)
+        scores |= {name: self.score(subject, mine, name) for name in AFTER if name in brief.measure}
+        d = len(shared)
         report = Report(
             client=brief.client,
             n=len(mine),
-            steps=steps,
-            epochs=epochs,
-            delta=torch.sub(self.w, start, out=delta),
-            loss=loss,
-            grad_sq=grad_sq,
+            steps=visit.steps,
+            epochs=visit.epochs,
+            delta=torch.sub(self.w[:d], shared, out=delta),
+            loss=visit.loss,
+            grad_sq=visit.grad_sq,
             seconds=time.perf_counter() - began,
-            similarity=similarity,
+            similarity=visit.similarity,
+            choice=choice,
+            squared_loss=visit.squared_loss,
+            own=self.w[d:].clone() if self.layout.own else None,
+            second=None if second is None else second.vector,
+            mix=second.mix if second is not None and brief.mixed else None,
             **scores,
             **fisher.reported(),
         )
         return hidden(report, brief, self.secret)
 
-    def _train(self, brief: Brief, start: Tensor, mine: Tensor) -> tuple[int, float, float, float, float | None]:
+    def _chosen(self, brief: Brief, mine: Tensor) -> tuple[int | None, Tensor]:
+        """The shared weights to start from, and which of the candidates they are."""
+        if brief.candidates is None:
+            return None, brief.start.to(self.device)
+        candidates = brief.candidates.to(self.device)
+        losses = [self.score(self._joined(candidate, brief), mine) for candidate in candidates]
+        choice = int(np.argmin(losses))
+        return choice, candidates[choice]
+
+    def _joined(self, shared: Tensor, brief: Brief) -> Tensor:
+        """All trained weights: the shared ones, then the client's own."""
+        if not self.layout.own:
+            return shared
+        return torch.cat([shared, brief.own.to(shared)])
+
+    def _rebase(self, base: Tensor | None) -> None:
+        """Move the frozen weights, which both copies of the model share, to where rules have moved them."""
+        if base is None or base is self.base:
+            return
+        frozen = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        if self.base is None:  # the task's own tensors stay as they are
+            self.unmoved = {entry.name: frozen[entry.name].detach().clone() for entry in self.layout.base}
+            others = {**dict(self.still.named_parameters()), **dict(self.still.named_buffers())}
+            for name, tensor in self.unmoved.items():
+                frozen[name].data = others[name].data = tensor.clone()
+        for entry in self.layout.base:
+            unmoved = self.unmoved[entry.name]
+            moved = unmoved.float() + entry.view(base.to(self.device))
+            frozen[entry.name].data.copy_(moved)
+        self.base = base
+
+    def _train_own(self, brief: Brief, start: Tensor, mine: Tensor) -> None:
+        """Train the client's own part alone; where the shared weights start does not change."""
+        shared = frozenset(range(len(self.layout.entries)))
+        terms = {"epochs": brief.own_epochs, "still": shared, "stop_below": None, "contrast": 0.0, "max_steps": None}
+        phase: Brief = replace(brief, **terms)  # type: ignore[type-var]
+        self._train(phase, start, mine, None, "own batches")
+        d = self.layout.size
+        start[d:] = self.w[d:]
+
+    def _train_second(self, brief: Brief, second: Second, w: Tensor, mine: Tensor) -> None:
+        """All epochs of the second model, while the other weights stay at w."""
+        held = w.clone()
+        number = 0
+        for epoch in batches(brief, len(mine), self.streams, "second batches"):
+            for batch in epoch:
+                inputs, targets = self._batch(mine[torch.from_numpy(batch).to(self.device)], brief, number)
+                second.train(held, partial(self._gradient_at, inputs, targets, brief))
+                number += 1
+        self.w.copy_(held)
+
+    def _gradient_at(self, inputs: Tree, targets: Tree, brief: Brief, point: Tensor) -> Tensor:
+        """The gradient of the loss on this batch at other weights; w stays as it is."""
+        held = self.w.clone()
+        self.w.copy_(point)
+        gradients = self.differentiate(inputs, targets, brief, {})[2]
+        slope = flat(gradients)
+        self.w.copy_(held)
+        return slope
+
+    def _train(
+        self, brief: Brief, start: Tensor, mine: Tensor, second: Second | None = None, purpose: str = "batches"
+    ) -> Visit:
         self.w.copy_(start)
-        starts = self._tensors(start) if brief.pull else []
-        step = Step(brief, self.views, self.moments, starts, self._push(brief))
+        moving = self._moving(brief)
+        views = [self.views[i] for i in moving]
+        moments = self.moments if len(moving) == len(self.views) else Moments(views)
+        push = self._push(brief, second)
+        starts = self._some(start, moving) if brief.pull else []
+        step = Step(brief, views, moments, starts, [] if push is None else self._some(push, moving))
+        along = second is not None and brief.second_when == "batch"
         references = self._references(brief, start)
-        # If a sample is the same in every epoch, so are a fixed model's features of it.
-        known = {} if self.task.varies else {name: self._all_features(v, mine) for name, v in references.items()}
+        if references and self.masks is None:
+            self.masks = self._draws(mine[: brief.batch_size])
+        # If a sample is the same in every epoch, so are a fixed model's features of it, unless dropout masks them.
+        fixed = not self.task.varies and not self.masks
+        known = {name: self._all_features(v, mine) for name, v in references.items()} if fixed else {}
         losses: list[Tensor] = []  # of every step; read at the end, so that no step waits for the device
         squares: list[Tensor] = []
+        self.squared = [] if SQUARED_LOSS in brief.measure else None
+        squared: Tensor | None = None
         similarity: Tensor | float = 1.0
         samples, epochs = 0, 0.0
-        for epoch in batches(brief, len(mine), self.streams):
+        most = math.inf if brief.max_steps is None else brief.max_steps
+        for epoch in batches(brief, len(mine), self.streams, purpose):
             stop: Tensor | bool = False
             done = 0
             for batch in epoch:
+                if len(losses) >= most:
+                    break
                 picked = torch.from_numpy(batch).to(self.device)
                 rows = mine[picked]
                 inputs, targets = self._batch(rows, brief, len(losses))
+                if second is not None and along:
+                    second.train(self.w, partial(self._gradient_at, inputs, targets, brief))
+                if second is not None and brief.second_draw and push is not None:
+                    push.copy_(second.draw(self.w, self._pushed(brief)))
                 still = {
                     name: known[name][picked] if known else self._still_features(vector, inputs)
                     for name, vector in references.items()
                 }
+                drawn = self._generators() if still and self.masks else None
                 loss, similar, gradients = self.differentiate(inputs, targets, brief, still)
+                gradients = self._only(gradients, moving)
                 if brief.radius:
                     squares.append(norms(gradients).square().sum())
-                    gradients = self._sharper(gradients, inputs, targets, brief, still)
-                square = step(_owned(gradients))
+                    if drawn is not None:  # the masks that the fixed models' features have
+                        self._set_generators(drawn)
+                    gradients = self._only(self._sharper(gradients, inputs, targets, brief, still), moving)
+                square = step(_owned(tuple(gradients[i] for i in moving)))
                 if not brief.radius:
                     squares.append(square)
                 losses.append(loss * len(batch))
@@ -156,14 +311,28 @@ class Trainer:
                     if brief.stop_per == "batch" and stop:
                         break
             epochs += done / len(epoch)
-            if brief.stop_below is not None and stop:
+            if self.squared is not None:  # of the first epoch
+                squared, self.squared = torch.stack(self.squared).sum() / samples, None
+            if (brief.stop_below is not None and stop) or len(losses) >= most:
                 break
         # A plain loop: from Python 3.12 on, sum() gives a different result.
         loss_sum, grad_sq = (
             reduce(add, each) for each in torch.stack([torch.stack(losses), torch.stack(squares)]).tolist()
         )
         seen = None if brief.stop_below is None else float(similarity)
-        return len(losses), epochs, loss_sum / samples, grad_sq, seen
+        square_mean = None if squared is None else float(squared)
+        return Visit(len(losses), epochs, loss_sum / samples, grad_sq, seen, square_mean)
+
+    def _moving(self, brief: Brief) -> list[int]:
+        """The numbers of the tensors that move in this visit."""
+        still = brief.still or frozenset[int]()
+        return [i for i in range(len(self.views)) if i not in still]
+
+    def _only(self, gradients: tuple[Tensor, ...], moving: list[int]) -> tuple[Tensor, ...]:
+        """The gradients, zero for tensors that do not move."""
+        if len(moving) == len(gradients):
+            return gradients
+        return tuple(g if i in moving else torch.zeros_like(g) for i, g in enumerate(gradients))
 
     def _differentiate(self, inputs: Tree, targets: Tree, brief: Brief, still: dict[str, Tensor]) -> Derivative:
         loss, similar = self._loss(inputs, targets, brief, still)
@@ -182,18 +351,32 @@ class Trainer:
         self.w.copy_(here)
         return gradients
 
-    def _push(self, brief: Brief) -> list[Tensor]:
-        return [] if brief.push is None else self._tensors(brief.push)
+    def _push(self, brief: Brief, second: Second | None) -> Tensor | None:
+        """What is added to every gradient, of the length of w; None: nothing."""
+        if second is not None and brief.second_draw:
+            return self._pushed(brief).clone()
+        return None if brief.push is None else self._pushed(brief)
 
-    def _tensors(self, vector: Tensor) -> list[Tensor]:
-        return [view for _, view in self.layout.views(vector.to(self.device))]
+    def _pushed(self, brief: Brief) -> Tensor:
+        if brief.push is None:
+            return torch.zeros_like(self.w)
+        push = brief.push.to(self.device)
+        return torch.cat([push, push.new_zeros(self.layout.own_size)]) if self.layout.own else push
+
+    def _some(self, vector: Tensor, moving: list[int]) -> list[Tensor]:
+        """The tensors inside a vector of the length of w that move."""
+        tensors = [view for _, view in self.whole.views(vector)]
+        return [tensors[i] for i in moving]
 
     def _loss(
         self, inputs: Tree, targets: Tree, brief: Brief, still: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor | None]:
         """The batch's mean loss, and the cosine that a stop rule checks; `still` holds the fixed models' features."""
         outputs = attempt(self.model, inputs)
-        loss = self.task.loss(outputs, targets).mean()
+        losses = self.task.loss(outputs, targets)
+        if self.squared is not None:
+            self.squared.append(losses.detach().double().square().sum())
+        loss = losses.mean()
         if not still:
             return loss, None
         features = self.features[self.model].flatten(1)
@@ -204,16 +387,17 @@ class Trainer:
             loss = loss + brief.contrast * F.cross_entropy(logits, logits.new_zeros(len(logits), dtype=torch.int64))
         if brief.stop_below is None:
             return loss, None
-        cosines = F.cosine_similarity(features.detach(), still["stop" if "stop" in still else "start"], dim=1)
+        reference = still["stop" if "stop" in still else "start"]
+        cosines = drift(features.detach(), reference, masked=bool(self.masks))
         return loss, cosines.mean() if brief.stop_statistic == "mean" else cosines.min()
 
     def _references(self, brief: Brief, start: Tensor) -> dict[str, Tensor]:
         """The fixed models whose features this brief compares with."""
         references = {}
         if brief.stop_reference is not None:
-            references["stop"] = brief.stop_reference.to(self.device)
+            references["stop"] = self._joined(brief.stop_reference.to(self.device), brief)
         if brief.contrast:
-            references["previous"] = brief.previous.to(self.device)
+            references["previous"] = self._joined(brief.previous.to(self.device), brief)
         if brief.contrast or (brief.stop_below is not None and brief.stop_reference is None):
             references["start"] = start
         if references:
@@ -233,9 +417,25 @@ class Trainer:
         return torch.cat([self._still_features(vector, self._inputs(chunk)) for chunk in rows.split(SCORING_BATCH)])
 
     def _still_features(self, vector: Tensor, inputs: Tree) -> Tensor:
+        """The features of a fixed model: with the dropout masks of the training pass that follows, if it draws any."""
+        if self.masks:
+            return self._masked_features(vector, inputs)
         with torch.no_grad():
             self.predict(vector, inputs)
         return self.features[self.still].flatten(1)
+
+    def _masked_features(self, vector: Tensor, inputs: Tree) -> Tensor:
+        with self._forked(), torch.no_grad():
+            attempt(self.model, inputs, dict(self.whole.views(vector)))
+        return self.features.pop(self.model).flatten(1)
+
+    def _draws(self, rows: Tensor) -> bool:
+        """Whether a forward pass in training draws random numbers."""
+        inputs = self._inputs(rows)
+        with self._forked(), torch.no_grad():
+            before = self._generators()
+            attempt(self.model, inputs)
+            return not all(map(torch.equal, before, self._generators()))
 
     def _batch(self, rows: Tensor, brief: Brief, step: int) -> tuple[Any, Any]:
         """Inputs and targets of a training step."""
@@ -269,21 +469,32 @@ class Trainer:
         if self.random is False:
             yield
             return
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        with self._forked():
             torch.manual_seed(word(brief.seed, "dropout", brief.round, brief.client))
             before = self._generators() if self.random is None else []
             yield
             if self.random is None:
                 self.random = not all(map(torch.equal, before, self._generators()))
 
+    def _forked(self) -> AbstractContextManager[None]:
+        """Leave the random generators as they are now."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        return torch.random.fork_rng(devices=devices)
+
     def _generators(self) -> list[Tensor]:
         on_device = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
         return [torch.get_rng_state(), *on_device]
 
+    def _set_generators(self, states: list[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(states[1], self.device)
+
     def predict(self, vector: Tensor, inputs: Tree) -> Tensor:
-        """The outputs of the model with these weights, dropout off."""
-        return attempt(self.still, inputs, dict(self.layout.views(vector)))
+        """The outputs of the model with these weights, dropout off; without an own part, with that of nobody yet."""
+        if len(vector) < self.whole.size:
+            vector = torch.cat([vector, self.untrained.to(vector)])
+        return attempt(self.still, inputs, dict(self.whole.views(vector)))
 
     @torch.no_grad()
     def score(self, vector: Tensor, rows: Tensor, name: str = SCORE_AFTER) -> float:
@@ -304,9 +515,21 @@ class Trainer:
             torch.cuda.reset_peak_memory_stats(self.device)
         held = torch.cuda.memory_allocated(self.device) if counts else 0
         draws = stream(brief.seed, "fisher", brief.round, brief.client) if FISHER_SAMPLED in brief.measure else None
-        trace = fisher_trace(self.still, dict(self.layout.views(vector)), self._inputs, rows, draws)
+        trace = fisher_trace(self.still, dict(self.whole.views(vector)), self._inputs, rows, draws)
         most = torch.cuda.max_memory_allocated(self.device) if counts else 0
         return Fisher(trace, time.perf_counter() - began, most - held)
+
+
+def drift(features: Tensor, reference: Tensor, *, masked: bool) -> Tensor:
+    """The cosine of every sample's features with the reference's; a stop rule looks at it.
+
+    Where one dropout mask leaves nothing of both, the sample says nothing about drift, and its cosine is 1, not 0.
+    """
+    cosines = F.cosine_similarity(features, reference, dim=1)
+    if not masked:
+        return cosines
+    nothing = ~(features.any(1) | reference.any(1))
+    return torch.where(nothing, 1.0, cosines)
 
 
 def scored(task: Task, name: str) -> Callable[[Any, Any], Tensor]:

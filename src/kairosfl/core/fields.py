@@ -11,6 +11,9 @@ SCAFFOLD, VRL-SGD, FedDyn and FedCM apart.
 range in which a reported value is accepted. Stacking and unstacking, the wire, the checks of reports, the columns that
 the batched engine and its kernels read, and the table in the documentation are all derived from this list: adding a
 field means adding a line here and using it in `client/`.
+
+A field that is `kept` passes between the engine and what the client itself keeps: it is in no message, and no rule sees
+it. A client keeps what this list marks so, and nothing else.
 """
 
 from __future__ import annotations
@@ -19,22 +22,27 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from math import inf, nan
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kairosfl.core.layout import Layout
+from kairosfl.core.work import Work, epoch_of
 from kairosfl.errors import UserError
 
 SCORE_BEFORE, SCORE_AFTER, FISHER, FISHER_SAMPLED = "score_before", "score_after", "fisher", "fisher_sampled"
+SQUARED_LOSS = "squared_loss"
 ACCURACY_BEFORE, ACCURACY_AFTER = "accuracy_before", "accuracy_after"
 BEFORE, AFTER = (SCORE_BEFORE, ACCURACY_BEFORE), (SCORE_AFTER, ACCURACY_AFTER)  # measured on all local data
 LARGEST = float(np.finfo(np.float64).max)
 NUMBER = (int, float)
+TRAINED = ("steps", "epochs", "loss", "grad_sq")  # what a report says about training
+NUMBER_BYTES = 8  # of a number that travels beside the vectors
 SLACK = 1e-6  # for cosines and fractions of an epoch, which are rounded in transit
 
-Shape = Literal["each", "shared", "vector"]
+Shape = Literal["each", "shared", "vector", "set", "own", "base"]
 Writers = Literal["core", "one", "many"]
 
 
@@ -43,7 +51,10 @@ class Field:
     """One entry of the list."""
 
     kind: type  # of one client's value: float, int, bool, str, frozenset, Tensor
-    shape: Shape  # "each": one per client; "shared": one per cohort; "vector": of length d, per client or shared
+    # "each": a number per client; "shared": one value per cohort; "vector": of length d, per client or shared; "set":
+    # several vectors of length d for all clients; "own": a client's part of the model, of length e; "base": a change of
+    # the frozen weights, of length b, for all clients.
+    shape: Shape
     doc: str
     default: Any  # MISSING: required
     writers: Writers = "core"  # rules that may change it: none, only one, or many, each building on the last
@@ -53,10 +64,22 @@ class Field:
     when: tuple[str, ...] = ()  # measurements or brief fields that request it; (): always reported
     gate: str = ""  # a vector that only clients with a non-zero value of this field receive
     local: bool = False  # not sent: the server computes it
+    kept: bool = False  # passes between the engine and what the client keeps
+    alone: bool = False  # an engine that stacks clients may train those that are told this one after another
     secret: bool = False  # tells something about the client's data: 0 if the brief asks for noise
     label: str = ""  # its name in messages, where that differs
     row: str = ""  # its name in the record of one client, where that differs
     name: str = ""  # filled in by `fields`
+
+    @property
+    def travels(self) -> bool:
+        """Whether it is part of a message."""
+        return not self.local and not self.kept
+
+    @property
+    def number(self) -> bool:
+        """Whether its value for one client is anything but a vector."""
+        return self.shape in ("each", "shared")
 
     def asked(self, brief: Brief) -> bool:
         """Whether this brief asks for it."""
@@ -101,6 +124,11 @@ def vector(doc: str, default: Any = MISSING, **options: Any) -> Any:
     return _entry(Field(Tensor, "vector", doc, default, **options))
 
 
+def part(shape: Shape, doc: str, **options: Any) -> Any:
+    """Several vectors `[k, d]` ("set"), clients' own parts `[m, e]` ("own"), or a change of the base `[b]` ("base")."""
+    return _entry(Field(Tensor, shape, doc, None, **options))
+
+
 _KNOWN: dict[type, tuple[Field, ...]] = {}
 
 
@@ -143,9 +171,42 @@ class Cohort:
         for entry in fields(type(self)):
             value = getattr(self, entry.name)
             # A column that is not filled in yet, such as the mass, is empty.
-            if isinstance(value, Tensor) and len(value) and (entry.shape == "each" or value.ndim == 2):
+            if isinstance(value, Tensor) and len(value) and _per_client(entry, value):
                 changes[entry.name] = value[rows.to(value.device)]
         return replace(self, **changes)  # type: ignore[type-var]
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """One record of the clients of all parts, in ascending order of their ids.
+
+        What the parts share, such as the seed or a vector for all clients, is the first part's.
+        """
+        order = torch.argsort(torch.cat([part.ids for part in parts]))
+        changes: dict[str, Any] = {}
+        for entry in fields(cls):
+            columns = [getattr(part, entry.name) for part in parts]
+            if isinstance(columns[0], Tensor) and _per_client(entry, columns[0]):
+                together = torch.cat(columns)
+                changes[entry.name] = together[order.to(together.device)] if len(together) else together
+            elif entry.name == "failed":
+                changes[entry.name] = tuple(failure for column in columns for failure in column)
+        return replace(parts[0], **changes)  # type: ignore[type-var]
+
+    def tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The record as tensors by name and the values that are not tensors, both without what is not set."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(type(self))}
+        arrays = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        others = {name: value for name, value in values.items() if name not in arrays and value is not None}
+        return arrays, others
+
+    @classmethod
+    def from_tensors(cls, arrays: Mapping[str, Tensor], others: Mapping[str, Any]) -> Self:
+        """The record of which `tensors` are these."""
+        return cls(**arrays, **others)
+
+    def without_kept(self) -> Self:
+        """The record as it travels and as rules see it."""
+        return replace(self, **dict.fromkeys(_KEPT[type(self)]))  # type: ignore[type-var]
 
     def each(self) -> Iterator[Any]:
         """The record of one client after another; vectors are views, not copies."""
@@ -163,12 +224,20 @@ class Cohort:
         if entry.shape == "each" and value is not None:
             numbers: list[Any] = value.tolist()
             return numbers
-        rows: Sequence[Any] = value if isinstance(value, Tensor) and value.ndim == 2 else [value] * len(self)  # type: ignore[assignment]
-        return rows
+        if isinstance(value, Tensor) and _per_client(entry, value):
+            return cast(Sequence[Any], value)
+        return [value] * len(self)
 
     def numbers(self) -> int:
         """How many numbers, apart from vectors, are sent for one client."""
         return sum(getattr(self, name) is not None for name in self.NUMBERS)
+
+
+def _per_client(entry: Field, value: Tensor) -> bool:
+    """Whether the first dimension of a value counts clients."""
+    if entry.shape == "vector":
+        return value.ndim == 2
+    return entry.shape in ("each", "own")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,16 +245,22 @@ class Briefs(Cohort):
     """What each of m clients is told."""
 
     seed: int = shared(int, "seed of the run")
-    round: int = shared(int, "rounds done before this one")
+    round: Tensor = each(int, "rounds done before the one that it belongs to: the version of the model")
     ids: Tensor = each(int, "client ids, ascending", row="client")
     start: Tensor = vector("the weights to start from", writers="one")
+    offset: Tensor | None = vector(
+        "how far a rule moves a start away from the model that the server sends", None, writers="one", local=True
+    )
     lr: Tensor = each(float, "learning rate", writers="many")
     momentum: Tensor = each(float, "momentum of sgd", 0.0, writers="many")
     weight_decay: Tensor = each(float, "weight decay; decoupled for adamw", 0.0, writers="many")
     clip: Tensor = each(float, "largest norm of ∇L; inf: no clipping", inf, writers="many")
     clip_after: bool = shared(bool, "whether clip acts after scale, pull and push, instead of on ∇L", False)
     batch_size: Tensor = each(int, "samples in a batch", 32, writers="many")
-    epochs: Tensor = each(int, "passes over the client's data, at most", 1, writers="many")
+    epochs: Tensor = each(int, "passes over the client's data, at most; 0: measure only", 1, writers="many")
+    max_steps: Tensor | None = each(
+        int, "steps, at most; the update is of what was done by then", None, writers="one", alone=True
+    )
     scale: Tensor = each(float, "factor of ∇L", 1.0, writers="many")
     pull: Tensor = each(float, "pull towards the start: adds pull · (w − start)", 0.0, writers="many")
     push: Tensor | None = vector("added to every gradient", None, writers="many")
@@ -196,6 +271,20 @@ class Briefs(Cohort):
         float, "fraction of the client's samples that train with another label, always the same", 0.0, writers="one"
     )
     drop_last: bool = shared(bool, "whether an incomplete last batch is left out", False)
+    still: frozenset[int] | None = shared(
+        frozenset,
+        "numbers of the trained tensors that do not move: first the shared ones, then the own",
+        None,
+        writers="one",
+        alone=True,
+    )
+    own_epochs: Tensor | None = each(
+        int,
+        "passes over the client's data in which its own part trains alone, before the others",
+        None,
+        writers="one",
+        alone=True,
+    )
     optimizer: str = shared(str, "'sgd' or 'adamw'", "sgd", writers="one")
     beta1: Tensor = each(float, "adamw: decay of the first moment", 0.9, writers="one")
     beta2: Tensor = each(float, "adamw: decay of the second moment", 0.999, writers="one")
@@ -218,12 +307,52 @@ class Briefs(Cohort):
     update_noise: Tensor | None = each(
         float, "local privacy: standard deviation of the noise in every entry of that update", None, writers="one"
     )
+    candidates: Tensor | None = part(
+        "set",
+        "starts to choose from: the client takes the one with the lowest loss on its data",
+        writers="one",
+        alone=True,
+    )
+    base: Tensor | None = part("base", "what was added to the frozen weights that all clients share", alone=True)
+    own: Tensor | None = part("own", "the client's part of the model, which never leaves it", kept=True, alone=True)
+    second: Tensor | None = vector("a second model that the client keeps", None, kept=True, alone=True)
+    second_lr: Tensor | None = each(
+        float, "learning rate of the second model; none: there is none", None, writers="one", alone=True
+    )
+    second_pull: Tensor | None = each(
+        float, "pull of the second model towards its centre", None, writers="one", alone=True
+    )
+    second_centre: str | None = shared(
+        str, "its centre: 'start', or the moving weights, 'w'", None, writers="one", alone=True
+    )
+    second_when: str | None = shared(
+        str,
+        "its steps: with every 'batch', or all of them 'before' or 'after' those of w",
+        None,
+        writers="one",
+        alone=True,
+    )
+    second_inner: int | None = shared(int, "its steps on one batch", None, writers="one", alone=True)
+    second_draw: Tensor | None = each(
+        float, "adds second_draw · (w − second) to every gradient of w", None, writers="one", alone=True
+    )
+    mixed: bool | None = shared(
+        bool, "whether the second model is trained as a mixture with w", None, writers="one", alone=True
+    )
+    mix: Tensor | None = each(
+        float, "the share of the second model in the mixture, learnt at the client", None, kept=True, alone=True
+    )
+    counted: Tensor | None = each(
+        int, "in which round the client's last report that counted was ordered; -1: none did", None
+    )
     measure: frozenset[str] = shared(
         frozenset,
-        "what to measure: score_before, score_after, accuracy_before, accuracy_after, fisher, fisher_sampled",
+        "what to measure: score_before, score_after, accuracy_before, accuracy_after, fisher, fisher_sampled, "
+        "squared_loss",
         frozenset(),
         writers="many",
     )
+    plan: Any = shared(object, "how the server waits for the answers, for engines with real devices", None, local=True)
     next_lr: float | None = shared(
         float, "learning rate of the next round unless a rule changes it, for engines that work ahead", None, local=True
     )
@@ -264,9 +393,38 @@ class Briefs(Cohort):
         """With one more measurement requested."""
         return replace(self, measure=self.measure | {what})
 
+    def work(self, n: Any) -> Work:
+        """What the briefs ask of clients with `n` samples, `[m]`."""
+        epoch = epoch_of(np.asarray(n), self.batch_size.numpy(), drop_last=self.drop_last)
+        steps = epoch.steps * self.epochs.numpy()
+        if self.max_steps is not None:
+            steps = np.minimum(steps, self.max_steps.numpy())
+        return Work(epoch, steps)
+
+    @property
+    def alone(self) -> tuple[str, ...]:
+        """What these briefs ask that an engine which stacks clients may train one client after another."""
+        asked = tuple(entry.name for entry in _ALONE if getattr(self, entry.name) is not None)
+        measured = tuple(name for name in (SQUARED_LOSS,) if name in self.measure)
+        return asked + measured + (("epochs = 0",) if self.measures_only() else ())
+
+    @property
+    def newest(self) -> int:
+        """The newest version of the model that one of the clients was sent; -1 without clients."""
+        return int(self.round.max()) if len(self) else -1
+
+    def measures_only(self) -> bool:
+        """Whether no client trains."""
+        return not bool(self.epochs.any())
+
     def vectors_down(self) -> int:
         """Model-sized vectors that each client receives."""
-        return sum(getattr(self, name) is not None for name in _VECTORS)
+        return sum(getattr(self, entry.name) is not None for entry in _SENT[Briefs])
+
+    def bytes(self, layout: Layout, itemsize: int) -> int:
+        """Of the message that each client receives."""
+        floats = sum(_length(entry, getattr(self, entry.name), layout) for entry in _SENT[Briefs])
+        return floats * itemsize + self.numbers() * NUMBER_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +437,7 @@ class Reports(Cohort):
     epochs: Tensor = each(
         float, "epochs done; a fraction if the client stopped within one", low=5e-324, label="number of epochs"
     )
-    delta: Tensor = vector("w − start")
+    delta: Tensor = vector("w − start; w minus the version of the model, where a rule moved the start away from it")
     loss: Tensor = each(float, "mean training loss", limit="max_loss", secret=True)
     grad_sq: Tensor = each(
         float, "Σ over all batches of ‖∇L‖² at w, clipped as trained (with SAM unclipped)", low=0, secret=True
@@ -313,12 +471,30 @@ class Reports(Cohort):
     fisher_bytes: Tensor | None = each(
         int, "peak memory that it took, measured on GPUs only", None, low=0, when=(FISHER, FISHER_SAMPLED)
     )
+    choice: Tensor | None = each(int, "which of the candidates it started from", None, low=0, when=("candidates",))
+    squared_loss: Tensor | None = each(
+        float, "mean squared loss of the samples in the first epoch", None, low=0, when=(SQUARED_LOSS,), secret=True
+    )
+    own: Tensor | None = part("own", "the client's part of the model after training", kept=True)
+    second: Tensor | None = vector("its second model after training", None, kept=True)
+    mix: Tensor | None = each(float, "the share of the second model in the mixture after training", None, kept=True)
     failed: tuple[tuple[int, str], ...] = shared(
         tuple, "(client, reason) for those without a usable report", (), local=True
     )
     mass: Tensor = each(
         float, "how far a constant unit gradient would have moved the weights; NaN: undefined", None, local=True
     )
+
+    def samples(self, briefs: Briefs) -> int:
+        """On how many samples these clients trained, each counted every time: exact, also if they stopped early."""
+        rows = np.searchsorted(briefs.ids.numpy(), self.ids.numpy())  # ids ascend
+        work = briefs.take(torch.from_numpy(rows)).work(self.n.numpy())
+        return int(work.samples(self.steps.numpy()).sum())
+
+    def bytes(self, layout: Layout, itemsize: int) -> int:
+        """Of the message that each client sends."""
+        floats = sum(_length(entry, getattr(self, entry.name), layout) for entry in _SENT[Reports])
+        return floats * itemsize + self.numbers() * NUMBER_BYTES
 
     @classmethod
     def stack(cls, reports: Sequence[Report], delta: Tensor, failed: tuple[tuple[int, str], ...] = ()) -> Self:
@@ -329,23 +505,50 @@ class Reports(Cohort):
                 column = [getattr(report, entry.row) for report in reports]
                 if entry.default is MISSING or (column and column[0] is not None):
                     values[entry.name] = torch.tensor(column, dtype=torch.int64 if entry.kind is int else torch.float64)
+            elif entry.kept:
+                column = [getattr(report, entry.row) for report in reports]
+                if column and column[0] is not None:
+                    values[entry.name] = torch.stack(column)
         return cls(**values)
 
-    def faults(self, limits: Mapping[str, float] | None = None) -> dict[int, str]:
-        """Rows with a number that cannot be used, and why; every column is copied to the host once."""
-        found: dict[int, str] = {}
-        checked = [(entry, column) for entry in _CHECKED if (column := getattr(self, entry.name)) is not None]
-        low, high = np.array([entry.span((limits or {}).get(entry.limit, inf)) for entry, _ in checked]).T[..., None]
+    def faults(self, limits: Mapping[str, float] | None = None, *, measuring: bool = False) -> dict[int, str]:
+        """Rows with a number that cannot be used, and why; every column is copied to the host once.
+
+        Of clients that were only `measuring`, what training reports is not looked at.
+        """
+        checked = []
+        for entry in _CHECKED:
+            column = getattr(self, entry.name)
+            if column is not None and not (measuring and entry.name in TRAINED):
+                checked.append((entry, column))
+        spans = [entry.span((limits or {}).get(entry.limit, inf)) for entry, _ in checked]
+        low, high = np.array(spans).T[..., None]
         bad = _outside(torch.stack([column.cpu() for _, column in checked]).numpy(), low, high)
+        reasons: dict[int, str] = {}
         for i, row in np.argwhere(bad).tolist() if bad.any() else ():
             entry, column = checked[i]
-            found.setdefault(row, entry.fault(column[row].item()))
-        return found
+            reasons.setdefault(row, entry.fault(column[row].item()))
+        return reasons
 
 
-_VECTORS = tuple(entry.name for entry in fields(Briefs) if entry.shape == "vector")
+def _length(entry: Field, value: Tensor | None, layout: Layout) -> int:
+    """How many numbers of the model's type this vector is for one client."""
+    if value is None:
+        return 0
+    if entry.shape == "base":
+        return layout.base_size
+    return layout.size * (len(value) if entry.shape == "set" else 1)
+
+
+_SENT: dict[type, tuple[Field, ...]] = {
+    record: tuple(e for e in fields(record) if e.travels and not e.number) for record in (Briefs, Reports)
+}
+_ALONE = tuple(entry for entry in fields(Briefs) if entry.alone)
+_KEPT: dict[type, tuple[str, ...]] = {
+    record: tuple(e.name for e in fields(record) if e.kept) for record in (Briefs, Reports)
+}
 _EACH = {kind: tuple(e.name for e in fields(Briefs) if e.shape == "each" and e.kind is kind) for kind in (int, float)}
-_CHECKED = tuple(e for e in fields(Reports) if e.shape == "each" and not e.local and e.name != "ids")
+_CHECKED = tuple(e for e in fields(Reports) if e.shape == "each" and e.travels and e.name != "ids")
 
 if TYPE_CHECKING:
 
@@ -365,10 +568,12 @@ else:
     Brief, Report = row_class("Brief", Briefs), row_class("Report", Reports)
 Briefs.Row, Reports.Row = Brief, Report
 for _record in (Briefs, Reports):
-    _record.NUMBERS = tuple(e.name for e in fields(_record) if e.shape != "vector" and not e.local)
+    _record.NUMBERS = tuple(e.name for e in fields(_record) if e.number and e.travels)
 
 
-REALS = tuple(e.name for e in fields(Briefs) if e.kind is float and not e.local)  # as the batched engine lays them out
+REALS = tuple(
+    e.name for e in fields(Briefs) if e.kind is float and e.travels and not e.alone
+)  # as the batched engine lays them out
 
 
 def reals(briefs: Briefs) -> np.ndarray:
@@ -383,11 +588,21 @@ def reals(briefs: Briefs) -> np.ndarray:
     return columns
 
 
+_PER = {
+    "each": "client",
+    "shared": "cohort",
+    "vector": "vector `[d]`",
+    "set": "vectors `[k, d]`",
+    "own": "own part `[e]`",
+    "base": "base `[b]`",
+}
+
+
 def table(record: type) -> str:
     """The list as a table in Markdown."""
     lines = ["| field | per | default | rules that may write it | meaning |", "|---|---|---|---|---|"]
     for entry in fields(record):
-        per = {"each": "client", "shared": "cohort", "vector": "vector `[d]`"}[entry.shape]
+        per = _PER[entry.shape]
         default = "" if entry.default is MISSING else "–" if entry.default is None else f"`{entry.default}`"
         lines.append(f"| `{entry.name}` | {per} | {default} | {entry.writers} | {entry.doc} |")
     return "\n".join(lines) + "\n"

@@ -12,13 +12,14 @@ from torch import Tensor
 from kairosfl.core.fields import Briefs
 
 if TYPE_CHECKING:
-    from kairosfl.core.run import Round
+    from kairosfl.core.rule import Round
 
 
 def strides(now: Round) -> Tensor:
-    """w − start of each reporter, `[m, d]`: the effect of its own steps, even if it did not start from x."""
-    start = now.briefs.start
-    return now.reports.delta if start.ndim == 1 else now.reports.delta - (start - now.x)
+    """w − start of each reporter, `[m, d]`: the effect of its own steps, even if a rule moved its start."""
+    if now.briefs.offset is None:
+        return now.reports.delta
+    return now.reports.delta - (now.briefs.start - now.x)
 
 
 def mean_gradients(now: Round) -> Tensor:

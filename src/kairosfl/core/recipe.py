@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any
+
+import numpy as np
 
 from kairosfl.errors import UserError
 
@@ -12,6 +17,38 @@ LARGEST = 3.4028234663852886e38  # of float32, in which clients train
 MOST = 2**31 - 1  # what every engine can count
 OPTIMIZERS = ("sgd", "adamw")
 SCHEDULES = ("constant", "exponential", "steps", "cosine")
+
+
+def _whole(number: Any) -> int:
+    if isinstance(number, bool):
+        raise TypeError
+    return operator.index(number)
+
+
+def _real(number: Any) -> float:
+    if isinstance(number, bool) or not isinstance(number, Real):
+        raise TypeError
+    return number if isinstance(number, int) else float(number)  # TOML's whole numbers stay as they are written
+
+
+def _truth(answer: Any) -> bool:
+    if not isinstance(answer, bool | np.bool_):
+        raise TypeError
+    return bool(answer)
+
+
+def _rounds(numbers: Any) -> tuple[int, ...]:
+    if isinstance(numbers, str):
+        raise TypeError
+    return tuple(map(_whole, numbers))
+
+
+CONVERSIONS: dict[str, tuple[Callable[[Any], Any], str]] = {  # by the types of the fields, and what they take
+    "int": (_whole, "a whole number"),
+    "float": (_real, "a number"),
+    "bool": (_truth, "True or False"),
+    "tuple[int, ...]": (_rounds, "a list of whole numbers"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +96,10 @@ class Recipe:
     lr_min: float = 0.0
 
     def __post_init__(self) -> None:
-        whole = range(1, MOST + 1)
+        for entry in fields(self):
+            self._convert(entry.name, str(entry.type))
         for field in ("rounds", "cohort", "epochs", "batch_size"):
-            self._check(field, getattr(self, field) in whole, f"1 or more, and at most {MOST}")
+            self._check(field, 1 <= getattr(self, field) <= MOST, f"1 or more, and at most {MOST}")
         self._check("lr", 0 < self.lr <= LARGEST, f"above 0, finite, and at most {LARGEST:.1e}")
         for field in ("momentum", "beta1", "beta2"):
             self._check(field, 0 <= getattr(self, field) < 1, "at least 0 and below 1")
@@ -74,6 +112,16 @@ class Recipe:
         self._check("gamma", 0 < self.gamma <= 1, "above 0 and at most 1")
         self._check("schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}")
         self._check("milestones", all(round >= 0 for round in self.milestones), "a list of rounds, each 0 or more")
+
+    def _convert(self, field: str, kind: str) -> None:
+        """Make the field a number of Python's own, which engines rely on; numpy's are welcome, text is not."""
+        if kind not in CONVERSIONS:
+            return
+        convert, wanted = CONVERSIONS[kind]
+        try:
+            object.__setattr__(self, field, convert(getattr(self, field)))
+        except TypeError:
+            self._check(field, False, wanted)
 
     def _check(self, field: str, holds: bool, wanted: str) -> None:
         if not holds:

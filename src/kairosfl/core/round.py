@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -11,25 +13,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.core.fields import Briefs, Reports, fields
+from kairosfl.core.fields import NUMBER_BYTES, Briefs, Reports, fields
 from kairosfl.core.mass import mass
-from kairosfl.core.rule import Finished, Memory, Plan, Rule, acts
-from kairosfl.core.run import Record, Round, Run, Setup, changed
+from kairosfl.core.measures import Measures, measured, readings
+from kairosfl.core.rule import (
+    Finished,
+    Memory,
+    Plan,
+    Round,
+    Rule,
+    Signals,
+    State,
+    acts,
+    changed,
+)
+from kairosfl.core.run import Record, Run, Setup, upcoming
 from kairosfl.core.streams import drawn
-from kairosfl.detectors import Measures, Signals, measured, readings
 from kairosfl.errors import UserError
 
 if TYPE_CHECKING:
-    from kairosfl.engines.protocol import Engine
+    from typing import Protocol
+
+    class Trains(Protocol):
+        """What `drive` needs of an engine."""
+
+        def train(self, briefs: Briefs) -> Reports: ...
+
 
 ONE_WRITER = tuple(entry.name for entry in fields(Briefs) if entry.writers == "one")
 
-
 Rounds = Generator[tuple[Run, Briefs | None], Reports, None]
+Sent = Mapping[int, State]  # what the `brief` of a rule with this number returned for later
 
 
 def rounds(run: Run, setup: Setup) -> Rounds:
     """A run as a coroutine: yields the run and the next cohort's briefs, is sent reports; briefs of None end it.
+
+    A cohort whose briefs have `epochs = 0` only measures: the same run is yielded again after it.
 
     Args:
         run: Where to begin: `Run.start(...)`, or a run that was interrupted.
@@ -37,18 +57,24 @@ def rounds(run: Run, setup: Setup) -> Rounds:
     """
     while run.round < setup.recipe.rounds:
         run.check_fresh()
-        now = Round.of(run, setup)
+        now = upcoming(run, setup)
         try:
-            now, ids = select(run, setup, now)
+            plan = planned(run, setup, now)
+            if plan.first is not None:
+                measuring = measure(run, setup, now, plan)
+                answers = yield run, measuring
+                now = changed(now, first=answered(measuring, answers))
+                plan = planned(run, setup, now)
+            now, ids = select(run, setup, now, plan)
         except Finished as reason:
             if not run.round:
                 raise UserError(str(reason)) from None
             run = changed(run, finished=str(reason))
             break
-        briefs = brief(run, setup, now, ids)
+        briefs, sent = brief(run, setup, now, ids, plan)
         reports = yield run, briefs
         run.check_fresh()
-        run = conclude(run, setup, now, briefs, reports)
+        run = conclude(run, setup, now, briefs, reports, sent)
     yield run, None
 
 
@@ -59,62 +85,165 @@ def result(run: Run, setup: Setup) -> Tensor:
         run: A run between two rounds.
         setup: What it was started with.
     """
-    x, now = run.x, Round.of(run, setup)
-    for i in setup.algorithm.order():
+    x, now = run.x, upcoming(run, setup)
+    for i in setup.algorithm.order:
         x = setup.algorithm.rules[i].result(x, run.memory(i), now)
+    return x
+
+
+def personal(run: Run, setup: Setup, ids: Tensor) -> Tensor:
+    """The vectors with which these clients are evaluated: the result, `[d]`, or one for each, `[m, d]`.
+
+    Args:
+        run: A run between two rounds.
+        setup: What it was started with.
+        ids: Client ids, ascending.
+    """
+    x, now = result(run, setup), upcoming(run, setup)
+    for i in setup.algorithm.order:
+        rule = setup.algorithm.rules[i]
+        if acts(rule, "personal"):
+            x = rule.personal(x, ids, run.memory(i, run.tables[i].rows(ids)), now)
     return x
 
 
 def verdicts(run: Run, setup: Setup) -> list[str]:
     """What the rules report about their effect in this run."""
-    now = Round.of(run, setup)
-    said = (rule.verdict(run.memory(i), now) for i, rule in enumerate(setup.algorithm.rules))
-    return [each for each in said if each]
+    now, rules = upcoming(run, setup), setup.algorithm.rules
+    of_rules = [rule.verdict(run.memory(i), now) for i, rule in enumerate(rules)]
+    of_pairs = [rule.note_with(other) for rule, other in permutations(rules, 2)]
+    return [sentence for sentence in (*of_rules, *of_pairs) if sentence]
 
 
 def recorded(run: Run, setup: Setup) -> dict[str, float]:
     """The numbers that the rules record after this round."""
-    now = Round.of(run, setup)
-    rules = enumerate(setup.algorithm.rules)
-    return {name: value for i, rule in rules for name, value in rule.record(run.memory(i), now).items()}
+    now = upcoming(run, setup)
+    numbers: dict[str, float] = {}
+    for i, rule in enumerate(setup.algorithm.rules):
+        numbers |= rule.record(run.memory(i), now)
+    return numbers
 
 
-def select(run: Run, setup: Setup, now: Round) -> tuple[Round, Tensor]:
-    """Stage 1: the round with the size of its cohort, and the cohort's ids, ascending."""
-    plan = Plan(now.cohort)
-    for i in setup.algorithm.order():
+# --- select ---
+
+
+def planned(run: Run, setup: Setup, now: Round) -> Plan:
+    """Stage 1: what the rules plan for the round."""
+    plan = Plan(now.cohort, **(setup.waits or {}))
+    for i in setup.algorithm.order:
         plan = setup.algorithm.rules[i].select(plan, run.memory(i), now)
+    words = plan.waiting()
+    if words and setup.waits is None:
+        listed = ", ".join(f"{word} = {getattr(plan, word)!r}" for word in words)
+        raise UserError(
+            f"{setup.algorithm} plans how to wait for clients ({listed}), which needs devices or a clock; "
+            "leave the rule out, or deploy the run."
+        )
+    return plan
+
+
+def measure(run: Run, setup: Setup, now: Round, plan: Plan) -> Briefs:
+    """The briefs of the clients that are measured before the round is planned."""
+    ids = torch.from_numpy(np.unique(np.asarray(plan.first)).astype(np.int64))
+    terms = setup.recipe.told(now.number) | {"round": now.number, "epochs": 0, "measure": plan.measure}
+    briefs = Briefs(seed=run.seed, ids=ids, start=run.x, base=run.base, **terms)
+    return _with_kept(run, setup, briefs)
+
+
+def answered(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports]:
+    """The usable answers of clients that only measured, with their briefs."""
+    faults = reports.faults(measuring=True)
+    rows, positions = [], []
+    position = {client: row for row, client in enumerate(briefs.ids.tolist())}
+    for row, client in enumerate(reports.ids.tolist()):
+        if row not in faults and client in position:
+            rows.append(row)
+            positions.append(position.pop(client))
+    order = np.argsort(positions)
+    asked = briefs.take(torch.tensor(positions, dtype=torch.int64)[order])
+    return asked, reports.without_kept().take(torch.tensor(rows, dtype=torch.int64)[order])
+
+
+def select(run: Run, setup: Setup, now: Round, plan: Plan) -> tuple[Round, Tensor]:
+    """The round with the size that was planned, and the ids of the clients that are asked, ascending."""
     now = changed(now, size=plan.size)
+    asked = math.ceil(plan.size * (1 + plan.over) - 1e-9)
     if plan.ids is not None:
         ids = np.unique(plan.ids)
     elif plan.eligible is None:
-        ids = drawn(run.seed, now.number, now.population, plan.size)
+        ids = drawn(run.seed, now.number, now.population, asked)
     else:
-        count = min(plan.size, len(plan.eligible))
+        count = min(asked, len(plan.eligible))
         ids = np.sort(now.stream("select").choice(plan.eligible, size=count, replace=False))
     return now, torch.from_numpy(ids.astype(np.int64))
 
 
-def brief(run: Run, setup: Setup, now: Round, ids: Tensor) -> Briefs:
-    """Stage 2: what the cohort is told."""
-    given = setup.recipe.told(now.number) | {"next_lr": setup.recipe.lr_at(now.number + 1)}
-    briefs = Briefs(seed=run.seed, round=now.number, ids=ids, start=run.x, **given)
+# --- brief ---
+
+
+def brief(run: Run, setup: Setup, now: Round, ids: Tensor, plan: Plan | None = None) -> tuple[Briefs, Sent]:
+    """Stage 2: what the cohort is told, and what rules want to find again when it reports."""
+    terms = setup.recipe.told(now.number)
+    terms |= {"round": now.number, "next_lr": setup.recipe.lr_at(now.number + 1)}
+    briefs = Briefs(seed=run.seed, ids=ids, start=run.x, base=run.base, **terms)
+    if setup.waits is not None:
+        briefs = changed(briefs, plan=plan)
     for detector in setup.detectors:
-        briefs = briefs.measured(detector.measure) if detector.measure else briefs
+        if detector.measure:
+            briefs = briefs.measured(detector.measure)
+
     writer: dict[str, Rule] = {}
+    sent: dict[int, State] = {}
     for i, rule in enumerate(setup.algorithm.rules):
-        told = rule.brief(briefs, run.memory(i, run.tables[i].rows(ids)), now)
+        answer = rule.brief(briefs, run.memory(i, run.tables[i].rows(ids)), now)
+        if isinstance(answer, tuple):
+            after, sent[i] = answer
+        else:
+            after = answer
+        after = _placed(briefs, after, run.x)
         for name in ONE_WRITER:
-            if getattr(told, name) is not getattr(briefs, name):
+            if getattr(after, name) is not getattr(briefs, name):
                 other = writer.setdefault(name, rule)
                 if other is not rule:
                     raise UserError(
                         f"{other.name()} and {rule.name()} cannot be combined: both set {name} of the brief, and only "
                         "one rule may; leave one of them out."
                     )
-        briefs = told
+        briefs = after
     setup.algorithm.check_mass(briefs.optimizer)
-    return briefs
+    return _with_kept(run, setup, briefs), sent
+
+
+def _placed(before: Briefs, after: Briefs, x: Tensor) -> Briefs:
+    """The briefs with start = x + offset, whichever of the two a rule wrote."""
+    if after.start is not before.start:
+        return changed(after, offset=after.start - x)
+    if after.offset is not before.offset and after.offset is not None:
+        return changed(after, start=x + after.offset)
+    return after
+
+
+def _with_kept(run: Run, setup: Setup, briefs: Briefs) -> Briefs:
+    """The briefs with what the clients keep, and which of their reports was the last that counted."""
+    if not setup.keeps:
+        return briefs
+    terms: dict[str, Any] = dict(run.kept.rows(briefs.ids))
+    terms["counted"] = run.counted.rows(briefs.ids)["round"]
+    return replace(briefs, **terms)
+
+
+def _stored_kept(run: Run, setup: Setup, reports: Reports) -> Reports:
+    """The reports without what the clients keep, which is stored: also where the report will be rejected."""
+    if not setup.keeps:
+        return reports
+    rows = {name: getattr(reports, name) for name in setup.keeps}
+    rows = {name: value for name, value in rows.items() if value is not None}
+    if rows and len(reports):
+        run.kept.write(reports.ids, rows)
+    return reports.without_kept()
+
+
+# --- receive ---
 
 
 def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Measures, tuple[tuple[int, str], ...]]:
@@ -135,15 +264,17 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Measures,
     position = {client: row for row, client in enumerate(briefs.ids.tolist())}
     good: dict[int, int] = {}
     for row, client in enumerate(reports.ids.tolist()):
-        reason = (
-            "it was not asked" if client not in position else "it reported twice" if client in good else faults.get(row)
-        )
+        reason = faults.get(row)
+        if client not in position:
+            reason = "it was not asked"
+        elif client in good:
+            reason = "it reported twice"
         if reason:
             rejected.append((client, reason))
         else:
             good[client] = row
-    told = {*good, *(client for client, _ in rejected)}
-    rejected += [(client, "it did not report") for client in position if client not in told]
+    answered = {*good, *(client for client, _ in rejected)}
+    rejected += [(client, "it did not report") for client in position if client not in answered]
     order = sorted(good)
     rows = torch.tensor([good[client] for client in order], dtype=torch.int64)
     asked = torch.tensor([position[client] for client in order], dtype=torch.int64)
@@ -158,65 +289,59 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Measures,
     return briefs, reports, seen, tuple(rejected)
 
 
-def _moved(x: Tensor, direction: Tensor, memories: Sequence[Memory]) -> Tensor:
-    """x + direction, in place unless a rule keeps the direction: a model may take up most of the memory."""
-    place = direction.untyped_storage().data_ptr()
-    values = (value for memory in memories for value in memory.state.values())
-    kept = any(value.untyped_storage().data_ptr() == place for value in values)
-    return x + direction if kept or direction.dtype != x.dtype else direction.add_(x)
+# --- weigh, combine, observe, step ---
 
 
-def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Reports) -> Run:
+def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Reports, sent: Sent | None = None) -> Run:
     """Stages 4 to 8: receive, weigh, combine, observe, step. Without a usable report the model does not change."""
-    rules, detectors = setup.algorithm.rules, setup.detectors
-    asked, vectors, numbers = len(briefs), briefs.vectors_down(), briefs.numbers()
+    algorithm, rules = setup.algorithm, setup.algorithm.rules
+    record = _begun(run, setup, now, briefs)
+
+    # --- receive ---
+    positions = {client: row for row, client in enumerate(briefs.ids.tolist())} if sent else {}
+    reports = _stored_kept(run, setup, reports)
     briefs, reports, seen, rejected = accept(briefs, reports)
-    if briefs.start.ndim == 2 and len(reports):  # clients did not start from x: measure their updates from x
+    if briefs.offset is not None and len(reports):  # measure from the model, not from where the client was placed
         reports = changed(reports, delta=reports.delta + (briefs.start - run.x))
         seen = measured(reports.delta)
     reports = changed(reports, mass=mass(briefs, reports.steps))
-    now = changed(now, briefs=briefs, reports=reports)
-    memories = [run.memory(i, table.rows(reports.ids)) for i, table in enumerate(run.tables)]
+    took = torch.full((len(reports),), torch.nan, dtype=torch.float64)
+    now = changed(now, briefs=briefs, reports=reports, took=took)
+    memories = [
+        changed(run.memory(i, table.rows(reports.ids)), sent=_taken(sent, i, reports.ids, positions))
+        for i, table in enumerate(run.tables)
+    ]
     for i, rule in enumerate(rules):
         now = changed(now, reports=rule.receive(now.reports, memories[i], now))
     if now.reports.delta is not reports.delta:
         seen = measured(now.reports.delta)
     reports = now.reports
-    record = Record(reports.ids, torch.empty(0), None, rejected, asked, now.lr, vectors, numbers)
-    if not len(reports) and not any(rule.private for rule in rules):
+    record = changed(record, ids=reports.ids, rejected=rejected)
+    if setup.keeps and len(reports):
+        run.counted.write(reports.ids, {"round": briefs.round})
+    if not len(reports) and not algorithm.any("private"):
         return _idle(run, setup, now, memories, record)
+    now, values = _detected(setup, now, memories, seen)
 
-    values, decided = [], []
-    for i, detector in enumerate(detectors, len(rules)):
-        if not len(reports) and not detector.private:  # it has nothing to measure
-            values.append(float("nan"))
-            decided.append(now.signals.critical)
-            continue
-        values.append(detector.value(memories[i], now))
-        critical, memories[i] = _stored(detector.decide(values[-1], memories[i], now), memories[i], reports.ids)
-        decided.append(critical)
-    named = {detector.name(): value for detector, value in zip(detectors, values, strict=True)}
-    signals = Signals(
-        critical=decided[0],
-        fgn=named.get("fgn", named.get("noisedfgn", float("nan"))),
-        fisher=named.get("fedfim", float("nan")),
-        elud=seen.elud,
-        coherence=seen.coherence,
-    )
-    now = changed(now, signals=signals)
+    # --- weigh ---
+    weights = _weighed(now.counts(), memories, now)
+    now = changed(now, weights=weights / weights.sum())
+    if algorithm.any("weighs"):
+        now = changed(now, factors=_weighed(torch.ones_like(weights), memories, now))
 
-    factors = now.counts()
-    for i, rule in enumerate(rules):
-        factors = rule.weigh(factors, memories[i], now)
-    now = changed(now, weights=factors / factors.sum())
+    # --- combine ---
     direction = now.weights.to(reports.delta, non_blocking=True) @ reports.delta
     mean = ref(direction)  # to recognise it without keeping it alive when a rule replaces it
     for i, rule in enumerate(rules):
         direction = rule.combine(direction, memories[i], now)
+
+    # --- observe ---
     for i, rule in enumerate(rules):
         _, memories[i] = _stored((None, rule.observe(memories[i], now)), memories[i], reports.ids)
+
+    # --- step ---
     length = torch.linalg.vector_norm(direction)
-    for i in setup.algorithm.order():
+    for i in algorithm.order:
         direction, memories[i] = rules[i].step(direction, memories[i], now)
     x = _moved(run.x, direction, memories) if direction is mean() else run.x + direction
     consensus, finite = torch.stack([length, x.sum()]).tolist()
@@ -225,10 +350,86 @@ def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Report
             f"After round {run.round + 1} the model is not finite, although every accepted update is: the step of "
             f"{setup.algorithm} is too long; lower its lr, or train.lr."
         )
-    record = changed(record, weights=now.weights, reports=reports, consensus=consensus, values=tuple(values))
-    return _after(
-        run, memories, x=x, signals=signals, idle=0 if len(reports) or not asked else run.idle + 1, record=record
+    base = _rebased(run, setup, changed(now, moved=x), memories)
+    up = len(reports) * reports.bytes(setup.layout, run.x.element_size())
+    record = changed(
+        record,
+        weights=now.weights,
+        reports=reports,
+        consensus=consensus,
+        values=values,
+        bytes_up=record.bytes_up + up,
     )
+    idle = 0 if len(reports) or not record.asked else run.idle + 1
+    return _after(run, memories, x=x, base=base, signals=now.signals, idle=idle, record=record)
+
+
+def _weighed(factors: Tensor, memories: Sequence[Memory], now: Round) -> Tensor:
+    """What the rules make of these weights, one after another."""
+    for rule, memory in zip(now.rules, memories, strict=False):  # the detectors' memories follow
+        factors = rule.weigh(factors, memory, now)
+    return factors
+
+
+def _begun(run: Run, setup: Setup, now: Round, briefs: Briefs) -> Record:
+    """The record of a round whose clients were sent their briefs, with what measuring beforehand has cost."""
+    size = run.x.element_size()
+    down, up = len(briefs) * briefs.bytes(setup.layout, size), 0
+    if now.first is not None:
+        asked, answers = now.first
+        down += len(asked) * asked.bytes(setup.layout, size)
+        up += len(answers) * answers.numbers() * NUMBER_BYTES
+    none = torch.empty(0)
+    return Record(none.long(), none, None, (), len(briefs), now.lr, down, up, first=now.first)
+
+
+def _taken(sent: Sent | None, rule: int, ids: Tensor, positions: Mapping[int, int]) -> State:
+    """What the rule with this number sent along, for the clients that reported."""
+    if not sent or rule not in sent:
+        return {}
+    rows = [positions[client] for client in ids.tolist()]
+    return {name: value[rows] for name, value in sent[rule].items()}
+
+
+def _detected(setup: Setup, now: Round, memories: list[Memory], seen: Measures) -> tuple[Round, tuple[float, ...]]:
+    """The round with its signals, and every detector's value; what detectors remember is stored."""
+    values, decisions = [], []
+    for i, detector in enumerate(setup.detectors, len(setup.algorithm.rules)):
+        if not len(now.reports) and not detector.private:  # it has nothing to measure
+            values.append(float("nan"))
+            decisions.append(now.signals.critical)
+            continue
+        values.append(detector.value(memories[i], now))
+        answer = detector.decide(values[-1], memories[i], now)
+        critical, memories[i] = _stored(answer, memories[i], now.reports.ids)
+        decisions.append(critical)
+    signals = Signals(
+        critical=decisions[0] if decisions else True,
+        values=dict(zip(setup.detector_names, values, strict=True)),
+        elud=seen.elud,
+        coherence=seen.coherence,
+    )
+    return changed(now, signals=signals), tuple(values)
+
+
+def _rebased(run: Run, setup: Setup, now: Round, memories: Sequence[Memory]) -> Tensor | None:
+    """How far the frozen weights are from the task's after this round; None: no rule has moved them."""
+    base = run.base
+    for i in setup.algorithm.order:
+        rule = setup.algorithm.rules[i]
+        if acts(rule, "rebase"):
+            if base is None:
+                base = run.x.new_zeros(setup.layout.base_size, dtype=torch.float32)
+            base = rule.rebase(base, memories[i], now)
+    return base
+
+
+def _moved(x: Tensor, direction: Tensor, memories: Sequence[Memory]) -> Tensor:
+    """x + direction, in place unless a rule keeps the direction: a model may take up most of the memory."""
+    place = direction.untyped_storage().data_ptr()
+    values = (value for memory in memories for value in memory.state.values())
+    remembered = any(value.untyped_storage().data_ptr() == place for value in values)
+    return x + direction if remembered or direction.dtype != x.dtype else direction.add_(x)
 
 
 def _stored(answer: tuple[Any, Memory], before: Memory, ids: Tensor) -> tuple[Any, Memory]:
@@ -236,15 +437,15 @@ def _stored(answer: tuple[Any, Memory], before: Memory, ids: Tensor) -> tuple[An
     value, memory = answer
     if memory.rows is not before.rows and memory.rows:
         memory.table.write(ids, memory.rows)
-    return value, Memory(memory.state, {}, memory.table)
+    return value, Memory(memory.state, {}, memory.table, memory.sent)
 
 
 def _idle(run: Run, setup: Setup, now: Round, memories: list[Memory], record: Record) -> Run:
-    """A round without a usable report: only rules with `sees_idle` act."""
+    """A round without a usable report: only rules with the trait `idle` act."""
     x = run.x
-    for i in setup.algorithm.order():
+    for i in setup.algorithm.order:
         rule = setup.algorithm.rules[i]
-        if rule.sees_idle:
+        if setup.algorithm.traits[i].idle:
             now = changed(now, weights=torch.empty(0, dtype=torch.float64))
             seen = rule.observe(memories[i], now).replace(rows={})  # without reports there are no rows to store
             direction, memories[i] = rule.step(torch.zeros_like(run.x), seen, now)
@@ -253,12 +454,12 @@ def _idle(run: Run, setup: Setup, now: Round, memories: list[Memory], record: Re
 
 
 def _after(run: Run, memories: Sequence[Memory], **changes: Any) -> Run:
-    writes = tuple(table.writes for table in run.tables)
+    writes = tuple(table.writes for table in run.every_table)
     states = tuple(memory.state for memory in memories)
     return changed(run, round=run.round + 1, states=states, writes=writes, **changes)
 
 
-def drive(course: Rounds, engine: Engine) -> Iterator[Run]:
+def drive(course: Rounds, engine: Trains) -> Iterator[Run]:
     """One run on one engine: the run after every round.
 
     Args:
@@ -268,7 +469,9 @@ def drive(course: Rounds, engine: Engine) -> Iterator[Run]:
     begin = getattr(engine, "begin", None)
     run, briefs = next(course)
     while briefs is not None:
+        before = run.round
         run, briefs = course.send(engine.train(briefs))
         if begin and briefs is not None:
             begin(briefs)  # it trains while the caller evaluates the run
-        yield run
+        if run.round > before or briefs is None:
+            yield run

@@ -1,25 +1,34 @@
-"""Rule and Algorithm: every difference from FedAvg is a rule, and an algorithm is a sum of rules."""
+"""The contract: what a rule is, what it is given, and what it says about itself.
+
+Every difference from FedAvg is a rule, and an algorithm is a sum of rules. `core/round.py` calls the hooks.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kairosfl.core import traits
 from kairosfl.core.fields import Briefs, Reports
+from kairosfl.core.layout import Layout
+from kairosfl.core.recipe import Recipe
 from kairosfl.core.spec import Spec
+from kairosfl.core.streams import stream
 from kairosfl.core.table import Table
+from kairosfl.core.traits import Reads as Reads
+from kairosfl.core.traits import Traits
 from kairosfl.errors import UserError
 
-if TYPE_CHECKING:
-    from kairosfl.core.run import Round
-    from kairosfl.detectors import Detector
-
 State = dict[str, Tensor]
-Reads = Literal["clients", "signals", "direction"]
+NAN = float("nan")
 
 
 class Finished(Exception):
@@ -28,11 +37,53 @@ class Finished(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """Who may train and how many of them."""
+    """Who may train, how many of them, and how the server waits for them.
+
+    The words about waiting need a clock: devices, or a simulation with a fleet.
+
+    Args:
+        size: How many answers the round wants.
+        eligible: Client ids to draw from; None: everyone.
+        ids: Exactly these clients, whatever the size.
+        over: The fraction of `size` that is asked in addition, for those that will not answer in time.
+        first: Clients to measure before the round is planned. `select` is then called again, with their reports in
+            `now.measured`.
+        measure: What these clients measure.
+        concurrency: How many clients may be at work at once; 0: those that were asked.
+        deadline: Seconds after which the round ends with what has landed.
+        quorum: Fewer answers than this fraction of `size` at the deadline do not count.
+        late: Whether an answer after the end of its round is dropped, or kept for a later one.
+        patience: Seconds after which an order is given up and its place is free.
+        max_age: Rounds after which an answer no longer counts.
+    """
 
     size: int
-    eligible: np.ndarray | None = None  # client ids; None: everyone
-    ids: np.ndarray | None = None  # exactly these, whatever the size
+    eligible: np.ndarray | None = None
+    ids: np.ndarray | None = None
+    over: float = 0.0
+    first: np.ndarray | None = None
+    measure: frozenset[str] = frozenset()
+    concurrency: int = 0
+    deadline: float = math.inf
+    quorum: float | None = None
+    late: Literal["drop", "keep"] = "drop"
+    patience: float = math.inf
+    max_age: float = math.inf
+
+    def waiting(self) -> tuple[str, ...]:
+        """The words about waiting that are set."""
+        return tuple(name for name, unset in _WAITING.items() if getattr(self, name) != unset)
+
+
+_WAITING: dict[str, Any] = {
+    "over": 0.0,
+    "concurrency": 0,
+    "deadline": math.inf,
+    "quorum": None,
+    "late": "drop",
+    "patience": math.inf,
+    "max_age": math.inf,
+}
 
 
 @dataclass(frozen=True)
@@ -46,53 +97,142 @@ class Memory:
     state: State
     rows: State
     table: Table  # every row ever written
+    sent: State = field(default_factory=dict)  # what `brief` returned for these clients, from `receive` on
 
     def replace(self, *, state: State | None = None, rows: State | None = None) -> Memory:
         """With a new state, or with rows to store (by `observe`; names left out keep their values), or both."""
         state = self.state if state is None else state
-        return Memory(state, self.rows if rows is None else rows, self.table)
+        return Memory(state, self.rows if rows is None else rows, self.table, self.sent)
 
 
-class Rule(Spec):
-    """Ten hooks, all on the server, each "as FedAvg" unless it is overridden.
+@dataclass(frozen=True)
+class Signals:
+    """What is known about the progress of a run. NaN: not measured yet.
+
+    Args:
+        critical: Whether the period is critical, as the first detector decides; without one it always is.
+        values: Of every detector, by its name.
+        elud: Empirical local update diversity.
+        coherence: The mean cosine of two clients' updates.
+    """
+
+    critical: bool = True
+    values: Mapping[str, float] = field(default_factory=dict)
+    elud: float = NAN
+    coherence: float = NAN
+
+    def __getattr__(self, name: str) -> float:
+        """A detector's value as an attribute, as in `signals.fgn`."""
+        values = vars(self).get("values", {})
+        if name not in values:
+            raise AttributeError(f"no detector of this run is called {name!r}; there are {', '.join(values) or 'none'}")
+        return float(values[name])
+
+
+class _NotYet:
+    """Placeholder for what a round does not have before its clients are briefed or have reported."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name!r} is not available: this round does not have its briefs, reports or weights yet")
+
+    def __repr__(self) -> str:
+        return "not yet"
+
+
+NOT_YET: Any = _NotYet()
+T = TypeVar("T")
+
+
+def changed(record: T, /, **changes: Any) -> T:
+    """`dataclasses.replace` for records that check nothing when they are made; a round does it often."""
+    copy: T = object.__new__(type(record))
+    vars(copy).update(vars(record), **changes)
+    return copy
+
+
+@dataclass(frozen=True)
+class Round:
+    """The round that a hook acts in."""
+
+    number: int  # rounds done before it
+    rounds: int
+    population: int
+    cohort: int  # as in the recipe
+    x: Tensor
+    lr: float
+    layout: Layout
+    recipe: Recipe
+    signals: Signals  # the last round's until the clients have trained, then this round's
+    algorithm: Algorithm
+    detectors: tuple[Detector, ...]
+    seed: int
+    time: float = 0.0  # seconds of the clock before it; 0 without one
+    sizes: np.ndarray | None = None  # samples of every client, where the server knows them
+    first: tuple[Briefs, Reports] | None = None  # of the clients that the plan wanted measured first
+    size: int = NOT_YET  # of the cohort as the rules planned it; from `brief` on
+    briefs: Briefs = NOT_YET  # of the selected clients; from `receive` on, of the reporters
+    reports: Reports = NOT_YET
+    took: Tensor = NOT_YET  # [m] seconds from sending to landing by the clock; NaN without one
+    weights: Tensor = NOT_YET  # [m], sum 1
+    factors: Tensor = NOT_YET  # [m], equal weights as the rules change them; only where a rule has the trait `weighs`
+    moved: Tensor = NOT_YET  # the new x, for `rebase`
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Those of the algorithm."""
+        return self.algorithm.rules
+
+    @property
+    def measured(self) -> Reports | None:
+        """The answers of the clients that the plan wanted measured first; None before they were asked."""
+        return None if self.first is None else self.first[1]
+
+    @property
+    def age(self) -> Tensor:
+        """For each reporter, how many rounds ago it was sent its brief, `[m]`; zeros in a synchronous run."""
+        return self.number - self.briefs.round
+
+    @property
+    def version(self) -> Tensor:
+        """The models that the reporters were sent, `[d]` for all of them or `[m, d]`."""
+        return self.briefs.start if self.briefs.offset is None else self.x
+
+    def trained(self) -> Tensor:
+        """The models that the reporters ended with, `[m, d]`."""
+        return self.version + self.reports.delta
+
+    def stream(self, purpose: str, client: int = 0) -> np.random.Generator:
+        """Random numbers for this purpose in this round."""
+        return stream(self.seed, purpose, self.number, client)
+
+    def counts(self) -> Tensor:
+        """How much each reporter counts before any rule weighs it, `[m]`: its samples, or one."""
+        return self.algorithm.counts(self.reports)
+
+
+class Rule(Spec, traits.Declarations):
+    """Hooks, all on the server, each "as FedAvg" unless it is overridden.
 
     A rule is a frozen dataclass of hyper-parameters. It keeps nothing on itself: what it remembers about the run is
     its `state`, what it remembers about a client is that client's row, and both are dictionaries of tensors. Every hook
     takes the value that flows through the round, the rule's memory, and the round, and returns the value.
     """
 
-    kind: ClassVar[Literal["base", "adaptive"]] = "base"
-    last: ClassVar[bool] = False  # it selects and steps after every other rule
-    server_optimizer: ClassVar[bool] = False  # it turns directions into steps; an algorithm has at most one such rule
-    needs_features: ClassVar[bool] = False  # it has clients compare features, which not every model has
-    needs_mass: ClassVar[bool] = False  # it uses mean gradients, which only local sgd defines
-    sees_idle: ClassVar[bool] = False  # observe and step are also called in rounds without a usable report
-    private: ClassVar[bool] = False  # only what has noise decides anything: rounds without reports run like all others
-    # What it acts on: reports or rows of single clients, the detector's answer, or at most the cohort's direction. A
-    # private rule is combined only with rules that say that they do not read clients.
-    reads: ClassVar[Reads] = "clients"
+    def traits(self) -> Traits:
+        """What it says about itself; a rule that needs nothing said leaves it out."""
+        return traits.declared(self, Rule)
 
-    @property
-    def uniform(self) -> bool:
-        """Whether all clients have equal weight, as in some papers, instead of by their samples."""
-        return False
+    def conflicts_among(self, rules: Sequence[Rule]) -> str | None:
+        """Why all these rules, it included, cannot be combined though any two of them can, or None when they can."""
+        return None
 
-    @property
-    def reads_rounds(self) -> bool:
-        """Whether its behaviour depends on the total number of rounds, so that none can be added later."""
-        return False
-
-    def conflicts_with(self, other: Rule) -> str | None:
-        """Why this rule cannot be combined with `other`, or None when it can."""
+    def note_with(self, other: Rule) -> str | None:
+        """After the last round: what the user should know about this rule together with `other`."""
         return None
 
     def largest_cohort(self, cohort: int, population: int) -> int:
         """The largest cohort that it may select, so that memory can be reserved."""
         return cohort
-
-    def widened(self, factor: float) -> Self:
-        """The same rule for a cohort `factor` times as large, of which not all will be waited for."""
-        return self
 
     def server(self, now: Round) -> State:
         """Its state before the first round."""
@@ -106,8 +246,8 @@ class Rule(Spec):
         """Who trains: how many, from whom, or exactly whom."""
         return plan
 
-    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
-        """What the selected clients are told."""
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs | tuple[Briefs, State]:
+        """What the selected clients are told; with it, rows `[m, ...]` to find in `memory.sent` when they report."""
         return briefs
 
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
@@ -130,8 +270,16 @@ class Rule(Spec):
         """How the model moves: x ← x + direction."""
         return direction, memory
 
+    def rebase(self, base: Tensor, memory: Memory, now: Round) -> Tensor:
+        """How far the frozen weights that all clients share are from the task's, `[b]`; `now.moved` is the new x."""
+        return base
+
     def result(self, x: Tensor, memory: Memory, now: Round) -> Tensor:
         """The vector to evaluate, export and deploy; it arrives as the model itself."""
+        return x
+
+    def personal(self, x: Tensor, ids: Tensor, memory: Memory, now: Round) -> Tensor:
+        """The vector with which these clients are evaluated, `[d]` or one each, `[m, d]`; it arrives as the result."""
         return x
 
     def record(self, memory: Memory, now: Round) -> dict[str, float]:
@@ -151,6 +299,38 @@ def acts(rule: Rule, hook: str) -> bool:
     return getattr(type(rule), hook) is not getattr(Rule, hook)
 
 
+class Detector(Spec, ABC):
+    """A value for each round, and whether that round lies in a critical learning period."""
+
+    private: ClassVar[bool] = False  # its value has noise that a private rule accounts for; also called without reports
+
+    @property
+    def multiplier(self) -> float:
+        """The noise multiplier of its value, if it is private."""
+        return math.inf
+
+    @property
+    def measure(self) -> str | None:
+        """What the clients must measure for it, if anything beyond what they always report."""
+        return None
+
+    @abstractmethod
+    def server(self, now: Round) -> State:
+        """Its state before the first round."""
+
+    def client(self, now: Round) -> State:
+        """What it remembers about a client, before it has seen the client."""
+        return {}
+
+    @abstractmethod
+    def value(self, memory: Memory, now: Round) -> float:
+        """This round's value, from what the clients reported."""
+
+    @abstractmethod
+    def decide(self, value: float, memory: Memory, now: Round) -> tuple[bool, Memory]:
+        """Whether the period is critical, and what to remember; rows that are replaced are stored."""
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """A sum of rules. The empty sum is FedAvg."""
@@ -163,14 +343,14 @@ class Algorithm:
             for other in self.rules[:i]:
                 if type(rule) is type(other):
                     raise UserError(f"{rule.name()} appears twice in the algorithm; name it once.")
-                if rule.server_optimizer and other.server_optimizer:
-                    raise UserError(
-                        f"{other.name()} and {rule.name()} cannot be combined: both are server optimizers, and one "
-                        "would take the other's step for a gradient; leave one of them out."
-                    )
-                reason = rule.conflicts_with(other) or other.conflicts_with(rule)
+                reason = traits.refused(other, self.traits[self.rules.index(other)], rule, self.traits[i])
                 if reason:
                     raise UserError(f"{other.name()} and {rule.name()} cannot be combined: {reason}.")
+
+    @cached_property
+    def traits(self) -> tuple[Traits, ...]:
+        """What each rule says about itself."""
+        return tuple(rule.traits() for rule in self.rules)
 
     def __add__(self, other: Rule | Algorithm) -> Self:
         more = other.rules if isinstance(other, Algorithm) else (other,)
@@ -179,38 +359,66 @@ class Algorithm:
     def __str__(self) -> str:
         return " + ".join(map(str, self.rules)) or "fedavg"
 
+    def check_whole(self) -> None:
+        """Refuse a sum in which a rule has no effect; unfinished sums are not refused, so that rules can be added."""
+        for rule in self.rules:
+            reason = rule.conflicts_among(self.rules)
+            if reason:
+                names = [member.name() for member in self.rules]
+                raise UserError(f"{', '.join(names[:-1])} and {names[-1]} cannot be combined: {reason}.")
+
+    def any(self, trait: str) -> bool:
+        """Whether one of its rules has this trait."""
+        return any(getattr(each, trait) for each in self.traits)
+
     def counts(self, reports: Reports) -> Tensor:
         """The weight of each report before any rule changes it, `[m]`: its samples, or one."""
-        uniform = any(rule.uniform for rule in self.rules)
-        return torch.ones(len(reports)).double() if uniform else reports.n.double()
+        if self.any("uniform"):
+            return torch.ones(len(reports)).double()
+        return reports.n.double()
 
     def largest_cohort(self, cohort: int, population: int) -> int:
         """The largest cohort that its rules may select, one after another."""
-        for i in self.order():
+        for i in self.order:
             cohort = max(cohort, self.rules[i].largest_cohort(cohort, population))
         return cohort
 
-    def order(self) -> list[int]:
-        """The order in which rules select and step: as written, then the `last` ones, adaptive ones at the end."""
-        last = [(rule.last, rule.last and rule.kind == "adaptive") for rule in self.rules]
-        return sorted(range(len(last)), key=last.__getitem__)
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """The order in which rules select and step: as written, then the late ones, the last ones at the end."""
+        places = [traits.WHEN.index(each.when) for each in self.traits]
+        return tuple(sorted(range(len(places)), key=places.__getitem__))
 
-    def check_detector(self, detector: Detector) -> None:
-        """Refuse a detector that would decide by clients' numbers without noise beside a private rule."""
-        private = next((rule for rule in self.rules if rule.private), None)
-        reader = next((rule for rule in self.rules if rule.reads == "signals"), None)
+    def check_detectors(self, detectors: tuple[Detector, ...]) -> None:
+        """Refuse a rule that asks a detector where there is none, and one that would decide without noise."""
+        reader = private = None
+        for rule, about in zip(self.rules, self.traits, strict=True):
+            if about.reads == "signals":
+                reader = reader or rule
+            if about.private:
+                private = private or rule
+        if not detectors:
+            if reader:
+                raise UserError(
+                    f"{reader.name()} acts by a detector of critical periods, and there is none; give one, such as "
+                    "detectors=kairosfl.detectors.parse_detectors('fgn')."
+                )
+            return
+        detector = detectors[0]
         if private and reader and not detector.private:
             raise UserError(
                 f"{reader.name()} and {private.name()} cannot be combined with run.detector = {str(detector)!r}, which "
-                "decides by what clients report, without noise; use 'noisedfgn'."
+                "decides by what clients report, without noise; use a detector that adds noise."
             )
         if detector.private and not private:
-            raise UserError(f"run.detector = {str(detector)!r} needs the rule privacy, which accounts for its noise.")
+            raise UserError(f"run.detector = {str(detector)!r} needs a private rule, which accounts for its noise.")
 
     def check_mass(self, optimizer: str) -> None:
         """Refuse rules that need mean gradients where the local optimizer does not define them."""
-        for rule in self.rules:
-            if rule.needs_mass and optimizer != "sgd":
+        if optimizer == "sgd":
+            return
+        for rule, each in zip(self.rules, self.traits, strict=True):
+            if "mass" in each.needs:
                 raise UserError(
                     f"{rule.name()} cannot be used with train.optimizer = {optimizer!r}: it needs the clients' mean "
                     "gradients, which only 'sgd' defines; use 'sgd', or leave the rule out."

@@ -1,43 +1,35 @@
-"""A run: what stays the same throughout it, all of its state, and the round that hooks see."""
+"""A run: what stays the same throughout it, and all of its state."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Reports
+from kairosfl.core.layout import Layout
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.rule import Algorithm, Memory, Rule, State
-from kairosfl.core.streams import stream
+from kairosfl.core.rule import (
+    NAN,
+    NOT_YET,
+    Algorithm,
+    Detector,
+    Memory,
+    Round,
+    Rule,
+    Signals,
+    State,
+    changed,
+)
 from kairosfl.core.table import Allocate, Table, alike
-from kairosfl.detectors import FGN, Detector, Signals
 from kairosfl.errors import UserError
-from kairosfl.tasks.vector import Layout
 
-
-class _NotYet:
-    """Placeholder for what a round does not have before its clients are briefed or have reported."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{name!r} is not available: this round does not have its briefs, reports or weights yet")
-
-    def __repr__(self) -> str:
-        return "not yet"
-
-
-NOT_YET: Any = _NotYet()
-T = TypeVar("T")
-
-
-def changed(given: T, /, **changes: Any) -> T:
-    """`dataclasses.replace` for records that check nothing when they are made; a round does it often."""
-    made: T = object.__new__(type(given))
-    vars(made).update(vars(given), **changes)
-    return made
+__all__ = ["NOT_YET", "Record", "Round", "Run", "Setup", "changed", "upcoming"]
 
 
 @dataclass(frozen=True)
@@ -49,20 +41,54 @@ class Setup:
         recipe: Rounds, cohort, and how clients train.
         clients: Size of the population.
         layout: Where the model's tensors lie in the vector, `task.layout`.
-        detectors: Of critical periods; all are recorded, the first one decides.
+        detectors: Of critical periods; all are recorded, the first one decides. Without one every round is critical,
+            and rules that act by a detector are refused.
+        own: The own part of a client that has not trained yet, `[e]`, where the model has one: `task.own_start()`.
+        sizes: Samples of every client, where the server knows them.
+        waits: Defaults of what a plan says about waiting, where there are devices to wait for.
     """
 
     algorithm: Algorithm
     recipe: Recipe
     clients: int
     layout: Layout
-    detectors: tuple[Detector, ...] = (FGN(),)
+    detectors: tuple[Detector, ...] = ()
+    own: Tensor | None = None
+    sizes: np.ndarray | None = None
+    waits: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.recipe.check_cohort(self.clients)
         self.algorithm.check_mass(self.recipe.optimizer)
-        for first in self.detectors[:1]:  # it decides
-            self.algorithm.check_detector(first)
+        self.algorithm.check_whole()
+        self.algorithm.check_detectors(self.detectors)
+        if (0 if self.own is None else len(self.own)) != self.layout.own_size:
+            raise UserError(
+                f"The model has {self.layout.own_size} parameters that stay with the clients, but Setup.own has "
+                f"{0 if self.own is None else len(self.own)}; give task.own_start()."
+            )
+
+    @property
+    def detector_names(self) -> tuple[str, ...]:
+        """Under what each detector is recorded: its name, or its text where several have that name."""
+        names = [detector.name() for detector in self.detectors]
+        return tuple(
+            str(detector) if names.count(name) > 1 else name
+            for detector, name in zip(self.detectors, names, strict=True)
+        )
+
+    @property
+    def keeps(self) -> frozenset[str]:
+        """The fields that clients keep in this run."""
+        names = frozenset(("own",)) if self.layout.own else frozenset[str]()
+        return names.union(*(traits.keeps for traits in self.algorithm.traits))
+
+    def kept(self, x: Tensor) -> State:
+        """What a client keeps before its first visit."""
+        first = {"second": x, "mix": torch.tensor(0.5, dtype=torch.float64)}
+        if self.own is not None:
+            first["own"] = self.own.to(x)
+        return {name: first[name] for name in sorted(self.keeps)}
 
 
 @dataclass(frozen=True)
@@ -75,10 +101,11 @@ class Record:
     rejected: tuple[tuple[int, str], ...]
     asked: int
     lr: float
-    vectors_down: int
-    numbers_down: int
+    bytes_down: int
+    bytes_up: int = 0
     consensus: float = float("nan")
     values: tuple[float, ...] = ()
+    first: tuple[Briefs, Reports] | None = None  # who was measured before the round was planned
 
 
 @dataclass(frozen=True)
@@ -99,6 +126,10 @@ class Run:
     record: Record | None = None
     finished: str = ""  # why a rule ended it before its last round
     writes: tuple[int, ...] = ()  # how often each table had been written to
+    time: float = 0.0  # seconds of the clock; 0 without one
+    base: Tensor | None = None  # how far rules moved the frozen weights, `[b]`; None: not at all
+    kept: Table = field(default_factory=lambda: Table({}))  # what clients keep, where they are simulated
+    counted: Table = field(default_factory=lambda: Table({}))  # the round of each client's last report that counted
 
     @classmethod
     def start(cls, x: Tensor, setup: Setup, *, seed: int, allocate: Allocate = alike) -> Run:
@@ -110,24 +141,41 @@ class Run:
             seed: Of everything random in the run.
             allocate: Gives memory for client rows; `kairosfl.engines.memory.spilling` uses the host when a GPU is full.
         """
-        run = cls(seed=seed, round=0, x=x, states=(), tables=())
-        now = Round.of(run, setup)
+        kept = setup.kept(x)
+        counted = {"round": torch.tensor(-1)} if kept else {}
+        run = cls(
+            seed=seed,
+            round=0,
+            x=x,
+            states=(),
+            tables=(),
+            signals=Signals(values=dict.fromkeys(setup.detector_names, NAN)),
+            kept=Table(kept, allocate),
+            counted=Table(counted),
+        )
+        now = upcoming(run, setup)
         parts: tuple[Rule | Detector, ...] = (*setup.algorithm.rules, *setup.detectors)
-        return replace(
+        run = replace(
             run,
             states=tuple(part.server(now) for part in parts),
             tables=tuple(Table(part.client(now), allocate) for part in parts),
-            writes=(0,) * len(parts),
         )
+        return replace(run, writes=tuple(table.writes for table in run.every_table))
+
+    @property
+    def every_table(self) -> tuple[Table, ...]:
+        """The tables of the rules and detectors, of what clients keep, and of their last reports that counted."""
+        return (*self.tables, self.kept, self.counted)
 
     def snapshot(self) -> Run:
         """A copy with client rows of its own, which later rounds of this one leave alone."""
         self.check_fresh()
-        return replace(self, tables=copy.deepcopy(self.tables))
+        tables, kept, counted = copy.deepcopy((self.tables, self.kept, self.counted))
+        return replace(self, tables=tables, kept=kept, counted=counted)
 
     def check_fresh(self) -> None:
         """Refuse a run whose client rows a later round has overwritten."""
-        if self.writes != tuple(table.writes for table in self.tables):
+        if self.writes != tuple(table.writes for table in self.every_table):
             raise UserError(
                 f"The client rows of this run, after round {self.round}, were overwritten by a later round; continue "
                 "from the latest run, or keep run.snapshot() before continuing."
@@ -138,49 +186,21 @@ class Run:
         return Memory(self.states[i], rows or {}, self.tables[i])
 
 
-@dataclass(frozen=True)
-class Round:
-    """The round that a hook acts in."""
-
-    number: int  # rounds done before it
-    rounds: int
-    population: int
-    cohort: int  # as in the recipe
-    x: Tensor
-    lr: float
-    layout: Layout
-    recipe: Recipe
-    signals: Signals  # the last round's until the clients have trained, then this round's
-    rules: tuple[Rule, ...]
-    detectors: tuple[Detector, ...]
-    seed: int
-    size: int = NOT_YET  # of the cohort as the rules planned it; from `brief` on
-    briefs: Briefs = NOT_YET  # of the selected clients; from `receive` on, of the reporters
-    reports: Reports = NOT_YET
-    weights: Tensor = NOT_YET  # [m], sum 1
-
-    @classmethod
-    def of(cls, run: Run, setup: Setup) -> Round:
-        """The next round of a run."""
-        return cls(
-            number=run.round,
-            rounds=setup.recipe.rounds,
-            population=setup.clients,
-            cohort=setup.recipe.cohort,
-            x=run.x,
-            lr=setup.recipe.lr_at(run.round),
-            layout=setup.layout,
-            recipe=setup.recipe,
-            signals=run.signals,
-            rules=setup.algorithm.rules,
-            detectors=setup.detectors,
-            seed=run.seed,
-        )
-
-    def stream(self, purpose: str, client: int = 0) -> np.random.Generator:
-        """Random numbers for this purpose in this round."""
-        return stream(self.seed, purpose, self.number, client)
-
-    def counts(self) -> Tensor:
-        """How much each reporter counts before any rule weighs it, `[m]`: its samples, or one."""
-        return Algorithm(self.rules).counts(self.reports)
+def upcoming(run: Run, setup: Setup) -> Round:
+    """The next round of a run."""
+    return Round(
+        number=run.round,
+        rounds=setup.recipe.rounds,
+        population=setup.clients,
+        cohort=setup.recipe.cohort,
+        x=run.x,
+        lr=setup.recipe.lr_at(run.round),
+        layout=setup.layout,
+        recipe=setup.recipe,
+        signals=run.signals,
+        algorithm=setup.algorithm,
+        detectors=setup.detectors,
+        seed=run.seed,
+        time=run.time,
+        sizes=setup.sizes,
+    )

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from kairosfl.errors import UserError, nearest
+from kairosfl.errors import UserError, nearest, shown
 
 _WORDS = {"true": True, "false": False, "none": None}
 
@@ -40,7 +40,8 @@ class Spec:
     def check(self, field: str, holds: bool, fix: str) -> None:
         """Refuse a hyper-parameter with the field, the value and the fix."""
         if not holds:
-            raise UserError(f"{self.name()}: {field} = {getattr(self, field)!r} is not allowed; {fix}.")
+            value = shown(getattr(self, field))
+            raise UserError(f"{self.name()}: {field} = {value} is not allowed; {fix}.")
 
 
 EMPTY = {"rule": ("fedavg",)}  # names of the empty sum
@@ -65,7 +66,7 @@ def build(
     elif "." in name:
         cls = _import(kind, name, allow)
     else:
-        raise UserError(f"There is no {kind} {name!r}; {nearest(name, {*known, *EMPTY.get(kind, ())})}")
+        raise missing(kind, name, known)
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for option, value in options.items():
         if option not in fields:
@@ -79,17 +80,37 @@ def build(
     return made
 
 
+def missing(kind: str, name: str, known: Collection[str]) -> UserError:
+    """What to say of a name that is not known."""
+    return UserError(f"There is no {kind} {name!r}; {nearest(name, {*known, *EMPTY.get(kind, ())})}")
+
+
 def parse(kind: str, text: str, known: Mapping[str, type[Spec]], allow: Collection[str] = ()) -> tuple[Spec, ...]:
     """`a(x=1) + b` as objects. Names with dots are presets (`fedcl.released()`) or imports (`my.rules.Mine()`)."""
-    unreadable = UserError(f"{kind} = {text!r} cannot be read; write it like '{' + '.join(EXAMPLES[kind])}'.")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise unreadable from None
-    try:
-        return tuple(_object(kind, term, text, known, allow) for term in _terms(tree))
+        return tuple(_object(kind, term, text, known, allow) for term in _terms(_tree(kind, text)))
     except RecursionError:  # the parser goes deeper than what walks its tree
-        raise unreadable from None
+        raise _unreadable(kind, text) from None
+
+
+def heads(kind: str, text: str) -> list[str]:
+    """The names in `a(x=1) + b`, whatever they mean."""
+    try:
+        terms = _terms(_tree(kind, text))
+        return [ast.unparse(term.func if isinstance(term, ast.Call) else term) for term in terms]
+    except RecursionError:
+        raise _unreadable(kind, text) from None
+
+
+def _tree(kind: str, text: str) -> ast.expr:
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise _unreadable(kind, text) from None
+
+
+def _unreadable(kind: str, text: str) -> UserError:
+    return UserError(f"{kind} = {text!r} cannot be read; write it like '{' + '.join(EXAMPLES[kind])}'.")
 
 
 def _terms(tree: ast.expr) -> list[ast.expr]:
@@ -127,8 +148,16 @@ def _value(kind: str, node: ast.expr, text: str) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, MemoryError, RecursionError):
         raise UserError(
-            f"{kind} = {text!r}: {ast.unparse(node)!r} is not a value; use a number, a 'word' or true/false."
+            f"{kind} = {text!r}: {_source(node)} is not a value; use a number, a 'word' or true/false."
         ) from None
+
+
+def _source(node: ast.expr) -> str:
+    """The text of a node, quoted."""
+    try:
+        return repr(ast.unparse(node))
+    except (ValueError, RecursionError):  # a whole number of thousands of digits, or deep nesting
+        return "one of its options"
 
 
 def _import(kind: str, name: str, allow: Collection[str]) -> type[Spec]:
@@ -156,7 +185,7 @@ def _checked(kind: str, name: str, cls: Any) -> type[Spec]:
 
 def _check_type(name: str, option: str, value: Any, default: Any) -> None:
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise UserError(f"{name}: {option} = {value} is too large; whole numbers go up to 2^63 - 1.")
+        raise UserError(f"{name}: {option} = {shown(value)} is too large; whole numbers go up to 2^63 - 1.")
     number = isinstance(value, int | float) and not isinstance(value, bool)
     wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}.get(type(default))
     fits = {
@@ -166,4 +195,4 @@ def _check_type(name: str, option: str, value: Any, default: Any) -> None:
         str: isinstance(value, str),
     }.get(type(default), True)
     if not fits:
-        raise UserError(f"{name}: {option} = {value!r} is not {wanted}; its default is {default!r}.")
+        raise UserError(f"{name}: {option} = {shown(value)} is not {wanted}; its default is {default!r}.")

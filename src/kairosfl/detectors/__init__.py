@@ -1,9 +1,7 @@
 """What is measured during a run, and the detectors of critical learning periods."""
 
-from kairosfl.detectors.detectors import DETECTORS, FGN, Detector, FedFIM, parse_detectors
-from kairosfl.detectors.measures import (
+from kairosfl.core.measures import (
     Measures,
-    Signals,
     coherence,
     cosine_matrix,
     elud,
@@ -11,6 +9,8 @@ from kairosfl.detectors.measures import (
     readings,
     squared_norms,
 )
+from kairosfl.core.rule import Detector, Signals
+from kairosfl.detectors.detectors import DETECTORS, FGN, FedFIM, parse_detectors
 from kairosfl.detectors.noised import NoisedFGN
 
 DETECTORS[NoisedFGN.name()] = NoisedFGN

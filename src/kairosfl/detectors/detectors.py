@@ -7,58 +7,21 @@ PA3Fed (AAAI 2025), Eq. 4 to 6. FedFIM: Yan, Wang and Li, "Seizing Critical Lear
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from kairosfl.core.fields import FISHER, FISHER_SAMPLED
-from kairosfl.core.rule import Memory, State
+from kairosfl.core.rule import Detector, Memory, Round, State
 from kairosfl.core.spec import Spec, parse
 from kairosfl.detectors import growth
 from kairosfl.errors import UserError
 
-if TYPE_CHECKING:
-    from kairosfl.core.run import Round
-
-
 COMPARE = ("rounds", "visits", "levels")
-
-
-class Detector(Spec, ABC):
-    """A value for each round, and whether that round lies in a critical period."""
-
-    private: ClassVar[bool] = False  # its value has noise that `privacy` accounts for; also called without reports
-
-    @property
-    def multiplier(self) -> float:
-        """The noise multiplier of its value, if it is private."""
-        return math.inf
-
-    @property
-    def measure(self) -> str | None:
-        """What the clients must measure for it, if anything beyond what they always report."""
-        return None
-
-    @abstractmethod
-    def server(self, now: Round) -> State:
-        """Its state before the first round."""
-
-    def client(self, now: Round) -> State:
-        """What it remembers about a client, before it has seen the client."""
-        return {}
-
-    @abstractmethod
-    def value(self, memory: Memory, now: Round) -> float:
-        """This round's value, from what the clients reported."""
-
-    @abstractmethod
-    def decide(self, value: float, memory: Memory, now: Round) -> tuple[bool, Memory]:
-        """Whether the period is critical, and what to remember; rows that are replaced are stored."""
 
 
 def _rising(value: float, memory: Memory, delta: float) -> tuple[bool, Memory]:

@@ -6,15 +6,11 @@ value = (Σ min(lr_k · (Σ over batches of ‖∇L‖²) / epochs_k, clip) + no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from kairosfl.core.rule import Memory, State
-from kairosfl.detectors.detectors import Detector
-
-if TYPE_CHECKING:
-    from kairosfl.core.run import Round
+from kairosfl.core.rule import Detector, Memory, Round, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +41,7 @@ class NoisedFGN(Detector):
         return {"before": torch.tensor(float("nan"), dtype=torch.float64)}
 
     def value(self, memory: Memory, now: Round) -> float:
-        rule: Any = next(rule for rule in now.rules if rule.private)
+        rule: Any = next(rule for rule, traits in zip(now.rules, now.algorithm.traits, strict=True) if traits.private)
         values = (now.briefs.lr * now.reports.grad_sq / now.reports.epochs).clamp(max=self.clip)
         noise = self.noise * self.clip * rule.normal("detector", now, torch.zeros(1, dtype=torch.float64))
         return float(values.sum() / now.size + noise / rule.expected(now.size, now))

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-import kairosfl
 from kairosfl.engines.precision import Precision
 from kairosfl.tasks.data.files import cache_folder
+from kairosfl.version import __version__
 
 try:
     import fcntl
@@ -161,7 +161,7 @@ def _conditions(device: torch.device) -> dict[str, str]:
     triton = ""
     with contextlib.suppress(ImportError):
         triton = str(getattr(import_module("triton"), "__version__", ""))
-    found = {"kairosfl": kairosfl.__version__, "torch": torch.__version__, "triton": triton, "device": device.type}
+    found = {"kairosfl": __version__, "torch": torch.__version__, "triton": triton, "device": device.type}
     found["clock"] = "device"  # older entries included launch overhead
     if device.type == "cuda":
         found["device"] = torch.cuda.get_device_name(device)

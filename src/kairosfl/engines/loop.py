@@ -41,7 +41,8 @@ class Loop(Evaluator):
 def one_by_one(trainer: Trainer, briefs: Briefs, precision: Precision) -> Reports:
     """The reports of a cohort whose clients train one after another."""
     start = briefs.start
-    delta = torch.empty(len(briefs), start.shape[-1], dtype=start.dtype, device=trainer.device)
+    length = 0 if briefs.measures_only() else start.shape[-1]
+    delta = torch.empty(len(briefs), length, dtype=start.dtype, device=trainer.device)
     with precision():
-        reports = [trainer.follow(brief, delta[row]) for row, brief in enumerate(briefs.each())]
+        reports = [trainer.follow(brief, delta[row] if length else None) for row, brief in enumerate(briefs.each())]
     return Reports.stack(reports, delta.to(start.device))

@@ -21,11 +21,12 @@ from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Cohort, Reports
 from kairosfl.core.fields import fields as entries
+from kairosfl.core.work import epoch_of
 from kairosfl.engines.choices import Choices
-from kairosfl.engines.cluster import LOOK, Cluster
+from kairosfl.engines.cluster import LOOK, Cluster, Witness, check_reachable
 from kairosfl.engines.evaluate import Scores
 from kairosfl.engines.loop import Loop
-from kairosfl.errors import UserError
+from kairosfl.errors import UserError, first_line
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.task import Task
 from kairosfl.tasks.tree import tree_map
@@ -54,8 +55,9 @@ Make = Callable[[Task, torch.device], ShardEngine]
 
 def expected_steps(briefs: Briefs, sizes: np.ndarray) -> np.ndarray:
     """Steps of every client that trains all its epochs; `sizes` are the samples of everyone."""
-    per_epoch = np.ceil(sizes[briefs.ids.numpy()] / briefs.batch_size.numpy())
-    steps: np.ndarray = per_epoch * briefs.epochs.numpy()
+    sizes = sizes[briefs.ids.numpy()]
+    per_epoch = epoch_of(sizes, briefs.batch_size.numpy(), drop_last=briefs.drop_last).steps
+    steps: np.ndarray = (per_epoch * briefs.epochs.numpy()).astype(np.float64)
     return steps
 
 
@@ -140,6 +142,7 @@ class Ray:
         self._stillborn = 0
         self._owner = not ray.is_initialized()
         self._cluster = Cluster(_connect(address))
+        self._witness = Witness()
         try:
             cpus = _share(actors, gpus, threads)
             self._class: Any = ray.remote(_Actor).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
@@ -210,6 +213,7 @@ class Ray:
 
     def close(self) -> None:
         """Ends the actors, and Ray if this engine started it."""
+        self._witness.dismiss()
         for actor in [*self._live, *self._coming.values()]:
             ray.kill(actor)
         self._live, self._coming = [], {}
@@ -279,15 +283,22 @@ class Ray:
 def _connect(address: str | None) -> Mapping[str, Any]:
     """Connect to a cluster, or start one here, unless this process is connected; returns where its processes are."""
     local: dict[str, Any] = {"include_dashboard": False} if address is None and not ray.is_initialized() else {}
+    if address is not None and not ray.is_initialized():
+        check_reachable(address)
     try:
         context: Any = ray.init(
             address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True, **local
         )
-    except (ConnectionError, ValueError) as raised:
+    except Exception as raised:  # Ray has no type for it: a busy machine, a full disk, ports in use
+        if address is not None:
+            raise UserError(
+                f"run.ray_address = {address!r} cannot be reached: {first_line(raised)}; "
+                "if the cluster requires a token, set RAY_AUTH_MODE=token in the environment."
+            ) from raised
         raise UserError(
-            f"run.ray_address = {address!r} cannot be reached: {raised}; "
-            "if the cluster requires a token, set RAY_AUTH_MODE=token in the environment."
-        ) from None
+            f"Ray does not start: {first_line(raised)}; try again when the machine is less busy, "
+            "or use run.engine = 'loop' or 'batched'."
+        ) from raised
     where: Mapping[str, Any] = context.address_info
     return where
 
@@ -321,7 +332,8 @@ def _cause(raised: Exception) -> Exception:
 def _join(briefs: Briefs, parts: list[Reports], failed: list[tuple[int, str]]) -> Reports:
     """The shards' reports, still arrays, as one record in client order."""
     size = sum(len(part) for part in parts)
-    delta = torch.empty(size, briefs.start.shape[-1], dtype=briefs.start.dtype, device=briefs.start.device)
+    width = parts[0].delta.shape[1] if parts else briefs.start.shape[-1]
+    delta = torch.empty(size, width, dtype=briefs.start.dtype, device=briefs.start.device)
     failed = [*failed, *(entry for part in parts for entry in part.failed)]
     if not parts:
         return Reports.stack([], delta, tuple(failed))

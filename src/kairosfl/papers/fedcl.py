@@ -271,7 +271,7 @@ ITEMS = (
         "fisher_megabytes",
         "seconds",
         "cohort",
-        traces=("fgn", "fisher", "critical", "cohort"),
+        traces=("fgn", "fedfim", "critical", "cohort"),
         claim="Both find almost the same periods, so accuracy is the same; FedFIM takes up to 9 times the computation "
         "and 40 times the memory.",
         note="FGN uses gradients that training computes anyway: it costs one sum per batch. The paper does not "

@@ -5,13 +5,15 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kairosfl import presets
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs.config import RunConfig, change, resolve
 from kairosfl.runs.keys import updated
-from kairosfl.runs.sweep import Member
+
+if TYPE_CHECKING:
+    from kairosfl.runs.sweep import Member
 
 TEXT = "text"  # the reading of a cell that follows the paper's text
 
@@ -105,6 +107,8 @@ def members(
     first_seed: int = 0,
 ) -> list[Member]:
     """The runs of an item as members of a sweep: the first seed of every cell before the second of any."""
+    from kairosfl.runs.sweep import Member
+
     seeds = item.seeds if seeds is None else seeds
     for name, value in (("seeds", seeds), ("rounds", rounds)):
         if value is not None and value < 1:

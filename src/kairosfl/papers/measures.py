@@ -144,11 +144,14 @@ class Trace:
     column: str
     total: bool = False
     percent: bool = False
+    before: str = ""  # what the column was called in older runs
 
     def of(self, run: RecordedRun) -> tuple[np.ndarray, np.ndarray]:
         """The rounds in which it is known, and its values."""
         rounds = np.array([row["round"] for row in run.rows])
-        values = np.array([row.get(self.column) for row in run.rows], dtype=np.float64)  # None is NaN
+        values = np.array(
+            [row.get(self.column, row.get(self.before)) for row in run.rows], dtype=np.float64
+        )  # None is NaN
         known = np.isfinite(values)
         return rounds[known], values[known].cumsum() if self.total else values[known]
 
@@ -157,7 +160,7 @@ TRACES: dict[str, Trace] = {
     "accuracy": Trace("test accuracy", "accuracy", percent=True),
     "train_loss": Trace("training loss", "train_loss"),
     "fgn": Trace("FGN", "fgn"),
-    "fisher": Trace("trace of the Fisher information", "fisher"),
+    "fedfim": Trace("trace of the Fisher information", "fedfim", before="fisher"),
     "critical": Trace("critical (1) or not", "critical"),
     "cohort": Trace("clients per round", "cohort"),
     "elud": Trace("e-LUD", "elud"),

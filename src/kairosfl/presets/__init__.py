@@ -18,7 +18,7 @@ def names() -> list[str]:
 
 def read(name: str) -> dict[str, Any]:
     """The tables of a preset, ready for `runs.config.resolve`."""
-    from kairosfl.runs import config  # late, because it imports torch, and completion asks for names alone
+    from kairosfl.runs import config  # late: completion asks for names alone
 
     return config.read(path(name))
 

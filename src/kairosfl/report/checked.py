@@ -31,7 +31,7 @@ _METRICS = {
     "critical": _SHARE,
     **dict.fromkeys(("cohort", "reported", "rejected", "epochs", "epochs_total"), _AMOUNT),
     **dict.fromkeys(("bytes_down", "bytes_up", "lr", "seconds"), _AMOUNT),
-    **dict.fromkeys(("loss", "train_loss", "fgn", "fisher", "elud", "coherence"), _ANY),
+    **dict.fromkeys(("loss", "train_loss", "fgn", "fedfim", "elud", "coherence"), _ANY),
 }
 
 

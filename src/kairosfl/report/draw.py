@@ -14,7 +14,7 @@ import numpy as np
 
 from kairosfl.errors import UserError
 from kairosfl.report.checked import Array
-from kairosfl.report.figures import critical_periods
+from kairosfl.report.figures import critical_periods, followed_periods
 from kairosfl.report.pictures import BAND, CRITICAL, HeatMap, Lines, Series, colour
 from kairosfl.report.read import Group
 from kairosfl.runs.files import write
@@ -152,12 +152,18 @@ def band(series: Series, percent: bool) -> tuple[Array, Array]:
     return low if signed else np.maximum(low, 0), np.minimum(high, 1) if percent else high
 
 
-def periods(picture: Lines, groups: Sequence[Group]) -> dict[int, list[tuple[float, float, float]]]:
-    """The critical periods to shade by group: none unless x is the round, of a few groups, and some had any."""
+def periods(
+    picture: Lines, groups: Sequence[Group], *, followed: bool = False
+) -> dict[int, list[tuple[float, float, float]]]:
+    """The critical periods to shade by group: none unless x is the round, of a few groups, and some had any.
+
+    With `followed` only those of detectors that a rule follows, or that were asked for.
+    """
     shown = list(dict.fromkeys(series.group for series in picture.series))
     if picture.x_label != "round" or len(shown) > STRIPS:
         return {}
-    found = {number: critical_periods(groups[number]) for number in shown}
+    spans = followed_periods if followed else critical_periods
+    found = {number: spans(groups[number]) for number in shown}
     return found if any(found.values()) else {}
 
 

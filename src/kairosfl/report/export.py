@@ -19,6 +19,8 @@ from kairosfl.report.tables import Row, chosen_target, columns, pair_cells, pair
 from kairosfl.report.words import in_words
 from kairosfl.runs.files import plain, write
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how formulas begin
+
 
 def checked_kind(kind: str) -> None:
     """Refuse an unknown picture format."""
@@ -29,7 +31,7 @@ def checked_kind(kind: str) -> None:
 def export_figures(dirs: Sequence[Path], folder: Path, kind: str = "svg") -> list[Path]:
     """Every picture of the report in its own file, and captions.txt; heat maps have the letter of their group."""
     checked_kind(kind)
-    groups, page = read_groups(dirs), Page(critical=True)
+    groups, page = read_groups(dirs), Page(critical=True, followed=True)
     names = [in_words(group.label) for group in groups]
     captions = {}
     for picture in figures(groups)[0]:
@@ -83,12 +85,22 @@ def results_file(
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows as CSV with a header; unknown values are left empty."""
+    """Rows as CSV with a header; unknown values are left empty.
+
+    Text may come from someone else's run folder: a spreadsheet would evaluate what begins like a formula.
+    """
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(plain(row) for row in rows)
+    writer.writerows({name: _defused(value) for name, value in plain(row).items()} for row in rows)
     return out.getvalue()
+
+
+def _defused(value: Any) -> Any:
+    """A value with an apostrophe in front where it is text that a spreadsheet would take for a formula."""
+    if isinstance(value, str) and value.startswith(FORMULA):
+        return f"'{value}"
+    return value
 
 
 def as_latex(rows: Sequence[dict[str, str]]) -> str:

@@ -66,12 +66,12 @@ _CURVES = (
         note="Its rise or fall decides what counts as a critical period.",
     ),
     _Curve(
-        "fisher",
+        "fedfim",
         "signals",
         "Fisher trace",
         "trace",
         "the FedFIM detector did not run; add fedfim to run.detector",
-        ("fisher",),
+        ("fedfim",),
         asked=lambda run: "fedfim" in str(run.settings.get("run.detector")),
     ),
     _Curve(
@@ -398,3 +398,8 @@ def critical_periods(group: Group) -> list[tuple[float, float, float]]:
     edges = np.concatenate([rounds[:1] - 0.5, rounds + 0.5])
     turns = np.flatnonzero(np.diff(level))
     return [(float(edges[a]), float(edges[b]), float(level[a + 1])) for a, b in pairwise(turns) if level[a + 1] > 0]
+
+
+def followed_periods(group: Group) -> list[tuple[float, float, float]]:
+    """Those that a rule acted on, or of a detector that was asked for; of any other they would be noise."""
+    return critical_periods(group) if group.follows_detector else []

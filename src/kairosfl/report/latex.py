@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kairosfl.errors import UserError, nearest
 from kairosfl.report.pictures import BAND, counted
 from kairosfl.report.ranking import best_rows
-from kairosfl.report.tables import Row, cells
+from kairosfl.report.tables import DAGGER, Row, cells
 
 COLUMNS = ("final 10 %", "rounds to target", "MB to target", "MB")  # after the algorithm, unless others are chosen
 # How a paper would head them, and what makes the best value: {title} and {unit} are the metric's, {goal} the target.
@@ -80,6 +80,8 @@ def _caption(rows: Sequence[Row], columns: Sequence[str]) -> str:
     text = f"Results over {seeds}." if max(counts) == 1 else f"Mean {BAND.replace('over seeds', f'over {seeds}')}."
     if "final 10 %" in columns:
         text += f" {rows[0].score.title}: mean over the final 10 % of rounds."
+        if any(row.dagger for row in rows):
+            text += f" {DAGGER}: after the last round, since models are averaged only within these."
     if any("MB" in name for name in columns):
         text += " MB: sent and received by all clients together."
     return f"{text} Bold: best." if any(best_rows(rows, name) for name in columns) else text
@@ -105,6 +107,7 @@ _LATEX = {
     "^": "\\textasciicircum{}",
     "<": "$<$",
     ">": "$>$",
+    "†": "$^\\dagger$",
     "±": "$\\pm$",
     "−": "$-$",
     "–": "--",

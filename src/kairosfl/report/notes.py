@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from kairosfl.report.pictures import counted
 from kairosfl.report.read import Group, RunData
-from kairosfl.runs.history import ending, final_tenth
 from kairosfl.runs.metrics import judged
 
+LATE = "† models are averaged only since one of the final 10 % of rounds: scored after the last, others by their mean"
 EPSILONS = ("epsilon", "hypothetical_epsilon", "local_epsilon")  # as the rules of privacy record them
 
 
@@ -36,7 +36,7 @@ def notes(group: Group) -> tuple[str, ...]:
         for name in EPSILONS
         if name in run.columns
     ]
-    late = [run for run in group.shown if len(ending(run.averaged, run.averaged)) < len(final_tenth(run.averaged))]
+    late = any(run.after_last for run in group.shown)
     said = (verdict for run in group.runs for verdict in run.summary.get("verdicts") or ())
     return (
         *([f"unfinished, {left}: {', '.join(running)}"] if running else []),
@@ -44,7 +44,7 @@ def notes(group: Group) -> tuple[str, ...]:
         *(f"{each} ({left}): from there on its test loss is not finite, or has exploded" for each in diverged),
         *([f"runs of one seed that differ count as their mean: {', '.join(again)}"] if again else []),
         *(f"{_who(run, group)}finished after round {run.last}: {said}" for run, said in early),
-        *(["models are averaged only since one of the final 10 % of rounds: scored after the last"] if late else []),
+        *([LATE] if late else []),
         *([f"privacy spent: {', '.join(spent)}"] if spent else []),
         *([f"missing from metrics.jsonl, so that later costs are unknown: {', '.join(gaps)}"] if gaps else []),
         *dict.fromkeys(said),
@@ -59,8 +59,12 @@ def detected(group: Group) -> str:
         said.setdefault(judged(list(marks)), []).append(str(run.seed))
     several = len(group.runs) > 1
     seeds = {text: f" (seed{'s' * (len(each) > 1)} {', '.join(each)})" * several for text, each in said.items()}
-    name = group.runs[0].settings.get("run.detector", "fgn")
-    return f"detector {name}: " + "; ".join(text + seeds[text] for text in said)
+    return f"detector {detector_of(group)}: " + "; ".join(text + seeds[text] for text in said)
+
+
+def detector_of(group: Group) -> str:
+    """The name of the detector of a group."""
+    return str(group.runs[0].settings.get("run.detector", "fgn"))
 
 
 def measured_on(runs: Iterable[RunData]) -> str:

@@ -31,8 +31,8 @@ _HINT = "Drag across a chart to zoom, double-click to reset; charts over rounds 
 _TEST = (
     "Compared with {pick}: difference{points} of the {score.words} over the final 10 % of rounds{better}, on the seeds "
     "that both have finished without diverging, with the 95 % interval of a paired t-test; p with Holm's correction "
-    "for the number of comparisons with the baseline. Both need two seeds, and with few they assume normally "
-    "distributed differences."
+    "for the number of comparisons, that of the two best included. Both need two seeds, and with few they assume "
+    "normally distributed differences."
 )
 
 

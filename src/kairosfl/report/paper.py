@@ -51,6 +51,7 @@ class Page:
     height: float | None = None  # by default from the width, the number of panels and the legend
     font: str = "sans"
     critical: bool = False  # whether critical learning periods are shaded
+    followed: bool = False  # only those of detectors that a rule follows, or that were asked for
     y_range: tuple[float, float] | None = None  # of the first panel, as its axis shows it
     smooth: int = 1  # how many neighbouring points a mean is taken of
 
@@ -105,7 +106,7 @@ def make_figure(pictures: Sequence[Picture], groups: Sequence[Group], names: Seq
             draw.draw_heat(figure, axes, picture)
             continue
         draw.draw_lines(axes, smoothed(picture, page.smooth), names)
-        strips = draw.shade(axes, draw.periods(picture, groups)) if page.critical else ""
+        strips = draw.shade(axes, draw.periods(picture, groups, followed=page.followed)) if page.critical else ""
         handles, labels = axes.get_legend_handles_labels()
         entries |= dict(zip(labels, handles, strict=True)) if len(labels) > 1 else {}
         entries |= {str(each.get_label()): each for each in draw.explained(bands=False, strips=strips)}
@@ -135,7 +136,7 @@ def caption(pictures: Sequence[Picture], groups: Sequence[Group], names: Sequenc
         text += f" {'Mean over ' if most > 1 else ''}{seeds}{' per curve' if most == 1 < len(groups) else ''}."
     if len(groups) > 1 and any(picture.x_label != "round" and picture.section != "learning" for picture in lines):
         text += " Seeds are compared at equal cost."
-    if page.critical and any(draw.periods(picture, groups) for picture in lines):
+    if page.critical and any(draw.periods(picture, groups, followed=page.followed) for picture in lines):
         text += f" {'Shaded' if len(groups) == 1 else 'Strips at the bottom'}: {CRITICAL}."
     if page.smooth > 1 and not all(picture.steps for picture in lines):
         text += f" Every point is the mean of {page.smooth} neighbouring ones."

@@ -6,16 +6,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from kairosfl.report.notes import detected
+from kairosfl.report.notes import detected, detector_of
 from kairosfl.report.pictures import HeatMap, LeftOut, Picture, letter
 from kairosfl.report.ranking import best_rows
 from kairosfl.report.read import Group, RunData, differing
 from kairosfl.report.tables import Pair, Row, bounds, cells, difference, probability, results
+from kairosfl.runs.metrics import FLICKER
 
 _HEADS = {
-    "final 10 %": "Mean {0.words} over the final 10 % of the evaluated rounds",
+    "final 10 %": "Mean {0.words} over the final 10 % of the evaluated rounds; †: after the last round alone",
     "vs. baseline": "How much better the final 10 % are than the baseline's on the same seeds, with its 95 % interval",
-    "p (Holm)": "p of the paired t-test, with Holm's correction for the comparisons with the baseline",
+    "p (Holm)": "p of the paired t-test, with Holm's correction for all comparisons on these data",
     "final": "{0.title} in the last evaluated round",
     "best": "{1} {0.words} of any evaluated round",
     "worst clients": "{0.title} of the tenth of the clients that the last model serves worst",
@@ -139,8 +140,11 @@ def versus(pairs: Sequence[Pair]) -> dict[str, tuple[str, str]]:
 
     found = {}
     for pair in pairs:
+        if pair.runner_up:  # the sentence on top has it
+            continue
         if math.isnan(pair.low):
-            found[pair.second] = difference(pair), "–"
+            same = "<small>the same in all seeds</small>" if pair.alike else ""
+            found[pair.second] = f"{difference(pair)}{same}", "–"
             continue
         ends_at = f"--low:{at(pair.low)};--high:{at(pair.high)};--at:{at(pair.difference.mean)};--zero:{at(0.0)}"
         text = f'{difference(pair)}<small>{bounds(pair)}</small><i class="range" style="{ends_at}"></i>'
@@ -174,8 +178,28 @@ def notes(rows: Sequence[Row]) -> str:
 
 
 def detectors(groups: Sequence[Group]) -> str:
-    """What each group's detector said: whether its critical rounds make a period."""
-    return sentences("notes", (f"{key(i)} {escape(detected(group))}" for i, group in enumerate(groups)))
+    """What the detectors said whose answers a rule acts on, or that were asked for; flicker in one sentence."""
+    lines: list[str] = []
+    flickering: dict[str, list[int]] = {}
+    ignored = [i for i, group in enumerate(groups) if not group.follows_detector]
+    for i, group in enumerate(groups):
+        words = detected(group)
+        if i in ignored:
+            continue
+        if FLICKER in words:
+            flickering.setdefault(detector_of(group), []).append(i)
+        else:
+            lines.append(f"{key(i)} {escape(words)}")
+    for name, members in flickering.items():
+        if len(members) == 1:
+            lines.append(f"{key(members[0])} {escape(detected(groups[members[0]]))}")
+            continue
+        marks = " ".join(map(key, members))
+        lines.append(f"{marks} detector {escape(name)}: flicker; it switched too often to mark a period")
+    if ignored:
+        marks = " ".join(map(key, ignored))
+        lines.append(f"{marks} no rule acts on the detector, so what it said is not drawn")
+    return sentences("notes", lines)
 
 
 def figure(picture: Picture) -> str:

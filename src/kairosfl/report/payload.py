@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kairosfl.report.checked import Array
-from kairosfl.report.figures import critical_periods
+from kairosfl.report.figures import followed_periods
 from kairosfl.report.parts import UNCOMPARED, versus
 from kairosfl.report.pictures import BAND, CRITICAL, HeatMap, Lines, Picture, Series, letter
 from kairosfl.report.read import Group, RunData
@@ -75,8 +75,8 @@ def _group(number: int, group: Group, row: Row, sets_goal: bool) -> dict[str, An
         "seeds": [run.seed for run in group.runs],
         "final": _rounded(row.last_tenth.mean) if row.compared else None,
         "goal": _rounded(group.score.rounded(row.last_tenth.mean)) if row.compared and sets_goal else None,
-        "reached": reached(f"{group.label}, the baseline,"),
-        "critical": [[left, right, round(share, 3)] for left, right, share in critical_periods(group)],
+        "reached": reached(f"{group.label}, the baseline,", row.when),
+        "critical": [[left, right, round(share, 3)] for left, right, share in followed_periods(group)],
     }
 
 

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,11 @@ from numpy.typing import NDArray
 from kairosfl.errors import UserError, nearest
 from kairosfl.report import checked
 from kairosfl.report.checked import Array, Say, silent
+from kairosfl.rules import parse
 from kairosfl.runs import STOPPED
+from kairosfl.runs.config import Execution
+from kairosfl.runs.files import check_runs, no_run
+from kairosfl.runs.history import ending, final_tenth
 from kairosfl.runs.score import Score, is_metrics, scores
 from kairosfl.tasks import partitions
 
@@ -40,6 +44,9 @@ _COUNTS = {"clients": checked.is_whole, "classes": checked.is_whole, "counts": c
 _PARTITION = {"labels": checked.is_texts, **_COUNTS}
 
 
+OTHERWISE = {"fedfim": "fisher", "fgn": "noisedfgn"}  # where a column is missing: its older name, or its noisy kin
+
+
 @dataclass(frozen=True)
 class RunData:
     """One run folder. Columns hold one value per round, NaN if nothing was written."""
@@ -58,6 +65,8 @@ class RunData:
 
     def column(self, name: str) -> Array:
         """One value per round; all NaN if the folder has none."""
+        if name not in self.columns:
+            name = OTHERWISE.get(name, name)
         return self.columns.get(name, np.full(self.rounds, np.nan))
 
     @property
@@ -86,6 +95,16 @@ class RunData:
     def averaged(self) -> list[bool]:
         """In which of these the result is not the model itself."""
         return [math.isfinite(value) for value in self.column(f"plain_{self.score.name}")[self.evaluated]]
+
+    @property
+    def after_last(self) -> bool:
+        """Whether it is scored by its last evaluation alone, of several in the final 10 %."""
+        return len(ending(self.averaged, self.averaged)) < len(final_tenth(self.averaged))
+
+    @property
+    def follows_detector(self) -> bool:
+        """Whether a rule acts on the detector's answers, or another detector than the default is named."""
+        return self.settings.get("run.detector", Execution.detector) != Execution.detector or _follows(self.algorithm)
 
     @property
     def rounds(self) -> int:
@@ -144,6 +163,15 @@ class RunData:
         return checked.clients(self.path / "clients.jsonl", self.score, said.append), tuple(said)
 
 
+@lru_cache(maxsize=256)
+def _follows(algorithm: str) -> bool:
+    """Whether a rule of an algorithm acts on the detector's answers; of one that is not known here, it may."""
+    try:
+        return any(rule.reads_periods for rule in parse(algorithm).rules)
+    except UserError:
+        return True
+
+
 @dataclass(frozen=True)
 class Group:
     """Runs that differ only in their seed: one curve with a band.
@@ -159,6 +187,11 @@ class Group:
     def score(self) -> Score:
         """The main metric of its runs."""
         return self.runs[0].score
+
+    @property
+    def follows_detector(self) -> bool:
+        """Whether what the detector said matters: a rule acts on it, or it was asked for."""
+        return any(run.follows_detector for run in self.runs)
 
     @property
     def finished(self) -> tuple[RunData, ...]:
@@ -192,17 +225,13 @@ class Study:
 def find_runs(dirs: Sequence[Path], say: Say = silent) -> list[Path]:
     """The run folders among these folders and those inside them, in the order of a sweep where there is one."""
     found: dict[Path, None] = {}
+    check_runs([Path(given) for given in dirs])
     for given in map(Path, dirs):
-        if not given.exists():
-            raise UserError(f"{given} does not exist; give a run folder or a folder of run folders.")
         inside = [given] if _is_run(given) else _inside(given, say) if given.is_dir() else []
         # If several paths are given, such as runs/*, files and empty folders are skipped.
         exported = (given.parent / "sweep.json").is_file()  # plots or tables next to the runs, as in study/*
         if not inside and (len(dirs) == 1 or (given.is_dir() and any(given.iterdir()) and not exported)):
-            raise UserError(
-                f"{given} contains no run (no metrics.jsonl in it or in a folder below it); give a folder that "
-                "`kairosfl run` or `kairosfl sweep` wrote."
-            )
+            raise no_run(given)
         found.update(dict.fromkeys(path.resolve() for path in inside))
     return list(found)
 

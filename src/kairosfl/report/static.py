@@ -49,7 +49,7 @@ def draw_comparison(dirs: Sequence[Path], path: Path) -> Path:
                 places[place].axis("off")
                 continue
             bands |= draw_lines(places[place], drawn[key], names)
-            strips = shade(places[place], periods(drawn[key], groups)) or strips
+            strips = shade(places[place], periods(drawn[key], groups, followed=True)) or strips
             places[place].set_title(drawn[key].title)
         handles = [*places["main"].get_legend_handles_labels()[0], *explained(bands, strips)]
         columns = legend_columns([str(each.get_label()) for each in handles], figure.get_figwidth(), 8)

@@ -7,17 +7,35 @@ import statistics
 from collections.abc import Sequence
 
 CONFIDENCE = 0.95
+SIGNS = 8  # seeds, from which on it says something that all differ in the same direction
 
 
 def paired_t(differences: Sequence[float]) -> float:
-    """The two-sided p-value of "the mean difference is zero"; NaN with fewer than two differences."""
+    """The two-sided p-value of "the mean difference is zero"; NaN if they say nothing about chance.
+
+    That is with fewer than two differences, and where a few of them agree to the last digit, which happens with few
+    test samples. Of many that agree it is the p of a sign test.
+    """
     n = len(differences)
-    if n < 2:
+    if n < 2 or alike(differences):
         return math.nan
     mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
-    if deviation == 0:
-        return 1.0 if mean == 0 else 0.0
+    if not any(differences):
+        return 1.0
+    if agree(differences):
+        return 2.0 ** (1 - n)
     return student_tail(mean / (deviation / math.sqrt(n)), n - 1)
+
+
+def agree(differences: Sequence[float]) -> bool:
+    """Whether several differences are the same, up to rounding, and not zero."""
+    largest = max(map(abs, differences), default=0.0)
+    return len(differences) > 1 and largest > 0 and max(differences) - min(differences) < 1e-9 * largest
+
+
+def alike(differences: Sequence[float]) -> bool:
+    """Whether too few differences are the same to tell them from chance."""
+    return len(differences) < SIGNS and agree(differences)
 
 
 def interval(mean: float, deviation: float, count: int) -> tuple[float, float]:

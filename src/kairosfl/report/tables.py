@@ -17,11 +17,12 @@ from kairosfl.report.checked import Array
 from kairosfl.report.notes import notes
 from kairosfl.report.pictures import letter
 from kairosfl.report.read import Group, RunData
-from kairosfl.report.student import holm, interval, paired_t
+from kairosfl.report.student import alike, holm, interval, paired_t
 from kairosfl.runs.history import ending
 from kairosfl.runs.score import Score
 
 PLAIN = "fedavg"  # plain averaging
+DAGGER = "†"  # after a value that is scored otherwise than the others
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,12 @@ class Row:
     elud: Spread
     seconds: Spread
     notes: tuple[str, ...]  # what qualifies its numbers
+    dagger: bool = False  # `last_tenth` is after the last round: models are averaged only since one of the tenth
+
+    @property
+    def when(self) -> str:
+        """Of what `last_tenth` is."""
+        return "after its last round" if self.dagger else "in the final 10 % of its rounds"
 
     @property
     def compared(self) -> bool:
@@ -91,22 +98,28 @@ class Row:
 
 @dataclass(frozen=True)
 class Pair:
-    """An algorithm against the baseline on the seeds that both have finished without diverging.
+    """An algorithm against the baseline, or the best against the second best, on the seeds that both have finished.
 
     It is about the main metric over the final 10 % of rounds: how much better the second is, which is second minus
     first, or first minus second if lower is better.
     """
 
-    first: str  # the baseline
+    first: str  # the baseline, or the second best
     second: str
     score: Score
     seeds: tuple[int, ...]
     difference: Spread
-    low: float  # the 95 % interval of the mean difference; NaN with fewer than two seeds
+    low: float  # the 95 % interval of the mean difference; NaN where the seeds say nothing about chance
     high: float
-    p: float  # of the paired t-test; NaN with fewer than two seeds
-    adjusted: float  # Holm's correction for the comparisons with the baseline that could be tested
+    p: float  # of the paired t-test; likewise
+    adjusted: float  # Holm's correction for all comparisons on these data that could be tested
     comparisons: int  # how many these are
+    runner_up: bool = False  # the best against the second best, neither of which is the baseline
+
+    @property
+    def alike(self) -> bool:
+        """Whether all of a few seeds differ by the same amount, which says nothing about chance."""
+        return len(self.seeds) > 1 and math.isnan(self.p)
 
 
 def results(groups: Sequence[Group], target: float, baseline: str | None = None) -> list[Row]:
@@ -145,6 +158,7 @@ def _row(group: Group, target: float, baseline: bool) -> Row:
         elud=over(lambda run: _mean(run.column("elud"))),
         seconds=over(lambda run: _last(run.total("seconds"))),
         notes=notes(group),
+        dagger=any(run.after_last for run in group.shown),
     )
 
 
@@ -210,14 +224,21 @@ def _final(group: Group) -> float:
 
 
 def paired_tests(groups: Sequence[Group], baseline: str | None = None) -> list[Pair]:
-    """Every algorithm against the baseline on the same data, corrected for the number of these comparisons."""
+    """Every algorithm against the baseline on the same data, and the best against the second best.
+
+    p is corrected for the number of these comparisons.
+    """
     chosen, problems = baselines(groups, baseline), by_problem(groups)
     return [pair for problem, i in chosen.items() for pair in against(groups, i, problems[problem])]
 
 
 def against(groups: Sequence[Group], baseline: int, mine: Iterable[int]) -> list[Pair]:
-    """These groups against this one."""
-    made = [pair for i in mine if i != baseline and (pair := _pair(groups[baseline], groups[i]))]
+    """These groups against this one; also the best of them against the second best, if it is neither of the two."""
+    members = list(mine)
+    made = [pair for i in members if i != baseline and (pair := _pair(groups[baseline], groups[i]))]
+    best = sorted((i for i in members if groups[i].compared), key=lambda i: -_final(groups[i]))[:2]
+    if len(best) == 2 and baseline not in best and (last := _pair(groups[best[1]], groups[best[0]])):
+        made.append(replace(last, runner_up=True))
     count = sum(math.isfinite(pair.p) for pair in made)
     corrected = zip(made, holm([pair.p for pair in made]), strict=True)
     return [replace(pair, adjusted=p, comparisons=count) for pair, p in corrected]
@@ -239,6 +260,8 @@ def _pair(first: Group, second: Group) -> Pair | None:
     differences = [first.score.sign * (ours[seed] - theirs[seed]) for seed in seeds]
     apart = Spread.of(differences)
     low, high = interval(apart.mean, apart.deviation, apart.count)
+    if alike(differences):
+        low = high = math.nan
     p = paired_t(differences)
     return Pair(first.label, second.label, first.score, seeds, apart, low, high, p, math.nan, 0)
 
@@ -282,11 +305,12 @@ def cells(row: Row) -> dict[str, str]:
     """A row of results as text by column, the same in the page, on the terminal and in files."""
     rounds = fixed(row.rounds.mean, 0)
     lost = row.diverged and not row.last_tenth.count
+    mark = DAGGER if row.dagger and row.last_tenth.count else ""
     return {
         "algorithm": row.label,
         "seeds": str(len(row.seeds)),
         "rounds": rounds if row.rounds.mean >= row.planned else f"{rounds} of {row.planned}",
-        "final 10 %": "diverged" if lost else row.last_tenth.of_score(row.score),
+        "final 10 %": "diverged" if lost else row.last_tenth.of_score(row.score) + mark,
         "final": row.final.of_score(row.score),
         "best": row.best.of_score(row.score),
         "worst clients": row.worst_clients.of_score(row.score),

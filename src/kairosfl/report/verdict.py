@@ -54,7 +54,7 @@ def _reached(row: Row, rows: Sequence[Row], name: str = "") -> str:
     so_far = "So far " if any(each.going for each in rows) else ""
     named = f"{escape(score.with_article)} of " if score.stated else ""
     value = f"{named}<b>{escape(row.last_tenth.of_score(score))}{score.unit}</b>"
-    return f"{so_far}<b>{escape(row.label)}</b>{name} reaches {value} in the final 10 % of its rounds"
+    return f"{so_far}<b>{escape(row.label)}</b>{name} reaches {value} {row.when}"
 
 
 def _compared(rows: Sequence[Row], every: Sequence[Row], pairs: Sequence[Pair]) -> str:
@@ -79,12 +79,31 @@ def _compared(rows: Sequence[Row], every: Sequence[Row], pairs: Sequence[Pair]) 
         text = f"{_reached(best, rows, ', the baseline,')}; the closest, <b>{escape(shown.label)}</b>, is {apart} it"
     else:
         text = f"{_reached(best, rows)}, {apart} <b>{escape(base.label)}</b>, the baseline"
-    return text + _trust(pair)
+    return text + _trust(pair) + _runner_up(best, order[1], pairs)
+
+
+def _runner_up(best: Row, second: Row, pairs: Sequence[Pair]) -> str:
+    """The second best, if the seeds do not tell it from the best and it has not been named as the baseline."""
+    names = (second.label, best.label)
+    pair = next((pair for pair in pairs if pair.runner_up and (pair.first, pair.second) == names), None)
+    if pair is None or pair.adjusted < 0.05:
+        return ""
+    score = second.score
+    value = f"{escape(second.last_tenth.of_score(score))}{score.unit} {second.when}"
+    why = said(pair.adjusted)
+    if math.isnan(pair.p):
+        why = "they share only one seed"
+    if pair.alike:
+        why = "all shared seeds differ by the same amount"
+    return f" The second best, <b>{escape(second.label)}</b> ({value}), cannot be told from it ({escape(why)})."
 
 
 def _trust(pair: Pair | None) -> str:
     if pair is None:
         return ". The two have no finished seed in common, so they cannot be compared seed by seed."
+    if pair.alike:
+        same = f"in all {len(pair.seeds)} shared seeds"
+        return f"; the difference is the same {same}, which does not tell it from chance: more seeds would."
     if math.isnan(pair.p):
         return ". They share only one seed: the difference may be due to chance."
     ends = [pair.score.scale * end for end in (pair.low, pair.high)]
@@ -102,14 +121,15 @@ def target_words(rows: Sequence[Row], target: float, given: bool) -> str:
     if given:
         return "as given"
     if len(rows) == 1:
-        return reached("it") if math.isfinite(target) else "none yet"
-    names = [row.label for row in rows if row.baseline]
+        return reached("it", rows[0].when) if math.isfinite(target) else "none yet"
+    base = [row for row in rows if row.baseline]
     if not math.isfinite(target):
-        return f"none yet: {names[0]}, the baseline, has no final result"
-    whose = f"{names[0]}, the baseline," if len(names) == 1 else "the worst of the baselines"
-    return reached(whose)
+        return f"none yet: {base[0].label}, the baseline, has no final result"
+    if len(base) == 1:
+        return reached(f"{base[0].label}, the baseline,", base[0].when)
+    return reached("the worst of the baselines", "in the final 10 % of its rounds")
 
 
-def reached(whose: str) -> str:
+def reached(whose: str, when: str) -> str:
     """Of the target that a group sets."""
-    return f"what {whose} reaches in the final 10 % of its rounds, rounded"
+    return f"what {whose} reaches {when}, rounded"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,14 +15,15 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
-from kairosfl.errors import UserError
+from kairosfl.errors import UserError, first_line
 from kairosfl.report.checked import Say, silent
 from kairosfl.report.page import page, shell
 from kairosfl.report.read import read_run, read_study
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_HOST = re.compile(r"(?P<name>[a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")  # of a Host header
 REST = 5  # times as long as the last refresh took: the training needs the machine more
 _FILES = ("metrics.jsonl", "summary.json", "sweep.json")
 
@@ -73,6 +76,16 @@ class LivePage:
             return shell(self.folder.name, body, json.dumps(nothing), mark)
 
 
+class _Server(ThreadingHTTPServer):
+    """A server that does not print what happens to one request."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a peer that goes away; report any other fault in one line."""
+        error = sys.exception()
+        if not isinstance(error, OSError | None):
+            sys.stderr.write(f"kairosfl: a request failed: {type(error).__name__}: {first_line(error)}\n")
+
+
 def serve(
     folder: Path,
     port: int = 8765,
@@ -90,7 +103,7 @@ def serve(
         read_run(begun.parent).score.check(target)
     live = LivePage(folder, target, say, baseline)
     try:
-        return ThreadingHTTPServer((host, port), _handler(live, host))
+        return _Server((host, port), _handler(live, host))
     except OverflowError:
         raise UserError(f"port = {port} is not a port; use 1 to 65535, or 0 for a free one.") from None
     except OSError as error:
@@ -126,20 +139,31 @@ def _handler(live: LivePage, host: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         timeout = 30
+        raw_requestline: bytes  # set by the base class
 
         def do_GET(self) -> None:
-            url = urlsplit(self.path)
-            if host in _LOOPBACK and self._asked_host() not in _LOOPBACK:
+            path, _, query = self.path.partition("?")
+            if host in _LOOPBACK and not self._asks_here():
                 # A foreign name that resolves to this machine is another site trying to read the page.
                 self._answer(HTTPStatus.FORBIDDEN, b"")
-            elif url.path != "/":
+            elif path != "/":
                 self._answer(HTTPStatus.NOT_FOUND, b"")
             else:
-                text = live.newer("".join(parse_qs(url.query).get("since", [])))
+                text = live.newer("".join(parse_qs(query).get("since", [])))
                 self._answer(HTTPStatus.NO_CONTENT if text is None else HTTPStatus.OK, (text or "").encode())
 
-        def _asked_host(self) -> str:
-            return urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+        def _asks_here(self) -> bool:
+            """Whether the request names this machine once, as browsers do: a host and perhaps a port."""
+            names = self.headers.get_all("Host", [])
+            match = _HOST.fullmatch(names[0].strip().lower()) if len(names) == 1 else None
+            return match is not None and match["name"].strip("[]") in _LOOPBACK
+
+        def parse_request(self) -> bool:
+            """Requests without a version have no headers: nothing is read for them, and nothing answered."""
+            if len(self.raw_requestline.split()) < 3:
+                self.close_connection = True
+                return False
+            return super().parse_request()
 
         def _answer(self, status: HTTPStatus, body: bytes) -> None:
             self.send_response(status)

@@ -9,6 +9,7 @@ from kairosfl.core.rule import Algorithm, Rule
 from kairosfl.core.spec import Spec, build
 from kairosfl.core.spec import parse as parse_spec
 from kairosfl.errors import UserError
+from kairosfl.names import without_fedavg
 from kairosfl.plugins import Registry
 from kairosfl.rules.alt import ALT
 from kairosfl.rules.attack import Attack
@@ -96,7 +97,7 @@ def parse(text: str | Sequence[str | Mapping[str, Any]], *, allow: Collection[st
         allow: Modules that a dotted name such as `"mine.Rule"` may import; those already imported need no permission.
     """
     if isinstance(text, str):
-        specs = parse_spec("rule", _without_fedavg(text), RULES, _allowed(allow)) if _without_fedavg(text) else ()
+        specs = parse_spec("rule", without_fedavg(text), RULES, _allowed(allow)) if without_fedavg(text) else ()
         for spec in specs:
             if not isinstance(spec, Rule):
                 raise UserError(f"{spec.name()} is not a rule; give the name of one.")
@@ -123,13 +124,6 @@ def parse(text: str | Sequence[str | Mapping[str, Any]], *, allow: Collection[st
 def _allowed(allow: Collection[str]) -> Collection[str]:
     """Also the modules of installed packages that register rules: run folders record dotted names."""
     return (*allow, *(point.module for point in RULES.others().values()))
-
-
-def _without_fedavg(text: str) -> str:
-    parts = text.split("+")
-    if len(parts) > 1 and not all(map(str.strip, parts)):
-        raise UserError(f"algorithm = {text!r} cannot be read: a + has nothing next to it; write 'fedprox + fedavgm'.")
-    return "+".join(part for part in parts if part.strip().lower().removesuffix("()") != "fedavg")
 
 
 __all__ = [

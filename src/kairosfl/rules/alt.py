@@ -18,6 +18,7 @@ import torch
 from kairosfl.core.fields import Briefs
 from kairosfl.core.rule import Memory, Reads, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.rules.pairs import SAID
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,9 @@ class ALT(Rule):
         why = ": train.epochs = 1 leaves nothing to stop" if now.recipe.epochs == 1 and self.per == "epoch" else ""
         return f"alt never stopped a client{why}, so this run equals one without it"
 
+    def note_with(self, other: Rule) -> str | None:
+        return SAID.get((other.name(), self.name())) if self.reference == "previous" else None
+
     def server(self, now: Round) -> State:
         return {"stopped": torch.tensor(0)}  # clients so far that stopped early
 
@@ -88,4 +92,4 @@ class ALT(Rule):
         if not memory.rows:
             return memory
         seen = torch.ones_like(memory.rows["seen"])
-        return memory.replace(rows={"model": now.x + now.reports.delta, "seen": seen})
+        return memory.replace(rows={"model": now.trained(), "seen": seen})

@@ -37,6 +37,7 @@ class Attack(Rule):
     """
 
     kind = "adaptive"
+    constraint = True  # trials without the liars would look better
 
     lie: str = "sign"
     share: float = 0.2

@@ -20,7 +20,7 @@ from typing import Self
 
 import torch
 
-from kairosfl.core.fields import Briefs, Reports, fields
+from kairosfl.core.fields import NUMBER_BYTES, Briefs, Reports, fields
 from kairosfl.core.rule import Memory, Plan, Rule, State, acts
 from kairosfl.core.run import Round
 from kairosfl.errors import UserError
@@ -28,8 +28,6 @@ from kairosfl.rules.average import Average
 from kairosfl.rules.fedaware import FedAWARE
 from kairosfl.rules.fedcl import FedCL, times
 from kairosfl.wording import counted
-
-NUMBER_BYTES = 8  # as the metrics count them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +41,7 @@ class Budget(Rule):
 
     kind = "adaptive"
     last = True
+    constraint = True
     sees_idle = True  # clients that were asked are paid for
     reads = "clients"  # by plan, too: what is left depends on how many were asked
 
@@ -69,6 +68,10 @@ class Budget(Rule):
     @property
     def reads_rounds(self) -> bool:
         return True
+
+    @property
+    def reads_periods(self) -> bool:
+        return self.by == "detector"
 
     def conflicts_with(self, other: Rule) -> str | None:
         if isinstance(other, FedCL):
@@ -124,7 +127,7 @@ class Budget(Rule):
         if not self.megabytes:
             return self._total(now) - clients
         spent = int(memory.state["bytes"])
-        each = spent / clients if clients else 2 * _vector(now)
+        each = spent / clients if clients else 2 * now.layout.size * now.x.element_size()
         return int((self.megabytes * 1e6 - spent) / each)
 
     def _planned(self, done: int, left: int, now: Round) -> int:
@@ -147,9 +150,8 @@ class Budget(Rule):
 
     def observe(self, memory: Memory, now: Round) -> Memory:
         asked = len(now.reports) + len(now.reports.failed)
-        vector = _vector(now)
-        down = now.briefs.vectors_down() * vector + now.briefs.numbers() * NUMBER_BYTES
-        up = vector + now.reports.numbers() * NUMBER_BYTES
+        size = now.x.element_size()
+        down, up = now.briefs.bytes(now.layout, size), now.reports.bytes(now.layout, size)
         state = {
             "clients": memory.state["clients"] + asked,
             "bytes": memory.state["bytes"] + asked * down + len(now.reports) * up,
@@ -175,12 +177,11 @@ def scaled(heights: Sequence[float], total: int) -> list[float]:
     return [max(scale * height, 1.0) for height in heights]
 
 
-def _vector(now: Round) -> int:
-    return now.layout.size * now.x.element_size()
-
-
 def _most(now: Round) -> int:
     """What one client can cost at most, whatever the rules send."""
-    sent = [entry.shape == "vector" for kind in (Briefs, Reports) for entry in fields(kind) if not entry.local]
-    vectors = sum(sent) if any(acts(rule, "brief") for rule in now.rules) else 2
-    return vectors * _vector(now) + (len(sent) - sum(sent)) * NUMBER_BYTES
+    sent = [entry for kind in (Briefs, Reports) for entry in fields(kind) if entry.travels and not entry.alone]
+    vectors = sum(entry.shape == "vector" for entry in sent)
+    numbers = sum(entry.number for entry in sent)
+    if not any(acts(rule, "brief") for rule in now.rules):
+        vectors = 2
+    return vectors * now.layout.size * now.x.element_size() + numbers * NUMBER_BYTES

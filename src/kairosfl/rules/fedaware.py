@@ -3,6 +3,7 @@
     m_i ← (1 − alpha) m_i + alpha Δ_i          for the clients of this round                        (Eq. 3)
     λ = argmin ‖Σ λ_i m_i‖²,  λ ≥ 0, Σ λ_i = 1  over every client seen so far                       (Eq. 2)
     d = Σ λ_i m_i,    x ← x + lr · d
+    α_i beside PA3Fed: of the λ_i of this round's clients, λ_i α_i, with the same sum                (ours)
     ×AWARE: x ← x + lr · ⟨d̃, d⟩ / ⟨d, d⟩ · d   with another method's direction d̃                    (Proposition 3.1)
 
 The released code puts m_i / ‖m_i‖ for m_i in both lines, and so does `normalise`. The Gram matrix of the m_i is kept
@@ -11,7 +12,7 @@ and refreshed only where an m_i changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.mass import strides
-from kairosfl.core.rule import Memory, Plan, Rule, State
+from kairosfl.core.rule import Memory, Plan, Rule, State, acts
 from kairosfl.core.run import Round
 from kairosfl.core.table import Table
 from kairosfl.rules.feddyn import FedDyn
@@ -45,6 +46,7 @@ class FedAWARE(Rule):
 
     kind = "adaptive"
     last = True
+    own_weights = True
 
     alpha: float = 0.5
     lr: float = 1.0
@@ -75,6 +77,18 @@ class FedAWARE(Rule):
         if isinstance(other, FedDyn):
             return "FedDyn does not follow the global gradient descent rule, and FedAWARE's authors exclude it"
         return None
+
+    def conflicts_among(self, rules: Sequence[Rule]) -> str | None:
+        if self.explore or self._projects(rules):
+            return None
+        lost = [rule.name() for rule in rules if rule is not self and _makes_directions_only(rule)]
+        if not lost:
+            return None
+        has = "has" if len(lost) == 1 else "have"
+        return (
+            "FedAWARE puts a direction of its own in the place of the round's, so "
+            f"{' and '.join(lost)} {has} no effect; use project = true, or leave one of them out"
+        )
 
     def server(self, now: Round) -> State:
         slot = {"gram": torch.zeros(0, 0, dtype=torch.float64), "lambda": torch.zeros(0, dtype=torch.float64)}
@@ -150,13 +164,17 @@ class FedAWARE(Rule):
         lengths = np.sqrt(np.diag(gram))
         shares = self._shares(gram, lengths, groups, state, table)
         mine = shares[groups] / np.bincount(groups)[groups]
+        projects = self._projects(now.rules)
+        if not projects and not bool((now.factors == now.factors[0]).all()):
+            mine = reweighed(mine, slots, now.factors.cpu().numpy())
+            shares = np.bincount(groups, mine, len(shares)).astype(np.float64)
         state["lambda"] = torch.from_numpy(mine)
         if updates is None:
             aware = weighted_sum(shares / np.where(lengths > 0, lengths, 1) if self.normalise else shares, blocks)
         else:
             aware = self._over_reporters(torch.from_numpy(mine[slots]), updates)
         aware = aware.to(direction)
-        if self._projects(now):
+        if projects:
             longest = 1.0 if self.normalise else float(lengths.max())
             aware = projected(direction, aware, NOWHERE * longest)
         return self.lr * aware, memory.replace(state=state)
@@ -209,8 +227,8 @@ class FedAWARE(Rule):
             shares = shares / torch.where(lengths > 0, lengths, 1.0)
         return shares.to(updates) @ updates
 
-    def _projects(self, now: Round) -> bool:
-        return any(rule.kind == "base" for rule in now.rules) if self.project is None else self.project
+    def _projects(self, rules: Sequence[Rule]) -> bool:
+        return any(rule.kind == "base" for rule in rules) if self.project is None else self.project
 
     def _clustered(self, averages: Tensor, clusters: Tensor, updates: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
         """The clusters' new averages, and the clients' clusters: new clients start one or join the nearest."""
@@ -231,6 +249,22 @@ class FedAWARE(Rule):
 
     def _zeros(self, x: Tensor, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=DTYPES[self.dtype], device="cpu" if self.store == "cpu" else x.device)
+
+
+def _makes_directions_only(rule: Rule) -> bool:
+    """Whether a rule changes nothing but the cohort's direction, or weights that λ does not know."""
+    makes = rule.uniform or acts(rule, "combine") or acts(rule, "step")
+    return makes and not any(acts(rule, hook) for hook in ("select", "brief", "receive", "weigh", "result"))
+
+
+def reweighed(shares: Floats, slots: np.ndarray, factors: Floats) -> Floats:
+    """λ with the part of this round's reporters, which stays as large, dealt out by their factors as well."""
+    part = shares[slots] * factors
+    if not part.sum() > 0:
+        return shares
+    changed = shares.copy()
+    changed[slots] = part * (shares[slots].sum() / part.sum())
+    return changed
 
 
 def projected(direction: Tensor, onto: Tensor, least: float) -> Tensor:

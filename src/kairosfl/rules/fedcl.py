@@ -14,6 +14,7 @@ import torch
 
 from kairosfl.core.rule import Memory, Plan, Reads, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.detectors import FGN
 from kairosfl.errors import UserError
 from kairosfl.rules.fedaware import FedAWARE
 
@@ -69,6 +70,10 @@ class FedCL(Rule):
         return self.budget > 0  # clients that were asked are paid for
 
     @property
+    def reads_periods(self) -> bool:
+        return not (self.increase or self.decrease)
+
+    @property
     def reads(self) -> Reads:  # type: ignore[override]
         if self.budget:  # it counts the clients that were asked
             return "clients"
@@ -95,7 +100,29 @@ class FedCL(Rule):
         return {"size": torch.tensor(0), "capped": torch.tensor(False)} | spent  # size 0: the starting cohort
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
-        return None if memory.state["size"] else "fedcl never changed the size of the cohort"
+        unchanged = None if memory.state["size"] else "fedcl never changed the size of the cohort"
+        return "; ".join(sentence for sentence in (unchanged, self._half(now)) if sentence) or None
+
+    def _half(self, now: Round) -> str | None:
+        """That cohort and detector are not of the same schedule, neither the paper's nor the released code's."""
+        printed, released = FedCL(), type(self).released()
+        detector = now.detectors[0]
+        if not self.reads_periods or not isinstance(detector, FGN):
+            return None
+        if self._schedule() == released._schedule() and detector != FGN.released():
+            return (
+                f"fedcl.released() is half of the authors' code, and run.detector = {str(detector)!r} is not its other "
+                "half; use run.detector = 'fgn.released()'"
+            )
+        if self._schedule() == printed._schedule() and detector == FGN.released():
+            return (
+                "run.detector = 'fgn.released()' is half of the authors' code, and fedcl as printed is not its other "
+                "half; use fedcl.released()"
+            )
+        return None
+
+    def _schedule(self) -> tuple[float, float, bool, int]:
+        return self.cap, self.floor, self.once, self.every
 
     def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
         size = int(memory.state["size"]) or plan.size

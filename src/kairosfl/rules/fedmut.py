@@ -68,12 +68,12 @@ class FedMut(Rule):
         dealt = self._signs(len(briefs), now)
         rng = now.stream("fedmut")
         delta = self.alpha * (now.x - memory.state["previous"])
-        start = torch.empty(len(briefs), len(now.x), dtype=now.x.dtype, device=now.x.device)
+        offset = torch.empty(len(briefs), len(now.x), dtype=now.x.dtype, device=now.x.device)
         for entry in now.layout.entries:
             part = slice(entry.offset, entry.offset + entry.size)
-            signs = torch.from_numpy(rng.permutation(dealt)).to(start)
-            start[:, part] = now.x[part] + signs[:, None] * delta[part]
-        return replace(briefs, start=start)
+            signs = torch.from_numpy(rng.permutation(dealt)).to(offset)
+            offset[:, part] = signs[:, None] * delta[part]
+        return replace(briefs, offset=offset)
 
     def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
         if now.number == 0 or not self.alpha:

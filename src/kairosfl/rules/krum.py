@@ -15,8 +15,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from kairosfl.core.rule import Memory
+from kairosfl.core.rule import Memory, Rule
 from kairosfl.core.run import Round
+from kairosfl.rules.pairs import WITHOUT_EFFECT
 from kairosfl.rules.robust import Robust, distances, liars, nearest
 
 
@@ -35,6 +36,11 @@ class Krum(Robust):
     def __post_init__(self) -> None:
         self.check("share", 0 <= self.share < 0.5, "use at least 0 and below 0.5")
         self.check("keep", self.keep >= 0, "use 1 for Krum, more, or 0 for multi-Krum")
+
+    def conflicts_with(self, other: Rule) -> str | None:
+        if reason := super().conflicts_with(other):
+            return reason
+        return WITHOUT_EFFECT.get((other.name(), self.name())) if self.keep == 1 else None
 
     def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
         taking = (factors > 0).nonzero().squeeze(1)

@@ -32,6 +32,7 @@ class LocalPrivacy(Rule):
     """
 
     kind = "adaptive"
+    constraint = True
     reads = "direction"
 
     epsilon: float = 8.0

@@ -10,19 +10,25 @@ Honest clients with different data look like liars to a median. Both make the up
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Reports
-from kairosfl.core.rule import Memory, Rule
+from kairosfl.core.rule import Memory, Rule, acts
 from kairosfl.core.run import Round
+from kairosfl.rules.attack import Attack
 from kairosfl.rules.fedaware import FedAWARE
 from kairosfl.rules.feddyn import FedDyn
+from kairosfl.rules.fednova import FedNova
+from kairosfl.rules.localprivacy import LocalPrivacy
 from kairosfl.rules.robust import Guard, distances, liars
 from kairosfl.rules.scaffold import SCAFFOLD
 from kairosfl.rules.vrlsgd import VRLSGD
+
+USELESS = "the mean of bucketing's means is that of all reports"
 
 
 class Mixing(Guard):
@@ -33,6 +39,8 @@ class Mixing(Guard):
             return "both mix the updates; leave one of them out"
         if isinstance(other, SCAFFOLD | VRLSGD | FedDyn | FedAWARE):
             return f"{other.name()} remembers every client's own update, which {self.name()} mixes with others'"
+        if isinstance(other, FedNova):
+            return f"FedNova divides every update by its client's own steps, and {self.name()} mixes several clients'"
         return super().conflicts_with(other)
 
 
@@ -44,6 +52,23 @@ class Bucketing(Mixing):
 
     def __post_init__(self) -> None:
         self.check("size", self.size >= 1, "use 2 or more, or 1 for no buckets")
+
+    def conflicts_among(self, rules: Sequence[Rule]) -> str | None:
+        alone = len(rules) == 1  # as a verdict says
+        unknown = any("." in rule.name() for rule in rules)  # of the user's own: it may do anything
+        if alone or unknown or self._serves(rules):
+            return None
+        return f"{USELESS}; add median, krum or another robust rule"
+
+    def verdict(self, memory: Memory, now: Round) -> str | None:
+        if not self._serves(now.rules):
+            return f"{USELESS}, so this run equals one without it"
+        return super().verdict(memory, now)
+
+    def _serves(self, rules: Sequence[Rule]) -> bool:
+        """Whether another rule treats the buckets otherwise than by their mean."""
+        others = [rule for rule in rules if not isinstance(rule, Bucketing | Attack | LocalPrivacy)]
+        return any(acts(rule, hook) for rule in others for hook in ("receive", "weigh", "combine"))
 
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
         if not len(reports):

@@ -52,4 +52,4 @@ class MOON(Rule):
     def observe(self, memory: Memory, now: Round) -> Memory:
         seen = torch.ones_like(memory.rows["seen"])
         state = {"compared": memory.state["compared"] + memory.rows["seen"].sum()}
-        return memory.replace(state=state, rows={"model": now.x + now.reports.delta, "seen": seen})
+        return memory.replace(state=state, rows={"model": now.trained(), "seen": seen})

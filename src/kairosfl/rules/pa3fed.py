@@ -49,6 +49,10 @@ class PA3Fed(Rule):
         self.check("change", self.change in ("better", "small"), "use 'better' or 'small'")
         self.check("at", self.at in ("after", "before"), "use 'after' or 'before'")
 
+    @property
+    def reads_periods(self) -> bool:
+        return not self.always
+
     def verdict(self, memory: Memory, now: Round) -> str | None:
         most = float(memory.state["change"])
         if most >= NOTICEABLE:

@@ -48,6 +48,7 @@ class Privacy(Rule):
     kind = "adaptive"
     last = True  # the rate of a round is that of the size that the other rules planned
     private = True
+    constraint = True
     reads = "direction"
 
     epsilon: float = 2.0

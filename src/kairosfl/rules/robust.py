@@ -22,6 +22,7 @@ class Guard(Rule):
     """A rule that limits what a lying client can do. It changes no objective, so FedAWARE treats it as adaptive."""
 
     kind = "adaptive"
+    constraint = True
 
     def conflicts_with(self, other: Rule) -> str | None:
         if isinstance(other, FedMut):

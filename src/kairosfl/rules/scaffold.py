@@ -22,6 +22,7 @@ from kairosfl.core.run import Round
 from kairosfl.rules import everyone
 from kairosfl.rules.fedcm import FedCM
 from kairosfl.rules.feddyn import FedDyn
+from kairosfl.rules.pairs import SAID
 from kairosfl.rules.vrlsgd import VRLSGD
 
 
@@ -59,6 +60,9 @@ class SCAFFOLD(Rule):
         if self.correct == "steps" and isinstance(other, FedDyn | FedCM):
             return "both correct clients, but one their steps and the other their gradients; use correct = 'gradients'"
         return None
+
+    def note_with(self, other: Rule) -> str | None:
+        return SAID.get((self.name(), other.name()))
 
     def server(self, now: Round) -> State:
         return everyone.no_clients(now)

@@ -20,3 +20,8 @@ class Uniform(Rule):
     @property
     def uniform(self) -> bool:
         return True
+
+    def conflicts_with(self, other: Rule) -> str | None:
+        if other.uniform:
+            return f"{other.name()} counts all clients equally already; leave uniform out"
+        return None

@@ -18,6 +18,7 @@ from kairosfl.core.fields import Briefs
 from kairosfl.core.mass import mean_gradients
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.rules.pairs import SAID
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,9 @@ class VRLSGD(Rule):
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         return None if self.rate else "vrlsgd(rate=0) has no effect"
+
+    def note_with(self, other: Rule) -> str | None:
+        return SAID.get((self.name(), other.name()))
 
     def client(self, now: Round) -> State:
         return {"delta": torch.zeros_like(now.x)}

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -21,9 +21,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from kairosfl.core.rule import Signals
 from kairosfl.core.run import Run
 from kairosfl.core.table import Table
-from kairosfl.detectors import Signals
 from kairosfl.errors import UserError, first_line
 from kairosfl.runs.files import read_json, write, write_json
 
@@ -63,19 +63,21 @@ class Checkpoints:
         if run.x.is_cuda:
             torch.cuda.synchronize(run.x.device)  # what was asked of it before is not part of the time
         began = time.perf_counter()
-        self.places = self.places or [{} for _ in run.tables]
+        self.places = self.places or [{} for _ in run.every_table]
         mark = f"{run.round:06d}"
         rows = self._rows_file(run, f"rows-{mark}.safetensors")
         tensors = {"x": run.x}
+        if run.base is not None:
+            tensors["base"] = run.base
         tensors |= {f"state.{i}.{name}": value for i, state in enumerate(run.states) for name, value in state.items()}
         files = sorted({file for places in self.places for file, _ in places.values()})
-        for i, (table, places) in enumerate(zip(run.tables, self.places, strict=True)):
+        for i, (table, places) in enumerate(zip(run.every_table, self.places, strict=True)):
             tensors[f"table.{i}.ids"] = torch.tensor(table.ids, dtype=torch.int64)
             tensors[f"table.{i}.file"] = torch.tensor([files.index(places[c][0]) for c in table.ids], dtype=torch.int64)
             tensors[f"table.{i}.row"] = torch.tensor([places[c][1] for c in table.ids], dtype=torch.int64)
         state = f"state-{mark}.safetensors"
         self._write(state, tensors)
-        for table in run.tables:
+        for table in run.every_table:
             table.written.clear()
         write_json(
             self.folder / f"checkpoint-{mark}.json",
@@ -83,6 +85,7 @@ class Checkpoints:
                 "round": run.round,
                 "seed": run.seed,
                 "idle": run.idle,
+                "time": run.time,
                 "signals": asdict(run.signals),
                 "about": about,
                 "rows": files,
@@ -111,7 +114,7 @@ class Checkpoints:
     def _rows_file(self, run: Run, name: str) -> list[str]:
         """Write the rows that changed, and those of old files of which little is still in use."""
         tensors: dict[str, Tensor] = {}
-        for i, (table, places) in enumerate(zip(run.tables, self.places, strict=True)):
+        for i, (table, places) in enumerate(zip(run.every_table, self.places, strict=True)):
             clients = sorted(table.written | self._stale(places))
             if not clients:
                 continue
@@ -147,6 +150,8 @@ class Checkpoints:
             if file.name not in needed and not file.is_dir():
                 file.unlink()
                 self.sums.pop(file.name, None)
+        for file in self.folder.glob(".*.part"):  # of a process that was killed
+            file.unlink()
 
 
 Places = list[dict[int, tuple[str, int]]]
@@ -162,14 +167,16 @@ class Note:
     signals: dict[str, Any]
     rows: list[str]
     sums: dict[str, int]
+    time: float = 0.0
 
     @classmethod
     def read(cls, path: Path) -> Note:
         content = json.loads(path.read_bytes())
         if not isinstance(content, dict):
             raise ValueError("it does not hold a JSON object")
+        content.setdefault("time", 0.0)  # checkpoints of 0.2 have none
         for each in fields(cls):
-            kind = {"int": int, "dict": dict, "list": list}[str(each.type).partition("[")[0]]
+            kind = {"int": int, "float": float, "dict": dict, "list": list}[str(each.type).partition("[")[0]]
             if type(content.get(each.name)) is not kind:
                 raise ValueError(f"its {each.name!r} is missing or has the wrong type")
         note = cls(**{each.name: content[each.name] for each in fields(cls)})
@@ -204,15 +211,20 @@ def _newest(folder: Path, read: Callable[[Path], T]) -> tuple[T, list[tuple[Path
 
 def _load(path: Path, blank: Run) -> tuple[Run, Places, dict[str, int]]:
     note = Note.read(path)
-    tensors = load_file(path.parent / note.state)
+    with _readable(path.parent / note.state) as file:
+        tensors = load_file(file)
     if tensors["x"].shape != blank.x.shape or tensors["x"].dtype != blank.x.dtype:
         raise ValueError(f"its model is {_form(tensors['x'])}, the run's is {_form(blank.x)}")
     tables, places = [], []
-    for i, table in enumerate(blank.tables):
+    none = torch.empty(0, dtype=torch.int64)  # of a table that checkpoints did not have when this one was written
+    for i, table in enumerate(blank.every_table):
         table = Table(table.default, table.allocate)
-        ids = tensors[f"table.{i}.ids"]
+        stored = {part: tensors.get(f"table.{i}.{part}") for part in ("ids", "file", "row")}
+        if i < len(blank.tables) and any(column is None for column in stored.values()):
+            raise ValueError(f"its table.{i} is missing")
+        ids, files, numbers = (none if column is None else column for column in stored.values())
         table.reserve(ids)
-        where = list(zip(tensors[f"table.{i}.file"].tolist(), tensors[f"table.{i}.row"].tolist(), strict=True))
+        where = list(zip(files.tolist(), numbers.tolist(), strict=True))
         for number, name in enumerate(note.rows):
             mine = [slot for slot, (file, _) in enumerate(where) if file == number]
             if mine:
@@ -221,19 +233,45 @@ def _load(path: Path, blank: Run) -> tuple[Run, Places, dict[str, int]]:
         table.written.clear()
         tables.append(table)
         places.append({c: (note.rows[f], r) for c, (f, r) in zip(ids.tolist(), where, strict=True)})
-    signals: dict[str, Any] = {k: float("nan") if v is None else v for k, v in note.signals.items()}
+    *by_rule, kept, counted = tables
+    base = tensors.get("base")
     run = replace(
         blank,
         seed=note.seed,
         round=note.round,
         idle=note.idle,
-        signals=Signals(**signals),
+        time=note.time,
+        signals=_signals(note.signals),
         x=tensors["x"].to(blank.x.device),
+        base=None if base is None else base.to(blank.x.device),
         states=_states(tensors, blank.states, blank.x),
-        tables=tuple(tables),
+        tables=tuple(by_rule),
+        kept=kept,
+        counted=counted,
         writes=tuple(table.writes for table in tables),
     )
     return run, places, dict(note.sums)
+
+
+def _signals(content: dict[str, Any]) -> Signals:
+    """The signals in a checkpoint's JSON; those of 0.2 had the values of two detectors under names of their own."""
+    unknown = content.keys() - {"critical", "values", "elud", "coherence", "fgn", "fisher"}
+    if unknown:
+        raise ValueError(f"its signals have an unknown {sorted(unknown)[0]!r}")
+    values = content.get("values")
+    if values is None:
+        values = {"fgn": content.get("fgn"), "fedfim": content.get("fisher")}
+        values = {name: value for name, value in values.items() if value is not None}
+    numbers = {name: _number(content.get(name)) for name in ("elud", "coherence")}
+    return Signals(
+        critical=bool(content.get("critical", True)),
+        values={name: _number(value) for name, value in values.items()},
+        **numbers,
+    )
+
+
+def _number(value: Any) -> float:
+    return float("nan") if value is None else float(value)
 
 
 def model(folder: Path) -> tuple[Tensor, int]:
@@ -241,8 +279,24 @@ def model(folder: Path) -> tuple[Tensor, int]:
 
     def read(path: Path) -> tuple[Tensor, int]:
         note = Note.read(path)
-        with safe_open(path.parent / note.state, framework="pt") as file:
+        with _readable(path.parent / note.state) as name, safe_open(name, framework="pt") as file:
             return file.get_tensor("x"), note.round
+
+    return _newest(folder / "checkpoint", read)[0]
+
+
+def states(folder: Path) -> dict[int, dict[str, Tensor]]:
+    """What every rule, then every detector remembers in the newest intact checkpoint of a run folder, by its number."""
+
+    def read(path: Path) -> dict[int, dict[str, Tensor]]:
+        note = Note.read(path)
+        remembered: dict[int, dict[str, Tensor]] = {}
+        with safe_open(path.parent / note.state, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118
+                if key.startswith("state."):
+                    _, number, name = key.split(".", 2)
+                    remembered.setdefault(int(number), {})[name] = file.get_tensor(key)
+        return remembered
 
     return _newest(folder / "checkpoint", read)[0]
 
@@ -284,13 +338,31 @@ def _states(
 
 
 def _read_rows(path: Path, rule: int, rows: Tensor, table: Table) -> dict[str, Tensor]:
-    with safe_open(path, framework="pt") as file:
-        found = {name: file.get_tensor(f"{rule}.{name}")[rows] for name in table.default}
+    with _readable(path) as name, safe_open(name, framework="pt") as file:
+        found = {key: file.get_tensor(f"{rule}.{key}")[rows] for key in table.default}
     for name, default in table.default.items():
         # A default of one number may represent a vector, whose length is not known here.
         if found[name].dtype != default.dtype or (default.ndim and found[name].shape[1:] != default.shape):
             raise ValueError(f"{path.name} has rows {_form(found[name])}, but a row is {_form(default)}")
     return {name: value.to(table.default[name].device) for name, value in found.items()}
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[str]:
+    """The name of a file for safetensors, which reads none that is not UTF-8."""
+    if _is_utf8(path):
+        yield str(path)
+        return
+    with path.open("rb") as file:
+        yield f"/dev/fd/{file.fileno()}"
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _form(value: Tensor) -> str:

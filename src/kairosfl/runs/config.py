@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import inspect
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from kairosfl import names
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.rule import Algorithm
-from kairosfl.detectors import parse_detectors
-from kairosfl.errors import UserError, nearest
-from kairosfl.rules import parse
+from kairosfl.errors import UserError, nearest, shown
 from kairosfl.runs import trackers
 from kairosfl.runs.keys import updated
-from kairosfl.tasks.crops import Crops
-from kairosfl.tasks.data import DATASETS
-from kairosfl.tasks.models import MODELS, options
-from kairosfl.tasks.partitions import PARTITIONS
+
+if TYPE_CHECKING:
+    from kairosfl.core.rule import Algorithm
+    from kairosfl.tasks.crops import Crops
+
+# Mistakes that can be seen without importing torch, which takes seconds, are named before it is imported.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class Data:
     labels_per_client: int = 2
     class_counts: tuple[tuple[int, ...], ...] = ()
     balance: bool = False
+    nearest: bool = False
     normalise: bool = True  # images by their channels' mean and deviation; else 0 to 1
     noise: float = 0.0  # standard deviation of the noise on the last client's features, falling to 0 for the first
     augment: bool = False
@@ -51,6 +53,8 @@ class Data:
 
     def augmentation(self) -> bool | Crops:
         """How images are augmented, or False."""
+        from kairosfl.tasks.crops import Crops
+
         return Crops(self.crops, self.padding) if self.augment else False
 
 
@@ -100,11 +104,17 @@ DEEP = 16  # tables and lists inside each other
 PRECISIONS = ("auto", "float32", "tf32", "bfloat16")
 
 
+def _fedavg() -> Algorithm:
+    from kairosfl.core.rule import Algorithm
+
+    return Algorithm()
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The whole configuration, resolved."""
 
-    algorithm: Algorithm = field(default_factory=Algorithm)
+    algorithm: Algorithm = field(default_factory=_fedavg)
     seed: int = 0
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
@@ -112,39 +122,52 @@ class RunConfig:
     train: Recipe = field(default_factory=Recipe)
     run: Execution = field(default_factory=Execution)
 
+    @property
+    def follows_detector(self) -> bool:
+        """Whether a rule acts on the detector's answers, or another detector than the default is named."""
+        named = self.run.detector != Execution.detector
+        return named or any(rule.reads_periods for rule in self.algorithm.rules)
+
     def __post_init__(self) -> None:
-        _one_of("data.name", self.data.name, DATASETS)
-        _one_of("data.partition", self.data.partition, PARTITIONS)
-        _one_of("model.name", self.model.name, MODELS)
-        _one_of("run.engine", self.run.engine, ENGINES)
-        _one_of("run.precision", self.run.precision, PRECISIONS)
-        detectors = parse_detectors(self.run.detector, self.run.allow)
-        trackers.check(self.run.track)
-        if self.run.eval_every < 1:
-            raise UserError(f"run.eval_every = {self.run.eval_every} must be 1 or more.")
-        if self.run.checkpoint_every < 0:
-            every = self.run.checkpoint_every
-            raise UserError(f"run.checkpoint_every = {every} must be 1 or more, or 0 for an automatic choice.")
-        for round in self.run.cosines:
-            if round < 1:
-                raise UserError(f"run.cosines names round {round}; rounds count from 1.")
-        if not 0 <= self.run.threads <= THREADS:
-            raise UserError(f"run.threads = {self.run.threads} must be 1 to {THREADS}, or 0 for an automatic choice.")
-        if self.seed < 0:
-            raise UserError(f"seed = {self.seed} must be 0 or more.")
-        if not 0 <= self.data.validation < 1:
-            raise UserError(f"data.validation = {self.data.validation} must be at least 0 and below 1.")
+        _check(self.seed, self.data, self.model, self.train, self.run)
+        from kairosfl.detectors import parse_detectors
+        from kairosfl.tasks.crops import Crops
+
         Crops(self.data.crops, self.data.padding)  # refuses what they cannot be
-        if not 0 <= self.data.noise < float("inf"):
-            raise UserError(f"data.noise = {self.data.noise} must be 0 or more, and finite.")
-        if self.data.clients < 0:
-            raise UserError(
-                f"data.clients = {self.data.clients} must be 1 or more, or 0 if the data set has its own clients."
-            )
-        if self.data.clients:
-            self.train.check_cohort(self.data.clients)
+        self.algorithm.check_whole()
         self.algorithm.check_mass(self.train.optimizer)
-        self.algorithm.check_detector(detectors[0])
+        self.algorithm.check_detectors(parse_detectors(self.run.detector, self.run.allow))
+
+
+def _check(seed: int, data: Data, model: Model, train: Recipe, run: Execution) -> None:
+    """Refuse names that do not exist and numbers that cannot be."""
+    _one_of("data.name", data.name, names.known("data"))
+    _one_of("data.partition", data.partition, names.known("partition"))
+    _one_of("model.name", model.name, names.known("model"))
+    _one_of("run.engine", run.engine, ENGINES)
+    _one_of("run.precision", run.precision, PRECISIONS)
+    names.check_detectors(run.detector)
+    trackers.check(run.track)
+    if run.eval_every < 1:
+        raise UserError(f"run.eval_every = {run.eval_every} must be 1 or more.")
+    if run.checkpoint_every < 0:
+        every = run.checkpoint_every
+        raise UserError(f"run.checkpoint_every = {every} must be 1 or more, or 0 for an automatic choice.")
+    for round in run.cosines:
+        if round < 1:
+            raise UserError(f"run.cosines names round {round}; rounds count from 1.")
+    if not 0 <= run.threads <= THREADS:
+        raise UserError(f"run.threads = {run.threads} must be 1 to {THREADS}, or 0 for an automatic choice.")
+    if seed < 0:
+        raise UserError(f"seed = {seed} must be 0 or more.")
+    if not 0 <= data.validation < 1:
+        raise UserError(f"data.validation = {data.validation} must be at least 0 and below 1.")
+    if not 0 <= data.noise < float("inf"):
+        raise UserError(f"data.noise = {data.noise} must be 0 or more, and finite.")
+    if data.clients < 0:
+        raise UserError(f"data.clients = {data.clients} must be 1 or more, or 0 if the data set has its own clients.")
+    if data.clients:
+        train.check_cohort(data.clients)
 
 
 SECTIONS = {"data": Data, "model": Model, "task": TaskFile, "train": Recipe, "run": Execution}
@@ -169,7 +192,11 @@ def read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        if isinstance(error, UnicodeDecodeError) and b"\0" in error.object:
+            raise UserError(f"{path} is not a text file; give the path of a TOML configuration.") from None
         raise UserError(f"{path} is not valid TOML: {error}.") from None
+    except ValueError:  # Python's limit of 4,300 digits
+        raise UserError(f"{path} contains a number that is too large; whole numbers go up to 2^63 - 1.") from None
     except RecursionError:
         raise UserError(f"{path} nests tables or lists too deep; {DEEP} levels are allowed.") from None
 
@@ -182,6 +209,14 @@ def task_table(text: str) -> dict[str, str]:
 
 def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> RunConfig:
     """A configuration from nested tables."""
+    algorithm, parts = checked(tables, changes)
+    from kairosfl.rules import parse
+
+    return RunConfig(algorithm=parse(algorithm, allow=parts["run"].allow), **parts)
+
+
+def checked(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> tuple[str | list[Any], dict[str, Any]]:
+    """The algorithm and the other fields of a configuration, after the checks that need no torch."""
     tables = change(tables, changes)
     known = [each.name for each in dataclasses.fields(RunConfig)]
     for key in tables:
@@ -201,8 +236,10 @@ def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> RunConfig
     algorithm = tables.get("algorithm", "fedavg")
     if not isinstance(algorithm, str | list):
         raise UserError(f"algorithm = {algorithm!r} must be text like 'fedprox(mu=0.01)', or a list of tables.")
-    seed = _typed("seed", tables.get("seed", 0), int)
-    return RunConfig(algorithm=parse(algorithm, allow=parts["run"].allow), seed=seed, **parts)
+    names.check_rules(algorithm)
+    parts["seed"] = _typed("seed", tables.get("seed", 0), int)
+    _check(parts["seed"], parts["data"], parts["model"], parts["train"], parts["run"])
+    return algorithm, parts
 
 
 def _with_task(tables: dict[str, Any]) -> dict[str, Any]:
@@ -236,16 +273,18 @@ def change(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
         name, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not name:
             raise UserError(f"--set {text!r} is not of the form section.key=value.")
-        changed = updated(changed, {name: _value(value)})
+        changed = updated(changed, {name: _value(name, value)})
     _check_values(changed)
     return changed
 
 
-def _value(text: str) -> Any:
+def _value(name: str, text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
         return text
+    except ValueError:  # Python's limit of 4,300 digits
+        raise UserError(f"{name} = {text} is too large; whole numbers go up to 2^63 - 1.") from None
 
 
 def _check_values(tables: Mapping[str, Any]) -> None:
@@ -257,12 +296,25 @@ def _check_values(tables: Mapping[str, Any]) -> None:
             raise UserError(f"{name.partition('.')[0]} nests tables or lists too deep; {DEEP} levels are allowed.")
         if isinstance(value, str) and "\0" in value:
             raise UserError(f"{name} = {value!r} contains a NUL character; remove it.")
+        if isinstance(value, str) and not _is_utf8(f"{name}{value}"):
+            raise UserError(f"{name} = {value!r} is not valid UTF-8, in which config.toml is written; rename it.")
+        if isinstance(value, datetime.date | datetime.time):
+            raise UserError(f'{name} = {value} is a date or time; write it as text, "{value}".')
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise UserError(f"{name} = {value} is too large; whole numbers go up to 2^63 - 1.")
+            raise UserError(f"{name} = {shown(value)} is too large; whole numbers go up to 2^63 - 1.")
         if isinstance(value, Mapping):
             waiting += [(f"{name}.{key}", each, depth + 1) for key, each in value.items()]
         elif isinstance(value, list):
             waiting += [(name, each, depth + 1) for each in value]
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether text can be written to a file; of other bytes in an argument, Python makes surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _section(name: str, cls: type, table: Any) -> Any:
@@ -285,19 +337,28 @@ def _section(name: str, cls: type, table: Any) -> Any:
     return cls(**chosen)
 
 
-def _options(section: str, table: Mapping[str, Any]) -> Mapping[str, Any]:
+def _options(section: str, table: Mapping[str, Any]) -> Collection[str]:
     """Further keys that the chosen data set or model accepts."""
-    if section == "data":
-        name = table.get("name", Data.name)
-        if isinstance(name, str):  # otherwise its keys would be reported as unknown too
-            _one_of("data.name", name, DATASETS)
-        return inspect.signature(DATASETS[name]).parameters if name in DATASETS else {}
+    if section not in ("data", "model"):
+        return ()
+    name = table.get("name", Data.name if section == "data" else Model.name)
+    if not isinstance(name, str):  # its keys would be reported as unknown too
+        return ()
+    _one_of(f"{section}.name", name, names.known(section))
+    if name not in names.known(section):
+        return ()
+    written = names.options(section, name)
+    return _imported_options(section, name) if written is None else written
+
+
+def _imported_options(section: str, name: str) -> Collection[str]:
     if section == "model":
-        name = table.get("name", Model.name)
-        if isinstance(name, str):
-            _one_of("model.name", name, MODELS)
-        return options(name) if name in MODELS else {}
-    return {}
+        from kairosfl.tasks.models import options
+
+        return options(name)
+    from kairosfl.tasks.data import DATASETS
+
+    return inspect.signature(DATASETS[name]).parameters
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
@@ -323,7 +384,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     return value
 
 
-def _one_of(name: str, value: str, known: Mapping[str, Any] | Sequence[str]) -> None:
+def _one_of(name: str, value: str, known: Collection[str]) -> None:
     given = name in ("data.name", "data.partition", "model.name") and value.startswith(GIVEN)
     if value not in known and not given:
         raise UserError(f"{name} = {value!r} does not exist; {nearest(value, known)}")
@@ -342,6 +403,28 @@ def tables(config: RunConfig) -> dict[str, Any]:
     return out
 
 
+def text_of(config: RunConfig) -> str:
+    """The configuration as TOML that reads back as it is, which a run needs to be resumed."""
+    nested = tables(config)
+    text = dump(nested)
+    for key, value in nested.items():
+        try:
+            same = _plain(tomllib.loads(text)[key]) == _plain(value)
+        except (ValueError, KeyError):
+            same = False
+        if not same:
+            raise UserError(
+                f"{key} = {shown(value)} cannot be written to config.toml, so the run could not be resumed; use "
+                "numbers, text, true or false, and lists and tables of these."
+            )
+    return text
+
+
+def _plain(value: Any) -> bytes:
+    """A value for a comparison: tuples are lists, NaN is NaN, and the order of keys is nothing."""
+    return json.dumps(value, sort_keys=True, default=repr, ensure_ascii=False).encode()
+
+
 def dump(nested: Mapping[str, Any], prefix: str = "") -> str:
     """Tables as TOML: plain values first, then the sections."""
     lines = [f"{_key(key)} = {_toml(value)}" for key, value in nested.items() if not isinstance(value, Mapping)]
@@ -353,16 +436,24 @@ def dump(nested: Mapping[str, Any], prefix: str = "") -> str:
 
 
 def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    """Text as TOML: as in JSON, but for DEL, which TOML wants escaped too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        return _quoted(value)
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(each) for each in value) + "]"
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, Mapping):  # in a list; others are sections
+        pairs = [f"{_key(key)} = {_toml(entry)}" for key, entry in value.items()]
+        return "{" + ", ".join(pairs) + "}"
     return str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import time
@@ -28,11 +29,11 @@ from kairosfl.runs.checkpoint import Checkpoints, model
 from kairosfl.runs.config import GIVEN, RunConfig, tables
 from kairosfl.runs.engines import build_engine, method, resolve_engine
 from kairosfl.runs.fairness import measures_clients
-from kairosfl.runs.files import append_json, write_json
+from kairosfl.runs.files import append_json, read_json, write_json
 from kairosfl.runs.folder import Folder, Say, silent
 from kairosfl.runs.interrupt import undisturbed
 from kairosfl.runs.keys import flatten
-from kairosfl.runs.lock import lock
+from kairosfl.runs.lock import Displaced
 from kairosfl.runs.trackers import TRACKERS
 from kairosfl.tasks import data, models
 from kairosfl.tasks.dataset import DataSet, held_out
@@ -102,7 +103,8 @@ def divide(config: RunConfig, dataset: DataSet) -> Population:
 
 def build_task(config: RunConfig, client: int | None = None) -> Task:
     """The data, the clients and the model that a configuration names; `client`: a device that has only its own data."""
-    task = taskfile.build(config, divide, client) if config.task.file else _build_task(config)
+    with within_memory():
+        task = taskfile.build(config, divide, client) if config.task.file else _build_task(config)
     if not len(task.dataset.test) and client is None:
         raise UserError(
             f"data set {task.dataset.name!r} has no test samples, so no model can be evaluated; add some, or set "
@@ -137,6 +139,7 @@ def record(
     `start` replaces the engine's initial model. `watch` is called with the metrics and the vector of every round, and
     ends the run by returning False.
     """
+    folder.tidy()
     x = engine.start()
     if start is not None:
         if len(start) != len(x):
@@ -145,7 +148,15 @@ def record(
                 f"{len(x)}; choose a run of the same model."
             )
         x = start.to(x)
-    setup = Setup(config.algorithm, config.train, len(task.clients), task.layout, parse_detectors(config.run.detector))
+    setup = Setup(
+        config.algorithm,
+        config.train,
+        len(task.clients),
+        task.layout,
+        parse_detectors(config.run.detector),
+        own=task.own_start(),
+        sizes=task.clients.sizes,
+    )
     run = Run.start(x, setup, seed=config.seed, allocate=spilling)
     del x, start  # or the first model would be held to the end
     checkpoints = Checkpoints(folder.checkpoints)
@@ -159,7 +170,7 @@ def record(
     else:
         folder.cut(0)  # rounds without a checkpoint
         checkpoints.save(run, {})
-    settings = flatten(tables(config))
+    settings, about = flatten(tables(config)), read_json(folder.path / "run.json")
     tracked = [TRACKERS[name](folder.path, settings, run.round) for name in config.run.track]
     listeners: list[Notify] = [*([notify] if notify else []), *tracked]
     rounds_done = _record_rounds(config, task, engine, folder, setup, run, checkpoints, listeners, watch)
@@ -167,6 +178,8 @@ def record(
     try:
         with within_memory():
             done, ending = yield from rounds_done
+    except Displaced:  # another process may be writing the log
+        raise
     except UserError as error:
         with suppress(UserError):  # the disk may be full
             folder.log(f"{STOPPED}{error}")
@@ -174,7 +187,7 @@ def record(
     finally:
         for tracker in tracked:
             tracker.close()
-    return folder.summarise(done, ending)
+    return folder.summarise(done, ending, about)
 
 
 def _record_rounds(
@@ -193,10 +206,12 @@ def _record_rounds(
     saved, chosen, recording = run.round, len(engine.choices.made), False
     clients_file, metrics_file = folder.path / "clients.jsonl", folder.path / "metrics.jsonl"
     stages, begin = rounds(run, setup), getattr(engine, "begin", None)
+    first = run.round + 1
 
     def keep() -> None:
         nonlocal saved
         if run.round > saved:
+            folder.check_lock()
             checkpoints.save(run, note)
             saved = run.round
 
@@ -208,8 +223,11 @@ def _record_rounds(
             began = time.perf_counter()
             reports = yield briefs
             with undisturbed() as held:
-                recording, told = True, briefs
+                recording, told, before = True, briefs, run.round
                 run, briefs = stages.send(reports)
+                if run.round == before and briefs is not None:  # clients were only measured
+                    recording = False
+                    continue
                 last = briefs is None
                 if begin and briefs is not None:
                     begin(briefs)  # it trains while this round is evaluated and recorded
@@ -218,11 +236,14 @@ def _record_rounds(
                 whole = scores is not None and measures_clients(config, task, last=last)
                 own = engine.evaluate_clients(outcome) if whole else None
                 plain = engine.evaluate(run.x) if scores and outcome is not run.x else None
-                row = recorded(run, setup) | metrics.row(run, task, scores, own, time.perf_counter() - began, plain)
-                row["samples"] = (
-                    metrics.samples_of(told, run.record.reports) if run.record and run.record.reports else 0
-                )
+                row = recorded(run, setup) | metrics.from_elsewhere(run)
+                row |= metrics.row(run, task, scores, own, time.perf_counter() - began, plain)
+                row["samples"] = run.record.reports.samples(told) if run.record and run.record.reports else 0
                 cosines = run.round in config.run.cosines
+                folder.check_lock()
+                if run.round > first:
+                    folder.check_records(clients_file.name)
+                    folder.check_records(metrics_file.name)
                 append_json(clients_file, metrics.clients_row(run, task, own, scores, cosines=cosines))
                 append_json(metrics_file, row)
                 _log_rejections(run, setup, folder)
@@ -249,17 +270,32 @@ def _record_rounds(
     if run.finished:
         folder.warn(f"finished after round {run.round}: {run.finished}")
     unit, items = task.dataset.unit
-    ending: dict[str, Any] = {"verdicts": verdicts(run, setup), "finished": run.finished or None}
+    remarks = verdicts(run, setup) + _flicker(setup, folder.rows())
+    ending: dict[str, Any] = {"verdicts": remarks, "finished": run.finished or None}
     ending |= {"unit": unit, "unit_per_sample": items}
     return run.round, recorded(run, setup) | ending
 
 
 def _log_rejections(run: Run, setup: Setup, folder: Folder) -> None:
-    moves = any(rule.private for rule in setup.algorithm.rules)  # by noise alone
+    moves = setup.algorithm.any("private")  # by noise alone
     for client, reason in run.record.rejected if run.record else ():
         folder.log(f"round {run.round}: client {client} does not count: {reason}")
     if run.idle:
         folder.log(f"round {run.round}: no good report" + ("" if moves else ", the model does not change"))
+
+
+def _flicker(setup: Setup, rows: list[dict[str, Any]]) -> list[str]:
+    """That rules followed a detector whose answers made no period, if they did."""
+    followers = [rule.name() for rule in setup.algorithm.rules if rule.reads_periods]
+    answers = metrics.judged([(row["round"], bool(row["critical"])) for row in rows])
+    if not followers or not answers.endswith(metrics.FLICKER):
+        return []
+    detector = setup.detectors[0]
+    switched = answers.removesuffix(f": {metrics.FLICKER}")
+    remark = f"the detector {detector} {switched}, so {' and '.join(followers)} followed no period"
+    if getattr(detector, "compare", "") == "rounds":
+        remark += f"; run.detector = '{detector.name()}.paired()' compares each client with its own last report"
+    return [remark]
 
 
 def _failed(run: Run, *, last: bool) -> bool:
@@ -280,7 +316,7 @@ def _idle(run: Run) -> str:
 
 @contextmanager
 def within_memory() -> Iterator[None]:
-    """Turn running out of GPU memory into an error that says how to fix it."""
+    """Turn running out of memory into an error that says how to fix it."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -289,6 +325,25 @@ def within_memory() -> Iterator[None]:
             "same time, in the run's config.toml; then `kairosfl resume`, or the same sweep again, continues from the "
             "last checkpoint."
         ) from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        wanted = re.search(r"allocate (\d+) bytes", str(error))
+        asked = f" ({int(wanted[1]) / 1e9:,.1f} GB were asked for at once)" if wanted else ""
+        raise UserError(
+            f"The memory of this machine is too small{asked}: choose a smaller model or less data, or set run.slots, "
+            "the clients trained at the same time."
+        ) from error
+
+
+@contextmanager
+def _as_the_file_says(config: RunConfig) -> Iterator[None]:
+    """What the code of a task file raises during training, in one sentence."""
+    if not config.task.file:
+        yield
+        return
+    with taskfile.explained(config.task.file, "training"):
+        yield
 
 
 def execute(recorded: RecordedRun, engine: Engine) -> dict[str, Any]:
@@ -309,15 +364,17 @@ def start(
     config: RunConfig, path: Path, *, command: str = "", notify: Notify | None = None, say: Say = silent
 ) -> dict[str, Any]:
     """Run a configuration in a new folder; returns the summary. `say` is called with a line on how it is run."""
+    folder = Folder(path, say)
+    folder.check_free()
     task = build_task(config)
     with within_memory():
         config, because = resolve_engine(config, task)
         engine = build_engine(config, task, because=because)
-    folder = Folder(path, say)
-    recorded = begin(config, task, engine, folder, command=command, notify=notify)
-    say(method(config, engine))
-    with lock(path):
-        summary = execute(recorded, engine)
+    with folder.locked():
+        recorded = begin(config, task, engine, folder, command=command, notify=notify)
+        say(method(config, engine))
+        with _as_the_file_says(config):
+            summary = execute(recorded, engine)
         del engine, recorded  # whose memory the ceiling may need
         return summary | _ceiling(config, task, folder, summary)
 
@@ -347,6 +404,7 @@ def begin(
     watch: Watch | None = None,
 ) -> RecordedRun:
     """A recorded run in a new folder."""
+    folder.check_lock()
     start, note = given("model.start", config.model.start)
     folder.create(config, task, command or " ".join(sys.argv), why=engine.why, **note)
     for name, count in task.dataset.notes.items():
@@ -364,6 +422,7 @@ def reopen(
     watch: Watch | None = None,
 ) -> RecordedRun:
     """A recorded run that was stopped, from its last intact checkpoint, or from the start if it has none."""
+    folder.check_lock()
     folder.check_places()
     if folder.begun():
         folder.check(config, task)
@@ -390,10 +449,12 @@ def resume(path: Path, *, notify: Notify | None = None, say: Say = silent) -> di
     folder.check_rounds(config)
     if folder.finished():
         return folder.summary()
-    with lock(path):
+    with folder.locked():
         task = build_task(config)
         with within_memory():
             config, because = resolve_engine(config, task)
             engine = build_engine(config, task, because=because)
         say(method(config, engine))
-        return execute(reopen(config, task, engine, folder, notify=notify), engine)
+        recorded = reopen(config, task, engine, folder, notify=notify)
+        with _as_the_file_says(config):
+            return execute(recorded, engine)

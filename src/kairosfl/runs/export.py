@@ -168,7 +168,7 @@ def _trained(path: Path, config: RunConfig, model: nn.Module) -> nn.Module:
         )
     clients = about.get("clients") or config.data.clients
     setup = Setup(
-        config.algorithm, config.train, clients, vector.Layout.of(model), parse_detectors(config.run.detector)
+        config.algorithm, config.train, clients, vector.layout_of(model), parse_detectors(config.run.detector)
     )
     run, skipped = newest(path / "checkpoint", Run.start(x, setup, seed=config.seed))
     for line in skipped:

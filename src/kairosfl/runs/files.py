@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,35 @@ from kairosfl.errors import UserError
 Needs = Mapping[str, Any]  # name -> what isinstance takes
 NOTHING: Needs = {}
 _STRICT = json.JSONEncoder(allow_nan=False)
+
+
+def recorded(folder: Path) -> Path:
+    """The configuration of a run folder, which a folder that is no run lacks."""
+    file = folder / "config.toml"
+    if file.is_file():
+        return file
+    if (folder / "sweep.json").exists():
+        raise UserError(f"{folder} is a sweep; continue it with the `kairosfl sweep` that began it.")
+    if not folder.exists():
+        raise UserError(f"{folder} does not exist; give a run folder.")
+    raise UserError(f"{folder} is not a run folder: it has no config.toml.")
+
+
+def check_runs(folders: Sequence[Path]) -> None:
+    """Refuse folders that do not exist, and a single one without a run."""
+    for folder in folders:
+        if not folder.exists():
+            raise UserError(f"{folder} does not exist; give a run folder or a folder of run folders.")
+    if len(folders) == 1 and not (folders[0] / "sweep.json").exists() and not any(folders[0].rglob("metrics.jsonl")):
+        raise no_run(folders[0])
+
+
+def no_run(folder: Path) -> UserError:
+    """What to say of a folder without a run."""
+    return UserError(
+        f"{folder} contains no run (no metrics.jsonl in it or in a folder below it); give a folder that "
+        "`kairosfl run` or `kairosfl sweep` wrote."
+    )
 
 
 def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
@@ -43,6 +72,10 @@ def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
             temporary.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"Cannot write {path}: {reason}; free the disk or choose another place.") from None
+    except BaseException:  # Ctrl-C
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def _first_file(path: Path) -> Path:
@@ -55,7 +88,9 @@ def _put(make: bytes | str | Callable[[Path], None], path: Path) -> None:
     if callable(make):
         make(path)
     else:
-        path.write_bytes(make.encode() if isinstance(make, str) else make)
+        # Names of files may hold bytes that are not UTF-8, for which Python has surrogates.
+        text = make.encode(errors="backslashreplace") if isinstance(make, str) else make
+        path.write_bytes(text)
 
 
 def plain(value: Any) -> Any:

@@ -6,7 +6,8 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,28 @@ from typing import Any
 import numpy as np
 import torch
 
-import kairosfl
 from kairosfl.errors import UserError
 from kairosfl.runs import metrics
 from kairosfl.runs.checkpoint import rounds_done
-from kairosfl.runs.config import RunConfig, dump, load, tables
+from kairosfl.runs.config import RunConfig, load, tables, text_of
 from kairosfl.runs.edits import edits, harmful, pinned
 from kairosfl.runs.fairness import measures_clients
-from kairosfl.runs.files import cut_lines, read_json, read_lines, write, write_json
+from kairosfl.runs.files import cut_lines, read_json, read_lines, recorded, write, write_json
 from kairosfl.runs.keys import flatten
+from kairosfl.runs.lock import NAME, Lock, forget, lock, within_study
 from kairosfl.runs.score import Score, scores
 from kairosfl.runs.trackers import library
 from kairosfl.tasks.metrics import facts as facts_of
 from kairosfl.tasks.task import Task
+from kairosfl.version import __version__
 
 Say = Callable[[str], None]
 NAMED = 4  # edits listed in one message
+NOTHING = {NAME, ".config.toml.part"}  # in a folder where nothing has begun yet
+FILES = (
+    *("config.toml", "run.json", "partition.json", "summary.json", "choices.json"),
+    *("metrics.jsonl", "clients.jsonl"),
+)
 
 
 def silent(_: str) -> None:
@@ -42,6 +49,7 @@ class Folder:
 
     path: Path
     say: Say = silent  # called with what the user should see immediately, in addition to the log
+    guard: Lock | None = None  # held while a run is recorded: the folder's own, or that of its sweep
 
     @property
     def checkpoints(self) -> Path:
@@ -50,7 +58,7 @@ class Folder:
     def log(self, line: str) -> None:
         """Append a line to the log."""
         try:
-            with (self.path / "log.txt").open("a", encoding="utf-8") as handle:
+            with (self.path / "log.txt").open("a", encoding="utf-8", errors="backslashreplace") as handle:
                 handle.write(line + "\n")
         except OSError as error:
             raise UserError(f"Cannot write {self.path / 'log.txt'}: {error.strerror}; free the disk.") from None
@@ -60,19 +68,47 @@ class Folder:
         self.log(line)
         self.say(line)
 
-    def create(self, config: RunConfig, task: Task, command: str, **more: Any) -> None:
-        """Create the folder and record what is about to run."""
-        for name in config.run.track:
-            library(name)
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out; a folder that was made for it and stays empty is removed."""
+        new = not self.path.exists()
+        with lock(self.path) as self.guard, within_study(self.path):
+            try:
+                yield
+            finally:
+                if new:
+                    forget(self.path)
+        self.guard = None
+
+    def check_lock(self) -> None:
+        """Refuse to write where another process may."""
+        if self.guard is not None:
+            self.guard.check()
+
+    def tidy(self) -> None:
+        """Remove what a killed process was writing."""
+        left = [self.path / f".{name}.part" for name in FILES]
+        for path in [*left, *self.checkpoints.glob(".*.part")]:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def check_free(self) -> None:
+        """Refuse a folder that has something in it."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is not a directory; give another --out.")
         if (self.path / "sweep.json").exists():
             raise UserError(f"{self.path} contains a sweep; give another --out.")
-        if self.path.exists() and any(self.path.iterdir()):
+        if self.path.exists() and any(path.name not in NOTHING for path in self.path.iterdir()):
             raise UserError(
                 f"The folder {self.path} is not empty; give another --out, or `kairosfl resume {self.path}`."
             )
-        write(self.path / "config.toml", dump(tables(config)))
+
+    def create(self, config: RunConfig, task: Task, command: str, **more: Any) -> None:
+        """Create the folder and record what is about to run."""
+        for name in config.run.track:
+            library(name)
+        self.check_free()
+        write(self.path / "config.toml", text_of(config))
         self.describe(config, task, command, **more)
 
     def describe(self, config: RunConfig, task: Task, command: str, **more: Any) -> None:
@@ -90,14 +126,22 @@ class Folder:
         """The summary written at the end; empty if it is missing or damaged."""
         return read_json(self.path / "summary.json")
 
-    def summarise(self, rounds: int, ending: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the summary of this many rounds, with what the rules said at the end."""
+    def summarise(self, rounds: int, ending: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the summary of this many rounds, with what the rules said at the end.
+
+        `about` is what `run.json` said when the run started: it is written again where it was lost.
+        """
+        self.check_lock()
+        file = self.path / "run.json"
+        if about and not read_json(file):
+            self.warn(f"{file} was removed or damaged while the run trained, and is written again")
+            write_json(file, about)
         main = self.main()
         rows = self.rows(self._damaged("metrics.jsonl"))
         summary = {**ending, **metrics.summary(rows, rounds, main.name, main.higher)}
         write_json(self.path / "summary.json", summary)
         said = {"verdicts": ending["verdicts"]}
-        write_json(self.path / "run.json", read_json(self.path / "run.json") | said)
+        write_json(file, read_json(file) | said)
         return summary
 
     def main(self) -> Score:
@@ -110,8 +154,15 @@ class Folder:
 
     def cut(self, rounds: int) -> None:
         """Drop the lines of rounds that will be trained again."""
+        if rounds:
+            self.check_records("metrics.jsonl")
         for name, needs in (("metrics.jsonl", metrics.needed(self.main().name)), ("clients.jsonl", {})):
             cut_lines(self.path / name, rounds, self._damaged(name), needs)
+
+    def check_records(self, name: str) -> None:
+        """Say that a file with the records of earlier rounds is gone."""
+        if not (self.path / name).exists():
+            self.warn(f"{self.path / name} was removed: the records of earlier rounds are lost")
 
     def _damaged(self, name: str) -> Callable[[int], None]:
         def damaged(number: int) -> None:
@@ -134,13 +185,7 @@ class Folder:
 
     def config(self) -> RunConfig:
         """The configuration to continue with: as recorded, with no edit that would change the results."""
-        file = self.path / "config.toml"
-        if not file.is_file():
-            if (self.path / "sweep.json").exists():
-                raise UserError(f"{self.path} is a sweep; continue it with the `kairosfl sweep` that began it.")
-            if not self.path.exists():
-                raise UserError(f"{self.path} does not exist; give a run folder.")
-            raise UserError(f"{self.path} is not a run folder: it has no config.toml.")
+        file = recorded(self.path)
         origin = self.origin()
         config = pinned(load(file), origin)
         changed = harmful(config, origin) if origin else []
@@ -249,7 +294,7 @@ def facts(task: Task) -> dict[str, Any]:
 def versions(config: RunConfig) -> dict[str, str]:
     """The environment of a run, on which its last digits depend."""
     return {
-        "version": kairosfl.__version__,
+        "version": __version__,
         "torch": torch.__version__,
         "numpy": np.__version__,
         "device": torch.cuda.get_device_name() if config.run.device.startswith("cuda") else platform.machine(),

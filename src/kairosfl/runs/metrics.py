@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from kairosfl.core.fields import AFTER, BEFORE, Briefs, Reports
+from kairosfl.core.fields import AFTER, BEFORE, Reports
+from kairosfl.core.measures import cosine_matrix
 from kairosfl.core.run import Run
-from kairosfl.detectors import cosine_matrix
 from kairosfl.engines.evaluate import Scores
 from kairosfl.runs.history import final_tenth
-from kairosfl.tasks.metrics import Metric
+from kairosfl.tasks.metrics import TAKEN, Metric
 from kairosfl.tasks.task import Task
 
-NUMBER_BYTES = 8
 PICTURED_CLIENTS = 2000
 CONFUSED_CLASSES = 20  # at most, or the matrix would be the larger part of the file
+FLICKER = "flicker"  # what `judged` calls answers that make no period
 QUANTILES = 21  # of the clients' main metric
 
 
@@ -34,7 +34,6 @@ def row(
     record, signals = run.record, run.signals
     assert record is not None
     reports = record.reports
-    vector = task.layout.size * run.x.element_size()
     main, metric = task.main
     return {
         "round": run.round,
@@ -47,16 +46,15 @@ def row(
         "reported": len(record.ids),
         "rejected": len(record.rejected),
         "critical": signals.critical,
-        "fgn": signals.fgn,
-        "fisher": signals.fisher,
+        **{name: value for name, value in signals.values.items() if name in TAKEN},
         "elud": signals.elud,
         "coherence": signals.coherence,
         "consensus": record.consensus,
         "epochs": float(reports.epochs.mean()) if reports else 0.0,
         "epochs_total": float(reports.epochs.sum()) if reports else 0.0,
         "steps": int(reports.steps.sum()) if reports else 0,
-        "bytes_down": record.asked * (record.vectors_down * vector + record.numbers_down * NUMBER_BYTES),
-        "bytes_up": len(record.ids) * (vector + reports.numbers() * NUMBER_BYTES) if reports else 0,
+        "bytes_down": record.bytes_down,
+        "bytes_up": record.bytes_up,
         "lr": record.lr,
         "fisher_seconds": _all(reports, "fisher_seconds", sum),
         "fisher_bytes": _all(reports, "fisher_bytes", max) or None,
@@ -67,14 +65,9 @@ def row(
     }
 
 
-def samples_of(briefs: Briefs, reports: Reports) -> int:
-    """On how many samples these clients trained, each counted every time: exact, also if they stopped early."""
-    n, steps = reports.n.numpy(), reports.steps.numpy()
-    asked = briefs.batch_size.numpy()[np.searchsorted(briefs.ids.numpy(), reports.ids.numpy())]  # ids ascend
-    size = np.minimum(asked, n)
-    end = n - n % size if briefs.drop_last else n
-    epochs, left = np.divmod(steps, -(-end // size))
-    return int((epochs * end + left * size).sum())
+def from_elsewhere(run: Run) -> dict[str, float]:
+    """The values of detectors that are not part of Kairos, by their full names."""
+    return {name: value for name, value in run.signals.values.items() if name not in TAKEN}
 
 
 def _all(reports: Reports | None, name: str, together: Callable[[list[Any]], Any]) -> Any:
@@ -226,7 +219,7 @@ def judged(marks: list[tuple[int, bool]]) -> str:
         return "critical in every round: no end was seen"
     if len(starts) > 2:
         switched = sum(a != b for (_, a), (_, b) in itertools.pairwise(marks))
-        return f"switched {switched} times in {len(marks)} rounds: flicker"
+        return f"switched {switched} times in {len(marks)} rounds: {FLICKER}"
     ends = [next((i for i in range(start, len(marks)) if not marks[i][1]), len(marks)) - 1 for start in starts]
     spans = " and ".join(f"{marks[a][0]} to {marks[b][0]}" for a, b in zip(starts, ends, strict=True))
     return f"critical in rounds {spans}: {'one period' if len(starts) == 1 else 'two periods'}"

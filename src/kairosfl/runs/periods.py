@@ -128,7 +128,7 @@ def members(
     if not 0 < amount < 1:
         raise UserError(f"--amount {amount:g} must be above 0 and below 1: the fraction that a deficit leaves.")
     whole = resolve(tables)
-    if any(rule.private for rule in whole.algorithm.rules):
+    if whole.algorithm.any("private"):
         raise UserError("kairosfl periods cannot be used with privacy, whose noise is for whole cohorts; leave it out.")
     _check_that_they_leave_something_out(deficits, amount, whole)
     found = []

@@ -17,6 +17,7 @@ from kairosfl.runs import experiment
 from kairosfl.runs.config import RunConfig
 from kairosfl.runs.engines import SharedEngine, largest
 from kairosfl.runs.folder import Folder
+from kairosfl.runs.lock import Displaced
 from kairosfl.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -117,6 +118,9 @@ class Together:
         except StopIteration as end:
             del self.active[run]
             yield run, end.value
+        except Displaced:  # none of the others may write either
+            self.active.pop(run, None)
+            raise
         except UserError as error:
             self.active.pop(run, None)
             yield run, error
@@ -163,6 +167,9 @@ class InTurn:
         except StopIteration as end:
             self._now = None
             yield run, end.value
+        except Displaced:
+            self.close()
+            raise
         except UserError as error:
             self.close()
             yield run, error

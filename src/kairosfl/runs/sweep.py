@@ -10,7 +10,6 @@ A sweep that is started again in the same folder continues: finished runs are le
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,14 +17,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kairosfl.errors import UserError, nearest
+from kairosfl.errors import UserError
 from kairosfl.runs import experiment
-from kairosfl.runs.config import SECTIONS, RunConfig, resolve, tables
+from kairosfl.runs.combinations import combinations
+from kairosfl.runs.config import RunConfig, resolve, tables
 from kairosfl.runs.engines import build_engine, method, resolve_engine
 from kairosfl.runs.files import write_json
 from kairosfl.runs.folder import Folder, Say, silent
-from kairosfl.runs.keys import flatten, updated
-from kairosfl.runs.lock import lock
+from kairosfl.runs.keys import flatten
+from kairosfl.runs.lock import Displaced, Lock, lock
 from kairosfl.runs.pool import Pending, Together
 
 Watch = Callable[[str, int], experiment.Notify]
@@ -43,27 +43,18 @@ class Member:
 
 def expand(tables: Mapping[str, Any]) -> list[Member]:
     """Every combination of the lists under [sweep], in the order in which they are written."""
-    rest = {key: value for key, value in tables.items() if key != "sweep"}
-    asked = tables.get("sweep", {})
-    if not isinstance(asked, Mapping):
-        raise UserError(f"sweep = {asked!r} must be a section: write [sweep] and its lists below.")
-    lists = flatten(asked)
-    for key, values in lists.items():
-        if not isinstance(values, list) or not values:
-            raise UserError(f"sweep.{key} = {values!r} must be a list of values to try.")
-        section = key.partition(".")[0]
-        if section not in {"algorithm", "seed", *SECTIONS}:
-            raise UserError(f"Unknown key sweep.{key}; {nearest(section, ['algorithm', 'seed', *SECTIONS])}")
     members: list[Member] = []
-    for values in itertools.product(*lists.values()):
-        settings = dict(zip(lists, values, strict=True))
+    named: dict[str, int] = {}  # name without a number -> how many have it
+    twins: dict[str, str] = {}  # configuration -> the name of its run
+    for settings, combination in combinations(tables):
         name = "-".join(_short(key, value) for key, value in settings.items())[:LONGEST] or "run"
-        taken = sum(member.name == name or member.name.startswith(f"{name}~") for member in members)
-        config = resolve(updated(rest, settings))
-        twin = next((member for member in members if member.config == config), None)
-        if twin is not None:
-            raise UserError(f"[sweep] asks twice for the same run, as {twin.name!r} and as {name!r}; leave one out.")
-        members.append(Member(f"{name}~{taken + 1}" if taken else name, settings, config))
+        config = resolve(combination)
+        key = repr(config)
+        if key in twins:
+            raise UserError(f"[sweep] asks twice for the same run, as {twins[key]!r} and as {name!r}; leave one out.")
+        twins[key] = name
+        named[name] = number = named.get(name, 0) + 1
+        members.append(Member(name if number == 1 else f"{name}~{number}", settings, config))
     return members
 
 
@@ -87,11 +78,13 @@ def sweep(
         start = member.config.model.start
         if start and not (out / member.name / "config.toml").is_file():
             Folder(Path(start)).check_start("model.start")
-    with lock(out), experiment.within_memory():
-        return _run_members(members, out, command, watch, say)
+    with lock(out) as guard, experiment.within_memory():
+        return _run_members(members, out, command, watch, say, guard)
 
 
-def _run_members(members: list[Member], out: Path, command: str, watch: Watch | None, say: Say) -> dict[str, Any]:
+def _run_members(
+    members: list[Member], out: Path, command: str, watch: Watch | None, say: Say, guard: Lock
+) -> dict[str, Any]:
     listed = [{"name": m.name, "path": m.name, "settings": dict(m.settings)} for m in members]
     write_json(out / "sweep.json", {"runs": listed})
     say = cache(say)  # the same line once
@@ -101,7 +94,7 @@ def _run_members(members: list[Member], out: Path, command: str, watch: Watch | 
     done = {member.name: Folder(out / member.name).rounds_done() or 0 for member in members}
     told = {name: watch(name, rounds) for name, rounds in done.items()} if watch else {}
     for member in members:
-        folder = Folder(out / member.name, say)
+        folder = Folder(out / member.name, say, guard)
         begun = (folder.path / "config.toml").is_file()
         if begun:
             _unchanged(member, folder)
@@ -119,6 +112,8 @@ def _run_members(members: list[Member], out: Path, command: str, watch: Watch | 
             say(method(config, engine))
             try:
                 summaries[member.name] = experiment.execute(opened.open(engine, command), engine)
+            except Displaced:
+                raise
             except UserError as error:
                 failed[member.name] = str(error)
     for group in together.values():
@@ -159,6 +154,8 @@ def _share(group: list[Pending], command: str, failed: dict[str, str], say: Say)
                     failed[run.name] = str(outcome)
                 else:
                     summaries[run.name] = outcome
+    except Displaced:
+        raise
     except UserError as error:  # the engine's own: none of the runs can continue
         failed |= {run.name: str(error) for run in (*pool.active, *pool.waiting)}
     finally:

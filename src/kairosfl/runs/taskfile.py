@@ -19,7 +19,6 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -91,7 +90,7 @@ def for_client(function: Function) -> Callable[[int | None], Task]:
 @lru_cache(maxsize=8)
 def _function(file: str, name: str, key: str) -> Function:
     """The function, of a file imported anew whenever it has changed."""
-    with _explained(file, "importing it"):
+    with explained(file, "importing it"):
         module = _imported(file, key)
     function = getattr(module, name, None)
     if function is None or not callable(function):
@@ -137,11 +136,17 @@ def _importable(place: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explained(file: str, doing: str) -> Iterator[None]:
-    """What the user's code raises, as one sentence with the line; the traceback is its cause."""
+def explained(file: str, doing: str) -> Iterator[None]:
+    """What the user's code raises, as one sentence with the line; the traceback is its cause.
+
+    Gradients, if it switched them off for good, are on again.
+    """
+    grad = torch.is_grad_enabled()
     try:
         yield
-    except UserError:
+        if sys.stdout is not None and sys.stdout.closed:
+            raise UserError(f"{file} closes sys.stdout, on which the results are printed; leave it open.")
+    except (UserError, KeyboardInterrupt, MemoryError, torch.OutOfMemoryError):
         raise
     except ModuleNotFoundError as error:
         if error.name and (error.name == file or file.startswith(f"{error.name}.")):
@@ -149,11 +154,13 @@ def _explained(file: str, doing: str) -> Iterator[None]:
                 f"task.file = {file!r} cannot be imported; give a module's name or the path of a file."
             ) from error
         raise UserError(f"{_where(error, file)}: {error}, while {doing}; install it, or correct the name.") from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # also SystemExit, and what is the user's own
         said = str(error).strip().splitlines() or [""]
         kind = type(error).__name__
         text = f"{kind}: {said[0]}" if said[0] else kind
         raise UserError(f"{_where(error, file)}: {text}, while {doing}; --verbose shows the traceback.") from error
+    finally:
+        torch.set_grad_enabled(grad)
 
 
 def _where(error: BaseException, file: str) -> str:
@@ -196,7 +203,7 @@ def _make(file: str, name: str, key: str, arguments: str, seed: int) -> Task | d
     """What the function returns; torch draws by the seed of the run, and by nothing that came before."""
     path = source(file)
     place = path.parent if path is not None else Path.cwd()
-    with torch.random.fork_rng(devices=[]), _explained(file, f"calling {name}()"), _importable(place):
+    with torch.random.fork_rng(devices=[]), explained(file, f"calling {name}()"), _importable(place):
         torch.default_generator.manual_seed(seed)
         made = _function(file, name, key)(**json.loads(arguments))
     if isinstance(made, Task):
@@ -204,8 +211,7 @@ def _make(file: str, name: str, key: str, arguments: str, seed: int) -> Task | d
     given = dict(zip(("model", "train", "test"), made, strict=False)) if isinstance(made, tuple) else made
     good = isinstance(given, Mapping) and isinstance(given.get("model"), nn.Module) and "train" in given
     if not good or (isinstance(made, tuple) and len(made) > 3):
-        what = f"a {type(made).__name__}" + (f" of {len(made)}" if isinstance(made, tuple) else "")
-        raise UserError(f"{name}() in {file} returned {what}; return {FORMS}.")
+        raise UserError(f"{name}() in {file} returned {_returned(made)}; return {FORMS}.")
     given = dict(given)
     for key in given:
         if key not in KEYS:
@@ -216,6 +222,30 @@ def _make(file: str, name: str, key: str, arguments: str, seed: int) -> Task | d
     except TypeError as error:
         raise UserError(f"{name}() in {file} returned a dict that makes no task: {error}.") from error
     return {**others, "dataset": _once(dataset)}
+
+
+def _returned(made: Any) -> str:
+    """What a function returned that is of no use."""
+    if isinstance(made, tuple) and len(made) in (2, 3):
+        return f"a tuple whose first item is {_kind(made[0])}, not a torch.nn.Module"
+    if isinstance(made, tuple):
+        return f"a tuple of {len(made)}"
+    if isinstance(made, Mapping) and "model" not in made:
+        return "a dict without 'model'"
+    if isinstance(made, Mapping) and not isinstance(made["model"], nn.Module):
+        return f"a dict whose 'model' is {_kind(made['model'])}, not a torch.nn.Module"
+    if isinstance(made, Mapping):
+        return "a dict without 'train'"
+    return _kind(made)
+
+
+def _kind(made: Any) -> str:
+    """What kind of thing a value is."""
+    if made is None:
+        return "None"
+    name = type(made).__name__
+    article = "an" if name[0] in "AEIOUaeiou" else "a"
+    return f"{article} {name}"
 
 
 def _once(dataset: DataSet) -> DataSet:
@@ -240,7 +270,7 @@ def _task(config: RunConfig, made: Mapping[str, Any], divide: Divide) -> Task:
             data = replace(data, partition="iid")  # without classes there is nothing to skew
         clients = divide(replace(config, data=data), dataset)
     elif not isinstance(clients, Population):
-        clients = Population.from_lists([np.asarray(each) for each in clients])
+        clients = Population.from_lists(clients)
     return Task(model, dataset, clients, augment=config.data.augmentation(), **given)
 
 

@@ -39,6 +39,7 @@ NEEDS: Mapping[str, Needed] = {
     "data.padding": lambda config: (config.data.augment, "without data.augment = true"),
     "run.actors": _among("run.engine", "ray"),
 }
+MANY = 10_000_000  # local passes over a client's data in one round
 DEFAULTS = {"train": Recipe(), "data": Data(), "run": Execution()}
 
 
@@ -57,6 +58,12 @@ def _unused(config: RunConfig) -> dict[str, str]:
         value, (holds, why) = getattr(getattr(config, section), name), needed(config)
         if value != getattr(DEFAULTS[section], name) and not holds:
             said[key] = f"{key} = {value!r} has no effect {why}."
+    passes = config.train.cohort * config.train.epochs
+    if passes > MANY:
+        said["train.epochs"] = (
+            f"A round has {passes:,} passes over a client's data, and nothing is shown before it ends; lower "
+            "train.epochs if that is not meant."
+        )
     if config.train.schedule == "steps" and not config.train.milestones:
         said["train.schedule"] = "train.schedule = 'steps' has no train.milestones: the learning rate stays the same."
     return said

@@ -45,7 +45,19 @@ class Metric:
 # Names with a meaning of their own in metrics.jsonl: of columns, and of what rules record.
 TAKEN = {
     *("round", "metric", "evaluated", "loss", "train_loss", "cohort", "reported", "rejected", "critical", "fgn"),
-    *("fisher", "fisher_seconds", "fisher_bytes", "elud", "lr", "coherence", "consensus", "epochs", "epochs_total"),
+    *(
+        "fedfim",
+        "noisedfgn",
+        "fisher",
+        "fisher_seconds",
+        "fisher_bytes",
+        "elud",
+        "lr",
+        "coherence",
+        "consensus",
+        "epochs",
+        "epochs_total",
+    ),
     *("steps", "samples", "bytes_down", "bytes_up", "seconds", "score"),
     *("epsilon", "hypothetical_epsilon", "local_epsilon", "update_clip", "lud", "chi_square"),
 }

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from kairosfl.errors import UserError, nearest
+from kairosfl import errors
+from kairosfl.errors import UserError
 from kairosfl.tasks.dataset import DataSet, Ints
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.shares import checked, cut, dirichlet_shares, even_runs, fill, redraw
@@ -35,7 +36,14 @@ def iid(targets: Ints, clients: int, seed: int) -> Population:
 
 
 def dirichlet(
-    targets: Ints, clients: int, seed: int, *, alpha: float, minimum: int = 1, balance: bool = False
+    targets: Ints,
+    clients: int,
+    seed: int,
+    *,
+    alpha: float,
+    minimum: int = 1,
+    balance: bool = False,
+    nearest: bool = False,
 ) -> Population:
     """Label skew: every class is split among the clients in shares drawn from a symmetric Dirichlet(alpha).
 
@@ -48,6 +56,8 @@ def dirichlet(
             are moved from the largest clients.
         balance: Whether a client that already holds its equal part n/N gets nothing of the classes that come
             after (as in FedLab and in the released code of FedCL).
+        nearest: Whether the cuts of a class are rounded to the nearest sample. By default they are rounded down, as
+            is common, which gives the last client one sample of nearly every class.
     """
     _check(len(targets), clients, minimum)
     _check_alpha(alpha)
@@ -59,7 +69,8 @@ def dirichlet(
         counts = np.empty((len(present), clients), dtype=np.int32)
         sizes = np.zeros(clients, dtype=np.int64)
         for label, samples in enumerate(present):
-            counts[label] = cut(int(samples), dirichlet_shares(rng, clients, alpha, sizes < fair if balance else None))
+            shares = dirichlet_shares(rng, clients, alpha, sizes < fair if balance else None)
+            counts[label] = cut(int(samples), shares, nearest=nearest)
             sizes += counts[label]
         return counts
 
@@ -219,7 +230,14 @@ def counts(targets: Ints, clients: int, seed: int, *, class_counts: Sequence[Seq
 
 
 def mixed(
-    targets: Ints, clients: int, seed: int, *, alpha: float, minimum: int = 1, balance: bool = False
+    targets: Ints,
+    clients: int,
+    seed: int,
+    *,
+    alpha: float,
+    minimum: int = 1,
+    balance: bool = False,
+    nearest: bool = False,
 ) -> Population:
     """Two kinds of clients: the first half IID, the others label-skewed by Dirichlet(alpha) on the samples left.
 
@@ -230,10 +248,11 @@ def mixed(
         alpha: Of the second half, as in `dirichlet`.
         minimum: Of the second half, as in `dirichlet`.
         balance: Of the second half, as in `dirichlet`.
+        nearest: Of the second half, as in `dirichlet`.
     """
     _check(len(targets), clients, minimum)
     iid_clients = clients // 2
-    skewed = partial(dirichlet, seed=seed, alpha=alpha, minimum=minimum, balance=balance)
+    skewed = partial(dirichlet, seed=seed, alpha=alpha, minimum=minimum, balance=balance, nearest=nearest)
     if not iid_clients:
         return skewed(targets, clients)
     first, rest = np.split(_generator(seed, 6).permutation(len(targets)), [len(targets) * iid_clients // clients])
@@ -293,14 +312,14 @@ PARTITIONS: dict[str, Callable[..., Population]] = {
 
 OPTIONS = {  # what each uses
     "iid": (),
-    "dirichlet": ("alpha", "minimum", "balance"),
+    "dirichlet": ("alpha", "minimum", "balance", "nearest"),
     "quantity": ("alpha", "minimum"),
     "shards": ("shards",),
     "labels": ("labels_per_client",),
     "client_dirichlet": ("alpha",),
     "disjoint_dirichlet": ("alpha",),
     "counts": ("class_counts",),
-    "mixed": ("alpha", "minimum", "balance"),
+    "mixed": ("alpha", "minimum", "balance", "nearest"),
     "natural": ("minimum",),
 }
 SETTINGS = tuple(dict.fromkeys(each for used in OPTIONS.values() for each in used))  # of all of them
@@ -319,6 +338,7 @@ def partition(
     labels_per_client: int = 2,
     class_counts: Sequence[Sequence[int]] = (),
     balance: bool = False,
+    nearest: bool = False,
 ) -> Population:
     """The partition called `name` of a data set; options that it does not use are ignored.
 
@@ -333,12 +353,13 @@ def partition(
         labels_per_client: Of "labels": how many classes each client has.
         class_counts: Of "counts": for each client, how many samples of each class it has.
         balance: Of "dirichlet" and "mixed": whether clients get about as many samples each.
+        nearest: Of "dirichlet" and "mixed": whether cuts are rounded to the nearest sample, not down.
 
     Returns:
         The training samples of each client.
     """
     if name not in PARTITIONS:
-        raise UserError(f"data.partition is {name!r}, which does not exist; {nearest(name, PARTITIONS)}")
+        raise UserError(f"data.partition is {name!r}, which does not exist; {errors.nearest(name, PARTITIONS)}")
     if name == "natural":
         if dataset.keys is None:
             raise UserError(
@@ -347,7 +368,7 @@ def partition(
         return replace(natural(dataset.keys, clients, seed, minimum=minimum), dealt=name)
     if clients is None:
         raise UserError(f"data.clients is missing: partition {name!r} needs the number of clients; give at least 1.")
-    given: dict[str, Any] = {"alpha": alpha, "minimum": minimum, "balance": balance}
+    given: dict[str, Any] = {"alpha": alpha, "minimum": minimum, "balance": balance, "nearest": nearest}
     given |= {"shards": shards, "labels_per_client": labels_per_client, "class_counts": class_counts}
     labels = dataset.labels_of_train if name in BY_NUMBER else dataset.with_labels().labels_of_train
     if labels is None and name not in BY_NUMBER:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -103,9 +104,10 @@ class Population:
             clients: For each client, the indices of its samples in the training set.
             tests: For each client, the indices of its own samples in the test set, if clients have some.
         """
-        offsets = np.zeros(len(clients) + 1, dtype=np.int64)
-        np.cumsum([len(indices) for indices in clients], out=offsets[1:])
-        order = np.concatenate([np.asarray(c, dtype=np.int64) for c in clients] or [np.empty(0, np.int64)])
+        lists = [_indices(indices, number) for number, indices in enumerate(clients)]
+        offsets = np.zeros(len(lists) + 1, dtype=np.int64)
+        np.cumsum([len(indices) for indices in lists], out=offsets[1:])
+        order = np.concatenate([*lists, np.empty(0, np.int64)])
         return cls(order, offsets, tests=None if tests is None else Population.from_lists(tests))
 
     def check(self, samples: int) -> None:
@@ -132,6 +134,20 @@ class Population:
         wrong = self.order[(self.order < 0) | (self.order >= samples)]
         if len(wrong):
             raise UserError(f"the population names sample {wrong[0]}; the data has {what} 0 to {samples - 1}.")
+
+
+def _indices(indices: Any, number: int) -> Ints:
+    """One client's samples as an array; 0.5 or a mask of True and False is not an index."""
+    try:
+        numbers = np.asarray(indices)
+    except (TypeError, ValueError):
+        raise UserError(f"clients[{number}] is not a list of sample indices; give whole numbers, [n].") from None
+    if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
+        raise UserError(
+            f"clients[{number}] has {numbers.dtype} values of shape {list(numbers.shape)}; give the indices of the "
+            "client's samples, whole numbers of shape [n]."
+        )
+    return numbers.astype(np.int64)
 
 
 def own_tests(dataset: DataSet, population: Population) -> Population | None:

@@ -40,11 +40,15 @@ def dirichlet_shares(
     return shares
 
 
-def cut(samples: int, shares: Shares) -> Ints:
-    """Numbers of samples in proportion to the shares, by cutting at their cumulative sum."""
+def cut(samples: int, shares: Shares, *, nearest: bool = False) -> Ints:
+    """Numbers of samples in proportion to the shares, by cutting at their cumulative sum.
+
+    Cuts are rounded down, so that the last client gets what all others lost, or to the nearest.
+    """
     ends = np.cumsum(shares)
+    half = ends[-1] // 2 if nearest else 0
     # Rounding may push the cumulative sum past the unit; samples * sum fits into 63 bits for up to 9e9 samples.
-    counts: Ints = np.diff(ends * samples // ends[-1], prepend=0)
+    counts: Ints = np.diff((ends * samples + half) // ends[-1], prepend=0)
     return counts
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from kairosfl.core.layout import Layout
 from kairosfl.errors import UserError, first_line
+from kairosfl.tasks.copied import check_targets
 from kairosfl.tasks.crops import Crops, augment
 from kairosfl.tasks.dataset import DataSet
 from kairosfl.tasks.forward import call
@@ -22,7 +25,7 @@ from kairosfl.tasks.population import Population, own_tests
 from kairosfl.tasks.prepare import prepare
 from kairosfl.tasks.streamed import Streamed
 from kairosfl.tasks.tree import Tree, cast, rows, shapes, tree_map
-from kairosfl.tasks.vector import Layout, base_hash, check_base, check_state, flatten, trained
+from kairosfl.tasks.vector import base_hash, check_base, check_state, flatten, layout_of, trained
 
 TRIAL = 4  # samples
 MOST_CLASSES = 100  # of which a run records the accuracy of each
@@ -40,6 +43,7 @@ class Task:
         augment: Whether images are randomly cropped and flipped while training; `Crops` says how.
         metrics: What is measured on the test set, by name, the main one first; by default those of the data's kind. A
             plain function returns a number per sample, whose mean is better when higher; for others use `Metric`.
+        own: Names of trained parameters that never leave a client, or patterns such as "head.*".
 
     Of the model, the parameters with `requires_grad` are trained and sent. The others and the buffers are the base,
     which every client has and no training step changes.
@@ -51,6 +55,7 @@ class Task:
     loss: Loss = None  # type: ignore[assignment]  # never None after __post_init__
     augment: bool | Crops = False
     metrics: Mapping[str, Metric | Measure] | None = None
+    own: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.clients.check(len(self.dataset.train))
@@ -61,6 +66,9 @@ class Task:
             if kind is None:
                 raise UserError(f"data set {self.dataset.name!r} is of no known kind; give its task a loss.")
             object.__setattr__(self, "loss", kind.loss)
+        usual = kind is not None and (self.loss is kind.loss or self.metrics is None)
+        if self.dataset.kind == "language" and usual:
+            check_targets(self.dataset)
         if self.augment and (not isinstance(self.dataset.train.inputs, Tensor) or len(self.dataset.shape) != 3):
             raise UserError(
                 "data.augment = true needs images [channels, height, width] alone as input; set it to false."
@@ -114,9 +122,28 @@ class Task:
     @cached_property
     def layout(self) -> Layout:
         """Where each trained tensor of the model is in the vector."""
-        layout = Layout.of(self.model)
+        layout = layout_of(self.model, self.own_names)
         check_base(self.model, *self.trial(), self.loss)
         return layout
+
+    @cached_property
+    def own_names(self) -> frozenset[str]:
+        """The names of the trained parameters that never leave a client."""
+        names = [name for name in trained(self.model) if any(fnmatch(name, pattern) for pattern in self.own)]
+        for pattern in self.own:
+            if not any(fnmatch(name, pattern) for name in names):
+                listed = ", ".join(trained(self.model))
+                raise UserError(f"own = {pattern!r} is the name of no trained parameter; there are {listed}.")
+        if names and len(names) == len(trained(self.model)):
+            raise UserError(f"own = {list(self.own)} leaves nothing to share; leave some parameters out.")
+        return frozenset(names)
+
+    def own_start(self) -> Tensor | None:
+        """The own part of a client that has not trained yet; None where the model has none."""
+        if not self.own:
+            return None
+        tensors = trained(self.model)
+        return torch.cat([tensors[entry.name].detach().reshape(-1) for entry in self.layout.own])
 
     @cached_property
     def base_hash(self) -> str | None:
@@ -145,8 +172,11 @@ class Task:
         return "train" if self.tests is None else "test"
 
     def start(self) -> Tensor:
-        """The current model as a new vector."""
-        return flatten(self.model)
+        """What the clients share of the current model, as a new vector."""
+        if not self.own:
+            return flatten(self.model)
+        tensors = trained(self.model)
+        return torch.cat([tensors[entry.name].detach().reshape(-1) for entry in self.layout.entries])
 
     def trial(self) -> tuple[Any, Any]:
         """The first training samples as the model sees them, and their targets, to try the model on."""
@@ -239,9 +269,12 @@ class Task:
             )
         logit = classes <= 2 and outputs.shape in ((len(outputs),), (len(outputs), 1))
         if kind == "classification" and not logit and (outputs.ndim != 2 or outputs.shape[1] < classes):
-            wanted = f"shape [{len(outputs)}, {classes}]"
+            numbers = ""
+            if outputs.numel() == len(outputs):
+                numbers = ", or pass kind='regression' if the targets are numbers"
             raise UserError(
-                f"{made}, but the data has {classes} classes: give its last layer as many outputs, {wanted}."
+                f"{made}, but the data has {classes} classes: give its last layer as many outputs, "
+                f"shape [{len(outputs)}, {classes}]{numbers}."
             )
         if kind == "classification" and outputs.ndim == 2 and outputs.shape[1] > max(classes, 2):
             warnings.warn(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from kairosfl.core.layout import Layout
 from kairosfl.errors import UserError, first_line
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.tree import Tree, rows, tree_map
@@ -21,53 +20,14 @@ TYPES = {torch.float16, torch.float32, torch.float64}
 WRAPPERS = (torch.jit.ScriptModule, nn.DataParallel, nn.parallel.DistributedDataParallel)  # not with other weights
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One tensor of the model inside the vector."""
-
-    name: str
-    shape: tuple[int, ...]
-    offset: int
-
-    @property
-    def size(self) -> int:
-        return prod(self.shape)
-
-    def view(self, vector: Tensor) -> Tensor:
-        """This tensor inside a vector `[d]` or the same tensor of every client inside `[m, d]`."""
-        return vector[..., self.offset : self.offset + self.size].view(*vector.shape[:-1], *self.shape)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The trained tensors of a model in the order of the vector."""
-
-    entries: tuple[Entry, ...]
-
-    @classmethod
-    def of(cls, model: nn.Module) -> Layout:
-        check_state(model)
-        entries, offset = [], 0
-        for name, parameter in trained(model).items():
-            entries.append(Entry(name, tuple(parameter.shape), offset))
-            offset += parameter.numel()
-        return cls(tuple(entries))
-
-    @property
-    def size(self) -> int:
-        """Length d of the vector."""
-        return sum(entry.size for entry in self.entries)
-
-    @property
-    def hash(self) -> str:
-        """A digest of the names and shapes, in their order."""
-        named = "".join(f"{entry.name} {list(entry.shape)}\n" for entry in self.entries)
-        return hashlib.sha256(named.encode()).hexdigest()
-
-    def views(self, vector: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of every entry, without a copy."""
-        for entry in self.entries:
-            yield entry.name, entry.view(vector)
+def layout_of(model: nn.Module, own: Collection[str] = ()) -> Layout:
+    """Where the model's tensors lie; those of which the name is in `own` stay with each client."""
+    check_state(model)
+    tensors = trained(model)
+    shared = {name: tensor for name, tensor in tensors.items() if name not in own}
+    local = {name: tensor for name, tensor in tensors.items() if name in own}
+    frozen = {name: tensor for name, tensor in base(model).items() if tensor.is_floating_point()}
+    return Layout.of(shared, local, frozen)
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -184,6 +144,6 @@ def flatten(model: nn.Module) -> Tensor:
 def load(model: nn.Module, x: Tensor) -> nn.Module:
     """The model with its trained parameters copied from the vector."""
     with torch.no_grad():
-        for (_, value), parameter in zip(Layout.of(model).views(x), trained(model).values(), strict=True):
+        for (_, value), parameter in zip(layout_of(model).views(x), trained(model).values(), strict=True):
             parameter.copy_(value.reshape(parameter.shape))
     return model

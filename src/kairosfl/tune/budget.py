@@ -18,8 +18,10 @@ from kairosfl.tune.outcomes import Outcome
 ETA = 3
 STAGES = 2  # at most
 FEWEST = 10  # rounds of a stage
+MOST = 100_000  # trials
 LEAST = 6  # times the file's rounds: three trials can finish
 MARGIN = 0.8  # of the time that is left, for what estimates miss
+LARGEST = {"rounds": 10**9, "bytes": 10**12, "minutes": 10**7}
 Kind = Literal["trials", "rounds", "bytes", "minutes"]
 
 
@@ -55,8 +57,12 @@ class Budget:
         for name, value in given.items():
             if not (math.isfinite(value) and value > 0):
                 raise UserError(f"--{name} {value} must be above 0 and finite.")
+            if value > LARGEST.get(name, math.inf):
+                raise UserError(f"--{name} {value} is more than a search can use; give at most {LARGEST[name]}.")
         if trials is not None and trials < LEAST:
             raise UserError(f"--trials {trials} is too few to search; give {LEAST} or more.")
+        if trials is not None and trials > MOST:
+            raise UserError(f"--trials {trials} is too many to end; give at most {MOST:,}.")
         if rounds is not None:
             return cls("rounds", rounds)
         if megabytes is not None:
@@ -65,9 +71,13 @@ class Budget:
             return cls("minutes", 60 * minutes)
         return cls("trials", trials or 30)
 
-    def check(self, rounds: int, bytes_per_round: int) -> None:
-        """Refuse a budget with which no three trials could finish."""
-        least = {"rounds": LEAST * rounds, "bytes": LEAST * rounds * bytes_per_round}.get(self.kind, 0)
+    def check(self, rounds: int, dearest: float = 0.0, largest: float = 0.0) -> None:
+        """Refuse a budget with which no three trials could finish.
+
+        `dearest` are the bytes of the dearest trial, and `largest` those it may send if its rules choose large cohorts.
+        """
+        sent = max(LEAST * dearest, len(stages(rounds)) * largest)
+        least = {"rounds": float(LEAST * rounds), "bytes": sent}.get(self.kind, 0.0)
         if self.total < least:
             unit = 1e6 if self.kind == "bytes" else 1
             raise UserError(
@@ -79,21 +89,14 @@ class Budget:
         """What a run used of it, but for minutes, which the clock counts."""
         return {"trials": 1.0, "rounds": outcome.rounds, "bytes": outcome.bytes, "minutes": 0.0}[self.kind]
 
-    def allows_new(
-        self, ended: Sequence[Outcome], waiting: int, cost: float, stages: int, clock: float, reserve: int
-    ) -> bool:
-        """Whether one more trial may begin its first stage, with `waiting` ones in it and `reserve` kept for others.
+    def allows(self, amount: float, stages: int) -> bool:
+        """Whether the first stage may use this many trials, rounds or bytes."""
+        return amount <= (self.total if self.kind == "trials" else self.total / stages)
 
-        `cost` is that of one run where none has ended yet.
-        """
-        if self.kind == "trials":
-            return len(ended) + waiting + reserve < self.total
-        share = self.total / stages
-        if self.kind == "minutes":
-            typical = sum(each.seconds for each in ended) / len(ended) if ended else 0.0
-            return clock + typical / 2 < share
-        cost = max([cost, *map(self.used, ended)])
-        return sum(map(self.used, ended)) + (waiting + 1 + reserve) * cost <= share
+    def has_time(self, ended: Sequence[Outcome], stages: int, clock: float) -> bool:
+        """Whether one more trial may begin its first stage, where the clock is the budget."""
+        typical = sum(outcome.seconds for outcome in ended) / len(ended) if ended else 0.0
+        return clock + typical / 2 < self.total / stages
 
     def going_on(
         self,
@@ -105,30 +108,33 @@ class Budget:
         earlier: Mapping[int, float],
         clock: float,
         speed: float,
+        prices: Mapping[int, float] | None = None,
     ) -> list[int]:
         """The trials that go on to a stage, best first: a third of them, or fewer if the budget ends before.
 
-        `ranked` are those of the stage before; `keep` are trials that go on in any case; `earlier` is what the
-        earlier stages used; `speed` is in steps of clients per second.
+        `ranked` are those of the stage before; `keep` are trials that are chosen before others; `earlier` is what other
+        runs used; `speed` is in steps of clients per second; `prices` are those of the runs, by default in proportion
+        to the stage before.
         """
-        wanted = [each.trial for each in ranked[: math.ceil(len(ranked) / ETA)]]
-        wanted += [trial for trial in dict.fromkeys(keep) if trial not in wanted]
+        best = [outcome.trial for outcome in ranked[: math.ceil(len(ranked) / ETA)]]
+        best += [trial for trial in dict.fromkeys(keep) if trial not in best]
         if self.kind == "trials":
-            return wanted
+            return best
+
+        # What each of them would use, and what is left for all.
         growth = rounds[stage] / rounds[stage - 1]
         left = self.total * (stage + 1) / len(rounds)
-        left = MARGIN * (left - clock) if self.kind == "minutes" else left - sum(earlier.values())
-        chosen: list[int] = []
-        must = {wanted[0], *keep}
-        costs = {
-            each.trial: growth * (each.steps / max(speed, 1e-9) if self.kind == "minutes" else self.used(each))
-            for each in ranked
-        }
-        left -= sum(costs[trial] for trial in must)
-        for trial in wanted:
-            if trial in must:
-                chosen.append(trial)
-            elif costs[trial] <= left:
+        if self.kind == "minutes":
+            left = MARGIN * (left - clock)
+            costs = {outcome.trial: growth * outcome.steps / max(speed, 1e-9) for outcome in ranked}
+        else:
+            left -= sum(earlier.values())
+            costs = {outcome.trial: growth * self.used(outcome) for outcome in ranked} | dict(prices or {})
+
+        # The best one first: the clock is an estimate, so it is tried at least.
+        chosen: set[int] = set()
+        for trial in dict.fromkeys([best[0], *keep, *best]):
+            if costs[trial] <= left or (self.kind == "minutes" and not chosen):
                 left -= costs[trial]
-                chosen.append(trial)
-        return chosen
+                chosen.add(trial)
+        return [trial for trial in best if trial in chosen]

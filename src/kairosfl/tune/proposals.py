@@ -18,7 +18,7 @@ import numpy as np
 from kairosfl.errors import UserError
 from kairosfl.runs.config import RunConfig
 from kairosfl.tune.outcomes import Outcome
-from kairosfl.tune.space import PLAIN, Space
+from kairosfl.tune.space import Space
 
 if TYPE_CHECKING:
     import optuna
@@ -35,11 +35,7 @@ class Trial:
     number: int
     settings: Mapping[str, Any]
     params: Mapping[str, Any]
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is plain averaging."""
-        return bool(self.settings["algorithm"] == PLAIN)
+    plain: bool = False  # plain averaging, with what the file demands
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -72,26 +68,32 @@ class Proposals:
         self.trials: list[Trial] = []
         self.told: set[int] = set()
         for each in self.study.get_trials(deepcopy=False):
-            settings = each.user_attrs.get("settings", {"algorithm": PLAIN})  # none: killed while it was proposed
-            self.trials.append(Trial(each.number, settings, each.params))
+            unset = {"algorithm": space.demands.plain}  # killed while it was proposed
+            self._add(each.number, each.user_attrs.get("settings", unset), each.params)
             if each.state.is_finished():
                 self.told.add(each.number)
+
+    def _add(self, number: int, settings: Mapping[str, Any], params: Mapping[str, Any]) -> Trial:
+        self.trials.append(Trial(number, settings, params, self.space.demands.is_plain(settings["algorithm"])))
+        return self.trials[-1]
 
     def ask(self) -> Trial:
         """The next trial. The first is the file as it is, the second plain averaging with the file's recipe."""
         number, own = len(self.trials), str(self.config.algorithm)
         if number == 0:
             return self._ask(self.space.own(self.config), {"algorithm": own})
-        if number == 1 and own != PLAIN:
-            return self._ask(self.space.own(self.config, PLAIN), {"algorithm": PLAIN})
+        plain = self.space.demands.plain
+        if number == 1 and own != plain:
+            return self._ask(self.space.own(self.config, plain), {"algorithm": plain})
         return self._ask()
 
     def plain_twin(self, best: Trial) -> Trial | None:
         """Plain averaging with the recipe of the best trial, unless it is among the trials."""
         if any(each.plain and each.recipe == best.recipe for each in self.trials):
             return None
-        given = {**best.params, "algorithm": PLAIN, "add": ""}
-        return self._ask(given, {**best.recipe, "algorithm": PLAIN})
+        demands = self.space.demands
+        given = {**best.params, "algorithm": demands.plain, "add": ""}
+        return self._ask(given, {**best.recipe, "algorithm": demands.only(best.settings["algorithm"])})
 
     def _ask(self, given: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None) -> Trial:
         number = len(self.trials)
@@ -104,8 +106,7 @@ class Proposals:
             asked = self.study.ask()
             drawn = self.space.suggest(asked, given)
         asked.set_user_attr("settings", dict(settings or drawn))
-        self.trials.append(Trial(asked.number, settings or drawn, asked.params))
-        return self.trials[-1]
+        return self._add(asked.number, settings or drawn, asked.params)
 
     def tell(self, outcome: Outcome) -> None:
         """Record how the first stage of a trial ended, once. One that diverged counts as worse than any score."""

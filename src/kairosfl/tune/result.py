@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from kairosfl.runs.files import write, write_json
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.keys import updated
 from kairosfl.runs.score import Score
+from kairosfl.tune.cost import Cost, costs
 from kairosfl.tune.outcomes import Outcome
 from kairosfl.tune.proposals import Trial
 from kairosfl.tune.search import Search, words
-from kairosfl.wording import counted
 
 NEGLIGIBLE = 0.005  # importance
 
@@ -32,6 +32,7 @@ class Result:
     ended: Mapping[tuple[int, int], Outcome]
     importances: Mapping[str, float]
     nested: Mapping[str, Any]
+    costs: Sequence[Cost] = ()  # of privacy, all runs together
 
     def show(self, score: float | None) -> str:
         """A score as text."""
@@ -53,6 +54,9 @@ class Result:
     def best(self) -> tuple[Trial, Outcome]:
         """The best trial of those with the most rounds."""
         ranked = self.ranked()
+        reasons = [outcome.reason for outcome in self.ended.values() if outcome.state != "complete"]
+        if not ranked and len(reasons) == len(self.ended) > 0:
+            raise UserError(f"No trial in {self.out} has finished; the first ended with: {reasons[0]}")
         if not ranked:
             raise UserError(
                 f"No trial has finished in {self.out}; give a larger budget and run the same command again."
@@ -106,6 +110,7 @@ class Result:
             "trials": len(self.trials),
             "runs": len(self.ended),
             "importances": dict(self.importances),
+            **{cost.name: cost.epsilon for cost in self.costs},
         }
 
     def _value(self, outcome: Outcome) -> float | None:
@@ -116,28 +121,33 @@ class Result:
         trial, outcome = self.best
         lines = [
             f"best: trial {trial.number}, {self.show(outcome.score)} on validation samples after "
-            f"{counted(outcome.round, 'round')}: {words(trial)}"
+            f"{outcome.length}: {words(trial)}"
         ]
         plain = self.plain()
         if plain is not None and plain[0] is not trial:
-            text = f"{self.show(plain[1].score)} after {counted(plain[1].round, 'round')}: {words(plain[0])}"
+            text = f"{self.show(plain[1].score)} after {plain[1].length}: {words(plain[0])}"
             lines.append(f"plain averaging, best recipe: trial {plain[0].number}, {text}")
         if outcome.round < self.stages[-1]:
             lines.append(
                 f"No trial has finished all {self.stages[-1]} rounds; a larger budget and the same command continue."
             )
-        return lines
+        return [*lines, *(cost.sentence() for cost in self.costs)]
 
     def write(self) -> None:
         """Write best.toml and trials.json."""
         trial, outcome = self.best
         note = (
             f"# Trial {trial.number} of a search by `kairosfl tune`: {self.metric.name} {self.show(outcome.score)} on "
-            f"validation samples after {counted(outcome.round, 'round')}.\n# Run as it is, it trains on all training "
+            f"validation samples after {outcome.length}.\n# Run as it is, it trains on all training "
             "samples and is evaluated on the test set.\n"
         )
         write(self.out / "best.toml", note + dump(self.best_tables()))
         write_json(self.out / "trials.json", [self._row(trial) for trial in self.trials])
+
+    def _unended(self, trial: Trial) -> str:
+        """Whether a trial without an outcome was stopped, or the budget did not pay for it."""
+        begun = (self.out / f"{self.stages[0]}-rounds" / f"trial-{trial.number:03d}").exists()
+        return "running" if begun else "not begun"
 
     def _row(self, trial: Trial) -> dict[str, Any]:
         mine = {rounds: each for rounds in self.stages if (each := self.ended.get((trial.number, rounds)))}
@@ -146,7 +156,7 @@ class Result:
             "trial": trial.number,
             "settings": dict(trial.settings),
             "params": dict(trial.params),
-            "state": last.state if last else "running",
+            "state": last.state if last else self._unended(trial),
             "reason": last.reason if last else "",
             self.metric.name: {str(rounds): self._value(each) for rounds, each in mine.items()},
         }
@@ -164,6 +174,7 @@ def result(search: Search) -> Result:
         ended,
         search.proposals.importances(),
         search.nested,
+        costs(search.folder(*key) for key in search.begun()),
     )
 
 

@@ -8,7 +8,7 @@
     train.clip = 10.0                                # not searched
     fedavgm.beta = {low = 0.5, high = 0.95}          # an option of a rule
 
-What it does not name keeps its default range.
+What it does not name keeps its default range. What the file's algorithm demands stays in every trial: `demands.py`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from kairosfl.core.rule import Algorithm
+from kairosfl.core.rule import Algorithm, Rule
 from kairosfl.errors import UserError, nearest
 from kairosfl.rules import RULES, parse
 from kairosfl.runs.config import RunConfig, resolve, tables
 from kairosfl.runs.keys import flatten, updated
+from kairosfl.tune.demands import PLAIN, Demands, check_option
 
 if TYPE_CHECKING:
     import optuna
 
-PLAIN = "fedavg"
 SERVERS = (PLAIN, "fedavgm", "fedadam", "fedyogi")
 SEARCHED = ("train", "model")  # sections whose keys can be searched, and data.augment
 _RANGE = {"low", "high", "log"}
@@ -89,6 +89,7 @@ class Space:
     keys: Mapping[str, Domain]
     options: Mapping[str, Domain]  # "fedavgm.beta"
     fixed: Mapping[str, Any]  # keys that every trial has, besides those of the file
+    demands: Demands = field(default_factory=Demands)  # rules that every trial keeps
 
     def suggest(self, trial: optuna.Trial, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The settings of a trial. Where values are `given`, only keys whose range contains them are set."""
@@ -107,7 +108,7 @@ class Space:
         if more and not {type(rule) for rule in parse(more).rules} & {type(rule) for rule in whole.rules}:
             text = f"{text} + {more}"
             try:
-                whole += parse(more)
+                whole = self.demands.ordered(whole + parse(more))
             except UserError:  # they cannot be combined: the trial will fail with the reason
                 return text
         written = _written(text)
@@ -119,6 +120,11 @@ class Space:
                 if free and (given is None or domain.contains(given.get(name))):
                     rules[place] = replace(each, **{option: domain.suggest(trial, name)})  # type: ignore[type-var]
         return str(Algorithm(tuple(rules)))
+
+    def combined(self, text: str, more: str) -> str:
+        """An algorithm with a rule that is added to it, and what is demanded."""
+        whole = parse(text)
+        return str(self.demands.ordered(whole + parse(more)) if more else whole)
 
     def own(self, config: RunConfig, algorithm: str | None = None) -> dict[str, Any]:
         """The values of a configuration, to be `given`; with another algorithm, if one is named."""
@@ -162,7 +168,17 @@ def defaults(config: RunConfig, shape: Sequence[int]) -> Space:
     options: dict[str, Domain] = {"fedavgm.beta": Range(0.3, 0.95)}
     options |= {f"{rule}.{name}": domain for rule in ("fedadam", "fedyogi") for name, domain in adaptive.items()}
     add = ("", "average") if "average" in RULES else ("",)
-    return Space(_choice(SERVERS, str(config.algorithm)), Choice(add), keys, options, {})
+    demands = Demands.of(config)
+    servers = dict.fromkeys(demands.within(text) for text in SERVERS if demands.allows(text))
+    added = tuple(text for text in add if demands.allows(text))
+    return Space(
+        algorithm=_choice(tuple(servers), str(config.algorithm)),
+        add=Choice(added),
+        keys=keys,
+        options=options,
+        fixed={},
+        demands=demands,
+    )
 
 
 def _choice(values: Sequence[Any], own: Any) -> Choice:
@@ -178,7 +194,7 @@ def overridden(space: Space, table: Any, config: RunConfig) -> Space:
     for name, value in _flat(table).items():
         section, dot, option = name.partition(".")
         if name in ("algorithm", "add"):
-            chosen[name] = Choice(_texts(name, value))
+            chosen[name] = Choice(_texts(name, value, space.demands))
         elif dot and section in RULES:
             options[name] = _option(name, section, option, value)
         elif name == "data.augment" or (dot and section in SEARCHED and name != "train.rounds"):
@@ -196,7 +212,14 @@ def overridden(space: Space, table: Any, config: RunConfig) -> Space:
                 f"tune.{name} cannot be searched; use algorithm, add, data.augment, a key of [train] but rounds, "
                 f"a key of [model], or an option of a rule such as fedavgm.beta."
             )
-    return Space(keys=keys, options=options, fixed=fixed, **chosen)
+    return replace(
+        space,
+        algorithm=chosen["algorithm"],
+        add=chosen["add"],
+        keys=keys,
+        options=options,
+        fixed=fixed,
+    )
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -208,20 +231,26 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _texts(name: str, value: Any) -> tuple[str, ...]:
+def _texts(name: str, value: Any, demands: Demands) -> tuple[str, ...]:
     texts = value if isinstance(value, list) else [value]
     if not texts or not all(isinstance(text, str) for text in texts):
         raise UserError(f"tune.{name} = {value!r} must be a list of texts such as 'fedavgm' or 'fedprox(mu=0.1)'.")
     for text in texts:
         if text or name == "algorithm":
             parse(text)
-    return tuple(dict.fromkeys([PLAIN, *texts] if name == "algorithm" else texts))  # plain averaging always competes
+        demands.check(name, text)
+    if name == "add":
+        return tuple(dict.fromkeys(texts))
+    return tuple(dict.fromkeys(demands.within(text) for text in (PLAIN, *texts)))  # plain averaging always competes
 
 
 def _option(name: str, rule: str, option: str, value: Any) -> Domain:
-    fields = {field.name: field.default for field in dataclasses.fields(RULES[rule])}  # type: ignore[arg-type]
+    kind = RULES[rule]
+    fields = {field.name: field.default for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     if option not in fields:
         raise UserError(f"tune.{name}: {rule} has no option {option!r}; {nearest(option, fields)}")
+    if issubclass(kind, Rule):
+        check_option(name, kind, option)
     domain = _domain(name, value, isinstance(fields[option], int) and not isinstance(fields[option], bool))
     for each in domain.ends():
         parse([{"rule": rule, option: each}])

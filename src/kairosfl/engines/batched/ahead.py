@@ -48,7 +48,9 @@ def guessed(briefs: Briefs, n: Tensor, delta: Tensor, clients: tuple[int, ...]) 
     x = (upload((weights / weights.sum()).to(delta.dtype), delta.device) @ delta).add_(briefs.start)
     start = torch.where(x.isfinite(), x, briefs.start)
     lr = briefs.lr if briefs.next_lr is None else torch.full_like(briefs.lr, briefs.next_lr)
-    return changed(briefs, round=briefs.round + 1, ids=torch.tensor(clients), start=start, lr=lr)
+    return changed(
+        briefs, round=torch.full((len(clients),), briefs.newest + 1), ids=torch.tensor(clients), start=start, lr=lr
+    )
 
 
 def identical(some: Briefs, others: Briefs) -> bool:

@@ -103,6 +103,8 @@ class Batched(Evaluator):
         )
         try:
             compute = self.precision.compute(self.trainer.w.dtype)
+            if task.own:
+                raise Unstackable("a part of the model stays with each client")
             stacked = stack(task.model, task.trial()[0], self.precision, self.device)
         except Unstackable as reason:
             self.why = self._alone(str(reason))
@@ -168,7 +170,7 @@ class Batched(Evaluator):
         ticket = self._claim(briefs) or self.submit(self.task, briefs)
         while self.collect() is not ticket:
             pass
-        if self._work is not None:
+        if self._work is not None and ticket.answer is None:
             self._look_ahead(ticket)
         return ticket.reports()
 
@@ -235,7 +237,10 @@ class Batched(Evaluator):
         self.check(task)
         self._abandon()
         ticket = Ticket.of(task, briefs)
-        if self._work is None:
+        apart = briefs.alone
+        if self._work is None or apart:
+            if self._work is not None:
+                self._say_apart(apart)
             self.trainer.task = task  # of the same model and data
             ticket.answer = one_by_one(self.trainer, briefs, self.precision)
         else:
@@ -249,6 +254,17 @@ class Batched(Evaluator):
         if not ticket.jobs:
             self._done.append(ticket)
         return ticket
+
+    def _say_apart(self, apart: tuple[str, ...]) -> None:
+        """Let `why` say which briefs are followed one client after another although the model stacks."""
+        if self.precision.name == "bfloat16":
+            raise UserError(
+                f"run.precision = 'bfloat16' needs clients that are stacked, and briefs with {', '.join(apart)} are "
+                "followed one client after another; use 'tf32' or 'float32'."
+            )
+        sentence = f"; one client after another where a brief has {', '.join(apart)}"
+        if sentence not in self.why:
+            self.why += sentence
 
     def collect(self) -> Ticket:
         """Train until a cohort is complete; cohorts submitted in the meantime share the slots.

@@ -77,7 +77,7 @@ class Ticket:
         wholes[Whole.BATCHES], wholes[Whole.CLIENT] = count, clients
         wholes[Whole.LATE], wholes[Whole.LABELS] = briefs.clip_after, word(briefs.seed, "labels")
         if self.task.varies:
-            wholes[Whole.CROPS] = word(briefs.seed, "augment", briefs.round)
+            wholes[Whole.CROPS] = word(briefs.seed, "augment", briefs.newest)
         if schedule.drops:
             wholes[Whole.DROPS] = schedule.drops
         if briefs.stop_below is not None:

@@ -23,7 +23,7 @@ from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.sequence import LAYERS
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.tree import Tree, rows
-from kairosfl.tasks.vector import Layout, trained
+from kairosfl.tasks.vector import layout_of, trained
 
 # Whole layers that have a stacked form, as their functions would be one call too many or keep the batch elsewhere.
 WHOLE = (nn.RNN, nn.GRU, nn.LSTM, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
@@ -154,7 +154,7 @@ class Lifted:
 
     def __init__(self, model: nn.Module, reason: str, device: torch.device) -> None:
         self.model = copy.deepcopy(model).to(device).train()
-        layout = Layout.of(model)
+        layout = layout_of(model)
         count = len(layout.entries)
         self.frame = Frame(RowLayout.of(layout), dict.fromkeys(range(count), 2))
         self.frame.compute = next(iter(trained(model).values())).dtype

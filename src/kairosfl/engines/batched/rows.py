@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kairosfl.core.layout import Layout
 from kairosfl.engines.batched.fast import kernels
-from kairosfl.tasks.vector import Layout
 
 ALIGN = 32  # numbers: 128 bytes in float32
 STRIP = 64  # columns of a matrix that one program steps

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kairosfl.core.fields import Briefs
 from kairosfl.core.streams import Streams, drawn, word
+from kairosfl.core.work import epoch_of
 from kairosfl.engines.batched.ahead import Luck
 from kairosfl.engines.batched.state import upload
 from kairosfl.tasks.task import Task
@@ -30,7 +31,7 @@ class Draw(NamedTuple):
     @classmethod
     def of(cls, task: Task, briefs: Briefs) -> Self:
         ids, batch, epochs = (tuple(column.tolist()) for column in (briefs.ids, briefs.batch_size, briefs.epochs))
-        return cls(task, briefs.seed, briefs.round, ids, batch, epochs, briefs.drop_last)
+        return cls(task, briefs.seed, briefs.newest, ids, batch, epochs, briefs.drop_last)
 
     def next(self) -> Self:
         """The next round's if no rule selects its clients and they are told what these are."""
@@ -85,11 +86,10 @@ class Schedules:
         begin, stop = owned.offsets[ids], owned.offsets[ids + 1]
         mine = [owned.order[a:b] for a, b in zip(begin.tolist(), stop.tolist(), strict=True)]
         n, epochs = stop - begin, np.array(draw.epochs, dtype=np.int64)
-        size = np.minimum(np.array(draw.batch, dtype=np.int64), n)
-        end = n - n % size if draw.drop_last else n
+        size, end, steps = epoch_of(n, np.array(draw.batch, dtype=np.int64), drop_last=draw.drop_last)
         drops = [word(draw.seed, "dropout", draw.round, client) for client in draw.clients] if self._drops else []
         order = upload(self._order(draw, mine, end.tolist()), self._device)
-        return Schedule(mine, n, size, end, -(-end // size), epochs, drops, order)
+        return Schedule(mine, n, size, end, steps, epochs, drops, order)
 
     def _order(self, draw: Draw, mine: list[np.ndarray], ends: list[int]) -> np.ndarray:
         """The samples of every client in the order of `client.trainer.batches`, epoch after epoch."""

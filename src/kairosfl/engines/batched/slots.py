@@ -141,7 +141,11 @@ class Slots:
             self._load_vectors(here, mine)
 
     def _load_vectors(self, here: slice | Tensor, jobs: list[Job]) -> None:
-        """The model-sized rows of some clients of one cohort."""
+        """The model-sized rows of some clients of one cohort.
+
+        Every client is compared with some model, if only with its own start and weight 0: at zero weights a model may
+        give NaN, and 0 · NaN is NaN.
+        """
         state, briefs = self.state, jobs[0].ticket.briefs
         rows, needs = [job.row for job in jobs], joint(jobs).needs()
 
@@ -152,6 +156,8 @@ class Slots:
         start = chosen(briefs.start)
         state.fill(state.w, here, start)
         if "anchor" in needs or "anchor" in state.extra:
+            if "anchor" not in state.extra:  # also for clients in training, which may now be compared with it
+                state.rows("anchor").copy_(state.w)
             state.fill(state.rows("anchor"), here, start)
         if "push" in needs and briefs.push is not None:
             push = chosen(briefs.push)
@@ -163,9 +169,14 @@ class Slots:
         elif "push" in state.extra:
             state.extra["push"][here] = 0
         if "previous" in needs and briefs.previous is not None:
-            state.fill(state.rows("previous"), here, chosen(briefs.previous))
+            if "previous" not in state.extra:
+                state.rows("previous").copy_(state.rows("anchor"))
+            previous, compared = chosen(briefs.previous), briefs.contrast[rows] != 0
+            if not compared.all():
+                previous = torch.where(compared.to(state.device)[:, None], previous, start)
+            state.fill(state.rows("previous"), here, previous)
         elif "previous" in state.extra:
-            state.extra["previous"][here] = 0
+            state.fill(state.rows("previous"), here, start)
         if briefs.stop_reference is not None:
             if "reference" not in state.extra:  # the others use their start
                 state.rows("reference").copy_(state.rows("anchor"))

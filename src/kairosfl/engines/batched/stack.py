@@ -17,7 +17,7 @@ from kairosfl.engines.batched.traced import Mapped, Stack, Traced
 from kairosfl.engines.precision import Precision
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.tree import Tree, cast, rows, tree_map
-from kairosfl.tasks.vector import Layout, flatten, load, replicas, trained
+from kairosfl.tasks.vector import flatten, layout_of, load, replicas, trained
 
 SIZES = (2, 3, 5, 7, 11)  # batches in trials; odd ones are rarely sizes of something else
 ROUGH = 0.25  # how far tf32 and bfloat16 may be off, or twice as far as a client alone
@@ -65,7 +65,7 @@ class _Trial:
     """Two clients with different weights must get the same outputs and gradients as each alone."""
 
     def __init__(self, model: nn.Module, samples: Tree, precision: Precision, device: torch.device) -> None:
-        self.layout, self.samples, self.precision, self.device = Layout.of(model), samples, precision, device
+        self.layout, self.samples, self.precision, self.device = layout_of(model), samples, precision, device
         self.still = replicas(model, device, 1)[0].eval()
         for module in self.still.modules():
             if isinstance(module, nn.RNNBase):  # cuDNN computes their gradients in training mode only

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kairosfl.client.trainer import SAM_EPS
+from kairosfl.client.trainer import SAM_EPS, drift
 from kairosfl.engines.batched.fast import kernels
 from kairosfl.engines.batched.state import Kind, Real, State, Sum, Whole
 from kairosfl.engines.batched.traced import Stack, Traced
@@ -67,10 +67,10 @@ class Work:
         if isinstance(self.stack, Traced):
             self.stack.rehearsal(self.stack.frame, rows, None, samples)
 
-    def features(self, rows: Tensor, inputs: Tree) -> Tensor:
-        """The features under fixed weights, dropout off."""
+    def features(self, rows: Tensor, inputs: Tree, keys: Tensor | None) -> Tensor:
+        """The features under fixed weights, with the dropout masks of these keys."""
         with torch.no_grad():
-            self.stack.frame.open(rows)
+            self.stack.frame.open(rows, keys=keys)
             self.stack(inputs)
             assert self.stack.frame.features is not None
             return self.stack.frame.features.flatten(1).to(rows.dtype)
@@ -95,7 +95,7 @@ def step(work: Work, state: State, kind: Kind) -> None:
     if kind.mislabel:
         targets = _mislabelled(work, batch, state, kind, targets)
     keys = batch.keys[:, None] if work.stack.drops else None
-    still = {name: work.features(rows, inputs) for name, rows in _references(state, kind).items()}
+    still = {name: work.features(rows, inputs, keys) for name, rows in _references(state, kind).items()}
     optimiser = Optimiser(state, kind, batch.live, work.stack.frame.dot)
     loss, features = _derive(work, state, kind, batch, (inputs, targets), keys, still, optimiser)
     with torch.no_grad():
@@ -109,7 +109,8 @@ def step(work: Work, state: State, kind: Kind) -> None:
         if at_start is not None:  # as reported; those of clients without a radius are as trained
             squares = torch.where(state.reals[Real.radius, : kind.width] > 0, at_start, squares.sum(1))[:, None]
         if kind.stop and features is not None:
-            _stop(state, kind, batch, features, still["reference" if kind.reference else "anchor"])
+            reference = still["reference" if kind.reference else "anchor"]
+            _stop(state, kind, batch, drift(features, reference, masked=keys is not None))
         _count(state, kind, batch, loss, squares)
 
 
@@ -246,10 +247,10 @@ def _contrast(state: State, kind: Kind, batch: Batch, features: Tensor, still: d
     return (terms * batch.share).sum(1) * reals[Real.contrast]
 
 
-def _stop(state: State, kind: Kind, batch: Batch, features: Tensor, reference: Tensor) -> None:
+def _stop(state: State, kind: Kind, batch: Batch, cosines: Tensor) -> None:
     """ALT: a client whose features have diverged stops after this step, or after the epoch."""
     whole, sums = state.wholes[:, : kind.width], state.sums[:, : kind.width]
-    cosines = F.cosine_similarity(features, reference, dim=1).view(batch.samples.shape)
+    cosines = cosines.view(batch.samples.shape)
     mean = (cosines * batch.share).sum(1)
     least = torch.where(batch.share > 0, cosines, torch.inf).amin(1)
     similarity = torch.where(whole[Whole.LEAST] > 0, least, mean)

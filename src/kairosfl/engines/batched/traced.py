@@ -31,7 +31,7 @@ from kairosfl.engines.batched.sequence import LAYERS
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.task import last_linear
 from kairosfl.tasks.tree import Tree, rows, tree_map
-from kairosfl.tasks.vector import Layout, trained
+from kairosfl.tasks.vector import layout_of, trained
 
 ACTIVATIONS: dict[type, str] = {nn.ReLU: "relu", nn.SiLU: "silu", nn.GELU: "gelu"}  # that can follow a GroupNorm
 
@@ -61,7 +61,7 @@ class Traced:
                 traced = fx.symbolic_trace(model)
         except Exception as error:  # tracing runs the user's forward, which may raise anything
             raise Unstackable(f"torch.fx cannot trace it ({line(error)})") from error
-        self.frame = Frame(RowLayout.of(Layout.of(model)), _uses(traced, places))
+        self.frame = Frame(RowLayout.of(layout_of(model)), _uses(traced, places))
         self.rehearsal = Rehearsal()
         self._replace(traced, places)
         self.frame.last = _convolves(traced)
@@ -294,7 +294,7 @@ class Mapped:
             raise Unstackable(f"{reason}, and vmap has no dropout whose masks depend on the client alone")
         self.model = copy.deepcopy(model).to(device).train()
         self.names = list(trained(model))
-        self.frame = Frame(RowLayout.of(Layout.of(model)), {})
+        self.frame = Frame(RowLayout.of(layout_of(model)), {})
         self.why, self.drops = f"stacked by vmap: {reason}", False
         for module in self.model.modules():
             if isinstance(module, nn.GroupNorm):  # vmap does not support channels-last, which convolutions may use

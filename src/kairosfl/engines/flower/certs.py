@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography import x509
@@ -13,6 +15,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from kairosfl.errors import UserError
+
+LONGEST_NAME, LONGEST_HOST = 64, 253  # characters of a common name, and of a name in DNS
+_LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 LIFETIME = datetime.timedelta(days=90)  # short: these are for rehearsals; a deployment has its own CA
 
 
@@ -29,7 +35,7 @@ def authority(folder: Path, hosts: Sequence[str]) -> None:
         .sign(ca_key, hashes.SHA256())
     )
     server = (
-        _certificate(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])]), server_key, name)
+        _certificate(_subject(hosts[0]), server_key, name)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
@@ -52,6 +58,12 @@ def node_key(path: Path) -> bytes:
     return seen
 
 
+def _subject(host: str) -> x509.Name:
+    """The name of the server; where it is longer than X.509 allows, only the alternative names have it."""
+    shown = host if len(host) <= LONGEST_NAME else "Kairos server"
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, shown)])
+
+
 def _certificate(subject: x509.Name, key: ec.EllipticCurvePrivateKey, issuer: x509.Name) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
@@ -63,6 +75,24 @@ def _certificate(subject: x509.Name, key: ec.EllipticCurvePrivateKey, issuer: x5
         .not_valid_before(now - datetime.timedelta(minutes=5))  # allow for clock skew
         .not_valid_after(now + LIFETIME)
     )
+
+
+def check_host(host: str) -> None:
+    """Refuse what no certificate can name: neither an address nor a host name."""
+    with suppress(ValueError):
+        ipaddress.ip_address(host)
+        return
+    if not host.isascii():
+        with suppress(UnicodeError):
+            spelled = host.encode("idna").decode()
+            raise UserError(f"--host {host!r} is not ASCII; write it as in DNS, {spelled}.")
+    labels = host.removeprefix("*.").split(".")
+    numeric = labels[-1].isdecimal()  # 999.1.1.1, which was meant as an address
+    if numeric or len(host) > LONGEST_HOST or not all(map(_LABEL.fullmatch, labels)):
+        raise UserError(
+            f"--host {host!r} is neither a host name nor an IP address; give the name under which nodes reach the "
+            "server, such as fl.example.org or 192.0.2.7."
+        )
 
 
 def _alternative(host: str) -> x509.GeneralName:

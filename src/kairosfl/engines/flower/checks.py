@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kairosfl.core.fields import SLACK, Brief, Report, Reports, fields
+from kairosfl.core.work import epoch_of
 from kairosfl.errors import UserError
 
 PART = 1 << 20
@@ -71,7 +72,7 @@ def _addressed(report: Report, round: int, brief: Brief) -> str | None:
 def _numbers(report: Report, trust: Trust) -> str | None:
     """Every number is within the range of its field and the deployment's limits."""
     for entry in fields(Reports):
-        value = None if entry.local or entry.shape != "each" else getattr(report, entry.row)
+        value = None if not entry.travels or entry.shape != "each" else getattr(report, entry.row)
         limit = getattr(trust, entry.limit) if entry.limit else math.inf
         if value is not None and entry.name != "ids" and entry.wrong(value, limit):
             return entry.fault(value) + (f" (deploy.{entry.limit} = {limit})" if entry.limit else "")
@@ -89,8 +90,7 @@ def _enrolled(report: Report, trust: Trust) -> str | None:
 
 def _work(report: Report, brief: Brief) -> str | None:
     """Steps and epochs are what the brief orders for that many samples, or fewer if it may stop early."""
-    size = min(brief.batch_size, report.n)
-    per_epoch = report.n // size if brief.drop_last else math.ceil(report.n / size)
+    per_epoch = int(epoch_of(report.n, brief.batch_size, drop_last=brief.drop_last).steps)
     most = per_epoch * brief.epochs
     if brief.stop_below is None and report.steps != most:
         return f"it did {report.steps} steps, where {most} were ordered for its {report.n} samples"

@@ -33,6 +33,8 @@ ENVIRONMENT = {
 class LocalFederation:
     """Everything is in one folder: `certs`, `logs`, Flower's `home`, and the SuperLink's `state.db`."""
 
+    node = (sys.executable, "-P", "-m", "kairosfl.engines.flower.node")  # the program of every node
+
     def __init__(self, folder: Path, nodes: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
         """`nodes` has one entry per node: the ids of the clients that it serves, such as `0-3`."""
         self.folder, self.nodes = folder.absolute(), list(nodes)
@@ -110,8 +112,7 @@ class LocalFederation:
         """Start a node that serves these clients and authenticates with its key."""
         arguments = ["--superlink", f"{HOST}:{self.port}", "--root-certificates", str(self.certs / "ca.crt")]
         arguments += ["--auth-supernode-private-key", str(self.certs / node), "--port", str(free_port())]
-        program = (sys.executable, "-P", "-m", "kairosfl.engines.flower.node")
-        self.start(node, *program, *arguments, "--node-config", f'clients="{clients}"', *more)
+        self.start(node, *self.node, *arguments, "--node-config", f'clients="{clients}"', *more)
 
     def submit(self, app: Path, run: Path, out: Path) -> subprocess.Popen[bytes]:
         """Run an app with a configuration in a run folder; the process exits with the run."""

@@ -143,9 +143,13 @@ def main(arguments: Sequence[str]) -> None:
         from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
         from flwr.supernode import start_client_internal as loop
         from flwr.supernode.cli import flower_supernode
+
+        from kairosfl.engines.flower.trouble import insist, persist
     except ImportError:
         raise UserError("A node needs Flower; install it with: pip install 'kairosfl[flower]'.") from None
     sys.argv = ["flower-supernode", *arguments]
+    insist()
+    persist()
     if os.environ.get(SWITCH, "1") != "0" and sys.platform == "linux":  # elsewhere a fork of a loaded torch is not safe
         wake, pauses = Wake(), Pauses()
         vars(loop).update(

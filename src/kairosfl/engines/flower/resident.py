@@ -32,7 +32,6 @@ from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExec
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-import kairosfl
 from kairosfl.engines.flower.node import WAKE, Woken
 
 PRELOAD = "KAIROSFL_PRELOAD"  # modules that the operator wants to be imported in advance, such as torchvision
@@ -70,7 +69,7 @@ class Forks(SubprocessExecutor):
 
 def installed() -> frozenset[tuple[str, int, int]]:
     """What identifies the code that a fork starts with: Kairos file by file, and the versions of torch and Flower."""
-    files = list(Path(kairosfl.__file__).parent.rglob("*.py"))
+    files = list(Path(__file__).parents[2].rglob("*.py"))
     files += [Path(torch.__file__).with_name("version.py"), Path(flwr.__file__)]
     found = set()
     for file in files:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,11 +18,12 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from kairosfl.engines.flower.mail import answers, push, with_retries
-from kairosfl.engines.flower.wire import NUMBERS
+from kairosfl.engines.flower.mail import Mailbox, push, with_retries
+from kairosfl.engines.flower.wire import INTRODUCTION, NUMBERS
 from kairosfl.errors import UserError, first_line
 
 PATIENCE = 120.0  # seconds after which a node that has not said which clients it serves is asked again
+HOLD = 60.0  # seconds for which the first question to a key may hold up a round
 PAUSE = 2.0  # seconds between two polls of the nodes that are online
 MOST_IDS = 10_000  # the most clients that one node may claim
 
@@ -55,6 +57,7 @@ class Roster:
     def claim(self, node: int, key: bytes, ids: Iterable[int]) -> list[str]:
         """A node claims to serve these clients; returns log lines about the outcome."""
         mark, lines, bound = fingerprint(key), [], False
+        nodes = dict(self.nodes)  # replaced as a whole, for another thread may be reading it
         for client in sorted(set(ids)):
             owner = self.keys.get(client, mark)
             if not 0 <= client < self.clients:
@@ -64,8 +67,9 @@ class Roster:
             else:
                 bound |= client not in self.keys
                 self.keys[client] = mark
-                self.nodes[client] = node
+                nodes[client] = node
                 lines.append(f"client {client} is served by node {node} (key {mark})")
+        self.nodes = nodes
         if bound and self.path is not None:
             save(self.path, self.keys)
         return lines
@@ -79,8 +83,7 @@ class Roster:
         """These nodes are offline; their clients stay bound to their keys."""
         gone = set(nodes)
         lost = sorted(client for client, node in self.nodes.items() if node in gone)
-        for client in lost:
-            del self.nodes[client]
+        self.nodes = {client: node for client, node in self.nodes.items() if node not in gone}
         return [f"client {client} no longer has a node" for client in lost]
 
 
@@ -106,56 +109,99 @@ def save(path: Path, keys: dict[int, str]) -> None:
 
 
 class NodeRegistry:
-    """Keeps the roster current: recognises new nodes, or asks which clients they serve, and drops nodes that leave."""
+    """Keeps the roster current: recognises new nodes or asks whom they serve, drops those that leave.
+
+    A round polls in one thread and assigns in another.
+    """
 
     def __init__(self, grid: Grid, roster: Roster, log: Callable[[str], None], ttl: float) -> None:
         self.grid, self.roster, self._log, self._ttl = grid, roster, log, ttl
         self._online: dict[int, bytes] = {}  # node → its key
         self._asked: dict[str, int] = {}  # pending query → node
         self._again: dict[int, float] = {}  # node → when to ask it next
+        self._held: dict[bytes, float] = {}  # key → until when a round waits for its first answer
+        self._mailbox = Mailbox(grid)
         self._next = 0.0
+        self._polling, self._changing = threading.Lock(), threading.RLock()
 
     @property
     def pending(self) -> bool:
-        """Whether a node that is online has not yet said which clients it serves."""
-        return bool(self._asked)
+        """Whether a node that is online may soon say for the first time which clients it serves."""
+        now = time.monotonic()
+        keys = [self._online.get(node, b"") for node in list(self._asked.values())]
+        return any(now < self._held.get(key, 0.0) for key in keys)
+
+    def online(self, node: int) -> bool:
+        """Whether a node was online at the last poll."""
+        return node in self._online
+
+    def rest(self, most: float) -> float:
+        """Seconds until the next poll, at most `most`."""
+        return self._mailbox.rest(most)
 
     def poll(self) -> None:
-        """Update the roster; at most every two seconds."""
-        now = time.monotonic()
-        if now < self._next:
+        """Update the roster, at most every two seconds and not while another thread does."""
+        if not self._polling.acquire(blocking=False):
             return
-        self._next = now + PAUSE
+        try:
+            if time.monotonic() >= self._next:
+                self._next = time.monotonic() + PAUSE
+                self._look()
+            for sent, reply in self._mailbox.arrived():
+                self._answered(self._asked.pop(sent, None), reply)
+        finally:
+            self._polling.release()
+
+    def _look(self) -> None:
+        """Look who is online, and ask those who are not known."""
         online = {info.node_id: info.public_key for info in with_retries(self.grid.get_nodes)}
-        gone = self._online.keys() - online.keys()
-        self._log_all(self.roster.forget(gone))
-        self._asked = {question: node for question, node in self._asked.items() if node not in gone}
-        for node in online.keys() - self._online.keys():
-            known = self.roster.recognise(node, online[node])
-            self._log_all(known)
-            self._again[node] = float("inf") if known else 0.0
-        self._online = online
+        now = time.monotonic()
+        with self._changing:
+            gone = self._online.keys() - online.keys()
+            self._log_all(self.roster.forget(gone))
+            for node in online.keys() - self._online.keys():
+                known = self.roster.recognise(node, online[node])
+                self._log_all(known)
+                self._again[node] = float("inf") if known else 0.0
+            self._online = online
+        self._give_up(gone)
         for node in [node for node in online if self._again[node] <= now]:
+            for late in self._give_up([node]):
+                self._answered(late, "no answer")
             self._again[node] = now + PATIENCE
+            self._held.setdefault(online[node], now + HOLD)
             question = Message(RecordDict(), node, MessageType.QUERY, ttl=self._ttl)
             (sent,) = push(self.grid, [question])
             if sent:
                 self._asked[sent] = node
-        for sent, reply in answers(self.grid, self._asked):
-            node = self._asked.pop(sent)
-            ids = claimed_ids(reply.content) if isinstance(reply, Message) else None
-            if ids is not None:
-                self.assign(node, ids)
-            else:
-                reason = reply if isinstance(reply, str) else "its answer is not a list of clients"
-                self._log_all([f"node {node} did not say which clients it serves: {reason}"])
+        self._mailbox.ask(dict.fromkeys(self._asked, INTRODUCTION))
+
+    def _give_up(self, nodes: Iterable[int]) -> list[int]:
+        """Forget the questions to these nodes; return the nodes that had one."""
+        late = {question: node for question, node in self._asked.items() if node in nodes}
+        self._mailbox.drop(late)
+        for question in late:
+            del self._asked[question]
+        return list(late.values())
+
+    def _answered(self, node: int | None, reply: Message | str) -> None:
+        """A node said which clients it serves, or something else."""
+        if node is None:
+            return
+        ids = claimed_ids(reply.content) if isinstance(reply, Message) else None
+        if ids is not None:
+            self.assign(node, ids)
+            return
+        reason = reply if isinstance(reply, str) else "its answer is not a list of clients"
+        self._log_all([f"node {node} did not say which clients it serves: {reason}"])
 
     def assign(self, node: int, ids: list[int]) -> None:
         """Replace the clients that a node serves by those it now claims."""
-        if node in self._online:
-            self._again[node] = float("inf")
-            self.roster.forget([node])
-            self._log_all(self.roster.claim(node, self._online[node], ids))
+        with self._changing:
+            if node in self._online:
+                self._again[node] = float("inf")
+                self.roster.forget([node])
+                self._log_all(self.roster.claim(node, self._online[node], ids))
 
     def _log_all(self, lines: list[str]) -> None:
         for line in lines:

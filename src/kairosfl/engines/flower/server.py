@@ -1,7 +1,7 @@
 """Engine `flower`: sends briefs to the nodes and checks their reports, with a deadline and a quorum.
 
 It pushes and pulls messages itself because Flower's own loop sleeps three seconds at a time. Every brief has exactly
-one outcome: a report, or a one-line reason why there is none.
+one outcome: a report, or a one-line reason why there is none. A round ends at its deadline whatever a node does.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from kairosfl.core.fields import Brief, Briefs, Report, Reports
 from kairosfl.engines.evaluate import Evaluator
 from kairosfl.engines.flower import enrol
 from kairosfl.engines.flower.checks import Trust, check
-from kairosfl.engines.flower.mail import DROPPED, answers, clean, push
+from kairosfl.engines.flower.collect import GROWTH, POLL, Collector, Letter
+from kairosfl.engines.flower.mail import DROPPED, clean, push
 from kairosfl.engines.flower.pauses import Guess
 from kairosfl.engines.flower.roster import NodeRegistry, Roster, claimed_ids
 from kairosfl.engines.flower.status import Board
 from kairosfl.engines.flower.updates import Updates
-from kairosfl.engines.flower.wire import SMALL, Malformed, Packing, brief_record, read_report
+from kairosfl.engines.flower.wire import SMALL, Malformed, Packing, brief_record, read_report, report_limit
 from kairosfl.errors import UserError
 from kairosfl.tasks.task import Task
 from kairosfl.tasks.vector import base, trained
 
-POLL = (0.05, 1.0)  # seconds between two polls for answers: at first, and at most
-GROWTH = 1.5  # of the pause after a poll without an answer
 BATCH = 32  # small briefs in one request
 
 
@@ -110,6 +109,7 @@ class Flower(Evaluator):
 
     def train(self, briefs: Briefs) -> Reports:
         """Reports in client order; `failed` gives the reason for each client without one."""
+        self._check(briefs)
         needed = self.settings.needed(len(briefs), len(self.task.clients))
         quorum = math.ceil(self.settings.quorum * needed)
         orders = {brief.client: brief for brief in briefs.each()}
@@ -122,34 +122,41 @@ class Flower(Evaluator):
         in_flight, failed = self._push(orders)
         updates.release()
         self._board.begin(needed, self.settings.deadline, failed)
-        began = time.monotonic()
-        until = began + self.settings.deadline
+        until = time.monotonic() + self.settings.deadline
         good: dict[int, Report] = {}
-        late = f"no answer in {self.settings.deadline:g} s"
-        likely = self._first
-        time.sleep(likely.begin(POLL[1]) if in_flight else 0.0)
-        while in_flight and len(good) < needed and time.monotonic() < until:
-            before = len(in_flight)
-            for sent, reply in answers(self.grid, in_flight):
-                client, node, due = in_flight.pop(sent)
-                outcome = self._outcome(reply, node, orders[client], updates[row[client]])
-                likely.found()
-                likely = Guess(POLL[0], GROWTH)  # the others are near
+
+        # Take what arrives until there is enough of it, or the deadline.
+        collector = Collector(self.grid, self._registry, self._first, in_flight)
+        collector.start()
+        try:
+            while in_flight and len(good) < needed:
+                answer = collector.next(until)
+                if answer is None:
+                    break
+                sent, reply = answer
+                letter = in_flight.pop(sent)
+                client = letter.client
+                outcome = self._outcome(reply, letter.node, orders[client], updates[row[client]])
                 updates.release()
                 if isinstance(outcome, str):
-                    overdue = outcome in DROPPED and time.monotonic() >= due
-                    failed[client] = late if overdue else outcome
+                    overdue = outcome in DROPPED and time.monotonic() >= letter.due
+                    failed[client] = self._late("no answer") if overdue else outcome
                 else:
                     good[client] = outcome
-                    self._checked.add(node)
+                    self._checked.add(letter.node)
                 self._board.outcome(client, failed.get(client))
-                if len(good) == needed:
-                    break
-            if len(in_flight) == before:
-                time.sleep(likely.again(POLL[1]))
-            self._registry.poll()
-        why = "the round ended without it" if len(good) == needed else late
-        failed |= {client: why for client, *_ in in_flight.values()}
+            arriving = collector.arriving()
+        finally:
+            collector.close()
+
+        # Every brief has an outcome.
+        for sent, letter in in_flight.items():
+            if len(good) == needed:
+                failed[letter.client] = "the round ended without it"
+            elif sent in arriving:
+                failed[letter.client] = self._late("its answer did not arrive in full")
+            else:
+                failed[letter.client] = self._late("no answer")
         if len(good) < quorum:
             failed |= dict.fromkeys(good, f"{len(good)} accepted reports do not reach the quorum of {quorum}")
             good = {}
@@ -157,6 +164,15 @@ class Flower(Evaluator):
         clients = sorted(good)
         delta = updates.rows([row[client] for client in clients])
         return Reports.stack([good[client] for client in clients], delta, tuple(sorted(failed.items())))
+
+    def _check(self, briefs: Briefs) -> None:
+        """Refuse briefs that ask devices for what they cannot do yet."""
+        unsent = [name for name in briefs.alone if name != "max_steps"]
+        if unsent:
+            raise UserError(
+                f"The algorithm asks clients for {', '.join(unsent)}, which only simulations can do; leave the rule "
+                "out of a deployed run."
+            )
 
     def _predict_with(self, vector: Tensor, inputs: Tensor) -> Tensor:
         outputs: Tensor = functional_call(self.task.model, dict(self.task.layout.views(vector)), (inputs,))
@@ -170,12 +186,15 @@ class Flower(Evaluator):
             there = sum(client in self.roster.nodes for client in clients)
             if there == len(clients) or (there >= wanted and not self._registry.pending):
                 return
-            time.sleep(POLL[1])
+            time.sleep(self._registry.rest(POLL[1]))
             self._registry.poll()
 
-    def _push(self, orders: dict[int, Brief]) -> tuple[dict[str, tuple[int, int, float]], dict[int, str]]:
-        """The messages in flight (id → client, node, due time), and the reason for each client that got none."""
-        in_flight: dict[str, tuple[int, int, float]] = {}
+    def _late(self, what: str) -> str:
+        return f"{what} in {self.settings.deadline:g} s"
+
+    def _push(self, orders: dict[int, Brief]) -> tuple[dict[str, Letter], dict[int, str]]:
+        """The messages in flight by their id, and the reason for each client that got none."""
+        in_flight: dict[str, Letter] = {}
         serving = {client: self.roster.nodes[client] for client in orders if client in self.roster.nodes}
         failed = {client: "no node serves it" for client in orders if client not in serving}
         packed: dict[int, list[Array]] = {}
@@ -185,7 +204,9 @@ class Flower(Evaluator):
             messages = [self._message(orders[client], serving[client], packed) for client in clients]
             for client, sent in zip(clients, push(self.grid, messages), strict=True):
                 if sent:
-                    in_flight[sent] = client, serving[client], due
+                    start = orders[client].start
+                    limit = report_limit(len(start), start.dtype, self.settings.packing)
+                    in_flight[sent] = Letter(client, serving[client], due, limit)
                 else:
                     failed[client] = "its brief could not be sent"
         return in_flight, failed

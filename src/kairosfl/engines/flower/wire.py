@@ -22,14 +22,15 @@ from kairosfl.errors import UserError
 VERSION = 4
 NUMBERS, VECTORS = "numbers", "vectors"
 ENROL = (TASK, BASE)
+SLACK = 1 << 20  # bytes that an answer may have besides its vectors
 RAW = "kairosfl.raw"  # how the bytes of an array are to be read: as they are, little-endian
 PIECE = 5 << 20  # bytes; vectors travel in pieces, since Flower copies what it reads and writes
 SMALL = 256 << 10  # bytes; vectors up to this in total travel among the numbers, since every record is another request
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64, "int32": torch.int32}
 
 # What travels: every field of the list that the server does not compute itself.
-TOLD = tuple(entry for entry in fields(Briefs) if not entry.local)
-ANSWERED = tuple(entry for entry in fields(Reports) if not entry.local and entry.shape != "vector")
+TOLD = tuple(entry for entry in fields(Briefs) if entry.travels)
+ANSWERED = tuple(entry for entry in fields(Reports) if entry.travels and entry.number)
 ROUND = Field(int, "each", "the round that a report answers", MISSING, name="round", row="round")
 
 
@@ -53,6 +54,28 @@ class Packing:
     def count(self, size: int) -> int:
         """How many entries of an update of this size are sent."""
         return size if self.keep == 1 else max(1, math.ceil(self.keep * size))
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What an answer may consist of at most; an honest one has less."""
+
+    objects: int
+    size: int  # bytes of all objects together
+
+
+INTRODUCTION = Limit(3, SLACK)  # a message, its record and its numbers
+
+
+def report_limit(size: int, dtype: torch.dtype, packing: Packing) -> Limit:
+    """The limit of a report on a model of this size: an introduction's, and that of its vectors."""
+    count = packing.count(size)
+    entry = torch.float16 if packing.dtype == "float16" else dtype
+    vectors = [count * entry.itemsize]
+    if packing.keep < 1:
+        vectors.append(count * torch.int32.itemsize)
+    pieces = sum(max(1, math.ceil(length / PIECE)) for length in vectors)
+    return Limit(INTRODUCTION.objects + pieces, INTRODUCTION.size + sum(vectors))
 
 
 @dataclass(frozen=True)

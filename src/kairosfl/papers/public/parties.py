@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kairosfl.tasks.dataset import Ints
+if TYPE_CHECKING:
+    from kairosfl.tasks.dataset import Ints
 
 CLASSES = PARTIES = 10
 EACH = 5000  # training images of a class of CIFAR-10

@@ -90,10 +90,11 @@ class LineChart extends Chart {
     const axis = this.log ? d3.scaleLog(domain, [0, 1]) : d3.scaleLinear(domain, [0, 1]);
     const format = axis.tickFormat(wanted, domain[1] >= 1e6 ? "~e" : this.log ? "," : undefined);
     const ticks = axis.ticks(wanted).filter((tick) => format(tick)), tickFormat = (tick) => format(tick) + this.unit;
-    // Critical periods belong to rounds; each shown group has a strip, a single one shades the whole height.
+    // Critical periods belong to rounds; each shown group has a strip, the only one on a chart shades the whole height.
     const critical = new Set(this.drawn.map((s) => s.group).filter((g) => this.linked && groups[g].critical.length));
-    const strips = critical.size > 1 && critical.size <= (hero ? 12 : 4) ? [...critical] : [];
-    const shaded = [...critical].filter((group) => critical.size === 1 || focus.includes(group));
+    const alone = new Set(this.drawn.map((s) => s.group)).size === 1;
+    const strips = !alone && critical.size && critical.size <= (hero ? 12 : 4) ? [...critical] : [];
+    const shaded = [...critical].filter((group) => alone || focus.includes(group));
     const below = strips.length && strips.length * 6 + 3;
     const letters = Math.max(hero && below ? 6 : 3, ...ticks.map((tick) => tickFormat(tick).length)); // "critical"
     const hint = { frameAnchor: "bottom-left", textAnchor: "end", dx: -7, dy: 16, className: "hint" };

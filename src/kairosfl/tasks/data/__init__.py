@@ -14,6 +14,7 @@ from kairosfl.tasks.data.cifar import cifar10, cifar100
 from kairosfl.tasks.data.digits import digits
 from kairosfl.tasks.data.folder import folder
 from kairosfl.tasks.data.idx import fashion_mnist, mnist
+from kairosfl.tasks.data.intake import enough_memory
 from kairosfl.tasks.data.shakespeare import shakespeare
 from kairosfl.tasks.data.synthetic import synthetic
 from kairosfl.tasks.data.tables import Missing
@@ -59,7 +60,8 @@ def load(name: str, **options: object) -> DataSet:
     for option, parameter in known.items():
         if parameter.default is parameter.empty and option not in options:
             raise UserError(f"data.{option} is missing; data set {name!r} needs it.")
-    return DATASETS[name](**options)
+    with enough_memory(f"data set {name!r}"):
+        return DATASETS[name](**options)
 
 
 def _check_type(option: str, value: object, hint: Any) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kairosfl.errors import UserError
 from kairosfl.tasks.data.fetch import Download
-from kairosfl.tasks.data.files import File, damaged
+from kairosfl.tasks.data.files import File, damaged, read_text
 from kairosfl.tasks.data.store import Arrays, arrays, split
 from kairosfl.tasks.dataset import DataSet
 
@@ -57,11 +57,7 @@ def agnews(*, tokens: str = "words", length: int = 64, vocabulary: int = 8192) -
 
 def read_csv(path: Path) -> tuple[list[int], list[str]]:
     """Classes (0..3) and texts from a file with the columns class (1..4), title, description."""
-    try:
-        text = path.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise damaged(path, f"it is not valid UTF-8 at byte {error.start}") from None
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     classes, texts = [], []
     try:
         for row in reader:

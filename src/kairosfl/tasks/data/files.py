@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import io
 import json
 import os
 import sys
@@ -15,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kairosfl.errors import UserError
+from kairosfl.tasks.data.intake import gigabytes, not_utf8, read_regular
 
 CACHE = ".kairosfl"  # the library's own directory, next to the data sets
+LARGEST = 10**9  # bytes in a .gz file; official ones have 47 million
 
 
 @dataclass(frozen=True)
@@ -53,15 +56,28 @@ def damaged(path: Path, why: str) -> UserError:
 
 def content(path: Path) -> bytes:
     """A file's bytes; a .gz file is decompressed, which verifies its checksum."""
-    data = path.read_bytes()
+    data = read_regular(path)
     if path.suffix != ".gz":
         return data
     try:
-        return gzip.decompress(data)
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+            unpacked = stream.read(LARGEST + 1)
     except EOFError:
         raise damaged(path, f"its compressed data is truncated after {len(data)} bytes") from None
     except (OSError, zlib.error) as error:
         raise damaged(path, f"it cannot be decompressed ({error})") from None
+    if len(unpacked) > LARGEST:
+        raise damaged(path, f"its compressed data has more than {gigabytes(LARGEST)}")
+    return unpacked
+
+
+def read_text(path: Path) -> str:
+    """A text file, which must be UTF-8."""
+    read = content(path)
+    wrong = not_utf8(read)
+    if wrong:
+        raise damaged(path, f"it is {wrong}")
+    return read.decode("utf-8-sig")
 
 
 def check(folder: Path, files: Sequence[File]) -> dict[str, str]:

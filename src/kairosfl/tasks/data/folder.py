@@ -11,12 +11,14 @@ import numpy as np
 import torch
 
 from kairosfl.errors import UserError, nearest
+from kairosfl.tasks.data.intake import LARGEST_CLASS, readable
 from kairosfl.tasks.data.layout import Client, find_clients
 from kairosfl.tasks.data.parts import NAMED, Column, Part, Reader
 from kairosfl.tasks.data.pictures import joined, unequal
 from kairosfl.tasks.data.tables import POLICIES, Array, Missing, number, policy
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.kinds import KINDS
+from kairosfl.wording import listed
 
 Parts = list[tuple[list[Part], list[Part]]]  # training and test samples of each client
 
@@ -81,15 +83,15 @@ def folder(
         if standardise:
             _standardise(train[0], tests[0], reader.columns)
     return DataSet(
-        place.name,
+        readable(place.name),
         Samples(*map(_tensor, train)),
         Samples(*map(_tensor, tests)),
         classes or len(names),
         labels=names,
         keys=_owners(clients, parts, 0),
         test_keys=_owners(clients, parts, 1),
-        key_names=tuple(client.name for client in clients if client.name),
-        hashes={file.relative_to(place).as_posix(): digest for file, digest in reader.hashes.items()},
+        key_names=tuple(readable(client.name) for client in clients if client.name),
+        hashes={readable(file.relative_to(place).as_posix()): digest for file, digest in reader.hashes.items()},
         kind=kind or None,
         **fields,
     )
@@ -155,14 +157,14 @@ def _class_names(parts: Parts, classes: int) -> tuple[str, ...]:
     if not any(named):
         for part in flat:
             low, high = int(part.targets.min()), int(part.targets.max())
-            if low < 0 or (classes and high >= classes):
+            if low < 0 or high >= (classes or LARGEST_CLASS):
                 limit = f"0 to {classes - 1}" if classes else "integers from 0"
                 raise UserError(f"{part.file} has label {low if low < 0 else high}; labels must be {limit}.")
         return ()
     names = tuple(sorted({name for part in flat for name in np.unique(part.targets).tolist()}))
     if classes and len(names) > classes:
         raise UserError(
-            f"data.classes is {classes}, but the files have {len(names)} labels ({', '.join(names)}); leave it out."
+            f"data.classes is {classes}, but the files have {len(names)} labels ({listed(names)}); leave it out."
         )
     return names
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from kairosfl.errors import UserError, nearest
+from kairosfl.tasks.data.intake import memory
 from kairosfl.tasks.dataset import Samples
 from kairosfl.tasks.streamed import Streamed, chained, of_arrays, of_items, seeded
 from kairosfl.tasks.tree import Tree, join, leaves, shapes, tree_map
@@ -20,15 +22,23 @@ Encode = Callable[[Any], Any]
 def read_clients(clients: Sequence[Any], split: str, read: dict[str, Any]) -> list[Samples | Streamed]:
     parts: list[Samples | Streamed | None] = []
     for number, data in enumerate(clients):
-        size = len(data[1]) if isinstance(data, tuple) and len(data) == 2 else len(data)
-        if not size and split == "training":
+        samples = data[1] if isinstance(data, tuple) and len(data) == 2 else data
+        empty = hasattr(samples, "__len__") and not len(samples)
+        if empty and split == "training":
             raise UserError(f"client {number} of train has no samples; leave it out of the list.")
-        parts.append(read_samples(data, f"client {number}: {split}", read) if size else None)
+        parts.append(None if empty else _read_client(data, number, split, read))
     some = next((part for part in parts if part is not None), None)
     if some is None:
         raise UserError("test has no samples for any client; give at least one.")
     none = some.take(torch.arange(0))  # a client without test samples
     return [none if part is None else part for part in parts]
+
+
+def _read_client(data: Any, number: int, split: str, read: dict[str, Any]) -> Samples | Streamed:
+    try:
+        return read_samples(data, split, read)
+    except UserError as error:
+        raise UserError(f"client {number}: {error}") from error.__cause__
 
 
 def read_samples(data: Any, split: str, read: dict[str, Any]) -> Samples | Streamed:
@@ -42,12 +52,24 @@ def read_samples(data: Any, split: str, read: dict[str, Any]) -> Samples | Strea
     if hasattr(data, "column_names"):
         check_columns(data, split, [*column_names(read["input"]), read["target"]])
         return stacked(table_rows([data], read["input"], read["target"], read["encode"]), split)
-    if isinstance(data, torch.Tensor | np.ndarray | str) or not hasattr(data, "__getitem__"):
+    if isinstance(data, str | os.PathLike):
+        raise path_given(split, data)
+    if isinstance(data, DataLoader):
+        raise UserError(f"the {split} data is a DataLoader, which makes batches; give its data set, loader.dataset.")
+    if isinstance(data, torch.Tensor | np.ndarray) or not hasattr(data, "__getitem__"):
         kind = type(data).__name__
         raise UserError(f"the {split} data is a {kind}; give (x, y) or a data set of (input, class) pairs.")
     if lazy or (lazy is None and not isinstance(data, list) and len(data) and _must_stream(data, split)):
         return of_items(data, lambda items: tuple(vars(stacked(pairs(items, split), split)).values()))
     return stacked(pairs(data, split), split)
+
+
+def path_given(split: str, path: str | os.PathLike[str]) -> UserError:
+    """The error for a path in place of samples."""
+    name = os.fspath(path)
+    return UserError(
+        f"the {split} data is {name!r}; if this is a path, give kairosfl.tasks.data.load('folder', path={name!r})."
+    )
 
 
 def _must_stream(data: Any, split: str) -> bool:
@@ -57,8 +79,7 @@ def _must_stream(data: Any, split: str) -> bool:
         with seeded(seed):
             first.append(stacked(pairs([data[0]], split), split))
     both = [list(zip(*(leaves(getattr(one, name)) for one in first), strict=True)) for name in ("inputs", "targets")]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    large = len(data) * sum(leaf.nbytes for leaf in leaves(first[0].inputs)) > memory / 2
+    large = len(data) * sum(leaf.nbytes for leaf in leaves(first[0].inputs)) > memory() / 2
     return large or not all(torch.equal(*pair) for each in both for pair in each)
 
 
@@ -148,8 +169,14 @@ def _target(value: Any) -> torch.Tensor:
     if isinstance(array, np.ndarray):
         if array.dtype.kind not in "iubf":
             raise TypeError(f"{array.reshape(-1)[:1].tolist()[0]!r} is not a number" if array.size else "it is empty")
-        array = torch.from_numpy(array.copy())
-    return array.float() if array.is_floating_point() else array.long()
+        array = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+    if array.is_floating_point():
+        return array.float()
+    whole = array.long()
+    if array.dtype == torch.uint64 and bool((whole < 0).any()):
+        too_large = int(whole[whole < 0].flatten()[0]) + 2**64
+        raise ValueError(f"{too_large} is too large for a class; number the classes from 0")
+    return whole
 
 
 def pairs(data: Any, split: str) -> Iterator[tuple[Any, Any]]:

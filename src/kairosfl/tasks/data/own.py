@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -17,12 +18,14 @@ from kairosfl.tasks.data.forms import (
     form,
     joined,
     pairs,
+    path_given,
     read_clients,
     read_samples,
     stacked,
     table_rows,
     target_types,
 )
+from kairosfl.tasks.data.intake import LARGEST_CLASS
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.streamed import Streamed
 
@@ -170,6 +173,9 @@ def from_any(
         return replace(train, name=name or train.name)
     if isinstance(train, Mapping):
         train, test = _splits(train, test)
+    for split, samples in (("training", train), ("test", test)):
+        if isinstance(samples, str | os.PathLike):
+            raise path_given(split, samples)
     if test is None:
         raise UserError("test is missing; give test samples, such as test=(x, y).")
     sets = [each for data in (train, test) for each in (data if _per_client(data) else [data])]
@@ -252,7 +258,8 @@ def _classified(samples: Samples | Streamed, split: str) -> Samples | Streamed:
     targets = samples.targets
     if isinstance(samples, Streamed) or not isinstance(targets, torch.Tensor) or not targets.is_floating_point():
         return samples
-    wrong = (targets != targets.round()).reshape(len(targets), -1).any(1).nonzero()
+    beyond = targets.abs() > LARGEST_CLASS
+    wrong = ((targets != targets.round()) | beyond).reshape(len(targets), -1).any(1).nonzero()
     if len(wrong):
         where = int(wrong[0])
         raise UserError(f"{split} sample {where} has label {targets[where].tolist()}; labels must be integers from 0.")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kairosfl.errors import UserError
+from kairosfl.tasks.data.archives import Archive
+from kairosfl.tasks.data.intake import Room, read_regular
 from kairosfl.tasks.data.layout import Client
 from kairosfl.tasks.data.pictures import read_pictures
 from kairosfl.tasks.data.tables import (
@@ -29,6 +29,7 @@ from kairosfl.tasks.data.tables import (
     targets,
     without_missing,
 )
+from kairosfl.wording import listed
 
 NAMED = ("classification", "binary", "")  # kinds whose target is one class; "": to be inferred
 
@@ -72,6 +73,7 @@ class Reader:
     hashes: dict[Path, str] = field(default_factory=dict)
     columns: list[Column] = field(default_factory=list)  # of tables; arrays have none
     dropped: int = 0
+    room: Room = field(default_factory=Room)
 
     def read(self, clients: Sequence[Client]) -> list[tuple[list[Part], list[Part]]]:
         """Training and test samples of each client, a part per file."""
@@ -83,13 +85,14 @@ class Reader:
             named = [*self.categorical, *(() if isinstance(self.missing, str) else self.missing)]
             check_columns(tables, self.target, self.input, named)
             inputs = list(self.input) or [name for name in tables[0].columns if name not in self.target]
-            if both := [name for name in inputs if name in self.target]:
+            if both := [name for name in self.target if name in inputs]:
                 raise UserError(f"data.input and data.target both name the column {both[0]!r}; leave it out of one.")
             if not inputs:
                 raise UserError(
                     f"{tables[0].file} has no column besides {self.target[0]!r} to predict it from; add one."
                 )
-            if unused := [name for name in self.categorical if name not in inputs]:
+            used = set(inputs)
+            if unused := [name for name in self.categorical if name not in used]:
                 raise UserError(
                     f"data.categorical names the column {unused[0]!r}, which is not an input; leave it out."
                 )
@@ -100,6 +103,9 @@ class Reader:
                 for name in inputs
                 for _ in kinds.get(name, (name,))
             ]
+            rows = sum(len(each) for each in tables)
+            what = f"{rows:,} rows of {len(self.columns):,} inputs"
+            self.room.check(8 * rows * len(self.columns), what, "use fewer of them, see data.categorical")
         made = []
         for train, tests in raw:
             within = [tests for _, tests in train if tests is not None]  # in the .npz file of the client
@@ -114,36 +120,44 @@ class Reader:
     def _open(self, path: Path) -> tuple[Table | Part, Part | None]:
         """What a file has, and the test samples in it."""
         if path.is_dir():
-            inputs, labels, self.hashes[path] = read_pictures(path, self.size, self.target[0])
+            inputs, labels, self.hashes[path] = read_pictures(path, self.size, self.target[0], self.room)
             return Part(path, inputs, labels, pictures=True), None
-        content = path.read_bytes()
+        content = read_regular(path, self.room)
         self.hashes[path] = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if not content.strip():
             raise UserError(f"{path} is empty; add a header and rows, or move it out of the directory.")
         if path.suffix.lower() == ".npz":
             return self._arrays(path, content)
-        table = read_parquet(path, content) if path.suffix.lower() == ".parquet" else None
-        return table or read_csv(path, content, self.separator), None
+        if path.suffix.lower() == ".parquet":
+            return read_parquet(path, content, self.room), None
+        return read_csv(path, content, self.separator, self.room), None
 
     def _arrays(self, file: Path, content: bytes) -> tuple[Part, Part | None]:
-        try:
-            with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-                own = {name: archive[name] for name in archive.files}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-            raise UserError(f"{file} is damaged: it cannot be read as .npz ({error}); write it again.") from None
-        input = self.input[0] if self.input else "x" if "x" in own and "inputs" not in own else "inputs"
-        target = self.target[0] if self.target[0] in own else "y" if "y" in own and "targets" not in own else "targets"
+        """The samples in an .npz file, and the test samples in it."""
+        archive = Archive(file, content, self.room)
+        input = self.input[0] if self.input else _either(archive, "inputs", "x")
+        target = self.target[0] if self.target[0] in archive else _either(archive, "targets", "y")
         tests = None
         for form in ("test_{}", "{}_test"):
-            if form.format(input) in own or form.format(target) in own:
-                tests = self._pair(file, own, form.format(input), form.format(target))
-        return self._pair(file, own, input, target), tests
+            if form.format(input) in archive or form.format(target) in archive:
+                tests = self._pair(archive, form.format(input), form.format(target))
+        return self._pair(archive, input, target), tests
 
-    def _pair(self, file: Path, own: dict[str, Array], input: str, target: str) -> Part:
-        if input not in own or target not in own:
-            raise UserError(f"{file} has the arrays {', '.join(own) or 'none'}; it needs {input} and {target}.")
-        inputs, wanted = own[input], own[target]
-        classes = wanted.ndim == 1 and (np.issubdtype(wanted.dtype, np.integer) or wanted.dtype.kind == "U")
+    def _pair(self, archive: Archive, input: str, target: str) -> Part:
+        file = archive.file
+        if input not in archive or target not in archive:
+            names = listed(archive.sizes) or "none"
+            raise UserError(f"{file} has the arrays {names}; it needs {input} and {target}.")
+        inputs, wanted = archive[input], archive[target]
+
+        # Only numbers become tensors; targets may be names.
+        for name, array, kinds in ((input, inputs, "biuf"), (target, wanted, "biufU")):
+            if array.dtype.kind not in kinds:
+                raise UserError(f"{file} has {name} of type {array.dtype}; give numbers, such as float32 or int64.")
+            if not array.ndim:
+                raise UserError(f"{file} has a single value as {name}; give an array with one row for each sample.")
+
+        classes = wanted.ndim == 1 and wanted.dtype.kind in "iuU"
         if inputs.shape[:1] != wanted.shape[:1] or (self.kind in NAMED and not classes):
             each = "one integer" if self.kind in NAMED else "one target"
             fix = " (data.kind may be 'regression')" if wanted.dtype.kind == "f" else ""
@@ -170,3 +184,8 @@ class Reader:
             where = int(wrong.argmax())
             raise UserError(f"{part.file} has inputs that are not finite, first in sample {where}; {FILL}.")
         return part.take(np.flatnonzero(~wrong)) if rule == "drop" else part
+
+
+def _either(archive: Archive, name: str, short: str) -> str:
+    """The usual name of an array, or its short one if the archive has only that."""
+    return short if short in archive and name not in archive else name

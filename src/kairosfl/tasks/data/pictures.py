@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kairosfl.errors import UserError
+from kairosfl.errors import UserError, first_line
+from kairosfl.tasks.data.intake import Room, read_regular, readable
 from kairosfl.tasks.data.tables import Array, read_csv
+from kairosfl.wording import counted
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 LABELS = "labels.csv"
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")  # whatever the name says; others run programs, as EPS does
+RGB = 3  # bytes of a pixel
 
 
 def is_picture(file: Path) -> bool:
     return file.suffix.lower() in PICTURES
 
 
-def read_pictures(place: Path, size: Sequence[int], target: str) -> tuple[Array, Array, str]:
+def read_pictures(place: Path, size: Sequence[int], target: str, room: Room | None = None) -> tuple[Array, Array, str]:
     """Pixels as uint8 `[n, C, H, W]`, the names of their classes, and the md5 of all files.
 
     Args:
@@ -28,13 +34,18 @@ def read_pictures(place: Path, size: Sequence[int], target: str) -> tuple[Array,
             and the target.
         size: Height and width to which pictures are resized; empty: they must have the same size.
         target: The column of labels.csv with the class.
+        room: The memory that is left for them.
     """
-    files, labels = _listed(place, target)
+    room = room or Room()
+    files, labels = _listed(place, target, room)
+    if size:
+        wanted = f"{counted(len(files), 'picture')} in {place} with data.size = {list(size)}"
+        room.take(len(files) * RGB * size[0] * size[1], wanted, "give a smaller size")
     digest, pixels = hashlib.md5(usedforsecurity=False), []
     for file in files:
-        content = file.read_bytes()
+        content = read_regular(file, room)
         digest.update(content)
-        pixels.append(_pixels(file, content, size))
+        pixels.append(_pixels(file, content, size, room))
         if pixels[-1].shape[1:] != pixels[0].shape[1:]:
             raise UserError(unequal(file, pixels[-1], files[0], pixels[0]))
     digest.update("\n".join(labels).encode())
@@ -59,7 +70,7 @@ def unequal(file: Path, pixels: Array, first: Path, others: Array) -> str:
     )
 
 
-def _listed(place: Path, target: str) -> tuple[list[Path], list[str]]:
+def _listed(place: Path, target: str, room: Room) -> tuple[list[Path], list[str]]:
     """The pictures of a client and their classes."""
     classes = sorted(each for each in place.iterdir() if each.is_dir() and not each.name.startswith("."))
     loose = sorted(each for each in place.iterdir() if each.is_file() and is_picture(each))
@@ -71,8 +82,8 @@ def _listed(place: Path, target: str) -> tuple[list[Path], list[str]]:
         )
     if not loose:
         pairs = [(file, each.name) for each in classes for file in sorted(each.iterdir()) if is_picture(file)]
-        return [file for file, _ in pairs], [name for _, name in pairs]
-    columns = read_csv(table, table.read_bytes(), ",").columns
+        return [file for file, _ in pairs], [readable(name) for _, name in pairs]
+    columns = read_csv(table, read_regular(table, room), ",", room).columns
     for name in ("file", target):
         if name not in columns:
             raise UserError(f"{table} has no column {name!r}; give it the columns file and {target}.")
@@ -87,20 +98,47 @@ def _listed(place: Path, target: str) -> tuple[list[Path], list[str]]:
     return files, [str(each) if labels.dtype == object else f"{each:g}" for each in labels]
 
 
-def _pixels(file: Path, content: bytes, size: Sequence[int]) -> Array:
-    """One picture as uint8 `[C, H, W]`."""
+def _pixels(file: Path, content: bytes, size: Sequence[int], room: Room) -> Array:
+    """One picture as uint8 `[C, H, W]`, which takes its part of the room unless all have one size."""
+    picture = opened(file, content)
+    needed = RGB * picture.width * picture.height
+    room.check(needed, file, "scale it down")
+    if not size:
+        room.take(needed, file, "set data.size, to which pictures are scaled down")
+    pixels = decoded(file, picture, ("L", "RGB"), size)
+    return np.ascontiguousarray(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1))
+
+
+def opened(file: Path, content: bytes) -> Any:
+    """A picture of which only the header is read, as Pillow has it."""
     try:
         from PIL import Image
     except ImportError:
         raise UserError(f"{file} needs Pillow to be read: pip install 'kairosfl[files]'.") from None
-    import io
-
     try:
-        picture: Any = Image.open(io.BytesIO(content))
-        picture = picture if picture.mode in ("L", "RGB") else picture.convert("RGB")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # what is too large is refused
+            return Image.open(io.BytesIO(content), formats=FORMATS)
+    except Image.DecompressionBombError:
+        most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise UserError(f"{file} has more than {most:,} pixels; scale it down.") from None
+    except Exception as error:  # of a damaged file, anything may come out
+        raise unreadable(file, error) from None
+
+
+def decoded(file: Path, picture: Any, modes: Sequence[str], size: Sequence[int] = ()) -> Array:
+    """The pixels of a picture `[H, W]` or `[H, W, C]`, as RGB unless it is in one of these modes."""
+    try:
+        picture = picture if picture.mode in modes else picture.convert("RGB")
         if size:
             picture = picture.resize((size[1], size[0]))
-        pixels = np.array(picture)
-    except (OSError, ValueError, SyntaxError) as error:
-        raise UserError(f"{file} cannot be read as a picture ({error}); replace it with an intact copy.") from None
-    return np.ascontiguousarray(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1))
+        return np.array(picture)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise unreadable(file, error) from None
+
+
+def unreadable(file: Path, error: Exception) -> UserError:
+    """The error for a picture that is damaged."""
+    return UserError(f"{file} cannot be read as a picture ({first_line(error)}); replace it with an intact copy.")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kairosfl.errors import UserError
 from kairosfl.tasks.data.fetch import Download
-from kairosfl.tasks.data.files import File, damaged, data_folder
+from kairosfl.tasks.data.files import File, content, damaged, data_folder, read_text
 from kairosfl.tasks.data.plays import roles
 from kairosfl.tasks.data.store import Arrays, arrays, split
 from kairosfl.tasks.dataset import DataSet
@@ -59,7 +59,7 @@ def shakespeare(*, stride: int = 10) -> DataSet:
 
 def encode(text: str) -> npt.NDArray[np.uint8]:
     """Ids 0..79 of the characters of a text; typographic quotes and dashes become ASCII, unknown characters a space."""
-    codes = np.frombuffer(text.translate(PLAIN).encode("utf-32-le"), "<u4")
+    codes = np.frombuffer(text.translate(PLAIN).encode("utf-32-le", "surrogatepass"), "<u4")
     table = np.full(128, SYMBOLS.index(" "), dtype=np.uint8)
     table[[ord(symbol) for symbol in SYMBOLS]] = np.arange(len(SYMBOLS), dtype=np.uint8)
     ids: npt.NDArray[np.uint8] = table[np.where(codes < 128, codes, ord(" "))]
@@ -69,8 +69,8 @@ def encode(text: str) -> npt.NDArray[np.uint8]:
 def read_roles(path: Path) -> dict[str, str]:
     """Read a JSON object that maps roles to texts."""
     try:
-        loaded = json.loads(path.read_bytes())
-    except ValueError as error:
+        loaded = json.loads(content(path))
+    except (ValueError, RecursionError) as error:
         raise damaged(path, f"it is not valid JSON ({error})") from None
     if not isinstance(loaded, dict) or not all(isinstance(text, str) for text in loaded.values()):
         raise damaged(path, "it is not a JSON object that maps roles to texts")
@@ -78,7 +78,7 @@ def read_roles(path: Path) -> dict[str, str]:
 
 
 def _roles_of_works(path: Path) -> dict[str, str]:
-    found = roles(path.read_text(encoding="utf-8-sig", errors="replace"))
+    found = roles(read_text(path))
     if not found:
         raise damaged(path, "it contains no plays")
     return found

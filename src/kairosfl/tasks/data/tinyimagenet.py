@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kairosfl.errors import UserError
+from kairosfl.errors import UserError, first_line
 from kairosfl.tasks.data.fetch import Download, ensure
-from kairosfl.tasks.data.files import File, check, damaged, data_folder
+from kairosfl.tasks.data.files import File, check, damaged, data_folder, read_text
 from kairosfl.tasks.data.store import VERSION, Arrays, cached, split
 from kairosfl.tasks.dataset import DataSet
 
@@ -36,7 +36,7 @@ def tinyimagenet() -> DataSet:
     folder = data_folder()
     ensure("tinyimagenet", folder, files, [ARCHIVE])
     hashes = check(folder, files)
-    wnids = sorted((folder / CLASSES.path).read_text().split())
+    wnids = sorted(read_text(folder / CLASSES.path).split())
     pictures = {"train": _training(folder / ROOT, wnids), "val": _validation(folder / VALIDATION.path, wnids)}
     for part, complete in COMPLETE.items():
         if len(pictures[part]) != complete:
@@ -60,7 +60,7 @@ def tinyimagenet() -> DataSet:
     identity = [VERSION, *hashes.values(), _stamp(pictures["train"] + pictures["val"])]
     made = cached(folder, "tinyimagenet", identity, convert)
     hashes |= {f"{ROOT}/{part}": str(sum_) for part, sum_ in zip(COMPLETE, made["sums"], strict=True)}
-    words = dict(line.split("\t", 1) for line in (folder / WORDS.path).read_text().splitlines() if "\t" in line)
+    words = dict(line.split("\t", 1) for line in read_text(folder / WORDS.path).splitlines() if "\t" in line)
     labels = tuple(words.get(wnid, wnid) for wnid in wnids)
     mean, std = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
     train, test = split(made, "train"), split(made, "test")
@@ -84,7 +84,7 @@ def _training(root: Path, wnids: list[str]) -> list[Picture]:
 def _validation(annotations: Path, wnids: list[str]) -> list[Picture]:
     label_of = {wnid: label for label, wnid in enumerate(wnids)}
     found: list[Picture] = []
-    for number, line in enumerate(annotations.read_text().splitlines(), start=1):
+    for number, line in enumerate(read_text(annotations).splitlines(), start=1):
         columns = line.split("\t")
         if len(columns) < 2 or columns[1] not in label_of:
             raise damaged(annotations, f"line {number} does not name an image and one of the classes")
@@ -128,8 +128,8 @@ def read_jpeg(path: Path) -> tuple[bytes, npt.NDArray[np.uint8]]:
         stream.seek(0)
         try:
             picture = np.asarray(Image.open(stream).convert("RGB"))
-        except (OSError, SyntaxError, ValueError) as error:  # what pillow raises for a file that is not an image
-            raise damaged(path, f"it cannot be decoded as an image ({error})") from None
+        except Exception as error:  # of a damaged file, anything may come out
+            raise damaged(path, f"it cannot be decoded as an image ({first_line(error)})") from None
     if picture.shape != (SIZE, SIZE, 3):
         width, height = picture.shape[1], picture.shape[0]
         raise damaged(path, f"it is {width} x {height} pixels, not {SIZE} x {SIZE}")

@@ -6,23 +6,11 @@ their result on its device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Signals:
-    """What is known about the progress of a run. NaN: not measured yet."""
-
-    critical: bool = True
-    fgn: float = float("nan")
-    fisher: float = float("nan")
-    elud: float = float("nan")
-    coherence: float = float("nan")
 
 
 class Measures(NamedTuple):

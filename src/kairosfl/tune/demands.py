@@ -1,0 +1,124 @@
+"""What the problem demands of every trial: privacy, robust rules, limits, the liars that are simulated, a budget.
+
+These rules of the file's algorithm (`Rule.constraint`) are not choices. A search over other algorithms appends them to
+every proposal, plain averaging too, and refuses proposals that cannot be combined with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kairosfl.core.rule import Algorithm, Rule
+from kairosfl.detectors import parse_detectors
+from kairosfl.errors import UserError
+from kairosfl.rules import Attack, LocalPrivacy, parse
+from kairosfl.runs.config import RunConfig
+
+PLAIN = "fedavg"
+PROMISES = ("epsilon", "delta", "population", "noise_cohort", "key")  # options that say what is promised
+
+
+def shields(rule: type[Rule] | Rule) -> bool:
+    """Whether a rule promises privacy to clients."""
+    kind = rule if isinstance(rule, type) else type(rule)
+    return kind.private or issubclass(kind, LocalPrivacy)
+
+
+@dataclass(frozen=True)
+class Demands:
+    """The rules of the file's algorithm that every trial keeps, in the order of the file."""
+
+    rules: tuple[Rule, ...] = ()
+    detector: str = "fgn"
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Demands:
+        """Those of a configuration."""
+        rules = tuple(rule for rule in config.algorithm.rules if rule.constraint)
+        return cls(rules, config.run.detector)
+
+    @property
+    def plain(self) -> str:
+        """Plain averaging, with what is demanded."""
+        return str(Algorithm(self.rules))
+
+    @property
+    def private(self) -> bool:
+        """Whether clients are promised privacy."""
+        return any(map(shields, self.rules))
+
+    def within(self, text: str) -> str:
+        """The text of an algorithm with the demanded rules that it lacks; its own text is left as it is."""
+        algorithm = parse(text)
+        if not algorithm.rules:
+            return self.plain
+        present = {type(rule) for rule in algorithm.rules}
+        lacking = [rule for rule in self.rules if type(rule) not in present]
+        first = [str(rule) for rule in lacking if isinstance(rule, Attack)]
+        last = [str(rule) for rule in lacking if not isinstance(rule, Attack)]
+        return " + ".join([*first, text, *last])
+
+    def ordered(self, algorithm: Algorithm) -> Algorithm:
+        """With the demanded rules after the chosen ones, whose weights `limits` limits; `attack` comes before all."""
+        kinds = {type(rule) for rule in self.rules}
+        first = [rule for rule in algorithm.rules if isinstance(rule, Attack)]
+        chosen = [rule for rule in algorithm.rules if type(rule) not in kinds and rule not in first]
+        last = [rule for rule in algorithm.rules if type(rule) in kinds and rule not in first]
+        return Algorithm((*first, *chosen, *last))
+
+    def only(self, text: str) -> str:
+        """Plain averaging, with the demanded rules as an algorithm has them."""
+        kinds = {type(rule) for rule in self.rules}
+        return str(Algorithm(tuple(rule for rule in parse(text).rules if type(rule) in kinds)))
+
+    def is_plain(self, text: str) -> bool:
+        """Whether an algorithm is plain averaging with what is demanded."""
+        try:
+            return text == self.only(text)
+        except UserError:  # rules that cannot be combined
+            return False
+
+    def allows(self, text: str) -> bool:
+        """Whether an algorithm can be combined with the demanded rules."""
+        try:
+            self._combined(text)
+        except UserError:
+            return False
+        return True
+
+    def check(self, name: str, text: str) -> None:
+        """Refuse an algorithm of [tune] that changes what is demanded, or cannot be combined with it."""
+        demanded = {type(rule): rule for rule in self.rules}
+        for rule in parse(text).rules if text else ():
+            asked_for = demanded.get(type(rule))
+            if asked_for is not None and asked_for != rule:
+                raise UserError(
+                    f"tune.{name}: {text!r} has {rule}, but every trial keeps the file's {asked_for}; leave "
+                    f"{rule.name()} out of tune.{name}, or out of the file's algorithm."
+                )
+            if asked_for is None and shields(rule):
+                raise UserError(
+                    f"tune.{name}: {text!r} would compete with trials that are not private, since the file's algorithm "
+                    f"has no {rule.name()}; write it into algorithm, and every trial has it."
+                )
+        try:
+            self._combined(text)
+        except UserError as error:
+            raise UserError(
+                f"tune.{name}: {text!r} cannot be tried with what the file's algorithm demands, {self.plain}: {error}"
+            ) from None
+
+    def _combined(self, text: str) -> None:
+        if not self.rules:
+            return
+        whole = self.ordered(parse(self.within(text or PLAIN)))
+        whole.check_detectors(parse_detectors(self.detector))
+
+
+def check_option(name: str, rule: type[Rule], option: str) -> None:
+    """Refuse to search for what is promised to clients."""
+    if shields(rule) and option in PROMISES:
+        raise UserError(
+            f"tune.{name} is a promise to the clients, of which a search would choose the weakest; set it in the "
+            "file's algorithm."
+        )

@@ -1,0 +1,3 @@
+"""The version, on which nothing else depends."""
+
+__version__ = "0.2.0"
