@@ -1,7 +1,8 @@
-"""Shows the notebooks under docs/ as pages of the site, with the outputs that are stored in them: a hook of mkdocs.
+"""Shows the notebooks under docs/ as pages of the site, with the outputs that are stored in them: a
+hook of mkdocs.
 
-A page is made of every notebook.ipynb, as notebook.md; links to the one in other pages lead to the other. So the same
-link works on GitHub, which shows notebooks itself.
+A page is made of every notebook.ipynb, as notebook.md; links to the one in other pages lead to the
+other. So the same link works on GitHub, which shows notebooks itself.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ from mkdocs.structure.files import File, Files
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in list(files):
         if file.src_uri.endswith(".ipynb"):
-            text = page(json.loads(Path(str(file.abs_src_path)).read_text(encoding="utf-8")), Path(file.src_uri).name)
-            files.append(File.generated(config, file.src_uri.removesuffix("ipynb") + "md", content=text))
+            text = page(
+                json.loads(Path(str(file.abs_src_path)).read_text(encoding="utf-8")),
+                Path(file.src_uri).name,
+            )
+            files.append(
+                File.generated(config, file.src_uri.removesuffix("ipynb") + "md", content=text)
+            )
     return files
 
 
@@ -48,7 +54,9 @@ def show(output: dict[str, Any]) -> str:
     """An output in HTML, on lines that Markdown leaves alone."""
     data = output.get("data", {"text/plain": output.get("text", "")})
     if "image/svg+xml" in data:
-        return picture("svg+xml", base64.b64encode("".join(data["image/svg+xml"]).encode()).decode())
+        return picture(
+            "svg+xml", base64.b64encode("".join(data["image/svg+xml"]).encode()).decode()
+        )
     if "image/png" in data:
         return picture("png", "".join(data["image/png"]).strip())
     if "<table" in "".join(data.get("text/html", "")):

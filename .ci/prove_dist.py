@@ -1,4 +1,6 @@
-"""Proves what `make dist` built: the right files, which work in an empty environment outside the checkout."""
+"""Proves what `make dist` built: the right files, which work in an empty environment outside the
+checkout.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,40 @@ assert not {"typer", "sklearn", "matplotlib"} & set(sys.modules)
 def content(wheel: Path) -> dict[str, bytes]:
     """The package's files in a wheel."""
     with zipfile.ZipFile(wheel) as archive:
-        return {name: archive.read(name) for name in archive.namelist() if name.startswith("kairosfl/")}
+        return {
+            name: archive.read(name) for name in archive.namelist() if name.startswith("kairosfl/")
+        }
 
 
 def call(*words: str | Path, cwd: Path) -> None:
     print("$", *(word.name if isinstance(word, Path) else word for word in words), flush=True)
     quiet = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    quiet |= {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_QUIET": "1"}
+    quiet |= {
+        "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_QUIET": "1",
+    }
     subprocess.run(words, cwd=cwd, env=quiet, check=True)
 
 
 def main() -> None:
     (wheel,), (sdist,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
-    files = [path for path in (ROOT / "src" / "kairosfl").rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    files = [
+        path
+        for path in (ROOT / "src" / "kairosfl").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    ]
     expected = {path.relative_to(ROOT / "src").as_posix(): path.read_bytes() for path in files}
-    assert content(wheel) == expected, f"the wheel is not src/: {content(wheel).keys() ^ expected.keys()}"
-    for name in ("py.typed", "demo.toml", "presets/kairos.toml", "report/assets/page.js", "report/assets/page.css"):
+    assert content(wheel) == expected, (
+        f"the wheel is not src/: {content(wheel).keys() ^ expected.keys()}"
+    )
+    for name in (
+        "py.typed",
+        "demo.toml",
+        "presets/kairos.toml",
+        "report/assets/page.js",
+        "report/assets/page.css",
+    ):
         assert f"kairosfl/{name}" in expected, name
 
     with tempfile.TemporaryDirectory() as place:

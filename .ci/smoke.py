@@ -1,4 +1,6 @@
-"""Calls every command of an installed kairosfl in an empty folder; what needs a package that is missing is left out."""
+"""Calls every command of an installed kairosfl in an empty folder; what needs a package that is
+missing is left out.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,23 @@ cohort = 2
 rounds = 3
 """
 
-# The words of a command, and what it prints; a question mark before them: only where this package is installed.
+# The words of a command, and what it prints; a question mark before them: only where this package
+# is installed.
 WORKING = [
     ("--help", "Run one experiment."),
     ("resume --help", "Run folder."),
     ("demo --help", "Folder of the demo."),
     ("watch --help", "--port"),
     ("list", "kairosfl list models"),
-    *((f"list {what}", "") for what in ("rules", "data", "models", "partitions", "detectors", "presets")),
+    *(
+        (f"list {what}", "")
+        for what in ("rules", "data", "models", "partitions", "detectors", "presets")
+    ),
     (["run", *SMALL, "--out", "first"], "accuracy"),
-    (["run", "small.toml", "--set", "algorithm=fedcl + fedavgm", "--out", "second", "--quiet"], "accuracy"),
+    (
+        ["run", "small.toml", "--set", "algorithm=fedcl + fedavgm", "--out", "second", "--quiet"],
+        "accuracy",
+    ),
     ("resume first --quiet", "accuracy"),
     (["sweep", "small.toml", "--seeds", "2", "--out", "study", "--quiet"], "runs in study"),
     ("compare first second --out table.tex --picture table.png", "fedavg"),
@@ -45,9 +54,38 @@ WORKING = [
     (["periods", "small.toml", *PERIODS], "without a deficit"),
     ("reproduce", "pa3fed/table1"),
     (["?optuna", "tune", "small.toml", *TUNED], "report: "),
-    (["?dp_accounting", "run", *SMALL, "--set", "algorithm=privacy", "--out", "private"], "accuracy"),
-    (["?pyarrow", "run", *SMALL, "--set", "data.name=folder", "--set", "data.path=rows", "--out", "rows-run"], ""),
-    (["?PIL", "run", *SMALL, "--set", "data.name=folder", "--set", "data.path=pictures", "--out", "pictures-run"], ""),
+    (
+        ["?dp_accounting", "run", *SMALL, "--set", "algorithm=privacy", "--out", "private"],
+        "accuracy",
+    ),
+    (
+        [
+            "?pyarrow",
+            "run",
+            *SMALL,
+            "--set",
+            "data.name=folder",
+            "--set",
+            "data.path=rows",
+            "--out",
+            "rows-run",
+        ],
+        "",
+    ),
+    (
+        [
+            "?PIL",
+            "run",
+            *SMALL,
+            "--set",
+            "data.name=folder",
+            "--set",
+            "data.path=pictures",
+            "--out",
+            "pictures-run",
+        ],
+        "",
+    ),
     (["?ray", "run", *RAY, "--out", "ray"], "accuracy"),
     ("?flwr deploy new app", "app"),
     ("?flwr deploy certs certs", "certs"),
@@ -68,7 +106,9 @@ REFUSED = [
 
 
 def call(words: list[str]) -> tuple[int, str]:
-    """Exit status of a command and what it printed; the interpreter is the same, so that torch is imported once."""
+    """Exit status of a command and what it printed; the interpreter is the same, so that torch is
+    imported once.
+    """
     from typer.main import get_command
 
     from kairosfl.cli import app
@@ -96,7 +136,9 @@ def files() -> None:
             path = Path("rows", f"client{client}.parquet")
             path.parent.mkdir(exist_ok=True)
             numbers = [float(number) for number in range(20)]
-            parquet.write_table(pyarrow.table({"x": numbers, "label": [number % 2 for number in range(20)]}), path)
+            parquet.write_table(
+                pyarrow.table({"x": numbers, "label": [number % 2 for number in range(20)]}), path
+            )
     if importlib.util.find_spec("PIL"):
         from PIL import Image
 
@@ -121,7 +163,9 @@ def main() -> None:
                 status, printed = call(words)
                 if status != expected or sentence not in printed:
                     failures += 1
-                    print(f"kairosfl {' '.join(words)}: exit status {status}, without {sentence!r}:\n{printed}")
+                    print(
+                        f"kairosfl {' '.join(words)}: exit status {status}, without {sentence!r}:\n{printed}"
+                    )
         os.chdir("/")
     if failures:
         sys.exit(f"{failures} commands failed")

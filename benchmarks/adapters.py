@@ -2,9 +2,9 @@
 
     python benchmarks/adapters.py --device cuda
 
-Random tokens, rank 8: on the query, key, value and output projections of a decoder like Llama, or on query and value of
-one like GPT-2, as in LoRA's paper. `eager`, `batched` and `ceiling` (one adapter on one batch as large as all clients'
-together) as in `anymodel.py`.
+Random tokens, rank 8: on the query, key, value and output projections of a decoder like Llama, or
+on query and value of one like GPT-2, as in LoRA's paper. `eager`, `batched` and `ceiling` (one
+adapter on one batch as large as all clients' together) as in `anymodel.py`.
 """
 
 from __future__ import annotations
@@ -54,16 +54,22 @@ class Block(nn.Module):
         self.norm1, self.norm2 = Norm(width), Norm(width)
         self.q, self.o = Adapted(width, width), Adapted(width, width)
         self.k, self.v = Adapted(width, groups * self.size), Adapted(width, groups * self.size)
-        self.gate, self.up = (nn.Linear(width, hidden, bias=False).requires_grad_(False) for _ in range(2))
+        self.gate, self.up = (
+            nn.Linear(width, hidden, bias=False).requires_grad_(False) for _ in range(2)
+        )
         self.down = nn.Linear(hidden, width, bias=False).requires_grad_(False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         n, length, width = x.shape
         y = self.norm1(x)
         q = self.q(y).view(n, length, self.heads, self.size).transpose(1, 2)
-        k, v = (each(y).view(n, length, self.groups, self.size).transpose(1, 2) for each in (self.k, self.v))
+        k, v = (
+            each(y).view(n, length, self.groups, self.size).transpose(1, 2)
+            for each in (self.k, self.v)
+        )
         q, k = (
-            each * cos + torch.cat([-each[..., self.size // 2 :], each[..., : self.size // 2]], -1) * sin
+            each * cos
+            + torch.cat([-each[..., self.size // 2 :], each[..., : self.size // 2]], -1) * sin
             for each in (q, k)
         )
         if self.groups != self.heads:
@@ -76,10 +82,20 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A frozen language model with adapters and a trained head; `again` computes activations twice to store fewer."""
+    """A frozen language model with adapters and a trained head; `again` computes activations twice
+    to store fewer.
+    """
 
     def __init__(
-        self, width: int, depth: int, heads: int, groups: int, hidden: int, length: int, words: int, again: bool = False
+        self,
+        width: int,
+        depth: int,
+        heads: int,
+        groups: int,
+        hidden: int,
+        length: int,
+        words: int,
+        again: bool = False,
     ) -> None:
         super().__init__()
         self.again = again
@@ -119,7 +135,10 @@ class Plain(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         n, length, width = x.shape
         y = self.norm1(x)
-        q, k, v = (each(y).view(n, length, self.heads, -1).transpose(1, 2) for each in (self.q, self.k, self.v))
+        q, k, v = (
+            each(y).view(n, length, self.heads, -1).transpose(1, 2)
+            for each in (self.q, self.k, self.v)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(y.transpose(1, 2).reshape(n, length, width))
         z: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
@@ -147,10 +166,16 @@ LOW = ("bfloat16",)
 CASES = {
     "27M": Case(partial(Decoder, 512, 8, 8, 8, 1376, 128, 2_000), (128,), 2_000, 10, 8, 16, LOW),
     "27M gpt2": Case(partial(PlainDecoder, 512, 8, 8, 128, 2_000), (128,), 2_000, 10, 8, 16, LOW),
-    "336M": Case(partial(Decoder, 1024, 24, 16, 16, 2752, 128, WORDS), (128,), WORDS, 32, 8, 8, LOW),
-    "336M gpt2": Case(partial(PlainDecoder, 1024, 24, 16, 128, WORDS), (128,), WORDS, 32, 8, 8, LOW),
+    "336M": Case(
+        partial(Decoder, 1024, 24, 16, 16, 2752, 128, WORDS), (128,), WORDS, 32, 8, 8, LOW
+    ),
+    "336M gpt2": Case(
+        partial(PlainDecoder, 1024, 24, 16, 128, WORDS), (128,), WORDS, 32, 8, 8, LOW
+    ),
     "1.1B": Case(partial(Decoder, 2048, 22, 32, 4, 5632, 512, WORDS), (512,), WORDS, 8, 4, 8, LOW),
-    "1.1B again": Case(partial(Decoder, 2048, 22, 32, 4, 5632, 512, WORDS, True), (512,), WORDS, 8, 4, 8, LOW),
+    "1.1B again": Case(
+        partial(Decoder, 2048, 22, 32, 4, 5632, 512, WORDS, True), (512,), WORDS, 8, 4, 8, LOW
+    ),
 }
 
 

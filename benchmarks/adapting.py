@@ -1,4 +1,5 @@
-"""What adapting costs a client: each measurement as a part of plain local training. CPU seconds, taken in turns.
+"""What adapting costs a client: each measurement as a part of plain local training. CPU seconds,
+taken in turns.
 
     python benchmarks/adapting.py [--model cnn] [--augment] [--samples 200] [--epochs 5] [--batch 32] [--repeats 7]
 
@@ -34,7 +35,9 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def gradient_norms(trainer: Trainer, brief: Brief) -> float:
-    """Seconds of the squared gradient norms alone in a round's steps, each on gradients fresh from a backward pass."""
+    """Seconds of the squared gradient norms alone in a round's steps, each on gradients fresh from
+    a backward pass.
+    """
     rows = torch.arange(min(brief.batch_size, len(trainer.task.clients[brief.client])))
     spent = 0.0
     for _ in range(brief.epochs * -(-len(trainer.task.clients[brief.client]) // brief.batch_size)):
@@ -46,16 +49,24 @@ def gradient_norms(trainer: Trainer, brief: Brief) -> float:
 
 
 def memory(work: Callable[[], object]) -> float:
-    """MiB that the work takes at its peak beyond what the process held; NaN where the system does not tell."""
+    """MiB that the work takes at its peak beyond what the process held; NaN where the system does
+    not tell.
+    """
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not reset.exists():
         return float("nan")
 
     def kibibytes(field: str) -> int:
-        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(field))
+        return next(
+            int(line.split()[1])
+            for line in status.read_text().splitlines()
+            if line.startswith(field)
+        )
 
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # freed memory goes back to the system, or the next work would seem to need none
+    ctypes.CDLL(None).malloc_trim(
+        0
+    )  # freed memory goes back to the system, or the next work would seem to need none
     reset.write_text("5")
     before = kibibytes("VmRSS")
     work()
@@ -84,7 +95,9 @@ def main() -> None:
 
     stopping = replace(plain, stop_below=-2.0)  # a cosine never falls below it: nobody stops
     contrasting = replace(plain, contrast=1.0, previous=task.start())
-    exact, sampled = (replace(plain, measure=frozenset({what})) for what in (FISHER, FISHER_SAMPLED))
+    exact, sampled = (
+        replace(plain, measure=frozenset({what})) for what in (FISHER, FISHER_SAMPLED)
+    )
     works: dict[str, Callable[[], object]] = {
         "training": lambda: trainer.follow(plain),
         "PA3Fed's score": lambda: trainer.score(trainer.w, mine),
@@ -95,7 +108,9 @@ def main() -> None:
     }
     spent: dict[str, float] = {}
     trainer.follow(stopping)
-    for _ in range(args.repeats):  # in turns, so that whatever else the machine does hits all; the fastest counts
+    for _ in range(
+        args.repeats
+    ):  # in turns, so that whatever else the machine does hits all; the fastest counts
         spent["FGN"] = min(spent.get("FGN", float("inf")), gradient_norms(trainer, plain))
         for name, work in works.items():
             if not (name.startswith("FedFIM") and name in spent):
@@ -115,7 +130,9 @@ def main() -> None:
     for name, cost in sorted(spent.items(), key=lambda entry: entry[1]):
         limit = f"{LIMITS[name]:8.0%}" if name in LIMITS else " " * 8
         memory_used = f"{used[name]:9.1f}" if name in used else f"{'8 bytes':>9s}"
-        print(f"{name:20s}{cost:10.4f}{cost / whole:12.1%}{limit}{cost / spent['FGN']:9.1f}{memory_used}")
+        print(
+            f"{name:20s}{cost:10.4f}{cost / whole:12.1%}{limit}{cost / spent['FGN']:9.1f}{memory_used}"
+        )
 
 
 if __name__ == "__main__":

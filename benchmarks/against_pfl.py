@@ -1,16 +1,18 @@
-"""pfl-research's CIFAR-10 workloads on Kairos and, where it can be imported, on pfl, in one process: time and accuracy.
+"""pfl-research's CIFAR-10 workloads on Kairos and, where it can be imported, on pfl, in one
+process: time and accuracy.
 
     KAIROSFL_DATA=... make bench-gpu-peers
     KAIROSFL_DATA=... python benchmarks/against_pfl.py --setting private --device cuda --pfl-rounds 3000
 
-`benchmarks/image_classification/configs/baseline.yaml` of apple/pfl-research: its CNN, 1,000 users of 50 samples,
-cohorts of 50 who count equally, one epoch, batch 10, lr 0.1. `iid` is 1,500 rounds; `dirichlet` 3,000 with users by
-Dir(0.1), of 50 samples on average; `private` is that with epsilon 2, delta 1e-6, clip 0.4 and noise cohort 1,000. Its
-account is of a population of a million, which nobody simulates, so epsilon is hypothetical. Both get the noise
-multiplier that Kairos calibrates; pfl draws cohorts of 50, Kairos Poisson ones. pfl takes minutes for what Kairos
-does in seconds, so by default it trains --pfl-rounds, enough for its clock. Milliseconds a round are from the first
-evaluation to the last, without the start. For pfl, unzip its wheel and those of multiprocess, dill, immutabledict and
-prv-accountant onto PYTHONPATH.
+`benchmarks/image_classification/configs/baseline.yaml` of apple/pfl-research: its CNN, 1,000 users
+of 50 samples, cohorts of 50 who count equally, one epoch, batch 10, lr 0.1. `iid` is 1,500 rounds;
+`dirichlet` 3,000 with users by Dir(0.1), of 50 samples on average; `private` is that with epsilon
+2, delta 1e-6, clip 0.4 and noise cohort 1,000. Its account is of a population of a million, which
+nobody simulates, so epsilon is hypothetical. Both get the noise multiplier that Kairos calibrates;
+pfl draws cohorts of 50, Kairos Poisson ones. pfl takes minutes for what Kairos does in seconds, so
+by default it trains --pfl-rounds, enough for its clock. Milliseconds a round are from the first
+evaluation to the last, without the start. For pfl, unzip its wheel and those of multiprocess, dill,
+immutabledict and prv-accountant onto PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -26,7 +28,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kairosfl import DataSet, Population, Recipe, Run, Samples, Setup, Task, drive, parse, result, rounds
+from kairosfl import (
+    DataSet,
+    Population,
+    Recipe,
+    Run,
+    Samples,
+    Setup,
+    Task,
+    drive,
+    parse,
+    result,
+    rounds,
+)
 from kairosfl.core.round import recorded
 from kairosfl.detectors import FGN
 from kairosfl.engines.batched import Batched
@@ -42,7 +56,14 @@ def model() -> nn.Sequential:
     """pfl's simple_cnn, 1,626,442 parameters on CIFAR-10."""
     torch.manual_seed(0)
     made = nn.Sequential(
-        *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25)),
+        *(
+            nn.Conv2d(3, 32, 3),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.25),
+        ),
         *(nn.Flatten(), nn.Linear(12544, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10)),
     )
     for layer in made:
@@ -73,7 +94,9 @@ def problem(options: argparse.Namespace) -> Task:
     return Task(model(), data, Population.from_lists([clients[i] for i in range(options.clients)]))
 
 
-def kairos(task: Task, z: float, options: argparse.Namespace, evaluate: Callable[[Tensor], float]) -> dict[str, Any]:
+def kairos(
+    task: Task, z: float, options: argparse.Namespace, evaluate: Callable[[Tensor], float]
+) -> dict[str, Any]:
     engine = Batched(task, options.device, precision=options.precision, cohorts=(options.cohort,))
     text = "fedavg"
     if options.setting == "private":
@@ -86,10 +109,17 @@ def kairos(task: Task, z: float, options: argparse.Namespace, evaluate: Callable
     for run in drive(rounds(start, setup), engine):
         if run.round % options.every == 0 or run.round == options.rounds:
             curve.append((run.round, evaluate(result(run, setup)), time.perf_counter() - began))
-    return {"curve": curve, "rounds": run.round, "device": str(run.x.device), **recorded(run, setup)}
+    return {
+        "curve": curve,
+        "rounds": run.round,
+        "device": str(run.x.device),
+        **recorded(run, setup),
+    }
 
 
-def pfl(task: Task, z: float, options: argparse.Namespace, evaluate: Callable[[Tensor], float]) -> dict[str, Any]:
+def pfl(
+    task: Task, z: float, options: argparse.Namespace, evaluate: Callable[[Tensor], float]
+) -> dict[str, Any]:
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.aggregate.weighting import WeightByUser
     from pfl.algorithm.base import NNAlgorithmParams
@@ -113,12 +143,18 @@ def pfl(task: Task, z: float, options: argparse.Namespace, evaluate: Callable[[T
 
         @torch.no_grad()
         def metrics(self, inputs: Tensor, targets: Tensor) -> dict[str, Weighted]:
-            return {"loss": Weighted(float(self.loss(inputs, targets, eval=True)) * len(targets), len(targets))}
+            return {
+                "loss": Weighted(
+                    float(self.loss(inputs, targets, eval=True)) * len(targets), len(targets)
+                )
+            }
 
     made, curve, began = Model(), [], time.perf_counter()
 
     class Evaluate(TrainingProcessCallback):
-        def after_central_iteration(self, *_: Any, central_iteration: int, **__: Any) -> tuple[bool, Metrics]:
+        def after_central_iteration(
+            self, *_: Any, central_iteration: int, **__: Any
+        ) -> tuple[bool, Metrics]:
             done = central_iteration + 1
             if done % options.every == 0 or done == options.rounds:
                 vector = nn.utils.parameters_to_vector(made.inner.parameters()).detach()
@@ -127,14 +163,21 @@ def pfl(task: Task, z: float, options: argparse.Namespace, evaluate: Callable[[T
 
     inputs = task.prepared(task.dataset.train.inputs.to(options.device), torch.float32)
     targets = task.dataset.train.targets.to(options.device)
-    own = [torch.from_numpy(np.asarray(task.clients[i])).to(options.device) for i in range(options.clients)]
+    own = [
+        torch.from_numpy(np.asarray(task.clients[i])).to(options.device)
+        for i in range(options.clients)
+    ]
     users = [[inputs[rows], targets[rows]] for rows in own]
     draw = np.random.default_rng(options.seed)
     cohorts = iter(
-        user for _ in range(options.rounds + 1) for user in draw.choice(options.clients, options.cohort, replace=False)
+        user
+        for _ in range(options.rounds + 1)
+        for user in draw.choice(options.clients, options.cohort, replace=False)
     )
     data = FederatedDataset.from_slices(users, lambda: int(next(cohorts)))
-    private = [CentrallyAppliedPrivacyMechanism(GaussianMechanism(CLIP, z * options.cohort / NOISE_COHORT))]
+    private = [
+        CentrallyAppliedPrivacyMechanism(GaussianMechanism(CLIP, z * options.cohort / NOISE_COHORT))
+    ]
     how = NNAlgorithmParams(
         central_num_iterations=options.rounds,
         evaluation_frequency=options.rounds + 1,
@@ -153,7 +196,9 @@ def pfl(task: Task, z: float, options: argparse.Namespace, evaluate: Callable[[T
             local_optimizer_create=torch.optim.SGD,
             central_optimizer=torch.optim.SGD(made.parameters(), lr=1.0),
         ),
-        model_train_params=NNTrainHyperParams(local_num_epochs=1, local_learning_rate=0.1, local_batch_size=10),
+        model_train_params=NNTrainHyperParams(
+            local_num_epochs=1, local_learning_rate=0.1, local_batch_size=10
+        ),
         callbacks=[Evaluate()],
         send_metrics_to_platform=False,
     )
@@ -161,17 +206,27 @@ def pfl(task: Task, z: float, options: argparse.Namespace, evaluate: Callable[[T
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--precision", default=None, help="of Kairos; tf32 on a GPU by default, which pfl gets as well")
+    parser.add_argument(
+        "--precision",
+        default=None,
+        help="of Kairos; tf32 on a GPU by default, which pfl gets as well",
+    )
     parser.add_argument("--setting", choices=ROUNDS, default="iid")
-    parser.add_argument("--rounds", type=int, help="of Kairos; by default as in pfl's configuration")
+    parser.add_argument(
+        "--rounds", type=int, help="of Kairos; by default as in pfl's configuration"
+    )
     parser.add_argument("--pfl-rounds", type=int, default=40, help="of pfl, if fewer")
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--cohort", type=int, default=50)
     parser.add_argument("--every", type=int, default=10, help="rounds between evaluations")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--synthetic", action="store_true", help="noise of CIFAR-10's shape, ten samples a client")
+    parser.add_argument(
+        "--synthetic", action="store_true", help="noise of CIFAR-10's shape, ten samples a client"
+    )
     parser.add_argument("--who", nargs="+", choices=("kairos", "pfl"), default=["kairos", "pfl"])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

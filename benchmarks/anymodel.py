@@ -1,10 +1,11 @@
-"""How fast models that nobody wrote for this engine train: a ViT with a class token, and a separable CNN.
+"""How fast models that nobody wrote for this engine train: a ViT with a class token, and a
+separable CNN.
 
     python benchmarks/anymodel.py --device cuda
 
-For each model and precision, images a second of random data in one process: `eager` one client after another in a tight
-loop, `batched` with all clients in one cohort, and `ceiling` one model on one batch as large as all clients' together,
-in a captured graph where there is a GPU.
+For each model and precision, images a second of random data in one process: `eager` one client
+after another in a tight loop, `batched` with all clients in one cohort, and `ceiling` one model on
+one batch as large as all clients' together, in a captured graph where there is a GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         n, length, width = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(n, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        x = x + self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, length, width))
+        x = x + self.proj(
+            F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, length, width)
+        )
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
@@ -62,11 +65,21 @@ class ViT(nn.Module):
         return y
 
 
-def separable(widths: tuple[int, ...] = (64, 128, 128, 256, 256), strides: tuple[int, ...] = (1, 2, 1, 2)) -> nn.Module:
+def separable(
+    widths: tuple[int, ...] = (64, 128, 128, 256, 256), strides: tuple[int, ...] = (1, 2, 1, 2)
+) -> nn.Module:
     """Depthwise 3 × 3 and pointwise convolutions, GroupNorm, SiLU."""
-    layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 3, padding=1), nn.GroupNorm(8, widths[0]), nn.SiLU()]
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, widths[0], 3, padding=1),
+        nn.GroupNorm(8, widths[0]),
+        nn.SiLU(),
+    ]
     for before, after, stride in zip(widths, widths[1:], strides, strict=False):
-        layers += [nn.Conv2d(before, before, 3, stride, 1, groups=before), nn.GroupNorm(8, before), nn.SiLU()]
+        layers += [
+            nn.Conv2d(before, before, 3, stride, 1, groups=before),
+            nn.GroupNorm(8, before),
+            nn.SiLU(),
+        ]
         layers += [nn.Conv2d(before, after, 1), nn.GroupNorm(8, after), nn.SiLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10))
 
@@ -104,7 +117,9 @@ def task_of(case: Case, clients: int, model: nn.Module) -> Task:
     targets = torch.randint(0, case.classes, (count,), generator=generator)
     held = Samples(inputs if case.tokens else inputs.to(torch.uint8), targets)
     scale = () if case.tokens else (0.5,) * case.shape[0]
-    dataset = DataSet("random", held, held, case.classes, mean=scale, std=scale, vocabulary=case.tokens)
+    dataset = DataSet(
+        "random", held, held, case.classes, mean=scale, std=scale, vocabulary=case.tokens
+    )
     cuts = np.arange(clients + 1) * case.batch * case.steps
     return Task(model, dataset, Population(np.arange(count), cuts))
 
@@ -112,7 +127,11 @@ def task_of(case: Case, clients: int, model: nn.Module) -> Task:
 def batched(case: Case, precision: str, device: torch.device) -> tuple[float, str]:
     """Items a second of whole rounds of all clients on engine `batched`, and how it runs the model."""
     task = task_of(case, case.clients, case.make())
-    engine = Batched(task, device, precision=precision if device.type == "cuda" or precision == "bfloat16" else None)
+    engine = Batched(
+        task,
+        device,
+        precision=precision if device.type == "cuda" or precision == "bfloat16" else None,
+    )
     recipe = Recipe(cohort=case.clients, lr=0.001, momentum=0.9, batch_size=case.batch)
     briefs = briefs_of(recipe, torch.arange(case.clients), engine.start())
     seconds = time_of(lambda: engine.train(briefs), device)
@@ -120,17 +139,26 @@ def batched(case: Case, precision: str, device: torch.device) -> tuple[float, st
 
 
 def plain(case: Case, precision: str, device: torch.device, clients: int) -> float:
-    """Items a second of one model, on batches as large as so many clients' together; of several, as a graph."""
+    """Items a second of one model, on batches as large as so many clients' together; of several, as
+    a graph.
+    """
     task = task_of(case, case.clients, case.make())
-    return case.items * one_model(task, device, precision, case.batch * clients, 1.0, captured=clients > 1)
+    return case.items * one_model(
+        task, device, precision, case.batch * clients, 1.0, captured=clients > 1
+    )
 
 
 def table(cases: dict[str, Case], device: torch.device, unit: str) -> None:
     """Measure and print one line per model and precision."""
     for name, case in cases.items():
         size = sum(each.numel() for each in case.make().parameters())
-        print(f"{name}: {size / 1e6:.2f} M parameters, {case.clients} clients × {case.batch}", flush=True)
-        for precision in case.precisions if device.type == "cuda" else ("float32",):  # CPUs may emulate the others
+        print(
+            f"{name}: {size / 1e6:.2f} M parameters, {case.clients} clients × {case.batch}",
+            flush=True,
+        )
+        for precision in (
+            case.precisions if device.type == "cuda" else ("float32",)
+        ):  # CPUs may emulate the others
             found: dict[str, float] = {}
             ways: dict[str, Callable[[], float]] = {
                 "eager": lambda: plain(case, precision, device, 1),  # noqa: B023
@@ -149,9 +177,14 @@ def table(cases: dict[str, Case], device: torch.device, unit: str) -> None:
                 continue
             memory = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
             free(device)
-            ratios = [f"{found['batched'] / found[way]:.2f} × {way}" for way in ways if way in found]
+            ratios = [
+                f"{found['batched'] / found[way]:.2f} × {way}" for way in ways if way in found
+            ]
             rates = ", ".join(f"{way} {rate:,.0f}" for way, rate in found.items())
-            print(f"  {precision}: {rates} {unit} a second; {', '.join(ratios)}; {memory:.1f} GB; {why}", flush=True)
+            print(
+                f"  {precision}: {rates} {unit} a second; {', '.join(ratios)}; {memory:.1f} GB; {why}",
+                flush=True,
+            )
 
 
 def arguments(names: list[str]) -> argparse.Namespace:
@@ -168,7 +201,8 @@ def main() -> None:
     cases = {name: CASES[name] for name in chosen.models}
     if chosen.small:
         cases = {
-            name: Case(each.make, each.shape, each.tokens, 2, 2, 1, each.precisions) for name, each in cases.items()
+            name: Case(each.make, each.shape, each.tokens, 2, 2, 1, each.precisions)
+            for name, each in cases.items()
         }
     table(cases, torch.device(chosen.device), "images")
 

@@ -2,9 +2,10 @@
 
     python benchmarks/attacks.py --out benchmarks/attacks.json --picture docs/assets/attacks.svg
 
-The runs of `lies.py`: digits over ten clients, all of them in every round, 25 rounds of one epoch; mean test accuracy
-over the final three. Runs that the file already has are not repeated. `--seeds 3 --rules fedavg median --shares 0.3`
-trains more seeds of some: the tables and the picture are of the seeds that all rules have.
+The runs of `lies.py`: digits over ten clients, all of them in every round, 25 rounds of one epoch;
+mean test accuracy over the final three. Runs that the file already has are not repeated. `--seeds 3
+--rules fedavg median --shares 0.3` trains more seeds of some: the tables and the picture are of the
+seeds that all rules have.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def measure(found: Found, out: Path | None, chosen: argparse.Namespace) -> None:
                 out.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def seeds_of(found: Found, share: float, data: Iterable[str] = DATA, rules: Iterable[str] = RULES) -> list[int]:
+def seeds_of(
+    found: Found, share: float, data: Iterable[str] = DATA, rules: Iterable[str] = RULES
+) -> list[int]:
     """The seeds with every one of these runs."""
     known = [int(name.rpartition(" ")[2]) for name in found]
     cells = [*itertools.product(rules, LIES, data), *(("fedavg", "none", each) for each in data)]
@@ -93,18 +96,33 @@ def show(found: Found) -> None:
             values = (f"{mean(found, rule, lie, share, data):.1f}" for lie in LIES)
             print(f"| `{RULES[rule]}` | {' | '.join(values)} |")
     columns = [
-        (data, share) for data in DATA for share in SHARES if any(seeds_of(found, share, [data], [r]) for r in RULES)
+        (data, share)
+        for data in DATA
+        for share in SHARES
+        if any(seeds_of(found, share, [data], [r]) for r in RULES)
     ]
     print("\nMost points lost against FedAvg without a liar: the lie, and of how many seeds\n")
-    print(f"| rule | {' | '.join(f'{data}, {share:.0%}' for data, share in columns)} |\n|---|{'---|' * len(columns)}")
-    for rule in (rule for rule in RULES if any(seeds_of(found, share, [data], [rule]) for data, share in columns)):
-        print(f"| `{RULES[rule]}` | {' | '.join(_worst(found, rule, data, share) for data, share in columns)} |")
+    print(
+        f"| rule | {' | '.join(f'{data}, {share:.0%}' for data, share in columns)} |\n|---|{'---|' * len(columns)}"
+    )
+    for rule in (
+        rule
+        for rule in RULES
+        if any(seeds_of(found, share, [data], [rule]) for data, share in columns)
+    ):
+        print(
+            f"| `{RULES[rule]}` | {' | '.join(_worst(found, rule, data, share) for data, share in columns)} |"
+        )
 
 
 def _worst(found: Found, rule: str, data: str, share: float) -> str:
     seeds = seeds_of(found, share, [data], [rule])
     losses = [
-        (found[key("fedavg", "none", share, data, seed)] - found[key(rule, lie, share, data, seed)], lie)
+        (
+            found[key("fedavg", "none", share, data, seed)]
+            - found[key(rule, lie, share, data, seed)],
+            lie,
+        )
         for seed in seeds
         for lie in LIES
     ]
@@ -127,14 +145,22 @@ def draw(found: Found, path: Path) -> None:
     )
     for axes, data in zip(grid, DATA, strict=True):
         for ax, share in zip(axes, columns, strict=True):
-            matrix = np.array([[mean(found, rule, lie, share, data) for lie in LIES] for rule in RULES])
+            matrix = np.array(
+                [[mean(found, rule, lie, share, data) for lie in LIES] for rule in RULES]
+            )
             image = ax.imshow(matrix, cmap="RdYlBu", vmin=0, vmax=100, aspect="auto")
-            ax.set_title(f"{'IID' if data == 'iid' else 'Dir(0.1)'}, {share:.0%} liars", fontsize=10)
+            ax.set_title(
+                f"{'IID' if data == 'iid' else 'Dir(0.1)'}, {share:.0%} liars", fontsize=10
+            )
             ax.set_xticks(range(len(LIES)), LIES, rotation=40, ha="right", rotation_mode="anchor")
             ax.set_yticks(range(len(RULES)), RULES)
             for i, j in np.ndindex(matrix.shape):
-                colour = "white" if abs(matrix[i, j] - 50) > 32 else "black"  # both ends of the scale are dark
-                ax.text(j, i, f"{matrix[i, j]:.0f}", ha="center", va="center", fontsize=8, color=colour)
+                colour = (
+                    "white" if abs(matrix[i, j] - 50) > 32 else "black"
+                )  # both ends of the scale are dark
+                ax.text(
+                    j, i, f"{matrix[i, j]:.0f}", ha="center", va="center", fontsize=8, color=colour
+                )
     figure.colorbar(image, ax=grid, shrink=0.6, label="test accuracy, %")
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
@@ -144,7 +170,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="numbers are kept here after every run")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="a file holds runs of one length")
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help="a file holds runs of one length"
+    )
     parser.add_argument("--rules", nargs="*", choices=RULES, default=list(RULES))
     parser.add_argument("--shares", nargs="*", type=float, default=SHARES)
     parser.add_argument("--data", nargs="*", choices=DATA, default=DATA)

@@ -1,11 +1,13 @@
-"""How long a window of averaged models should be, and whether it is a share of the rounds or of the learning rates.
+"""How long a window of averaged models should be, and whether it is a share of the rounds or of the
+learning rates.
 
     python benchmarks/averaging.py --out benchmarks/averaging.json --draw docs/assets/averaging.svg
 
-FedAvg over 100 rounds under three schedules, on digits (40 clients by Dir(0.1), 2 local epochs) and Fashion-MNIST (200
-clients, one epoch), both with a small MLP. Every run's models are kept, so that all windows are compared on the same
-training: test accuracy of the plain model, mean over the final 10 % of rounds, and of the average at the end. A window
-is chosen by the first half of the seeds and judged by the second. Started again, it continues.
+FedAvg over 100 rounds under three schedules, on digits (40 clients by Dir(0.1), 2 local epochs) and
+Fashion-MNIST (200 clients, one epoch), both with a small MLP. Every run's models are kept, so that
+all windows are compared on the same training: test accuracy of the plain model, mean over the final
+10 % of rounds, and of the average at the end. A window is chosen by the first half of the seeds and
+judged by the second. Started again, it continues.
 """
 
 from __future__ import annotations
@@ -86,17 +88,27 @@ def _model(dataset: DataSet, seed: int) -> torch.nn.Module:
 
 
 def gains(whole: Mapping[str, Scores], seeds: Sequence[int]) -> dict[str, float]:
-    """Points that each window gains over the plain model, in the mean over all cells and these seeds."""
+    """Points that each window gains over the plain model, in the mean over all cells and these
+    seeds.
+    """
     return {
         name: float(
-            np.mean([cell[str(seed)][name] - cell[str(seed)]["plain"] for cell in whole.values() for seed in seeds])
+            np.mean(
+                [
+                    cell[str(seed)][name] - cell[str(seed)]["plain"]
+                    for cell in whole.values()
+                    for seed in seeds
+                ]
+            )
         )
         for name in (f"{of} {share}" for of, share in windows())
     }
 
 
 def say(whole: Mapping[str, Scores], seeds: int) -> None:
-    """A table in Markdown; what the first half of the seeds chooses and how the second judges it; lr against rounds."""
+    """A table in Markdown; what the first half of the seeds chooses and how the second judges it;
+    lr against rounds.
+    """
     names = ["plain", *(f"{of} {share}" for of, share in windows() if share in TABLE)]
     print(f"| | {' | '.join(names)} |\n{'|---' * (1 + len(names))}|")
     for key, cell in whole.items():
@@ -113,7 +125,9 @@ def say(whole: Mapping[str, Scores], seeds: int) -> None:
         print(f"seeds 0 to {seeds // 2 - 1} choose {words}; the others say {judged[name]:+.2f}")
     share = Average().share
     for problem in ("", *PROBLEMS):
-        decaying = {key: cell for key, cell in whole.items() if problem in key and "constant" not in key}
+        decaying = {
+            key: cell for key, cell in whole.items() if problem in key and "constant" not in key
+        }
         found = [gains(decaying, [seed]) for seed in range(seeds)]
         apart = [each[f"lr {share}"] - each[f"rounds {share}"] for each in found]
         error = np.std(apart, ddof=1) / seeds**0.5
@@ -133,18 +147,32 @@ def draw(whole: Mapping[str, Scores], path: Path) -> None:
         for (of, words), colour in zip(KINDS.items(), ("tab:orange", "tab:blue"), strict=True):
             for cohort, style in zip(COHORTS, ("-", "--"), strict=True):
                 cell = whole[f"{problem}, {schedule}, cohort {cohort}"].values()
-                points = np.array([[each[f"{of} {share}"] - each["plain"] for share in SHARES] for each in cell])
+                points = np.array(
+                    [[each[f"{of} {share}"] - each["plain"] for share in SHARES] for each in cell]
+                )
                 error = 2 * points.std(0, ddof=1) / len(points) ** 0.5 if len(points) > 1 else None
                 label = f"share {words}, cohort {cohort}"
                 shares = [100 * share for share in SHARES]
-                ax.errorbar(shares, points.mean(0), error, color=colour, linestyle=style, capsize=2, label=label)
+                ax.errorbar(
+                    shares,
+                    points.mean(0),
+                    error,
+                    color=colour,
+                    linestyle=style,
+                    capsize=2,
+                    label=label,
+                )
         ax.set_title(f"{problem}, {schedule}", fontsize=9)
     for ax in axes[:, 0]:
         ax.set_ylabel("points gained")
     for ax in axes[-1]:
         ax.set_xlabel("length of the window, %")
     figure.legend(
-        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8
+        *axes[0, 0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=2,
+        frameon=False,
+        fontsize=8,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -152,7 +180,9 @@ def draw(whole: Mapping[str, Scores], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="all numbers; those that are there are kept")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="all numbers; those that are there are kept"
+    )
     parser.add_argument("--draw", type=Path, help="write the picture here")
     parser.add_argument("--problem", choices=list(PROBLEMS), action="append", help="default: all")
     parser.add_argument("--seeds", type=int, default=SEEDS)

@@ -1,8 +1,10 @@
-"""What a round of FedAWARE costs the server: many clients of many parameters, a few of which report.
+"""What a round of FedAWARE costs the server: many clients of many parameters, a few of which
+report.
 
     python benchmarks/aware.py [--clients 1000] [--parameters 1000000] [--reports 10] [--options "dtype='bfloat16'"]
 
-Prints the seconds of a round's observe, write and step, of its parts, and the peak memory against the table's.
+Prints the seconds of a round's observe, write and step, of its parts, and the peak memory against
+the table's.
 """
 
 from __future__ import annotations
@@ -34,7 +36,16 @@ def cohort(briefs: Briefs, common: torch.Tensor, seed: int) -> Reports:
     delta = torch.randn(len(briefs), len(common), generator=generator)
     delta.add_(common, alpha=0.3).mul_(1e-2)
     reports = [
-        Report(client=client, n=10 + client % 90, steps=10, epochs=1.0, delta=common, loss=1.0, grad_sq=1.0, seconds=0)
+        Report(
+            client=client,
+            n=10 + client % 90,
+            steps=10,
+            epochs=1.0,
+            delta=common,
+            loss=1.0,
+            grad_sq=1.0,
+            seconds=0,
+        )
         for client in briefs.ids.tolist()
     ]
     return Reports.stack(reports, delta)
@@ -42,7 +53,9 @@ def cohort(briefs: Briefs, common: torch.Tensor, seed: int) -> Reports:
 
 @dataclass
 class Spent:
-    """Seconds on the clock, and of processor time: on a busy machine the second is what the work costs."""
+    """Seconds on the clock, and of processor time: on a busy machine the second is what the work
+    costs.
+    """
 
     wall: float = 0.0
     cpu: float = 0.0
@@ -77,7 +90,9 @@ def main() -> None:
     n, d = args.clients, args.parameters
     algorithm = parse(f"fedaware({args.options})")
     layout = Layout((Entry("body", (d - 1000,), 0), Entry("head", (1000,), d - 1000)))
-    setup = Setup(algorithm, Recipe(rounds=100, cohort=args.reports, lr=0.1), n, layout, detectors=(FGN(),))
+    setup = Setup(
+        algorithm, Recipe(rounds=100, cohort=args.reports, lr=0.1), n, layout, detectors=(FGN(),)
+    )
     common = torch.randn(d, generator=torch.Generator().manual_seed(0))
     run = Run.start(torch.zeros(d), setup, seed=0)
 
@@ -94,7 +109,9 @@ def main() -> None:
         one(ids)
     table, state = run.tables[0], run.states[0]
     size = sum(value.nbytes for block in table.blocks for value in block.values())
-    print(f"{n} clients x {d:,} parameters, {args.reports} reports a round, {algorithm}, {args.threads} threads")
+    print(
+        f"{n} clients x {d:,} parameters, {args.reports} reports a round, {algorithm}, {args.threads} threads"
+    )
     draw = np.random.default_rng(0)
     rounds = [one(np.sort(draw.choice(n, args.reports, replace=False))) for _ in range(args.rounds)]
     print(f"the server's whole round   {best(rounds)}")
@@ -117,7 +134,9 @@ def main() -> None:
         part("  the direction", lambda: weighted_sum(weights, blocks))
     part("  weights, warm", lambda: min_norm(problem, weights))
     part("  weights, cold", lambda: min_norm(problem))
-    print(f"duality gap                {gap(problem, min_norm(problem)):.1e} of the largest squared norm")
+    print(
+        f"duality gap                {gap(problem, min_norm(problem)):.1e} of the largest squared norm"
+    )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"memory: table {size / 2**30:.2f} GiB, peak of the process {peak / 2**30:.2f} GiB")
 

@@ -1,11 +1,13 @@
-"""Why is an unfinished Frank-Wolfe better than the exact minimum-norm point in FedAWARE? λ and accuracy, by solver.
+"""Why is an unfinished Frank-Wolfe better than the exact minimum-norm point in FedAWARE? λ and
+accuracy, by solver.
 
     python benchmarks/aware_solver.py --seeds 4                                     # digits, on a CPU
     KAIROSFL_DATA=... python benchmarks/aware_solver.py --preset fedaware-cifar10-cnn --seeds 2 --device cuda
 
-Every variant trains the same federation. `clients` is e to the entropy of λ, the number of clients that count;
-`distance` is ‖λ − uniform‖; `mean` and `exact` are the cosines of FedAWARE's direction with the plain mean of the unit
-vectors and with the exact minimum-norm point, both of the same round. All are means over rounds, ± over seeds.
+Every variant trains the same federation. `clients` is e to the entropy of λ, the number of clients
+that count; `distance` is ‖λ − uniform‖; `mean` and `exact` are the cosines of FedAWARE's direction
+with the plain mean of the unit vectors and with the exact minimum-norm point, both of the same
+round. All are means over rounds, ± over seeds.
 """
 
 from __future__ import annotations
@@ -27,15 +29,21 @@ from kairosfl.runs import experiment
 from kairosfl.runs.config import resolve
 from kairosfl.runs.engines import build_engine, resolve_engine
 
-SWAPPED = "attack(lie='swapped', share=1.0) + "  # updates under other clients' names, as in FedAWARE's released server
+# updates under other clients' names, as in FedAWARE's released server
+SWAPPED = "attack(lie='swapped', share=1.0) + "
 BASE = "fedavgm(beta=0.7) + fedaware(project=True{})"
 VARIANTS = {
     "FedAvgM": "fedavgm(beta=0.7)",
     "exact": BASE.format(""),
     "Frank-Wolfe": BASE.format(", solver='frank_wolfe'"),
-    **{f"ridge {ridge:g}": BASE.format(f", ridge={ridge}") for ridge in (0.001, 0.01, 0.1, 1.0, 100.0)},
+    **{
+        f"ridge {ridge:g}": BASE.format(f", ridge={ridge}")
+        for ridge in (0.001, 0.01, 0.1, 1.0, 100.0)
+    },
 }
-VARIANTS |= {f"{name}, swapped": SWAPPED + VARIANTS[name] for name in ("FedAvgM", "exact", "Frank-Wolfe")}
+VARIANTS |= {
+    f"{name}, swapped": SWAPPED + VARIANTS[name] for name in ("FedAvgM", "exact", "Frank-Wolfe")
+}
 DIGITS: dict[str, Any] = {
     "data": {"name": "digits", "clients": 60, "alpha": 0.1},
     "model": {"name": "mlp"},
@@ -59,9 +67,16 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = {}
     print(f"{'':20} accuracy, final 10 %   clients   distance   cosine to mean   cosine to exact")
     for name in asked.variants:
-        found[name] = [follow({**tables, "algorithm": VARIANTS[name], "seed": seed}) for seed in range(asked.seeds)]
+        found[name] = [
+            follow({**tables, "algorithm": VARIANTS[name], "seed": seed})
+            for seed in range(asked.seeds)
+        ]
         columns = ("accuracy", "clients", "distance", "mean", "exact")
-        print(f"{name:20}", *(_spread([run[column] for run in found[name]]) for column in columns), flush=True)
+        print(
+            f"{name:20}",
+            *(_spread([run[column] for run in found[name]]) for column in columns),
+            flush=True,
+        )
         if asked.out:
             asked.out.write_text(json.dumps(found, indent=1) + "\n")
 
@@ -72,7 +87,9 @@ def follow(tables: dict[str, Any]) -> dict[str, float]:
     task = experiment.build_task(config)
     config, _ = resolve_engine(config, task)
     engine = build_engine(config, task)
-    setup = Setup(config.algorithm, config.train, len(task.clients), task.layout, detectors=(FGN(),))
+    setup = Setup(
+        config.algorithm, config.train, len(task.clients), task.layout, detectors=(FGN(),)
+    )
     start = Run.start(engine.start(), setup, seed=config.seed)
     scores, looks = [], []
     for run in drive(rounds(start, setup), engine):
@@ -81,7 +98,9 @@ def follow(tables: dict[str, Any]) -> dict[str, float]:
         for state in run.states:
             if "gram" in state and len(state["lambda"]) > 1:
                 looks.append(look(state["gram"].cpu().numpy(), state["lambda"].cpu().numpy()))
-    averages = {key: statistics.fmean(each[key] for each in looks) for key in looks[0]} if looks else {}
+    averages = (
+        {key: statistics.fmean(each[key] for each in looks) for key in looks[0]} if looks else {}
+    )
     nothing = dict.fromkeys(("clients", "distance", "mean", "exact"), float("nan"))
     return {"accuracy": statistics.fmean(scores)} | nothing | averages
 

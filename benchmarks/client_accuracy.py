@@ -1,4 +1,6 @@
-"""What measuring every client after the last round costs a small run: `python benchmarks/client_accuracy.py`."""
+"""What measuring every client after the last round costs a small run: `python
+benchmarks/client_accuracy.py`.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def timed(self: Evaluator, x: Tensor) -> np.ndarray:
 
 
 def share(config: RunConfig) -> tuple[float, float]:
-    """The seconds of a run, and how many percent of the others the measurement adds; 0 if it was too dear to take."""
+    """The seconds of a run, and how many percent of the others the measurement adds; 0 if it was
+    too dear to take.
+    """
     spent.clear()
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
@@ -50,7 +54,9 @@ def main() -> None:
         config = resolve({"train": {"rounds": rounds}, "run": {"engine": engine, "device": "cpu"}})
         runs = [share(config) for _ in range(chosen.repeats)]
         took, added = runs[-1][0], statistics.median(percent for _, percent in runs)
-        print(f"{engine}, {rounds} rounds of digits: {took:.2f} s, of which clients add {added:.1f} %")
+        print(
+            f"{engine}, {rounds} rounds of digits: {took:.2f} s, of which clients add {added:.1f} %"
+        )
 
 
 if __name__ == "__main__":

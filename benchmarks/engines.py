@@ -1,10 +1,11 @@
-"""How fast clients train: one after another, and side by side, on CIFAR-10 dealt to 100 clients by Dir(0.1).
+"""How fast clients train: one after another, and side by side, on CIFAR-10 dealt to 100 clients by
+Dir(0.1).
 
     python benchmarks/engines.py --device cuda --models alexnet cnn alt_cnn resnet18 --json engines.json
     python benchmarks/engines.py --device cuda --models cnn --parts profile
 
-For each model: whether `batched` computes what `loop` computes; then images really trained on per second, over whole
-rounds with the server's arithmetic and an evaluation after every round, by
+For each model: whether `batched` computes what `loop` computes; then images really trained on per
+second, over whole rounds with the server's arithmetic and an evaluation after every round, by
 
     eager     a tight hand-written loop over clients (no server, no evaluation)
     loop      engine `loop`, one run
@@ -52,7 +53,9 @@ from kairosfl.tasks.task import Task
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table: batch size, runs in the sweep, clients at once for the ceiling, what is required."""
+    """One line of the table: batch size, runs in the sweep, clients at once for the ceiling, what
+    is required.
+    """
 
     batch: int
     runs: int
@@ -101,13 +104,20 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--models", nargs="+", default=["alexnet", "cnn", "alt_cnn", "resnet18"], choices=list(CASES))
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        default=["alexnet", "cnn", "alt_cnn", "resnet18"],
+        choices=list(CASES),
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precisions", nargs="+", default=["tf32", "bfloat16"])
     parser.add_argument("--seconds", type=float, default=8.0, help="for each measurement")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--algorithm", default="fedavg")
-    parser.add_argument("--parts", nargs="+", default=["check", "eager", "batched", "ceiling", "traffic"])
+    parser.add_argument(
+        "--parts", nargs="+", default=["check", "eager", "batched", "ceiling", "traffic"]
+    )
     parser.add_argument("--json", help="write all numbers here")
     return parser.parse_args()
 
@@ -117,7 +127,14 @@ def _parts(
 ) -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
     case, wanted = CASES[name], arguments.parts
     tasks = [_task(name, dataset, seed) for seed in range(case.runs)]
-    recipe = Recipe(rounds=10**6, cohort=COHORT, epochs=arguments.epochs, batch_size=case.batch, lr=0.01, momentum=0.9)
+    recipe = Recipe(
+        rounds=10**6,
+        cohort=COHORT,
+        epochs=arguments.epochs,
+        batch_size=case.batch,
+        lr=0.01,
+        momentum=0.9,
+    )
     precisions = arguments.precisions if device.type == "cuda" else ["float32"]
     if "check" in wanted:
         yield "check", lambda: check(tasks[0], recipe, device, ["float32", *precisions])
@@ -129,7 +146,9 @@ def _parts(
         for each in precisions:
             yield (
                 f"batched {each}",
-                lambda each=each: sweep(tasks, recipe, device, each, arguments.seconds, arguments.algorithm),
+                lambda each=each: sweep(
+                    tasks, recipe, device, each, arguments.seconds, arguments.algorithm
+                ),
             )
     if "ceiling" in wanted and device.type == "cuda":
         yield "ceiling", lambda: {"ceiling": ceiling(tasks[0], case.batch * case.together, device)}
@@ -151,15 +170,21 @@ def _data() -> DataSet:
         images = torch.from_numpy(rng.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8))
         return Samples(images, torch.from_numpy(rng.integers(0, 10, count)))
 
-    return DataSet("noise", samples(50_000), samples(10_000), 10, (0.49, 0.48, 0.45), (0.25, 0.24, 0.26))
+    return DataSet(
+        "noise", samples(50_000), samples(10_000), 10, (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
+    )
 
 
 def _task(name: str, dataset: DataSet, seed: int) -> Task:
     clients = dirichlet(dataset.train.targets.numpy(), CLIENTS, seed, alpha=0.1, minimum=2)
-    return Task(build(name, shape=dataset.shape, classes=dataset.classes, seed=seed), dataset, clients)
+    return Task(
+        build(name, shape=dataset.shape, classes=dataset.classes, seed=seed), dataset, clients
+    )
 
 
-def _course(task: Task, recipe: Recipe, device: torch.device, seed: int = 0, algorithm: str = "fedavg") -> Rounds:
+def _course(
+    task: Task, recipe: Recipe, device: torch.device, seed: int = 0, algorithm: str = "fedavg"
+) -> Rounds:
     setup = Setup(parse(algorithm), recipe, CLIENTS, task.layout, detectors=(FGN(),))
     return rounds(Run.start(task.start().to(device), setup, seed=seed), setup)
 
@@ -168,8 +193,12 @@ def _first(task: Task, recipe: Recipe, device: torch.device, seed: int = 0) -> B
     return next(_course(task, recipe, device, seed))[1]  # type: ignore[return-value]
 
 
-def check(task: Task, recipe: Recipe, device: torch.device, precisions: list[str]) -> dict[str, float]:
-    """Relative error of the updates after one step of the smallest clients, against `loop` in float64 on the CPU."""
+def check(
+    task: Task, recipe: Recipe, device: torch.device, precisions: list[str]
+) -> dict[str, float]:
+    """Relative error of the updates after one step of the smallest clients, against `loop` in
+    float64 on the CPU.
+    """
     model = copy.deepcopy(task.model)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -177,11 +206,16 @@ def check(task: Task, recipe: Recipe, device: torch.device, precisions: list[str
     task = replace(task, model=model)
     smallest = torch.from_numpy(np.sort(np.argsort(task.clients.sizes)[:CHECKED]))
     most = int(task.clients.sizes[smallest.numpy()].max())
-    briefs = _first(task, replace(recipe, cohort=CLIENTS, epochs=1, lr=0.1, batch_size=most), device).take(smallest)
+    briefs = _first(
+        task, replace(recipe, cohort=CLIENTS, epochs=1, lr=0.1, batch_size=most), device
+    ).take(smallest)
     exact = replace(task, model=copy.deepcopy(model).double())
     wanted = Loop(exact).train(replace(briefs, start=exact.start())).delta
     engines = {"loop": lambda: Loop(task, device)}
-    engines |= {f"batched {each}": lambda each=each: Batched(task, device, precision=each) for each in precisions}
+    engines |= {
+        f"batched {each}": lambda each=each: Batched(task, device, precision=each)
+        for each in precisions
+    }
     found = {}
     for name, make in engines.items():
         delta = make().train(briefs).delta.cpu().double()
@@ -201,7 +235,9 @@ def eager(task: Task, recipe: Recipe, device: torch.device, seconds: float) -> f
     trained, began = 0, 0.0
     warm = time.perf_counter() + 1.0
     while not began or time.perf_counter() - began < seconds:
-        mine = torch.from_numpy(task.clients[int(rng.integers(CLIENTS))].astype(np.int64)).to(device)
+        mine = torch.from_numpy(task.clients[int(rng.integers(CLIENTS))].astype(np.int64)).to(
+            device
+        )
         model.load_state_dict(start)
         optimiser = torch.optim.SGD(model.parameters(), lr=recipe.lr, momentum=recipe.momentum)
         for _ in range(recipe.epochs):
@@ -233,9 +269,16 @@ def looped(task: Task, recipe: Recipe, device: torch.device, seconds: float) -> 
 
 
 def sweep(
-    tasks: list[Task], recipe: Recipe, device: torch.device, precision: str, seconds: float, algorithm: str
+    tasks: list[Task],
+    recipe: Recipe,
+    device: torch.device,
+    precision: str,
+    seconds: float,
+    algorithm: str,
 ) -> dict[str, float]:
-    """Images per second of a sweep on one engine, rounds and evaluations included, once every width was captured."""
+    """Images per second of a sweep on one engine, rounds and evaluations included, once every width
+    was captured.
+    """
     engine = Batched(tasks[0], device, precision=precision)
     courses, training, accuracy = [], {}, 0.0
     spent = dict.fromkeys(("collect", "report", "server", "evaluate", "submit"), 0.0)
@@ -268,7 +311,9 @@ def sweep(
     elapsed = time.perf_counter() - began
     peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
     shares = ", ".join(f"{name} {value / elapsed:.0%}" for name, value in spent.items())
-    print(f"  {trained / elapsed:,.0f} images/s, {done} rounds, accuracy {accuracy:.3f}, {peak:.1f} GiB, {engine.why}")
+    print(
+        f"  {trained / elapsed:,.0f} images/s, {done} rounds, accuracy {accuracy:.3f}, {peak:.1f} GiB, {engine.why}"
+    )
     print(f"  host time: {shares}", flush=True)
     return {f"batched {precision}": trained / elapsed, f"memory {precision}": peak}
 
@@ -303,7 +348,9 @@ PASSES = 8  # of a step over a client's vectors of weights, gradients and moment
 
 
 def traffic(task: Task, batch: int, device: torch.device) -> float:
-    """Images per second at which moving weights, gradients and momenta takes all of the memory's speed."""
+    """Images per second at which moving weights, gradients and momenta takes all of the memory's
+    speed.
+    """
     block = torch.zeros(1 << 29, device=device)
     into = torch.empty_like(block)
     graph = torch.cuda.CUDAGraph()
@@ -325,8 +372,12 @@ def _replay(graph: torch.cuda.CUDAGraph, count: int) -> float:
     return (time.perf_counter() - began) / count
 
 
-def profile(tasks: list[Task], recipe: Recipe, device: torch.device, precision: str) -> dict[str, float]:
-    """Images per second of the step alone for several numbers of clients, and where the time of one of them goes."""
+def profile(
+    tasks: list[Task], recipe: Recipe, device: torch.device, precision: str
+) -> dict[str, float]:
+    """Images per second of the step alone for several numbers of clients, and where the time of one
+    of them goes.
+    """
     engine = Batched(tasks[0], device, precision=precision)
     for seed, task in enumerate(tasks):
         engine.submit(task, _first(task, recipe, device, seed))
@@ -350,7 +401,9 @@ def profile(tasks: list[Task], recipe: Recipe, device: torch.device, precision: 
             torch.cuda.synchronize()
             seconds = (time.perf_counter() - began) / 20
             found[f"step {precision} {width}"] = width * recipe.batch_size / seconds
-            print(f"  {width} clients: {seconds * 1e3:.2f} ms, {width * recipe.batch_size / seconds:,.0f} images/s")
+            print(
+                f"  {width} clients: {seconds * 1e3:.2f} ms, {width * recipe.batch_size / seconds:,.0f} images/s"
+            )
         model = tasks[0].start().to(device)
         engine.evaluate(model)
         began = time.perf_counter()
@@ -372,7 +425,9 @@ def _events(action: Callable[[], None], times: int) -> None:
         torch.cuda.synchronize()
     rows = sorted(record.key_averages(), key=lambda row: -row.self_device_time_total)
     total = sum(row.self_device_time_total for row in rows)
-    print(f"  kernels: {total / times / 1e3:.2f} ms a step, {sum(row.count for row in rows) / times:.0f} launches")
+    print(
+        f"  kernels: {total / times / 1e3:.2f} ms a step, {sum(row.count for row in rows) / times:.0f} launches"
+    )
     for row in rows[:25]:
         share, mean = row.self_device_time_total / total, row.self_device_time_total / row.count
         print(f"    {share:6.1%} {row.count / times:5.1f} x {mean:8.1f} us  {row.key[:100]}")
@@ -391,7 +446,9 @@ _HEAD = (
 
 def _line(name: str, found: dict[str, float]) -> str:
     case = CASES[name]
-    best = max((value for key, value in found.items() if key.startswith("batched")), default=float("nan"))
+    best = max(
+        (value for key, value in found.items() if key.startswith("batched")), default=float("nan")
+    )
     tf32 = found.get("batched tf32", found.get("batched float32", best))
     nan = float("nan")
     return (

@@ -3,11 +3,12 @@
     python benchmarks/flower_memory.py [--parameters 25000000] [--nodes 4] [--algorithm fedavg] [--on-disk 0]
     python benchmarks/flower_memory.py --limit 3     # as root: the kernel lets the server have no more
 
-SuperLink and SuperNodes are real processes on loopback with TLS and authentication. Weights and updates are random:
-Flower sends equal chunks only once. Printed is the server process's memory beyond what it holds before the first
-round without the model, in models: anonymous memory, which it really needs, and mapped pages of the updates, which the
-system takes back when it wants them. With --limit the server runs in a control group (version 1 or 2) whose memory,
-mapped pages and file cache included, is what it held with the small model and so many large ones.
+SuperLink and SuperNodes are real processes on loopback with TLS and authentication. Weights and
+updates are random: Flower sends equal chunks only once. Printed is the server process's memory
+beyond what it holds before the first round without the model, in models: anonymous memory, which it
+really needs, and mapped pages of the updates, which the system takes back when it wants them. With
+--limit the server runs in a control group (version 1 or 2) whose memory, mapped pages and file
+cache included, is what it held with the small model and so many large ones.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ KINDS = {  # lines of /proc/PID/status
 
 
 class Fence:
-    """A control group with a limit on memory, where the kernel counts mapped pages and file cache, too."""
+    """A control group with a limit on memory, where the kernel counts mapped pages and file cache,
+    too.
+    """
 
     def __init__(self, limit: int) -> None:
         root = Path("/sys/fs/cgroup")
@@ -118,7 +121,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--algorithm", default="fedavg")
     parser.add_argument("--on-disk", type=int, default=0)
-    parser.add_argument("--limit", type=float, help="models that the server may hold beside what it needs anyway")
+    parser.add_argument(
+        "--limit", type=float, help="models that the server may hold beside what it needs anyway"
+    )
     given = parser.parse_args()
     found: dict[int, dict[str, int]] = {}
     fence, model = None, 4 * given.parameters
@@ -128,7 +133,9 @@ def main() -> None:
         with LocalFederation(folder / "stage", [str(i) for i in range(given.nodes)]) as stage:
             for parameters in (100, given.parameters):
                 task = TASK.format(width=round(parameters**0.5))
-                app = write_app(folder / f"app{parameters}", f"app{parameters}", task, SERVER, CLIENT)
+                app = write_app(
+                    folder / f"app{parameters}", f"app{parameters}", task, SERVER, CLIENT
+                )
                 stop, found[parameters] = Event(), {}
                 if given.limit and parameters == given.parameters:
                     fence = Fence(int(found[100]["RssAnon"] + given.limit * model))
@@ -139,7 +146,9 @@ def main() -> None:
                 took = time.monotonic() - began
                 stop.set()
                 thread.join()
-                print(f"{parameters} parameters: {took:.0f} s for {given.rounds} rounds, {found[parameters]}")
+                print(
+                    f"{parameters} parameters: {took:.0f} s for {given.rounds} rounds, {found[parameters]}"
+                )
     if fence:
         print(
             f"within {given.limit:g} models and {found[100]['RssAnon'] / 2**20:.0f} MiB: the rounds are done, and the"

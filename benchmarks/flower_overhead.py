@@ -1,16 +1,19 @@
-"""What a round costs beyond its training over Flower: Kairos and Flower's own FedAvg, on both kinds of nodes.
+"""What a round costs beyond its training over Flower: Kairos and Flower's own FedAvg, on both kinds
+of nodes.
 
     python benchmarks/flower_overhead.py [--nodes 4] [--rounds 6] [--turns 1] [--parameters 82]
                                          [--resident] [--requests]
 
-SuperLink and nodes are real processes on loopback with TLS and authentication. Clients of both apps import torch and
-change nothing, so that what is left is transport, process starts and the server's loop. In every turn a federation of
-`kairosfl deploy node` and one of `flower-supernode` are started one after the other, and each runs both apps. A line is
-printed after each of these four runs, and at the end one for each pair over all turns: the median seconds of a round,
-and the processor seconds that the processes of the federation spend on a round. These depend less on what else the
-machine is doing. With --parameters above a million the weights are random, since Flower sends equal chunks only once.
---resident leaves out `flower-supernode`, which takes most of the time. --requests also prints how many requests of each
-kind the SuperLink answers in a round, from its log, whose many lines cost it some time.
+SuperLink and nodes are real processes on loopback with TLS and authentication. Clients of both apps
+import torch and change nothing, so that what is left is transport, process starts and the server's
+loop. In every turn a federation of `kairosfl deploy node` and one of `flower-supernode` are started
+one after the other, and each runs both apps. A line is printed after each of these four runs, and
+at the end one for each pair over all turns: the median seconds of a round, and the processor
+seconds that the processes of the federation spend on a round. These depend less on what else the
+machine is doing. With --parameters above a million the weights are random, since Flower sends equal
+chunks only once. --resident leaves out `flower-supernode`, which takes most of the time. --requests
+also prints how many requests of each kind the SuperLink answers in a round, from its log, whose
+many lines cost it some time.
 """
 
 from __future__ import annotations
@@ -109,8 +112,14 @@ def write_app(path: Path, name: str, task: str, server: str, client: str) -> Pat
     return path
 
 
-Measured = tuple[list[float], Counter[str]]  # seconds of each round; processor seconds and requests of one, by kind
-PARTS = {"server": "flwr-serverapp", "SuperLink": "flower-superlink", "nodes": "engines.flower.node"}
+Measured = tuple[
+    list[float], Counter[str]
+]  # seconds of each round; processor seconds and requests of one, by kind
+PARTS = {
+    "server": "flwr-serverapp",
+    "SuperLink": "flower-superlink",
+    "nodes": "engines.flower.node",
+}
 PARTS |= {"clients": "flwr-clientapp", "workers": "engines.flower.resident"}
 REQUEST = re.compile(r'"POST /v1/((?:fleet|runtime)/[a-z-]+) ')
 
@@ -119,7 +128,10 @@ def ours(stage: LocalFederation, app: Path, run: Path, out: Path) -> Measured:
     """Every round but the first, in which nodes introduce themselves."""
     marks: dict[int, Counter[str]] = {}
     run_to_end(stage, app, run, out, lambda row: marks.setdefault(row["round"], spent(stage)))
-    seconds = [json.loads(line)["seconds"] for line in (Folder(out).path / "metrics.jsonl").read_text().splitlines()]
+    seconds = [
+        json.loads(line)["seconds"]
+        for line in (Folder(out).path / "metrics.jsonl").read_text().splitlines()
+    ]
     return seconds[1:], _slope(marks)
 
 
@@ -128,8 +140,12 @@ def theirs(stage: LocalFederation, app: Path, run: Path, out: Path) -> Measured:
     process: subprocess.Popen[bytes] = stage.submit(app, run, out)
     marks: dict[int, Counter[str]] = {}
     while not (out / "theirs.json").exists():
-        assert process.poll() is None or (time.sleep(2), (out / "theirs.json").exists())[1], stage.log("run")
-        marks.setdefault(len(list(out.glob("round-*"))) - 1, spent(stage))  # round 0 is before training
+        assert process.poll() is None or (time.sleep(2), (out / "theirs.json").exists())[1], (
+            stage.log("run")
+        )
+        marks.setdefault(
+            len(list(out.glob("round-*"))) - 1, spent(stage)
+        )  # round 0 is before training
         time.sleep(0.2)
     process.wait()
     times = json.loads((out / "theirs.json").read_text())["marks"]
@@ -137,16 +153,21 @@ def theirs(stage: LocalFederation, app: Path, run: Path, out: Path) -> Measured:
 
 
 def _slope(marks: dict[int, Counter[str]]) -> Counter[str]:
-    """Processor seconds of a round, from those spent after each; without the first, and the last, when servers end."""
+    """Processor seconds of a round, from those spent after each; without the first, and the last,
+    when servers end.
+    """
     known = sorted(number for number in marks if number > 0)[:-1]
     if len(known) < 2:
         return Counter()
     first, last = known[0], known[-1]
-    return Counter({part: (marks[last][part] - marks[first][part]) / (last - first) for part in marks[last]})
+    return Counter(
+        {part: (marks[last][part] - marks[first][part]) / (last - first) for part in marks[last]}
+    )
 
 
 def spent(stage: LocalFederation) -> Counter[str]:
-    """Processor seconds of all processes of a federation that have not exited, and of their children that have.
+    """Processor seconds of all processes of a federation that have not exited, and of their
+    children that have.
 
     And the requests that the SuperLink has logged.
     """
@@ -178,7 +199,10 @@ def main() -> None:
         their_app = write_app(folder / "theirs", "theirs", "", THEIR_SERVER.format(), THEIR_CLIENT)
         (folder / "ours.toml").write_text(RUN.format(rounds=given.rounds, nodes=given.nodes))
         (folder / "theirs.json").write_text(json.dumps(vars(given)))
-        apps = {"Kairos": (ours, our_app, "ours.toml"), "Flower's FedAvg": (theirs, their_app, "theirs.json")}
+        apps = {
+            "Kairos": (ours, our_app, "ours.toml"),
+            "Flower's FedAvg": (theirs, their_app, "theirs.json"),
+        }
         seconds: dict[tuple[str, str], list[float]] = {}
         processor: dict[tuple[str, str], list[Counter[str]]] = {}
         for turn in range(given.turns):
@@ -197,7 +221,11 @@ def main() -> None:
                         seconds.setdefault((name, nodes), []).extend(taken)
                         processor.setdefault((name, nodes), []).append(used)
         for (name, nodes), taken in seconds.items():
-            show(f"{name} on {nodes}", taken, sorted(processor[name, nodes], key=busy)[given.turns // 2])
+            show(
+                f"{name} on {nodes}",
+                taken,
+                sorted(processor[name, nodes], key=busy)[given.turns // 2],
+            )
 
 
 def busy(used: Counter[str]) -> float:
@@ -208,7 +236,9 @@ def busy(used: Counter[str]) -> float:
 def show(what: str, taken: list[float], used: Counter[str]) -> None:
     """One line, at once, and one with the requests where they were logged."""
     parts = ", ".join(
-        f"{part} {seconds:.1f}" for part, seconds in used.most_common() if "/" not in part and seconds >= 0.05
+        f"{part} {seconds:.1f}"
+        for part, seconds in used.most_common()
+        if "/" not in part and seconds >= 0.05
     )
     print(
         f"{what}: median {statistics.median(taken):.1f} s a round, {busy(used):.1f} processor seconds ({parts}), "
@@ -217,7 +247,9 @@ def show(what: str, taken: list[float], used: Counter[str]) -> None:
     )
     requests = Counter({kind: each for kind, each in used.items() if "/" in kind})
     if requests.total():
-        kinds = ", ".join(f"{kind} {each:.1f}" for kind, each in requests.most_common() if each >= 0.05)
+        kinds = ", ".join(
+            f"{kind} {each:.1f}" for kind, each in requests.most_common() if each >= 0.05
+        )
         print(f"    {requests.total():.0f} requests a round: {kinds}", flush=True)
 
 

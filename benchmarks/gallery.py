@@ -1,9 +1,10 @@
-"""The pictures of docs/gallery.md: runs on digits, their reports, and screenshots of these in Chromium.
+"""The pictures of docs/gallery.md: runs on digits, their reports, and screenshots of these in
+Chromium.
 
     python benchmarks/gallery.py [FOLDER]
 
-keeps runs and reports in FOLDER (runs/gallery); those that have finished are not repeated. It needs Chromium with its
-driver, selenium and Pillow.
+keeps runs and reports in FOLDER (runs/gallery); those that have finished are not repeated. It needs
+Chromium with its driver, selenium and Pillow.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ PICTURES = Path(__file__).parents[1] / "docs" / "assets" / "gallery"
 BASE: dict[str, Any] = {
     "data": {"clients": 40, "alpha": 0.1},
     "train": {"rounds": 60, "cohort": 8, "epochs": 2, "batch_size": 16},
-    "run": {"engine": "batched", "device": "cpu", "detector": "fgn.paired()", "checkpoint_every": 60},
+    "run": {
+        "engine": "batched",
+        "device": "cpu",
+        "detector": "fgn.paired()",
+        "checkpoint_every": 60,
+    },
 }
 SAVING = "scaffold + budget(share=0.4, by='detector') + average"
 ADAPTIVE = "fedcl + alt + pa3fed + fedaware"
@@ -45,7 +51,11 @@ STUDIES: dict[str, dict[str, Any]] = {
         "algorithm": ["fedavg", "fedprox(mu=0.1)", "fedprox(mu=1)"],
         "data.alpha": [0.1, 1.0],
     },
-    "diverged": {"algorithm": ["fedavg", "scaffold", "feddyn(alpha=3)"], "train.lr": [0.2, 0.8], "seed": [0, 1]},
+    "diverged": {
+        "algorithm": ["fedavg", "scaffold", "feddyn(alpha=3)"],
+        "train.lr": [0.2, 0.8],
+        "seed": [0, 1],
+    },
 }
 
 
@@ -53,7 +63,13 @@ def opened() -> webdriver.Chrome:
     """A browser without a window."""
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
-    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-color-profile=srgb"):
+    for flag in (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--force-color-profile=srgb",
+    ):
         options.add_argument(flag)
     return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
 
@@ -64,22 +80,30 @@ class Camera:
     def __init__(self, folder: Path) -> None:
         self.folder, self.browser = folder, opened()
 
-    def look(self, study: str, width: int = 1200, *, dark: bool = False, scale: float = 1.0) -> None:
+    def look(
+        self, study: str, width: int = 1200, *, dark: bool = False, scale: float = 1.0
+    ) -> None:
         """Open the report of a study."""
         size = {"width": width, "height": 900, "deviceScaleFactor": scale, "mobile": width < 600}
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
         self.browser.get((self.folder / f"{study}.html").absolute().as_uri())
-        self.run("document.querySelector('.bar').style.position = 'static'")  # it would cover what is scrolled to
+        self.run(
+            "document.querySelector('.bar').style.position = 'static'"
+        )  # it would cover what is scrolled to
 
     def run(self, script: str) -> Any:
         """What a line of JavaScript returns."""
         return self.browser.execute_script(script)
 
-    def take(self, name: str, first: str = "body", last: str = "", height: int = 0, kind: str = "webp") -> None:
+    def take(
+        self, name: str, first: str = "body", last: str = "", height: int = 0, kind: str = "webp"
+    ) -> None:
         """From the top of one element to the end of another, or for this many pixels."""
-        while self.run("return page.waiting !== undefined || page.late.length > 0"):  # charts are still to be drawn
+        while self.run(
+            "return page.waiting !== undefined || page.late.length > 0"
+        ):  # charts are still to be drawn
             time.sleep(0.02)
         box = "const box = document.querySelector('{}').getBoundingClientRect(); return scrollY + box.{}"
         top = self.run(box.format(first, "top"))
@@ -114,7 +138,9 @@ def main(folder: Path) -> None:
         camera.look("sweep")
         camera.take("sweep", height=920)
         camera.take("heat-map", "#fig-grid")
-        camera.run("byId('filter').value = 'alpha=0.1'; byId('filter').dispatchEvent(new Event('input'))")
+        camera.run(
+            "byId('filter').value = 'alpha=0.1'; byId('filter').dispatchEvent(new Event('input'))"
+        )
         camera.run("sort(document.querySelector('#results th[data-name=\"worst clients\"]'), true)")
         camera.take("table", ".finder", "#results")
         camera.look("diverged")

@@ -1,12 +1,14 @@
-"""Golden numbers: do all rules, detectors and important compositions train the same model, to the bit, at two commits?
+"""Golden numbers: do all rules, detectors and important compositions train the same model, to the
+bit, at two commits?
 
     PYTHONPATH=OLD/src python benchmarks/golden.py --write golden.json
     PYTHONPATH=NEW/src python benchmarks/golden.py --against golden.json --changed fedams 'fedavg@conv'
 
-Some 800 runs of a few rounds of tiny models on the CPU, on engines `loop` and `batched`. For each: a checksum of `x`
-and of the result, how far they moved where they differ, and every column of the metrics in every round. `--changed`
-names what is known to differ: a rule, with whatever it is combined, or `rule@setting`, or `@setting`. What differs and
-is not named there fails; runs that one checkout alone refuses count as different. `--only TEXT` is for one rule.
+Some 800 runs of a few rounds of tiny models on the CPU, on engines `loop` and `batched`. For each:
+a checksum of `x` and of the result, how far they moved where they differ, and every column of the
+metrics in every round. `--changed` names what is known to differ: a rule, with whatever it is
+combined, or `rule@setting`, or `@setting`. What differs and is not named there fails; runs that one
+checkout alone refuses count as different. `--only TEXT` is for one rule.
 
 The bits hold for one machine and one version of torch, so the file is not for the repository.
 """
@@ -39,13 +41,47 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import kairosfl
-from kairosfl import DataSet, Loop, Population, Recipe, Run, Samples, Setup, Task, UserError, drive, parse, result
+from kairosfl import (
+    DataSet,
+    Loop,
+    Population,
+    Recipe,
+    Run,
+    Samples,
+    Setup,
+    Task,
+    UserError,
+    drive,
+    parse,
+    result,
+)
 from kairosfl import rounds as run_rounds
 from kairosfl.detectors import FGN
 
 RULES = [
-    *("fedavg", "fedprox", "fednova", "vrlsgd", "fedmut", "scaffold", "feddyn", "fedcm", "fedsam", "moon", "fedavgm"),
-    *("fedadagrad", "fedadam", "fedyogi", "fedams", "fedcl", "alt(a=0.9, b=0.0995)", "pa3fed(always=true)", "fedaware"),
+    *(
+        "fedavg",
+        "fedprox",
+        "fednova",
+        "vrlsgd",
+        "fedmut",
+        "scaffold",
+        "feddyn",
+        "fedcm",
+        "fedsam",
+        "moon",
+        "fedavgm",
+    ),
+    *(
+        "fedadagrad",
+        "fedadam",
+        "fedyogi",
+        "fedams",
+        "fedcl",
+        "alt(a=0.9, b=0.0995)",
+        "pa3fed(always=true)",
+        "fedaware",
+    ),
     *(
         "average(share=0.6)",
         "budget(share=0.7)",
@@ -53,7 +89,16 @@ RULES = [
         "privacy(epsilon=900.0, noise=0.8, key='GOLDEN_KEY')",
         "localprivacy",
     ),
-    *("bucketing", "nnm", "normclipping", "centeredclipping", "median", "trimmedmean", "geometricmedian", "krum"),
+    *(
+        "bucketing",
+        "nnm",
+        "normclipping",
+        "centeredclipping",
+        "median",
+        "trimmedmean",
+        "geometricmedian",
+        "krum",
+    ),
     *("limits", "attack"),
 ]
 # Each option of a rule that changes what it computes, at another value than its default.
@@ -68,24 +113,66 @@ VARIANTS = [
     ),
     *("feddyn(alpha=0.1)", "feddyn(weights='samples')", "fedcm(lr=0.5)", "fedcm(decay=true)"),
     *("fedcm(weights='samples')", "fedsam(rho=0.5)", "moon(mu=5.0, temperature=0.2)"),
-    *("fedavgm(lr=0.5)", "fedavgm(nesterov=true)", "fedadagrad(beta1=0.9)", "fedadam(bias_correction=true)"),
-    *("fedyogi(bias_correction=true)", "fedams(option=2)", "fedams(bias_correction=true)", "fedadam(tau=0.1)"),
-    *("fedcl(once=true)", "fedcl(every=2)", "fedcl(budget=0.7)", "fedcl(increase=0.5, decrease=0.5)", "fedcl.random()"),
-    *("fedcl.released()", "alt(a=0.9, b=0.0995, per='batch')", "alt(a=0.9, b=0.0995, reference='previous')"),
+    *(
+        "fedavgm(lr=0.5)",
+        "fedavgm(nesterov=true)",
+        "fedadagrad(beta1=0.9)",
+        "fedadam(bias_correction=true)",
+    ),
+    *(
+        "fedyogi(bias_correction=true)",
+        "fedams(option=2)",
+        "fedams(bias_correction=true)",
+        "fedadam(tau=0.1)",
+    ),
+    *(
+        "fedcl(once=true)",
+        "fedcl(every=2)",
+        "fedcl(budget=0.7)",
+        "fedcl(increase=0.5, decrease=0.5)",
+        "fedcl.random()",
+    ),
+    *(
+        "fedcl.released()",
+        "alt(a=0.9, b=0.0995, per='batch')",
+        "alt(a=0.9, b=0.0995, reference='previous')",
+    ),
     *("alt(a=0.9, b=0.0995, statistic='min')", "alt(a=0.9, b=0.0995, threshold='down')", "pa3fed"),
-    *("pa3fed(always=true, at='before')", "pa3fed(always=true, score='loss')", "pa3fed(always=true, change='small')"),
-    *("fedaware(normalise=false)", "fedaware(adaptive=false)", "fedaware(explore=true)", "fedaware(layers=2)"),
+    *(
+        "pa3fed(always=true, at='before')",
+        "pa3fed(always=true, score='loss')",
+        "pa3fed(always=true, change='small')",
+    ),
+    *(
+        "fedaware(normalise=false)",
+        "fedaware(adaptive=false)",
+        "fedaware(explore=true)",
+        "fedaware(layers=2)",
+    ),
     *("fedaware(explore=true, clusters=4)", "fedaware(ridge=0.1)", "fedaware(dtype='bfloat16')"),
     *("fedaware(solver='frank_wolfe')", "fedaware(project=false)", "fedaware(alpha=0.9, lr=0.5)"),
-    *("average(share=0.9, decay=0.5)", "average(share=0.8, of='rounds')", "budget(share=0.7, by='detector')"),
+    *(
+        "average(share=0.9, decay=0.5)",
+        "average(share=0.8, of='rounds')",
+        "budget(share=0.7, by='detector')",
+    ),
     *(
         "privacy(quantile=0.5, epsilon=900.0, noise=0.8, key='GOLDEN_KEY')",
         "localprivacy(epsilon=50.0, clip=0.3)",
         "bucketing(size=3)",
     ),
     *("nnm(share=0.4)", "normclipping(norm=0.1)", "centeredclipping(tau=0.1, iterations=3)"),
-    *("centeredclipping(weights='samples')", "trimmedmean(share=0.4)", "geometricmedian(weights='uniform')"),
-    *("krum(keep=0)", "krum(share=0.3, keep=2)", "limits(weight=1.1, norm=1.1, numbers=2.0)", "limits(norm=0)"),
+    *(
+        "centeredclipping(weights='samples')",
+        "trimmedmean(share=0.4)",
+        "geometricmedian(weights='uniform')",
+    ),
+    *(
+        "krum(keep=0)",
+        "krum(share=0.3, keep=2)",
+        "limits(weight=1.1, norm=1.1, numbers=2.0)",
+        "limits(norm=0)",
+    ),
     *(
         "attack(lie='random')",
         "attack(lie='swapped')",
@@ -141,10 +228,25 @@ COMPOSITIONS = [
 ]
 # What the settings, models, engines and detectors below are crossed with.
 FEW = [
-    *("fedavg", "fedprox", "fednova", "scaffold + fedcl + pa3fed", "feddyn", "fedcm", "moon", "fedyogi", "fedaware"),
+    *(
+        "fedavg",
+        "fedprox",
+        "fednova",
+        "scaffold + fedcl + pa3fed",
+        "feddyn",
+        "fedcm",
+        "moon",
+        "fedyogi",
+        "fedaware",
+    ),
     *("alt(a=0.9, b=0.0995)", "attack + trimmedmean", "fedmut", "fedsam", "vrlsgd", "localprivacy"),
 ]
-SERVERS = ["fedavg", "scaffold", "fedavgm + fedaware", "pa3fed(always=true)"]  # for what concerns them least
+SERVERS = [
+    "fedavg",
+    "scaffold",
+    "fedavgm + fedaware",
+    "pa3fed(always=true)",
+]  # for what concerns them least
 ENGINES = ("loop", "batched")
 PLAIN: dict[str, Any] = {
     "lr": 0.1, "momentum": 0.5, "weight_decay": 0.001, "clip": 2.0, "schedule": "exponential", "gamma": 0.97,
@@ -244,7 +346,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A run: its algorithm, and `setting`, the key of `SETTINGS`, `MODELS`, or a detector, or "failures"."""
+    """A run: its algorithm, and `setting`, the key of `SETTINGS`, `MODELS`, or a detector, or
+    "failures".
+    """
 
     algorithm: str
     engine: str = "loop"
@@ -259,17 +363,25 @@ def cases() -> list[Case]:
     for engine in ENGINES:
         listed += [Case(algorithm, engine) for algorithm in (*RULES, *COMPOSITIONS)]
         listed += [Case(algorithm, engine, "adamw") for algorithm in RULES]
-        others = [setting for setting in (*SETTINGS, *MODELS) if setting not in ("plain", "adamw", "mlp")]
+        others = [
+            setting for setting in (*SETTINGS, *MODELS) if setting not in ("plain", "adamw", "mlp")
+        ]
         listed += [Case(algorithm, engine, setting) for setting in others for algorithm in FEW]
     listed += [Case(algorithm) for algorithm in VARIANTS]
-    listed += [Case(algorithm, "loop", "failures") for algorithm in (*RULES, "scaffold + fedcl + pa3fed")]
+    listed += [
+        Case(algorithm, "loop", "failures") for algorithm in (*RULES, "scaffold + fedcl + pa3fed")
+    ]
     engines = [(engine, name) for engine in ENGINES for name in DETECTORS]
-    return listed + [Case(PRIVATE if "noised" in name else "fedcl", engine, name) for engine, name in engines]
+    return listed + [
+        Case(PRIVATE if "noised" in name else "fedcl", engine, name) for engine, name in engines
+    ]
 
 
 @cache
 def samples(kind: str) -> tuple[Tensor, Tensor]:
-    """Inputs and targets for a model; the classes can be told apart, and each client has more of some."""
+    """Inputs and targets for a model; the classes can be told apart, and each client has more of
+    some.
+    """
     rng = np.random.Generator(np.random.Philox(key=5))
     n = sum(SIZES)
     labels = (rng.integers(0, 2, n) + np.repeat(np.arange(len(SIZES)), SIZES)) % CLASSES
@@ -280,7 +392,9 @@ def samples(kind: str) -> tuple[Tensor, Tensor]:
     images = rng.standard_normal((n, 1, 8, 8), dtype=np.float32)
     images[np.arange(n), 0, labels] += 1
     if kind == "regression":
-        return torch.from_numpy(images), torch.from_numpy(images.mean((1, 2, 3), keepdims=False)[:, None] * 8)
+        return torch.from_numpy(images), torch.from_numpy(
+            images.mean((1, 2, 3), keepdims=False)[:, None] * 8
+        )
     return torch.from_numpy(images), torch.from_numpy(labels)
 
 
@@ -339,7 +453,9 @@ class Losing:
         ids = reports.ids.tolist()
         number = int(torch.as_tensor(briefs.round).max())  # a number in 0.2, a tensor since
         lost = ids if number == 2 else ids[: number % 2]
-        stay = torch.tensor([row for row, client in enumerate(ids) if client not in lost], dtype=torch.int64)
+        stay = torch.tensor(
+            [row for row, client in enumerate(ids) if client not in lost], dtype=torch.int64
+        )
         return replace(reports.take(stay), failed=tuple((client, "it was lost") for client in lost))
 
 
@@ -355,7 +471,9 @@ def failing(case: Case, model: nn.Module) -> dict[str, Any]:
 
 
 def numbers(x: Tensor, end: Tensor) -> dict[str, Any]:
-    """The checksums of two vectors, and eight projections of each, by which the distance to others is estimated."""
+    """The checksums of two vectors, and eight projections of each, by which the distance to others
+    is estimated.
+    """
     found: dict[str, Any] = {}
     for name, vector in (("x", x), ("result", end)):
         values = vector.detach().cpu().contiguous().numpy()
@@ -376,7 +494,12 @@ def all_numbers(chosen: list[Case], processes: int) -> dict[str, Any]:
 
 def machine() -> dict[str, str]:
     """What the bits depend on apart from Kairos."""
-    return {"torch": torch.__version__, "numpy": np.__version__, "processor": processor(), "python": sys.version[:4]}
+    return {
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "processor": processor(),
+        "python": sys.version[:4],
+    }
 
 
 def processor() -> str:
@@ -384,7 +507,10 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -392,10 +518,16 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     for state in ("refused", "fails"):
         if state in before or state in after:
             return [] if state in before and state in after else [_state(before, after)]
-    listed = [f"{name} by {_apart(name, before, after)}" for name in ("x", "result") if before[name] != after[name]]
+    listed = [
+        f"{name} by {_apart(name, before, after)}"
+        for name in ("x", "result")
+        if before[name] != after[name]
+    ]
     old, new = before.get("columns", {}), after.get("columns", {})
     return listed + [
-        _column(name, old[name], new[name]) for name in old if name in new and not _same(old[name], new[name])
+        _column(name, old[name], new[name])
+        for name in old
+        if name in new and not _same(old[name], new[name])
     ]
 
 
@@ -424,7 +556,9 @@ def _same(old: list[Any], new: list[Any]) -> bool:
 
 def _column(name: str, old: list[Any], new: list[Any]) -> str:
     pairs = list(enumerate(zip(old, new, strict=False), 1))
-    first = next(((round, one, two) for round, (one, two) in pairs if not _same([one], [two])), None)
+    first = next(
+        ((round, one, two) for round, (one, two) in pairs if not _same([one], [two])), None
+    )
     if first is None:
         return f"{name}: {len(old)} rounds before, {len(new)} now"
     return f"{name} from round {first[0]} ({_short(first[1])} before, {_short(first[2])} now)"
@@ -460,23 +594,37 @@ def compare(old: dict[str, Any], new: dict[str, Any], changed: list[str]) -> Ite
             unexpected[name] = listed
     for name, listed in unexpected.items():
         print(f"DIFFERS: {name}: {'; '.join(listed)}")
-    for side, names in (("the file alone has", old.keys() - new.keys()), ("the file lacks", new.keys() - old.keys())):
+    for side, names in (
+        ("the file alone has", old.keys() - new.keys()),
+        ("the file lacks", new.keys() - old.keys()),
+    ):
         if names:
             print(f"{side} {len(names)} runs, such as {min(names)}")
     algorithms = ", ".join(sorted({name.split(" | ")[0] for name in unexpected})) or "none"
-    print(f"{counted['same']} the same to the bit, {counted['expected']} differ as expected, {len(unexpected)} differ")
+    print(
+        f"{counted['same']} the same to the bit, {counted['expected']} differ as expected, {len(unexpected)} differ"
+    )
     print(f"algorithms that differ: {algorithms}")
     yield from unexpected
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", type=Path, help="the file to store the numbers of this checkout in")
+    parser.add_argument(
+        "--write", type=Path, help="the file to store the numbers of this checkout in"
+    )
     parser.add_argument("--against", type=Path, help="the file to compare with")
     parser.add_argument(
-        "--changed", nargs="*", default=[], help="what is known to differ: rule, rule@setting, @setting"
+        "--changed",
+        nargs="*",
+        default=[],
+        help="what is known to differ: rule, rule@setting, @setting",
     )
-    parser.add_argument("--only", default="", help="runs whose name 'algorithm | engine | setting' contains this text")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="runs whose name 'algorithm | engine | setting' contains this text",
+    )
     parser.add_argument("--processes", type=int, default=1)
     chosen = parser.parse_args()
     if not chosen.write and not chosen.against:
@@ -498,7 +646,9 @@ def main() -> None:
 
     stored = json.loads(chosen.against.read_text())
     if stored["machine"] != machine():
-        print(f"the file is of {stored['machine']}, this is {machine()}: bits may differ for that reason alone")
+        print(
+            f"the file is of {stored['machine']}, this is {machine()}: bits may differ for that reason alone"
+        )
     old = {name: each for name, each in stored["runs"].items() if chosen.only in name}
     sys.exit(bool(list(compare(old, json.loads(json.dumps(new)), chosen.changed))))
 

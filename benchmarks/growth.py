@@ -1,10 +1,12 @@
-"""Cost as work grows: seconds a round for cohorts of 1 to 1,000 clients and models of 0.1 to 100 M parameters.
+"""Cost as work grows: seconds a round for cohorts of 1 to 1,000 clients and models of 0.1 to 100 M
+parameters.
 
     python benchmarks/growth.py --device cpu
 
-Every client trains one batch of 32 samples of 64 features; the model is an MLP with two equal hidden layers. On a CPU
-seconds are those of one core that the process really had, on a GPU those of the clock. What would take longer than
---limit or need more memory than is free is left out, and said so.
+Every client trains one batch of 32 samples of 64 features; the model is an MLP with two equal
+hidden layers. On a CPU seconds are those of one core that the process really had, on a GPU those of
+the clock. What would take longer than --limit or need more memory than is free is left out, and
+said so.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def task_of(millions: float) -> Task:
     """An MLP with so many million parameters: FEATURES·h + h·h + CLASSES·h and the biases."""
     linear = FEATURES + CLASSES + 2
     hidden = round(((linear**2 + 4e6 * millions) ** 0.5 - linear) / 2)
-    data = load("synthetic", samples=SAMPLES * max(COHORTS), test_samples=CLASSES, features=FEATURES, seed=0)
+    data = load(
+        "synthetic", samples=SAMPLES * max(COHORTS), test_samples=CLASSES, features=FEATURES, seed=0
+    )
     model = models.build("mlp", shape=data.shape, classes=CLASSES, seed=0, hidden=(hidden, hidden))
     return Task(model, data, iid(data.train.targets.numpy(), max(COHORTS), 0))
 
@@ -50,7 +54,9 @@ def seconds(engine: Loop | Batched, cohort: int, repeats: int) -> float:
     """Median of a few rounds after a first one."""
     clock = time.perf_counter if engine.device.type == "cuda" else time.process_time
     recipe = Recipe(rounds=repeats + 1, cohort=cohort, batch_size=SAMPLES, lr=0.01)
-    setup = Setup(parse("fedavg"), recipe, len(engine.task.clients), engine.task.layout, detectors=(FGN(),))
+    setup = Setup(
+        parse("fedavg"), recipe, len(engine.task.clients), engine.task.layout, detectors=(FGN(),)
+    )
     took = []
     began = clock()
     for run in drive(rounds(Run.start(engine.start(), setup, seed=0), setup), engine):
@@ -60,7 +66,9 @@ def seconds(engine: Loop | Batched, cohort: int, repeats: int) -> float:
     return statistics.median(took[1:])
 
 
-def measure(name: str, millions: float, device: torch.device, limit: float, repeats: int) -> dict[int, float | str]:
+def measure(
+    name: str, millions: float, device: torch.device, limit: float, repeats: int
+) -> dict[int, float | str]:
     """Seconds a round by cohort, or why there are none."""
     task = task_of(millions)
     size = 4 * sum(parameter.numel() for parameter in task.model.parameters())
@@ -69,14 +77,19 @@ def measure(name: str, millions: float, device: torch.device, limit: float, repe
     for cohort in COHORTS:
         last = [(c, s) for c, s in found.items() if isinstance(s, float)][-1:]
         expected = max((cohort / c * s * (repeats + 1) for c, s in last), default=0.0)
-        needed = (2 * cohort + 8) * size  # updates and their working copies, and a few models beside
+        needed = (
+            2 * cohort + 8
+        ) * size  # updates and their working copies, and a few models beside
         if needed > free_bytes(device):
             found[cohort] = f"needs {needed / 2**30:,.0f} GiB"
         elif expected > limit:
             found[cohort] = f"about {expected:,.0f} s"
         else:
             found[cohort] = seconds(engine, cohort, repeats)
-        print(f"{name}, {millions:g} M parameters, {cohort} clients: {spell(found[cohort])}", flush=True)
+        print(
+            f"{name}, {millions:g} M parameters, {cohort} clients: {spell(found[cohort])}",
+            flush=True,
+        )
     return found
 
 
@@ -112,9 +125,13 @@ def draw(found: dict[tuple[str, float], dict[int, float | str]], title: str, out
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--engines", nargs="+", choices=("batched", "loop"), default=["batched", "loop"])
+    parser.add_argument(
+        "--engines", nargs="+", choices=("batched", "loop"), default=["batched", "loop"]
+    )
     parser.add_argument("--millions", nargs="+", type=float, choices=MILLIONS, default=MILLIONS)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one size")
     parser.add_argument("--repeats", type=int, default=3)
@@ -130,10 +147,18 @@ def main() -> None:
     }
     where = torch.cuda.get_device_name() if device.type == "cuda" else "one CPU core"
     draw(found, f"Seconds a round, {SAMPLES} samples a client, {where}", options.out)
-    print("\n| parameters | engine | " + " | ".join(f"{cohort:,} clients" for cohort in COHORTS) + " |")
+    print(
+        "\n| parameters | engine | "
+        + " | ".join(f"{cohort:,} clients" for cohort in COHORTS)
+        + " |"
+    )
     print("|---|---|" + "---|" * len(COHORTS))
     for (name, millions), values in found.items():
-        print(f"| {millions:g} M | {name} | " + " | ".join(spell(values[cohort]) for cohort in COHORTS) + " |")
+        print(
+            f"| {millions:g} M | {name} | "
+            + " | ".join(spell(values[cohort]) for cohort in COHORTS)
+            + " |"
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Speed and memory as work grows: 1 to 1,000 clients, 0.1 to 300 M parameters trained in full, adapters of up to 1.1 B.
+"""Speed and memory as work grows: 1 to 1,000 clients, 0.1 to 300 M parameters trained in full,
+adapters of up to 1.1 B.
 
     python benchmarks/growth_rates.py --device cuda --limit 6 --json growth.json
 
-Engine `batched`, random data, one step of batch 8 a client and round: a residual CNN of growing width (images a second)
-and the language models with LoRA adapters of `adapters.py` (tokens a second). A size that does not fit, or would take
-longer than --limit seconds, is left out, and the table says so. --small tries the script on a CPU.
+Engine `batched`, random data, one step of batch 8 a client and round: a residual CNN of growing
+width (images a second) and the language models with LoRA adapters of `adapters.py` (tokens a
+second). A size that does not fit, or would take longer than --limit seconds, is left out, and the
+table says so. --small tries the script on a CPU.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from kairosfl.engines.batched import Batched
 CLIENTS = (1, 10, 100, 1000)
 BATCH = 8
 WORDS = 32_000
-ROOM = 14e9  # bytes of all clients' updates; with more, an H200 leaves models and updates on the host
+ROOM = (
+    14e9  # bytes of all clients' updates; with more, an H200 leaves models and updates on the host
+)
 Found = dict[str, dict[int, dict[str, float | str]]]
 
 
@@ -47,7 +51,11 @@ def cnn(width: int) -> nn.Module:
     """Four residual blocks on 16 × 16 patches: 72 · width² parameters and a few."""
     stem = [nn.Conv2d(3, width, 2, 2), nn.ReLU()]
     return nn.Sequential(
-        *stem, *(Block(width) for _ in range(4)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)
+        *stem,
+        *(Block(width) for _ in range(4)),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(width, 10),
     )
 
 
@@ -61,12 +69,19 @@ def cases(small: bool) -> dict[str, Case]:
         }
     widths = {"0.1": 40, "1": 120, "10": 376, "100": 1184, "300": 2040}
     full = {
-        f"full {size} M": Case(partial(cnn, width), (3, 32, 32), 0, 1, BATCH, 1, ()) for size, width in widths.items()
+        f"full {size} M": Case(partial(cnn, width), (3, 32, 32), 0, 1, BATCH, 1, ())
+        for size, width in widths.items()
     }
     return full | {
-        "adapters 27 M": Case(partial(Decoder, 512, 8, 8, 8, 1376, 128, WORDS), (128,), WORDS, 1, BATCH, 1, ()),
-        "adapters 336 M": Case(partial(Decoder, 1024, 24, 16, 16, 2752, 128, WORDS), (128,), WORDS, 1, BATCH, 1, ()),
-        "adapters 1.1 B": Case(partial(Decoder, 2048, 22, 32, 4, 5632, 128, WORDS), (128,), WORDS, 1, BATCH, 1, ()),
+        "adapters 27 M": Case(
+            partial(Decoder, 512, 8, 8, 8, 1376, 128, WORDS), (128,), WORDS, 1, BATCH, 1, ()
+        ),
+        "adapters 336 M": Case(
+            partial(Decoder, 1024, 24, 16, 16, 2752, 128, WORDS), (128,), WORDS, 1, BATCH, 1, ()
+        ),
+        "adapters 1.1 B": Case(
+            partial(Decoder, 2048, 22, 32, 4, 5632, 128, WORDS), (128,), WORDS, 1, BATCH, 1, ()
+        ),
     }
 
 
@@ -88,7 +103,12 @@ def measure(
         free(device)
         try:
             task = task_of(case, count, model)
-            engine = Batched(task, device, precision="bfloat16" if device.type == "cuda" else None, cohorts=(count,))
+            engine = Batched(
+                task,
+                device,
+                precision="bfloat16" if device.type == "cuda" else None,
+                cohorts=(count,),
+            )
             recipe = Recipe(cohort=count, lr=0.001, momentum=0.9, batch_size=case.batch)
             briefs = briefs_of(recipe, torch.arange(count), engine.start())
             last = time_of(partial(engine.train, briefs), device, min(1.0, limit))
@@ -115,7 +135,12 @@ def draw(found: Found, title: str, out: Path) -> None:
         for pane, what in zip(axes, ("rate", "memory"), strict=True):
             points = [(count, value[what]) for count, value in values.items() if what in value]
             if points:
-                pane.plot(*zip(*points, strict=True), "--" if "adapters" in name else "-", marker="o", label=name)
+                pane.plot(
+                    *zip(*points, strict=True),
+                    "--" if "adapters" in name else "-",
+                    marker="o",
+                    label=name,
+                )
     for pane, what in zip(axes, ("images or tokens a second", "GB of memory"), strict=True):
         scale = "log" if pane.lines else "linear"
         pane.set(xscale=scale, yscale=scale, xlabel="clients in a round", ylabel=what)
@@ -129,13 +154,21 @@ def draw(found: Found, title: str, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     parser.add_argument("--models", nargs="+", help="names, such as 'full 10 M'; by default all")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds of one round")
     parser.add_argument("--out", type=Path, default=Path("docs/assets/growth-gpu.png"))
-    parser.add_argument("--json", type=Path, help="keep the numbers here; models that it has are not run again")
-    parser.add_argument("--small", action="store_true", help="tiny models and few clients, to try the script")
+    parser.add_argument(
+        "--json", type=Path, help="keep the numbers here; models that it has are not run again"
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="tiny models and few clients, to try the script"
+    )
     options = parser.parse_args()
     device = torch.device(options.device)
     where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
@@ -143,7 +176,10 @@ def main() -> None:
     if options.json and options.json.exists():
         stored = json.loads(options.json.read_text())
         where = stored["device"]
-        found = {name: {int(n): value for n, value in values.items()} for name, values in stored["models"].items()}
+        found = {
+            name: {int(n): value for n, value in values.items()}
+            for name, values in stored["models"].items()
+        }
     for name, case in cases(options.small).items():
         if name in found or (options.models and name not in options.models):
             continue
@@ -164,7 +200,9 @@ def spell(value: dict[str, float | str] | None) -> str:
         return "–"
     if "rate" not in value:
         return f"left out: {value['why']}"
-    return f"{value['rate']:,.0f} a second" + (f", {value['memory']:.1f} GB" if "memory" in value else "")
+    return f"{value['rate']:,.0f} a second" + (
+        f", {value['memory']:.1f} GB" if "memory" in value else ""
+    )
 
 
 if __name__ == "__main__":

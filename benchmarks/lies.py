@@ -1,10 +1,11 @@
-"""One client of ten lies: what it costs without limits, and with those of the deployment's template.
+"""One client of ten lies: what it costs without limits, and with those of the deployment's
+template.
 
     python benchmarks/lies.py --out benchmarks/lies.json
 
-Digits over ten clients, all of them in every round, 25 rounds of one epoch, batch 32, lr 0.2, an `mlp`; mean test
-accuracy over the final tenth of the rounds. Prints the tables of docs/trust.md. Runs that the file already has are not
-repeated; `--only-print` trains none.
+Digits over ten clients, all of them in every round, 25 rounds of one epoch, batch 32, lr 0.2, an
+`mlp`; mean test accuracy over the final tenth of the rounds. Prints the tables of docs/trust.md.
+Runs that the file already has are not repeated; `--only-print` trains none.
 """
 
 from __future__ import annotations
@@ -42,8 +43,20 @@ BASES = {
     "fedyogi": "fedyogi",
     "scaffold": "scaffold",
 }
-VALUES = ("1.5, 1.5", "1.5, 1.2", "1.2, 1.5", "1.25, 1.25", "1.2, 1.25", "1.1, 1.1", "1.0, 1.25")  # weight, norm
-FEW, CHOSEN, OTHERS = range(3), range(6), range(6, 10)  # seeds; the template's values were chosen on `CHOSEN`
+VALUES = (
+    "1.5, 1.5",
+    "1.5, 1.2",
+    "1.2, 1.5",
+    "1.25, 1.25",
+    "1.2, 1.25",
+    "1.1, 1.1",
+    "1.0, 1.25",
+)  # weight, norm
+FEW, CHOSEN, OTHERS = (
+    range(3),
+    range(6),
+    range(6, 10),
+)  # seeds; the template's values were chosen on `CHOSEN`
 
 
 def many_samples(reports: Reports, row: int, round: int) -> Reports:
@@ -122,7 +135,9 @@ def accuracy(case: Case) -> float:
     clients = partition(dataset, name=case.data, clients=CLIENTS, seed=case.seed, **options)
     if case.unequal:  # a tenth of the samples to all of them
         parts = np.geomspace(0.1, 1, CLIENTS)
-        kept = [each[: max(4, int(part * len(each)))] for each, part in zip(clients, parts, strict=True)]
+        kept = [
+            each[: max(4, int(part * len(each)))] for each, part in zip(clients, parts, strict=True)
+        ]
         clients = Population.from_lists(kept)
     model = models.build("mlp", shape=dataset.shape, classes=dataset.classes, seed=case.seed)
     task = Task(model, dataset, clients)
@@ -131,8 +146,15 @@ def accuracy(case: Case) -> float:
     engine = Batched(task)
     recipe = Recipe(rounds=case.length, cohort=CLIENTS, epochs=1, batch_size=32, lr=0.2)
     setup = Setup(parse(case.algorithm), recipe, CLIENTS, task.layout, detectors=(FGN(),))
-    course = drive(rounds(Run.start(engine.start(), setup, seed=case.seed), setup), Lying(engine, LIES[case.lie]))
-    scores = [engine.evaluate(result(run, setup)).accuracy for run in course if run.round > 0.9 * case.length]
+    course = drive(
+        rounds(Run.start(engine.start(), setup, seed=case.seed), setup),
+        Lying(engine, LIES[case.lie]),
+    )
+    scores = [
+        engine.evaluate(result(run, setup)).accuracy
+        for run in course
+        if run.round > 0.9 * case.length
+    ]
     return float(np.mean(scores))
 
 
@@ -141,7 +163,9 @@ class Measured:
 
     def __init__(self, path: Path | None, train: bool = True) -> None:
         self.path, self.train = path, train
-        self.found: dict[str, float] = json.loads(path.read_text()) if path and path.exists() else {}
+        self.found: dict[str, float] = (
+            json.loads(path.read_text()) if path and path.exists() else {}
+        )
 
     def __call__(self, case: Case) -> float:
         """In percent; NaN where it was not measured and nothing is to be trained."""
@@ -163,13 +187,18 @@ class Measured:
 
 
 def by_lie(measured: Measured) -> None:
-    """A row per lie: accuracy without limits and with them by algorithm, and what the template loses at most."""
+    """A row per lie: accuracy without limits and with them by algorithm, and what the template
+    loses at most.
+    """
     print(f"| lie | {' | '.join(f'`{name}`' for name in BASES)} | template: lost | with pa3fed |")
     print(f"|---|{'---|' * (len(BASES) + 2)}")
     for lie in LIES:
         cells = []
         for base in BASES.values():
-            ends = [measured.mean(Case(text, lie, seed) for seed in FEW) for text in (base, f"{base} + {LIMITS}")]
+            ends = [
+                measured.mean(Case(text, lie, seed) for seed in FEW)
+                for text in (base, f"{base} + {LIMITS}")
+            ]
             cells.append(" → ".join(f"{end:.1f}" for end in ends))
         for base in (BARE, PA3FED):
             lost = [
@@ -193,7 +222,9 @@ def by_limits(measured: Measured, lie: str = "samples, turned") -> None:
             cells.append(", ".join(f"{value:.1f}" for value in lost))
         for unequal in (False, True):
             lost = [
-                measured.lost(*(Case(each, "none", seed, "dirichlet", LONG, unequal) for each in (BARE, text)))
+                measured.lost(
+                    *(Case(each, "none", seed, "dirichlet", LONG, unequal) for each in (BARE, text))
+                )
                 for seed in (range(4) if text == TEMPLATE else range(2))
             ]
             cells.append(", ".join(f"{value:.1f}" for value in lost) + f": {np.mean(lost):.2f}")

@@ -26,15 +26,21 @@ from kairosfl.tasks.partitions import iid
 from kairosfl.tasks.prepare import prepare
 
 
-def task_of(model: str, clients: int, samples: int, shape: tuple[int, ...], **options: object) -> Task:
+def task_of(
+    model: str, clients: int, samples: int, shape: tuple[int, ...], **options: object
+) -> Task:
     size = {"shape": shape} if len(shape) == 3 else {"features": shape[0]}
     dataset = load("synthetic", samples=samples * clients, classes=10, seed=0, **size)
     population = iid(dataset.train.targets.numpy(), clients, 0)
-    return Task(models.build(model, shape=dataset.shape, classes=10, seed=0, **options), dataset, population)
+    return Task(
+        models.build(model, shape=dataset.shape, classes=10, seed=0, **options), dataset, population
+    )
 
 
 def by_hand(task: Task, recipe: Recipe, count: int) -> float:
-    """FedAvg as one would write it in a notebook when in a hurry for speed: seconds for `count` rounds."""
+    """FedAvg as one would write it in a notebook when in a hurry for speed: seconds for `count`
+    rounds.
+    """
     model = copy.deepcopy(task.model)
     inputs, targets = task.dataset.train.inputs, task.dataset.train.targets
     x = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
@@ -50,7 +56,9 @@ def by_hand(task: Task, recipe: Recipe, count: int) -> float:
             mine = torch.from_numpy(task.clients[int(client)].astype(np.int64))
             for _ in range(recipe.epochs):
                 for batch in mine[torch.randperm(len(mine))].split(recipe.batch_size):
-                    loss = F.cross_entropy(model(prepare(inputs[batch], task.dataset)), targets[batch])
+                    loss = F.cross_entropy(
+                        model(prepare(inputs[batch], task.dataset)), targets[batch]
+                    )
                     optimiser.zero_grad()
                     loss.backward()
                     optimiser.step()
@@ -61,7 +69,10 @@ def by_hand(task: Task, recipe: Recipe, count: int) -> float:
 
 def by_kairos(task: Task, recipe: Recipe, count: int) -> float:
     """The same rounds on the loop engine, signals and checks included."""
-    engine, setup = Loop(task), Setup(parse("fedavg"), recipe, len(task.clients), task.layout, detectors=(FGN(),))
+    engine, setup = (
+        Loop(task),
+        Setup(parse("fedavg"), recipe, len(task.clients), task.layout, detectors=(FGN(),)),
+    )
     course = drive(rounds(Run.start(engine.start(), setup, seed=0), setup), engine)
     began = time.process_time()
     for _ in range(count):
@@ -70,7 +81,9 @@ def by_kairos(task: Task, recipe: Recipe, count: int) -> float:
 
 
 def side_by_side(task: Task, recipe: Recipe, count: int, repeats: int) -> tuple[float, float]:
-    """Median seconds a round of both, taken in turns so that whatever else the machine does hits both."""
+    """Median seconds a round of both, taken in turns so that whatever else the machine does hits
+    both.
+    """
     hand, ours = [], []
     by_hand(task, recipe, 1), by_kairos(task, recipe, 1)
     for _ in range(repeats):
@@ -104,14 +117,20 @@ def main() -> None:
         f"overhead {1e3 * (ours - hand) / 100:+.3f} ms a client"
     )
 
-    small, large = task_of("mlp", 1000, 4, (16,), hidden=(16,)), task_of("mlp", options.clients, 4, (16,), hidden=(16,))
+    small, large = (
+        task_of("mlp", 1000, 4, (16,), hidden=(16,)),
+        task_of("mlp", options.clients, 4, (16,), hidden=(16,)),
+    )
     few, many = [], []
     for _ in range(options.repeats):
         few.append(by_kairos(small, recipe, 20) / 20)
         many.append(by_kairos(large, recipe, 20) / 20)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     ratio = statistics.median(many) / statistics.median(few)
-    print(f"{options.clients:,} clients against 1,000, 100 a round: ratio of round times {ratio:.3f}; ", end="")
+    print(
+        f"{options.clients:,} clients against 1,000, 100 a round: ratio of round times {ratio:.3f}; ",
+        end="",
+    )
     print(f"peak memory {peak:.2f} GiB")
 
 

@@ -42,7 +42,11 @@ BEGIN, END = "<!-- tables: python benchmarks/moment_tables.py -->\n", "<!-- end 
 def cell(rows: list[dict[str, Any]], schedule: str, budget: float, spent: str, score: str) -> str:
     """Mean ± deviation over the seeds, in per cent; a dash if there is none."""
     keys = schedule, budget, spent
-    values = [100 * each[score] for each in rows if (each["schedule"], each["budget"], each["spent"]) == keys]
+    values = [
+        100 * each[score]
+        for each in rows
+        if (each["schedule"], each["budget"], each["spent"]) == keys
+    ]
     deviation = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
     return f"{np.mean(values):.1f}{deviation}" if values else "–"
 
@@ -52,7 +56,9 @@ def share(rows: list[dict[str, Any]], budget: float, spent: str) -> str:
     if budget < 1 or not spent.startswith("fedcl"):
         return f"{100 * budget:.0f} %"
     asked, whole = (
-        np.mean([each["megabytes"] for each in rows if (each["budget"], each["spent"]) == (1.0, how)])
+        np.mean(
+            [each["megabytes"] for each in rows if (each["budget"], each["spent"]) == (1.0, how)]
+        )
         for how in (spent, "uniform")
     )
     return f"{100 * asked / whole:.0f} %"

@@ -1,12 +1,13 @@
-"""Every pair of rules but attacks and guards on non-IID digits: which ones train, against FedAvg with the same recipe.
+"""Every pair of rules but attacks and guards on non-IID digits: which ones train, against FedAvg
+with the same recipe.
 
     python benchmarks/pairs.py --out benchmarks/pairs.json --picture docs/assets/pairs.svg
     python benchmarks/pairs.py --read benchmarks/pairs.json --add --out benchmarks/pairs.json
     python benchmarks/pairs.py --only "fedmut + fedavgm" "fedmut(alpha=0.4) + fedavgm"
 
-Digits over 40 clients by Dir(0.3), cohorts of 8, 60 rounds, three seeds, every rule with its default options; the mean
-test accuracy over the final 10 % of rounds. Pairs that are refused stay grey. With `--add`, only what the file lacks is
-measured, such as the pairs of a new rule.
+Digits over 40 clients by Dir(0.3), cohorts of 8, 60 rounds, three seeds, every rule with its
+default options; the mean test accuracy over the final 10 % of rounds. Pairs that are refused stay
+grey. With `--add`, only what the file lacks is measured, such as the pairs of a new rule.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ ALARM = 0.10  # below FedAvg by more than this needs a documented reason
 
 
 def train(text: str, seed: int, length: int = ROUNDS, cohort: int = COHORT) -> tuple[float, float]:
-    """One run: mean accuracy over the final tenth of its rounds, and the mean length of the model's steps."""
+    """One run: mean accuracy over the final tenth of its rounds, and the mean length of the model's
+    steps.
+    """
     import torch
 
     from kairosfl import Batched, Recipe, Run, Setup, Task, drive, parse, rounds
@@ -63,16 +66,24 @@ def accuracy(job: tuple[str, int]) -> float | str:
 
 
 def measure(processes: int, known: dict[str, list[float | str]]) -> dict[str, list[float | str]]:
-    """Every rule and every pair, over the seeds, without noise, attacks and the rules against them (guards); those
-    that are known are kept."""
+    """Every rule and every pair, over the seeds, without noise, attacks and the rules against them
+    (guards); those that are known are kept."""
     from kairosfl.rules import RULES
     from kairosfl.rules.attack import Attack
     from kairosfl.rules.localprivacy import LocalPrivacy
     from kairosfl.rules.robust import Guard
 
-    left_out = [name for name, rule in RULES.items() if rule.private or issubclass(rule, Guard | Attack | LocalPrivacy)]
+    left_out = [
+        name
+        for name, rule in RULES.items()
+        if rule.private or issubclass(rule, Guard | Attack | LocalPrivacy)
+    ]
     names = [name for name in RULES if name not in left_out]
-    texts = ["fedavg", *names, *(f"{one} + {other}" for one, other in itertools.combinations(names, 2))]
+    texts = [
+        "fedavg",
+        *names,
+        *(f"{one} + {other}" for one, other in itertools.combinations(names, 2)),
+    ]
     missing = [text for text in texts if text not in known]
     jobs = [(text, seed) for text in missing for seed in range(SEEDS)]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
@@ -105,11 +116,17 @@ def draw(found: dict[str, list[float | str]], path: Path) -> None:
     axes.set_yticks(range(len(names)), names)
     for i, j in itertools.product(range(len(names)), repeat=2):
         if i == j:
-            axes.add_patch(plt.Rectangle((i - 0.47, i - 0.47), 0.94, 0.94, fill=False, linewidth=1.2))
+            axes.add_patch(
+                plt.Rectangle((i - 0.47, i - 0.47), 0.94, 0.94, fill=False, linewidth=1.2)
+            )
         text = "–" if np.isnan(matrix[i, j]) else f"{matrix[i, j]:.0f}"
         dark = abs(colours(matrix[i, j]) - 0.5) > 0.3
-        axes.text(j, i, text, ha="center", va="center", fontsize=9, color="white" if dark else "black")
-    bar = figure.colorbar(image, shrink=0.8, label=f"accuracy, % (white: FedAvg's {base:.1f}; grey: refused)")
+        axes.text(
+            j, i, text, ha="center", va="center", fontsize=9, color="white" if dark else "black"
+        )
+    bar = figure.colorbar(
+        image, shrink=0.8, label=f"accuracy, % (white: FedAvg's {base:.1f}; grey: refused)"
+    )
     bar.set_ticks([70, 75, 80, 85, 90, 95, 100])
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
@@ -117,9 +134,14 @@ def draw(found: dict[str, list[float | str]], path: Path) -> None:
 def show(texts: list[str], length: int, cohort: int) -> None:
     """A line for each of these algorithms."""
     for text in texts:
-        scores, steps = zip(*(train(text, seed, length, cohort) for seed in range(SEEDS)), strict=True)
+        scores, steps = zip(
+            *(train(text, seed, length, cohort) for seed in range(SEEDS)), strict=True
+        )
         each = " ".join(f"{100 * score:.1f}" for score in scores)
-        print(f"{text}: {100 * np.mean(scores):.1f} ({each}), steps of length {np.mean(steps):.3f}", flush=True)
+        print(
+            f"{text}: {100 * np.mean(scores):.1f} ({each}), steps of length {np.mean(steps):.3f}",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -129,7 +151,12 @@ def main() -> None:
     parser.add_argument("--read", type=Path, help="draw these numbers instead of measuring")
     parser.add_argument("--add", action="store_true", help="measure what --read does not have")
     parser.add_argument("--picture", type=Path)
-    parser.add_argument("--only", nargs="+", metavar="ALGORITHM", help="just these, and how long the model's steps are")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="ALGORITHM",
+        help="just these, and how long the model's steps are",
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="with --only")
     parser.add_argument("--cohort", type=int, default=COHORT, help="with --only")
     chosen = parser.parse_args()
@@ -143,14 +170,18 @@ def main() -> None:
     if chosen.picture:
         draw(found, chosen.picture)
     base = float(np.mean(found["fedavg"]))
-    refused = [text for text, values in found.items() if any(isinstance(value, str) for value in values)]
+    refused = [
+        text for text, values in found.items() if any(isinstance(value, str) for value in values)
+    ]
     means = {text: float(np.mean(values)) for text, values in found.items() if text not in refused}
     print(f"fedavg {base:.3f}; {len(means)} trained, {len(refused)} refused")
     for text in refused:
         print(f"refused: {text}: {next(value for value in found[text] if isinstance(value, str))}")
     for text, value in sorted(means.items(), key=lambda entry: entry[1]):
         if value < base - ALARM:
-            print(f"below fedavg by more than ten points: {text} {value:.3f} {[round(v, 3) for v in found[text]]}")
+            print(
+                f"below fedavg by more than ten points: {text} {value:.3f} {[round(v, 3) for v in found[text]]}"
+            )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""What a round costs beyond its training on engine `ray`: a model of six numbers, one step a client.
+"""What a round costs beyond its training on engine `ray`: a model of six numbers, one step a
+client.
 
     python benchmarks/ray_overhead.py [--actors 4] [--rounds 200] [--parameters 25_000_000]
 
-With --parameters a random model of that size shows the cost of moving updates; the median round is printed either way.
+With --parameters a random model of that size shows the cost of moving updates; the median round is
+printed either way.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ def task(parameters: int, clients: int) -> Task:
 def seconds(engine: Engine, task: Task, x: torch.Tensor, cohort: int, count: int) -> list[float]:
     """What `engine.train` takes in each round."""
     recipe = Recipe(rounds=count, cohort=cohort, batch_size=1, lr=0.1)
-    setup, taken = Setup(Algorithm(), recipe, len(task.clients), task.layout, detectors=(FGN(),)), []
+    setup, taken = (
+        Setup(Algorithm(), recipe, len(task.clients), task.layout, detectors=(FGN(),)),
+        [],
+    )
     course = rounds(Run.start(x, setup, seed=0), setup)
     _, briefs = next(course)
     while briefs is not None:
@@ -65,8 +70,12 @@ def main() -> None:
         up = time.perf_counter() - began
         taken = sorted(seconds(engine, work, engine.start(), given.cohort, given.rounds)[3:])
     median, tenth = 1e3 * statistics.median(taken), 1e3 * taken[len(taken) * 9 // 10]
-    print(f"{given.actors} actors up in {up:.1f} s; {given.cohort} clients, {work.layout.size} parameters")
-    print(f"a round takes {median:.1f} ms (nine in ten below {tenth:.1f} ms), {1e3 * alone:.1f} ms on engine loop")
+    print(
+        f"{given.actors} actors up in {up:.1f} s; {given.cohort} clients, {work.layout.size} parameters"
+    )
+    print(
+        f"a round takes {median:.1f} ms (nine in ten below {tenth:.1f} ms), {1e3 * alone:.1f} ms on engine loop"
+    )
 
 
 if __name__ == "__main__":

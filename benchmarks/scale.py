@@ -1,9 +1,11 @@
-"""A simulated federation of 100,000 clients in rotation: time, memory, and what a client's row costs.
+"""A simulated federation of 100,000 clients in rotation: time, memory, and what a client's row
+costs.
 
     python benchmarks/scale.py [--clients 100000] [--cohort 500] [--algorithm scaffold]
 
-Every client trains once: clients / cohort rounds. The model is a linear layer on 60 features, as for the synthetic
-data of the FedProx paper; 20 samples a client. A checkpoint is written and measured at the end.
+Every client trains once: clients / cohort rounds. The model is a linear layer on 60 features, as
+for the synthetic data of the FedProx paper; 20 samples a client. A checkpoint is written and
+measured at the end.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def federation(clients: int) -> Task:
         targets[mine] = (inputs[mine] @ kinds[i]).argmax(1)
     train = Samples(inputs, targets)
     test = Samples(inputs[: 500 * EACH], targets[: 500 * EACH])
-    population = Population(np.arange(clients * EACH, dtype=np.int32), np.arange(clients + 1) * EACH)
+    population = Population(
+        np.arange(clients * EACH, dtype=np.int32), np.arange(clients + 1) * EACH
+    )
     torch.manual_seed(0)
     return Task(nn.Linear(FEATURES, CLASSES), DataSet("mixture", train, test, CLASSES), population)
 
@@ -79,10 +83,14 @@ def main() -> None:
     task = federation(given.clients)
     engine = Loop(task)
     algorithm = Rotation() + parse(given.algorithm)
-    recipe = Recipe(rounds=given.clients // given.cohort, cohort=given.cohort, batch_size=10, lr=0.05)
+    recipe = Recipe(
+        rounds=given.clients // given.cohort, cohort=given.cohort, batch_size=10, lr=0.05
+    )
     setup = Setup(algorithm, recipe, given.clients, task.layout, detectors=(FGN(),))
     run = Run.start(engine.start(), setup, seed=0)
-    print(f"{given.clients} clients, {len(task.dataset.train)} samples, {task.layout.size} parameters, {algorithm}")
+    print(
+        f"{given.clients} clients, {len(task.dataset.train)} samples, {task.layout.size} parameters, {algorithm}"
+    )
     print(f"ready in {time.perf_counter() - began:.1f} s, {resident():.0f} MiB resident")
     before, training, serving = resident(), 0.0, 0.0
     course = rounds(run, setup)
@@ -96,9 +104,13 @@ def main() -> None:
         if run.round % max(1, recipe.rounds // 5) == 0:
             scores = engine.evaluate(run.x)
             rows = sum(len(table) for table in run.tables)
-            print(f"round {run.round:5d}: accuracy {scores.accuracy:.3f}, {rows} rows, {resident():.0f} MiB resident")
+            print(
+                f"round {run.round:5d}: accuracy {scores.accuracy:.3f}, {rows} rows, {resident():.0f} MiB resident"
+            )
     trained = recipe.rounds * given.cohort
-    print(f"training {1e3 * training / trained:.2f} ms a client, server {1e6 * serving / trained:.0f} us a report")
+    print(
+        f"training {1e3 * training / trained:.2f} ms a client, server {1e6 * serving / trained:.0f} us a report"
+    )
     print(f"memory grew by {1024 * (resident() - before) / trained:.2f} KiB a client")
     with TemporaryDirectory() as folder:
         checkpoints = Checkpoints(Path(folder))
@@ -106,7 +118,9 @@ def main() -> None:
             began = time.perf_counter()
             checkpoints.save(run, {})
             size = sum(path.stat().st_size for path in Path(folder).iterdir()) / 1e6
-            print(f"checkpoint with {which}: {time.perf_counter() - began:.1f} s, {size:.0f} MB on disk")
+            print(
+                f"checkpoint with {which}: {time.perf_counter() - began:.1f} s, {size:.0f} MB on disk"
+            )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory {peak:.0f} MiB")
 

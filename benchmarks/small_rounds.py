@@ -2,11 +2,12 @@
 
     python benchmarks/small_rounds.py [--device cuda] [--baseline OTHER_CHECKOUT] [--profile]
 
-Prints milliseconds a round as a whole, without the steps, between the rounds and by part, and with --baseline those of
-another checkout in the same run, the two taking turns, and whether both end with the same model, to the bit. Between
-the rounds is from where the host waits for a cohort to the next one's first step, without evaluation and metrics: a GPU
-is idle meanwhile. It is 0 if that step was launched before. On a CPU it is time that the process really had, and most
-of it are the steps, which a GPU replays as graphs; on a GPU it is the clock's, and a part that waits for the device
+Prints milliseconds a round as a whole, without the steps, between the rounds and by part, and with
+--baseline those of another checkout in the same run, the two taking turns, and whether both end
+with the same model, to the bit. Between the rounds is from where the host waits for a cohort to the
+next one's first step, without evaluation and metrics: a GPU is idle meanwhile. It is 0 if that step
+was launched before. On a CPU it is time that the process really had, and most of it are the steps,
+which a GPU replays as graphs; on a GPU it is the clock's, and a part that waits for the device
 contains the device's time. --profile lists where the host's time goes.
 """
 
@@ -71,12 +72,16 @@ RECORDING = ("evaluation", "metrics rows", "writing lines")
 
 
 def measure(rounds: int, device: str, profile: bool) -> dict[str, Any]:
-    """Milliseconds of one round, the median, and of each part, the mean; and a checksum of the final model."""
+    """Milliseconds of one round, the median, and of each part, the mean; and a checksum of the
+    final model.
+    """
     from kairosfl.runs import experiment
     from kairosfl.runs.checkpoint import model
     from kairosfl.runs.config import load
 
-    clock = time.perf_counter if device == "cuda" else time.process_time  # other processes may share the cores
+    clock = (
+        time.perf_counter if device == "cuda" else time.process_time
+    )  # other processes may share the cores
     spent: dict[str, float] = defaultdict(float)
     for part, functions in PARTS.items():
         for module, owner, name in functions:
@@ -105,14 +110,25 @@ def measure(rounds: int, device: str, profile: bool) -> dict[str, Any]:
     counted = len(took)
     parts = {part: 1e3 * spent[part] / counted for part in (*PARTS, BETWEEN)}
     between = max(0.0, parts.pop(BETWEEN) - sum(parts[part] for part in RECORDING))
-    parts["collect, without the steps"] = max(0.0, parts["collect, without the steps"] - parts["steps"])
+    parts["collect, without the steps"] = max(
+        0.0, parts["collect, without the steps"] - parts["steps"]
+    )
     whole, mean = 1e3 * statistics.median(took), 1e3 * sum(took) / counted
     digest = hashlib.sha256(x.numpy().tobytes()).hexdigest()[:16]
     rest = mean - parts["steps"]
-    return {"round": whole, "mean": mean, "rest": rest, "between": between, "parts": parts, "model": digest}
+    return {
+        "round": whole,
+        "mean": mean,
+        "rest": rest,
+        "between": between,
+        "parts": parts,
+        "model": digest,
+    }
 
 
-def _time(part: str, module: str, owner: str | None, name: str, spent: dict[str, float], clock: Clock) -> None:
+def _time(
+    part: str, module: str, owner: str | None, name: str, spent: dict[str, float], clock: Clock
+) -> None:
     """Replace a function by one that adds up its time."""
     from importlib import import_module
 
@@ -131,7 +147,9 @@ def _time(part: str, module: str, owner: str | None, name: str, spent: dict[str,
 
 
 def _time_between(spent: dict[str, float], clock: Clock) -> None:
-    """Add up the time from where the host waits for a cohort to where it launches the next one's steps."""
+    """Add up the time from where the host waits for a cohort to where it launches the next one's
+    steps.
+    """
     from kairosfl.engines.batched.graphs import Steps
     from kairosfl.engines.batched.jobs import Ticket
 
@@ -152,8 +170,19 @@ def _time_between(spent: dict[str, float], clock: Clock) -> None:
 
 def in_checkout(checkout: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The same in a process of its own, with the sources of a checkout."""
-    environment = os.environ | {"PYTHONPATH": str(checkout.resolve() / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, "--json", "--device", options.device, "--rounds", str(options.rounds)]
+    environment = os.environ | {
+        "PYTHONPATH": str(checkout.resolve() / "src"),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [
+        sys.executable,
+        __file__,
+        "--json",
+        "--device",
+        options.device,
+        "--rounds",
+        str(options.rounds),
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr)
@@ -162,10 +191,14 @@ def in_checkout(checkout: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--repeats", type=int, default=3, help="turns of each checkout with --baseline")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="turns of each checkout with --baseline"
+    )
     parser.add_argument("--baseline", type=Path, help="another checkout to compare with")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", action="store_true")
@@ -184,8 +217,13 @@ def main() -> None:
             print(f"  {value:7.3f}  {part}")
         return
     here = Path(__file__).parents[1]
-    turns = [(in_checkout(options.baseline, options), in_checkout(here, options)) for _ in range(options.repeats)]
-    before, after = (min((turn[side] for turn in turns), key=lambda each: each["rest"]) for side in (0, 1))
+    turns = [
+        (in_checkout(options.baseline, options), in_checkout(here, options))
+        for _ in range(options.repeats)
+    ]
+    before, after = (
+        min((turn[side] for turn in turns), key=lambda each: each["rest"]) for side in (0, 1)
+    )
     for what, name in (("a round", "round"), ("without the steps", "rest"), (BETWEEN, "between")):
         print(f"{before[name]:.2f} ms {what} before, {after[name]:.2f} after: ", end="")
         print(f"{100 * (1 - after[name] / before[name]):.0f} % less")

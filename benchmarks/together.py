@@ -1,4 +1,5 @@
-"""Whether a run of a sweep is what it is alone: the same runs together on one engine and one by one.
+"""Whether a run of a sweep is what it is alone: the same runs together on one engine and one by
+one.
 
     KAIROSFL_DATA=... python benchmarks/together.py
 
@@ -28,12 +29,16 @@ COLUMNS = ("accuracy", "loss", "train_loss")
 
 def largest(first: Path, second: Path, column: str) -> float:
     """How far the two runs are apart in a column, over all rounds."""
-    rows = zip(read_lines(first / "metrics.jsonl"), read_lines(second / "metrics.jsonl"), strict=True)
+    rows = zip(
+        read_lines(first / "metrics.jsonl"), read_lines(second / "metrics.jsonl"), strict=True
+    )
     return max(abs(ours[column] - theirs[column]) for ours, theirs in rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--model", default="cnn")
     parser.add_argument("--rounds", type=int, default=10)
@@ -50,7 +55,8 @@ def main() -> None:
             for each in members:
                 sweep([each], alone)
             apart = [
-                max(largest(together / each.name, alone / each.name, column) for each in members) for column in COLUMNS
+                max(largest(together / each.name, alone / each.name, column) for each in members)
+                for column in COLUMNS
             ]
         print("|", way, "|", " | ".join(f"{value:.1g}" for value in apart), "|", flush=True)
 

@@ -1,4 +1,6 @@
-"""One thread per process: the tests are small, run side by side, and their bits must not depend on the cores."""
+"""One thread per process: the tests are small, run side by side, and their bits must not depend on
+the cores.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,12 @@ import os
 from functools import cache
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist says how wide its own terminal is
-os.environ["KAIROSFL_CACHE"] = "off"  # what a GPU measured for the user is none of the tests' business
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, and for the processes that tests start
+os.environ["KAIROSFL_CACHE"] = (
+    "off"  # what a GPU measured for the user is none of the tests' business
+)
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # before torch is imported, and for the processes that tests start
 
 import torch
 import typer.testing
@@ -19,7 +25,8 @@ typer.testing._get_command = cache(typer.main.get_command)  # type: ignore[attr-
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # a full collection would look at 800,000 objects of imported modules and collected tests
+    # a full collection would look at 800,000 objects of imported modules and collected tests
+    gc.freeze()
     gc.enable()
 
 

@@ -48,7 +48,9 @@ def test_golden_numbers_are_the_same_twice(tmp_path: Path, said: Callable[[], st
     assert "1 the same to the bit, 0 differ as expected, 0 differ\n" in said()
 
 
-def test_golden_numbers_say_what_differs_and_whether_it_was_expected(tmp_path: Path, said: Callable[[], str]) -> None:
+def test_golden_numbers_say_what_differs_and_whether_it_was_expected(
+    tmp_path: Path, said: Callable[[], str]
+) -> None:
     stored = tmp_path / "golden.json"
     golden_numbers("--write", str(stored))
     text = stored.read_text()
@@ -57,7 +59,10 @@ def test_golden_numbers_say_what_differs_and_whether_it_was_expected(tmp_path: P
 
     assert golden_numbers("--against", str(stored)) == 1
     assert "DIFFERS: fedprox(mu=1.0) | loop | plain: x by 0e+00 of its length\n" in said()
-    assert golden_numbers("--against", str(stored), "--changed", "fedavg", "@conv", "fedprox@conv") == 1
+    assert (
+        golden_numbers("--against", str(stored), "--changed", "fedavg", "@conv", "fedprox@conv")
+        == 1
+    )
     said()
     for named in ("fedprox", "fedprox@plain", "@plain"):
         assert golden_numbers("--against", str(stored), "--changed", named) == 0
@@ -70,7 +75,10 @@ OUT = "OUT"  # stands for an empty folder
 # How each script is tried within seconds on a CPU, and what it then prints.
 SMALL: dict[str, tuple[str, str]] = {
     "adapters": ("--small --device cpu --models 336M", "336M"),
-    "adapting": ("--model lenet --samples 10 --epochs 1 --batch 10 --repeats 1", "ALT's second pass"),
+    "adapting": (
+        "--model lenet --samples 10 --epochs 1 --batch 10 --repeats 1",
+        "ALT's second pass",
+    ),
     "against_pfl": (
         "--device cpu --synthetic --who kairos --rounds 2 --every 1 --clients 12 --cohort 2",
         "ms a round, 2 rounds",
@@ -80,7 +88,10 @@ SMALL: dict[str, tuple[str, str]] = {
     "aware": ("--clients 20 --parameters 2000 --reports 3 --rounds 1 --threads 1", "duality gap"),
     "aware_solver": ("--seeds 1 --rounds 4 --variants exact FedAvgM", "exact"),
     "client_accuracy": ("--rounds 2 --repeats 1", "loop, 2 rounds"),
-    "growth": (f"--millions 0.1 --limit 0.01 --repeats 1 --out {OUT}/growth.png", "| 0.1 M | batched |"),
+    "growth": (
+        f"--millions 0.1 --limit 0.01 --repeats 1 --out {OUT}/growth.png",
+        "| 0.1 M | batched |",
+    ),
     "growth_rates": (f"--small --device cpu --limit 0.01 --out {OUT}/rates.png", "clients"),
     "lies": ("--out benchmarks/lies.json --only-print", "template"),
     "loop": ("--repeats 1 --clients 1000", "1,000 clients against"),
@@ -101,8 +112,13 @@ NOT_RUN = {
     "peers/run": "installs other frameworks",
     "moment_tables": "replaces the tables of a page",
 }
-# Scripts that are not called alone, or only with a program that may not be installed: that they compile.
-COMPILED = {"gallery", "golden", *(f"peers/{name}" for name in ("by_hand", "common", "fedlab", "flgo", "flower"))} | {
+# Scripts that are not called alone, or only with a program that may not be installed: that they
+# compile.
+COMPILED = {
+    "gallery",
+    "golden",
+    *(f"peers/{name}" for name in ("by_hand", "common", "fedlab", "flgo", "flower")),
+} | {
     "peers/kairos",
     "peers/pfl",
 }

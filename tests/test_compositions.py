@@ -1,8 +1,9 @@
-"""Every base algorithm with every subset of the adaptive rules: trains, stays finite, resumes to the bit, and acts.
+"""Every base algorithm with every subset of the adaptive rules: trains, stays finite, resumes to
+the bit, and acts.
 
-Every pair of them is refused with a sentence, or was measured to train, or has its reason in the documentation. The
-attacks, the rules against them (guards) and local noise are combined with every rule: refused with a sentence, or
-finite and resumed to the bit.
+Every pair of them is refused with a sentence, or was measured to train, or has its reason in the
+documentation. The attacks, the rules against them (guards) and local noise are combined with every
+rule: refused with a sentence, or finite and resumed to the bit.
 """
 
 from __future__ import annotations
@@ -43,11 +44,19 @@ RECIPE = Recipe(rounds=ROUNDS, cohort=3, epochs=EPOCHS, batch_size=16, lr=0.1, m
 GUARDS = [name for name, rule in RULES.items() if issubclass(rule, Guard | Attack | LocalPrivacy)]
 QUICK = {"limits", "fedavg", "fedavgm", "feddyn", "scaffold"}  # the others are slow tests
 PUBLIC = {
-    name: rule for name, rule in RULES.items() if issubclass(rule, Rule) and not rule.private and name not in GUARDS
+    name: rule
+    for name, rule in RULES.items()
+    if issubclass(rule, Rule) and not rule.private and name not in GUARDS
 }
 BASES = ["fedavg", *sorted(name for name, rule in PUBLIC.items() if rule.kind == "base")]
-# In five rounds of a tiny model: a threshold that some clients fall below, and a score that counts in every period.
-ADAPTIVE = {"fedcl": "fedcl", "alt": "alt(a=0.9, b=0.0995)", "pa3fed": "pa3fed(always=True)", "fedaware": "fedaware"}
+# In five rounds of a tiny model: a threshold that some clients fall below, and a score that counts
+# in every period.
+ADAPTIVE = {
+    "fedcl": "fedcl",
+    "alt": "alt(a=0.9, b=0.0995)",
+    "pa3fed": "pa3fed(always=True)",
+    "fedaware": "fedaware",
+}
 SUBSETS = [subset for size in range(5) for subset in combinations(ADAPTIVE, size)]
 # Rules that leave local training and the step alone, with all of the others.
 AROUND = {"average": "average(share=0.6)", "budget": "budget(share=0.7)", "uniform": "uniform"}
@@ -60,9 +69,15 @@ def _task() -> Task:
     torch.manual_seed(0)
     digits = load("digits")
     part = Samples(digits.train.inputs[:96], digits.train.targets[:96])
-    dataset = DataSet("digits", part, Samples(digits.test.inputs[:32], digits.test.targets[:32]), classes=10)
+    dataset = DataSet(
+        "digits", part, Samples(digits.test.inputs[:32], digits.test.targets[:32]), classes=10
+    )
     population = dirichlet(part.targets.numpy(), CLIENTS, 0, alpha=0.5, minimum=4)
-    return Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10)), dataset, population)
+    return Task(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10)),
+        dataset,
+        population,
+    )
 
 
 def _start(algorithm: Algorithm) -> tuple[Run, Setup]:
@@ -87,7 +102,9 @@ def _end(base: str, subset: tuple[str, ...]) -> np.ndarray:
 
 
 def _refusal(base: str, subset: tuple[str, ...]) -> str | None:
-    return next((why for (one, other), why in REFUSED.items() if one == base and other in subset), None)
+    return next(
+        (why for (one, other), why in REFUSED.items() if one == base and other in subset), None
+    )
 
 
 def some_slow(names: Iterable[str]) -> list[Any]:
@@ -98,7 +115,9 @@ def some_slow(names: Iterable[str]) -> list[Any]:
 def test_there_are_fifteen_times_sixteen() -> None:
     assert len(BASES) == 15
     assert len(SUBSETS) == 16
-    assert {*ADAPTIVE, *AROUND} == {name for name, rule in PUBLIC.items() if rule.kind == "adaptive"}
+    assert {*ADAPTIVE, *AROUND} == {
+        name for name, rule in PUBLIC.items() if rule.kind == "adaptive"
+    }
 
 
 @pytest.mark.parametrize("base", some_slow(BASES))
@@ -128,15 +147,23 @@ def _check_acts(text: str, subset: tuple[str, ...], runs: list[Run]) -> None:
     """Each adaptive rule leaves its mark on the records."""
     records = [run.record for run in runs]
     if "fedcl" in subset:
-        assert {record.asked for record in records} != {RECIPE.cohort}, f"{text}: the cohort never changed"
+        assert {record.asked for record in records} != {RECIPE.cohort}, (
+            f"{text}: the cohort never changed"
+        )
     epochs = torch.cat([record.reports.epochs for record in records])
     if "alt" in subset:
         assert epochs.min() < EPOCHS, f"{text}: nobody was stopped"
     else:
         assert (epochs == EPOCHS).all(), text
     uniform = any(rule.uniform for rule in parse(text).rules)
-    plain = [torch.ones_like(record.weights) if uniform else record.reports.n.double() for record in records]
-    same = [torch.allclose(record.weights, n / n.sum(), rtol=1e-9) for record, n in zip(records, plain, strict=True)]
+    plain = [
+        torch.ones_like(record.weights) if uniform else record.reports.n.double()
+        for record in records
+    ]
+    same = [
+        torch.allclose(record.weights, n / n.sum(), rtol=1e-9)
+        for record, n in zip(records, plain, strict=True)
+    ]
     assert same[0], f"{text}: nobody has a history in the first round"
     assert all(same) != ("pa3fed" in subset), (
         f"{text}: weights {'equal' if all(same) else 'differ from'} the plain ones"
@@ -175,7 +202,9 @@ def test_uniform_weights_hold_with_all_other_rules(base: str) -> None:
             _start(parse(text))
         text = text.replace("fedaware", "fedaware(project=true)")
     for run in _course(parse(text)):
-        assert torch.equal(run.record.weights, torch.full_like(run.record.weights, 1 / len(run.record.weights)))
+        assert torch.equal(
+            run.record.weights, torch.full_like(run.record.weights, 1 / len(run.record.weights))
+        )
         assert torch.isfinite(run.x).all()
 
 
@@ -199,7 +228,9 @@ def test_each_adaptive_rule_changes_the_model(base: str, rule: str) -> None:
 
 
 def _refused(text: str, pairwise: bool) -> Algorithm | None:
-    """The sum of two rules; None if it is refused, as it must be where one of them conflicts with the other."""
+    """The sum of two rules; None if it is refused, as it must be where one of them conflicts with
+    the other.
+    """
     try:
         algorithm = parse(text)
         assert not pairwise, text
@@ -212,11 +243,15 @@ def _refused(text: str, pairwise: bool) -> Algorithm | None:
 
 
 @pytest.mark.parametrize("guard", some_slow(GUARDS))
-def test_a_guard_and_any_other_rule_train_and_resume_or_are_refused(guard: str, tmp_path: Path) -> None:
+def test_a_guard_and_any_other_rule_train_and_resume_or_are_refused(
+    guard: str, tmp_path: Path
+) -> None:
     for other in RULES:
         if other == guard:
             continue
-        order = sorted((guard, other), key=lambda name: (name != "attack", name == "limits"))  # the first, the last one
+        order = sorted(
+            (guard, other), key=lambda name: (name != "attack", name == "limits")
+        )  # the first, the last one
         text = " + ".join(order)
         one, two = (parse(name).rules[0] for name in (guard, other))
         algorithm = _refused(text, bool(one.conflicts_with(two) or two.conflicts_with(one)))
@@ -234,7 +269,9 @@ def test_a_guard_and_any_other_rule_train_and_resume_or_are_refused(guard: str, 
 
 
 ROOT = Path(__file__).parents[1]
-MEASURED: dict[str, list[float | str]] = json.loads((ROOT / "benchmarks" / "pairs.json").read_text())
+MEASURED: dict[str, list[float | str]] = json.loads(
+    (ROOT / "benchmarks" / "pairs.json").read_text()
+)
 PAIRS = [f"{one} + {other}" for one, other in combinations(PUBLIC, 2)]
 ALARM = 0.10
 
@@ -246,10 +283,14 @@ def test_every_rule_and_every_pair_was_measured() -> None:
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_a_pair_is_refused_or_trains_or_the_documentation_says_why_not(pair: str) -> None:
-    """Within ten points of FedAvg (benchmarks/pairs.py), unless docs/rules/compositions.md names the pair."""
+    """Within ten points of FedAvg (benchmarks/pairs.py), unless docs/rules/compositions.md names
+    the pair.
+    """
     values = [value for value in MEASURED[pair] if not isinstance(value, str)]
     if not values:
-        with pytest.raises(UserError, match=rf"^{pair.replace(' + ', ' and ')} cannot be combined: \w.*\.$"):
+        with pytest.raises(
+            UserError, match=rf"^{pair.replace(' + ', ' and ')} cannot be combined: \w.*\.$"
+        ):
             _start(parse(pair))
         return
     _start(parse(pair))

@@ -1,8 +1,10 @@
-"""The documentation is true: its Python runs, its TOML resolves, its commands exist, its tables name every key.
+"""The documentation is true: its Python runs, its TOML resolves, its commands exist, its tables
+name every key.
 
-Blocks of one page share a namespace and a temporary folder, as if the page were typed in from top to bottom. A fenced
-block titled like a file is written into that folder under its title. Python that is not to be run has the comment
-`<!-- not run: reason -->` before it; what stands below `<!-- prints -->` is what the block before it prints.
+Blocks of one page share a namespace and a temporary folder, as if the page were typed in from top
+to bottom. A fenced block titled like a file is written into that folder under its title. Python
+that is not to be run has the comment `<!-- not run: reason -->` before it; what stands below `<!--
+prints -->` is what the block before it prints.
 """
 
 from __future__ import annotations
@@ -104,10 +106,16 @@ def blocks(text: str) -> list[Block]:
         left_out = bool(NOT_RUN.search(match["comment"] or ""))
         shown = PRINTS.match(text, match.end())
         prints = textwrap.dedent(shown["text"]).strip() if shown else None
-        found.append(Block(match.start(), match["language"], code, title[1] if title else "", left_out, prints))
+        found.append(
+            Block(
+                match.start(), match["language"], code, title[1] if title else "", left_out, prints
+            )
+        )
     rest = FENCE.sub(lambda match: re.sub(r"[^\n]", "#", match[0]), text)
     for match in INDENTED.finditer(rest):
-        found.append(Block(match.start("text"), "", re.sub(r"^ {4}", "", match["text"], flags=re.MULTILINE)))
+        found.append(
+            Block(match.start("text"), "", re.sub(r"^ {4}", "", match["text"], flags=re.MULTILINE))
+        )
     return sorted(found, key=lambda block: block.at)
 
 
@@ -117,7 +125,9 @@ def commands(text: str) -> list[list[str]]:
     for block in blocks(text):
         if block.language != "python":
             lines += re.findall(
-                r"^(?:\$ )?(?:python -m )?kairosfl (.*)$", block.text.replace("\\\n", " "), re.MULTILINE
+                r"^(?:\$ )?(?:python -m )?kairosfl (.*)$",
+                block.text.replace("\\\n", " "),
+                re.MULTILINE,
             )
     prose = FENCE.sub("", text)
     lines += re.findall(r"`(?:python -m )?kairosfl ([^`]+)`", INDENTED.sub("\n", prose))
@@ -134,11 +144,15 @@ LONG = ("examples/images.md",)  # part of `make test-extended`
 
 @pytest.mark.filterwarnings("ignore:.* is not the official file")
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[pytest.mark.slow] * (name(page) in LONG)) for page in PAGES], ids=name
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * (name(page) in LONG)) for page in PAGES],
+    ids=name,
 )
 def test_the_page_can_be_typed_in_from_top_to_bottom(page: Path, desk: types.ModuleType) -> None:
     desk.__dict__.update(taken_for_granted(name(page)))
-    for package in FOREIGN & set(re.findall(r"^(?:from|import) (\w+)", page.read_text(encoding="utf-8"), re.MULTILINE)):
+    for package in FOREIGN & set(
+        re.findall(r"^(?:from|import) (\w+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    ):
         if zoo.library(package) is None:
             pytest.skip(f"needs {package}")
     for block in blocks(page.read_text(encoding="utf-8")):
@@ -157,7 +171,11 @@ def test_the_page_can_be_typed_in_from_top_to_bottom(page: Path, desk: types.Mod
 def perform(block: Block, module: types.ModuleType, page: Path) -> None:
     shown = page.read_text(encoding="utf-8")
     # Where what is printed is not compared, two rounds show that the code runs.
-    text = block.text if "<!-- prints -->" in shown else re.sub(r"\brounds=\d+", "rounds=2", block.text)
+    text = (
+        block.text
+        if "<!-- prints -->" in shown
+        else re.sub(r"\brounds=\d+", "rounds=2", block.text)
+    )
     tree = ast.parse(text)
     wanted = set(re.findall(r"^(?:from|import) (\w+)", block.text, re.MULTILINE))
     if any(importlib.util.find_spec(package) is None for package in wanted & OPTIONAL):
@@ -173,7 +191,10 @@ def type_in(lines: str) -> None:
     """Run the commands `kairosfl ...` and `python file.py`, the runs shortened."""
     for file in re.findall(r"^python (\w+\.py)$", lines, re.MULTILINE):
         runpy.run_path(file, run_name="__main__")
-    short = {"run": ["--set", "train.rounds=2"], "sweep": ["--set", "train.rounds=2", "--set", "sweep.seed=[0]"]}
+    short = {
+        "run": ["--set", "train.rounds=2"],
+        "sweep": ["--set", "train.rounds=2", "--set", "sweep.seed=[0]"],
+    }
     short["tune"] = ["--set", "train.rounds=2", "--trials", "6"]
     for arguments in commands(f"```sh\n{lines}```\n"):
         result = CliRunner().invoke(app, [*arguments, *short.get(arguments[0], [])])
@@ -184,7 +205,11 @@ def configuration(block: Block) -> dict[str, Any] | None:
     """The tables of a block that is a configuration, or a part of one."""
     if block.language == "toml":
         tables = tomllib.loads(block.text)
-        return {key: value for key, value in tables.items() if key != "deploy"} if tables.keys() & KEYS else None
+        return (
+            {key: value for key, value in tables.items() if key != "deploy"}
+            if tables.keys() & KEYS
+            else None
+        )
     if not block.language and re.match(rf"\[({'|'.join(KEYS)})\]|(algorithm|seed) =", block.text):
         return tomllib.loads(block.text)
     return None
@@ -194,26 +219,44 @@ def configuration(block: Block) -> dict[str, Any] | None:
 def test_what_is_not_run_says_why(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     said = NOT_RUN.findall(text)
-    assert len(said) == len(re.findall(r"<!-- *not run", text)) == sum(block.left_out for block in blocks(text))
+    assert (
+        len(said)
+        == len(re.findall(r"<!-- *not run", text))
+        == sum(block.left_out for block in blocks(text))
+    )
 
 
 @pages
 def test_commands_and_their_options_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    written = {each.title: tomllib.loads(each.text) for each in blocks(text) if each.title.endswith(".toml")}
+    written = {
+        each.title: tomllib.loads(each.text)
+        for each in blocks(text)
+        if each.title.endswith(".toml")
+    }
     for arguments in commands(text):
         command: Any = COMMAND
         rest = list(arguments)
         while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
             known = command.commands
-            assert rest[0] in known, f"kairosfl {shlex.join(arguments)}: there is no command {rest[0]!r}"
+            assert rest[0] in known, (
+                f"kairosfl {shlex.join(arguments)}: there is no command {rest[0]!r}"
+            )
             command = known[rest.pop(0)]
         if rest in ([], ["--version"], ["--help"]):  # running text may name a command alone
             continue
-        given = command.make_context(command.name, rest).params  # raises for an unknown option or a wrong value
+        given = command.make_context(
+            command.name, rest
+        ).params  # raises for an unknown option or a wrong value
         data = {"name": given["name"]} if "partition" in given else {}
         file = str(given.get("file"))
-        named = read(Path(file)) if file.endswith(".py") else presets.read(file) if file in presets.names() else {}
+        named = (
+            read(Path(file))
+            if file.endswith(".py")
+            else presets.read(file)
+            if file in presets.names()
+            else {}
+        )
         if task := written.get(file, {}).get("task"):  # whose options --set may change
             named = {"task": task}
         data = {"clients": 0} | named.get("data", {}) | data
@@ -233,11 +276,17 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("section", ["", *SECTIONS])
 def test_the_configuration_page_has_every_key_with_its_default(section: str) -> None:
     text = (DOCS / "configuration.md").read_text(encoding="utf-8")
-    part = next(p for p in text.split("\n## ")[1:] if p.startswith(f"`[{section}]`" if section else "Top level"))
+    part = next(
+        p
+        for p in text.split("\n## ")[1:]
+        if p.startswith(f"`[{section}]`" if section else "Top level")
+    )
     rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", part, re.MULTILINE))
     cls = SECTIONS[section] if section else RunConfig
     fields = {
-        field.name: field.default for field in dataclasses.fields(cls) if field.name not in {"options", *SECTIONS}
+        field.name: field.default
+        for field in dataclasses.fields(cls)
+        if field.name not in {"options", *SECTIONS}
     }
     if not section:
         fields["algorithm"] = "fedavg"  # what the empty sum prints as
@@ -265,13 +314,26 @@ def test_the_page_of_fields_is_the_list(record: type) -> None:
     text = (DOCS / "fields.md").read_text(encoding="utf-8")
     part = next(p for p in text.split("\n## ")[1:] if p.startswith(f"{record.__name__}\n"))
     shown = "".join(line for line in part.splitlines(keepends=True) if line.startswith("|"))
-    assert shown == table(record), "paste kairosfl.core.fields.table(Briefs) and table(Reports) into docs/fields.md"
+    assert shown == table(record), (
+        "paste kairosfl.core.fields.table(Briefs) and table(Reports) into docs/fields.md"
+    )
 
 
 def test_the_picture_has_the_eight_stages_in_order() -> None:
     for picture in ("round.svg", "round-narrow.svg"):
-        words = re.findall(r'class="stage"[^>]*>([a-z]+)<', (DOCS / "assets" / picture).read_text(encoding="utf-8"))
-        assert words == ["select", "brief", "train", "receive", "weigh", "combine", "observe", "step"]
+        words = re.findall(
+            r'class="stage"[^>]*>([a-z]+)<', (DOCS / "assets" / picture).read_text(encoding="utf-8")
+        )
+        assert words == [
+            "select",
+            "brief",
+            "train",
+            "receive",
+            "weigh",
+            "combine",
+            "observe",
+            "step",
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +342,14 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     (folder / "cifar-10-batches-py").mkdir()
     draw = np.random.default_rng(0)
-    for batch in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
+    for batch in (
+        "data_batch_1",
+        "data_batch_2",
+        "data_batch_3",
+        "data_batch_4",
+        "data_batch_5",
+        "test_batch",
+    ):
         pictures = draw.integers(0, 256, (400, 3072), dtype=np.uint8)
         content = {b"data": pictures, b"labels": draw.integers(0, 10, 400).tolist()}
         (folder / "cifar-10-batches-py" / batch).write_bytes(pickle.dumps(content, 2))
@@ -290,7 +359,9 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def desk(data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+def desk(
+    data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[types.ModuleType]:
     """Where a page is typed in: an empty folder and an empty module; afterwards all is as it was."""
     models, datasets = dict(MODELS), dict(DATASETS)
     module = types.ModuleType("__main__")
@@ -311,11 +382,18 @@ def taken_for_granted(page: str) -> dict[str, Any]:
     draw = torch.Generator().manual_seed(0)
     inputs, targets = torch.rand(60, 3, 8, 8, generator=draw), torch.arange(60) % 10
     if page == "models.md":
-        dataset = DataSet("mine", Samples(inputs[:, 0], targets), Samples(inputs[:, 0], targets), classes=10)
+        dataset = DataSet(
+            "mine", Samples(inputs[:, 0], targets), Samples(inputs[:, 0], targets), classes=10
+        )
         return {"dataset": dataset, "clients": iid(targets.numpy(), 4, 0)}
     if page == "data.md":
         rows = [
-            {"image": image.numpy(), "label": int(label), "writer_id": int(label) % 3, "text": "a text"}
+            {
+                "image": image.numpy(),
+                "label": int(label),
+                "writer_id": int(label) % 3,
+                "text": "a text",
+            }
             for image, label in zip(inputs, targets, strict=True)
         ]
         return {
@@ -354,7 +432,9 @@ def test_every_equation_is_understood_by_katex() -> None:
     found = {
         f"{page.relative_to(DOCS)}, equation {number}": text
         for page in sorted(DOCS.rglob("*.md"))
-        for number, text in enumerate(re.findall(r"^```math\n(.*?)^```$", page.read_text(), re.M | re.S), 1)
+        for number, text in enumerate(
+            re.findall(r"^```math\n(.*?)^```$", page.read_text(), re.M | re.S), 1
+        )
     }
     script = (
         "const katex = require(process.argv[1]);"
@@ -363,7 +443,9 @@ def test_every_equation_is_understood_by_katex() -> None:
         "  catch (error) { console.log(place + ': ' + error.message); } }"
     )
     command = [node, "-e", script, str(DOCS / "assets" / "katex" / "katex.min.js")]
-    done = subprocess.run(command, input=json.dumps(found), capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        command, input=json.dumps(found), capture_output=True, text=True, check=True, timeout=60
+    )
     assert len(found) >= 30
     assert done.stdout == ""
 

@@ -1,7 +1,8 @@
-"""No sum of two rules is without effect in silence: the model, or the result, is that of neither rule alone.
+"""No sum of two rules is without effect in silence: the model, or the result, is that of neither
+rule alone.
 
-Every pair is refused with a sentence, or differs from both rules, or the run says that it does not. The settings are
-those at which each rule alone differs from FedAvg.
+Every pair is refused with a sentence, or differs from both rules, or the run says that it does not.
+The settings are those at which each rule alone differs from FedAvg.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def _task() -> Task:
     centres = 1.5 * rng.normal(size=(3, 5))
     inputs = (centres[classes] + rng.normal(size=(count, 5))) * np.repeat(SCALES, SIZES)[:, None]
     samples = Samples(torch.tensor(inputs, dtype=torch.float32), torch.tensor(classes))
-    dataset = DataSet("blobs", samples, Samples(samples.inputs[:20], samples.targets[:20]), classes=3)
+    dataset = DataSet(
+        "blobs", samples, Samples(samples.inputs[:20], samples.targets[:20]), classes=3
+    )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
     return Task(model, dataset, natural(np.repeat(np.arange(len(SIZES)), SIZES), None, 0))
@@ -68,7 +71,9 @@ def _text(*names: str) -> str:
 
 
 @cache
-def _ended(text: str, detector: str = "fgn", engine: type[Loop | Batched] = Loop) -> tuple[Tensor, list[str]]:
+def _ended(
+    text: str, detector: str = "fgn", engine: type[Loop | Batched] = Loop
+) -> tuple[Tensor, list[str]]:
     """How far the model and the result came, and what the run says."""
     setup = Setup(parse(text), RECIPE, len(SIZES), _task().layout, parse_detectors(detector))
     *_, run = drive(rounds(Run.start(_task().start(), setup, seed=0), setup), engine(_task()))
@@ -104,7 +109,9 @@ def test_each_rule_acts_beside_each_other_one_or_is_refused(name: str) -> None:
         if ends is None:
             continue
         for single in {name, other} - ALONE:
-            assert _differ(ends, _ended(_text(single))[0]), f"{name} + {other} is {single}, and nothing says so"
+            assert _differ(ends, _ended(_text(single))[0]), (
+                f"{name} + {other} is {single}, and nothing says so"
+            )
         if {name, other} & ALONE:
             assert not any("equals one without it" in remark for remark in remarks)
 
@@ -116,7 +123,9 @@ def test_few_pairs_are_merely_said_and_the_page_lists_them() -> None:
         assert list(RULES).index(one) < list(RULES).index(other)
     sections = {part.split("\n")[0]: part for part in page.split("\n## ")}
     assert all(f"{one} + {other}" in sections["Refused"] for one, other in WITHOUT_EFFECT)
-    rows = [line for line in sections["Said at the end of a run"].splitlines() if line.startswith("| `")]
+    rows = [
+        line for line in sections["Said at the end of a run"].splitlines() if line.startswith("| `")
+    ]
     assert [line.split("`")[1] for line in rows] == [f"{one} + {other}" for one, other in SAID]
 
 
@@ -139,14 +148,23 @@ def test_moon_and_alt_beside_the_global_model_are_not_warned_of() -> None:
         ("krum + pa3fed", "^krum and pa3fed cannot be combined: with keep = 1"),
         ("bucketing + fednova", "divides every update by its client's own steps"),
         ("nnm + fednova", "divides every update by its client's own steps"),
-        ("scaffold + uniform", "^scaffold and uniform cannot be combined: scaffold counts all clients equally already"),
+        (
+            "scaffold + uniform",
+            "^scaffold and uniform cannot be combined: scaffold counts all clients equally already",
+        ),
         ("uniform + fedmut", "fedmut counts all clients equally already; leave uniform out"),
         ("krum(keep=0) + uniform", "krum counts all clients equally already"),
         ("fedaware + uniform", "so uniform has no effect; use project = true"),
-        ("fedcl + fedaware + uniform", "^fedcl, fedaware and uniform cannot be combined: .*so uniform has no effect"),
+        (
+            "fedcl + fedaware + uniform",
+            "^fedcl, fedaware and uniform cannot be combined: .*so uniform has no effect",
+        ),
         ("fedavgm + uniform + fedaware(project=false)", "so fedavgm and uniform have no effect"),
         ("fednova + fedaware(project=false)", "so fednova has no effect"),
-        ("bucketing + fedprox", "the mean of bucketing's means is that of all reports; add median, krum"),
+        (
+            "bucketing + fedprox",
+            "the mean of bucketing's means is that of all reports; add median, krum",
+        ),
         ("attack + bucketing + uniform", "the mean of bucketing's means"),
     ],
 )
@@ -177,7 +195,9 @@ def test_settings_with_an_effect_are_not_refused(text: str) -> None:
         assert _differ(whole, less), f"{text}: without effect: {parts[i]}"
 
 
-@pytest.mark.parametrize("options", ["", "layers=2", "clusters=3", "adaptive=false", "normalise=false"])
+@pytest.mark.parametrize(
+    "options", ["", "layers=2", "clusters=3", "adaptive=false", "normalise=false"]
+)
 def test_pa3fed_reweighs_the_lambda_of_fedaware(options: str) -> None:
     """Of this round's clients, whose sum stays; equal on both engines."""
     text = f"pa3fed(always=True, beta=3) + fedaware({options})"
@@ -186,11 +206,15 @@ def test_pa3fed_reweighs_the_lambda_of_fedaware(options: str) -> None:
 
 
 def test_with_a_base_pa3fed_changes_the_length_of_the_step_alone() -> None:
-    """In the second round, the first in which clients have a history, both start from the same model."""
+    """In the second round, the first in which clients have a history, both start from the same
+    model.
+    """
     steps = []
     for text in ("pa3fed(always=True, beta=3) + fedprox + fedaware", "fedprox + fedaware"):
         setup = Setup(parse(text), RECIPE, len(SIZES), _task().layout, detectors=(FGN(),))
-        first, second, *_ = drive(rounds(Run.start(_task().start(), setup, seed=0), setup), Loop(_task()))
+        first, second, *_ = drive(
+            rounds(Run.start(_task().start(), setup, seed=0), setup), Loop(_task())
+        )
         steps.append((second.x - first.x).double())
     assert not torch.allclose(*steps, rtol=1e-3)
     assert torch.cosine_similarity(*steps, dim=0) == pytest.approx(1, abs=1e-9)
@@ -209,8 +233,14 @@ def test_with_a_base_pa3fed_changes_the_length_of_the_step_alone() -> None:
         ("fedcl.random()", "fgn.released()", None),
     ],
 )
-def test_halves_of_two_schedules_are_said(algorithm: str, detector: str, remark: str | None) -> None:
-    remarks = [sentence for sentence in _ended(algorithm, detector)[1] if "half of the authors' code" in sentence]
+def test_halves_of_two_schedules_are_said(
+    algorithm: str, detector: str, remark: str | None
+) -> None:
+    remarks = [
+        sentence
+        for sentence in _ended(algorithm, detector)[1]
+        if "half of the authors' code" in sentence
+    ]
     assert len(remarks) == (remark is not None)
     assert all(sentence.endswith(str(remark)) for sentence in remarks)
     assert FGN.released() in parse_detectors("fgn.released()")

@@ -1,4 +1,6 @@
-"""The floors of the house: every import, also in functions and for types, points to its own floor or below."""
+"""The floors of the house: every import, also in functions and for types, points to its own floor
+or below.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ TO_BE_MOVED = {
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
-    """The modules of Kairos that a file imports anywhere, by statement or by `import_module("...")`."""
+    """The modules of Kairos that a file imports anywhere, by statement or by
+    `import_module("...")`.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "kairosfl":
             yield from (f"kairosfl.{alias.name}" for alias in node.names)
@@ -44,7 +48,11 @@ def imported(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            yield from (arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str))
+            yield from (
+                arg.value
+                for arg in node.args
+                if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+            )
 
 
 def offenders() -> set[str]:
@@ -64,7 +72,11 @@ def offenders() -> set[str]:
 
 
 def test_every_room_has_a_floor() -> None:
-    rooms = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    rooms = {
+        path.stem
+        for path in SOURCE.iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
     assert rooms - {"__init__"} == set(FLOOR)
 
 

@@ -1,4 +1,5 @@
-"""One client of ten lies, 25 rounds on digits: what the deployment's template withstands, and FedAvg does not.
+"""One client of ten lies, 25 rounds on digits: what the deployment's template withstands, and
+FedAvg does not.
 
 The lies, and the tables of docs/trust.md, are in benchmarks/lies.py.
 """
@@ -28,7 +29,9 @@ def test_without_limits_the_same_lie_ruins_the_run() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("seed", [0, 1, 3, 8])  # the last two cost most: of those chosen on, and of the others
+@pytest.mark.parametrize(
+    "seed", [0, 1, 3, 8]
+)  # the last two cost most: of those chosen on, and of the others
 def test_every_lie(lie: str, seed: int) -> None:
     for text in (TEMPLATE, f"{PA3FED} + {LIMITS}"):
         assert accuracy(Case(text, lie, seed)) > accuracy(Case(TEMPLATE, seed=seed)) - HARM
@@ -61,7 +64,12 @@ def test_three_of_ten_with_mixing_on_other_seeds_as_well(seed: int, lie: str) ->
 @pytest.mark.parametrize("unequal", [False, True])
 def test_honest_clients_with_different_data_lose_less_than_a_point(unequal: bool) -> None:
     lost = [
-        np.subtract(*(accuracy(Case(text, "none", seed, "dirichlet", LONG, unequal)) for text in (BARE, TEMPLATE)))
+        np.subtract(
+            *(
+                accuracy(Case(text, "none", seed, "dirichlet", LONG, unequal))
+                for text in (BARE, TEMPLATE)
+            )
+        )
         for seed in range(2)
     ]
     assert np.mean(lost) < 0.01

@@ -1,4 +1,6 @@
-"""Run folders and rules of earlier commits (tests/old) open, are compared, exported, resumed and continued."""
+"""Run folders and rules of earlier commits (tests/old) open, are compared, exported, resumed and
+continued.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,16 @@ from kairosfl.errors import UserError
 from kairosfl.report.watch import LivePage
 
 OLD = Path(__file__).parent / "old"
-ALL = [f"{folder.parent.name}/{folder.name}" for folder in sorted(OLD.glob("[08]*/*")) if folder.is_dir()]
+ALL = [
+    f"{folder.parent.name}/{folder.name}"
+    for folder in sorted(OLD.glob("[08]*/*"))
+    if folder.is_dir()
+]
 RUNS = [name for name in ALL if not name.endswith(("/sweep", "/tune"))]
 OF_SIMULATE = [name for name in RUNS if name.endswith(("simulated", "stopped"))]
-BUILT = [name for name in RUNS if name not in OF_SIMULATE]  # their models are built again by name or by a task file
+BUILT = [
+    name for name in RUNS if name not in OF_SIMULATE
+]  # their models are built again by name or by a task file
 COMMITS = ["0.2.0", "868bc1e"]
 ROUNDS = 6
 ALLOW = 'allow = ["cautious_rules"]\n'  # under [run], since a commit between the two
@@ -35,7 +43,9 @@ def _modules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stored(name: str, home: Path, *, allowed: bool = True) -> Path:
-    """A copy of a stored folder, with this machine's paths, and a rule's module as it is allowed today."""
+    """A copy of a stored folder, with this machine's paths, and a rule's module as it is allowed
+    today.
+    """
     folder = home / name
     shutil.copytree(OLD / name, folder)
     for file in (*folder.rglob("*.toml"), *folder.rglob("*.json")):
@@ -86,7 +96,11 @@ def test_a_report_is_written_and_watched(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("commit", COMMITS)
 def test_runs_are_compared(commit: str, tmp_path: Path) -> None:
-    folders = [stored(name, tmp_path) for name in ALL if name.startswith(commit) and not name.endswith("tune")]
+    folders = [
+        stored(name, tmp_path)
+        for name in ALL
+        if name.startswith(commit) and not name.endswith("tune")
+    ]
     table = call("compare", *folders).stdout
     for algorithm in ("scaffold + fedcl + pa3fed", "fedavgm + fedaware", "Cautious", "fedyogi"):
         assert algorithm in table
@@ -111,7 +125,11 @@ def test_the_model_of_simulate_is_loaded_into_the_untrained_one(name: str, tmp_p
 
     folder = stored(name, tmp_path)
     assert kairosfl.load(folder, old_task.model())(torch.eye(4)).std() > 0.05
-    refused(folder, "does not store the untrained model; in Python, give it: kairosfl.load(folder, model)", "export")
+    refused(
+        folder,
+        "does not store the untrained model; in Python, give it: kairosfl.load(folder, model)",
+        "export",
+    )
 
 
 def test_a_rule_that_text_may_not_import_is_allowed_as_the_sentence_says(tmp_path: Path) -> None:
@@ -139,7 +157,9 @@ def test_an_interrupted_run_is_resumed(name: str, tmp_path: Path) -> None:
             assert [row[column] for row in after] == pytest.approx(ends, rel=1e-5), column
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name.endswith(("finished", "simulated"))])
+@pytest.mark.parametrize(
+    "name", [name for name in RUNS if name.endswith(("finished", "simulated"))]
+)
 def test_a_finished_run_is_not_trained_again(name: str, tmp_path: Path) -> None:
     folder = stored(name, tmp_path)
     before = (folder / "metrics.jsonl").read_bytes()
@@ -188,5 +208,7 @@ def test_a_rule_of_a_user_keeps_the_contract_and_is_parsed_from_text() -> None:
     import cautious_rules
 
     kairosfl.check_rule(cautious_rules.Cautious())
-    rules = kairosfl.parse("cautious_rules.Cautious(share=0.25) + fedcl", allow=("cautious_rules",)).rules
+    rules = kairosfl.parse(
+        "cautious_rules.Cautious(share=0.25) + fedcl", allow=("cautious_rules",)
+    ).rules
     assert rules[0] == cautious_rules.Cautious(share=0.25)

@@ -1,4 +1,6 @@
-"""The package as it is installed and imported: what is reachable, what stays unloaded, and one version everywhere."""
+"""The package as it is installed and imported: what is reachable, what stays unloaded, and one
+version everywhere.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_every_public_name_resolves(package: str) -> None:
 
 @pytest.mark.parametrize("package", LAZY)
 def test_what_type_checkers_see_is_what_is_loaded(package: str) -> None:
-    """The names are written three times: for type checkers, for Python, and for `from package import *`."""
+    """The names are written three times: for type checkers, for Python, and for `from package
+    import *`.
+    """
     source = Path(importlib.import_module(package).__file__ or "").read_text(encoding="utf-8")
     (block,) = (node for node in ast.parse(source).body if isinstance(node, ast.If))
     seen = {
@@ -49,14 +53,25 @@ def test_what_type_checkers_see_is_what_is_loaded(package: str) -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    (homes,) = (ast.literal_eval(node) for node in ast.walk(block.orelse[0]) if isinstance(node, ast.Dict))
+    (homes,) = (
+        ast.literal_eval(node) for node in ast.walk(block.orelse[0]) if isinstance(node, ast.Dict)
+    )
     assert seen == homes
     assert set(importlib.import_module(package).__all__) - {"__version__"} <= set(homes)
 
 
 def test_subpackages_are_reachable_from_the_package() -> None:
-    names = ["rules.FedProx", "engines.Loop", "detectors.FGN", "tasks.Task", "tasks.models.build", "testing.check_rule"]
-    said = python("import kairosfl\n" + "".join(f"print(kairosfl.{name}.__name__)\n" for name in names))
+    names = [
+        "rules.FedProx",
+        "engines.Loop",
+        "detectors.FGN",
+        "tasks.Task",
+        "tasks.models.build",
+        "testing.check_rule",
+    ]
+    said = python(
+        "import kairosfl\n" + "".join(f"print(kairosfl.{name}.__name__)\n" for name in names)
+    )
     assert said.split() == [name.rpartition(".")[2] for name in names]
 
 
@@ -128,7 +143,10 @@ def helped() -> Iterator[str]:
     groups = [("", typer.main.get_command(app))]
     for path, group in groups:
         yield path
-        groups += [(f"{path} {name}".strip(), each) for name, each in getattr(group, "commands", {}).items()]
+        groups += [
+            (f"{path} {name}".strip(), each)
+            for name, each in getattr(group, "commands", {}).items()
+        ]
 
 
 @pytest.mark.parametrize("words", list(helped()))
@@ -175,9 +193,13 @@ def test_every_package_has_a_lower_bound_that_can_be_tried() -> None:
 
 def test_maintaining_the_repository_is_not_a_users_command() -> None:
     assert "results" not in helped()
-    assert re.search(r"^results: .*\n\t.*kairosfl\.papers\.page", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert re.search(
+        r"^results: .*\n\t.*kairosfl\.papers\.page", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
 
 
 def python(code: str) -> str:
     """What a fresh interpreter prints."""
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout

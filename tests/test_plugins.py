@@ -58,9 +58,7 @@ number = kairosfl_fake:number
 line = kairosfl_fake:line
 crash = kairosfl_crash:model
 """
-MISSING = (
-    "'gone' cannot be loaded from kairosfl_not_there:Rule, an entry point of fake-plugin 1.2 (ModuleNotFoundError: "
-)
+MISSING = "'gone' cannot be loaded from kairosfl_not_there:Rule, an entry point of fake-plugin 1.2 (ModuleNotFoundError: "
 
 
 @pytest.fixture(autouse=True)
@@ -88,8 +86,16 @@ def test_a_run_uses_all_three():
         "data.samples": 90,
         "model.name": "line",
     }
-    small = {"data.clients": 4, "train.cohort": 2, "train.rounds": 2, "run.engine": "loop", "model.bias": "false"}
-    words = [word for key, value in (changes | small).items() for word in ("--set", f"{key}={value}")]
+    small = {
+        "data.clients": 4,
+        "train.cohort": 2,
+        "train.rounds": 2,
+        "run.engine": "loop",
+        "model.bias": "false",
+    }
+    words = [
+        word for key, value in (changes | small).items() for word in ("--set", f"{key}={value}")
+    ]
     said = call("run", *words, "--out", "run", "--json")
     assert said.exit_code == 0, said.output
     config = Path("run/config.toml").read_text()
@@ -125,7 +131,10 @@ def test_names_of_ours_come_first_and_the_mapping_is_whole():
             lambda: resolve({"model": {"name": "crash"}}),
             "'crash' cannot be loaded from kairosfl_crash:model, an entry ",
         ),
-        (lambda: models.build("line", shape=(1,), classes=2, seed=0, bias=3), "model.bias of line must be true or fal"),
+        (
+            lambda: models.build("line", shape=(1,), classes=2, seed=0, bias=3),
+            "model.bias of line must be true or fal",
+        ),
     ],
 )
 def test_a_broken_one_is_one_sentence(use, sentence):
@@ -144,8 +153,13 @@ def test_they_are_listed_with_their_distribution_and_a_broken_one_does_not_hide_
     assert rules["mild"] == "Half of every step. (from fake-plugin 1.2)"
     assert rules["gone"].startswith(f"broken: {MISSING}")
     assert rules["fedprox"].endswith("[mu=0.01]")
-    assert json.loads(call("list", "data", "--json").stdout)["dots"].endswith("the side. (from fake-plugin 1.2)")
-    assert json.loads(call("list", "models", "--json").stdout)["line"] == "One layer. (from fake-plugin 1.2)"
+    assert json.loads(call("list", "data", "--json").stdout)["dots"].endswith(
+        "the side. (from fake-plugin 1.2)"
+    )
+    assert (
+        json.loads(call("list", "models", "--json").stdout)["line"]
+        == "One layer. (from fake-plugin 1.2)"
+    )
     assert call("list").exit_code == 0
 
 

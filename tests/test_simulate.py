@@ -1,4 +1,6 @@
-"""`kairosfl.simulate`: every form of data gives the bits of the expert interface, and every mistake is named."""
+"""`kairosfl.simulate`: every form of data gives the bits of the expert interface, and every mistake
+is named.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,19 @@ from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 import kairosfl
-from kairosfl import DataSet, History, Loop, Population, Recipe, Run, Samples, Setup, Task, UserError, simulate
+from kairosfl import (
+    DataSet,
+    History,
+    Loop,
+    Population,
+    Recipe,
+    Run,
+    Samples,
+    Setup,
+    Task,
+    UserError,
+    simulate,
+)
 from kairosfl.cli import app
 from kairosfl.detectors import FGN
 from kairosfl.rules import FedAvgM, FedCL
@@ -41,12 +55,20 @@ def net(outputs: int = 3) -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, outputs))
 
 
-def expert(clients: Population, *, cohort: int = 3, rounds: int = 3, algorithm: str = "fedavg") -> Tensor:
+def expert(
+    clients: Population, *, cohort: int = 3, rounds: int = 3, algorithm: str = "fedavg"
+) -> Tensor:
     """The same by hand."""
     task = Task(net(), DataSet("own", Samples(*TRAIN), Samples(*TEST), 3), clients)
     engine = Loop(task)
     recipe = Recipe(rounds=rounds, cohort=cohort)
-    setup = Setup(kairosfl.parse(algorithm), recipe, clients=len(clients), layout=task.layout, detectors=(FGN(),))
+    setup = Setup(
+        kairosfl.parse(algorithm),
+        recipe,
+        clients=len(clients),
+        layout=task.layout,
+        detectors=(FGN(),),
+    )
     run = Run.start(engine.start(), setup, seed=0)
     for after in kairosfl.drive(kairosfl.rounds(run, setup), engine):
         run = after
@@ -64,7 +86,10 @@ class Table:
         return len(next(iter(self.columns.values())))
 
     def __iter__(self) -> Any:
-        return (dict(zip(self.columns, row, strict=True)) for row in zip(*self.columns.values(), strict=True))
+        return (
+            dict(zip(self.columns, row, strict=True))
+            for row in zip(*self.columns.values(), strict=True)
+        )
 
     def __getitem__(self, name: str) -> list[Any]:
         return self.columns[name]
@@ -76,7 +101,9 @@ def table(x: Tensor, y: Tensor, **more: list[Any]) -> Table:
 
 FORMS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "tensors": lambda: (TRAIN, TEST),
-    "arrays": lambda: tuple((x.numpy().astype(np.float64), y.numpy().astype(np.int32)) for x, y in (TRAIN, TEST)),
+    "arrays": lambda: tuple(
+        (x.numpy().astype(np.float64), y.numpy().astype(np.int32)) for x, y in (TRAIN, TEST)
+    ),
     "floats as classes": lambda: ((X[:90], Y[:90].double()), TEST),
     "torch": lambda: (TensorDataset(*TRAIN), TensorDataset(*TEST)),
     "pairs": lambda: (list(zip(*TRAIN, strict=True)), list(zip(*TEST, strict=True))),
@@ -127,7 +154,11 @@ def test_clients_may_have_test_samples_of_their_own() -> None:
 
 def test_the_model_is_not_modified_nor_is_torch() -> None:
     model = net()
-    before, threads, noise = copy.deepcopy(model.state_dict()), torch.get_num_threads(), torch.get_rng_state()
+    before, threads, noise = (
+        copy.deepcopy(model.state_dict()),
+        torch.get_num_threads(),
+        torch.get_rng_state(),
+    )
     history = simulate(model, TRAIN, TEST, clients=4, **SHORT)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not torch.equal(flatten(history.model), flatten(model))
@@ -138,7 +169,11 @@ def test_the_model_is_not_modified_nor_is_torch() -> None:
 def test_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     history = simulate(net(), TRAIN, TEST, clients=4, **SHORT)
     right = history.model(TEST[0]).argmax(1) == TEST[1]
-    assert history.accuracy == history.metrics[-1]["accuracy"] == pytest.approx(float(right.double().mean()))
+    assert (
+        history.accuracy
+        == history.metrics[-1]["accuracy"]
+        == pytest.approx(float(right.double().mean()))
+    )
     assert len(history.frame()) == 3
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert history.frame() == history.metrics
@@ -161,9 +196,16 @@ def test_without_out_nothing_stays() -> None:
 
 
 def test_a_run_that_was_stopped_is_continued_to_the_same_bits(tmp_path: Path) -> None:
-    arguments: dict[str, Any] = {"clients": 4, "algorithm": "scaffold + fedavgm", **SHORT, "rounds": 6}
+    arguments: dict[str, Any] = {
+        "clients": 4,
+        "algorithm": "scaffold + fedavgm",
+        **SHORT,
+        "rounds": 6,
+    }
     whole = simulate(net(), TRAIN, TEST, **arguments)
-    part = simulate(net(), TRAIN, TEST, out=tmp_path / "run", on_round=lambda h: len(h.metrics) < 4, **arguments)
+    part = simulate(
+        net(), TRAIN, TEST, out=tmp_path / "run", on_round=lambda h: len(h.metrics) < 4, **arguments
+    )
     assert len(part.metrics) == 4
     refused = CliRunner().invoke(app, ["resume", str(tmp_path / "run")])
     assert refused.exit_code == 2
@@ -177,14 +219,21 @@ def test_a_run_that_was_stopped_is_continued_to_the_same_bits(tmp_path: Path) ->
         simulate(net(), TRAIN, TEST, out=tmp_path / "run", on_round=broken, **arguments)
     seen: list[int] = []
     rest = simulate(
-        net(), TRAIN, TEST, out=tmp_path / "run", on_round=lambda h: seen.append(len(h.metrics)), **arguments
+        net(),
+        TRAIN,
+        TEST,
+        out=tmp_path / "run",
+        on_round=lambda h: seen.append(len(h.metrics)),
+        **arguments,
     )
     assert seen == [6]
     assert torch.equal(rest.x, whole.x)
     timeless = [[{**row, "seconds": 0} for row in history.metrics] for history in (rest, whole)]
     assert timeless[0] == timeless[1]
 
-    again = simulate(net(), TRAIN, TEST, out=tmp_path / "run", on_round=lambda h: seen.append(0), **arguments)
+    again = simulate(
+        net(), TRAIN, TEST, out=tmp_path / "run", on_round=lambda h: seen.append(0), **arguments
+    )
     assert seen == [6]
     assert again.metrics == rest.metrics
     assert torch.equal(flatten(again.model), flatten(whole.model))
@@ -198,7 +247,9 @@ def test_a_run_that_was_stopped_is_continued_to_the_same_bits(tmp_path: Path) ->
 def test_another_run_is_not_continued(tmp_path: Path) -> None:
     out = tmp_path / "run"
     simulate(net(), TRAIN, TEST, clients=4, out=out, **SHORT)
-    with pytest.raises(UserError, match=r"contains another run: train.lr = 0.2 \(it began with 0.1\)"):
+    with pytest.raises(
+        UserError, match=r"contains another run: train.lr = 0.2 \(it began with 0.1\)"
+    ):
         simulate(net(), TRAIN, TEST, clients=4, out=out, lr=0.2, **SHORT)
     with pytest.raises(UserError, match="train changed since it began"):
         simulate(net(), (1 - X[:90], Y[:90]), TEST, clients=4, out=out, **SHORT)
@@ -246,9 +297,13 @@ def test_an_algorithm_in_python_and_one_logit() -> None:
     assert len(simulate(net(), TRAIN, TEST, clients=4, algorithm=FedAvgM(), **SHORT).metrics) == 3
 
     def binary(outputs: Tensor, targets: Tensor) -> Tensor:
-        return binary_cross_entropy_with_logits(outputs.flatten(), targets.to(outputs.dtype), reduction="none")
+        return binary_cross_entropy_with_logits(
+            outputs.flatten(), targets.to(outputs.dtype), reduction="none"
+        )
 
-    history = simulate(net(1), (X[:90], Y[:90] > 0), (X[90:], Y[90:] > 0), clients=4, loss=binary, **SHORT)
+    history = simulate(
+        net(1), (X[:90], Y[:90] > 0), (X[90:], Y[90:] > 0), clients=4, loss=binary, **SHORT
+    )
     assert 0 <= history.accuracy <= 1
 
 
@@ -282,19 +337,36 @@ def refuse(words: str, *data: Any, model: Any = None, **arguments: Any) -> None:
 
 def test_wrong_data_is_refused() -> None:
     refuse("training data has 90 inputs and 80 targets; give as many", (X[:90], Y[:80]), TEST)
-    refuse("training sample 0 has label 0.5; labels must be integers", (X[:2], [0.5, 1]), TEST, classes=3)
-    refuse("training targets are float32 of shape .* and test targets int64", (X[:2], [0.5, 1]), TEST)
+    refuse(
+        "training sample 0 has label 0.5; labels must be integers",
+        (X[:2], [0.5, 1]),
+        TEST,
+        classes=3,
+    )
+    refuse(
+        "training targets are float32 of shape .* and test targets int64", (X[:2], [0.5, 1]), TEST
+    )
     refuse("training data cannot be made a tensor: .*'cat'", (X[:2], ["cat", "dog"]), TEST)
-    refuse(r"test targets int64 of shape \[n, 1\]; give them the same", TRAIN, (X[90:], Y[90:, None]))
+    refuse(
+        r"test targets int64 of shape \[n, 1\]; give them the same", TRAIN, (X[90:], Y[90:, None])
+    )
     refuse(r"test inputs have shape \[5\] and training inputs \[6\]", TRAIN, (X[90:, :5], Y[90:]))
     refuse("training data has no samples", (X[:0], Y[:0]), TEST)
-    refuse("made a tensor: .*'cat'.* is not a number; give", (X[:2], np.array(["cat", "dog"])), TEST)
+    refuse(
+        "made a tensor: .*'cat'.* is not a number; give", (X[:2], np.array(["cat", "dog"])), TEST
+    )
     refuse("^training sample 0 is a tuple, not a pair", TensorDataset(X[:90], Y[:90], Y[:90]), TEST)
     holes = X.clone()
     holes[5, 2], holes[95, 1] = torch.nan, torch.inf
-    refuse("training sample 5 of data set 'own' has an input that is not a finite", (holes[:90], Y[:90]), TEST)
     refuse(
-        "test sample 5 of data set 'own' has an input that is not a finite number; fill", TRAIN, (holes[90:], Y[90:])
+        "training sample 5 of data set 'own' has an input that is not a finite",
+        (holes[:90], Y[:90]),
+        TEST,
+    )
+    refuse(
+        "test sample 5 of data set 'own' has an input that is not a finite number; fill",
+        TRAIN,
+        (holes[90:], Y[90:]),
     )
     refuse("training data cannot be made a tensor", (np.array([object()]), [0]), TEST)
     refuse("training data is a Tensor", X, TEST)
@@ -304,24 +376,62 @@ def test_wrong_data_is_refused() -> None:
     refuse("test data is 'xray'; if this is a path", TRAIN, "xray")
     refuse("^client 0: the training data is 'a.csv'; if this is a path", ["a.csv", "b.csv"], TEST)
     loader = DataLoader(TensorDataset(*TRAIN), 8)
-    refuse("^the training data is a DataLoader, which makes batches; give its data set, loader.dataset", loader, TEST)
-    refuse("^client 0: the training data is a DataLoader, .* give its data set, loader.dataset", [loader], TEST)
+    refuse(
+        "^the training data is a DataLoader, which makes batches; give its data set, loader.dataset",
+        loader,
+        TEST,
+    )
+    refuse(
+        "^client 0: the training data is a DataLoader, .* give its data set, loader.dataset",
+        [loader],
+        TEST,
+    )
     refuse("^client 1: the training data is a NoneType; give", [TRAIN, None], TEST)
-    refuse("18446744073709551615 is too large for a class", (X[:2], np.array([0, 2**64 - 1], np.uint64)), TEST)
-    refuse("^training sample 1 has label 1.*; labels must be integers", (X[:2], [0.0, 1e30]), TEST, classes=3)
+    refuse(
+        "18446744073709551615 is too large for a class",
+        (X[:2], np.array([0, 2**64 - 1], np.uint64)),
+        TEST,
+    )
+    refuse(
+        "^training sample 1 has label 1.*; labels must be integers",
+        (X[:2], [0.0, 1e30]),
+        TEST,
+        classes=3,
+    )
     refuse("test is missing", TRAIN)
     refuse("test must be left out", DataSet("own", Samples(*TRAIN), Samples(*TEST), 3), TEST)
-    refuse("has the splits 'train', 'valid' and no 'test'", {"train": table(*TRAIN), "valid": table(*TEST)})
-    refuse("no column 'lable'; did you mean 'label'", table(*TRAIN), table(*TEST), target="lable", input="features")
+    refuse(
+        "has the splits 'train', 'valid' and no 'test'",
+        {"train": table(*TRAIN), "valid": table(*TEST)},
+    )
+    refuse(
+        "no column 'lable'; did you mean 'label'",
+        table(*TRAIN),
+        table(*TEST),
+        target="lable",
+        input="features",
+    )
     refuse("client 1 of train has no samples", [TRAIN, (X[:0], Y[:0])], TEST)
-    refuse("targets of client 1 are float32 of shape .* and those of client 0 int64", [TRAIN, (X[:1], [0.5])], TEST)
-    refuse(r"inputs of client 1 have shape \[5\] and those of client 0 \[6\]", [TRAIN, (X[:, :5], Y)], TEST)
+    refuse(
+        "targets of client 1 are float32 of shape .* and those of client 0 int64",
+        [TRAIN, (X[:1], [0.5])],
+        TEST,
+    )
+    refuse(
+        r"inputs of client 1 have shape \[5\] and those of client 0 \[6\]",
+        [TRAIN, (X[:, :5], Y)],
+        TEST,
+    )
     refuse("list of 2 clients and test of 1", [TRAIN, TRAIN], [TEST])
     refuse("give both per client", TRAIN, [TEST])
     refuse("client = 'who' is about columns", client="who")
     refuse("client = 'who' is about columns", table(*TRAIN), TEST, client="who")
     refuse("encode = .* is about columns", encode=len)
-    refuse("mean must be left out when train is a DataSet", DataSet("a", Samples(*TRAIN), Samples(*TEST), 3), mean=[0])
+    refuse(
+        "mean must be left out when train is a DataSet",
+        DataSet("a", Samples(*TRAIN), Samples(*TEST), 3),
+        mean=[0],
+    )
 
 
 def test_wrong_arguments_are_refused() -> None:
@@ -331,8 +441,16 @@ def test_wrong_arguments_are_refused() -> None:
     refuse("on_round = 3 must be a function", on_round=3)
     refuse("train.lr = 'fast' must be a number", lr="fast")
     refuse("train.cohort = 9 is more than the 4 clients", cohort=9)
-    refuse("train.cohort = 9 is more than the 3 clients", [(X[i], Y[i]) for i in OWNERS], TEST, cohort=9, clients=None)
-    refuse("data.partition = 'dirichet' does not exist; did you mean 'dirichlet'", partition="dirichet")
+    refuse(
+        "train.cohort = 9 is more than the 3 clients",
+        [(X[i], Y[i]) for i in OWNERS],
+        TEST,
+        cohort=9,
+        clients=None,
+    )
+    refuse(
+        "data.partition = 'dirichet' does not exist; did you mean 'dirichlet'", partition="dirichet"
+    )
     refuse("cannot be combined with clients that are given", clients=OWNERS, partition="iid")
     refuse("must be a number, a Population, or a list", clients="four")
     refuse(r"clients\[0\] has bool values of shape \[90\]", clients=[np.ones(90, bool)])
@@ -342,23 +460,43 @@ def test_wrong_arguments_are_refused() -> None:
 
 def test_a_model_that_does_not_fit_is_refused() -> None:
     refuse("model is a str", model="mlp")
-    refuse(r"inputs of shape \[4, 6\] into outputs of shape \[4, 2\], but the data has 3 classes", model=net(2))
+    refuse(
+        r"inputs of shape \[4, 6\] into outputs of shape \[4, 2\], but the data has 3 classes",
+        model=net(2),
+    )
     lines = (X[:90], 7 * torch.arange(90)), (X[90:], 7 * torch.arange(30))
-    refuse("as many outputs, .*, or pass kind='regression' if the targets are numbers", *lines, model=net(1))
-    refuse(r"outputs of shape \[4, 3\], but the targets have shape \[4\]", (X[:90], X[:90, 0]), (X[90:], X[90:, 0]))
+    refuse(
+        "as many outputs, .*, or pass kind='regression' if the targets are numbers",
+        *lines,
+        model=net(1),
+    )
+    refuse(
+        r"outputs of shape \[4, 3\], but the targets have shape \[4\]",
+        (X[:90], X[:90, 0]),
+        (X[90:], X[90:, 0]),
+    )
     refuse(r"Linear fails on training inputs of shape \[4, 6\]", model=nn.Linear(5, 3))
     refuse("returns a dict with 'a', 'b'; wrap it", model=Answers())
-    refuse(r"use kairosfl\.models\.group_norm\(model\)", model=nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)))
+    refuse(
+        r"use kairosfl\.models\.group_norm\(model\)",
+        model=nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)),
+    )
     refuse(
         r"loss returned \[\] for outputs of shape \[4, 3\] .*; return one number per sample",
         loss=nn.functional.cross_entropy,
     )
     refuse("loss has no gradient: .* detach", loss=lambda outputs, targets: outputs[:, 0].detach())
-    refuse(r"data\.augment = true needs images \[channels, height, width\] alone as input", augment=True)
+    refuse(
+        r"data\.augment = true needs images \[channels, height, width\] alone as input",
+        augment=True,
+    )
 
 
 def test_a_run_without_a_single_good_report_has_failed(tmp_path: Path) -> None:
-    for why in ("last reason: its loss is nan", "log.txt says why"):  # the second time it is continued
+    for why in (
+        "last reason: its loss is nan",
+        "log.txt says why",
+    ):  # the second time it is continued
         refuse(rf"3 rounds in a row had no good report \({why}\)", loss=lost, out=tmp_path / "run")
 
 

@@ -52,7 +52,9 @@ def test_engines_can_be_named() -> None:
             return super().train(replace(briefs, epochs=torch.ones_like(briefs.epochs)))
 
     assert "loop" in ENGINES
-    with pytest.raises(AssertionError, match="fedprox gives a different model on engine 'lazy' than on 'loop'"):
+    with pytest.raises(
+        AssertionError, match="fedprox gives a different model on engine 'lazy' than on 'loop'"
+    ):
         check_rule(parse("fedprox").rules[0], engines={"lazy": Lazy})
 
 
@@ -305,7 +307,9 @@ class NotFrozen(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class ForgetsOnResume(Good):
-    """Keeps its velocity in a module that a checkpoint does not see, and answers from it only in later rounds."""
+    """Keeps its velocity in a module that a checkpoint does not see, and answers from it only in
+    later rounds.
+    """
 
     def server(self, now: Round) -> State:
         HIDDEN.clear()
@@ -348,52 +352,103 @@ def test_so_do_rules_of_the_other_hooks(rule: Rule) -> None:
     ("rule", "sentence"),
     [
         (ChangesItsState(), "in step changes its arguments in place; return new tensors instead"),
-        (ChangesTheReports(), "in observe changes its arguments in place; return new tensors instead"),
+        (
+            ChangesTheReports(),
+            "in observe changes its arguments in place; return new tensors instead",
+        ),
         (ChangesTheTable(), "in step changes its arguments in place; return new tensors instead"),
-        (KeepsALog(), "in step keeps something on itself; return it in the state, which checkpoints save"),
-        (KeepsAnAttribute(), "in step keeps something on itself; return it in the state, which checkpoints save"),
-        (KeepsAGlobal(), "in step returns something else when called again with the same arguments"),
+        (
+            KeepsALog(),
+            "in step keeps something on itself; return it in the state, which checkpoints save",
+        ),
+        (
+            KeepsAnAttribute(),
+            "in step keeps something on itself; return it in the state, which checkpoints save",
+        ),
+        (
+            KeepsAGlobal(),
+            "in step returns something else when called again with the same arguments",
+        ),
         (
             DrawsFreely(),
             "in weigh returns something else when called again with the same arguments; take random numbers",
         ),
-        (CountsOnEveryone(), "in weigh returns torch.float64 of shape [4] where one number for each of 3 reporters is"),
+        (
+            CountsOnEveryone(),
+            "in weigh returns torch.float64 of shape [4] where one number for each of 3 reporters is",
+        ),
         (
             FailsWhenSomeoneFails(),
             "fails in weigh when only 3 of 4 clients report, RuntimeError (The size of tensor a (3)",
         ),
-        (WritesForEveryone(), "in observe writes torch.float32 of shape [7] into 'turns' where 4 rows are expected"),
-        (WritesAnUnknownName(), "in observe writes 'tunrs' into a row, but client() has no such name"),
+        (
+            WritesForEveryone(),
+            "in observe writes torch.float32 of shape [7] into 'turns' where 4 rows are expected",
+        ),
+        (
+            WritesAnUnknownName(),
+            "in observe writes 'tunrs' into a row, but client() has no such name",
+        ),
         (PrefersTheFirst(), "in weigh depends on the order of the clients"),
         (CombinesByPosition(), "in combine depends on the order of the clients"),
         (ObservesByPosition(), "in observe depends on the order of the clients"),
         (RemembersANumber(), "in server returns a state that is not a dictionary of tensors"),
         (RemembersAList(), "in observe returns a state that is not a dictionary of tensors"),
-        (SharesMemory(), "has a state that cannot be saved, RuntimeError (Some tensors share memory"),
+        (
+            SharesMemory(),
+            "has a state that cannot be saved, RuntimeError (Some tensors share memory",
+        ),
         (Explodes(), "in step returns a direction that is not finite"),
         (WeighsByNothing(), "in weigh returns factors that are not weights: [0.0, 0.0, 0.0, 0.0]"),
-        (Widens(), "in combine returns torch.float64 of shape [53] where the direction is torch.float32 of shape [53]"),
+        (
+            Widens(),
+            "in combine returns torch.float64 of shape [53] where the direction is torch.float32 of shape [53]",
+        ),
         (ReturnsOneThing(), "in step does not return (direction, memory)"),
         (SelectsIds(), "in select does not return a Plan"),
-        (SelectsEveryone(), "in select asks for 7 clients, but largest_cohort() returns 4; override it"),
+        (
+            SelectsEveryone(),
+            "in select asks for 7 clients, but largest_cohort() returns 4; override it",
+        ),
         (AsksOthers(), "in brief changes who is asked; that is for select"),
         (PushesTheWrongWay(), "in brief gives a push whose shape or type differs from x"),
         (ChangesTheSeed(), "in brief changes seed, which only the core may"),
         (TellsEveryoneAtOnce(), "in brief gives torch.float32 of shape [] as lr of 4 clients"),
         (ReceivesFewer(), "in receive changes who reported; set a weight to 0 in weigh"),
-        (ReceivesWider(), "in receive returns updates as torch.float64 of shape [4, 53], not torch.float32 of shape"),
+        (
+            ReceivesWider(),
+            "in receive returns updates as torch.float64 of shape [4, 53], not torch.float32 of shape",
+        ),
         (ReceivesAnUpdate(), "in receive does not return Reports"),
         (ReturnsTheState(), "in observe does not return a Memory; use memory.replace(...)"),
         (WritesRowsInStep(), "in step writes rows; only observe may"),
-        (ResultsInLess(), "in result returns torch.float32 of shape [2] where the direction is torch.float32 of shape"),
+        (
+            ResultsInLess(),
+            "in result returns torch.float32 of shape [2] where the direction is torch.float32 of shape",
+        ),
         (SaysANumber(), "in verdict does not return a sentence or None"),
-        (AsksTooEarly(), "fails in brief, AttributeError ('loss' is not available: this round does not have its"),
+        (
+            AsksTooEarly(),
+            "fails in brief, AttributeError ('loss' is not available: this round does not have its",
+        ),
         (FailsWhenIdle(), "fails in observe when only 0 of 4 clients report, RuntimeError (max()"),
-        (CannotBePrinted(schedule=abs), "cannot be written as text and read back, UserError (rule ="),
-        (PrintsHalf(gamma=0.5), "prints as 'test_testing.PrintsHalf' and reads back as another rule"),
+        (
+            CannotBePrinted(schedule=abs),
+            "cannot be written as text and read back, UserError (rule =",
+        ),
+        (
+            PrintsHalf(gamma=0.5),
+            "prints as 'test_testing.PrintsHalf' and reads back as another rule",
+        ),
         (Misspelt(), "has a method 'wiegh', which is never called; did you mean 'weigh'?"),
-        (NotFrozen(), "is not a frozen dataclass; write @dataclass(frozen=True, kw_only=True) above its class"),
-        (ForgetsOnResume(), "when the run is resumed from a checkpoint; it keeps something outside its state"),
+        (
+            NotFrozen(),
+            "is not a frozen dataclass; write @dataclass(frozen=True, kw_only=True) above its class",
+        ),
+        (
+            ForgetsOnResume(),
+            "when the run is resumed from a checkpoint; it keeps something outside its state",
+        ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Rule) else "",
 )

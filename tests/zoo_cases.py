@@ -1,4 +1,6 @@
-"""Models and tasks that nobody here wrote, in tiny shapes and with random weights and data: one `Case` each."""
+"""Models and tasks that nobody here wrote, in tiny shapes and with random weights and data: one
+`Case` each.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kairosfl.tasks.models import freeze_norms, group_norm
-from zoo import CLASSES, LENGTH, RESNET, SIDE, SWIN, VIT, VOCABULARY, library, timm_group_norm, tiny_hugging, tiny_timm
+from zoo import (
+    CLASSES,
+    LENGTH,
+    RESNET,
+    SIDE,
+    SWIN,
+    VIT,
+    VOCABULARY,
+    library,
+    timm_group_norm,
+    tiny_hugging,
+    tiny_timm,
+)
 
 SAMPLES = 24
 
@@ -68,7 +82,9 @@ def _next() -> Tensor:
     return torch.cat([TOKENS()[:, 1:], torch.full((SAMPLES, 1), -100)], 1)
 
 
-def hugging(kind: str, head: str = "ForSequenceClassification", **options: Any) -> Callable[[], nn.Module]:
+def hugging(
+    kind: str, head: str = "ForSequenceClassification", **options: Any
+) -> Callable[[], nn.Module]:
     return lambda: tiny_hugging(kind, head, **options)
 
 
@@ -86,13 +102,19 @@ def vision(name: str, **options: Any) -> Callable[[], nn.Module]:
 
 
 def _segmenting(model: str, head: str, **options: Any) -> Callable[[], nn.Module]:
-    """torchvision's head on the first layers of its smallest backbone; the answer is a dict with `out`."""
+    """torchvision's head on the first layers of its smallest backbone; the answer is a dict with
+    `out`.
+    """
 
     def make() -> nn.Module:
         models = library("torchvision.models")
         parts = library(f"torchvision.models.segmentation.{model.lower()}")
-        layers = models._utils.IntermediateLayerGetter(models.mobilenet_v3_small().features, {"3": "out"})
-        made: nn.Module = getattr(parts, model)(layers, getattr(parts, head)(24, CLASSES, **options))
+        layers = models._utils.IntermediateLayerGetter(
+            models.mobilenet_v3_small().features, {"3": "out"}
+        )
+        made: nn.Module = getattr(parts, model)(
+            layers, getattr(parts, head)(24, CLASSES, **options)
+        )
         return made
 
     return make
@@ -108,7 +130,9 @@ def _peft(make: Callable[[], nn.Module], config: str, **options: Any) -> Callabl
 
 
 def _lora(make: Callable[[], nn.Module], *targets: str, **options: Any) -> Callable[[], nn.Module]:
-    return _peft(make, "LoraConfig", r=2, target_modules=list(targets), init_lora_weights=False, **options)
+    return _peft(
+        make, "LoraConfig", r=2, target_modules=list(targets), init_lora_weights=False, **options
+    )
 
 
 def _recomputed(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
@@ -160,10 +184,15 @@ class UNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.down, self.deep = self.block(3, 4), self.block(4, 8)
-        self.up, self.out = nn.ConvTranspose2d(8, 4, 2, 2), nn.Sequential(self.block(8, 4), nn.Conv2d(4, CLASSES, 1))
+        self.up, self.out = (
+            nn.ConvTranspose2d(8, 4, 2, 2),
+            nn.Sequential(self.block(8, 4), nn.Conv2d(4, CLASSES, 1)),
+        )
 
     def block(self, inputs: int, outputs: int) -> nn.Sequential:
-        return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(True))
+        return nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(True)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.down(x)
@@ -188,7 +217,10 @@ class Reader(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.lstm = nn.Embedding(VOCABULARY, 6), nn.LSTM(6, 8, 2, batch_first=True, bidirectional=True)
+        self.embed, self.lstm = (
+            nn.Embedding(VOCABULARY, 6),
+            nn.LSTM(6, 8, 2, batch_first=True, bidirectional=True),
+        )
         self.head = nn.Linear(16, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -200,10 +232,19 @@ def _tabular(outputs: int) -> Callable[[], nn.Module]:
 
 
 TEXT: dict[str, Any] = {"inputs": _masked, "targets": LABELS, "needs": "transformers"}
-LANGUAGE: dict[str, Any] = {"inputs": TOKENS, "targets": _next, "kind": "language", "needs": "transformers"}
+LANGUAGE: dict[str, Any] = {
+    "inputs": TOKENS,
+    "targets": _next,
+    "kind": "language",
+    "needs": "transformers",
+}
 IMAGE: dict[str, Any] = {"inputs": IMAGES, "targets": LABELS, "needs": "timm"}
 VISION: dict[str, Any] = {"inputs": IMAGES, "targets": LABELS, "needs": "torchvision"}
-_PIXELS: dict[str, Any] = {"inputs": IMAGES, "targets": whole(CLASSES, SIDE, SIDE), "kind": "segmentation"}
+_PIXELS: dict[str, Any] = {
+    "inputs": IMAGES,
+    "targets": whole(CLASSES, SIDE, SIDE),
+    "kind": "segmentation",
+}
 _LAYERS = {"way": "stacked layer by layer"}
 
 
@@ -287,7 +328,8 @@ CASES: dict[str, Case] = {
     "llama with dora": Case(
         _lora(hugging("Llama", "ForCausalLM"), "q_proj", "v_proj", use_dora=True), **LANGUAGE | {"needs": "peft"}
     ),
-    # bfloat16 rounds by 2^-8, twice in a square. Updates differ by 0.0036, and by 0.011 to 0.013 from a float32 base.
+    # bfloat16 rounds by 2^-8, twice in a square. Updates differ by 0.0036, and by 0.011 to 0.013
+    # from a float32 base.
     "llama in bfloat16 with lora": Case(_half_lora, **LANGUAGE | {"needs": "peft", "tolerance": 2**-7}),
     "bert with ia3": Case(
         _peft(

@@ -60,7 +60,10 @@ REFUSED: dict[str, tuple[Case, str]] = {
         Case(
             cases.grouped(
                 cases.part(
-                    "torchvision.models.detection", "ssdlite320_mobilenet_v3_large", weights=None, weights_backbone=None
+                    "torchvision.models.detection",
+                    "ssdlite320_mobilenet_v3_large",
+                    weights=None,
+                    weights_backbone=None,
                 )
             ),
             **cases.VISION,
@@ -72,7 +75,12 @@ REFUSED: dict[str, tuple[Case, str]] = {
         r"returns a BaseModelOutput\w+ with 'last_hidden_state', 'pooler_output'; wrap it to return a tensor",
     ),
     "bert, a column of another name": (
-        Case(cases.hugging("Bert"), lambda: {"ids": cases.TOKENS()}, cases.LABELS, needs="transformers"),
+        Case(
+            cases.hugging("Bert"),
+            lambda: {"ids": cases.TOKENS()},
+            cases.LABELS,
+            needs="transformers",
+        ),
         r"fails on training inputs of shape \{'ids': \[4, 9\]\}: You must specify exactly one of input_ids",
     ),
     "bert in bfloat16": (
@@ -80,7 +88,9 @@ REFUSED: dict[str, tuple[Case, str]] = {
         r"^The trained parameters are torch\.bfloat16, .*: use model\.float\(\)",
     ),
     "gpt2 language model, classes as targets": (
-        Case(cases.hugging("GPT2", "LMHeadModel"), cases.TOKENS, cases.LABELS, needs="transformers"),
+        Case(
+            cases.hugging("GPT2", "LMHeadModel"), cases.TOKENS, cases.LABELS, needs="transformers"
+        ),
         r"outputs of shape \[4, 9, 31\], but the data has 3 classes",
     ),
     "t5 without texts to write": (
@@ -96,14 +106,21 @@ REFUSED: dict[str, tuple[Case, str]] = {
         r"^'embed' of the model has sparse gradients; set its `sparse` to False",
     ),
     "spectral norm": (
-        Case(_flat(lambda: nn.utils.parametrizations.spectral_norm(_linear())), cases.SMALL, cases.LABELS),
+        Case(
+            _flat(lambda: nn.utils.parametrizations.spectral_norm(_linear())),
+            cases.SMALL,
+            cases.LABELS,
+        ),
         r"changes '1\.parametrizations\.weight\.0\._u' of a _SpectralNorm; make it a constant",
     ),
     "lazy layers": (
         Case(_flat(lambda: nn.LazyLinear(3)), cases.SMALL, cases.LABELS),
         r"^'1\.weight' of the model has no shape yet",
     ),
-    "no weights": (Case(_meta, cases.SMALL, cases.LABELS), r"^model has no weights, only shapes \(device 'meta'\)"),
+    "no weights": (
+        Case(_meta, cases.SMALL, cases.LABELS),
+        r"^model has no weights, only shapes \(device 'meta'\)",
+    ),
     "a scripted model": (
         Case(lambda: torch.jit.script(_flat(_linear)()), cases.SMALL, cases.LABELS),
         r"^The model is a RecursiveScriptModule; give the module that it was made from",

@@ -1,4 +1,6 @@
-"""FedAvg without a framework, one client after another: as tight as PyTorch allows or, with --optimiser, as usual."""
+"""FedAvg without a framework, one client after another: as tight as PyTorch allows or, with
+--optimiser, as usual.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from torch import Tensor
 
 def train(job: Job, tick: Callable[[], None]) -> Iterable[Tensor]:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--optimiser", action="store_true", help="a torch.optim.SGD for every client")
+    parser.add_argument(
+        "--optimiser", action="store_true", help="a torch.optim.SGD for every client"
+    )
     usual = parser.parse_known_args()[0].optimiser
     inputs, targets = job.train_tensors
     parts = torch.from_numpy(job.parts)
@@ -38,7 +42,9 @@ def train(job: Job, tick: Callable[[], None]) -> Iterable[Tensor]:
                     with torch.no_grad():
                         torch._foreach_add_(w, gradients, alpha=-job.work.lr)
             with torch.no_grad():
-                torch._foreach_add_(total, w, alpha=1 / len(cohort))  # every client has the same number of samples
+                torch._foreach_add_(
+                    total, w, alpha=1 / len(cohort)
+                )  # every client has the same number of samples
         x = total
         tick()
     return x

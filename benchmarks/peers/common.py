@@ -1,7 +1,8 @@
 """What the frameworks compared here share: two workloads, their models, and how a run is measured.
 
-Everyone gets the same samples, the same partition, the same initial weights and the same cohorts, and is judged by the
-same code at the end. A script defines `train(job, tick)`, calls `tick()` after every round and returns the weights.
+Everyone gets the same samples, the same partition, the same initial weights and the same cohorts,
+and is judged by the same code at the end. A script defines `train(job, tick)`, calls `tick()` after
+every round and returns the weights.
 """
 
 from __future__ import annotations
@@ -43,16 +44,35 @@ class Workload:
 
 
 WORKLOADS = {
-    "tiny": Workload(shape=(64,), clients=1000, samples=10, cohort=100, rounds=50, batch=10, lr=0.1, separation=3.0),
+    "tiny": Workload(
+        shape=(64,),
+        clients=1000,
+        samples=10,
+        cohort=100,
+        rounds=50,
+        batch=10,
+        lr=0.1,
+        separation=3.0,
+    ),
     "cnn": Workload(
-        shape=(3, 32, 32), clients=100, samples=128, cohort=10, rounds=6, batch=64, lr=0.05, separation=45.0, noise=0.2
+        shape=(3, 32, 32),
+        clients=100,
+        samples=128,
+        cohort=10,
+        rounds=6,
+        batch=64,
+        lr=0.05,
+        separation=45.0,
+        noise=0.2,
     ),
 }
 
 
 @dataclass(frozen=True)
 class Job:
-    """Data of a workload, from a fixed seed. Client i owns the samples `parts[i]`; in round r train `cohorts[r]`."""
+    """Data of a workload, from a fixed seed. Client i owns the samples `parts[i]`; in round r train
+    `cohorts[r]`.
+    """
 
     work: Workload
     rounds: int
@@ -72,12 +92,23 @@ class Job:
         inputs = rng.standard_normal((len(targets), *work.shape), dtype=np.float32)
         inputs += centres[targets]
         parts = rng.permutation(total).reshape(work.clients, work.samples)
-        cohorts = [np.sort(rng.choice(work.clients, work.cohort, replace=False)) for _ in range(rounds)]
-        rng = np.random.Generator(np.random.Philox(key=6))  # another: the labels must not depend on the rounds
+        cohorts = [
+            np.sort(rng.choice(work.clients, work.cohort, replace=False)) for _ in range(rounds)
+        ]
+        rng = np.random.Generator(
+            np.random.Philox(key=6)
+        )  # another: the labels must not depend on the rounds
         wrong = rng.random(len(targets)) < work.noise
         targets[wrong] = rng.integers(0, CLASSES, int(wrong.sum()))
         return cls(
-            work, rounds, inputs[:total], targets[:total], inputs[total:], targets[total:], parts, np.stack(cohorts)
+            work,
+            rounds,
+            inputs[:total],
+            targets[:total],
+            inputs[total:],
+            targets[total:],
+            parts,
+            np.stack(cohorts),
         )
 
     def model(self) -> nn.Sequential:
@@ -85,8 +116,17 @@ class Job:
         torch.manual_seed(0)
         if len(self.work.shape) == 1:
             return nn.Sequential(nn.Linear(*self.work.shape, 32), nn.ReLU(), nn.Linear(32, CLASSES))
-        features = (nn.Conv2d(3, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2))
-        return nn.Sequential(*features, nn.Flatten(), nn.Linear(1600, 512), nn.ReLU(), nn.Linear(512, CLASSES))
+        features = (
+            nn.Conv2d(3, 32, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+        return nn.Sequential(
+            *features, nn.Flatten(), nn.Linear(1600, 512), nn.ReLU(), nn.Linear(512, CLASSES)
+        )
 
     @cached_property
     def train_tensors(self) -> tuple[Tensor, Tensor]:
@@ -98,12 +138,21 @@ class Job:
         model = self.model()
         for parameter, value in zip(model.parameters(), weights, strict=True):
             parameter.copy_(torch.as_tensor(value))
-        outputs = torch.cat([model(chunk) for chunk in torch.from_numpy(self.test_inputs).split(500)])
+        outputs = torch.cat(
+            [model(chunk) for chunk in torch.from_numpy(self.test_inputs).split(500)]
+        )
         return float((outputs.argmax(1) == torch.from_numpy(self.test_targets)).double().mean())
 
     def checksum(self) -> int:
         """Of all that is the same for everyone."""
-        arrays = (self.inputs, self.targets, self.test_inputs, self.test_targets, self.parts, self.cohorts)
+        arrays = (
+            self.inputs,
+            self.targets,
+            self.test_inputs,
+            self.test_targets,
+            self.parts,
+            self.cohorts,
+        )
         value = 0
         for array in (*arrays, *(p.detach().numpy() for p in self.model().parameters())):
             value = zlib.crc32(np.ascontiguousarray(array).data, value)
@@ -111,7 +160,9 @@ class Job:
 
 
 def _centres(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Directions in which the classes lie; of images as squares of 8 by 8 pixels, which a convolution can see."""
+    """Directions in which the classes lie; of images as squares of 8 by 8 pixels, which a
+    convolution can see.
+    """
     side = 8 if len(shape) == 3 else 1
     coarse = shape if side == 1 else (shape[0], shape[1] // side, shape[2] // side)
     centres = rng.standard_normal((CLASSES, *coarse), dtype=np.float32)
@@ -177,8 +228,9 @@ Train = Callable[[Job, Callable[[], None]], Iterable[Tensor]]
 def measure(train: Train) -> None:
     """Run `train` as the command line says and write what it took.
 
-    A round's cost is counted from the end of the first round, so that compiling, connecting and the first touch of the
-    memory stand under start-up: seconds from the start of the process to the end of the first round.
+    A round's cost is counted from the end of the first round, so that compiling, connecting and the
+    first touch of the memory stand under start-up: seconds from the start of the process to the end
+    of the first round.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("workload", choices=WORKLOADS)

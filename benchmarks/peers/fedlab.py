@@ -19,7 +19,9 @@ from fedlab.core.standalone import StandalonePipeline
 class Clients(FedDataset):
     def __init__(self, job: Job) -> None:
         inputs, targets = job.train_tensors
-        self.sets = [BaseDataset(inputs[part], targets[part]) for part in torch.from_numpy(job.parts)]
+        self.sets = [
+            BaseDataset(inputs[part], targets[part]) for part in torch.from_numpy(job.parts)
+        ]
 
     def get_dataloader(self, id: int, batch_size: int, type: str = "train") -> DataLoader:
         return DataLoader(self.sets[id], batch_size=batch_size, shuffle=True)
@@ -34,7 +36,9 @@ def train(job: Job, tick: Callable[[], None]) -> Iterable[Tensor]:
         def evaluate(self) -> None:
             tick()
 
-    server = Server(job.model(), global_round=job.rounds, sample_ratio=job.work.cohort / job.work.clients)
+    server = Server(
+        job.model(), global_round=job.rounds, sample_ratio=job.work.cohort / job.work.clients
+    )
     trainer = FedAvgSerialClientTrainer(job.model(), num_clients=job.work.clients)
     trainer.setup_dataset(Clients(job))
     trainer.setup_optim(epochs=1, batch_size=job.work.batch, lr=job.work.lr)

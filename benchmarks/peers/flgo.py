@@ -18,7 +18,11 @@ without_torchvision()
 import flgo
 import flgo.benchmark.partition
 from flgo.algorithm import fedavg
-from flgo.benchmark.toolkits.cv.classification import FromDatasetGenerator, FromDatasetPipe, GeneralCalculator
+from flgo.benchmark.toolkits.cv.classification import (
+    FromDatasetGenerator,
+    FromDatasetPipe,
+    GeneralCalculator,
+)
 from flgo.experiment.logger import BasicLogger
 
 
@@ -39,14 +43,20 @@ def benchmark(job: Job) -> ModuleType:
 
     class TaskPipe(FromDatasetPipe):
         class TaskDataset(Subset):  # FLGo's own is refused by current PyTorch
-            def __init__(self, dataset: TensorDataset, indices: list[int], perturbation: None = None) -> None:
+            def __init__(
+                self, dataset: TensorDataset, indices: list[int], perturbation: None = None
+            ) -> None:
                 super().__init__(dataset, indices)
 
         def __init__(self, task_path: str) -> None:
             super().__init__(task_path, train_data=data)
 
     package, core = ModuleType("peers_task"), ModuleType("peers_task.core")
-    core.TaskGenerator, core.TaskPipe, core.TaskCalculator = TaskGenerator, TaskPipe, GeneralCalculator
+    core.TaskGenerator, core.TaskPipe, core.TaskCalculator = (
+        TaskGenerator,
+        TaskPipe,
+        GeneralCalculator,
+    )
     TaskGenerator.__module__ = "peers_task.core"
     package.__path__ = []
     sys.modules.update({"peers_task": package, "peers_task.core": core})
@@ -89,7 +99,9 @@ def train(job: Job, tick: Callable[[], None]) -> Iterable[Tensor]:
             "no_log_console": True,
             "torch_num_threads": torch.get_num_threads(),
         }
-        runner = flgo.init(task, Algorithm, option, model=flgo.convert_model(lambda: job.model()), Logger=Quiet)
+        runner = flgo.init(
+            task, Algorithm, option, model=flgo.convert_model(lambda: job.model()), Logger=Quiet
+        )
         runner.run()
     return runner.model.parameters()
 

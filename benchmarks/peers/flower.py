@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
-os.environ.update(FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", RAY_USAGE_STATS_ENABLED="0")
+os.environ.update(
+    FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", RAY_USAGE_STATS_ENABLED="0"
+)
 
 import logging
 import time
@@ -13,7 +15,15 @@ from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -45,7 +55,8 @@ def client(message: Message, context: Context) -> Message:
         optimiser.step()
     counted = MetricRecord({"num-examples": len(mine)})
     return Message(
-        content=RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": counted}), reply_to=message
+        content=RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": counted}),
+        reply_to=message,
     )
 
 
@@ -63,7 +74,9 @@ def train(job: Job, tick: Callable[[], None]) -> Iterable[Tensor]:
             for who in job.cohorts[server_round - 1].tolist():
                 told = ConfigRecord({"workload": name, "rounds": job.rounds, "client": who})
                 content = RecordDict({"arrays": arrays, "config": told})
-                yield Message(content=content, message_type=MessageType.TRAIN, dst_node_id=nodes[who])
+                yield Message(
+                    content=content, message_type=MessageType.TRAIN, dst_node_id=nodes[who]
+                )
 
         def aggregate_train(
             self, server_round: int, replies: Iterable[Message]
@@ -87,12 +100,17 @@ def train(job: Job, tick: Callable[[], None]) -> Iterable[Tensor]:
         server_app=server,
         client_app=app,
         num_supernodes=job.work.clients,
-        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}},
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "init_args": {"num_cpus": 2},
+        },
     )
     return list(final.values())
 
 
 if __name__ == "__main__":
-    from peers import flower  # by its name, so that the actors find `client` there and keep the data
+    from peers import (
+        flower,
+    )  # by its name, so that the actors find `client` there and keep the data
 
     measure(flower.train)

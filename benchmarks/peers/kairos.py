@@ -11,7 +11,20 @@ import torch
 from peers.common import CLASSES, Job, measure
 from torch import Tensor
 
-from kairosfl import Algorithm, DataSet, Loop, Population, Recipe, Round, Rule, Run, Samples, Task, drive, rounds
+from kairosfl import (
+    Algorithm,
+    DataSet,
+    Loop,
+    Population,
+    Recipe,
+    Round,
+    Rule,
+    Run,
+    Samples,
+    Task,
+    drive,
+    rounds,
+)
 from kairosfl.core.rule import Memory, Plan
 from kairosfl.core.run import Setup
 from kairosfl.detectors import FGN

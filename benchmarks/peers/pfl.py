@@ -55,11 +55,15 @@ def train(job: Job, tick: Callable[[], None]) -> Iterable[Tensor]:
         train_cohort_size=job.work.cohort,
         val_cohort_size=None,
     )
-    local = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=job.work.lr, local_batch_size=job.work.batch)
+    local = NNTrainHyperParams(
+        local_num_epochs=1, local_learning_rate=job.work.lr, local_batch_size=job.work.batch
+    )
     FederatedAveraging().run(
         algorithm_params=how,
         backend=SimulatedBackend(training_data=data, val_data=data),
-        model=PyTorchModel(model, local_optimizer_create=torch.optim.SGD, central_optimizer=central),
+        model=PyTorchModel(
+            model, local_optimizer_create=torch.optim.SGD, central_optimizer=central
+        ),
         model_train_params=local,
         callbacks=[Tick()],
         send_metrics_to_platform=False,

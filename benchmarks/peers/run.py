@@ -1,9 +1,11 @@
-"""Kairos beside other frameworks: the same FedAvg, each in an environment of its own, on this machine's CPU.
+"""Kairos beside other frameworks: the same FedAvg, each in an environment of its own, on this
+machine's CPU.
 
     python benchmarks/peers/run.py
 
-builds the environments under --cache, runs everybody in turns, prints a table and writes it to --out. Whoever cannot be
-installed or run is listed with the reason, and the others go on. Needs nothing but Python and pip.
+builds the environments under --cache, runs everybody in turns, prints a table and writes it to
+--out. Whoever cannot be installed or run is listed with the reason, and the others go on. Needs
+nothing but Python and pip.
 """
 
 from __future__ import annotations
@@ -25,12 +27,16 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 SHARED = ("torch==2.13.0", "numpy==2.4.6")
 SLOW = 10  # times the hand-written loop: run once, no repeat changes such a verdict
-SAME = 0.02  # accuracies this close are the same: the order of the batches differs between frameworks
+SAME = (
+    0.02  # accuracies this close are the same: the order of the batches differs between frameworks
+)
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What pip installs; `alone` without its dependencies, because they ask for what is not used here."""
+    """What pip installs; `alone` without its dependencies, because they ask for what is not used
+    here.
+    """
 
     needs: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()
@@ -40,9 +46,22 @@ ENVIRONMENTS = {
     "kairos": Environment(("safetensors",)),
     "pfl": Environment(("pfl==0.6.0",)),
     # Both want torchvision, whose wheels do not load beside every build of torch.
-    "fedlab": Environment(("pandas", "scikit-learn", "munch", "tqdm", "pillow", "pynvml"), ("fedlab==1.3.0",)),
+    "fedlab": Environment(
+        ("pandas", "scikit-learn", "munch", "tqdm", "pillow", "pynvml"), ("fedlab==1.3.0",)
+    ),
     "flgo": Environment(
-        ("tqdm", "scipy", "matplotlib", "prettytable", "ujson", "pynvml", "pyyaml", "networkx", "requests", "toolz"),
+        (
+            "tqdm",
+            "scipy",
+            "matplotlib",
+            "prettytable",
+            "ujson",
+            "pynvml",
+            "pyyaml",
+            "networkx",
+            "requests",
+            "toolz",
+        ),
         ("flgo==0.4.4",),
     ),
     "flower": Environment(("flwr[simulation]==1.41.0",)),
@@ -92,7 +111,10 @@ def build(name: str, cache: Path) -> Path:
     print(f"building the environment of {name} in {folder} ...", flush=True)
     venv.create(folder, with_pip=True, clear=True)
     install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    for packages in ([*SHARED, *wanted.needs], ["--no-deps", *wanted.alone] if wanted.alone else []):
+    for packages in (
+        [*SHARED, *wanted.needs],
+        ["--no-deps", *wanted.alone] if wanted.alone else [],
+    ):
         if packages:
             done = subprocess.run([*install, *packages], capture_output=True, text=True)
             if done.returncode:
@@ -112,10 +134,23 @@ def run(row: Row, python: Path, workload: str, options: argparse.Namespace) -> d
     log = out.with_suffix(".log")
     out.unlink(missing_ok=True)
     places = [str(HERE.parent), *([str(options.source)] if row.environment == "kairos" else [])]
-    command = [str(python), "-P", "-m", f"peers.{row.module}", workload, str(out), "--threads", str(options.threads)]
+    command = [
+        str(python),
+        "-P",
+        "-m",
+        f"peers.{row.module}",
+        workload,
+        str(out),
+        "--threads",
+        str(options.threads),
+    ]
     if options.rounds:
         command += ["--rounds", str(options.rounds)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(places),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     with log.open("w") as told:
         process = subprocess.Popen(
             [*command, *row.arguments, "--began", str(time.time())],
@@ -139,7 +174,9 @@ def run(row: Row, python: Path, workload: str, options: argparse.Namespace) -> d
 
 def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """For every workload and row the runs, taken in turns, or the reason why there are none."""
-    found: dict[str, dict[str, Any]] = {w: {row.name: [] for row in ROWS} for w in options.workloads}
+    found: dict[str, dict[str, Any]] = {
+        w: {row.name: [] for row in ROWS} for w in options.workloads
+    }
     pythons: dict[str, Path | str] = {}
     for name in dict.fromkeys(row.environment for row in options.rows):
         try:
@@ -170,7 +207,9 @@ def slow(runs: dict[str, Any], name: str) -> bool:
 
 
 def summary(runs: dict[str, Any]) -> list[dict[str, Any]]:
-    """One entry a row: medians over the turns, and the median of the ratios to the hand-written loop of the turn."""
+    """One entry a row: medians over the turns, and the median of the ratios to the hand-written
+    loop of the turn.
+    """
     entries = []
     hand = runs[HAND] if isinstance(runs[HAND], list) else []
     for name, mine in runs.items():
@@ -187,7 +226,9 @@ def summary(runs: dict[str, Any]) -> list[dict[str, Any]]:
             pairs = list(zip(mine, hand, strict=False))
             for kind in ("cpu", "wall"):
                 key = f"{kind}_seconds_per_round"
-                entry[f"{kind}_ratio"] = statistics.median(ours[key] / theirs[key] for ours, theirs in pairs)
+                entry[f"{kind}_ratio"] = statistics.median(
+                    ours[key] / theirs[key] for ours, theirs in pairs
+                )
             if mine[0]["checksum"] != hand[0]["checksum"]:
                 entry["failed"] = "trained on other data"
             elif abs(entry["accuracy"] - hand[0]["accuracy"]) > SAME:
@@ -217,21 +258,29 @@ def table(title: str, entries: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "kairosfl" / "peers")
     parser.add_argument("--out", type=Path, default=Path("build/peers.json"))
-    parser.add_argument("--source", type=Path, default=HERE.parents[1] / "src", help="of the Kairos to measure")
+    parser.add_argument(
+        "--source", type=Path, default=HERE.parents[1] / "src", help="of the Kairos to measure"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="fewer or more than the workload has")
     parser.add_argument("--threads", type=int, default=1, help="of every process")
     parser.add_argument("--limit", type=int, default=1200, help="seconds for one run")
     parser.add_argument("--workloads", nargs="+", choices=list(TITLES), default=list(TITLES))
-    parser.add_argument("--only", nargs="+", choices=list(ENVIRONMENTS), help="beside Kairos and the loop by hand")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(ENVIRONMENTS), help="beside Kairos and the loop by hand"
+    )
     options = parser.parse_args()
     options.cache, options.source = options.cache.expanduser().resolve(), options.source.resolve()
     options.out = options.out.resolve()
     options.cache.mkdir(parents=True, exist_ok=True)
-    options.rows = [row for row in ROWS if not options.only or row.environment in {"kairos", *options.only}]
+    options.rows = [
+        row for row in ROWS if not options.only or row.environment in {"kairos", *options.only}
+    ]
 
     found = measure(options)
     entries = {workload: summary(runs) for workload, runs in found.items()}
@@ -246,7 +295,9 @@ def main() -> None:
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     partial = options.out.with_suffix(".partial")
-    partial.write_text(json.dumps({"machine": machine, "workloads": entries, "runs": found}, indent=1))
+    partial.write_text(
+        json.dumps({"machine": machine, "workloads": entries, "runs": found}, indent=1)
+    )
     os.replace(partial, options.out)
     print(
         f"\n{machine['cores']} cores, {machine['machine']}, {options.threads} thread(s) a process; "
@@ -255,7 +306,12 @@ def main() -> None:
     for workload, rows in entries.items():
         print("\n" + table(TITLES[workload], rows))
     sys.exit(
-        any("failed" in entry for rows in entries.values() for entry in rows if entry["name"].startswith("Kairos"))
+        any(
+            "failed" in entry
+            for rows in entries.values()
+            for entry in rows
+            if entry["name"].startswith("Kairos")
+        )
     )
 
 

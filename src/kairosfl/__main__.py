@@ -13,11 +13,15 @@ def main() -> None:
         _main()
     except KeyboardInterrupt:  # while Python imports, and while Typer builds the commands
         print("\nStopped.", file=sys.stderr, flush=True)
-        os._exit(130)  # after an interrupted `exec`, as in a dataclass, Python itself would end by the signal
+        os._exit(
+            130
+        )  # after an interrupted `exec`, as in a dataclass, Python itself would end by the signal
 
 
 def _main() -> None:
-    warnings.formatwarning = lambda message, *_, **__: f"kairosfl: {message}\n"  # a sentence, no line of code
+    warnings.formatwarning = lambda message, *_, **__: (
+        f"kairosfl: {message}\n"
+    )  # a sentence, no line of code
     try:
         from kairosfl.cli import app
     except ImportError as error:

@@ -1,7 +1,8 @@
-"""How fast a task trains on this machine: loop, batched in every precision, and one model as the ceiling.
+"""How fast a task trains on this machine: loop, batched in every precision, and one model as the
+ceiling.
 
-The ceiling is one model that trains on one batch as large as all clients' together, captured as a graph where there is
-a GPU: what the device could do if all clients had the same weights.
+The ceiling is one model that trains on one batch as large as all clients' together, captured as a
+graph where there is a GPU: what the device could do if all clients had the same weights.
 """
 
 from __future__ import annotations
@@ -65,7 +66,11 @@ class Bench:
 
     def share(self, line: Measured) -> float | None:
         """The part of what one model does in the same precision."""
-        same = [each.rate for each in self.lines if (each.engine, each.precision) == ("one model", line.precision)]
+        same = [
+            each.rate
+            for each in self.lines
+            if (each.engine, each.precision) == ("one model", line.precision)
+        ]
         return line.rate / same[0] if line.rate and same and same[0] else None
 
     def rows(self) -> list[dict[str, str]]:
@@ -90,7 +95,8 @@ class Bench:
     def numbers(self) -> dict[str, Any]:
         """The same for JSON."""
         lines = [
-            {**vars(line), "times_loop": self.ratio(line), "of_the_ceiling": self.share(line)} for line in self.lines
+            {**vars(line), "times_loop": self.ratio(line), "of_the_ceiling": self.share(line)}
+            for line in self.lines
         ]
         return {**vars(self), "lines": lines}
 
@@ -128,8 +134,14 @@ def bench(
     """
     population, wanted = len(task.clients), clients or recipe.cohort
     if wanted > population:
-        raise UserError(f"--clients {wanted} is more than the {population} clients of this task; give fewer.")
-    ids = torch.from_numpy(stream(seed, "select").choice(population, wanted, replace=False)).sort().values
+        raise UserError(
+            f"--clients {wanted} is more than the {population} clients of this task; give fewer."
+        )
+    ids = (
+        torch.from_numpy(stream(seed, "select").choice(population, wanted, replace=False))
+        .sort()
+        .values
+    )
     unit, items = task.dataset.unit
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     result = Bench(where, unit, wanted, recipe.batch_size, task.layout.size)
@@ -151,7 +163,11 @@ def bench(
 
 
 def _line(
-    engine: str, name: str, measure: Callable[[str], tuple[float, str]], items: int, device: torch.device
+    engine: str,
+    name: str,
+    measure: Callable[[str], tuple[float, str]],
+    items: int,
+    device: torch.device,
 ) -> Measured:
     free(device)
     try:
@@ -180,7 +196,13 @@ def briefs_of(recipe: Recipe, ids: Tensor, start: Tensor, seed: int = 0) -> Brie
 
 
 def _loop(
-    task: Task, recipe: Recipe, ids: Tensor, device: torch.device, precision: str, seconds: float, seed: int
+    task: Task,
+    recipe: Recipe,
+    ids: Tensor,
+    device: torch.device,
+    precision: str,
+    seconds: float,
+    seed: int,
 ) -> tuple[float, str]:
     """Samples a second: one client after another, as many as the time allows."""
     engine = Loop(task, device, precision=precision)
@@ -195,7 +217,13 @@ def _turns(parts: list[Briefs]) -> Iterator[Briefs]:
 
 
 def _batched(
-    task: Task, recipe: Recipe, ids: Tensor, device: torch.device, precision: str, seconds: float, seed: int
+    task: Task,
+    recipe: Recipe,
+    ids: Tensor,
+    device: torch.device,
+    precision: str,
+    seconds: float,
+    seed: int,
 ) -> tuple[float, str]:
     """Samples a second of whole rounds, and how the engine runs the model."""
     engine = Batched(task, device, precision=precision, cohorts=(len(ids),))
@@ -203,8 +231,12 @@ def _batched(
     return _rate(lambda: engine.train(briefs), briefs, device, seconds), engine.why
 
 
-def _rate(train: Callable[[], Reports], briefs: Briefs, device: torch.device, seconds: float) -> float:
-    """Samples a second; the first call, which captures graphs and chooses methods, counts only if it took too long."""
+def _rate(
+    train: Callable[[], Reports], briefs: Briefs, device: torch.device, seconds: float
+) -> float:
+    """Samples a second; the first call, which captures graphs and chooses methods, counts only if
+    it took too long.
+    """
     seen, taken, first = 0, 0.0, True
     while not seen or taken < seconds:
         wait(device)
@@ -222,11 +254,14 @@ def _rate(train: Callable[[], Reports], briefs: Briefs, device: torch.device, se
 def of_the_ceiling(
     task: Task, recipe: Recipe, device: torch.device, precision: str, summary: Mapping[str, Any]
 ) -> float | None:
-    """The part of what one model does that a finished run reached, with its evaluations and its server.
+    """The part of what one model does that a finished run reached, with its evaluations and its
+    server.
 
     None for a run that is short compared with the measurement, and where the measurement fails.
     """
-    rate, seconds, cohort = (summary[name] or 0.0 for name in ("samples_per_second", "seconds", "average_cohort"))
+    rate, seconds, cohort = (
+        summary[name] or 0.0 for name in ("samples_per_second", "seconds", "average_cohort")
+    )
     batch = min(LARGEST, round(cohort * task.clients.sizes.clip(max=recipe.batch_size).mean()))
     if not rate or not batch or seconds < LONG or batch / rate > PART * seconds:
         return None
@@ -240,15 +275,25 @@ def of_the_ceiling(
 
 
 def one_model(
-    task: Task, device: torch.device, precision: str, batch: int, seconds: float, *, captured: bool = True
+    task: Task,
+    device: torch.device,
+    precision: str,
+    batch: int,
+    seconds: float,
+    *,
+    captured: bool = True,
 ) -> float:
     """Samples a second of one model: steps of SGD with momentum on batches of this size."""
     model = copy.deepcopy(task.model).to(device).train()
     low = precision == "bfloat16"
-    for parameter in model.parameters():  # as the engine does: what is frozen is stored in the lower precision
+    for (
+        parameter
+    ) in model.parameters():  # as the engine does: what is frozen is stored in the lower precision
         if low and not parameter.requires_grad and parameter.dtype == torch.float32:
             parameter.data = parameter.data.to(torch.bfloat16)
-    trained: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained: list[Tensor] = [
+        parameter for parameter in model.parameters() if parameter.requires_grad
+    ]
     speed = [torch.zeros_like(each) for each in trained]
     data = task.dataset.train
     stored, targets = data.take(torch.arange(batch) % len(data)).to(device).read(slice(None))

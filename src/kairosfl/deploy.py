@@ -45,10 +45,13 @@ try:
     from kairosfl.engines.flower.trouble import insist
     from kairosfl.engines.flower.wire import Packing
 except ImportError:
-    raise UserError("Deployment needs Flower; install it with: pip install 'kairosfl[flower]'.") from None
+    raise UserError(
+        "Deployment needs Flower; install it with: pip install 'kairosfl[flower]'."
+    ) from None
 
 MakeTask = Callable[[int | None], Task]
-STALLED = 120.0  # seconds without a round, beyond deadline and wait, after which the processes are restarted
+# seconds without a round, beyond deadline and wait, after which the processes are restarted
+STALLED = 120.0
 HANDOVER = 60.0  # seconds that a server being shut down has to release its run folder
 ATTEMPTS = 3  # a rehearsal fails when its server exits this many times without finishing a round
 
@@ -77,7 +80,9 @@ class Deploy:
     def from_table(cls, table: Any) -> Deploy:
         """From the table of a TOML file."""
         if not isinstance(table, Mapping):
-            raise UserError(f"deploy = {table!r} must be a section: write [deploy] and its keys below.")
+            raise UserError(
+                f"deploy = {table!r} must be a section: write [deploy] and its keys below."
+            )
         known: dict[str, type] = {entry.name: type(entry.default) for entry in fields(cls)}
         values: dict[str, Any] = {}
         for key, value in table.items():
@@ -85,14 +90,20 @@ class Deploy:
                 raise UserError(f"Unknown key deploy.{key}; {nearest(key, known)}")
             value = tuple(value) if isinstance(value, list) else value
             whole = isinstance(value, int) and not isinstance(value, bool)
-            if not (isinstance(value, known[key]) or (known[key] is float and whole)) or isinstance(value, bool):
+            if not (isinstance(value, known[key]) or (known[key] is float and whole)) or isinstance(
+                value, bool
+            ):
                 raise UserError(f"deploy.{key} = {value!r} must be of type {known[key].__name__}.")
             values[key] = known[key](value)
         return cls(**values)
 
     def settings(self) -> Settings:
         """The settings of the engine."""
-        own = {entry.name: getattr(self, entry.name) for entry in fields(Settings) if hasattr(self, entry.name)}
+        own = {
+            entry.name: getattr(self, entry.name)
+            for entry in fields(Settings)
+            if hasattr(self, entry.name)
+        }
         trust = Trust(**{entry.name: getattr(self, entry.name) for entry in fields(Trust)})
         return Settings(**own, packing=Packing(self.update, self.keep), trust=trust)
 
@@ -109,7 +120,9 @@ class Remote(Population):
 
 
 def server_app(make: MakeTask) -> ServerApp:
-    """A ServerApp for the model and test set of `make(None)`; the run config gives `run` (a TOML file) and `out`."""
+    """A ServerApp for the model and test set of `make(None)`; the run config gives `run` (a TOML
+    file) and `out`.
+    """
 
     make = for_client(make)
     insist()
@@ -125,7 +138,9 @@ def server_app(make: MakeTask) -> ServerApp:
 
 
 def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
-    """Run the rounds of a run over a grid, resuming from the last checkpoint in `out` if there is one."""
+    """Run the rounds of a run over a grid, resuming from the last checkpoint in `out` if there is
+    one.
+    """
     config, deploy = load(run)
     folder = Folder(out)
     if folder.finished():
@@ -158,13 +173,17 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
     else:
         folder.check(config, task)
     cohort = settings.asked(config.train.cohort, len(task.clients))
-    algorithm = Algorithm(tuple(rule.widened(cohort / config.train.cohort) for rule in config.algorithm.rules))
+    algorithm = Algorithm(
+        tuple(rule.widened(cohort / config.train.cohort) for rule in config.algorithm.rules)
+    )
     config = replace(config, algorithm=algorithm, train=replace(config.train, cohort=cohort))
     return execute(record(config, task, engine, folder, resume=begun), engine)
 
 
 def _check_private(config: RunConfig, settings: Settings) -> None:
-    """Refuse what would undo the privacy of a run: noise that clients can draw, and reports dropped by their number."""
+    """Refuse what would undo the privacy of a run: noise that clients can draw, and reports dropped
+    by their number.
+    """
     rule = next((rule for rule in config.algorithm.rules if isinstance(rule, Privacy)), None)
     if rule and not rule.key:
         raise UserError(
@@ -181,9 +200,13 @@ def _check_private(config: RunConfig, settings: Settings) -> None:
 
 
 def _check_same(asked: RunConfig, begun: RunConfig, run: Path, folder: Folder) -> None:
-    """Refuse a run file that asks for other numbers than the run in the folder; how it is carried out may differ."""
+    """Refuse a run file that asks for other numbers than the run in the folder; how it is carried
+    out may differ.
+    """
     ours = {"algorithm", "seed", "train", "run.detector"}
-    wanted = [edit for edit in edits(asked, flat(begun)) if {edit.key, edit.key.partition(".")[0]} & ours]
+    wanted = [
+        edit for edit in edits(asked, flat(begun)) if {edit.key, edit.key.partition(".")[0]} & ours
+    ]
     if wanted:
         raise UserError(
             f"{run} asks for {wanted[0].key} = {wanted[0].now!r}, and the run in {folder.path} has {wanted[0].then!r}; "
@@ -199,7 +222,9 @@ def load(path: Path, changes: Sequence[str] = ()) -> tuple[RunConfig, Deploy]:
         nested["data"] = {**nested.get("data", {}), "clients": deploy.clients}
     config = resolve(nested)
     if any(isinstance(rule, Attack) for rule in config.algorithm.rules):
-        raise UserError(f"algorithm = {str(config.algorithm)!r}: attack is for simulations only; leave it out.")
+        raise UserError(
+            f"algorithm = {str(config.algorithm)!r}: attack is for simulations only; leave it out."
+        )
     return config, deploy
 
 
@@ -209,21 +234,29 @@ def model_of(folder: Path) -> Tensor:
 
 
 def new(path: Path) -> list[Path]:
-    """Create a directory with a Flower app, an example task, a configuration and the commands to run it."""
+    """Create a directory with a Flower app, an example task, a configuration and the commands to
+    run it.
+    """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} already exists and is not an empty directory; choose a new one.")
     name = re.sub(r"[^a-z0-9]+", "-", path.absolute().name.lower()).strip("-") or "federation"
     return _write_all(path, files(name, str(path.absolute())))
 
 
-def certs(path: Path, *, nodes: int, hosts: Sequence[str] = ("localhost", "127.0.0.1")) -> list[Path]:
-    """Create TLS certificates for a server at these hosts, and node keys; client i is bound to the key of node i."""
+def certs(
+    path: Path, *, nodes: int, hosts: Sequence[str] = ("localhost", "127.0.0.1")
+) -> list[Path]:
+    """Create TLS certificates for a server at these hosts, and node keys; client i is bound to the
+    key of node i.
+    """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(
             f"{path} already exists and is not an empty directory; keys are never overwritten, choose a new one."
         )
     if nodes < 1 or not hosts:
-        raise UserError(f"--nodes {nodes} must be 1 or more, and --host must name the server at least once.")
+        raise UserError(
+            f"--nodes {nodes} must be 1 or more, and --host must name the server at least once."
+        )
     for host in hosts:
         check_host(host)
     path.mkdir(parents=True, exist_ok=True)
@@ -233,12 +266,18 @@ def certs(path: Path, *, nodes: int, hosts: Sequence[str] = ("localhost", "127.0
 
 
 def rehearse(
-    file: Path, out: Path, *, nodes: int = 4, changes: Sequence[str] = (), notify: Notify | None = None
+    file: Path,
+    out: Path,
+    *,
+    nodes: int = 4,
+    changes: Sequence[str] = (),
+    notify: Notify | None = None,
 ) -> dict[str, Any]:
-    """Run a configuration over real Flower processes on this machine, with TLS and authenticated nodes.
+    """Run a configuration over real Flower processes on this machine, with TLS and authenticated
+    nodes.
 
-    The run folder is `out/run`; `notify` is called with the metrics of every round. A server that exits early is
-    restarted and resumes from its last checkpoint.
+    The run folder is `out/run`; `notify` is called with the metrics of every round. A server that
+    exits early is restarted and resumes from its last checkpoint.
     """
     config, _ = load(file, changes)
     if nodes < 1:
@@ -255,8 +294,14 @@ def rehearse(
 
 
 def rehearsal_app(path: Path, config: RunConfig) -> Path:
-    """A Flower app whose task is a configuration's data and model; it contains nothing else of the configuration."""
-    nested = {key: value for key, value in tables(config).items() if key in ("seed", "data", "model", "task")}
+    """A Flower app whose task is a configuration's data and model; it contains nothing else of the
+    configuration.
+    """
+    nested = {
+        key: value
+        for key, value in tables(config).items()
+        if key in ("seed", "data", "model", "task")
+    }
     write(path.parent / "task.toml", dump(nested | {"train": {"cohort": 1}}))
     _write_all(path, rehearsal_files(str((path.parent / "task.toml").absolute())))
     return path

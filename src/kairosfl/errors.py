@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from kairosfl.wording import listed
 
 HEAD, TAIL = 400, 300  # characters of a long message that are kept, from its beginning and its end
-MOST = 60  # names that a hint repeats: more than there are rules, fewer than a table may have columns
+MOST = (
+    60  # names that a hint repeats: more than there are rules, fewer than a table may have columns
+)
 
 
 class UserError(ValueError):
@@ -22,7 +24,9 @@ class UserError(ValueError):
 
 
 def shortened(message: str) -> str:
-    """A message without its middle, if that is long: the beginning names the field, the end the fix."""
+    """A message without its middle, if that is long: the beginning names the field, the end the
+    fix.
+    """
     if len(message) <= HEAD + TAIL:
         return message
     left_out = len(message) - HEAD - TAIL
@@ -30,7 +34,9 @@ def shortened(message: str) -> str:
 
 
 def shown(value: object) -> str:
-    """A value in a message, as Python writes it, which refuses whole numbers of thousands of digits."""
+    """A value in a message, as Python writes it, which refuses whole numbers of thousands of
+    digits.
+    """
     try:
         return repr(value)
     except ValueError:

@@ -1,4 +1,6 @@
-"""Packages whose names are loaded on first use (PEP 562), so that `kairosfl --help` does not import torch."""
+"""Packages whose names are loaded on first use (PEP 562), so that `kairosfl --help` does not import
+torch.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package; `homes` maps each name to its module, a submodule to itself."""
+def attach(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package; `homes` maps each name to its module, a submodule
+    to itself.
+    """
 
     def getattr_(name: str) -> Any:
         if name not in homes:

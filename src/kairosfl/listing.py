@@ -1,4 +1,6 @@
-"""Lists of rules, data sets, models and so on as (name, description) pairs, for `kairosfl list` and the docs."""
+"""Lists of rules, data sets, models and so on as (name, description) pairs, for `kairosfl list` and
+the docs.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,23 @@ from kairosfl.tasks.partitions import PARTITIONS
 def listing(what: str) -> list[tuple[str, str]]:
     """All rules, data sets, models, partitions, detectors or presets."""
     if what == "models":
-        return [(name, str(describe(name)).partition(": ")[2]) for name in MODELS.own] + _others(MODELS)
+        return [(name, str(describe(name)).partition(": ")[2]) for name in MODELS.own] + _others(
+            MODELS
+        )
     if what == "rules":
-        fedavg = ("fedavg", "The empty algorithm: the mean of the clients' models, weighted by their samples.")
+        fedavg = (
+            "fedavg",
+            "The empty algorithm: the mean of the clients' models, weighted by their samples.",
+        )
         return [fedavg, *_specs(RULES.own), *_others(RULES)]
     if what == "presets":
         return presets.descriptions()
     if what == "detectors":
         return _specs(DETECTORS)
     if what == "data":
-        return [(name, _first_line(function)) for name, function in DATASETS.own.items()] + _others(DATASETS)
+        return [(name, _first_line(function)) for name, function in DATASETS.own.items()] + _others(
+            DATASETS
+        )
     return [(name, _first_line(function)) for name, function in PARTITIONS.items()]
 
 

@@ -1,4 +1,6 @@
-"""`from kairosfl.models import group_norm`: the models of `kairosfl.tasks.models` under the name that people guess."""
+"""`from kairosfl.models import group_norm`: the models of `kairosfl.tasks.models` under the name
+that people guess.
+"""
 
 from __future__ import annotations
 

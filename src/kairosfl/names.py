@@ -1,7 +1,8 @@
-"""What a configuration can name, without importing it: a misspelled name is answered before torch is imported.
+"""What a configuration can name, without importing it: a misspelled name is answered before torch
+is imported.
 
-The names, and the options of data sets and models, are written down here once more; a test compares them with the
-truth.
+The names, and the options of data sets and models, are written down here once more; a test compares
+them with the truth.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ RULES = _words(
     "median trimmedmean geometricmedian krum limits attack"
 )
 DETECTORS = _words("fgn fedfim noisedfgn")
-PARTITIONS = _words("iid dirichlet quantity shards labels client_dirichlet disjoint_dirichlet counts mixed natural")
+PARTITIONS = _words(
+    "iid dirichlet quantity shards labels client_dirichlet disjoint_dirichlet counts mixed natural"
+)
 DATA = {  # with their options
     "digits": "",
     "mnist": "size",
@@ -102,7 +105,12 @@ def check_detectors(text: str) -> None:
 def _check(kind: str, names: list[Any]) -> None:
     """A dotted name is a preset of a rule, or somebody else's module: what reads it refuses it."""
     for name in names:
-        if isinstance(name, str) and "." not in name and name != "fedavg" and name not in known(kind):
+        if (
+            isinstance(name, str)
+            and "." not in name
+            and name != "fedavg"
+            and name not in known(kind)
+        ):
             raise missing(kind, name, known(kind))
 
 
@@ -116,5 +124,7 @@ def without_fedavg(text: str) -> str:
     """The text of an algorithm without fedavg, which adds nothing to a sum."""
     parts = text.split("+")
     if len(parts) > 1 and not all(map(str.strip, parts)):
-        raise UserError(f"algorithm = {text!r} cannot be read: a + has nothing next to it; write 'fedprox + fedavgm'.")
+        raise UserError(
+            f"algorithm = {text!r} cannot be read: a + has nothing next to it; write 'fedprox + fedavgm'."
+        )
     return "+".join(part for part in parts if part.strip().lower().removesuffix("()") != "fedavg")

@@ -1,4 +1,6 @@
-"""Names that other distributions add by Python entry points; looked up when a name is not known, loaded when used."""
+"""Names that other distributions add by Python entry points; looked up when a name is not known,
+loaded when used.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,11 @@ PLAIN_LINES = 50  # per run, without a terminal
 SECONDS_PER_LINE = 60.0  # of a sweep, without a terminal
 SECONDS_PER_UPDATE = 0.1  # in a notebook
 BAR_WIDTH = 20
-EPSILONS = ("epsilon", "hypothetical_epsilon", "local_epsilon")  # as the rules of privacy record them
+EPSILONS = (
+    "epsilon",
+    "hypothetical_epsilon",
+    "local_epsilon",
+)  # as the rules of privacy record them
 
 
 def numbers() -> list[ProgressColumn]:
@@ -43,7 +47,9 @@ def numbers() -> list[ProgressColumn]:
 
 def text(what: str) -> ProgressColumn:
     """A text column, truncated to the space that is left."""
-    return TextColumn(what, markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+    return TextColumn(
+        what, markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    )
 
 
 class _Screen:
@@ -56,16 +62,24 @@ class _Screen:
         self.console = console or Console(stderr=True)
         self.live = not quiet and self.console.is_terminal
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if self.live:
-            self.progress.live.transient |= kind is not None  # bars of what was interrupted would stay as if it ran on
+            self.progress.live.transient |= (
+                kind is not None
+            )  # bars of what was interrupted would stay as if it ran on
             self.progress.stop()
 
     def say(self, line: str) -> None:
         """Print a line above the bars."""
         if self.quiet:
             return
-        # Not while rich's own thread redraws the bars: they would be drawn twice, and the copy above would stay.
+        # Not while rich's own thread redraws the bars: they would be drawn twice, and the copy
+        # above would stay.
         with self.progress.live._lock:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -109,7 +123,9 @@ class RunProgress(_Screen):
         self.rounds, self.done, self.first = rounds, done, done
         self.score: float | None = None
         self.began: float | None = None
-        self.progress = Progress(*numbers(), text("{task.description}"), console=self.console, expand=True)
+        self.progress = Progress(
+            *numbers(), text("{task.description}"), console=self.console, expand=True
+        )
 
     def __enter__(self) -> Self:
         if self.live:
@@ -129,13 +145,20 @@ class RunProgress(_Screen):
         speed = (self.done - self.first) / max(time.perf_counter() - self.began, 1e-9)
         words = describe(row, self.score, critical=self.critical)
         if self.live:
-            self.progress.update(self.task, completed=self.done, description=f"{words}  {pace(speed)}")
+            self.progress.update(
+                self.task, completed=self.done, description=f"{words}  {pace(speed)}"
+            )
         elif self.notebook is not None:
             self.notebook.update(self.done, self.rounds, f"{words}  {pace(speed)}")
-        elif not self.quiet and (self.done % -(-self.rounds // PLAIN_LINES) == 0 or self.done == self.rounds):
+        elif not self.quiet and (
+            self.done % -(-self.rounds // PLAIN_LINES) == 0 or self.done == self.rounds
+        ):
             left = (self.rounds - self.done) / max(speed, 1e-9)
             time_left = f"{left:.0f} s" if left < 90 else duration(left)
-            print(f"round {self.done}/{self.rounds}  {words}  {pace(speed)}  {time_left} left", file=sys.stderr)
+            print(
+                f"round {self.done}/{self.rounds}  {words}  {pace(speed)}  {time_left} left",
+                file=sys.stderr,
+            )
 
 
 class SweepProgress(_Screen):
@@ -158,13 +181,19 @@ class SweepProgress(_Screen):
         self.done = self.done_now = 0  # rounds of all runs, and those of them done in this session
         self.began = self.last_line = time.perf_counter()
         self.progress = Progress(
-            *numbers(), text("{task.fields[name]}"), text("{task.description}"), console=self.console, expand=True
+            *numbers(),
+            text("{task.fields[name]}"),
+            text("{task.description}"),
+            console=self.console,
+            expand=True,
         )
 
     def __enter__(self) -> Self:
         if self.live:
             self.progress.start()
-            self.whole = self.progress.add_task("", total=sum(self.rounds.values()) or None, name="all runs")
+            self.whole = self.progress.add_task(
+                "", total=sum(self.rounds.values()) or None, name="all runs"
+            )
             self.bars: dict[str, TaskID] = {}
         return self
 
@@ -198,7 +227,9 @@ class SweepProgress(_Screen):
                 self.progress.advance(self.whole)
                 words = describe(row, main_value(row), critical=critical)
                 over = row["round"] == rounds
-                self.progress.update(self.bars[name], completed=row["round"], description=words, visible=not over)
+                self.progress.update(
+                    self.bars[name], completed=row["round"], description=words, visible=not over
+                )
             if row["round"] == rounds:
                 self.say(f"{title}: {describe(row, main_value(row), critical=critical)}")
 
@@ -225,7 +256,8 @@ class TuneProgress(_Screen):
             text("{task.description}"),
             console=self.console,
             expand=True,
-            transient=True,  # it ends with what was last running, and not always with the whole budget
+            # it ends with what was last running, and not always with the whole budget
+            transient=True,
         )
 
     def __enter__(self) -> Self:
@@ -255,18 +287,32 @@ def describe(row: dict[str, Any], score: float | None, *, critical: bool = True)
     parts = [
         *(f"{word} {measured(value)}" for word, value in known.items() if math.isfinite(value)),
         "" if all(map(math.isfinite, known.values())) else "diverged",
-        f"cohort {row['reported']}/{row['cohort']}" if row["rejected"] else f"cohort {row['cohort']}",
+        f"cohort {row['reported']}/{row['cohort']}"
+        if row["rejected"]
+        else f"cohort {row['cohort']}",
         "critical" if critical and row["critical"] else "",
-        *(f"{name.replace('_', ' ')} {row[name]:.3g}" for name in EPSILONS if row.get(name) is not None),
+        *(
+            f"{name.replace('_', ' ')} {row[name]:.3g}"
+            for name in EPSILONS
+            if row.get(name) is not None
+        ),
     ]
     return "  ".join(part for part in parts if part)
 
 
 def duration(seconds: float) -> str:
     """A duration in readable units."""
-    for size, one, many in ((86400, "day", "days"), (3600, "hour", "hours"), (60, "minute", "minutes")):
+    for size, one, many in (
+        (86400, "day", "days"),
+        (3600, "hour", "hours"),
+        (60, "minute", "minutes"),
+    ):
         if seconds >= 1.5 * size:
-            return f"{seconds / size:.1f} {many}" if seconds < 10 * size else f"{seconds / size:.0f} {many}"
+            return (
+                f"{seconds / size:.1f} {many}"
+                if seconds < 10 * size
+                else f"{seconds / size:.0f} {many}"
+            )
         if seconds >= size:
             return f"1 {one}"
     return f"{max(2, round(seconds))} seconds"

@@ -50,7 +50,9 @@ UNAVAILABLE = ("name", "options", "start", "validation", "normalise", "noise")
 
 
 class _Home:
-    """Where a run is recorded: the folder that was asked for, or a temporary one that is deleted with its last user."""
+    """Where a run is recorded: the folder that was asked for, or a temporary one that is deleted
+    with its last user.
+    """
 
     def __init__(self, out: str | Path | None) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="kairosfl-")) / "run" if out is None else Path(out)
@@ -63,8 +65,8 @@ class History:
     """What a run has done so far.
 
     Args:
-        metrics: One dict per round, as in `metrics.jsonl`: `round`, `accuracy`, `loss`, `train_loss`, `cohort`,
-            `bytes_up` and so on.
+        metrics: One dict per round, as in `metrics.jsonl`: `round`, `accuracy`, `loss`,
+            `train_loss`, `cohort`, `bytes_up` and so on.
         initial: The model before training.
         x: The trained parameters after the last of these rounds.
         home: Where the run is recorded.
@@ -77,7 +79,9 @@ class History:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The trained model, on the CPU and in evaluation mode; the model passed to `simulate` is not changed."""
+        """The trained model, on the CPU and in evaluation mode; the model passed to `simulate` is
+        not changed.
+        """
         return load(copy.deepcopy(self.initial), self.x).eval()
 
     @property
@@ -96,7 +100,9 @@ class History:
         return Folder(self.folder).main().name
 
     def last(self, name: str) -> float:
-        """A column of the metrics in the last round in which it was measured; NaN if it was in none."""
+        """A column of the metrics in the last round in which it was measured; NaN if it was in
+        none.
+        """
         if self.metrics and name not in self.metrics[-1]:
             raise UserError(f"the history has no {name!r}; {nearest(name, self.metrics[-1])}")
         known = (row[name] for row in reversed(self.metrics) if row[name] is not None)
@@ -104,7 +110,9 @@ class History:
 
     @property
     def folder(self) -> Path:
-        """The run folder; without `out` it is temporary and deleted with the last `History` of the run."""
+        """The run folder; without `out` it is temporary and deleted with the last `History` of the
+        run.
+        """
         return self.home.path
 
     def frame(self) -> Any:
@@ -122,14 +130,20 @@ class History:
         return write_report([self.folder], Path(path))
 
     def save(self, directory: str | Path) -> Path:
-        """Copy the run folder to a new directory, with the trained model as `model.safetensors`; returns its path.
+        """Copy the run folder to a new directory, with the trained model as `model.safetensors`;
+        returns its path.
 
-        If peft's adapters are all that was trained, they are saved instead, as peft's directory `adapter`.
+        If peft's adapters are all that was trained, they are saved instead, as peft's directory
+        `adapter`.
         """
         directory = Path(directory)
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise UserError(f"{directory} exists and is not an empty directory; save to another one.")
-        shutil.copytree(self.folder, directory, ignore=shutil.ignore_patterns(".lock"), dirs_exist_ok=True)
+            raise UserError(
+                f"{directory} exists and is not an empty directory; save to another one."
+            )
+        shutil.copytree(
+            self.folder, directory, ignore=shutil.ignore_patterns(".lock"), dirs_exist_ok=True
+        )
         if has_adapters(self.model) and not beyond_adapters(self.model):
             save_adapters(self.model, directory / "adapter")
         else:
@@ -176,47 +190,55 @@ def simulate(
     """Train a model by federated learning, simulated on this machine.
 
     Args:
-        model: Any module: one of your own, or from torchvision, timm, transformers or peft. It is copied, not modified.
-            Only parameters with `requires_grad` are trained and sent.
-        train: A tuple `(x, y)` of arrays or tensors, a torch data set of (input, target) pairs, a Hugging Face
-            `Dataset` or `DatasetDict`, a `DataSet`, or a list with one of these for each client. `x` may be a tuple or
-            a dict of arrays, with which the model is called as `model(*x)` or `model(**x)`.
+        model: Any module: one of your own, or from torchvision, timm, transformers or peft. It is
+            copied, not modified. Only parameters with `requires_grad` are trained and sent.
+        train: A tuple `(x, y)` of arrays or tensors, a torch data set of (input, target) pairs, a
+            Hugging Face `Dataset` or `DatasetDict`, a `DataSet`, or a list with one of these for
+            each client. `x` may be a tuple or a dict of arrays, with which the model is called as
+            `model(*x)` or `model(**x)`.
         test: The test samples, in any of these forms; None where `train` contains them.
         algorithm: A sum of rules, as text or in Python.
         rounds: The number of rounds.
         cohort: Clients in each round; by default 10, or all where there are fewer.
-        clients: The number of clients, a `Population`, or the indices of each client's training samples in a list. By
-            default the clients that the data has, or else 40.
-        partition: How samples are dealt to the clients: "dirichlet", "iid", "natural" and others. By default "natural"
-            where the data has its own clients, or else "dirichlet", or "iid" if samples do not have one class each.
+        clients: The number of clients, a `Population`, or the indices of each client's training
+            samples in a list. By default the clients that the data has, or else 40.
+        partition: How samples are dealt to the clients: "dirichlet", "iid", "natural" and others.
+            By default "natural" where the data has its own clients, or else "dirichlet", or "iid"
+            if samples do not have one class each.
         alpha: Of the Dirichlet distribution: the smaller, the more clients differ.
         epochs: Local epochs.
         batch_size: Samples in a local step.
         lr: The local learning rate.
         optimizer: The local optimizer, "sgd" or "adamw".
-        kind: What the targets are: "classification", "binary", "multilabel", "regression", "segmentation" or
-            "language"; by default inferred from them. It gives `loss` and `metrics` their defaults.
+        kind: What the targets are: "classification", "binary", "multilabel", "regression",
+            "segmentation" or "language"; by default inferred from them. It gives `loss` and
+            `metrics` their defaults.
         loss: From outputs and targets of a batch to one loss per sample.
-        metrics: What is measured on the test set, by name, the main one first: functions from outputs and targets to a
-            number per sample, of which the mean is better when higher, or a `kairosfl.Metric`.
+        metrics: What is measured on the test set, by name, the main one first: functions from
+            outputs and targets to a number per sample, of which the mean is better when higher, or
+            a `kairosfl.Metric`.
         seed: Of everything random but the model, whose initial weights are those passed in.
         engine: "auto", "loop", "batched" or "ray".
         device: "auto", "cpu" or "cuda".
-        out: A run folder, as the command line writes one. If it has a run with the same arguments, that is continued
-            from its last checkpoint, including its weights; a finished one is returned without training.
-        on_round: Called after every round with the `History` so far; the run ends if it returns False.
+        out: A run folder, as the command line writes one. If it has a run with the same arguments,
+            that is continued from its last checkpoint, including its weights; a finished one is
+            returned without training.
+        on_round: Called after every round with the `History` so far; the run ends if it returns
+        False.
         progress: Whether progress is shown.
         name: What reports call the data; by default "own", or a `DataSet`'s own name.
         classes: The number of classes; by default counted from the labels.
-        input: Hugging Face: the column of inputs, or several, which become a dict; by default "image", or the only one
-            left.
+        input: Hugging Face: the column of inputs, or several, which become a dict; by default
+            "image", or the only one left.
         target: Hugging Face: the column of targets.
         client: Hugging Face: the column with each row's client.
         encode: Hugging Face: turns one input into an array.
-        lazy: Whether samples are read, and random transforms drawn anew, for every batch, instead of once into memory.
-            By default they are where a torch data set is random or larger than half the memory, and memory maps.
-        **settings: Any other key of `[data]`, `[train]` and `[run]` in a configuration, such as `momentum`, `schedule`,
-            `minimum`, `eval_every` or `precision`, and `mean`, `std`, `vocabulary` and `labels` of a `DataSet`.
+        lazy: Whether samples are read, and random transforms drawn anew, for every batch, instead
+            of once into memory. By default they are where a torch data set is random or larger than
+            half the memory, and memory maps.
+        **settings: Any other key of `[data]`, `[train]` and `[run]` in a configuration, such as
+            `momentum`, `schedule`, `minimum`, `eval_every` or `precision`, and `mean`, `std`,
+            `vocabulary` and `labels` of a `DataSet`.
 
     Raises:
         UserError: For an argument that does not fit, with the fix.
@@ -226,22 +248,37 @@ def simulate(
     if any(parameter.is_meta for parameter in model.parameters()):
         raise UserError("model has no weights, only shapes (device 'meta'); load it onto the CPU.")
     if not isinstance(algorithm, str | Algorithm | Rule):
-        raise UserError(f"algorithm = {algorithm!r} must be text like 'fedprox(mu=0.01)', or a sum of rules.")
+        raise UserError(
+            f"algorithm = {algorithm!r} must be text like 'fedprox(mu=0.01)', or a sum of rules."
+        )
     if on_round is not None and not callable(on_round):
         raise UserError(f"on_round = {on_round!r} must be a function of the history so far.")
     initial = copy.deepcopy(model).cpu()
     sections = _sections(settings)
     fields = {key: settings[key] for key in OF_DATASET if key in settings}
     columns: dict[str, Any] = {"input": input, "target": target, "client": client, "encode": encode}
-    dataset = hashed(from_any(train, test, name=name, classes=classes, kind=kind, lazy=lazy, **columns, **fields))
+    dataset = hashed(
+        from_any(train, test, name=name, classes=classes, kind=kind, lazy=lazy, **columns, **fields)
+    )
     sections["train"] |= {"rounds": rounds, "cohort": 1 if cohort is None else cohort}
-    sections["train"] |= {"epochs": epochs, "batch_size": batch_size, "lr": lr, "optimizer": optimizer}
+    sections["train"] |= {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "optimizer": optimizer,
+    }
     sections["run"] |= {"engine": engine, "device": str(device)}
-    sections["data"] |= {"name": GIVEN + dataset.name, "alpha": alpha} | _dealt(dataset, clients, partition)
+    sections["data"] |= {"name": GIVEN + dataset.name, "alpha": alpha} | _dealt(
+        dataset, clients, partition
+    )
     sections["model"] = {"name": GIVEN + type(model).__name__}
     named = {key: {k: _scalar(v) for k, v in section.items()} for key, section in sections.items()}
     config = resolve(
-        {"seed": _scalar(seed), **named, **({"algorithm": algorithm} if isinstance(algorithm, str) else {})}
+        {
+            "seed": _scalar(seed),
+            **named,
+            **({"algorithm": algorithm} if isinstance(algorithm, str) else {}),
+        }
     )
     if not isinstance(algorithm, str):
         config = replace(config, algorithm=Algorithm() + algorithm)
@@ -259,14 +296,20 @@ def simulate(
 
 
 def _run(
-    config: RunConfig, task: Task, home: _Home, on_round: Callable[[History], bool | None] | None, progress: bool
+    config: RunConfig,
+    task: Task,
+    home: _Home,
+    on_round: Callable[[History], bool | None] | None,
+    progress: bool,
 ) -> History:
     folder = Folder(home.path)
     begun = (home.path / "config.toml").is_file()
     if begun:
         config = _continued(config, folder)
     elif home.path.exists() and (not home.path.is_dir() or _used(home.path)):
-        raise UserError(f"out = {str(home.path)!r} exists and is not a run folder; choose another one.")
+        raise UserError(
+            f"out = {str(home.path)!r} exists and is not a run folder; choose another one."
+        )
     if folder.summary().get("rounds", 0) >= config.train.rounds:
         folder.check(config, task)
         return History(folder.rows(), task.model, _result(config, task, folder), home)
@@ -314,7 +357,9 @@ def _train(
             folder.say(method(config, engine))
             recorded = reopen(config, task, engine, folder, notify=show, watch=watch)
         else:
-            recorded = begin(config, task, engine, folder, command="kairosfl.simulate", notify=show, watch=watch)
+            recorded = begin(
+                config, task, engine, folder, command="kairosfl.simulate", notify=show, watch=watch
+            )
             folder.say(method(config, engine))
         execute(recorded, engine)
     return History(rows, task.model, last[0] if last else _result(config, task, folder), home)
@@ -367,15 +412,25 @@ def _shown(config: RunConfig, done: int, progress: bool) -> AbstractContextManag
 
 def _sections(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Further keyword arguments by the section of the configuration that has the key."""
-    keys = {name: [field.name for field in dataclasses.fields(cls)] for name, cls in SECTIONS.items() if name != "task"}
+    keys = {
+        name: [field.name for field in dataclasses.fields(cls)]
+        for name, cls in SECTIONS.items()
+        if name != "task"
+    }
     homes = {key: name for name, own in keys.items() for key in own if key not in UNAVAILABLE}
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     for key, value in settings.items():
         if key in homes:
             sections[homes[key]][key] = value
         elif key not in OF_DATASET:
-            known = [p.name for p in inspect.signature(simulate).parameters.values() if p.name != "settings"]
-            raise UserError(f"simulate has no argument {key!r}; {nearest(key, [*known, *homes, *OF_DATASET])}")
+            known = [
+                p.name
+                for p in inspect.signature(simulate).parameters.values()
+                if p.name != "settings"
+            ]
+            raise UserError(
+                f"simulate has no argument {key!r}; {nearest(key, [*known, *homes, *OF_DATASET])}"
+            )
     return sections
 
 
@@ -388,12 +443,22 @@ def _dealt(dataset: DataSet, clients: Any, partition: str | None) -> dict[str, A
     if clients is None or isinstance(clients, int | np.integer):
         dealt = "dirichlet" if dataset.labels_of_train is not None else "iid"
         partition = partition or ("natural" if dataset.keys is not None else dealt)
-        default = {} if partition != "natural" else {"clients": 0, "minimum": 1}  # nobody is left out
+        default = (
+            {} if partition != "natural" else {"clients": 0, "minimum": 1}
+        )  # nobody is left out
         return {"partition": partition} | (default if clients is None else {"clients": clients})
     if partition is not None:
-        raise UserError(f"partition = {partition!r} cannot be combined with clients that are given; leave one out.")
-    if not isinstance(clients, Population | Sequence) or isinstance(clients, str) or not len(clients):
-        raise UserError(f"clients = {clients!r} must be a number, a Population, or a list of index arrays.")
+        raise UserError(
+            f"partition = {partition!r} cannot be combined with clients that are given; leave one out."
+        )
+    if (
+        not isinstance(clients, Population | Sequence)
+        or isinstance(clients, str)
+        or not len(clients)
+    ):
+        raise UserError(
+            f"clients = {clients!r} must be a number, a Population, or a list of index arrays."
+        )
     return {"partition": f"{GIVEN}clients", "clients": len(clients)}
 
 

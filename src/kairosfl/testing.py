@@ -1,7 +1,8 @@
 """A public contract checker: `check_rule(rule)` says in one sentence what a rule gets wrong.
 
-It trains a tiny federation in which one client fails, then all of them, and some clients take part for the first time
-late, and checks every call of every hook against what the round, the engines and the checkpoints rely on.
+It trains a tiny federation in which one client fails, then all of them, and some clients take part
+for the first time late, and checks every call of every hook against what the round, the engines and
+the checkpoints rely on.
 """
 
 from __future__ import annotations
@@ -40,21 +41,27 @@ from kairosfl.tasks.task import Task
 from kairosfl.watched import COHORT, Watched, cause, require, sentence, still
 
 SIZES = (3, 9, 5, 12, 4, 7, 8)
-RECIPE = Recipe(rounds=6, cohort=COHORT, epochs=2, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.01)
+RECIPE = Recipe(
+    rounds=6, cohort=COHORT, epochs=2, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.01
+)
 IDLE = 3  # the round in which no client reports; in the round before, the first client does not
 RESUMED = 3
 
 # The engines on which a rule is checked, each created from a task.
-ENGINES: dict[str, Callable[[Task], Engine]] = {"loop": Loop, "batched": partial(Batched, deterministic=True)}
+ENGINES: dict[str, Callable[[Task], Engine]] = {
+    "loop": Loop,
+    "batched": partial(Batched, deterministic=True),
+}
 
 
 def check_rule(rule: Rule, *, engines: Mapping[str, Callable[[Task], Engine]] = ENGINES) -> None:
     """Raise an AssertionError of one sentence for the first thing that this rule gets wrong.
 
-    Checks its form (a frozen dataclass that prints as the text it is parsed from), every hook (it changes none of its
-    arguments, returns the same for the same arguments, does not depend on the order of the clients, and returns
-    finite tensors of the right shape and type), its state (tensors that survive a checkpoint; rows of reporters
-    alone), rounds in which some or all clients fail, and that a resumed run is the same to the bit on every engine.
+    Checks its form (a frozen dataclass that prints as the text it is parsed from), every hook (it
+    changes none of its arguments, returns the same for the same arguments, does not depend on the
+    order of the clients, and returns finite tensors of the right shape and type), its state
+    (tensors that survive a checkpoint; rows of reporters alone), rounds in which some or all
+    clients fail, and that a resumed run is the same to the bit on every engine.
 
     Args:
         rule: The rule, with the options to check.
@@ -65,9 +72,17 @@ def check_rule(rule: Rule, *, engines: Mapping[str, Callable[[Task], Engine]] = 
     watched, once = Watched(rule=rule), Once(Loop(job))
     _last(_course(watched, job, Losing(once)))
     watched.replay()
-    straight, shuffled = (_last(_course(rule, job, Losing(once, shuffle))) for shuffle in (False, True))
-    require(torch.equal(straight.x, shuffled.x), rule, "gives a different model if the reports arrive in another order")
-    longer = _last(_course(rule, job, Losing(once), recipe=replace(RECIPE, rounds=2 * RECIPE.rounds)))
+    straight, shuffled = (
+        _last(_course(rule, job, Losing(once, shuffle))) for shuffle in (False, True)
+    )
+    require(
+        torch.equal(straight.x, shuffled.x),
+        rule,
+        "gives a different model if the reports arrive in another order",
+    )
+    longer = _last(
+        _course(rule, job, Losing(once), recipe=replace(RECIPE, rounds=2 * RECIPE.rounds))
+    )
     require(
         rule.traits().horizon or torch.equal(straight.x, longer.x),
         rule,
@@ -80,7 +95,12 @@ def check_rule(rule: Rule, *, engines: Mapping[str, Callable[[Task], Engine]] = 
 
 
 def _check_engine(
-    rule: Rule, pristine: Rule, name: str, make: Callable[[Task], Engine], job: Task, reference: Tensor
+    rule: Rule,
+    pristine: Rule,
+    name: str,
+    make: Callable[[Task], Engine],
+    job: Task,
+    reference: Tensor,
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = Checkpoints(Path(folder))
@@ -90,7 +110,9 @@ def _check_engine(
         try:
             checkpoints.save(run, {})
         except Exception as error:
-            raise AssertionError(sentence(rule, f"has a state that cannot be saved, {cause(error)}")) from error
+            raise AssertionError(
+                sentence(rule, f"has a state that cannot be saved, {cause(error)}")
+            ) from error
         run = _last(course)
         blank = Run.start(job.start(), _setup(pristine, job), seed=0)
         loaded, _ = checkpoints.load(blank)
@@ -109,7 +131,18 @@ def _check_engine(
 
 
 HOOKS = (
-    *("server", "client", "select", "brief", "receive", "weigh", "combine", "observe", "step", "result"),
+    *(
+        "server",
+        "client",
+        "select",
+        "brief",
+        "receive",
+        "weigh",
+        "combine",
+        "observe",
+        "step",
+        "result",
+    ),
     *("record", "verdict", "reads", "reads_rounds", "largest_cohort", "conflicts_with"),
 )
 
@@ -117,11 +150,24 @@ HOOKS = (
 def _check_form(rule: Rule) -> None:
     require(isinstance(rule, Rule), rule, "is not derived from kairosfl.Rule")
     frozen = dataclasses.is_dataclass(rule) and type(rule).__dataclass_params__.frozen
-    require(frozen, rule, "is not a frozen dataclass; write @dataclass(frozen=True, kw_only=True) above its class")
+    require(
+        frozen,
+        rule,
+        "is not a frozen dataclass; write @dataclass(frozen=True, kw_only=True) above its class",
+    )
     for name in vars(type(rule)):
         near = difflib.get_close_matches(name, HOOKS, 1, 0.75)
-        lost = bool(near) and name not in HOOKS and not name.startswith("_") and callable(getattr(type(rule), name))
-        require(not lost, rule, f"has a method {name!r}, which is never called; did you mean {''.join(near)!r}?")
+        lost = (
+            bool(near)
+            and name not in HOOKS
+            and not name.startswith("_")
+            and callable(getattr(type(rule), name))
+        )
+        require(
+            not lost,
+            rule,
+            f"has a method {name!r}, which is never called; did you mean {''.join(near)!r}?",
+        )
     try:
         text = str(rule)
         if RULES.get(rule.name()) is type(rule) or _importable(type(rule)):
@@ -129,8 +175,14 @@ def _check_form(rule: Rule) -> None:
         else:
             read = parse("rule", text, {rule.name(): type(rule)})
     except Exception as error:
-        raise AssertionError(sentence(rule, f"cannot be written as text and read back, {cause(error)}")) from error
-    require(read == (rule,), rule, f"prints as {text!r} and reads back as another rule; keep to numbers and words")
+        raise AssertionError(
+            sentence(rule, f"cannot be written as text and read back, {cause(error)}")
+        ) from error
+    require(
+        read == (rule,),
+        rule,
+        f"prints as {text!r} and reads back as another rule; keep to numbers and words",
+    )
 
 
 def _importable(cls: type) -> bool:
@@ -157,7 +209,9 @@ class Once:
 
 @dataclass
 class Losing:
-    """An engine that loses a client in one round and all clients in the next, and may shuffle the reports."""
+    """An engine that loses a client in one round and all clients in the next, and may shuffle the
+    reports.
+    """
 
     engine: Engine
     shuffle: bool = False
@@ -177,14 +231,18 @@ class Losing:
             lost = set(ids[:1])
         kept = [row for row, client in enumerate(ids) if client not in lost]
         order = torch.tensor(kept[::-1] if self.shuffle else kept, dtype=torch.int64)
-        return replace(reports.take(order), failed=tuple((client, "it was lost") for client in sorted(lost)))
+        return replace(
+            reports.take(order), failed=tuple((client, "it was lost") for client in sorted(lost))
+        )
 
 
 def _setup(rule: Rule, job: Task, recipe: Recipe = RECIPE) -> Setup:
     return Setup(Algorithm((rule,)), recipe, len(SIZES), job.layout, (FGN(),))
 
 
-def _course(rule: Rule, job: Task, engine: Engine, run: Run | None = None, recipe: Recipe = RECIPE) -> Iterator[Run]:
+def _course(
+    rule: Rule, job: Task, engine: Engine, run: Run | None = None, recipe: Recipe = RECIPE
+) -> Iterator[Run]:
     """The run after every round, each one checked."""
     setup = _setup(rule, job, recipe)
     run = run or Run.start(job.start(), setup, seed=0)
@@ -200,7 +258,11 @@ def _course(rule: Rule, job: Task, engine: Engine, run: Run | None = None, recip
             raise AssertionError(sentence(rule, fault)) from error
         outcome = result(run, setup)
         recorded(run, setup)
-        require(bool(torch.isfinite(outcome).all()), rule, f"makes a model that is not finite in round {run.round}")
+        require(
+            bool(torch.isfinite(outcome).all()),
+            rule,
+            f"makes a model that is not finite in round {run.round}",
+        )
         reporters |= set(run.record.ids.tolist()) if run.record else set()
         rows = {client for table in run.tables for client in table.ids}
         require(rows <= reporters, rule, "holds rows of clients that never reported")
@@ -222,7 +284,9 @@ def _task(dtype: torch.dtype) -> Task:
     inputs[torch.arange(n), targets] += 2
     samples = Samples(inputs, targets)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
-    start = torch.from_numpy(rng.standard_normal(sum(p.numel() for p in model.parameters())) / 2).to(dtype)
+    start = torch.from_numpy(
+        rng.standard_normal(sum(p.numel() for p in model.parameters())) / 2
+    ).to(dtype)
     nn.utils.vector_to_parameters(start, model.parameters())
     clients = Population.from_lists(np.split(np.arange(n), np.cumsum(SIZES)[:-1]))
     return Task(model, DataSet("check", samples, samples, classes=3), clients)

@@ -1,4 +1,6 @@
-"""A rule that forwards every call to another rule and checks arguments and results against the contract."""
+"""A rule that forwards every call to another rule and checks arguments and results against the
+contract.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Watched(Rule):
         return self.rule.largest_cohort(cohort, population)
 
     def replay(self) -> None:
-        """Repeat every call, the last one first: a rule that keeps nothing on itself gives the same results."""
+        """Repeat every call, the last one first: a rule that keeps nothing on itself gives the same
+        results.
+        """
         for hook, arguments, answer in reversed(self.calls):
             self._ask_again(hook, arguments, answer)
 
@@ -64,22 +68,30 @@ class Watched(Rule):
         asked = min(chosen.size if chosen.ids is None else len(chosen.ids), now.population)
         most = self.rule.largest_cohort(now.cohort, now.population)
         self.require(
-            asked <= most, "select", f"asks for {asked} clients, but largest_cohort() returns {most}; override it"
+            asked <= most,
+            "select",
+            f"asks for {asked} clients, but largest_cohort() returns {most}; override it",
         )
         return chosen
 
     def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
         told: Briefs = self._call("brief", briefs, memory, now)
         self.require(isinstance(told, Briefs), "brief", "does not return Briefs")
-        self.require(torch.equal(told.ids, briefs.ids), "brief", "changes who is asked; that is for select")
+        self.require(
+            torch.equal(told.ids, briefs.ids), "brief", "changes who is asked; that is for select"
+        )
         for entry in fields(Briefs):
             value, m = getattr(told, entry.name), len(briefs)
             if entry.writers == "core":
                 kept = value is getattr(briefs, entry.name)
                 self.require(kept, "brief", f"changes {entry.name}, which only the core may")
             elif entry.shape == "vector" and value is not None:
-                fits = value.shape in (now.x.shape, (m, *now.x.shape)) and value.dtype == now.x.dtype
-                self.require(fits, "brief", f"gives a {entry.name} whose shape or type differs from x")
+                fits = (
+                    value.shape in (now.x.shape, (m, *now.x.shape)) and value.dtype == now.x.dtype
+                )
+                self.require(
+                    fits, "brief", f"gives a {entry.name} whose shape or type differs from x"
+                )
             elif entry.shape == "each" and value is not None:
                 fits = isinstance(value, Tensor) and value.shape == (m,)
                 self.require(fits, "brief", f"gives {_shape(value)} as {entry.name} of {m} clients")
@@ -88,17 +100,31 @@ class Watched(Rule):
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
         found: Reports = self._call("receive", reports, memory, now)
         self.require(isinstance(found, Reports), "receive", "does not return Reports")
-        self.require(torch.equal(found.ids, reports.ids), "receive", "changes who reported; set a weight to 0 in weigh")
+        self.require(
+            torch.equal(found.ids, reports.ids),
+            "receive",
+            "changes who reported; set a weight to 0 in weigh",
+        )
         fits = found.delta.shape == reports.delta.shape and found.delta.dtype == reports.delta.dtype
-        self.require(fits, "receive", f"returns updates as {_shape(found.delta)}, not {_shape(reports.delta)}")
+        self.require(
+            fits,
+            "receive",
+            f"returns updates as {_shape(found.delta)}, not {_shape(reports.delta)}",
+        )
         return found
 
     def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
         found: Tensor = self._call("weigh", factors, memory, now)
         m = len(now.reports)
         shaped = isinstance(found, Tensor) and found.shape == (m,)
-        self.require(shaped, "weigh", f"returns {_shape(found)} where one number for each of {m} reporters is expected")
-        fine = bool(torch.isfinite(found).all() and (found >= 0).all() and (found.sum() > 0 or not m))
+        self.require(
+            shaped,
+            "weigh",
+            f"returns {_shape(found)} where one number for each of {m} reporters is expected",
+        )
+        fine = bool(
+            torch.isfinite(found).all() and (found >= 0).all() and (found.sum() > 0 or not m)
+        )
         self.require(fine, "weigh", f"returns factors that are not weights: {found.tolist()}")
         for order, swapped in self._orders(m):
             again = self.rule.weigh(factors[order], *self._rearranged(memory, now, order))
@@ -115,31 +141,47 @@ class Watched(Rule):
 
     def observe(self, memory: Memory, now: Round) -> Memory:
         after: Memory = self._call("observe", memory, now)
-        self.require(isinstance(after, Memory), "observe", "does not return a Memory; use memory.replace(...)")
+        self.require(
+            isinstance(after, Memory),
+            "observe",
+            "does not return a Memory; use memory.replace(...)",
+        )
         m = len(now.reports)
         self._check_state("observe", after.state)
         self._check_state("observe", after.rows)
         for name, value in after.rows.items():
             known = name in memory.rows
-            self.require(known, "observe", f"writes {name!r} into a row, but client() has no such name")
+            self.require(
+                known, "observe", f"writes {name!r} into a row, but client() has no such name"
+            )
             due = value.ndim > 0 and len(value) == m
-            self.require(due, "observe", f"writes {_shape(value)} into {name!r} where {m} rows are expected")
+            self.require(
+                due, "observe", f"writes {_shape(value)} into {name!r} where {m} rows are expected"
+            )
         for order, swapped in self._orders(m):
             again = self.rule.observe(*self._rearranged(memory, now, order))
             same = all(
                 _close(again.state[name], value) or _close(again.state[name], value[order])
                 for name, value in after.state.items()
             )
-            same = same and all(_close(again.rows[name], value[order]) for name, value in after.rows.items())
+            same = same and all(
+                _close(again.rows[name], value[order]) for name, value in after.rows.items()
+            )
             self.require(same, "observe", swapped)
         return after
 
     def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
         found = self._call("step", direction, memory, now)
-        self.require(isinstance(found, tuple) and len(found) == 2, "step", "does not return (direction, memory)")
+        self.require(
+            isinstance(found, tuple) and len(found) == 2,
+            "step",
+            "does not return (direction, memory)",
+        )
         moved, after = found
         self._check_direction("step", moved, direction)
-        self.require(isinstance(after, Memory), "step", "does not return a Memory; use memory.replace(...)")
+        self.require(
+            isinstance(after, Memory), "step", "does not return a Memory; use memory.replace(...)"
+        )
         self._check_state("step", after.state)
         self.require(not after.rows, "step", "writes rows; only observe may")
         return moved, after
@@ -157,7 +199,9 @@ class Watched(Rule):
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         said: str | None = self._call("verdict", memory, now)
-        self.require(said is None or isinstance(said, str), "verdict", "does not return a sentence or None")
+        self.require(
+            said is None or isinstance(said, str), "verdict", "does not return a sentence or None"
+        )
         return said
 
     def _call(self, hook: str, *arguments: Any) -> Any:
@@ -169,16 +213,28 @@ class Watched(Rule):
         except Exception as error:
             fault = f"fails in {hook}{self._when(given)}, {cause(error)}"
             raise AssertionError(sentence(self.rule, fault)) from error
-        self.require(still(given) == before, hook, "changes its arguments in place; return new tensors instead")
+        self.require(
+            still(given) == before,
+            hook,
+            "changes its arguments in place; return new tensors instead",
+        )
         kept_out = still(vars(self.rule)) == own
-        self.require(kept_out, hook, "keeps something on itself; return it in the state, which checkpoints save")
+        self.require(
+            kept_out,
+            hook,
+            "keeps something on itself; return it in the state, which checkpoints save",
+        )
         self.calls.append((hook, kept, still(answer)))
         self._ask_again(*self.calls[-1])
         return answer
 
     def _alone(self, argument: Any) -> Any:
         """A round in which the rule itself takes part, not the one that watches it."""
-        return replace(argument, algorithm=Algorithm((self.rule,))) if isinstance(argument, Round) else argument
+        return (
+            replace(argument, algorithm=Algorithm((self.rule,)))
+            if isinstance(argument, Round)
+            else argument
+        )
 
     def _when(self, arguments: tuple[Any, ...]) -> str:
         reports = arguments[-1].reports
@@ -188,7 +244,10 @@ class Watched(Rule):
     def _rearranged(self, memory: Memory, now: Round, order: Tensor) -> tuple[Memory, Round]:
         """The same cohort in another order: rows, briefs, reports, weights and factors."""
         rows = {name: entry[order] for name, entry in memory.rows.items()}
-        changes: dict[str, Any] = {"briefs": now.briefs.take(order), "reports": now.reports.take(order)}
+        changes: dict[str, Any] = {
+            "briefs": now.briefs.take(order),
+            "reports": now.reports.take(order),
+        }
         if isinstance(now.weights, Tensor):
             changes["weights"] = now.weights[order]
         if isinstance(now.factors, Tensor):
@@ -200,13 +259,19 @@ class Watched(Rule):
             yield torch.arange(m).roll(shift), "depends on the order of the clients"
 
     def _check_state(self, hook: str, state: Any) -> None:
-        fits = isinstance(state, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items())
+        fits = isinstance(state, dict) and all(
+            isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()
+        )
         self.require(fits, hook, "returns a state that is not a dictionary of tensors")
 
     def _check_direction(self, hook: str, found: Any, given: Tensor) -> None:
-        fits = isinstance(found, Tensor) and found.shape == given.shape and found.dtype == given.dtype
+        fits = (
+            isinstance(found, Tensor) and found.shape == given.shape and found.dtype == given.dtype
+        )
         self.require(fits, hook, f"returns {_shape(found)} where the direction is {_shape(given)}")
-        self.require(bool(torch.isfinite(found).all()), hook, "returns a direction that is not finite")
+        self.require(
+            bool(torch.isfinite(found).all()), hook, "returns a direction that is not finite"
+        )
 
     def require(self, holds: bool, hook: str, fault: str) -> None:
         require(holds, self.rule, f"in {hook} {fault}")
@@ -215,12 +280,18 @@ class Watched(Rule):
 def still(value: Any) -> Any:
     """A value as nested tuples of plain things, equal when all bits are."""
     if isinstance(value, Tensor):
-        plain = value.float() if value.dtype == torch.bfloat16 else value  # of which numpy has no type
+        plain = (
+            value.float() if value.dtype == torch.bfloat16 else value
+        )  # of which numpy has no type
         return value.dtype, value.shape, plain.numpy(force=True).tobytes()
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, Table):
-        return "table", tuple(value.ids), still(value.rows(torch.tensor(value.ids, dtype=torch.int64)))
+        return (
+            "table",
+            tuple(value.ids),
+            still(value.rows(torch.tensor(value.ids, dtype=torch.int64))),
+        )
     if isinstance(value, Algorithm):
         return tuple(rule.name() for rule in value.rules)
     if isinstance(value, Rule):
@@ -242,7 +313,11 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def _shape(value: Any) -> str:
-    return f"{value.dtype} of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    return (
+        f"{value.dtype} of shape {list(value.shape)}"
+        if isinstance(value, Tensor)
+        else f"a {type(value).__name__}"
+    )
 
 
 def cause(error: Exception) -> str:

@@ -13,7 +13,9 @@ def counted(number: int, word: str) -> str:
 
 
 def measured(value: float) -> str:
-    """A loss or metric with four decimals; in scientific notation once it has exploded, or is too small for them."""
+    """A loss or metric with four decimals; in scientific notation once it has exploded, or is too
+    small for them.
+    """
     return f"{value:.4f}" if value == 0 or 1e-4 <= abs(value) < 1e5 else f"{value:.2e}"
 
 
@@ -26,7 +28,9 @@ LONGEST = 60  # letters of a name or a cell that a sentence repeats
 
 
 def clipped(text: str) -> str:
-    """A text without its end if it is long: a cell or a name in someone's file may have thousands of letters."""
+    """A text without its end if it is long: a cell or a name in someone's file may have thousands
+    of letters.
+    """
     if len(text) <= LONGEST:
         return text
     return f"{text[:LONGEST]}… ({len(text):,} characters)"

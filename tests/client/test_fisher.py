@@ -1,4 +1,6 @@
-"""The Fisher trace against numpy: softmax regression in closed form, a network by finite differences, and sampling."""
+"""The Fisher trace against numpy: softmax regression in closed form, a network by finite
+differences, and sampling.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +53,14 @@ def test_softmax_regression_is_exact() -> None:
 
 
 @pytest.mark.parametrize("numbers", [1, 60, 1 << 20])
-def test_the_answer_does_not_depend_on_the_chunks(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_answer_does_not_depend_on_the_chunks(
+    numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fisher, "CPU_NUMBERS", numbers)
     model = regression()
-    assert trace(model, torch.arange(9)) == pytest.approx(closed_form(model, np.arange(9)).mean(), rel=1e-12)
+    assert trace(model, torch.arange(9)) == pytest.approx(
+        closed_form(model, np.arange(9)).mean(), rel=1e-12
+    )
 
 
 class Recurrent(nn.Module):
@@ -100,7 +106,9 @@ def test_a_network_by_finite_differences(make: Callable[[], nn.Module]) -> None:
 
 
 class Middle:
-    """Instead of a generator: for each sample the middle of the interval of uniform numbers that means this label."""
+    """Instead of a generator: for each sample the middle of the interval of uniform numbers that
+    means this label.
+    """
 
     def __init__(self, p: np.ndarray, label: int) -> None:
         ends = p.cumsum(1)
@@ -112,7 +120,9 @@ class Middle:
 
 
 def test_sampling_is_unbiased() -> None:
-    """The mean over the labels that the uniform numbers stand for, by their probabilities, is the exact trace."""
+    """The mean over the labels that the uniform numbers stand for, by their probabilities, is the
+    exact trace.
+    """
     model = regression()
     p = softmax(INPUTS @ model.weight.detach().numpy().T + model.bias.detach().numpy())
     expected = 0.0

@@ -1,6 +1,8 @@
-"""Trains clients whose briefs use every real number; run on its own, also says where a field named `dummy` is found.
+"""Trains clients whose briefs use every real number; run on its own, also says where a field named
+`dummy` is found.
 
-`test_fields.py` calls `trained` with the package as it is, and runs this file on a copy with one more field.
+`test_fields.py` calls `trained` with the package as it is, and runs this file on a copy with one
+more field.
 """
 
 from __future__ import annotations
@@ -28,9 +30,14 @@ GIVEN = [1.5, 2.5, 3.5]  # what `dummy` of the clients is
 def task() -> Task:
     """Three unequal clients and a network with features."""
     rng = np.random.default_rng(0)
-    samples = Samples(torch.from_numpy(rng.standard_normal((24, 4))).float(), torch.from_numpy(rng.integers(0, 3, 24)))
+    samples = Samples(
+        torch.from_numpy(rng.standard_normal((24, 4))).float(),
+        torch.from_numpy(rng.integers(0, 3, 24)),
+    )
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
-    start = torch.from_numpy(rng.standard_normal(sum(p.numel() for p in model.parameters()))).float()
+    start = torch.from_numpy(
+        rng.standard_normal(sum(p.numel() for p in model.parameters()))
+    ).float()
     nn.utils.vector_to_parameters(start, model.parameters())
     clients = Population.from_lists(np.split(np.arange(24), [5, 14]))
     return Task(model, DataSet("dummy", samples, samples, classes=3), clients)
@@ -70,7 +77,12 @@ def cases(job: Task) -> dict[str, Briefs]:
     )
     betas: dict[str, Any] = {"beta1": column(0.8, 0.85, 0.9), "beta2": column(0.95, 0.97, 0.99)}
     adamw = replace(plain, optimizer="adamw", eps=column(1e-3, 1e-4, 1e-5), **betas)
-    return {"corrected": corrected, "aware": aware, "adamw": adamw, "sam": replace(plain, radius=column(0.1, 0.2, 0.3))}
+    return {
+        "corrected": corrected,
+        "aware": aware,
+        "adamw": adamw,
+        "sam": replace(plain, radius=column(0.1, 0.2, 0.3)),
+    }
 
 
 def trained() -> dict[str, str]:
@@ -80,7 +92,9 @@ def trained() -> dict[str, str]:
     engines = {"loop": Loop(job), "batched": Batched(job, deterministic=True)}
     assert engines["batched"].why == "stacked layer by layer"
     return {
-        f"{case} on {name}": hashlib.sha256(engine.train(briefs).delta.numpy().tobytes()).hexdigest()
+        f"{case} on {name}": hashlib.sha256(
+            engine.train(briefs).delta.numpy().tobytes()
+        ).hexdigest()
         for name, engine in engines.items()
         for case, briefs in cases(job).items()
     }
@@ -91,7 +105,10 @@ def _through_flower(briefs: Briefs) -> list[float] | None:
         from kairosfl.engines.flower import wire
     except ImportError:
         return None
-    return [wire.read_brief(wire.brief_record(row, wire.Packing(), {}))[0].dummy for row in briefs.each()]
+    return [
+        wire.read_brief(wire.brief_record(row, wire.Packing(), {}))[0].dummy
+        for row in briefs.each()
+    ]
 
 
 def _through_ray(briefs: Briefs) -> list[float] | None:
@@ -124,13 +141,18 @@ def main() -> None:
     engine.train(briefs)
     assert engine._slots is not None
     state = engine._slots.state
-    slots = zip(state.wholes[Whole.CLIENT], state.reals[Real.dummy], state.reals[Real.momentum], strict=True)
+    slots = zip(
+        state.wholes[Whole.CLIENT], state.reals[Real.dummy], state.reals[Real.momentum], strict=True
+    )
     found = {
         "default": [row.dummy for row in plain.each()],
         "rows": [row.dummy for row in briefs.each()],
         "order": REALS,
         "reals": reals(briefs)[:, Real.dummy].tolist(),
-        "slots": sorted([int(client), float(dummy), float(momentum)] for client, dummy, momentum in list(slots)[:3]),
+        "slots": sorted(
+            [int(client), float(dummy), float(momentum)]
+            for client, dummy, momentum in list(slots)[:3]
+        ),
         "kernels": _kernels(),
         "flower": _through_flower(briefs),
         "ray": _through_ray(briefs),

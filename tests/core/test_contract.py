@@ -1,4 +1,6 @@
-"""What the core promises rules: stale runs, single writers, receive, result, idle rounds, verdicts, and mass."""
+"""What the core promises rules: stale runs, single writers, receive, result, idle rounds, verdicts,
+and mass.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,14 @@ from kairosfl.rules import parse
 ROUNDS = 6
 
 
-def made(algorithm: str | Rule | Algorithm, detectors: tuple[Detector, ...] = (FGN(),), **recipe: Any) -> Setup:
+def made(
+    algorithm: str | Rule | Algorithm, detectors: tuple[Detector, ...] = (FGN(),), **recipe: Any
+) -> Setup:
     rules = parse(algorithm) if isinstance(algorithm, str) else algorithm
     whole = Algorithm((rules,)) if isinstance(rules, Rule) else rules
-    return Setup(whole, Recipe(**{"rounds": ROUNDS, "cohort": 5, "lr": 0.5, **recipe}), 5, LAYOUT, detectors)
+    return Setup(
+        whole, Recipe(**{"rounds": ROUNDS, "cohort": 5, "lr": 0.5, **recipe}), 5, LAYOUT, detectors
+    )
 
 
 def begin(setup: Setup) -> Run:
@@ -48,7 +54,10 @@ ROWS = ["scaffold", "vrlsgd + fedcl", "fedaware(project=false)", "moon(mu=0)", "
 def test_a_stale_run_is_refused(text: str) -> None:
     setup = made(text, cohort=3)
     early, *_ = go(setup)
-    with pytest.raises(UserError, match=r"client rows of this run, after round 1, were overwritten .* run\.snapshot\("):
+    with pytest.raises(
+        UserError,
+        match=r"client rows of this run, after round 1, were overwritten .* run\.snapshot\(",
+    ):
         next(go(setup, early))
     with pytest.raises(UserError, match="after round 1"):
         early.snapshot()
@@ -66,7 +75,10 @@ def test_a_snapshot_continues_to_the_same_bits(text: str) -> None:
         for again in (early.snapshot(), early):  # the first leaves the second's rows alone
             later = list(go(setup, again))
             assert [run.round for run in later] == list(range(early.round + 1, ROUNDS + 1))
-            assert all(torch.equal(one.x, other.x) for one, other in zip(later, straight[early.round :], strict=True))
+            assert all(
+                torch.equal(one.x, other.x)
+                for one, other in zip(later, straight[early.round :], strict=True)
+            )
 
 
 def test_the_latest_run_continues_and_then_is_stale_itself() -> None:
@@ -92,7 +104,9 @@ def test_of_two_runs_that_go_on_from_one_the_slower_is_refused() -> None:
         other.send(Puppet().train(same))
 
 
-@pytest.mark.parametrize("text", ["fedavg", "fedavgm", "fedadam", "fedmut", "fednova(momentum=0.5)", "fedcl", "fedcm"])
+@pytest.mark.parametrize(
+    "text", ["fedavg", "fedavgm", "fedadam", "fedmut", "fednova(momentum=0.5)", "fedcl", "fedcm"]
+)
 def test_without_rows_any_run_may_be_continued(text: str) -> None:
     setup = made(text)
     straight = list(go(setup))
@@ -150,11 +164,15 @@ class Sets(Rule):
 
 
 class StopsEarly(Sets):
-    values: ClassVar[dict[str, Any]] = {"stop_below": lambda briefs: torch.full((len(briefs),), 0.5).double()}
+    values: ClassVar[dict[str, Any]] = {
+        "stop_below": lambda briefs: torch.full((len(briefs),), 0.5).double()
+    }
 
 
 class StopsLate(Sets):
-    values: ClassVar[dict[str, Any]] = {"stop_below": lambda briefs: torch.full((len(briefs),), 0.9).double()}
+    values: ClassVar[dict[str, Any]] = {
+        "stop_below": lambda briefs: torch.full((len(briefs),), 0.9).double()
+    }
 
 
 class StartsHere(Sets):
@@ -195,7 +213,9 @@ class Pushes(Rule):
         (Radius(), MoreRadius(), "radius"),
     ],
 )
-def test_two_rules_that_set_one_field_are_refused_with_both_names(one: Rule, other: Rule, field: str) -> None:
+def test_two_rules_that_set_one_field_are_refused_with_both_names(
+    one: Rule, other: Rule, field: str
+) -> None:
     setup = made(one + other)
     with pytest.raises(UserError) as caught:
         next(rounds(begin(setup), setup))
@@ -207,11 +227,15 @@ def test_two_rules_that_set_one_field_are_refused_with_both_names(one: Rule, oth
 
 def test_rules_of_the_library_are_no_exception() -> None:
     setup = made(parse("alt") + StopsLate())
-    with pytest.raises(UserError, match=r"alt and \S*StopsLate cannot be combined: both set stop_below"):
+    with pytest.raises(
+        UserError, match=r"alt and \S*StopsLate cannot be combined: both set stop_below"
+    ):
         next(rounds(begin(setup), setup))
     setup = made(StartsHere() + parse("fedmut"))
     next(rounds(begin(setup), setup))  # in its first round FedMut starts everyone from x
-    with pytest.raises(UserError, match=r"StartsHere and fedmut cannot be combined: both set start"):
+    with pytest.raises(
+        UserError, match=r"StartsHere and fedmut cannot be combined: both set start"
+    ):
         list(go(setup))
 
 
@@ -240,7 +264,9 @@ class Clips(Rule):
 
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
         factor = (self.longest / reports.delta.norm(dim=1)).clamp(max=1)
-        return replace(reports, delta=reports.delta * factor[:, None], grad_sq=reports.grad_sq * factor**2)
+        return replace(
+            reports, delta=reports.delta * factor[:, None], grad_sq=reports.grad_sq * factor**2
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,7 +347,12 @@ def test_rows_are_those_of_the_reporters_when_reports_are_received() -> None:
         def observe(self, memory: Memory, now: Round) -> Memory:
             return memory.replace(rows={"turns": memory.rows["turns"] + 1})
 
-    list(go(made(Rows(), rounds=2), engine=Puppet(change=lambda reports, round: reports[: 3 + round])))
+    list(
+        go(
+            made(Rows(), rounds=2),
+            engine=Puppet(change=lambda reports, round: reports[: 3 + round]),
+        )
+    )
     assert seen == [([0, 1, 2], [0, 0, 0]), ([0, 1, 2, 3], [1, 1, 1, 0])]
 
 
@@ -366,7 +397,9 @@ def test_results_are_made_in_the_order_of_the_steps() -> None:
         setup = made(algorithm)
         *_, run = go(setup)
         alone = result(next(iter([*go(made(Averages()))][-1:])), made(Averages()))
-        torch.testing.assert_close(result(run, setup), alone)  # Averages comes last, whatever it is given
+        torch.testing.assert_close(
+            result(run, setup), alone
+        )  # Averages comes last, whatever it is given
     setup = made(Doubles())
     *_, run = go(setup)
     assert torch.equal(result(run, setup), 2 * run.x)
@@ -390,7 +423,9 @@ class Accounts(Rule):
 
     def observe(self, memory: Memory, now: Round) -> Memory:
         self.notes.append((now.number, len(now.reports), len(now.weights)))
-        return memory.replace(state={"rounds": memory.state["rounds"] + 1}, rows={"turns": memory.rows["turns"] + 1})
+        return memory.replace(
+            state={"rounds": memory.state["rounds"] + 1}, rows={"turns": memory.rows["turns"] + 1}
+        )
 
     def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
         assert memory.rows == {}  # of nobody, as in every round
@@ -403,7 +438,12 @@ class Sleeps(Accounts):
 
 def idling(rule: Rule) -> list[Run]:
     Accounts.notes.clear()
-    return list(go(made(rule), engine=Puppet(change=lambda reports, round: [] if round in (1, 2) else reports)))
+    return list(
+        go(
+            made(rule),
+            engine=Puppet(change=lambda reports, round: [] if round in (1, 2) else reports),
+        )
+    )
 
 
 def test_a_rule_that_asks_for_it_sees_idle_rounds() -> None:
@@ -473,13 +513,18 @@ def test_rules_of_the_library_that_did_nothing_say_so(text: str, said: str) -> N
     (found,) = verdicts(run, setup)
     assert found.startswith(said)
     name = text.partition("(")[0]
-    acting = made("pa3fed(always=true)" if name == "pa3fed" else name, cohort=3, epochs=2)  # clients stop after one
+    acting = made(
+        "pa3fed(always=true)" if name == "pa3fed" else name, cohort=3, epochs=2
+    )  # clients stop after one
     *_, run = go(acting, engine=Puppet(change=_improving))
     assert verdicts(run, acting) == []
 
 
 def _improving(reports: list[Report], round: int) -> list[Report]:
-    return [replace(report, score_after=report.score_after / (1 + round * report.client)) for report in reports]
+    return [
+        replace(report, score_after=report.score_after / (1 + round * report.client))
+        for report in reports
+    ]
 
 
 OPTIMIZERS = ["fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedams"]
@@ -488,7 +533,9 @@ OPTIMIZERS = ["fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedams"]
 @pytest.mark.parametrize(("one", "other"), list(combinations(OPTIMIZERS, 2)))
 def test_two_server_optimizers_are_refused(one: str, other: str) -> None:
     for first, second in ((one, other), (other, one)):
-        with pytest.raises(UserError, match=rf"{first} and {second} cannot be combined: both are server optimizers"):
+        with pytest.raises(
+            UserError, match=rf"{first} and {second} cannot be combined: both are server optimizers"
+        ):
             parse(f"{first} + fedcl + {second}")
 
 
@@ -593,7 +640,8 @@ class Hasty(Rule):
 )
 def test_what_a_round_does_not_have_yet_says_so(hook: str, what: str, name: str) -> None:
     with pytest.raises(
-        AttributeError, match=rf"{name!r} is not available: this round does not have its .*{what}.* yet"
+        AttributeError,
+        match=rf"{name!r} is not available: this round does not have its .*{what}.* yet",
     ):
         next(go(made(Hasty(hook=hook, what=what))))
 

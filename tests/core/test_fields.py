@@ -1,4 +1,6 @@
-"""The one list of fields: rows and columns, stacking, what is believed, and a field that is added in one line."""
+"""The one list of fields: rows and columns, stacking, what is believed, and a field that is added
+in one line.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,11 @@ def doubles(*values: float) -> torch.Tensor:
 def test_a_plain_number_is_every_clients() -> None:
     made = briefs(epochs=3, momentum=1)
     assert made.lr.tolist() == [0.5] * 3
-    assert (made.lr.dtype, made.momentum.dtype, made.epochs.dtype) == (torch.float64, torch.float64, torch.int64)
+    assert (made.lr.dtype, made.momentum.dtype, made.epochs.dtype) == (
+        torch.float64,
+        torch.float64,
+        torch.int64,
+    )
     assert made.momentum.tolist() == [1.0] * 3
     assert made.epochs.tolist() == [3] * 3
     assert made.clip.tolist() == [math.inf] * 3  # and so is a default
@@ -92,7 +98,11 @@ def test_each_gives_one_clients_plain_numbers_and_views_of_its_vectors() -> None
     made = briefs(lr=doubles(1, 2, 3), push=push, measure=frozenset({"fisher"}), stop_below=0.5)
     rows = list(made.each())
     assert [type(row) for row in rows] == [Brief] * 3
-    assert [(row.client, row.lr, row.epochs) for row in rows] == [(4, 1.0, 1), (7, 2.0, 1), (9, 3.0, 1)]
+    assert [(row.client, row.lr, row.epochs) for row in rows] == [
+        (4, 1.0, 1),
+        (7, 2.0, 1),
+        (9, 3.0, 1),
+    ]
     assert (type(rows[0].client), type(rows[0].lr)) == (int, float)
     assert all(row.start is START and row.seed == 3 and row.measure == {"fisher"} for row in rows)
     assert [row.push.tolist() for row in rows] == push.tolist()
@@ -126,7 +136,11 @@ def test_one_clients_record_takes_names_only_and_can_be_changed() -> None:
 
 
 def test_stacking_what_was_taken_apart_gives_it_back() -> None:
-    whole = reports(similarity=doubles(0.9, 0.8, 0.7), fisher=doubles(1, 2, 3), fisher_bytes=torch.tensor([5, 6, 7]))
+    whole = reports(
+        similarity=doubles(0.9, 0.8, 0.7),
+        fisher=doubles(1, 2, 3),
+        fisher_bytes=torch.tensor([5, 6, 7]),
+    )
     again = Reports.stack(list(whole.each()), whole.delta, ((8, "lost"),))
     assert again.failed == ((8, "lost"),)
     for entry in fields(Reports):
@@ -155,7 +169,9 @@ def test_numbers_and_vectors_that_travel() -> None:
     assert briefs(push=torch.zeros(4)).numbers() == plain
     assert briefs().vectors_down() == 1
     assert briefs(push=torch.zeros(3, 4), stop_reference=START).vectors_down() == 3
-    assert reports(mass=doubles(1, 2, 3)).numbers() == 7  # client, n, steps, epochs, loss, grad_sq, seconds
+    assert (
+        reports(mass=doubles(1, 2, 3)).numbers() == 7
+    )  # client, n, steps, epochs, loss, grad_sq, seconds
     assert reports(score_after=doubles(1, 2, 3)).numbers() == 8
 
 
@@ -194,26 +210,52 @@ def test_the_first_fault_of_a_report_is_named_and_limits_act_both_ways() -> None
     assert reports().faults() == {}
     bad = reports(n=torch.tensor([0, 20, 30]), loss=doubles(math.inf, -9, 9))
     assert bad.faults() == {0: "its number of samples is 0"}
-    assert bad.faults({"max_loss": 5}) == {0: "its number of samples is 0", 1: "its loss is -9", 2: "its loss is 9"}
+    assert bad.faults({"max_loss": 5}) == {
+        0: "its number of samples is 0",
+        1: "its loss is -9",
+        2: "its loss is 9",
+    }
     assert reports().faults({"max_samples": 20}) == {2: "its number of samples is 30"}
-    assert reports(ids=torch.tensor([-4, 7, 9])).faults() == {}  # who it is from is looked at by `accept`
+    assert (
+        reports(ids=torch.tensor([-4, 7, 9])).faults() == {}
+    )  # who it is from is looked at by `accept`
 
 
 def test_what_a_brief_asks_for() -> None:
-    plain, stops, measured = (next(b.each()) for b in (briefs(), briefs(stop_below=0.5), briefs().measured("fisher")))
+    plain, stops, measured = (
+        next(b.each()) for b in (briefs(), briefs(stop_below=0.5), briefs().measured("fisher"))
+    )
     entries = {entry.name: entry for entry in fields(Reports)}
     assert all(entries[name].asked(plain) for name in ("n", "loss", "delta"))
-    assert [entries["similarity"].asked(brief) for brief in (plain, stops, measured)] == [False, True, False]
+    assert [entries["similarity"].asked(brief) for brief in (plain, stops, measured)] == [
+        False,
+        True,
+        False,
+    ]
     for name in ("fisher", "fisher_seconds", "fisher_bytes"):
-        assert [entries[name].asked(brief) for brief in (plain, stops, measured)] == [False, False, True]
+        assert [entries[name].asked(brief) for brief in (plain, stops, measured)] == [
+            False,
+            False,
+            True,
+        ]
     assert not entries["score_before"].asked(measured)
 
 
 def test_a_value_is_in_range_or_wrong() -> None:
     entry = Field(float, "each", "a test", MISSING, low=0, high=2)
-    assert entry.wrong([-0.1, 0, 2, 2.1, math.nan, math.inf]).tolist() == [True, False, False, True, True, True]
+    assert entry.wrong([-0.1, 0, 2, 2.1, math.nan, math.inf]).tolist() == [
+        True,
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
     assert entry.wrong([0.5, 1.5], limit=1).tolist() == [False, True]
-    assert Field(float, "each", "a test", MISSING).wrong([-1e300, math.inf]).tolist() == [False, True]
+    assert Field(float, "each", "a test", MISSING).wrong([-1e300, math.inf]).tolist() == [
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("record", [Briefs, Reports])
@@ -221,7 +263,9 @@ def test_the_table_names_every_field(record: type) -> None:
     header, rule, *lines = table(record).splitlines()
     assert header == "| field | per | default | rules that may write it | meaning |"
     assert set(rule) == {"|", "-"}
-    assert [line.split(" | ")[0] for line in lines] == [f"| `{entry.name}`" for entry in fields(record)]
+    assert [line.split(" | ")[0] for line in lines] == [
+        f"| `{entry.name}`" for entry in fields(record)
+    ]
     assert all(line.count("|") == header.count("|") for line in lines)
     assert table(record).endswith("|\n")
 
@@ -238,12 +282,18 @@ def test_lines_of_the_table() -> None:
 def test_which_fields_only_one_rule_may_write() -> None:
     """Adding to pull, push, scale, lr or a measurement composes; a start or a stop rule does not."""
     writers = {entry.name: entry.writers for entry in fields(Briefs)}
-    assert {writers[name] for name in ("pull", "push", "scale", "lr", "epochs", "measure")} == {"many"}
-    assert {writers[name] for name in ("start", "optimizer", "radius", "stop_below", "contrast", "previous")} == {"one"}
+    assert {writers[name] for name in ("pull", "push", "scale", "lr", "epochs", "measure")} == {
+        "many"
+    }
+    assert {
+        writers[name]
+        for name in ("start", "optimizer", "radius", "stop_below", "contrast", "previous")
+    } == {"one"}
     assert {writers[name] for name in ("seed", "round", "ids", "drop_last")} == {"core"}
 
 
-# A field is one line: the copy of the package below has one more, in the middle of the real numbers.
+# A field is one line: the copy of the package below has one more, in the middle of the real
+# numbers.
 
 LINE = '    dummy: Tensor = each(float, "a test", 0.25, writers="many")\n'
 BEFORE = "    momentum: Tensor = each("
@@ -254,7 +304,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What `dummy.py` finds with one more line in core/fields.py."""
     folder = tmp_path_factory.mktemp("copy")
     package = folder / "kairosfl"
-    shutil.copytree(Path(kairosfl.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(kairosfl.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
+    )
     source = package / "core" / "fields.py"
     text = source.read_text()
     assert text.count(BEFORE) == 1
@@ -283,7 +335,9 @@ def test_a_new_field_moves_the_others_and_is_found_in_the_slots(copy: dict[str, 
     assert tuple(copy["order"]) == (*REALS[:position], "dummy", *REALS[position:])
     assert copy["reals"] == GIVEN
     expected = zip(GIVEN, [0.5, 0.6, 0.7], strict=True)
-    assert copy["slots"] == [pytest.approx([client, *values]) for client, values in enumerate(expected)]
+    assert copy["slots"] == [
+        pytest.approx([client, *values]) for client, values in enumerate(expected)
+    ]
 
 
 def test_a_new_field_moves_the_rows_that_kernels_read(copy: dict[str, Any]) -> None:

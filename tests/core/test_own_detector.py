@@ -1,4 +1,6 @@
-"""A detector of one's own is recorded under its name: in the signals, in the metrics, and in the report's pictures."""
+"""A detector of one's own is recorded under its name: in the signals, in the metrics, and in the
+report's pictures.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Length(Detector):
 
     def decide(self, value: float, memory: Memory, now: Round) -> tuple[bool, Memory]:
         most = max(value, float(memory.state["most"]))
-        return value > most / 2, memory.replace(state={"most": torch.tensor(most, dtype=torch.float64)})
+        return value > most / 2, memory.replace(
+            state={"most": torch.tensor(most, dtype=torch.float64)}
+        )
 
 
 def test_it_is_in_the_signals_beside_the_others() -> None:
@@ -66,13 +70,19 @@ def test_it_is_in_the_metrics_and_in_the_report(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run.column(name), [row[name] for row in rows])
 
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
-    (tmp_path / "run" / "metrics.jsonl").write_text(text.replace('"fedfim":', '"fisher":'))  # as until 0.2
-    np.testing.assert_array_equal(read_run(tmp_path / "run").column("fedfim"), [row["fedfim"] for row in rows])
+    (tmp_path / "run" / "metrics.jsonl").write_text(
+        text.replace('"fedfim":', '"fisher":')
+    )  # as until 0.2
+    np.testing.assert_array_equal(
+        read_run(tmp_path / "run").column("fedfim"), [row["fedfim"] for row in rows]
+    )
 
 
 def test_without_a_detector_every_round_is_critical_and_nobody_may_ask_one() -> None:
     job = _task(torch.float64)
     setup = Setup(parse("fedavg"), Recipe(rounds=1, cohort=4, lr=0.1), 7, job.layout)
     assert Run.start(job.start(), setup, seed=0).signals.critical
-    with pytest.raises(UserError, match="fedcl acts by a detector of critical periods, and there is none"):
+    with pytest.raises(
+        UserError, match="fedcl acts by a detector of critical periods, and there is none"
+    ):
         Setup(parse("fedcl"), Recipe(rounds=1, cohort=4, lr=0.1), 7, job.layout)

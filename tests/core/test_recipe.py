@@ -1,4 +1,6 @@
-"""The recipe takes numbers of any kind that mean the same, and refuses the others in a sentence, at once."""
+"""The recipe takes numbers of any kind that mean the same, and refuses the others in a sentence, at
+once.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ NAN = float("nan")
 
 
 @pytest.mark.parametrize("field", ["rounds", "cohort", "epochs", "batch_size"])
-@pytest.mark.parametrize("value", [1.5, 4.0, NAN, np.float64(4), np.array(2.0), True, np.True_, "4", None, 1j, [4]])
+@pytest.mark.parametrize(
+    "value", [1.5, 4.0, NAN, np.float64(4), np.array(2.0), True, np.True_, "4", None, 1j, [4]]
+)
 def test_whole_numbers_are_whole(field: str, value: Any) -> None:
     with pytest.raises(UserError, match=rf"^train\.{field} = .* must be a whole number\.$"):
         Recipe(**{field: value})
@@ -22,7 +26,9 @@ def test_whole_numbers_are_whole(field: str, value: Any) -> None:
 
 @pytest.mark.parametrize("value", [0, -1, 2**31, np.int64(0), 10**30])
 def test_whole_numbers_have_bounds(value: Any) -> None:
-    with pytest.raises(UserError, match=r"^train\.epochs = .* must be 1 or more, and at most 2147483647\.$"):
+    with pytest.raises(
+        UserError, match=r"^train\.epochs = .* must be 1 or more, and at most 2147483647\.$"
+    ):
         Recipe(epochs=value)
 
 
@@ -40,7 +46,10 @@ def test_whole_numbers_have_bounds(value: Any) -> None:
         ({"clip_after": 1}, "train.clip_after = 1 must be True or False."),
         ({"milestones": [1.5]}, "train.milestones = [1.5] must be a list of whole numbers."),
         ({"milestones": 5}, "train.milestones = 5 must be a list of whole numbers."),
-        ({"milestones": (-1,)}, "train.milestones = (-1,) must be a list of rounds, each 0 or more."),
+        (
+            {"milestones": (-1,)},
+            "train.milestones = (-1,) must be a list of rounds, each 0 or more.",
+        ),
     ],
 )
 def test_other_fields_are_refused_in_a_sentence(changes: dict[str, Any], sentence: str) -> None:

@@ -44,7 +44,9 @@ def report(client: int, round: int, delta: Tensor, **changes: Any) -> Report:
 
 @dataclass
 class Puppet:
-    """An engine that answers with updates that depend on round and client, or with whatever is given for them."""
+    """An engine that answers with updates that depend on round and client, or with whatever is
+    given for them.
+    """
 
     change: Callable[[list[Report], int], list[Report]] = lambda reports, round: reports
     failed: Callable[[int], tuple[tuple[int, str], ...]] = lambda round: ()
@@ -53,7 +55,9 @@ class Puppet:
     def train(self, briefs: Briefs) -> Reports:
         made = [report(i, briefs.newest, self.delta(briefs.newest, i)) for i in briefs.ids.tolist()]
         made = self.change(made, briefs.newest)
-        delta = torch.stack([r.delta for r in made]) if made else torch.empty(0, 2, dtype=self.dtype)
+        delta = (
+            torch.stack([r.delta for r in made]) if made else torch.empty(0, 2, dtype=self.dtype)
+        )
         return Reports.stack(made, delta, self.failed(briefs.newest))
 
     def delta(self, round: int, client: int) -> Tensor:
@@ -131,11 +135,15 @@ def test_the_stages_in_order_and_the_last_rule_selects_and_steps_last() -> None:
     assert hooks == [stage for stage in stages for _ in range(3)]
     written, last = ["z", "a", "b"], ["a", "b", "z"]
     assert [label for label, _, _ in Diary.pages] == last + written * 5 + last
-    # Two reporters of 1 and 3 samples with updates (0.1, 0.7) and (0.2, 0.7): the mean is (0.175, 0.7).
+    # Two reporters of 1 and 3 samples with updates (0.1, 0.7) and (0.2, 0.7): the mean is (0.175,
+    # 0.7).
     seen = {(label, hook): value for label, hook, value in Diary.pages}
     assert (seen[("z", "brief")], seen[("z", "receive")]) == (5, 2)
     assert seen[("z", "weigh")] == [1.0, 3.0]
-    assert seen[("b", "weigh")] == [4.0, 12.0]  # factors multiply, and the core divides by their sum
+    assert seen[("b", "weigh")] == [
+        4.0,
+        12.0,
+    ]  # factors multiply, and the core divides by their sum
     assert seen[("z", "combine")] == pytest.approx([0.175, 0.7])
     assert seen[("a", "step")] == pytest.approx([27 * 0.175, 27 * 0.7])
     assert runs[0].x.tolist() == pytest.approx([27 * 0.175 + 3, 27 * 0.7 + 3])
@@ -173,14 +181,19 @@ class Bursting(Rule):
 
 
 def test_a_step_of_the_server_that_is_not_finite_is_not_blamed_on_the_clients() -> None:
-    with pytest.raises(UserError, match=r"After round 2 the model is not finite, .* step of \S*Bursting is too long"):
+    with pytest.raises(
+        UserError,
+        match=r"After round 2 the model is not finite, .* step of \S*Bursting is too long",
+    ):
         follow(Algorithm((Bursting(),)), Puppet())
 
 
 def test_uniform_weights_when_a_rule_asks_for_them() -> None:
     assert follow("scaffold", Puppet())[0].record.weights.tolist() == [0.2] * 5
     assert follow("fedprox + fedmut(alpha=0)", Puppet())[0].record.weights.tolist() == [0.2] * 5
-    assert follow("fedprox", Puppet())[0].record.weights.tolist() == pytest.approx([n / 15 for n in N.values()])
+    assert follow("fedprox", Puppet())[0].record.weights.tolist() == pytest.approx(
+        [n / 15 for n in N.values()]
+    )
 
 
 BAD = {
@@ -198,7 +211,9 @@ BAD = {
 
 
 @pytest.mark.parametrize(("reason", "changes"), BAD.items(), ids=list(BAD))
-def test_a_bad_report_is_rejected_and_the_others_count(reason: str, changes: dict[str, Any]) -> None:
+def test_a_bad_report_is_rejected_and_the_others_count(
+    reason: str, changes: dict[str, Any]
+) -> None:
     def spoil(reports: list[Report], round: int) -> list[Report]:
         return [replace(r, **changes) if (r.client, round) == (2, 1) else r for r in reports]
 
@@ -224,7 +239,11 @@ def test_an_infinite_update_is_rejected_in_float32_too() -> None:
 
 def test_strangers_and_doubles_are_rejected() -> None:
     def meddle(reports: list[Report], round: int) -> list[Report]:
-        return [*reports, replace(reports[0], delta=reports[0].delta * 100), replace(reports[0], client=17)]
+        return [
+            *reports,
+            replace(reports[0], delta=reports[0].delta * 100),
+            replace(reports[0], client=17),
+        ]
 
     meddled, honest = follow("fedavg", Puppet(change=meddle)), follow("fedavg", Puppet())
     assert meddled[0].record.rejected == ((0, "it reported twice"), (17, "it was not asked"))
@@ -232,19 +251,28 @@ def test_strangers_and_doubles_are_rejected() -> None:
 
 
 def test_updates_of_the_wrong_length_are_rejected() -> None:
-    engine = Puppet(change=lambda rs, t: [replace(r, delta=torch.ones(3, dtype=torch.float64)) for r in rs])
+    engine = Puppet(
+        change=lambda rs, t: [replace(r, delta=torch.ones(3, dtype=torch.float64)) for r in rs]
+    )
     run = follow("fedavg", engine, number=1)[0]
-    assert run.record.rejected[0] == (0, "the updates of the round have the shape (5, 3), not (5, 2)")
+    assert run.record.rejected[0] == (
+        0,
+        "the updates of the round have the shape (5, 3), not (5, 2)",
+    )
     assert len(run.record.rejected) == 5
     assert run.idle == 1
 
 
 def test_what_the_engine_says_about_failures_is_kept() -> None:
-    engine = Puppet(change=lambda reports, round: reports[1:], failed=lambda round: ((0, "out of memory"),))
+    engine = Puppet(
+        change=lambda reports, round: reports[1:], failed=lambda round: ((0, "out of memory"),)
+    )
     assert follow("fedavg", engine)[0].record.rejected == ((0, "out of memory"),)
 
 
-@pytest.mark.parametrize("text", ["fedavg", "scaffold", "fedadam", "feddyn", "fedmut", "moon(mu=0)", "fedcl + pa3fed"])
+@pytest.mark.parametrize(
+    "text", ["fedavg", "scaffold", "fedadam", "feddyn", "fedmut", "moon(mu=0)", "fedcl + pa3fed"]
+)
 def test_an_idle_round_leaves_everything_as_it_was(text: str) -> None:
     engine = Puppet(change=lambda reports, round: [] if round in (1, 2) else reports)
     runs = follow(text, engine, number=5)
@@ -261,15 +289,23 @@ def test_an_idle_round_leaves_everything_as_it_was(text: str) -> None:
 
 
 def test_a_first_round_without_reports_is_survived() -> None:
-    runs = follow("fedmut + scaffold", Puppet(change=lambda reports, round: [] if round == 0 else reports), number=4)
+    runs = follow(
+        "fedmut + scaffold",
+        Puppet(change=lambda reports, round: [] if round == 0 else reports),
+        number=4,
+    )
     assert torch.equal(runs[0].x, torch.zeros(2, dtype=torch.float64))
     assert torch.isfinite(runs[-1].x).all()
 
 
-@pytest.mark.parametrize("text", ["fedavg", "vrlsgd + pa3fed", "scaffold + fedcl", "fednova + fedavgm", "feddyn"])
+@pytest.mark.parametrize(
+    "text", ["fedavg", "vrlsgd + pa3fed", "scaffold + fedcl", "fednova + fedavgm", "feddyn"]
+)
 def test_the_order_of_arrival_does_not_change_a_bit(text: str) -> None:
     rng = np.random.default_rng(0)
-    shuffled = Puppet(change=lambda rs, t: [rs[k] for k in rng.permutation(len(rs))], dtype=torch.float32)
+    shuffled = Puppet(
+        change=lambda rs, t: [rs[k] for k in rng.permutation(len(rs))], dtype=torch.float32
+    )
     straight = Puppet(dtype=torch.float32)
     for one, other in zip(follow(text, straight, 4), follow(text, shuffled, 4), strict=True):
         assert torch.equal(one.x, other.x)
@@ -291,7 +327,9 @@ def test_accept_puts_briefs_and_reports_side_by_side() -> None:
     assert briefs.ids.tolist() == reports.ids.tolist() == [1, 4]
     assert briefs.push.shape == (2, 2)
     assert seen.squares.tolist() == pytest.approx([0.2**2 + 0.7**2, 0.5**2 + 0.7**2])
-    assert rejected == reports.failed == tuple((client, "it did not report") for client in (0, 2, 3))
+    assert (
+        rejected == reports.failed == tuple((client, "it did not report") for client in (0, 2, 3))
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,11 +347,15 @@ class Choose(Rule):
 
 
 def test_who_trains() -> None:
-    assert follow(Algorithm((Choose(ids=(4, 1, 1)),)), Puppet(), number=1)[0].record.ids.tolist() == [1, 4]
+    assert follow(Algorithm((Choose(ids=(4, 1, 1)),)), Puppet(), number=1)[
+        0
+    ].record.ids.tolist() == [1, 4]
     pool = follow(Algorithm((Choose(eligible=(0, 2, 3), size=2),)), Puppet(), number=6)
     assert {len(run.record.ids) for run in pool} == {2}
     assert {i for run in pool for i in run.record.ids.tolist()} == {0, 2, 3}
-    assert follow(Algorithm((Choose(eligible=(0, 2), size=4),)), Puppet(), number=1)[0].record.ids.tolist() == [0, 2]
+    assert follow(Algorithm((Choose(eligible=(0, 2), size=4),)), Puppet(), number=1)[
+        0
+    ].record.ids.tolist() == [0, 2]
     drawn = follow("fedavg", Puppet(), number=30, cohort=2)
     assert {i for run in drawn for i in run.record.ids.tolist()} == {0, 1, 2, 3, 4}
     again = follow("fedavg", Puppet(), number=30, cohort=2)
@@ -321,11 +363,15 @@ def test_who_trains() -> None:
 
 
 def test_a_cohort_larger_than_the_population_is_refused() -> None:
-    with pytest.raises(UserError, match=r"train\.cohort = 6 is more than the 5 clients available; lower it\."):
+    with pytest.raises(
+        UserError, match=r"train\.cohort = 6 is more than the 5 clients available; lower it\."
+    ):
         follow("fedavg", Puppet(), cohort=6)
 
 
-@pytest.mark.parametrize("text", ["fedavg", "scaffold + fedcl + pa3fed", "fedadam", "fedmut", "vrlsgd"])
+@pytest.mark.parametrize(
+    "text", ["fedavg", "scaffold + fedcl + pa3fed", "fedadam", "fedmut", "vrlsgd"]
+)
 def test_going_on_from_a_run_gives_the_same_bits(text: str) -> None:
     whole = follow(text, Puppet(), number=6)
     half = follow(text, Puppet(), number=3)[-1]
@@ -335,7 +381,9 @@ def test_going_on_from_a_run_gives_the_same_bits(text: str) -> None:
 
 
 def test_clients_that_started_elsewhere_are_counted_from_x() -> None:
-    """FedMut's mutants of ±alpha Δ: with as many on each side (rate 0), x moves by the mean of what they did."""
+    """FedMut's mutants of ±alpha Δ: with as many on each side (rate 0), x moves by the mean of what
+    they did.
+    """
     four = Puppet()
     mutated = follow("fedmut(alpha=3, rate=0, weights='samples')", four, number=2, cohort=4)
     rows = mutated[1].record.reports

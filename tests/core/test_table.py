@@ -1,4 +1,6 @@
-"""The table of client rows: growth by blocks, defaults, and rows whose length is known at the first write."""
+"""The table of client rows: growth by blocks, defaults, and rows whose length is known at the first
+write.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from kairosfl.engines import memory
 def test_rows_come_back_and_unknown_clients_have_the_default() -> None:
     table = Table({"a": torch.tensor([7.0, 8.0]), "b": torch.tensor(-1)})
     assert table.rows(torch.tensor([3]))["a"].tolist() == [[7, 8]]
-    table.write(torch.tensor([5, 2]), {"a": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([10, 20])})
+    table.write(
+        torch.tensor([5, 2]),
+        {"a": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([10, 20])},
+    )
     rows = table.rows(torch.tensor([2, 9, 5]))
     assert rows["a"].tolist() == [[3, 4], [7, 8], [1, 2]]
     assert rows["b"].tolist() == [20, -1, 10]
@@ -62,7 +67,9 @@ def test_reserved_slots_keep_their_order() -> None:
     assert torch.cat(list(table.column("a")))[:, 0].tolist() == [3, 1, 2]
 
 
-def test_blocks_that_find_no_room_are_asked_for_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_find_no_room_are_asked_for_on_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = []
 
     def empty(*shape: int, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:

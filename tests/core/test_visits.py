@@ -58,7 +58,14 @@ def task(own: tuple[str, ...] = ()) -> Task:
     x, y = data()
     samples = Samples(torch.from_numpy(x), torch.from_numpy(y))
     clients = Population.from_lists(np.split(np.arange(len(x)), np.cumsum(SIZES)[:-1]))
-    return Task(Line(), DataSet("line", samples, samples, classes=0), clients, loss=squares, metrics={}, own=own)
+    return Task(
+        Line(),
+        DataSet("line", samples, samples, classes=0),
+        clients,
+        loss=squares,
+        metrics={},
+        own=own,
+    )
 
 
 def slope(w: np.ndarray, client: int, frozen: float = 0.1) -> np.ndarray:
@@ -83,11 +90,15 @@ def loss(w: np.ndarray, client: int) -> float:
 START = np.array([0.5, -0.3, 1.2])
 
 
-def course(rule: Rule, engine: str, own: tuple[str, ...] = (), number: int = 1, **recipe: object) -> list[Run]:
+def course(
+    rule: Rule, engine: str, own: tuple[str, ...] = (), number: int = 1, **recipe: object
+) -> list[Run]:
     """The runs after every round; each client has one batch an epoch."""
     job = task(own)
     how = Recipe(rounds=number, cohort=3, batch_size=8, lr=LR, **recipe)  # type: ignore[arg-type]
-    setup = Setup(Algorithm((rule,)), how, 3, job.layout, own=job.own_start(), sizes=job.clients.sizes)
+    setup = Setup(
+        Algorithm((rule,)), how, 3, job.layout, own=job.own_start(), sizes=job.clients.sizes
+    )
     return list(drive(rounds(Run.start(job.start(), setup, seed=0), setup), ENGINES[engine](job)))
 
 
@@ -122,7 +133,9 @@ def test_a_client_stops_after_its_last_allowed_step(engine: str) -> None:
 
 @engines
 def test_tensors_that_are_still_do_not_move_and_the_others_do(engine: str) -> None:
-    (run,) = course(Tells(field="still", value=frozenset({1})), engine, weight_decay=0.1, momentum=0.5)
+    (run,) = course(
+        Tells(field="still", value=frozenset({1})), engine, weight_decay=0.1, momentum=0.5
+    )
     for client in range(3):
         gradient = slope(START, client) + 0.1 * START
         gradient[2] = 0
@@ -136,7 +149,9 @@ def test_a_clients_own_part_stays_with_it_and_is_there_again_in_the_next_round(e
     own, shared = np.full(3, START[2]), START[:2].copy()
     for run in (first, second):
         moved = [slope(np.append(shared, own[client]), client) for client in range(3)]
-        np.testing.assert_allclose(updates(run), [-LR * gradient[:2] for gradient in moved], atol=1e-14)
+        np.testing.assert_allclose(
+            updates(run), [-LR * gradient[:2] for gradient in moved], atol=1e-14
+        )
         own -= LR * np.array([gradient[2] for gradient in moved])
         shared = run.x.numpy()
     np.testing.assert_allclose(second.kept.rows(torch.arange(3))["own"][:, 0], own, atol=1e-14)
@@ -158,18 +173,24 @@ def test_the_own_part_may_train_alone_first(engine: str) -> None:
         w = START.copy()
         for _ in range(2):
             w[2] -= LR * slope(w, client)[2]
-        np.testing.assert_allclose(run.kept.rows(torch.tensor([client]))["own"][0], w[2:], atol=1e-14)
+        np.testing.assert_allclose(
+            run.kept.rows(torch.tensor([client]))["own"][0], w[2:], atol=1e-14
+        )
         np.testing.assert_allclose(updates(run)[client], -LR * slope(w, client)[:2], atol=1e-14)
 
 
 @engines
 def test_the_client_chooses_the_candidate_with_the_lowest_loss(engine: str) -> None:
-    others = np.stack([START, START + np.array([0.4, 0.1, -0.2]), START - np.array([0.6, 0.2, 0.9])])
+    others = np.stack(
+        [START, START + np.array([0.4, 0.1, -0.2]), START - np.array([0.6, 0.2, 0.9])]
+    )
     (run,) = course(Tells(field="candidates", value=torch.from_numpy(others)), engine)
     choices = [int(np.argmin([loss(w, client) for w in others])) for client in range(3)]
     assert run.record.reports.choice.tolist() == choices
     for client, choice in enumerate(choices):
-        np.testing.assert_allclose(updates(run)[client], -LR * slope(others[choice], client), atol=1e-14)
+        np.testing.assert_allclose(
+            updates(run)[client], -LR * slope(others[choice], client), atol=1e-14
+        )
     assert run.record.bytes_down == 3 * ((1 + 3) * 3 * 8 + 8 * _numbers(run))
 
 
@@ -216,7 +237,9 @@ def test_ditto_trains_a_second_model_that_is_pulled_to_the_start(engine: str) ->
     for run in (first, last):
         for client in range(3):
             for _ in range(2):
-                seconds[client] -= 0.05 * (slope(seconds[client], client) + 0.5 * (seconds[client] - x))
+                seconds[client] -= 0.05 * (
+                    slope(seconds[client], client) + 0.5 * (seconds[client] - x)
+                )
             w = x.copy()
             for _ in range(2):
                 w -= LR * slope(w, client)
@@ -235,7 +258,9 @@ def test_pfedme_draws_w_towards_a_second_model_of_several_steps(engine: str) -> 
                 second -= 0.05 * (slope(second, client) + 2.0 * (second - w))
             w -= LR * 2.0 * (w - second)
         np.testing.assert_allclose(updates(run)[client], w - START, atol=1e-14)
-        np.testing.assert_allclose(run.kept.rows(torch.tensor([client]))["second"][0], second, atol=1e-14)
+        np.testing.assert_allclose(
+            run.kept.rows(torch.tensor([client]))["second"][0], second, atol=1e-14
+        )
 
 
 @engines
@@ -264,7 +289,9 @@ def test_a_rule_moves_what_is_frozen_and_clients_train_on_it(engine: str) -> Non
             return base + 0.25
 
     first, second = course(Rebases(), engine, number=2)
-    np.testing.assert_allclose(updates(first), [-LR * slope(START, client) for client in range(3)], atol=1e-14)
+    np.testing.assert_allclose(
+        updates(first), [-LR * slope(START, client) for client in range(3)], atol=1e-14
+    )
     x = first.x.numpy()
     moved = [-LR * slope(x, client, frozen=0.35) for client in range(3)]
     np.testing.assert_allclose(updates(second), moved, atol=1e-7)  # the base moves in float32
@@ -278,7 +305,9 @@ class Asks(Rule):
 
     def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
         if now.measured is None:
-            return replace(plan, first=np.arange(now.population), measure=frozenset({"score_before"}))
+            return replace(
+                plan, first=np.arange(now.population), measure=frozenset({"score_before"})
+            )
         order = np.argsort(-now.measured.score_before.numpy(), kind="stable")
         return replace(plan, ids=now.measured.ids.numpy()[order[:2]])
 
@@ -346,7 +375,9 @@ def test_a_client_learns_which_of_its_reports_counted_last(engine: str) -> None:
 def test_what_clients_keep_survives_a_checkpoint(engine: str, tmp_path) -> None:
     rule = Second(mixed=True)
     whole = course(rule, engine, number=4)
-    setup = Setup(Algorithm((rule,)), Recipe(rounds=4, cohort=3, batch_size=8, lr=LR), 3, task().layout)
+    setup = Setup(
+        Algorithm((rule,)), Recipe(rounds=4, cohort=3, batch_size=8, lr=LR), 3, task().layout
+    )
     (tmp_path / "a").mkdir()
     run = Run.start(task().start(), setup, seed=0)
     going = drive(rounds(run, setup), ENGINES[engine](task()))
@@ -363,7 +394,9 @@ def test_what_clients_keep_survives_a_checkpoint(engine: str, tmp_path) -> None:
 
 def test_a_base_that_moved_survives_a_checkpoint(tmp_path) -> None:
     setup = Setup(Algorithm(), Recipe(rounds=4, cohort=3, lr=LR), 3, task().layout)
-    run = replace(Run.start(task().start(), setup, seed=0), base=torch.tensor([0.25]), round=1, time=2.5)
+    run = replace(
+        Run.start(task().start(), setup, seed=0), base=torch.tensor([0.25]), round=1, time=2.5
+    )
     Checkpoints(tmp_path).save(run, {})
     loaded, _ = Checkpoints(tmp_path).load(Run.start(task().start(), setup, seed=0))
     assert (loaded.base.tolist(), loaded.time) == ([0.25], 2.5)
@@ -393,10 +426,19 @@ def test_how_to_wait_needs_something_to_wait_for() -> None:
         def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
             return replace(plan, deadline=30.0, over=0.5)
 
-    with pytest.raises(UserError, match=r"plans how to wait for clients \(over = 0.5, deadline = 30.0\), which needs"):
+    with pytest.raises(
+        UserError,
+        match=r"plans how to wait for clients \(over = 0.5, deadline = 30.0\), which needs",
+    ):
         course(Waits(), "loop")
     job = task()
-    setup = Setup(Algorithm((Waits(),)), Recipe(rounds=1, cohort=2, lr=LR), 3, job.layout, waits={"quorum": 0.5})
+    setup = Setup(
+        Algorithm((Waits(),)),
+        Recipe(rounds=1, cohort=2, lr=LR),
+        3,
+        job.layout,
+        waits={"quorum": 0.5},
+    )
     going = rounds(Run.start(job.start(), setup, seed=0), setup)
     _, briefs = next(going)
     assert len(briefs) == 3  # two and half as many again
@@ -433,8 +475,12 @@ def _reports() -> Reports:
 
 def test_cohorts_are_joined_and_taken_apart_again() -> None:
     start = torch.zeros(3)
-    briefs = Briefs(seed=0, round=[1, 2, 3], ids=torch.tensor([1, 4, 6]), start=start, lr=[0.1, 0.2, 0.3])
-    briefs = replace(briefs, push=torch.arange(9.0).view(3, 3), own=torch.ones(3, 2), candidates=torch.ones(4, 3))
+    briefs = Briefs(
+        seed=0, round=[1, 2, 3], ids=torch.tensor([1, 4, 6]), start=start, lr=[0.1, 0.2, 0.3]
+    )
+    briefs = replace(
+        briefs, push=torch.arange(9.0).view(3, 3), own=torch.ones(3, 2), candidates=torch.ones(4, 3)
+    )
     parts = [briefs.take(torch.tensor([2])), briefs.take(torch.tensor([0, 1]))]
     joined = Briefs.join(parts)
     for name, value in briefs.tensors()[0].items():
@@ -448,7 +494,14 @@ def test_cohorts_are_joined_and_taken_apart_again() -> None:
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_the_work_that_a_brief_asks_for(drop_last: bool) -> None:
     briefs = Briefs(
-        seed=0, round=0, ids=torch.arange(3), start=torch.zeros(1), lr=0.1, batch_size=4, epochs=3, drop_last=drop_last
+        seed=0,
+        round=0,
+        ids=torch.arange(3),
+        start=torch.zeros(1),
+        lr=0.1,
+        batch_size=4,
+        epochs=3,
+        drop_last=drop_last,
     )
     work = briefs.work([3, 8, 10])
     assert work.epoch.size.tolist() == [3, 4, 4]

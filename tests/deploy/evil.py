@@ -1,6 +1,8 @@
-"""A node that fails while it uploads, on order: `KAIROSFL_FAULTS` is the file that `kit.order` writes.
+"""A node that fails while it uploads, on order: `KAIROSFL_FAULTS` is the file that `kit.order`
+writes.
 
-A fault is a word, and for some a number after a colon. Others happen in the client's app (`kit.MISCHIEF`).
+A fault is a word, and for some a number after a colon. Others happen in the client's app
+(`kit.MISCHIEF`).
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def failing(push_messages: Callable[..., None], clients: str) -> Callable[..., N
             kind, number = ordered(clients, message)
             missing, session = send(message, tree, runtime)
             parts = [part.object_id for part in iterate_object_tree(tree)]
-            if kind == "dup":  # as after a response that was lost; the contents go to a session that was replaced
+            if (
+                kind == "dup"
+            ):  # as after a response that was lost; the contents go to a session that was replaced
                 send(message, tree, runtime)
                 session = "replaced"
             if kind == "drop":
@@ -64,6 +68,10 @@ def failing(push_messages: Callable[..., None], clients: str) -> Callable[..., N
 
 
 if __name__ == "__main__":
-    served = next(given for given in sys.argv if given.startswith("clients=")).partition("=")[2].strip('"')
+    served = (
+        next(given for given in sys.argv if given.startswith("clients="))
+        .partition("=")[2]
+        .strip('"')
+    )
     loop._push_messages = failing(loop._push_messages, served)
     node.main(sys.argv[1:])

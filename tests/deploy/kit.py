@@ -1,4 +1,6 @@
-"""What the tests with real processes share: an app whose clients misbehave on order, and the same run in-process."""
+"""What the tests with real processes share: an app whose clients misbehave on order, and the same
+run in-process.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ class Evil(LocalFederation):
 
 
 def make_app(folder: Path, faults: Mapping[int, Mapping[int, str]] | None = None) -> Path:
-    """The app that `kairosfl deploy new` writes; with `faults`, its clients can be told to misbehave."""
+    """The app that `kairosfl deploy new` writes; with `faults`, its clients can be told to
+    misbehave.
+    """
     deploy.new(folder)
     if faults is not None:
         order(folder, faults)
@@ -140,9 +144,15 @@ def reference(folder: Path, run: Path, out: Path) -> Folder:
         for name in [name for name in sys.modules if name.partition(".")[0] == "federation"]:
             del sys.modules[name]
     server, parts = task(None), [task(client).dataset.train for client in range(CLIENTS)]
-    train = Samples(torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts]))
+    train = Samples(
+        torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts])
+    )
     offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
-    whole = Task(server.model, replace(server.dataset, train=train), Population(np.arange(len(train)), offsets))
+    whole = Task(
+        server.model,
+        replace(server.dataset, train=train),
+        Population(np.arange(len(train)), offsets),
+    )
     config, _ = deploy.load(run)
     result = Folder(out)
     out.mkdir()
@@ -161,4 +171,6 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
 
 def seconds(folder: Path) -> list[float]:
     """What every round of a run took."""
-    return [json.loads(line)["seconds"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)["seconds"] for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]

@@ -1,4 +1,6 @@
-"""Every fault with real processes: training ends with the right number of rounds, and one line says what happened."""
+"""Every fault with real processes: training ends with the right number of rounds, and one line says
+what happened.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from kairosfl.engines.flower.roster import fingerprint
 
 pytestmark = pytest.mark.slow
 DEADLINE = 100.0
-RESTART = 65.0  # seconds before a killed node is started again: Flower refuses a key that it believes to be online
+# seconds before a killed node is started again: Flower refuses a key that it believes to be online
+RESTART = 65.0
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +35,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stage(folder: Path) -> Iterator[LocalFederation]:
-    with LocalFederation(folder.parent / "stage", [str(client) for client in range(CLIENTS)]) as stage:
+    with LocalFederation(
+        folder.parent / "stage", [str(client) for client in range(CLIENTS)]
+    ) as stage:
         yield stage
 
 
 def held(stage: LocalFederation, folder: Path, name: str, rounds: int, **changes: object) -> Path:
     """Hold a run; the folder that it leaves."""
     run = configure(
-        folder, f"{name}.toml", **{"rounds": rounds, "deadline": DEADLINE, "algorithm": "scaffold + pa3fed"} | changes
+        folder,
+        f"{name}.toml",
+        **{"rounds": rounds, "deadline": DEADLINE, "algorithm": "scaffold + pa3fed"} | changes,
     )
     out = folder.parent / name
     began = time.monotonic()
     run_to_end(stage, folder / "app", run, out)
-    print(f"{name}: {time.monotonic() - began:.0f} s, rounds of {[round(each, 1) for each in seconds(out)]} s")
+    print(
+        f"{name}: {time.monotonic() - began:.0f} s, rounds of {[round(each, 1) for each in seconds(out)]} s"
+    )
     rows = lines(out, "metrics.jsonl")
     assert [row["round"] for row in rows] == list(range(1, rounds + 1))
     assert bool(torch.isfinite(model_of(out)).all())
@@ -133,13 +142,17 @@ def intruded(stage: LocalFederation, folder: Path) -> Path:
     stage.start_node("stranger", "0")
     plain = ["--insecure", "--superlink", f"{HOST}:{stage.port}", "--port", str(free_port())]
     stage.start("plain", "flower-supernode", *plain, "--node-config", 'clients="0"')
-    stage.keys["thief"] = node_key(stage.certs / "thief")  # is registered, and claims a client who is not its own
+    stage.keys["thief"] = node_key(
+        stage.certs / "thief"
+    )  # is registered, and claims a client who is not its own
     stage.register("thief")
     stage.start_node("thief", "0")
     stage.wait_for("thief", lambda: stage.connected("thief"))
     out = held(stage, folder, "intruders", 3)
     for name in ("stranger", "plain"):
-        until(lambda name=name: "Connection attempt failed" in stage.log(name).read_text())  # it did try
+        until(
+            lambda name=name: "Connection attempt failed" in stage.log(name).read_text()
+        )  # it did try
     for name in ("stranger", "plain", "thief"):
         stage.kill(name, signal.SIGTERM)
     return out
@@ -153,12 +166,16 @@ def test_the_superlink_refuses(stage: LocalFederation, intruded: Path, name: str
     assert [row["reported"] for row in lines(intruded, "metrics.jsonl")] == [CLIENTS] * 3
 
 
-def test_a_registered_node_cannot_take_another_ones_client(stage: LocalFederation, intruded: Path) -> None:
+def test_a_registered_node_cannot_take_another_ones_client(
+    stage: LocalFederation, intruded: Path
+) -> None:
     owner, thief = stage.roster()[0], fingerprint(stage.keys["thief"])
     (refused,) = log(intruded)
     assert refused.endswith(f"(key {thief}) claims client 0 of key {owner}: rejected")
     served = [line.split() for line in text(intruded).splitlines() if "is served by" in line]
-    assert sorted((int(words[1]), words[-1].strip(")")) for words in served) == sorted(stage.roster().items())
+    assert sorted((int(words[1]), words[-1].strip(")")) for words in served) == sorted(
+        stage.roster().items()
+    )
     assert [row["reported"] for row in lines(intruded, "metrics.jsonl")] == [CLIENTS] * 3
 
 
@@ -216,7 +233,9 @@ def bereft(stage: LocalFederation, folder: Path) -> Path:
         until(lambda: bool(stage.find("flwr-clientapp")))
         time.sleep(5.0)
         stage.kill("node-3")
-        print(f"node: missed {until(lambda: 'went offline' in text(out)):.0f} s after it was killed")
+        print(
+            f"node: missed {until(lambda: 'went offline' in text(out)):.0f} s after it was killed"
+        )
         time.sleep(RESTART)
         stage.start_node("node-3", "3")
         up = until(lambda: text(out).count("client 3 is served by") == 2)

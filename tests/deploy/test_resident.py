@@ -1,4 +1,6 @@
-"""The resident workers with real processes: killed in a run, they are started again, and they end with their nodes."""
+"""The resident workers with real processes: killed in a run, they are started again, and they end
+with their nodes.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ def test_workers_that_are_killed_are_started_again_and_end_with_their_nodes(tmp_
         thread = threading.Thread(target=kill, daemon=True)
         thread.start()
         run = configure(
-            tmp_path / "federation", "killed.toml", rounds=4, deadline=100.0, quorum=0.0, algorithm="fedavg"
+            tmp_path / "federation",
+            "killed.toml",
+            rounds=4,
+            deadline=100.0,
+            quorum=0.0,
+            algorithm="fedavg",
         )
         run_to_end(stage, app, run, out)
         thread.join(1.0)

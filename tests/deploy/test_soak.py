@@ -1,4 +1,6 @@
-"""Long runs in which three reports in ten fail, in every way: the accuracy of a run without failures, memory flat."""
+"""Long runs in which three reports in ten fail, in every way: the accuracy of a run without
+failures, memory flat.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def spoil(reply: Message, fault: str) -> Message:
 
 
 def federation(failures: float) -> tuple[float, float, list[str]]:
-    """Final accuracy, megabytes that memory grew by after the first quarter, and the reasons in the log."""
+    """Final accuracy, megabytes that memory grew by after the first quarter, and the reasons in the
+    log.
+    """
     dataset = load("digits")
     clients = dirichlet(dataset.train.targets.numpy(), 20, 0, alpha=0.5, minimum=10)
     task = Task(build("mlp", shape=dataset.shape, classes=10, seed=0), dataset, clients)
@@ -118,7 +122,9 @@ def test_two_hundred_rounds_in_this_process(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(roster, "PAUSE", 0.0)
     calm, _, none = federation(0.0)
     rough, growth, reasons = federation(0.3)
-    print(f"accuracy {calm:.3f} without failures, {rough:.3f} with {len(reasons)}; memory grew by {growth:.1f} MB")
+    print(
+        f"accuracy {calm:.3f} without failures, {rough:.3f} with {len(reasons)}; memory grew by {growth:.1f} MB"
+    )
     assert none == []
     assert 0.2 < len(reasons) / (len(reasons) + 200 * 8) < 0.4
     assert len({reason.split(" (")[0][:15] for reason in reasons}) >= 8
@@ -130,13 +136,19 @@ def test_twenty_rounds_over_flower(tmp_path: Path) -> None:
     chance = np.random.default_rng(1)
     kinds = ["raise", "nan", "shape", "broadcast", "norm", "round", "id"]
     faults = {  # kinds[-1] is no fault of client 0, whose id it is
-        client: {r: str(chance.choice(kinds if client else kinds[:-1])) for r in range(1, 21) if chance.random() < 0.3}
+        client: {
+            r: str(chance.choice(kinds if client else kinds[:-1]))
+            for r in range(1, 21)
+            if chance.random() < 0.3
+        }
         for client in range(CLIENTS)
     }
     app = make_app(tmp_path / "federation", {})
     with LocalFederation(tmp_path / "stage", [str(client) for client in range(CLIENTS)]) as stage:
         accuracy: dict[str, float] = {}
-        memory: list[float] = []  # of the server, after every round but the last, when it is about to end
+        memory: list[
+            float
+        ] = []  # of the server, after every round but the last, when it is about to end
 
         def watch(row: dict[str, Any]) -> None:
             if row["round"] < 20:
@@ -144,14 +156,24 @@ def test_twenty_rounds_over_flower(tmp_path: Path) -> None:
 
         for name, ordered in (("calm", {}), ("rough", faults)):
             order(tmp_path / "federation", ordered)
-            changes = {"algorithm": "scaffold + pa3fed", "rounds": 20, "deadline": 300.0, "quorum": 0.25}
-            run = configure(tmp_path / "federation", f"{name}.toml", **changes)  # everybody is asked in every round
+            changes = {
+                "algorithm": "scaffold + pa3fed",
+                "rounds": 20,
+                "deadline": 300.0,
+                "quorum": 0.25,
+            }
+            run = configure(
+                tmp_path / "federation", f"{name}.toml", **changes
+            )  # everybody is asked in every round
             memory.clear()
             accuracy[name] = run_to_end(stage, app, run, tmp_path / name, watch)["accuracy"]
             assert bool(torch.isfinite(model_of(tmp_path / name)).all())
     rejected = sum(row["rejected"] for row in lines(tmp_path / "rough", "metrics.jsonl"))
     growth = max(memory[5:]) - memory[4]
-    print(f"accuracy {accuracy['calm']:.3f} without failures, {accuracy['rough']:.3f} with {rejected}", end="; ")
+    print(
+        f"accuracy {accuracy['calm']:.3f} without failures, {accuracy['rough']:.3f} with {rejected}",
+        end="; ",
+    )
     print(f"memory grew by {growth:.1f} MB after round 5, from {memory[4]:.0f} MB")
     assert rejected == sum(map(len, faults.values()))
     assert abs(accuracy["calm"] - accuracy["rough"]) < 0.05

@@ -1,4 +1,5 @@
-"""Nodes that fail while they upload, with real processes: each costs its own report, and no round its deadline.
+"""Nodes that fail while they upload, with real processes: each costs its own report, and no round
+its deadline.
 
 `python -m pytest tests/deploy/test_uploads.py -m slow -s` prints the times.
 """
@@ -37,26 +38,37 @@ def held(tmp_path: Path, rounds: Sequence[Mapping[int, str]]) -> Path:
     began = time.monotonic()
     with Evil(tmp_path / "stage", folder) as stage:
         run_to_end(stage, folder / "app", run, out)
-    print(f"{time.monotonic() - began:.0f} s; {[round(each, 1) for each in seconds(out)]} s: {rounds}")
+    print(
+        f"{time.monotonic() - began:.0f} s; {[round(each, 1) for each in seconds(out)]} s: {rounds}"
+    )
     return out
 
 
 def check(out: Path, rounds: Sequence[Mapping[int, str]]) -> None:
-    """Every round ended in time, the others' reports count, and the log has one line for each fault."""
+    """Every round ended in time, the others' reports count, and the log has one line for each
+    fault.
+    """
     assert max(seconds(out)) < DEADLINE + GRACE
     assert bool(torch.isfinite(model_of(out)).all())
     text = (out / "log.txt").read_text().splitlines()
-    for number, (row, failing) in enumerate(zip(lines(out, "metrics.jsonl"), rounds, strict=False), 1):
+    for number, (row, failing) in enumerate(
+        zip(lines(out, "metrics.jsonl"), rounds, strict=False), 1
+    ):
         assert row["reported"] == CLIENTS - len(failing)
         told = [line for line in text if line.startswith(f"round {number}:")]
         assert len(told) == len(failing)
         for client, fault in failing.items():
-            wanted = [f"round {number}: client {client} does not count: {why}" for why in reasons(fault, DEADLINE)]
+            wanted = [
+                f"round {number}: client {client} does not count: {why}"
+                for why in reasons(fault, DEADLINE)
+            ]
             assert set(wanted) & set(told), (fault, told)
 
 
 def test_the_faults_that_were_seen(tmp_path: Path) -> None:
-    """The one that is hardest on the SuperLink comes last: its database may stay locked for a minute."""
+    """The one that is hardest on the SuperLink comes last: its database may stay locked for a
+    minute.
+    """
     die, drop, dup, huge, many = SEEN
     rounds = [{3: drop}, {3: dup}, {3: huge}, {2: many, 3: die}]
     check(held(tmp_path, rounds), rounds)

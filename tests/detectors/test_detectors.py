@@ -47,7 +47,11 @@ def valued(detector: Detector, briefs: Briefs, reports: Reports) -> float:
 
 
 def answered(
-    ids: torch.Tensor, n: np.ndarray, epochs: np.ndarray, grad_sq: np.ndarray, fisher: np.ndarray | None = None
+    ids: torch.Tensor,
+    n: np.ndarray,
+    epochs: np.ndarray,
+    grad_sq: np.ndarray,
+    fisher: np.ndarray | None = None,
 ) -> Reports:
     ones = torch.ones(len(ids), dtype=torch.float64)
     return Reports(
@@ -94,7 +98,10 @@ def test_consecutive_rounds_are_compared(detector: FGN | FedFIM) -> None:
     assert found[0]
     assert len(set(found)) == 2
     _, zero = decided(detector, 0.0, memory, 8)
-    assert [decided(detector, value, zero, 9)[0] for value in (0.0, 1e-9)] == [False, True]  # nothing after nothing
+    assert [decided(detector, value, zero, 9)[0] for value in (0.0, 1e-9)] == [
+        False,
+        True,
+    ]  # nothing after nothing
 
 
 def test_a_window_by_hand() -> None:
@@ -124,8 +131,12 @@ def test_between_checks_the_last_answer_stands() -> None:
     assert answers == [True] * 20 + [False] * 10
 
 
-def cohorts(algorithm: str, detector: Detector, fgn: Callable[[int], float], total: int) -> list[int]:
-    """The cohort of every round when the federated gradient norm is given, of 128 clients and 16 to begin with."""
+def cohorts(
+    algorithm: str, detector: Detector, fgn: Callable[[int], float], total: int
+) -> list[int]:
+    """The cohort of every round when the federated gradient norm is given, of 128 clients and 16 to
+    begin with.
+    """
     recipe, layout = Recipe(rounds=total, cohort=16, lr=1.0), Layout((Entry("w", (1,), 0),))
     setup = Setup(parse(algorithm), recipe, 128, layout, (detector,))
     course = rounds(Run.start(torch.zeros(1), setup, seed=0), setup)
@@ -141,7 +152,9 @@ def cohorts(algorithm: str, detector: Detector, fgn: Callable[[int], float], tot
 
 @pytest.mark.parametrize("factor", [1.0, 0.97, 0.9])
 def test_the_released_schedule(factor: float) -> None:
-    """What the authors' code does, whatever the data: 16, 32, 32, 64, 64, sixteen rounds of 96, and down again."""
+    """What the authors' code does, whatever the data: 16, 32, 32, 64, 64, sixteen rounds of 96, and
+    down again.
+    """
     sizes = cohorts("fedcl.released()", FGN.released(), lambda t: factor**t, 40)
     assert sizes == [16, 32, 32, 64, 64, *[96] * 16, 48, 48, 24, 24, *[16] * 15]
 
@@ -154,17 +167,26 @@ def test_the_released_schedule_with_a_fast_fall(factor: float, last: int) -> Non
 
 
 def test_the_papers_schedule() -> None:
-    """Eq. 2 and Algorithm 2: doubling while the norm rises, up to all clients, then halving to half the start."""
+    """Eq. 2 and Algorithm 2: doubling while the norm rises, up to all clients, then halving to half
+    the start.
+    """
     sizes = cohorts("fedcl", FGN(), lambda t: 1.1 ** min(t, 4), 12)
     assert sizes == [16, 32, 64, 128, 128, 128, 64, 32, 16, 8, 8, 8]
 
 
 def test_text_forms() -> None:
     assert parse_detectors("fgn") == (FGN(),)
-    assert parse_detectors("fgn.released() + fedfim(exact=false)") == (FGN.released(), FedFIM(exact=False))
+    assert parse_detectors("fgn.released() + fedfim(exact=false)") == (
+        FGN.released(),
+        FedFIM(exact=False),
+    )
     for detector in (FGN(), FGN.released(), FedFIM(delta=0.1)):
         assert parse_detectors(str(detector)) == (detector,)
-    assert (FedFIM().measure, FedFIM(exact=False).measure, FGN().measure) == ("fisher", "fisher_sampled", None)
+    assert (FedFIM().measure, FedFIM(exact=False).measure, FGN().measure) == (
+        "fisher",
+        "fisher_sampled",
+        None,
+    )
     with pytest.raises(UserError, match="'fgn'"):
         parse_detectors("fng")
     with pytest.raises(UserError, match="window = -1"):

@@ -1,4 +1,6 @@
-"""The paired and the smoothed detector: values against numpy, thin histories, one early period in made-up series."""
+"""The paired and the smoothed detector: values against numpy, thin histories, one early period in
+made-up series.
+"""
 
 from __future__ import annotations
 
@@ -65,13 +67,17 @@ def made_up(
     falling: float = 1.5,
     fading: float | None = None,
 ) -> Visits:
-    """Clients of very different levels that all grow at these rates, one for each sixth of the rounds.
+    """Clients of very different levels that all grow at these rates, one for each sixth of the
+    rounds.
 
-    Within the first sixth the rate falls from `falling` times its mean in a line, or by a factor e in `fading` rounds.
+    Within the first sixth the rate falls from `falling` times its mean in a line, or by a factor e
+    in `fading` rounds.
     """
     rng = np.random.Generator(np.random.Philox(key=seed))
     each = np.repeat(rates, 40)
-    shape = np.linspace(falling, 2 - falling, 40) if fading is None else np.exp(-np.arange(40) / fading)
+    shape = (
+        np.linspace(falling, 2 - falling, 40) if fading is None else np.exp(-np.arange(40) / fading)
+    )
     each[:40] *= shape / shape.mean()
     level, own, visits = np.append(0.0, each.cumsum()), rng.normal(0, 1, clients), []
     for t in range(len(each)):
@@ -93,9 +99,14 @@ def by_hand(visits: Visits, least: int, span: float = SPAN) -> list[float]:
         medians.append(float(np.sort(levels)[(len(levels) - 1) // 2]))
         recent = [DECAY ** (t - when) for when, _, _ in pairs]
         weight = [w * between for (_, between, _), w in zip(pairs, recent, strict=True)]
-        if sum(recent) >= least and np.average([between for _, between, _ in pairs], weights=weight) <= span:
+        if (
+            sum(recent) >= least
+            and np.average([between for _, between, _ in pairs], weights=weight) <= span
+        ):
             rates, weights = np.array(
-                sorted((rate, w * between) for (_, between, rate), w in zip(pairs, recent, strict=True))
+                sorted(
+                    (rate, w * between) for (_, between, rate), w in zip(pairs, recent, strict=True)
+                )
             ).T
             values.append(float(rates[np.argmax(weights.cumsum() >= weights.sum() / 2)]))
         elif t + 1 < WARM_UP:
@@ -107,15 +118,21 @@ def by_hand(visits: Visits, least: int, span: float = SPAN) -> list[float]:
     return values
 
 
-@pytest.mark.parametrize("detector", [FGN.paired(), FedFIM.paired(), FGN(compare="visits", pairs=3)])
+@pytest.mark.parametrize(
+    "detector", [FGN.paired(), FedFIM.paired(), FGN(compare="visits", pairs=3)]
+)
 def test_values_of_pairs_against_the_formulas(detector: FGN | FedFIM) -> None:
     """50 rounds, in which no more pairs than the detector remembers come together."""
     visits = made_up([0.05, 0.0], clients=30, cohort=6)[:50]
-    np.testing.assert_allclose(follow(detector, visits)[0], by_hand(visits, detector.pairs), rtol=1e-9)
+    np.testing.assert_allclose(
+        follow(detector, visits)[0], by_hand(visits, detector.pairs), rtol=1e-9
+    )
 
 
 def test_values_where_pairs_are_too_far_apart() -> None:
-    """3 of 100 clients a round: pairs at first, medians as soon as the pairs' visits are SPAN rounds apart."""
+    """3 of 100 clients a round: pairs at first, medians as soon as the pairs' visits are SPAN
+    rounds apart.
+    """
     visits = made_up([0.05, 0.0, 0.0], clients=100, cohort=3)[:100]
     found = follow(FGN(compare="visits", pairs=3), visits)[0]
     np.testing.assert_allclose(found, by_hand(visits, 3), rtol=1e-9)
@@ -129,7 +146,9 @@ def test_values_without_pairs_against_the_formulas() -> None:
     visits = made_up([0.05, 0.0])[:60]
     expected = by_hand(visits, 10**9)
     np.testing.assert_allclose(follow(FGN.smoothed(), visits)[0], expected, rtol=1e-9)
-    np.testing.assert_allclose(follow(FGN(compare="visits", pairs=10**9), visits)[0], expected, rtol=1e-9)
+    np.testing.assert_allclose(
+        follow(FGN(compare="visits", pairs=10**9), visits)[0], expected, rtol=1e-9
+    )
     assert FGN.smoothed().client(None) == {}  # type: ignore[arg-type]
 
 
@@ -153,7 +172,8 @@ def test_the_period_ends_when_growth_has_fallen_for_ten_rounds_and_returns_above
     assert FGN.paired().fall == FedFIM.smoothed().fall == 0.25
 
 
-# Mean growth in each sixth of plain averaging on CIFAR-10, Dir(0.1), aware_cnn: constant rate, × 0.98 a round, cosine.
+# Mean growth in each sixth of plain averaging on CIFAR-10, Dir(0.1), aware_cnn: constant rate, ×
+# 0.98 a round, cosine.
 MEASURED = {
     "constant": (0.082, 0.000, 0.001, -0.001, 0.000, -0.003),
     "exponential": (0.041, 0.010, 0.007, 0.014, 0.017, 0.011),
@@ -168,10 +188,11 @@ def sixths(marks: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("schedule", MEASURED)
 @pytest.mark.parametrize("noise", [0.3, 0.6])
 def test_one_early_period(schedule: str, noise: float) -> None:
-    """Growth that fades by half every seven rounds is below a quarter of its peak, where the period ends, after 14
-    rounds. That is seen some 25 rounds later (below), at the end of the first sixth, and only once. The detector marks
-    as much in the runs on CIFAR-10 that the rates are from (docs/round.md): 64 to 96 % of the first sixth, 0 to 12 % of
-    the second, nothing of the next three. Eq. 2 marks as much everywhere.
+    """Growth that fades by half every seven rounds is below a quarter of its peak, where the period
+    ends, after 14 rounds. That is seen some 25 rounds later (below), at the end of the first sixth,
+    and only once. The detector marks as much in the runs on CIFAR-10 that the rates are from
+    (docs/round.md): 64 to 96 % of the first sixth, 0 to 12 % of the second, nothing of the next
+    three. Eq. 2 marks as much everywhere.
     """
     found, printed = [], []
     for seed in range(3):
@@ -192,13 +213,15 @@ def test_one_early_period(schedule: str, noise: float) -> None:
 @pytest.mark.parametrize("schedule", MEASURED)
 @pytest.mark.parametrize("noise", [0.0, pytest.param(0.6, marks=pytest.mark.slow)])
 def test_how_late_the_end_of_a_period_is_seen(schedule: str, noise: float) -> None:
-    """The hardest series for the detector: at round 40 growth drops at once from half of its peak to what follows.
+    """The hardest series for the detector: at round 40 growth drops at once from half of its peak
+    to what follows.
 
-    What it sees is older: a pair's two visits are 19 rounds apart (with a tenth of the clients in a round, each pair
-    counted by its length), so half of a pair is 9.5 rounds old, and half of the pairs are older than 6.6 rounds. After
-    that it waits for PATIENCE rounds. Without noise the delay is this sum, 25 rounds; noise of clients moves the mean
-    over five seeds by 5 rounds at most. Under the exponential schedule growth goes on at two thirds of the threshold,
-    and noise alone may keep it above for ten rounds more, in the mean.
+    What it sees is older: a pair's two visits are 19 rounds apart (with a tenth of the clients in a
+    round, each pair counted by its length), so half of a pair is 9.5 rounds old, and half of the
+    pairs are older than 6.6 rounds. After that it waits for PATIENCE rounds. Without noise the
+    delay is this sum, 25 rounds; noise of clients moves the mean over five seeds by 5 rounds at
+    most. Under the exponential schedule growth goes on at two thirds of the threshold, and noise
+    alone may keep it above for ten rounds more, in the mean.
     """
     ends = []
     for seed in range(5 if noise else 1):
@@ -234,7 +257,9 @@ def test_a_thousand_clients_are_followed_as_quickly_as_their_medians(schedule: s
 
 
 def test_a_population_in_which_hardly_anyone_returns_is_followed_by_its_medians() -> None:
-    """10 of 100,000: no pairs. The growth of 0.08 is seen and so is its end, with the noise of whole cohorts."""
+    """10 of 100,000: no pairs. The growth of 0.08 is seen and so is its end, with the noise of
+    whole cohorts.
+    """
     visits = made_up([0.08, 0, 0, 0, 0, 0], clients=100_000, falling=1.0)
     values, marks = follow(FGN.paired(), visits)
     assert np.nanmean(values[25:40]) == pytest.approx(0.08, abs=0.03)
@@ -246,9 +271,17 @@ def test_on_digits_and_it_resumes_to_the_bit(tmp_path: Path) -> None:
     """Plain averaging on the CPU: one early period, the same after a checkpoint."""
     dataset = load("digits")
     clients = partition(dataset, name="dirichlet", clients=40, seed=0, alpha=0.1)
-    task = Task(models.build("mlp", shape=dataset.shape, classes=dataset.classes, seed=0), dataset, clients)
+    task = Task(
+        models.build("mlp", shape=dataset.shape, classes=dataset.classes, seed=0), dataset, clients
+    )
     recipe = Recipe(rounds=48, cohort=6, epochs=2, batch_size=16, lr=0.1)
-    setup = Setup(parse("fedavg"), recipe, 40, task.layout, parse_detectors("fgn.paired() + fgn.smoothed() + fgn"))
+    setup = Setup(
+        parse("fedavg"),
+        recipe,
+        40,
+        task.layout,
+        parse_detectors("fgn.paired() + fgn.smoothed() + fgn"),
+    )
     checkpoints, marks = Checkpoints(tmp_path), []
     start = Run.start(task.start(), setup, seed=0)
     for run in drive(rounds(start, setup), Batched(task)):
@@ -259,7 +292,10 @@ def test_on_digits_and_it_resumes_to_the_bit(tmp_path: Path) -> None:
     *_, resumed = drive(rounds(loaded, setup), Batched(task))
     for name, value in run.states[0].items():
         assert torch.equal(value, resumed.states[0][name]), name
-    assert torch.equal(run.tables[0].rows(torch.arange(40))["level"], resumed.tables[0].rows(torch.arange(40))["level"])
+    assert torch.equal(
+        run.tables[0].rows(torch.arange(40))["level"],
+        resumed.tables[0].rows(torch.arange(40))["level"],
+    )
     assert all(marks[:8])
     assert not any(marks[30:])
 
@@ -267,10 +303,14 @@ def test_on_digits_and_it_resumes_to_the_bit(tmp_path: Path) -> None:
 def test_on_the_loop_engine_fedcl_and_pa3fed_follow_it() -> None:
     dataset = load("digits")
     clients = partition(dataset, name="dirichlet", clients=12, seed=0, alpha=0.5)
-    task = Task(models.build("mlp", shape=dataset.shape, classes=dataset.classes, seed=0), dataset, clients)
+    task = Task(
+        models.build("mlp", shape=dataset.shape, classes=dataset.classes, seed=0), dataset, clients
+    )
     recipe = Recipe(rounds=5, cohort=6, batch_size=32, lr=0.1)
     for text in ("fgn.paired()", "fedfim.paired(exact=False)"):
-        setup = Setup(parse("fedcl(cap=0.5) + pa3fed"), recipe, 12, task.layout, parse_detectors(text))
+        setup = Setup(
+            parse("fedcl(cap=0.5) + pa3fed"), recipe, 12, task.layout, parse_detectors(text)
+        )
         runs = list(drive(rounds(Run.start(task.start(), setup, seed=0), setup), Loop(task)))
         assert runs[0].signals.critical
         assert all(torch.isfinite(run.x).all() for run in runs)
@@ -296,8 +336,13 @@ def test_text_and_nonsense() -> None:
 
 @pytest.mark.parametrize(("noise", "errors"), [(0.3, (0.0025, 0.004)), (0.6, (0.005, 0.004))])
 def test_the_error_of_pairs_and_of_medians(noise: float, errors: tuple[float, float]) -> None:
-    """As docs/round.md has it: of a growth of zero, between clients whose levels differ by a factor of e."""
+    """As docs/round.md has it: of a growth of zero, between clients whose levels differ by a factor
+    of e.
+    """
     for text, error in zip(("fgn.paired()", "fgn.smoothed()"), errors, strict=True):
         detector = parse_detectors(text)[0]
-        found = [follow(detector, made_up([0.0] * 6, noise=noise, seed=seed))[0][40:] for seed in range(4)]
+        found = [
+            follow(detector, made_up([0.0] * 6, noise=noise, seed=seed))[0][40:]
+            for seed in range(4)
+        ]
         assert np.sqrt(np.mean(np.square(found))) == pytest.approx(error, rel=0.15), text

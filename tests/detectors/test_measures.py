@@ -24,7 +24,9 @@ def cosines(delta: np.ndarray) -> np.ndarray:
 
 
 def test_squared_norms() -> None:
-    np.testing.assert_allclose(squared_norms(torch.from_numpy(DELTA)), (DELTA**2).sum(1), rtol=1e-12)
+    np.testing.assert_allclose(
+        squared_norms(torch.from_numpy(DELTA)), (DELTA**2).sum(1), rtol=1e-12
+    )
 
 
 def test_squared_norms_in_float32() -> None:
@@ -39,7 +41,10 @@ def test_what_is_measured_at_once_is_what_is_measured_one_by_one() -> None:
     squares = squared_norms(delta)
     found = measured(delta)
     assert found.squares.tolist() == squares.tolist()
-    assert (found.elud, found.coherence) == (float(elud(delta, squares)), float(coherence(delta, squares)))
+    assert (found.elud, found.coherence) == (
+        float(elud(delta, squares)),
+        float(coherence(delta, squares)),
+    )
     nothing = measured(delta[:0])
     assert len(nothing.squares) == 0
     assert math.isnan(nothing.elud)
@@ -53,7 +58,8 @@ def test_elud() -> None:
 
 
 def test_elud_by_hand() -> None:
-    # Two orthogonal updates of length 3 and 4: sqrt((9 + 16) / 2) over the length 2.5 of their mean.
+    # Two orthogonal updates of length 3 and 4: sqrt((9 + 16) / 2) over the length 2.5 of their
+    # mean.
     delta = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
     assert float(elud(delta, squared_norms(delta))) == pytest.approx(math.sqrt(12.5) / 2.5)
     same = torch.tensor([[1.0, 2.0]] * 3)
@@ -72,7 +78,9 @@ def test_coherence_is_the_mean_cosine_of_pairs(zero: bool) -> None:
         given[2] = 0
     off = ~np.eye(6, dtype=bool)
     delta = torch.from_numpy(given)
-    assert float(coherence(delta, squared_norms(delta))) == pytest.approx(cosines(given)[off].mean(), rel=1e-12)
+    assert float(coherence(delta, squared_norms(delta))) == pytest.approx(
+        cosines(given)[off].mean(), rel=1e-12
+    )
 
 
 def test_coherence_of_one_client_is_unknown() -> None:
@@ -83,4 +91,6 @@ def test_coherence_of_one_client_is_unknown() -> None:
 def test_cosine_matrix() -> None:
     given = DELTA.copy()
     given[4] = 0
-    np.testing.assert_allclose(cosine_matrix(torch.from_numpy(given)), cosines(given), rtol=0, atol=1e-14)
+    np.testing.assert_allclose(
+        cosine_matrix(torch.from_numpy(given)), cosines(given), rtol=0, atol=1e-14
+    )

@@ -62,5 +62,9 @@ def test_the_reproduction_of_table_1_uses_these_measures(tmp_path) -> None:
     lines = [{"round": t, "ids": [0], "loss": [value]} for t, value in enumerate(values, 1)]
     (tmp_path / "clients.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     names = ("loss_std", "loss_moving", "loss_mad", "loss_range", "loss_change")
-    assert tuple(MEASURES[name].of(RecordedRun(tmp_path)) for name in names) == astuple(measure(values))
-    assert measure(values).moving_deviation == pytest.approx(np.std([3, 2.6, 3.4]))  # over five turns
+    assert tuple(MEASURES[name].of(RecordedRun(tmp_path)) for name in names) == astuple(
+        measure(values)
+    )
+    assert measure(values).moving_deviation == pytest.approx(
+        np.std([3, 2.6, 3.4])
+    )  # over five turns

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 collect_ignore_glob = [
-    pattern for package, pattern in (("ray", "test_ray*.py"), ("flwr", "test_flower*.py")) if find_spec(package) is None
+    pattern
+    for package, pattern in (("ray", "test_ray*.py"), ("flwr", "test_flower*.py"))
+    if find_spec(package) is None
 ]
 
 

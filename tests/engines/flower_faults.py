@@ -1,4 +1,6 @@
-"""Ways in which a node can fail while it answers, drawn at random: a word, and a number after a colon."""
+"""Ways in which a node can fail while it answers, drawn at random: a word, and a number after a
+colon.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,23 @@ def draw(count: int, seed: int, without: tuple[str, ...] = ()) -> list[str]:
     chance = np.random.default_rng(seed)
     kinds = [kind for kind in DRAWN if kind not in without]
     chosen = [kinds[i] for i in chance.integers(len(kinds), size=count)]
-    return [f"{kind}:{chance.integers(DRAWN[kind][0], DRAWN[kind][1], endpoint=True)}" for kind in chosen]
+    return [
+        f"{kind}:{chance.integers(DRAWN[kind][0], DRAWN[kind][1], endpoint=True)}"
+        for kind in chosen
+    ]
 
 
 def reasons(fault: str, deadline: float) -> tuple[str, ...]:
-    """What the log may say about a fault, the most likely first; a lot to send may not be there in time."""
+    """What the log may say about a fault, the most likely first; a lot to send may not be there in
+    time.
+    """
     kind, _, number = fault.partition(":")
     late = f"in {deadline:g} s"
-    slow = (f"its answer did not arrive in full {late}", f"no answer {late}", "its node went offline")
+    slow = (
+        f"its answer did not arrive in full {late}",
+        f"no answer {late}",
+        "its node went offline",
+    )
     if kind == "many":
         return (f"its answer has {3 + int(number)} parts, above the 4 allowed", *slow)
     if kind in TOO_LARGE:

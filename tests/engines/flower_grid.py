@@ -41,7 +41,11 @@ class FakeGrid(Grid):
     sent: list[Message] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1  # a message is stamped with them
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = (
+            1,
+            1,
+            1,
+        )  # a message is stamped with them
 
     def set_run(self, run: Run) -> None: ...
 
@@ -59,7 +63,9 @@ class FakeGrid(Grid):
         return list(self.nodes)
 
     def get_nodes(self) -> list[NodeInfo]:
-        return [NodeInfo(node_id=node_id, public_key=node.key) for node_id, node in self.nodes.items()]
+        return [
+            NodeInfo(node_id=node_id, public_key=node.key) for node_id, node in self.nodes.items()
+        ]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         ids = []
@@ -68,7 +74,9 @@ class FakeGrid(Grid):
             self.sent.append(message)
             message.metadata.__dict__["_message_id"] = ids[-1]
             node = self.nodes[message.metadata.dst_node_id]
-            context = Context(1, message.metadata.dst_node_id, {"clients": node.clients}, RecordDict(), {})
+            context = Context(
+                1, message.metadata.dst_node_id, {"clients": node.clients}, RecordDict(), {}
+            )
             message.content = over_the_wire(message.content)
             try:
                 reply = node.app(message, context)

@@ -1,4 +1,6 @@
-"""A SuperLink in this process: Flower's own grid and client speak HTTP to it, and its nodes fail on order."""
+"""A SuperLink in this process: Flower's own grid and client speak HTTP to it, and its nodes fail on
+order.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,11 @@ class SuperLink:
     """Answers by the message that they answer, parts that are not there, and what was asked of it."""
 
     def __init__(self, nodes: Mapping[int, Node] | None = None) -> None:
-        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1  # a message is stamped with them
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = (
+            1,
+            1,
+            1,
+        )  # a message is stamped with them
         self.nodes = dict(nodes or {})
         self.orders: dict[tuple[int, str], str] = {}  # (node, type of message) → its fault
         self.answers: dict[str, tuple[Message, ObjectTree]] = {}
@@ -73,7 +79,9 @@ class SuperLink:
         self._briefs: dict[str, set[str]] = {}  # message → its parts that are still missing
         self._pushing = threading.Lock()  # Flower pushes in two threads
 
-    def put(self, sent: str, content: RecordDict | Error, *, written: str | None = None, fault: str = "") -> Message:
+    def put(
+        self, sent: str, content: RecordDict | Error, *, written: str | None = None, fault: str = ""
+    ) -> Message:
         """An answer to `sent`, which itself says that it answers `written`."""
         question = Message(RecordDict(), 7, "train")
         question.metadata.__dict__["_message_id"] = sent if written is None else written
@@ -86,7 +94,9 @@ class SuperLink:
             spoil(reply.content, kind, int(number or 0))
         with no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
-            self.parts |= {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+            self.parts |= {
+                name: part.deflate() for name, part in get_all_nested_objects(reply).items()
+            }
             tree = get_object_tree(reply)
         order = [part.object_id for part in iterate_object_tree(tree)]
         missing: list[str] = []
@@ -111,7 +121,9 @@ class SuperLink:
 
     def get_nodes(self, content: bytes) -> GetNodesResponse:
         GetNodesRequest.FromString(content)
-        nodes = [NodeInfo(node_id=number, public_key=node.key) for number, node in self.nodes.items()]
+        nodes = [
+            NodeInfo(node_id=number, public_key=node.key) for number, node in self.nodes.items()
+        ]
         return GetNodesResponse(nodes=nodes)
 
     def push_messages(self, content: bytes) -> PushAppMessagesResponse:
@@ -122,7 +134,9 @@ class SuperLink:
             self._briefs[tree.object_id] = parts - self.parts.keys()
             missing |= self._briefs[tree.object_id]
         ids = [message.metadata.message_id for message in request.messages_list]
-        return PushAppMessagesResponse(message_ids=ids, objects_to_push=missing, session_id="session")
+        return PushAppMessagesResponse(
+            message_ids=ids, objects_to_push=missing, session_id="session"
+        )
 
     def push_object(self, content: bytes) -> PushObjectResponse:
         request = PushObjectRequest.FromString(content)
@@ -146,7 +160,9 @@ class SuperLink:
         for sent in [sent for sent in request.message_ids if sent in self.answers]:
             reply, tree = self.answers.pop(sent)
             response.message_object_trees.append(tree)
-            about = message_to_proto(remove_content_from_message(reply) if reply.has_content() else reply)
+            about = message_to_proto(
+                remove_content_from_message(reply) if reply.has_content() else reply
+            )
             about.metadata.reply_to_message_id = sent  # as the SuperLink checked it
             response.messages_list.append(about)
         return response
@@ -174,12 +190,16 @@ class SuperLink:
 
     def _work(self, sent: str) -> None:
         """A node follows a message that is complete."""
-        message = cast(Message, inflate_object_from_contents(sent, self.parts, keep_object_contents=True))
+        message = cast(
+            Message, inflate_object_from_contents(sent, self.parts, keep_object_contents=True)
+        )
         message.metadata.__dict__["_message_id"] = sent
         number = message.metadata.dst_node_id
         node = self.nodes[number]
         try:
-            reply = node.app(message, Context(1, number, {"clients": node.clients}, RecordDict(), {}))
+            reply = node.app(
+                message, Context(1, number, {"clients": node.clients}, RecordDict(), {})
+            )
         except Exception as error:
             reply = Message(Error(2, f"{type(error)}:<'{error}'>"), reply_to=message)
         self.answer(sent, reply, self.orders.get((number, message.metadata.message_type), ""))

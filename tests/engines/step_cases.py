@@ -1,4 +1,6 @@
-"""What the kernels around the model in a step must give: the bits of the plain operations, on a GPU or interpreted."""
+"""What the kernels around the model in a step must give: the bits of the plain operations, on a GPU
+or interpreted.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,22 @@ def using(module: ModuleType | None, action: Callable[[], T]) -> T:
 def make_state(device: str, dtype: torch.dtype) -> tuple[State, Kind]:
     """Clients with batches of different sizes, in the middle of an epoch, at its end, and finished."""
     rng = np.random.default_rng(0)
-    state = State(RowLayout.of(layout_of(nn.Linear(3, 2))), SLOTS, LENGTH, dtype, torch.device(device))
-    size, end, epochs = (torch.from_numpy(rng.integers(1, most + 1, SLOTS)) for most in (LARGEST, 20, 3))
-    whole, batches = torch.from_numpy(rng.integers(-(2**62), 2**62, (len(Whole), SLOTS))), -(-end // size)
-    whole[Whole.SIZE], whole[Whole.END], whole[Whole.BATCHES], whole[Whole.TOTAL] = size, end, batches, epochs * batches
+    state = State(
+        RowLayout.of(layout_of(nn.Linear(3, 2))), SLOTS, LENGTH, dtype, torch.device(device)
+    )
+    size, end, epochs = (
+        torch.from_numpy(rng.integers(1, most + 1, SLOTS)) for most in (LARGEST, 20, 3)
+    )
+    whole, batches = (
+        torch.from_numpy(rng.integers(-(2**62), 2**62, (len(Whole), SLOTS))),
+        -(-end // size),
+    )
+    whole[Whole.SIZE], whole[Whole.END], whole[Whole.BATCHES], whole[Whole.TOTAL] = (
+        size,
+        end,
+        batches,
+        epochs * batches,
+    )
     whole[Whole.POSITION] = torch.from_numpy(rng.integers(0, whole[Whole.TOTAL].numpy()))
     whole[Whole.POSITION, 2] = whole[Whole.TOTAL, 2]
     whole[Whole.SAMPLES] = 5
@@ -64,7 +78,9 @@ def check_batches(module: ModuleType, device: str, dtype: torch.dtype) -> None:
             mine, right = getattr(found, entry.name), getattr(wanted, entry.name)
             assert mine.dtype == right.dtype
             assert torch.equal(mine, right), entry.name
-        state.wholes[Whole.POSITION] = (state.wholes[Whole.POSITION] + 1) % (state.wholes[Whole.TOTAL] + 1)
+        state.wholes[Whole.POSITION] = (state.wholes[Whole.POSITION] + 1) % (
+            state.wholes[Whole.TOTAL] + 1
+        )
         state.on.fill_(count < 5)
 
 
@@ -77,13 +93,18 @@ def check_images(module: ModuleType, device: str, dtype: torch.dtype) -> None:
         model = nn.Sequential(nn.Flatten(), nn.Linear(inputs[0].numel(), 3))
         dataset = DataSet("random", held, held, 3, mean=mean, std=std)
         task = Task(model, dataset, Population(np.arange(12), np.array([0, 12])))
-        samples, stored = torch.from_numpy(rng.integers(0, 12, 30)).to(device), held.to(torch.device(device))
+        samples, stored = (
+            torch.from_numpy(rng.integers(0, 12, 30)).to(device),
+            held.to(torch.device(device)),
+        )
         for last in (True, False):
             stack: Any = SimpleNamespace(frame=SimpleNamespace(last=last))
             read = partial(step.Work(stack, task, stored, dtype).prepared, samples)
             wanted, found = (using(each, read) for each in (None, module))
             assert found[0].dtype == dtype
-            assert found[0].is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+            assert found[0].is_contiguous(
+                memory_format=torch.channels_last if last else torch.contiguous_format
+            )
             for mine, right in zip(found, wanted, strict=True):
                 assert torch.equal(mine, right), (shape, last)
         for other in (

@@ -1,4 +1,6 @@
-"""`train.optimizer = "adamw"` from the configuration to the model: torch.optim.AdamW per client, plain averaging."""
+"""`train.optimizer = "adamw"` from the configuration to the model: torch.optim.AdamW per client,
+plain averaging.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,32 @@ from kairosfl.tasks.task import Task
 from kairosfl.tasks.vector import flatten, load
 
 SIZES, SEED = (3, 11, 6, 8, 5), 4
-TRAIN = {"rounds": 3, "cohort": 3, "epochs": 2, "batch_size": 4, "schedule": "exponential", "gamma": 0.8}
-ADAMW = {"optimizer": "adamw", "lr": 0.05, "weight_decay": 0.1, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "clip": 0.5}
+TRAIN = {
+    "rounds": 3,
+    "cohort": 3,
+    "epochs": 2,
+    "batch_size": 4,
+    "schedule": "exponential",
+    "gamma": 0.8,
+}
+ADAMW = {
+    "optimizer": "adamw",
+    "lr": 0.05,
+    "weight_decay": 0.1,
+    "beta1": 0.8,
+    "beta2": 0.95,
+    "eps": 1e-6,
+    "clip": 0.5,
+}
 
 
 @pytest.fixture(scope="module")
 def task() -> Task:
     rng = np.random.default_rng(0)
     n = sum(SIZES)
-    samples = Samples(torch.from_numpy(rng.normal(size=(n, 5))), torch.from_numpy(rng.integers(0, 3, n)))
+    samples = Samples(
+        torch.from_numpy(rng.normal(size=(n, 5))), torch.from_numpy(rng.integers(0, 3, n))
+    )
     clients = Population.from_lists(np.split(rng.permutation(n), np.cumsum(SIZES)[:-1]))
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
@@ -44,13 +63,20 @@ def by_hand(task: Task, start: Tensor, t: int, client: int) -> Tensor:
     model, mine = copy.deepcopy(task.model), task.clients[client]
     load(model, start)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=0.05 * 0.8**t, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1, foreach=False
+        model.parameters(),
+        lr=0.05 * 0.8**t,
+        betas=(0.8, 0.95),
+        eps=1e-6,
+        weight_decay=0.1,
+        foreach=False,
     )
     order = stream(SEED, "batches", t, client)
     for _ in range(2):
         for rows in torch.from_numpy(mine[order.permutation(len(mine))]).split(4):
             optimizer.zero_grad()
-            F.cross_entropy(model(task.dataset.train.inputs[rows]), task.dataset.train.targets[rows]).backward()
+            F.cross_entropy(
+                model(task.dataset.train.inputs[rows]), task.dataset.train.targets[rows]
+            ).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
     return flatten(model)
@@ -67,7 +93,9 @@ def averaged(task: Task, cohorts: Sequence[Sequence[int]]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("engine", [Loop, Batched])
-def test_three_rounds_of_torchs_adamw_and_plain_averaging(task: Task, engine: type[Loop] | type[Batched]) -> None:
+def test_three_rounds_of_torchs_adamw_and_plain_averaging(
+    task: Task, engine: type[Loop] | type[Batched]
+) -> None:
     config = resolve({"train": TRAIN | ADAMW})
     setup = Setup(config.algorithm, config.train, len(SIZES), task.layout, detectors=(FGN(),))
     runs = list(drive(rounds(Run.start(task.start(), setup, seed=SEED), setup), engine(task)))

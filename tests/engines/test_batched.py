@@ -46,7 +46,12 @@ IN_CI = [pytest.param(name, marks=[pytest.mark.slow] * (name == "vgg11")) for na
 
 
 def make_task(
-    model: nn.Module, shape: tuple[int, ...], *, samples: int = 40, clients: int = 4, tokens: int = 0
+    model: nn.Module,
+    shape: tuple[int, ...],
+    *,
+    samples: int = 40,
+    clients: int = 4,
+    tokens: int = 0,
 ) -> Task:
     """Random samples dealt to clients of very different sizes."""
     rng = np.random.default_rng(0)
@@ -64,7 +69,11 @@ def named(name: str, dtype: torch.dtype = torch.float64) -> Task:
     model = build(name, shape=shape, classes=3, seed=1, **options).to(dtype)
     few = name in ("alexnet", "vgg11", "resnet50")  # the slow ones
     return make_task(
-        model, shape, samples=12 if few else 40, clients=2 if few else 4, tokens=9 if len(shape) == 1 else 0
+        model,
+        shape,
+        samples=12 if few else 40,
+        clients=2 if few else 4,
+        tokens=9 if len(shape) == 1 else 0,
     )
 
 
@@ -120,7 +129,9 @@ def test_every_model_in_float32(name: str) -> None:
 
 def _vectors(task: Task, seed: int, scale: float) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(len(task.clients), task.layout.size, generator=generator, dtype=torch.float64)
+    return scale * torch.randn(
+        len(task.clients), task.layout.size, generator=generator, dtype=torch.float64
+    )
 
 
 def _variants(task: Task) -> dict[str, dict[str, object]]:
@@ -128,20 +139,37 @@ def _variants(task: Task) -> dict[str, dict[str, object]]:
     push = _vectors(task, 2, 0.01)
     mu = [0.0, 1.0, 2.0, 0.5]
 
-    def stop(threshold: float, statistic: str, per: str, reference: torch.Tensor | None = None) -> dict[str, object]:
+    def stop(
+        threshold: float, statistic: str, per: str, reference: torch.Tensor | None = None
+    ) -> dict[str, object]:
         below = [threshold, threshold, -1.0, threshold]
-        return {"stop_below": below, "stop_statistic": statistic, "stop_per": per, "stop_reference": reference}
+        return {
+            "stop_below": below,
+            "stop_statistic": statistic,
+            "stop_per": per,
+            "stop_reference": reference,
+        }
 
     long: dict[str, object] = {"epochs": 5, "lr": 0.05}
     moon: dict[str, object] = {"contrast": mu, "temperature": 0.5, "previous": near}
-    adamw: dict[str, object] = {"optimizer": "adamw", "momentum": 0.0, "beta1": [0.9, 0.8, 0.9, 0.0], "eps": 1e-6}
+    adamw: dict[str, object] = {
+        "optimizer": "adamw",
+        "momentum": 0.0,
+        "beta1": [0.9, 0.8, 0.9, 0.0],
+        "eps": 1e-6,
+    }
     return {
         "plain": {"momentum": 0.0, "weight_decay": 0.0},
         "starts": {"start": near},
         "pull": {"pull": [0.0, 0.1, 0.2, 0.3]},
         "push": {"push": push},
         "shared push": {"push": push[0], "scale": 0.5},
-        "push after": {"push": push, "push_after": True, "momentum": [0.9, 0.0, 0.5, 0.9], "clip": 0.5},
+        "push after": {
+            "push": push,
+            "push_after": True,
+            "momentum": [0.9, 0.0, 0.5, 0.9],
+            "clip": 0.5,
+        },
         "shared push after": {"push": push[0], "push_after": True},
         "push after, no momentum": {"push": push, "push_after": True, "momentum": 0.0},
         "clip": {"clip": [0.5, float("inf"), 0.1, 1.0]},
@@ -167,14 +195,27 @@ def _variants(task: Task) -> dict[str, dict[str, object]]:
         "contrast and stop": moon | stop(0.999, "min", "batch", near + push),
         "adamw": adamw,
         "adamw, clip after": adamw | {"push": push, "pull": 0.1, "clip": 0.5, "clip_after": True},
-        "sharp, clip after": {"radius": 0.05, "push": push, "clip": 0.5, "clip_after": True, "scale": 0.1},
-        "adamw with everything": adamw | {"start": near, "pull": 0.1, "push": push, "clip": 0.5, "scale": 0.7},
+        "sharp, clip after": {
+            "radius": 0.05,
+            "push": push,
+            "clip": 0.5,
+            "clip_after": True,
+            "scale": 0.1,
+        },
+        "adamw with everything": adamw
+        | {"start": near, "pull": 0.1, "push": push, "clip": 0.5, "scale": 0.7},
         "sharp": {"radius": 0.05},
         "sharp for some": {"radius": [0.0, 0.1, 0.05, 0.0], "clip": [0.5, float("inf"), 0.1, 1.0]},
         "sharp adamw": adamw | {"radius": 0.05},
-        "sharp contrast and stop": moon | stop(0.999, "min", "batch", near + push) | {"radius": 0.05, "push": push},
+        "sharp contrast and stop": moon
+        | stop(0.999, "min", "batch", near + push)
+        | {"radius": 0.05, "push": push},
         "scores": {"measure": frozenset({*BEFORE, *AFTER, "fisher"})},
-        "wrong labels": {"label_noise": [0.0, 0.5, 0.8, 0.2], "contrast": [0.0, 1.0, 0.0, 0.0], "previous": near},
+        "wrong labels": {
+            "label_noise": [0.0, 0.5, 0.8, 0.2],
+            "contrast": [0.0, 1.0, 0.0, 0.0],
+            "previous": near,
+        },
         "sampled": {"measure": frozenset({"fisher_sampled"}), "start": near},
     }
 
@@ -197,7 +238,9 @@ def test_every_brief_is_followed_as_alone(variant: str, slots: int | None) -> No
 
 
 def test_the_original_stem_of_resnet_trains_as_alone() -> None:
-    model = build("resnet18", shape=(3, 32, 32), classes=3, seed=1, width=4, groups=2, stem=7).double()
+    model = build(
+        "resnet18", shape=(3, 32, 32), classes=3, seed=1, width=4, groups=2, stem=7
+    ).double()
     task = make_task(model, (3, 32, 32), samples=12, clients=2)
     engine = Batched(task)
     assert engine.why == "stacked layer by layer"
@@ -217,7 +260,9 @@ def test_every_rule_gives_the_same_run(text: str) -> None:
     task = named("mlp")
     algorithm = parse(text)
     recipe = Recipe(rounds=4, cohort=3, epochs=2, batch_size=8, lr=0.05, momentum=0.5)
-    detectors = (FGN(),) if text == "localprivacy" else (FGN(), FedFIM())  # nothing is measured beside its noise
+    detectors = (
+        (FGN(),) if text == "localprivacy" else (FGN(), FedFIM())
+    )  # nothing is measured beside its noise
     setup = Setup(algorithm, recipe, 4, task.layout, detectors)
     ends = []
     for engine in (Loop(task), Batched(task)):
@@ -232,9 +277,15 @@ def test_many_runs_share_the_slots() -> None:
     task = named("alt_cnn")
     other = replace(task, clients=Population(task.clients.order, np.array([0, 5, 10, 20, 40])))
     variants = _variants(task)
-    jobs = [(task, make_briefs(task, **variants[name])) for name in ("pull", "mean", "contrast", "own reference")]
+    jobs = [
+        (task, make_briefs(task, **variants[name]))
+        for name in ("pull", "mean", "contrast", "own reference")
+    ]
     jobs.append((other, make_briefs(other, seed=8, round=9, **variants["push"])))
-    jobs += [(task, make_briefs(task, **variants[name])) for name in ("clip after", "clip", "adamw, clip after")]
+    jobs += [
+        (task, make_briefs(task, **variants[name]))
+        for name in ("clip after", "clip", "adamw, clip after")
+    ]
     wanted = [Loop(each).train(briefs) for each, briefs in jobs]
     for slots in (None, 1, 2, 7):
         for found, alone in zip(Batched(task, slots=slots).train_many(jobs), wanted, strict=True):
@@ -245,7 +296,10 @@ def test_slots_that_are_not_neighbours_take_clients_in_float32() -> None:
     task = named("mlp", torch.float32)
     task = replace(task, clients=Population(task.clients.order, np.array([0, 10, 20, 30, 40])))
     engine = Batched(task, slots=6)
-    jobs = [(task, make_briefs(task, epochs=each)) for each in ([4, 5, 4, 4], [3, 3, 5, 2], [5, 4, 1, 2])]
+    jobs = [
+        (task, make_briefs(task, epochs=each))
+        for each in ([4, 5, 4, 4], [3, 3, 5, 2], [5, 4, 1, 2])
+    ]
     for found, (_, briefs) in zip(engine.train_many(jobs), jobs, strict=True):
         assert_equal(found, Loop(task).train(briefs), 1e-4)
     assert engine.stacks, engine.why  # instead of one client after another, after a failure
@@ -265,8 +319,26 @@ def test_momenta_are_zero_for_everyone_who_moves_in() -> None:
     task = named("mlp", torch.float32)
     engine = Batched(task, slots=3)
     plain, heavy, mixed = {"momentum": 0.0}, {"momentum": 0.9}, {"momentum": [0.0, 0.9, 0.0, 0.5]}
-    lost, adamw = {"momentum": [0.9, 0.0, 0.9, 0.0], "lr": 1e30, "weight_decay": 0.1}, {**plain, "optimizer": "adamw"}
-    for changes in (plain, lost, mixed, plain, heavy, lost, plain, adamw, mixed, adamw, lost, heavy, lost, adamw):
+    lost, adamw = (
+        {"momentum": [0.9, 0.0, 0.9, 0.0], "lr": 1e30, "weight_decay": 0.1},
+        {**plain, "optimizer": "adamw"},
+    )
+    for changes in (
+        plain,
+        lost,
+        mixed,
+        plain,
+        heavy,
+        lost,
+        plain,
+        adamw,
+        mixed,
+        adamw,
+        lost,
+        heavy,
+        lost,
+        adamw,
+    ):
         briefs = make_briefs(task, **changes)
         found = engine.train(briefs)
         if changes is lost:
@@ -291,7 +363,9 @@ def test_a_waiting_cohort_joins_while_another_trains() -> None:
         engine.collect()
 
 
-def test_a_server_that_finds_no_memory_gets_some_of_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_finds_no_memory_gets_some_of_the_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     task = named("mlp")
     engine = Batched(task, slots=4)
     short, long = (
@@ -311,12 +385,16 @@ def test_a_server_that_finds_no_memory_gets_some_of_the_slots(monkeypatch: pytes
     assert_equal(second.reports(), Loop(task).train(long), 1e-10)
 
 
-def test_free_memory_is_counted_again_when_it_may_be_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_is_counted_again_when_it_may_be_used_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     task = named("mlp")
     engine, briefs = Batched(task, slots=4), make_briefs(task, epochs=1)
     wanted = 2 * SERVER_VECTORS * len(briefs) * task.layout.size * task.start().element_size()
     asked: list[torch.device] = []
-    monkeypatch.setattr(batched_engine, "available", lambda device: asked.append(device) or 4 * wanted)
+    monkeypatch.setattr(
+        batched_engine, "available", lambda device: asked.append(device) or 4 * wanted
+    )
     engine.home = torch.device("cuda")
     counts = []
     for _ in range(9):
@@ -342,7 +420,10 @@ def test_deterministic_results_do_not_depend_on_the_neighbours(
 
 def test_deterministic_cohorts_may_be_of_several_kinds() -> None:
     task = named("alt_cnn")
-    several = {"batch_size": torch.tensor([8, 5, 8, 5]), "momentum": torch.tensor([0.0, 0.9, 0.9, 0.0])}
+    several = {
+        "batch_size": torch.tensor([8, 5, 8, 5]),
+        "momentum": torch.tensor([0.0, 0.9, 0.9, 0.0]),
+    }
     briefs = make_briefs(task, **several)
     assert_equal(Batched(task, deterministic=True).train(briefs), Loop(task).train(briefs), 1e-10)
 
@@ -354,14 +435,18 @@ def test_slots_that_were_idle_take_later_clients(pull: float) -> None:
     later = replace(briefs, pull=0.1 + 0 * briefs.lr, clip=0.5 + 0 * briefs.lr)
     engine = Batched(task, deterministic=True, slots=4)
     engine.train(briefs.take(torch.arange(2)))  # the other slots step with zeros
-    found, wanted = (each.train(later) for each in (engine, Batched(task, deterministic=True, slots=4)))
+    found, wanted = (
+        each.train(later) for each in (engine, Batched(task, deterministic=True, slots=4))
+    )
     assert torch.equal(found.delta, wanted.delta)
     assert torch.equal(found.grad_sq, wanted.grad_sq)
 
 
 @pytest.mark.parametrize("mkl", [True, False])
 @pytest.mark.parametrize("name", ["mlp", "alt_cnn"])
-def test_products_for_cpus_with_and_without_mkl_give_the_same(name: str, mkl: bool, monkeypatch) -> None:
+def test_products_for_cpus_with_and_without_mkl_give_the_same(
+    name: str, mkl: bool, monkeypatch
+) -> None:
     monkeypatch.setattr(fast, "MKL", mkl)
     task = named(name)
     briefs = make_briefs(task)
@@ -376,7 +461,9 @@ def test_augmentation_is_that_of_the_loop(crops: bool | Crops) -> None:
 
 
 def test_dropout_depends_on_the_client_alone() -> None:
-    model = build("pfl_cnn", shape=(2, 8, 8), classes=3, seed=1, hidden=8, dropout=(0.5, 0.5)).double()
+    model = build(
+        "pfl_cnn", shape=(2, 8, 8), classes=3, seed=1, hidden=8, dropout=(0.5, 0.5)
+    ).double()
     task = make_task(model, (2, 8, 8), samples=16)
     briefs = make_briefs(task)
     together = Batched(task).train(briefs)

@@ -133,12 +133,17 @@ def _task(model: nn.Module) -> Task:
         (Twice, "stacked layer by layer"),
         (Grouped, "stacked layer by layer"),
         (OwnParameter, "stacked by lifting its parameters: it uses 'shift' outside a layer"),
-        (BatchStatistics, "one client after another: the samples of a batch change each other's outputs"),
+        (
+            BatchStatistics,
+            "one client after another: the samples of a batch change each other's outputs",
+        ),
         (Branches, "one client after another: vmap fails on it"),
         (InTrainingOnly, "one client after another: it cannot be tried in evaluation mode"),
     ],
 )
-def test_every_model_runs_somehow_and_the_engine_says_how(make: Callable[[], nn.Module], why: str) -> None:
+def test_every_model_runs_somehow_and_the_engine_says_how(
+    make: Callable[[], nn.Module], why: str
+) -> None:
     task = _task(make())
     engine = Batched(task)
     assert engine.why.startswith(why)
@@ -154,11 +159,16 @@ def test_a_dropout_that_cannot_be_stacked_runs_one_client_after_another() -> Non
 
 
 def test_bfloat16_is_not_for_models_that_do_not_stack() -> None:
-    with pytest.raises(UserError, match=r"run\.precision = 'bfloat16' needs a model that stacks, and here the samples"):
+    with pytest.raises(
+        UserError,
+        match=r"run\.precision = 'bfloat16' needs a model that stacks, and here the samples",
+    ):
         Batched(_task(BatchStatistics()), precision="bfloat16")
 
 
-@pytest.mark.parametrize(("stacked", "alone", "runs"), [(1.0, 1.0, True), (3.0, 1.0, False), (inf, inf, False)])
+@pytest.mark.parametrize(
+    ("stacked", "alone", "runs"), [(1.0, 1.0, True), (3.0, 1.0, False), (inf, inf, False)]
+)
 def test_a_low_precision_may_cost_what_it_costs_one_client(
     stacked: float, alone: float, runs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +199,9 @@ def test_memory_that_runs_out_halves_the_slots(monkeypatch: pytest.MonkeyPatch) 
     assert seen[:3] == [4, 2, 1]
 
 
-def test_a_way_to_convolve_that_does_not_run_is_not_the_quickest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_way_to_convolve_that_does_not_run_is_not_the_quickest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(conv, "timed", lambda trial: trial() or 1.0)
     runs, short = conv.Grouped(), conv.Columns()
 
@@ -225,7 +237,29 @@ def test_slots_grow_with_the_cohort() -> None:
 def test_widths_waste_little() -> None:
     assert widths(1) == [1]
     assert widths(10) == [1, 2, 3, 4, 5, 6, 7, 8, 10]
-    assert widths(80) == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80]
+    assert widths(80) == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        10,
+        12,
+        14,
+        16,
+        20,
+        24,
+        28,
+        32,
+        40,
+        48,
+        56,
+        64,
+        80,
+    ]
 
 
 def test_rows_are_aligned_and_come_back_as_they_were() -> None:

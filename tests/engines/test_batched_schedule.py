@@ -32,13 +32,19 @@ CLIENTS = 12
 @pytest.fixture
 def task() -> Task:
     rng = np.random.default_rng(0)
-    samples = Samples(torch.from_numpy(rng.normal(size=(90, 5)).astype(np.float32)), torch.arange(90) % 3)
+    samples = Samples(
+        torch.from_numpy(rng.normal(size=(90, 5)).astype(np.float32)), torch.arange(90) % 3
+    )
     cuts = np.array([0, *np.sort(rng.choice(np.arange(1, 90), CLIENTS - 1, replace=False)), 90])
     model = build("mlp", shape=(5,), classes=3, seed=1, hidden=(4,))
-    return Task(model, DataSet("random", samples, samples, 3), Population(rng.permutation(90), cuts))
+    return Task(
+        model, DataSet("random", samples, samples, 3), Population(rng.permutation(90), cuts)
+    )
 
 
-def asked(schedules: Schedules, draw: Draw, monkeypatch: pytest.MonkeyPatch) -> tuple[Schedule, bool]:
+def asked(
+    schedules: Schedules, draw: Draw, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Schedule, bool]:
     """A schedule, and whether it was known before."""
     made: list[Draw] = []
     whole = Schedules._made
@@ -47,7 +53,9 @@ def asked(schedules: Schedules, draw: Draw, monkeypatch: pytest.MonkeyPatch) -> 
         return schedules(draw), not made
 
 
-def test_the_next_round_is_known_until_guesses_are_wrong(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_round_is_known_until_guesses_are_wrong(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
     schedules = Schedules(torch.device("cpu"), drops=True)
     first = Draw(task, 3, 0, (0, 4, 7), (2,) * 3, (2,) * 3, False)
     for draw in (first, first.next(), first._replace(seed=4, round=9)):
@@ -65,7 +73,9 @@ def test_the_next_round_is_known_until_guesses_are_wrong(task: Task, monkeypatch
 
 
 @pytest.mark.parametrize("text", ["fedavg", "fedcl", "fedaware(explore=true)"])
-def test_a_run_is_the_same_to_the_bit_without_guessing(task: Task, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_the_same_to_the_bit_without_guessing(
+    task: Task, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = Recipe(rounds=4, cohort=4, epochs=2, batch_size=5, lr=0.05, drop_last=text == "fedcl")
     setup = Setup(parse(text), recipe, CLIENTS, task.layout, detectors=(FGN(),))
     ends, right = [], []
@@ -95,7 +105,9 @@ def test_another_partition_has_its_own_order(task: Task, monkeypatch: pytest.Mon
     schedules.foresee(draw)
     found, known = asked(schedules, draw.next()._replace(task=other), monkeypatch)
     assert not known
-    assert [mine.tolist() for mine in found.mine] == [other.clients[client].tolist() for client in draw.next().clients]
+    assert [mine.tolist() for mine in found.mine] == [
+        other.clients[client].tolist() for client in draw.next().clients
+    ]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +122,9 @@ def test_another_partition_has_its_own_order(task: Task, monkeypatch: pytest.Mon
 def test_a_cohort_that_begins_before_the_last_round_is_evaluated_is_the_same_to_the_bit(
     task: Task, text: str, changes: dict, options: dict
 ) -> None:
-    recipe = Recipe(**{"rounds": 5, "cohort": 4, "epochs": 2, "batch_size": 5, "lr": 0.05, **changes})
+    recipe = Recipe(
+        **{"rounds": 5, "cohort": 4, "epochs": 2, "batch_size": 5, "lr": 0.05, **changes}
+    )
     setup = Setup(parse(text), recipe, CLIENTS, task.layout, detectors=(FGN(),))
     ends: list[list[torch.Tensor]] = []
     for overlaps in (False, True):
@@ -120,14 +134,24 @@ def test_a_cohort_that_begins_before_the_last_round_is_evaluated_is_the_same_to_
         for run in drive(rounds(Run.start(engine.start(), setup, seed=5), setup), engine):
             assert (engine._begun is not None) is overlaps or run.round == 5
             reports = run.record.reports
-            ends[-1] += [run.x, reports.delta, reports.loss, torch.tensor(engine.evaluate(run.x).loss)]
-    assert [each.numpy().tobytes() for each in ends[0]] == [each.numpy().tobytes() for each in ends[1]]
+            ends[-1] += [
+                run.x,
+                reports.delta,
+                reports.loss,
+                torch.tensor(engine.evaluate(run.x).loss),
+            ]
+    assert [each.numpy().tobytes() for each in ends[0]] == [
+        each.numpy().tobytes() for each in ends[1]
+    ]
 
 
 def test_a_cohort_that_was_begun_in_vain_is_in_nobodys_way(task: Task) -> None:
     engine = Batched(task)
     engine._overlaps = True
-    told = [Briefs(seed=9, round=r, ids=torch.arange(5), start=task.start(), lr=0.1, batch_size=4) for r in range(4)]
+    told = [
+        Briefs(seed=9, round=r, ids=torch.arange(5), start=task.start(), lr=0.1, batch_size=4)
+        for r in range(4)
+    ]
     engine.train(told[0])
     engine.begin(told[1])
     other = engine.train(told[2])
@@ -139,16 +163,21 @@ def test_a_cohort_that_was_begun_in_vain_is_in_nobodys_way(task: Task) -> None:
 
 
 class Losing(Batched):
-    """Loses the first client's report in every third round, so that the server's model is not the guessed one."""
+    """Loses the first client's report in every third round, so that the server's model is not the
+    guessed one.
+    """
 
     def train(self, briefs: Briefs) -> Reports:
         reports = super().train(briefs)
         if briefs.newest % 3 != 1:
             return reports
-        return replace(reports.take(torch.arange(1, len(reports))), failed=((int(briefs.ids[0]), "lost"),))
+        return replace(
+            reports.take(torch.arange(1, len(reports))), failed=((int(briefs.ids[0]), "lost"),)
+        )
 
 
-CASES = {  # algorithm, recipe, options of the engine, cohorts that were trained ahead in two runs of 5 rounds
+# algorithm, recipe, options of the engine, cohorts that were trained ahead in two runs of 5 rounds
+CASES = {
     "plain": ("fedavg", {}, {}, 7),
     "pull": ("fedprox(mu=0.1)", {"momentum": 0.5}, {}, 7),
     "few slots": ("fedavg", {}, {"slots": 3}, 7),
@@ -169,7 +198,10 @@ IN_CI = ("plain", "few slots", "schedule", "server optimizer")
 @pytest.mark.parametrize(
     ("case", "kind"),
     [
-        *(pytest.param(case, Batched, marks=[pytest.mark.slow] * (case not in IN_CI)) for case in CASES),
+        *(
+            pytest.param(case, Batched, marks=[pytest.mark.slow] * (case not in IN_CI))
+            for case in CASES
+        ),
         ("plain", Losing),
     ],
 )
@@ -193,11 +225,19 @@ def test_a_run_is_the_same_to_the_bit_when_cohorts_begin_before_they_are_asked_f
         engine._overlaps = overlaps
         for run in drive(rounds(Run.start(engine.start(), setup, seed=seed), setup), engine):
             reports = run.record.reports
-            ends += [run.x, reports.delta, reports.loss, reports.grad_sq, torch.tensor(run.signals.elud)]
+            ends += [
+                run.x,
+                reports.delta,
+                reports.loss,
+                reports.grad_sq,
+                torch.tensor(run.signals.elud),
+            ]
             if run.round == 3:
                 engine.evaluate(run.x)
     half = len(ends) // 2
-    assert [each.numpy().tobytes() for each in ends[:half]] == [each.numpy().tobytes() for each in ends[half:]]
+    assert [each.numpy().tobytes() for each in ends[:half]] == [
+        each.numpy().tobytes() for each in ends[half:]
+    ]
     assert 0 < sum(hits) < 7 if kind is Losing else ahead in (None, sum(hits))
     cohorts = [(task, told(task, round)) for round in (0, 1)]
     both = engine.train_many(cohorts)  # with a cohort in the slots that nobody will ask for
@@ -206,11 +246,17 @@ def test_a_run_is_the_same_to_the_bit_when_cohorts_begin_before_they_are_asked_f
     assert engine.stacks, engine.why
 
 
-def test_only_short_rounds_begin_before_they_are_asked_for_and_all_their_steps_are_launched(task: Task) -> None:
+def test_only_short_rounds_begin_before_they_are_asked_for_and_all_their_steps_are_launched(
+    task: Task,
+) -> None:
     engine = Batched(task)
     engine._overlaps = True
     setup = Setup(
-        parse("fedavg"), Recipe(rounds=8, cohort=4, batch_size=2, lr=0.05), CLIENTS, task.layout, detectors=(FGN(),)
+        parse("fedavg"),
+        Recipe(rounds=8, cohort=4, batch_size=2, lr=0.05),
+        CLIENTS,
+        task.layout,
+        detectors=(FGN(),),
     )
     course = rounds(Run.start(engine.start(), setup, seed=5), setup)
     _, briefs = next(course)
@@ -228,7 +274,9 @@ def test_only_short_rounds_begin_before_they_are_asked_for_and_all_their_steps_a
 
 def told(task: Task, round: int, clients: int = 5, batch_size: int = 4, **more: object) -> Briefs:
     ids = torch.arange(clients)
-    return Briefs(seed=9, round=round, ids=ids, start=task.start(), lr=0.1, batch_size=batch_size, **more)
+    return Briefs(
+        seed=9, round=round, ids=ids, start=task.start(), lr=0.1, batch_size=batch_size, **more
+    )
 
 
 def test_what_is_told_is_compared_to_the_bit(task: Task) -> None:
@@ -236,13 +284,26 @@ def test_what_is_told_is_compared_to_the_bit(task: Task) -> None:
     assert identical(briefs, told(task, 0))
     zero = replace(briefs, start=torch.zeros_like(briefs.start))
     assert not identical(zero, replace(zero, start=-zero.start))
-    others = [{"round": 1}, {"lr": 0.2}, {"stop_below": 0.5}, {"push": briefs.start}, {"start": briefs.start.double()}]
-    for changes in (*others, {"ids": torch.arange(1, 6)}, {"drop_last": True}, {"temperature": 2.0}):
+    others = [
+        {"round": 1},
+        {"lr": 0.2},
+        {"stop_below": 0.5},
+        {"push": briefs.start},
+        {"start": briefs.start.double()},
+    ]
+    for changes in (
+        *others,
+        {"ids": torch.arange(1, 6)},
+        {"drop_last": True},
+        {"temperature": 2.0},
+    ):
         assert not identical(briefs, replace(briefs, **changes)), changes
 
 
 def test_a_model_that_is_not_finite_is_not_guessed(task: Task) -> None:
-    """The server rejects a client's update that is not finite; to train the plain average before that may fail."""
+    """The server rejects a client's update that is not finite; to train the plain average before
+    that may fail.
+    """
 
     def strict(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         assert outputs.isfinite().all()
@@ -251,11 +312,17 @@ def test_a_model_that_is_not_finite_is_not_guessed(task: Task) -> None:
     engine = Batched(replace(task, loss=strict))
     engine._overlaps = True
     setup = Setup(
-        parse("fedavg"), Recipe(rounds=6, cohort=4, batch_size=50, lr=0.05), CLIENTS, task.layout, detectors=(FGN(),)
+        parse("fedavg"),
+        Recipe(rounds=6, cohort=4, batch_size=50, lr=0.05),
+        CLIENTS,
+        task.layout,
+        detectors=(FGN(),),
     )
     spoil, take = [], Ticket.take
 
-    def spoiled(ticket: Ticket, rows: object, layout: object, weights: torch.Tensor, numbers: torch.Tensor) -> None:
+    def spoiled(
+        ticket: Ticket, rows: object, layout: object, weights: torch.Tensor, numbers: torch.Tensor
+    ) -> None:
         if ticket.briefs.newest == 3 and not spoil:
             spoil.append(weights := weights.clone())
             weights[0] = torch.nan
@@ -283,7 +350,11 @@ def test_a_large_batch_is_not_padded_beyond_the_largest_client(task: Task) -> No
     engine = Batched(task)
     briefs = told(task, 0, batch_size=10**9)
     ticket = engine.submit(task, briefs)
-    assert {job.batch for job in ticket.jobs} == {task.clients.largest} == {int(task.clients.sizes.max())}
+    assert (
+        {job.batch for job in ticket.jobs}
+        == {task.clients.largest}
+        == {int(task.clients.sizes.max())}
+    )
     while engine.collect() is not ticket:
         pass
     torch.testing.assert_close(ticket.reports().delta, Loop(task).train(briefs).delta)

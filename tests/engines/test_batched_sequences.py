@@ -1,4 +1,6 @@
-"""Recurrent layers, attention and Transformer encoders stacked over clients: as one client after another."""
+"""Recurrent layers, attention and Transformer encoders stacked over clients: as one client after
+another.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ SHAPE = (2, 6, 6)  # 12 steps of 6 numbers
 
 
 class Recurrent(nn.Module):
-    """Reads all outputs and the last states; `begins` from states of its own, `learns` them, keeps some weights."""
+    """Reads all outputs and the last states; `begins` from states of its own, `learns` them, keeps
+    some weights.
+    """
 
     def __init__(
         self,
@@ -44,7 +48,9 @@ class Recurrent(nn.Module):
         first = self.layer.batch_first
         state = None
         if self.begins:
-            start = (x[:, 0, :5] if self.start is None else self.start(x[:, 0])).expand(self.groups, -1, -1)
+            start = (x[:, 0, :5] if self.start is None else self.start(x[:, 0])).expand(
+                self.groups, -1, -1
+            )
             state = (start, 2 * start) if isinstance(self.layer, nn.LSTM) else start
         y, end = self.layer(x if first else x.transpose(0, 1), state)
         end = end[0] + end[1] if isinstance(self.layer, nn.LSTM) else end
@@ -66,8 +72,16 @@ class Attention(nn.Module):
         later = place[None] > place[:, None]
         padding = _padding(x) if self.pads else None
         x = x if self.first else x.transpose(0, 1)
-        mask = None if self.mask is None else later if self.mask == torch.bool else later.to(self.mask) * -1e9
-        y, _ = self.layer(x, 2 * x, x.flip(-1), key_padding_mask=padding, need_weights=False, attn_mask=mask)
+        mask = (
+            None
+            if self.mask is None
+            else later
+            if self.mask == torch.bool
+            else later.to(self.mask) * -1e9
+        )
+        y, _ = self.layer(
+            x, 2 * x, x.flip(-1), key_padding_mask=padding, need_weights=False, attn_mask=mask
+        )
         y = y if self.first else y.transpose(0, 1)
         return self.out(y[:, 3:].mean(1))
 
@@ -80,13 +94,21 @@ def _padding(x: Tensor) -> Tensor:
 
 class Encoder(nn.Module):
     def __init__(
-        self, *, layers: int = 1, norm: bool = False, dropout: float = 0.0, pads: bool = False, **options: Any
+        self,
+        *,
+        layers: int = 1,
+        norm: bool = False,
+        dropout: float = 0.0,
+        pads: bool = False,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.pads = pads
         layer = nn.TransformerEncoderLayer(6, 2, 9, dropout, **options)
         self.first = options.get("batch_first", False)
-        many = nn.TransformerEncoder(layer, layers, nn.LayerNorm(6) if norm else None, enable_nested_tensor=False)
+        many = nn.TransformerEncoder(
+            layer, layers, nn.LayerNorm(6) if norm else None, enable_nested_tensor=False
+        )
         self.body, self.out = many if layers > 1 else layer, nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -98,20 +120,28 @@ class Encoder(nn.Module):
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "lstm": lambda: Recurrent(nn.LSTM, batch_first=True),
-    "lstm, two layers, both ways, time first": lambda: Recurrent(nn.LSTM, num_layers=2, bidirectional=True),
+    "lstm, two layers, both ways, time first": lambda: Recurrent(
+        nn.LSTM, num_layers=2, bidirectional=True
+    ),
     "lstm, begun": lambda: Recurrent(nn.LSTM, begins=True, num_layers=2, batch_first=True),
     "lstm, begun from what it learns": lambda: Recurrent(nn.LSTM, learns=True, batch_first=True),
-    "lstm, recurrent weights frozen": lambda: Recurrent(nn.LSTM, frozen=["weight_hh_l0", "bias_ih_l0"]),
+    "lstm, recurrent weights frozen": lambda: Recurrent(
+        nn.LSTM, frozen=["weight_hh_l0", "bias_ih_l0"]
+    ),
     "lstm without biases": lambda: Recurrent(nn.LSTM, bias=False, batch_first=True),
     "gru": lambda: Recurrent(nn.GRU, batch_first=True),
-    "gru, two layers, both ways, begun": lambda: Recurrent(nn.GRU, begins=True, num_layers=2, bidirectional=True),
+    "gru, two layers, both ways, begun": lambda: Recurrent(
+        nn.GRU, begins=True, num_layers=2, bidirectional=True
+    ),
     "gru, begun from what it learns, time first": lambda: Recurrent(nn.GRU, learns=True),
     "gru, a bias frozen": lambda: Recurrent(nn.GRU, frozen=["bias_hh_l0"], batch_first=True),
     "rnn": lambda: Recurrent(nn.RNN, batch_first=True),
     "rnn of relu": lambda: Recurrent(nn.RNN, nonlinearity="relu", batch_first=True),
     "attention": lambda: Attention(None, batch_first=True),
     "attention, mask, time first": lambda: Attention(torch.bool),
-    "attention, added mask, no biases": lambda: Attention(torch.float64, bias=False, batch_first=True),
+    "attention, added mask, no biases": lambda: Attention(
+        torch.float64, bias=False, batch_first=True
+    ),
     "attention, padding": lambda: Attention(None, pads=True, batch_first=True),
     "attention, mask and padding, time first": lambda: Attention(torch.bool, pads=True),
     "encoder with padding": lambda: Encoder(layers=2, pads=True, norm=True),
@@ -161,7 +191,9 @@ def test_their_dropout_depends_on_the_client_alone(make: Callable[[], nn.Module]
 def test_the_layers_of_a_recurrence_draw_masks_of_their_own() -> None:
     engine = Batched(_task(Recurrent(nn.LSTM, num_layers=3, dropout=0.4, batch_first=True)))
     assert engine._work is not None
-    (stacked,) = (module for module in engine._work.stack.model.modules() if hasattr(module, "drops"))
+    (stacked,) = (
+        module for module in engine._work.stack.model.modules() if hasattr(module, "drops")
+    )
     assert len({drop.number for drop in stacked.drops}) == 3
 
 
@@ -174,8 +206,12 @@ def test_a_state_may_be_more_precise_than_what_is_computed() -> None:
 
 
 def test_what_they_cannot_do_falls_back() -> None:
-    assert Batched(_task(_Weights())).why.startswith("stacked by vmap: stacking layer by layer fails on it")
-    projecting = nn.Sequential(nn.Flatten(1, 2), nn.LSTM(6, 5, proj_size=2, batch_first=True), _Last(), nn.Linear(2, 3))
+    assert Batched(_task(_Weights())).why.startswith(
+        "stacked by vmap: stacking layer by layer fails on it"
+    )
+    projecting = nn.Sequential(
+        nn.Flatten(1, 2), nn.LSTM(6, 5, proj_size=2, batch_first=True), _Last(), nn.Linear(2, 3)
+    )
     assert Batched(_task(projecting)).why.startswith("one client after another: vmap fails on it")
 
 

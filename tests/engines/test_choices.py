@@ -1,4 +1,6 @@
-"""What the batched engine chooses by measuring is written down, and a resumed run takes the same path."""
+"""What the batched engine chooses by measuring is written down, and a resumed run takes the same
+path.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def stop_in(round: int) -> Callable[[dict[str, int]], None]:
     return listen
 
 
-def test_a_resumed_run_takes_the_same_path(config: RunConfig, measured: list[str], tmp_path: Path) -> None:
+def test_a_resumed_run_takes_the_same_path(
+    config: RunConfig, measured: list[str], tmp_path: Path
+) -> None:
     experiment.start(config, tmp_path / "whole")
     assert measured == ["grouped", "columns"]
     written = json.loads((tmp_path / "whole" / "choices.json").read_text())
@@ -94,7 +98,9 @@ def test_a_resumed_run_takes_the_same_path(config: RunConfig, measured: list[str
     with pytest.raises(KeyboardInterrupt):
         experiment.start(config, tmp_path / "cut", notify=stop_in(3))
     assert measured[2:] == ["columns", "grouped"]
-    (tmp_path / "cut" / "choices.json").write_text(json.dumps(written))  # as if it had chosen as the first
+    (tmp_path / "cut" / "choices.json").write_text(
+        json.dumps(written)
+    )  # as if it had chosen as the first
     del measured[:]
     engines: list[Batched] = []
     whole = Batched.train
@@ -147,7 +153,8 @@ def test_a_guess_measures_and_keeps_nothing(tmp_path: Path) -> None:
 
     with choices.guessing():
         guesses = [
-            choices.choose(name, measure, ("a", "b", "c"), "here") for name in ("early", "late", "cached", "new")
+            choices.choose(name, measure, ("a", "b", "c"), "here")
+            for name in ("early", "late", "cached", "new")
         ]
         assert guesses == ["b", "c", "b", "a"]
         assert choices.choose("cached", measure, ("a", "c"), "here") == "a"
@@ -195,13 +202,25 @@ def test_auto_goes_by_a_rule() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(72, 3))
     task = make_task(model, (2, 6, 6), clients=10)
     enough = Recipe(cohort=COHORT, batch_size=8)
-    assert pick(task, enough, CPU) == ("batched", "219 parameters times 8 samples are little work for a CPU")
-    assert pick(task, Recipe(cohort=COHORT - 1), CPU) == ("loop", "fewer than 8 clients in a round on a CPU")
+    assert pick(task, enough, CPU) == (
+        "batched",
+        "219 parameters times 8 samples are little work for a CPU",
+    )
+    assert pick(task, Recipe(cohort=COHORT - 1), CPU) == (
+        "loop",
+        "fewer than 8 clients in a round on a CPU",
+    )
     large = Recipe(cohort=COHORT, batch_size=SMALL // 219 + 1)
-    assert pick(task, large, CPU) == ("loop", "219 parameters times 19153 samples are enough work for a CPU")
+    assert pick(task, large, CPU) == (
+        "loop",
+        "219 parameters times 19153 samples are enough work for a CPU",
+    )
     assert pick(_task(BatchStatistics()), enough, CPU)[0] == "loop"
     assert "change each other's outputs" in pick(_task(BatchStatistics()), enough, CPU)[1]
-    assert pick(task, Recipe(cohort=1), torch.device("cuda")) == ("batched", "a GPU trains clients side by side")
+    assert pick(task, Recipe(cohort=1), torch.device("cuda")) == (
+        "batched",
+        "a GPU trains clients side by side",
+    )
 
     class Recurrent(nn.Module):
         def __init__(self) -> None:
@@ -213,12 +232,23 @@ def test_auto_goes_by_a_rule() -> None:
             return y
 
     recurrent = make_task(Recurrent(), (2, 6, 6), clients=10)
-    assert pick(recurrent, enough, CPU) == ("loop", "recurrent layers do not gain from stacking on a CPU")
+    assert pick(recurrent, enough, CPU) == (
+        "loop",
+        "recurrent layers do not gain from stacking on a CPU",
+    )
 
 
 @pytest.mark.parametrize(("cohort", "engine"), [(3, "loop"), (8, "batched")])
-def test_a_run_says_why_it_has_its_engine_and_keeps_it(cohort: int, engine: str, tmp_path: Path) -> None:
-    config = resolve({"data": {"clients": 12}, "model": {"hidden": [8]}, "train": {"rounds": 2, "cohort": cohort}})
+def test_a_run_says_why_it_has_its_engine_and_keeps_it(
+    cohort: int, engine: str, tmp_path: Path
+) -> None:
+    config = resolve(
+        {
+            "data": {"clients": 12},
+            "model": {"hidden": [8]},
+            "train": {"rounds": 2, "cohort": cohort},
+        }
+    )
     said: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         experiment.start(config, tmp_path / "run", say=said.append, notify=stop_in(2))
@@ -259,14 +289,17 @@ def test_evaluation_takes_the_way_that_it_took_before(monkeypatch: pytest.Monkey
         choices = Choices()
         monkeypatch.setattr(evaluator, "timed", lambda _, seconds=seconds: next(seconds))
         for _ in range(2):  # the second as a resumed run does it
-            one = evaluator.GraphEvaluator(task, task.dataset.test, way, Precision.of("float32", CPU), choices)
+            one = evaluator.GraphEvaluator(
+                task, task.dataset.test, way, Precision.of("float32", CPU), choices
+            )
             one.other, one._x = other, torch.zeros(1)
             assert one._quicker().predict is wanted  # type: ignore[attr-defined]
             monkeypatch.setattr(evaluator, "timed", None)
 
 
 @pytest.mark.parametrize(
-    "content", [b"[]", b"{", b'{"conv": 3, "linear": {"choice": "ours"}, "x": {"choice": 1, "round": 1}}']
+    "content",
+    [b"[]", b"{", b'{"conv": 3, "linear": {"choice": "ours"}, "x": {"choice": 1, "round": 1}}'],
 )
 def test_damaged_choices_are_measured_again(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "choices.json").write_bytes(content)
@@ -285,8 +318,15 @@ def test_the_next_process_takes_choices_from_the_cache(tmp_path: Path) -> None:
     assert next_one.choose("conv", never, ways, "8 clients") == "b"
     assert next_one.made == {"conv": "b"}  # which the run stores in its folder
     assert Choices(Cache(tmp_path, SAME)).choose("conv", lambda: "a", ways, "9 clients") == "a"
-    assert Choices(Cache(tmp_path, SAME | {"torch": "3"})).choose("conv", lambda: "a", ways, "8 clients") == "a"
-    assert Choices(Cache(tmp_path, SAME)).choose("conv", lambda: "c", ("a", "c"), "8 clients") == "c"
+    assert (
+        Choices(Cache(tmp_path, SAME | {"torch": "3"})).choose(
+            "conv", lambda: "a", ways, "8 clients"
+        )
+        == "a"
+    )
+    assert (
+        Choices(Cache(tmp_path, SAME)).choose("conv", lambda: "c", ("a", "c"), "8 clients") == "c"
+    )
 
 
 def test_what_a_run_chose_counts_more_than_the_cache(tmp_path: Path) -> None:
@@ -304,12 +344,19 @@ def test_a_damaged_cache_is_measured_again_and_replaced(tmp_path: Path, content:
     cache.path.write_bytes(content)
     assert Choices(cache).choose("conv", lambda: "b", ("a", "b")) == "b"
     assert Choices(Cache(tmp_path, SAME)).choose("conv", never, ("a", "b")) == "b"
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["choices.lock", cache.path.name])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["choices.lock", cache.path.name]
+    )
 
 
-def test_a_disk_that_cannot_be_written_to_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_cannot_be_written_to_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("not a directory")
-    assert Choices(Cache(tmp_path / "file" / "below", SAME)).choose("conv", lambda: "b", ("a", "b")) == "b"
+    assert (
+        Choices(Cache(tmp_path / "file" / "below", SAME)).choose("conv", lambda: "b", ("a", "b"))
+        == "b"
+    )
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -366,6 +413,8 @@ def test_a_second_run_measures_nothing_and_is_the_same_to_the_bit(
     assert measured == ["grouped", "columns"]
     experiment.start(config, tmp_path / "second")
     assert measured == ["grouped", "columns"]
-    first, second = (json.loads((tmp_path / name / "choices.json").read_text()) for name in ("first", "second"))
+    first, second = (
+        json.loads((tmp_path / name / "choices.json").read_text()) for name in ("first", "second")
+    )
     assert first == second
     assert torch.equal(model(tmp_path / "first")[0], model(tmp_path / "second")[0])

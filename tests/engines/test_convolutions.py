@@ -10,7 +10,8 @@ from torch import Tensor
 from kairosfl.engines.batched.conv import Cropped, Pair, Shape, cropped, methods
 
 CLIENTS, BATCH = 2, 3
-# inputs, outputs, kernel, stride, padding, dilation, groups; height and width; the taps that meet the image
+# inputs, outputs, kernel, stride, padding, dilation, groups; height and width; the taps that meet
+# the image
 CASES: list[tuple[Shape, Pair, tuple[slice, slice] | None]] = [
     (Shape(4, 6, (3, 3), (1, 1), (1, 1), (1, 1), 1), (1, 1), (slice(1, 2), slice(1, 2))),
     (Shape(4, 6, (3, 3), (2, 2), (1, 1), (1, 1), 1), (2, 2), (slice(1, 3), slice(1, 3))),
@@ -21,7 +22,11 @@ CASES: list[tuple[Shape, Pair, tuple[slice, slice] | None]] = [
     (Shape(4, 6, (3, 3), (1, 1), (1, 1), (1, 1), 1), (2, 2), None),
     (Shape(4, 6, (7, 7), (2, 2), (3, 3), (1, 1), 1), (8, 8), None),
     (Shape(2, 3, (2, 2), (1, 1), (1, 1), (2, 2), 1), (1, 1), None),  # no tap meets the pixel
-    (Shape(2, 3, (2, 2), (4, 4), (1, 1), (3, 3), 1), (3, 3), None),  # the first would begin inside the image
+    (
+        Shape(2, 3, (2, 2), (4, 4), (1, 1), (3, 3), 1),
+        (3, 3),
+        None,
+    ),  # the first would begin inside the image
 ]
 
 
@@ -32,10 +37,14 @@ def apart(shape: Shape, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("shape", "sides", "taps"), CASES)
-def test_a_convolution_there_and_back(shape: Shape, sides: Pair, taps: tuple[slice, slice] | None) -> None:
+def test_a_convolution_there_and_back(
+    shape: Shape, sides: Pair, taps: tuple[slice, slice] | None
+) -> None:
     torch.manual_seed(0)
     x = torch.randn(CLIENTS * BATCH, shape.inputs, *sides, dtype=torch.float64).requires_grad_()
-    w = torch.randn(CLIENTS, shape.outputs, *shape.kernel, shape.inputs // shape.groups, dtype=torch.float64)
+    w = torch.randn(
+        CLIENTS, shape.outputs, *shape.kernel, shape.inputs // shape.groups, dtype=torch.float64
+    )
     b = torch.randn(CLIENTS, shape.outputs, dtype=torch.float64)
     y = apart(shape, x, w.requires_grad_(), b.requires_grad_())
     dy = torch.randn(y.shape, dtype=torch.float64)

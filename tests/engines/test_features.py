@@ -1,4 +1,6 @@
-"""ALT and MOON compare features under one dropout mask: without drift they are the same, on both engines."""
+"""ALT and MOON compare features under one dropout mask: without drift they are the same, on both
+engines.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,25 @@ ENGINES = (Loop, Batched)
 
 def chain(dropout: float, width: int = 8) -> nn.Module:
     """Features that are zero in half of their places before any of them is dropped."""
-    layers = [nn.Flatten(), nn.Linear(72, width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, 3)]
+    layers = [
+        nn.Flatten(),
+        nn.Linear(72, width),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(width, 3),
+    ]
     return nn.Sequential(*layers)
 
 
 def pooled(dropout: float) -> nn.Module:
     """A ReLU, a pooling and a dropout, which run as one, and further dropout behind a layer."""
-    first = [nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(dropout), nn.Flatten()]
+    first = [
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(dropout),
+        nn.Flatten(),
+    ]
     return nn.Sequential(*first, nn.Linear(36, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
 
 
@@ -60,7 +74,14 @@ def followed(engine: type[Loop] | type[Batched], task: Task, briefs: Briefs) -> 
 def test_nobody_stops_without_drift(name: str, statistic: str, previous: bool, engine: Any) -> None:
     task = make_task(filled(MODELS[name]()), SHAPE)
     reference = task.start().expand(4, -1) if previous else None
-    briefs = make_briefs(task, lr=1e-9, stop_below=0.9999, stop_statistic=statistic, stop_reference=reference, epochs=3)
+    briefs = make_briefs(
+        task,
+        lr=1e-9,
+        stop_below=0.9999,
+        stop_statistic=statistic,
+        stop_reference=reference,
+        epochs=3,
+    )
     reports = followed(engine, task, briefs)
     assert reports.epochs.tolist() == [3.0] * 4
     assert (reports.similarity - 1).abs().max() < 1e-6
@@ -72,19 +93,27 @@ def test_alt_trains_all_epochs_where_the_model_does_not_move(engine: str) -> Non
     data = torch.randn(80, *SHAPE), torch.arange(80) % 3
     recipe = {"clients": 8, "cohort": 4, "rounds": 5, "epochs": 3, "lr": 1e-9, "partition": "iid"}
     model = chain(0.5, width=32)
-    history = kairosfl.simulate(model, data, data, algorithm="alt", engine=engine, progress=False, **recipe)
+    history = kairosfl.simulate(
+        model, data, data, algorithm="alt", engine=engine, progress=False, **recipe
+    )
     assert [row["epochs"] for row in history.metrics] == [3.0] * 5
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_without_drift_a_contrast_is_what_it_is_without_dropout(engine: Any) -> None:
-    """The features of the previous model are those of the start with another sign: cosines 1 and -1."""
+    """The features of the previous model are those of the start with another sign: cosines 1 and
+    -1.
+    """
 
     def contrast(dropout: float) -> torch.Tensor:
-        model = nn.Sequential(nn.Flatten(), nn.Linear(72, 64, bias=False), nn.Dropout(dropout), nn.Linear(64, 3))
+        model = nn.Sequential(
+            nn.Flatten(), nn.Linear(72, 64, bias=False), nn.Dropout(dropout), nn.Linear(64, 3)
+        )
         task = make_task(filled(model), SHAPE)
         plain = make_briefs(task, lr=1e-9, momentum=0.0)
-        compared = replace(plain, contrast=torch.full((4,), 2.0), temperature=0.5, previous=-task.start())
+        compared = replace(
+            plain, contrast=torch.full((4,), 2.0), temperature=0.5, previous=-task.start()
+        )
         return followed(engine, task, compared).loss - followed(engine, task, plain).loss
 
     wanted = torch.full((4,), 2 * math.log1p(math.exp(-2 / 0.5)), dtype=torch.float64)
@@ -93,18 +122,28 @@ def test_without_drift_a_contrast_is_what_it_is_without_dropout(engine: Any) -> 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_both_passes_of_a_sharper_step_see_the_masks_of_the_features_they_are_compared_with(engine: Any) -> None:
+def test_both_passes_of_a_sharper_step_see_the_masks_of_the_features_they_are_compared_with(
+    engine: Any,
+) -> None:
     """At a tiny radius, the second pass is the first one."""
     task = make_task(filled(pooled(0.5)), SHAPE)
     generator = torch.Generator().manual_seed(0)
-    previous = task.start() + 0.1 * torch.randn(len(task.start()), generator=generator, dtype=torch.float64)
-    plain = make_briefs(task, epochs=1, batch_size=64, momentum=0.0, contrast=5.0, previous=previous)
-    flat, sharp = (followed(engine, task, replace(plain, radius=torch.full((4,), r))) for r in (0.0, 1e-7))
+    previous = task.start() + 0.1 * torch.randn(
+        len(task.start()), generator=generator, dtype=torch.float64
+    )
+    plain = make_briefs(
+        task, epochs=1, batch_size=64, momentum=0.0, contrast=5.0, previous=previous
+    )
+    flat, sharp = (
+        followed(engine, task, replace(plain, radius=torch.full((4,), r))) for r in (0.0, 1e-7)
+    )
     assert (flat.delta - sharp.delta).norm() < 1e-4 * flat.delta.norm()
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_a_stop_rule_changes_no_mask_and_costs_models_without_dropout_no_pass(dropout: float) -> None:
+def test_a_stop_rule_changes_no_mask_and_costs_models_without_dropout_no_pass(
+    dropout: float,
+) -> None:
     task = make_task(filled(chain(dropout)), SHAPE)
     loop, briefs = Loop(task), make_briefs(task)
     looking = replace(briefs, stop_below=torch.full((4,), -1.0))

@@ -16,11 +16,20 @@ from kairosfl.errors import UserError
 BRIEF = Brief(seed=0, round=4, client=7, start=torch.zeros(4), lr=0.1, batch_size=16, epochs=3)
 # 40 samples are 3 batches of at most 16, three times.
 REPORT = Report(
-    client=7, n=40, steps=9, epochs=3.0, delta=torch.tensor([0.0, 3.0, -4.0, 0.0]), loss=1.0, grad_sq=2.0, seconds=0.1
+    client=7,
+    n=40,
+    steps=9,
+    epochs=3.0,
+    delta=torch.tensor([0.0, 3.0, -4.0, 0.0]),
+    loss=1.0,
+    grad_sq=2.0,
+    seconds=0.1,
 )
 
 
-def outcome(brief: dict[str, Any], report: dict[str, Any], round: int = 4, **trust: float) -> Report | str:
+def outcome(
+    brief: dict[str, Any], report: dict[str, Any], round: int = 4, **trust: float
+) -> Report | str:
     report = {"delta": REPORT.delta.clone()} | report
     return check(replace(REPORT, **report), round, replace(BRIEF, **brief), Trust(**trust))  # type: ignore[arg-type]
 
@@ -48,20 +57,44 @@ def test_an_honest_report_is_taken_as_it_is() -> None:
         ({"drop_last": True}, {}, "it did 9 steps, where 6 were ordered for its 40 samples"),
         ({}, {"epochs": 2.0}, "its 2 epochs do not fit its 9 steps"),
         ({"stop_below": 0.5}, {"similarity": 0.9, "steps": 0}, "its number of steps is 0"),
-        ({"stop_below": 0.5}, {"similarity": 0.9, "steps": 10}, "it did 10 steps, where at most 9 were ordered for"),
-        ({"stop_below": 0.5}, {"similarity": 0.9, "steps": 4}, "its 3 epochs do not fit its 4 steps"),
+        (
+            {"stop_below": 0.5},
+            {"similarity": 0.9, "steps": 10},
+            "it did 10 steps, where at most 9 were ordered for",
+        ),
+        (
+            {"stop_below": 0.5},
+            {"similarity": 0.9, "steps": 4},
+            "its 3 epochs do not fit its 4 steps",
+        ),
         ({"stop_below": 0.5}, {"similarity": 1.1}, "its similarity is 1.1"),
         ({"stop_below": 0.5}, {}, "it did not report similarity"),
         ({}, {"similarity": 0.9}, "it reported similarity, which was not asked for"),
         ({"measure": frozenset({SCORE_BEFORE})}, {}, "it did not report score_before"),
-        ({"measure": frozenset({SCORE_AFTER})}, {"score_after": math.inf}, "its score_after is inf"),
-        ({"measure": frozenset({ACCURACY_AFTER})}, {"accuracy_after": 1.01}, "its accuracy_after is 1.01"),
-        ({"measure": frozenset({ACCURACY_AFTER})}, {"accuracy_after": -0.5}, "its accuracy_after is -0.5"),
+        (
+            {"measure": frozenset({SCORE_AFTER})},
+            {"score_after": math.inf},
+            "its score_after is inf",
+        ),
+        (
+            {"measure": frozenset({ACCURACY_AFTER})},
+            {"accuracy_after": 1.01},
+            "its accuracy_after is 1.01",
+        ),
+        (
+            {"measure": frozenset({ACCURACY_AFTER})},
+            {"accuracy_after": -0.5},
+            "its accuracy_after is -0.5",
+        ),
         ({"measure": frozenset({FISHER})}, {"fisher": -1.0}, "its fisher is -1"),
         ({}, {"score_after": 1.0}, "it reported score_after, which was not asked for"),
         ({}, {"delta": torch.tensor([0.0, math.nan, 0.0, 0.0])}, "its update is not finite"),
         ({}, {"delta": torch.tensor([0.0, math.inf, 0.0, 0.0])}, "its update is not finite"),
-        ({}, {"delta": torch.tensor([1e6, 0.0, 0.0, 0.0])}, "its update has the norm 1e+06, above deploy.max_norm = 1"),
+        (
+            {},
+            {"delta": torch.tensor([1e6, 0.0, 0.0, 0.0])},
+            "its update has the norm 1e+06, above deploy.max_norm = 1",
+        ),
     ],
 )
 def test_refused_with_one_line(brief: dict[str, Any], report: dict[str, Any], reason: str) -> None:
@@ -85,14 +118,19 @@ def test_early_stops_and_measurements_pass() -> None:
         ),
         Report,
     )
-    assert isinstance(outcome({"batch_size": 100}, {"steps": 3}), Report)  # a batch is never more than the samples
+    assert isinstance(
+        outcome({"batch_size": 100}, {"steps": 3}), Report
+    )  # a batch is never more than the samples
 
 
 def test_the_norm_is_clipped() -> None:
     clipped = outcome({}, {}, clip_norm=2.5)  # the norm is 5
     assert isinstance(clipped, Report)
     assert clipped.delta.tolist() == [0.0, 1.5, -2.0, 0.0]
-    assert outcome({}, {}, clip_norm=2.5, max_norm=4.0) == "its update has the norm 5, above deploy.max_norm = 4"
+    assert (
+        outcome({}, {}, clip_norm=2.5, max_norm=4.0)
+        == "its update has the norm 5, above deploy.max_norm = 4"
+    )
 
 
 def test_a_huge_update_does_not_overflow_its_norm() -> None:
@@ -110,10 +148,16 @@ def test_trust_is_above_zero(name: str) -> None:
     ("report", "trust", "reason"),
     [
         ({"loss": -0.1}, {}, "its loss is -0.1 (deploy.min_loss = 0)"),
-        ({"n": 45}, {"samples": (1,) * 7 + (40,)}, "it claims 45 samples and enrolled with 40 (deploy.samples)"),
+        (
+            {"n": 45},
+            {"samples": (1,) * 7 + (40,)},
+            "it claims 45 samples and enrolled with 40 (deploy.samples)",
+        ),
     ],
 )
-def test_what_a_client_may_not_claim(report: dict[str, Any], trust: dict[str, Any], reason: str) -> None:
+def test_what_a_client_may_not_claim(
+    report: dict[str, Any], trust: dict[str, Any], reason: str
+) -> None:
     assert outcome({}, report, **trust) == reason
     assert isinstance(outcome({}, {"loss": -0.1}, min_loss=-math.inf), Report)
     assert isinstance(outcome({}, {}, samples=(1,) * 7 + (40,)), Report)

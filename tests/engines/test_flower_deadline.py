@@ -1,4 +1,6 @@
-"""A round ends at its deadline whatever a node does: Flower's grid, a SuperLink in this process, faults drawn."""
+"""A round ends at its deadline whatever a node does: Flower's grid, a SuperLink in this process,
+faults drawn.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def task() -> Task:
     samples = Samples(inputs, torch.from_numpy(generator.integers(0, 3, 4 * CLIENTS)))
     torch.manual_seed(0)
     lists = np.arange(4 * CLIENTS).reshape(CLIENTS, 4)
-    return Task(nn.Linear(2, 3), DataSet("points", samples, samples, 3), Population.from_lists(list(lists)))
+    return Task(
+        nn.Linear(2, 3), DataSet("points", samples, samples, 3), Population.from_lists(list(lists))
+    )
 
 
 def orders(task: Task, ids: list[int]) -> Briefs:
@@ -63,10 +67,14 @@ def orders(task: Task, ids: list[int]) -> Briefs:
 
 def link_of(task: Task) -> SuperLink:
     app = client_app(lambda _: task)
-    return SuperLink({100 + client: Node(b"key%d" % client, app, str(client)) for client in range(CLIENTS)})
+    return SuperLink(
+        {100 + client: Node(b"key%d" % client, app, str(client)) for client in range(CLIENTS)}
+    )
 
 
-def engine_of(link: SuperLink, task: Task, lines: list[str], folder: Path | None = None, **settings: Any) -> Flower:
+def engine_of(
+    link: SuperLink, task: Task, lines: list[str], folder: Path | None = None, **settings: Any
+) -> Flower:
     given = Settings(**{"deadline": DEADLINE, "wait": 60.0, "quorum": 0.0} | settings)
     return Flower(grid_of(link), task, given, lines.append, folder=folder)
 
@@ -86,7 +94,9 @@ def timed(engine: Flower, briefs: Briefs) -> tuple[Reports, float]:
 
 
 def check(engine: Flower, link: SuperLink, task: Task, faults: dict[int, str]) -> None:
-    """A round in which these clients fail: it ends in time, the others count, and one line says what each did."""
+    """A round in which these clients fail: it ends in time, the others count, and one line says
+    what each did.
+    """
     fails(link, faults)
     link.sizes.clear()
     reports, seconds = timed(engine, orders(task, list(range(CLIENTS))))
@@ -114,7 +124,9 @@ def test_thirty_drawn_faults_cost_their_own_reports(task: Task) -> None:
 
 def test_the_faults_that_were_seen(task: Task) -> None:
     link = link_of(task)
-    faults = dict(zip(EVIL, ["huge:30" if fault == "huge:300" else fault for fault in SEEN], strict=False))
+    faults = dict(
+        zip(EVIL, ["huge:30" if fault == "huge:300" else fault for fault in SEEN], strict=False)
+    )
     check(engine_of(link, task, []), link, task, faults)
 
 
@@ -152,7 +164,9 @@ def test_a_node_that_dies_while_it_uploads_does_not_cost_the_whole_deadline(
     assert lines[-1] == "client 2 no longer has a node"
 
 
-def test_a_superlink_that_does_not_answer_holds_up_no_deadline(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_superlink_that_does_not_answer_holds_up_no_deadline(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As while it stores a gigabyte that a node sent; the round counts what had arrived."""
     link = link_of(task)
     engine = engine_of(link, task, [])
@@ -189,8 +203,14 @@ def test_a_node_that_never_finishes_its_introduction_holds_up_no_round(
         assert time.monotonic() - began < 30.0  # of the 60 that it waits for clients to be online
         assert reports.ids.tolist() == [0, 1]
         assert reports.failed == ((2, "no node serves it"),)
-    assert "node 104 did not say which clients it serves: its answer has 3003 parts, above the 3 allowed" in lines
-    assert "node 105 did not say which clients it serves: its answer has more than the 1.0 MB allowed" in lines
+    assert (
+        "node 104 did not say which clients it serves: its answer has 3003 parts, above the 3 allowed"
+        in lines
+    )
+    assert (
+        "node 105 did not say which clients it serves: its answer has more than the 1.0 MB allowed"
+        in lines
+    )
     time.sleep(1.0)
     fails(link, {})
     engine.train(orders(task, [0]))
@@ -198,7 +218,9 @@ def test_a_node_that_never_finishes_its_introduction_holds_up_no_round(
     assert engine.train(orders(task, [0, 2, 4, 5])).failed == ()
 
 
-def test_an_error_in_the_collecting_thread_ends_the_round(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_collecting_thread_ends_the_round(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
     link = link_of(task)
     engine = engine_of(link, task, [], deadline=600.0)
     engine.train(orders(task, [0]))
@@ -213,9 +235,13 @@ def test_an_error_in_the_collecting_thread_ends_the_round(task: Task, monkeypatc
         engine.train(orders(task, [0, 2]))
 
 
-@pytest.mark.parametrize("packing", [Packing(), Packing("float16"), Packing(keep=0.3), Packing("float16", 0.5)])
+@pytest.mark.parametrize(
+    "packing", [Packing(), Packing("float16"), Packing(keep=0.3), Packing("float16", 0.5)]
+)
 @pytest.mark.parametrize("size", [3, 40_000, 300_000])
-def test_an_honest_report_is_within_its_limit(packing: Packing, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_honest_report_is_within_its_limit(
+    packing: Packing, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
     from kairosfl.core.fields import Report
@@ -223,11 +249,15 @@ def test_an_honest_report_is_within_its_limit(packing: Packing, size: int, monke
 
     monkeypatch.setattr(wire, "PIECE", 200_000)
     delta = torch.rand(size, generator=torch.Generator().manual_seed(0))
-    report = Report(client=0, n=1, steps=1, epochs=1.0, delta=delta, loss=1.0, grad_sq=1.0, seconds=1.0)
+    report = Report(
+        client=0, n=1, steps=1, epochs=1.0, delta=delta, loss=1.0, grad_sq=1.0, seconds=1.0
+    )
     SuperLink()
     question = Message(RecordDict(), 7, "train")
     question.metadata.__dict__["_message_id"] = "brief"
-    parts = get_all_nested_objects(Message(wire.report_record(report, 0, packing), reply_to=question))
+    parts = get_all_nested_objects(
+        Message(wire.report_record(report, 0, packing), reply_to=question)
+    )
     limit = report_limit(size, torch.float32, packing)
     assert len(parts) <= limit.objects
     if size == 300_000:

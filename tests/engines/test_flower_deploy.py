@@ -1,4 +1,6 @@
-"""Deployment without processes: the app that is written, certificates, settings, and a server that survives."""
+"""Deployment without processes: the app that is written, certificates, settings, and a server that
+survives.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def test_served_like_the_loop_engine(config: Path, task: Task, tmp_path: Path) -
     about = json.loads((tmp_path / "served" / "run.json").read_text())
     assert about["engine"] == "flower"
     assert about["clients"] == 6
-    assert deploy.serve(FakeGrid({}), lambda _: task, config, tmp_path / "served") == summary  # it is over
+    assert (
+        deploy.serve(FakeGrid({}), lambda _: task, config, tmp_path / "served") == summary
+    )  # it is over
 
 
 class Stopped(BaseException):
@@ -91,7 +95,8 @@ def test_a_server_that_is_stopped_goes_on(config: Path, task: Task, tmp_path: Pa
     text = config.read_text()
     config.write_text(text.replace("epochs = 1", "epochs = 2"))
     with pytest.raises(
-        UserError, match=r"asks for train\.epochs = 2, and the run in .* has 1; change it back, edit .*config\.toml"
+        UserError,
+        match=r"asks for train\.epochs = 2, and the run in .* has 1; change it back, edit .*config\.toml",
     ):
         deploy.serve(grid_of(task), lambda _: task, config, tmp_path / "run")
     config.write_text(text)
@@ -104,11 +109,17 @@ def test_a_server_that_is_stopped_goes_on(config: Path, task: Task, tmp_path: Pa
 
 def test_another_algorithm_goes_on_from_a_model(config: Path, task: Task, tmp_path: Path) -> None:
     deploy.serve(grid_of(task), lambda _: task, config, tmp_path / "first")
-    text = CONFIG.replace("scaffold + pa3fed", "fedyogi") + f'[deploy]\nstart = "{tmp_path / "first"}"\nover = 0.5\n'
+    text = (
+        CONFIG.replace("scaffold + pa3fed", "fedyogi")
+        + f'[deploy]\nstart = "{tmp_path / "first"}"\nover = 0.5\n'
+    )
     config.write_text(text.replace("rounds = 4", "rounds = 1"))
     deploy.serve(grid_of(task), lambda _: task, config, tmp_path / "second")
     row = json.loads((tmp_path / "second" / "metrics.jsonl").read_text())
-    assert (row["cohort"], row["reported"]) == (5, 3)  # a cohort of 3: half as many are asked in addition, 3 needed
+    assert (row["cohort"], row["reported"]) == (
+        5,
+        3,
+    )  # a cohort of 3: half as many are asked in addition, 3 needed
     first, second = deploy.model_of(tmp_path / "first"), deploy.model_of(tmp_path / "second")
     begun = torch.linalg.vector_norm(second - first)
     assert begun < torch.linalg.vector_norm(second - task.start())
@@ -117,27 +128,43 @@ def test_another_algorithm_goes_on_from_a_model(config: Path, task: Task, tmp_pa
         "round": 4,
     }
     config.write_text(text.replace(f'"{tmp_path / "first"}"', f'"{tmp_path}"'))
-    with pytest.raises(UserError, match=r"deploy\.start = .* is not a run folder with a checkpoint; name one\."):
+    with pytest.raises(
+        UserError, match=r"deploy\.start = .* is not a run folder with a checkpoint; name one\."
+    ):
         deploy.serve(grid_of(task), lambda _: task, config, tmp_path / "third")
 
 
-@pytest.mark.parametrize("algorithm", ["budget(share=0.5)", "budget(share=0.5, plan=[3, 1])", "fedcl(budget=0.5)"])
+@pytest.mark.parametrize(
+    "algorithm", ["budget(share=0.5)", "budget(share=0.5, plan=[3, 1])", "fedcl(budget=0.5)"]
+)
 def test_clients_asked_in_addition_are_paid_from_the_budget(
     algorithm: str, config: Path, task: Task, tmp_path: Path
 ) -> None:
-    text = CONFIG.replace("scaffold + pa3fed", algorithm).replace("rounds = 4", "rounds = 6") + "[deploy]\nover = 0.5\n"
+    text = (
+        CONFIG.replace("scaffold + pa3fed", algorithm).replace("rounds = 4", "rounds = 6")
+        + "[deploy]\nover = 0.5\n"
+    )
     config.write_text(text)
     deploy.serve(grid_of(task), lambda _: task, config, tmp_path / "run")
-    asked = [json.loads(line)["cohort"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    asked = [
+        json.loads(line)["cohort"]
+        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert sum(asked) == 9  # half of 3 x 6, whatever is asked in addition
 
 
 def test_a_server_without_the_clients_data(config: Path, task: Task, tmp_path: Path) -> None:
-    config.write_text(CONFIG.partition("[data]")[0] + "[train]\nrounds = 1\ncohort = 50\n[deploy]\nclients = 60\n")
+    config.write_text(
+        CONFIG.partition("[data]")[0] + "[train]\nrounds = 1\ncohort = 50\n[deploy]\nclients = 60\n"
+    )
     grid = grid_of(task)
     grid.nodes = {1: Node(b"k", client_app(lambda _: task), "0-59")}
-    with pytest.raises(UserError, match=r"1 round in a row had no good report .*client \d+ of a population of 6"):
-        deploy.serve(grid, lambda _: task, config, tmp_path / "run")  # these clients have other data
+    with pytest.raises(
+        UserError, match=r"1 round in a row had no good report .*client \d+ of a population of 6"
+    ):
+        deploy.serve(
+            grid, lambda _: task, config, tmp_path / "run"
+        )  # these clients have other data
     about = json.loads((tmp_path / "run" / "run.json").read_text())
     assert about["clients"] == 60
     config.write_text(config.read_text() + "[run]\nclient_accuracy = true\n")
@@ -146,14 +173,22 @@ def test_a_server_without_the_clients_data(config: Path, task: Task, tmp_path: P
 
 
 def test_the_deploy_section() -> None:
-    given = deploy.Deploy.from_table({"clients": 5, "deadline": 30, "update": "float16", "keep": 0.5, "max_norm": 7.0})
+    given = deploy.Deploy.from_table(
+        {"clients": 5, "deadline": 30, "update": "float16", "keep": 0.5, "max_norm": 7.0}
+    )
     settings = given.settings()
     assert (given.clients, settings.deadline, settings.quorum) == (5, 30.0, 0.5)
     assert settings.packing == Packing("float16", 0.5)
     assert settings.trust.max_norm == 7.0
     with pytest.raises(UserError, match=r"Unknown key deploy\.dedline; did you mean 'deadline'\?"):
         deploy.Deploy.from_table({"dedline": 3})
-    for table in ({"clients": 1.5}, {"clients": True}, {"deadline": "soon"}, {"deadline": True}, {"start": 3}):
+    for table in (
+        {"clients": 1.5},
+        {"clients": True},
+        {"deadline": "soon"},
+        {"deadline": True},
+        {"start": 3},
+    ):
         with pytest.raises(UserError, match=r"deploy\.\w+ = .* must be of type"):
             deploy.Deploy.from_table(table)
 
@@ -173,16 +208,25 @@ def test_a_new_app(tmp_path: Path) -> None:
     ]
     config, section = deploy.load(tmp_path / "My Project" / "run.toml")
     assert (config.train.rounds, config.data.clients, section.clients) == (20, 4, 4)
-    check = "import federation.client, federation.server; print(federation.server.task(2).layout.size)"
+    check = (
+        "import federation.client, federation.server; print(federation.server.task(2).layout.size)"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", check], cwd=tmp_path / "My Project" / "app", capture_output=True, text=True
+        [sys.executable, "-c", check],
+        cwd=tmp_path / "My Project" / "app",
+        capture_output=True,
+        text=True,
     )
     assert done.stdout.strip() == "82", done.stderr
-    with pytest.raises(UserError, match=r"already exists and is not an empty directory; choose a new one\."):
+    with pytest.raises(
+        UserError, match=r"already exists and is not an empty directory; choose a new one\."
+    ):
         deploy.new(tmp_path / "My Project")
 
 
-def test_the_containers_of_a_new_app_run_flowers_commands_on_files_that_exist(tmp_path: Path) -> None:
+def test_the_containers_of_a_new_app_run_flowers_commands_on_files_that_exist(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "hospital"
     deploy.new(folder)
     deploy.certs(folder / "certs", nodes=1)
@@ -219,7 +263,9 @@ def test_certificates(tmp_path: Path) -> None:
         secret = path.name in ("node-0", "node-1", "server.key")
         assert stat.S_IMODE(path.stat().st_mode) == (0o600 if secret else 0o644), path
     ca = x509.load_pem_x509_certificate((tmp_path / "certs" / "ca.crt").read_bytes())
-    server_certificate = x509.load_pem_x509_certificate((tmp_path / "certs" / "server.pem").read_bytes())
+    server_certificate = x509.load_pem_x509_certificate(
+        (tmp_path / "certs" / "server.pem").read_bytes()
+    )
     server_certificate.verify_directly_issued_by(ca)
     names = server_certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fl.example.org"]
@@ -235,9 +281,16 @@ def test_certificates(tmp_path: Path) -> None:
         deploy.certs(tmp_path / "more", nodes=0)
 
 
-@pytest.mark.parametrize("host", ["é.example", "999.1.1.1", "a\nb", "", "x" * 300, "-a.b", "a..b", "a b", "a/b", "1"])
-def test_a_host_that_no_certificate_can_name_is_refused_before_anything_is_written(host: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--host .* (is neither a host name nor an IP address|is not ASCII; write it)"):
+@pytest.mark.parametrize(
+    "host", ["é.example", "999.1.1.1", "a\nb", "", "x" * 300, "-a.b", "a..b", "a b", "a/b", "1"]
+)
+def test_a_host_that_no_certificate_can_name_is_refused_before_anything_is_written(
+    host: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        UserError,
+        match=r"--host .* (is neither a host name nor an IP address|is not ASCII; write it)",
+    ):
         deploy.certs(tmp_path / "certs", nodes=1, hosts=("localhost", host))
     assert not (tmp_path / "certs").exists()
 
@@ -250,10 +303,16 @@ def test_a_long_host_is_an_alternative_name_alone(tmp_path: Path) -> None:
     assert names.get_values_for_type(x509.DNSName) == [host, "*.example.org"]
 
 
-@pytest.mark.parametrize(("settings", "name"), [({}, "quorum"), ({"quorum": 0.0, "over": 0.5}, "over")])
-def test_privacy_refuses_to_drop_reports_by_their_number(settings: dict[str, float], name: str) -> None:
+@pytest.mark.parametrize(
+    ("settings", "name"), [({}, "quorum"), ({"quorum": 0.0, "over": 0.5}, "over")]
+)
+def test_privacy_refuses_to_drop_reports_by_their_number(
+    settings: dict[str, float], name: str
+) -> None:
     config = resolve({"algorithm": "privacy(key='NOISE')"})
-    with pytest.raises(UserError, match=rf"deploy\.{name} = 0\.5 cannot be used with privacy: .*set {name} = 0\."):
+    with pytest.raises(
+        UserError, match=rf"deploy\.{name} = 0\.5 cannot be used with privacy: .*set {name} = 0\."
+    ):
         deploy._check_private(config, Settings(**settings))  # type: ignore[arg-type]
     deploy._check_private(config, Settings(quorum=0.0))
     deploy._check_private(resolve({}), Settings())
@@ -262,7 +321,9 @@ def test_privacy_refuses_to_drop_reports_by_their_number(settings: dict[str, flo
 
 
 def test_a_configuration_for_devices_is_rehearsed_not_run() -> None:
-    with pytest.raises(UserError, match=r"\[deploy\] is for real devices: use `kairosfl deploy rehearse`"):
+    with pytest.raises(
+        UserError, match=r"\[deploy\] is for real devices: use `kairosfl deploy rehearse`"
+    ):
         resolve({"deploy": {}})
 
 

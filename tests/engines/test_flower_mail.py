@@ -1,4 +1,6 @@
-"""Answers over Flower's grid with a SuperLink in this process: one request for all, each attributed as it says."""
+"""Answers over Flower's grid with a SuperLink in this process: one request for all, each attributed
+as it says.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def read(link: SuperLink, waiting: Iterable[str], count: int = 1) -> dict[str, A
     return dict(looks(Mailbox(grid_of(link)), waiting, count))
 
 
-def test_one_request_asks_for_all_answers_and_parts_come_one_answer_at_a_time(link: SuperLink) -> None:
+def test_one_request_asks_for_all_answers_and_parts_come_one_answer_at_a_time(
+    link: SuperLink,
+) -> None:
     for i in range(3):
         link.put(f"brief-{i}", number(i))
     found = looks(Mailbox(grid_of(link)), [f"brief-{i}" for i in range(9)])
@@ -60,7 +64,9 @@ def test_one_request_asks_for_all_answers_and_parts_come_one_answer_at_a_time(li
     assert link.asked == []
 
 
-def test_an_answer_is_to_what_the_superlink_says_not_to_what_its_client_wrote(link: SuperLink) -> None:
+def test_an_answer_is_to_what_the_superlink_says_not_to_what_its_client_wrote(
+    link: SuperLink,
+) -> None:
     link.put("brief-1", number(1), written="brief-0")
     link.put("brief-2", number(2))
     assert read(link, ["brief-0", "brief-1", "brief-2"]) == {"brief-1": 1, "brief-2": 2}
@@ -80,7 +86,9 @@ def test_an_answer_that_cannot_be_read_costs_nobody_elses(link: SuperLink) -> No
     assert found["brief-3"] == 3
 
 
-def test_a_part_that_is_still_being_sent_holds_up_nobody_and_is_looked_for_later(link: SuperLink) -> None:
+def test_a_part_that_is_still_being_sent_holds_up_nobody_and_is_looked_for_later(
+    link: SuperLink,
+) -> None:
     link.put("brief-0", number(0), fault="hole:0")
     link.put("brief-1", number(1))
     mailbox = Mailbox(grid_of(link))
@@ -115,7 +123,9 @@ def test_parts_are_looked_for_less_and_less_often_and_not_again_once_they_are_he
     assert link.asked[-1] == "done"  # so that the SuperLink refuses the rest of it
 
 
-def test_an_answer_with_too_many_parts_is_refused_before_anything_of_it_is_fetched(link: SuperLink) -> None:
+def test_an_answer_with_too_many_parts_is_refused_before_anything_of_it_is_fetched(
+    link: SuperLink,
+) -> None:
     link.put("brief-0", number(0), fault="many:500")
     link.put("brief-1", number(1))
     assert read(link, ["brief-0", "brief-1"]) == {
@@ -142,10 +152,14 @@ def test_all_parts_together_have_the_limit(link: SuperLink) -> None:
     assert found == {"brief-0": "its answer has more than the 1.0 MB allowed"}
     assert sum(link.sizes) < 1 << 20
     link.put("brief-0", RecordDict({**number(0), **parts}))
-    assert dict(looks(Mailbox(grid_of(link)), ["brief-0"], limit=Limit(7, 2 << 20))) == {"brief-0": 0}
+    assert dict(looks(Mailbox(grid_of(link)), ["brief-0"], limit=Limit(7, 2 << 20))) == {
+        "brief-0": 0
+    }
 
 
-def test_trouble_is_retried_without_losing_an_answer_that_the_superlink_gives_once(link: SuperLink) -> None:
+def test_trouble_is_retried_without_losing_an_answer_that_the_superlink_gives_once(
+    link: SuperLink,
+) -> None:
     link.trouble = link.part_trouble = 2
     link.put("brief-0", number(0))
     assert read(link, ["brief-0"], 3) == {"brief-0": 0}

@@ -1,4 +1,6 @@
-"""A node with a resident worker: pauses that start short, a worker that is kept alive, and a fork for every message."""
+"""A node with a resident worker: pauses that start short, a worker that is kept alive, and a fork
+for every message.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Time:
 
 
 def wait_for(clock: Time, guess: Guess, seconds: float, most: float = 3.0) -> tuple[int, float]:
-    """Wait for something that comes after so many seconds: how many looks were in vain, and how late it was seen."""
+    """Wait for something that comes after so many seconds: how many looks were in vain, and how
+    late it was seen.
+    """
     comes, vain = clock.now + seconds, 0
     clock.sleep(guess.begin(most))
     while clock.now < comes:
@@ -61,14 +65,18 @@ def wait_for(clock: Time, guess: Guess, seconds: float, most: float = 3.0) -> tu
     return vain, clock.now - comes
 
 
-def test_looks_are_frequent_at_first_and_never_rarer_than_flowers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_are_frequent_at_first_and_never_rarer_than_flowers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = Time(monkeypatch)
     wait_for(clock, Guess(FIRST, GROWTH), 100.0)
     assert clock.slept[:4] == pytest.approx([0, FIRST, FIRST * GROWTH, FIRST * GROWTH**2])
     assert max(clock.slept) == clock.slept[-1] == 3.0
 
 
-def test_looks_start_shortly_before_something_that_comes_regularly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_start_shortly_before_something_that_comes_regularly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock, guess = Time(monkeypatch), Guess(FIRST, GROWTH)
     waits = [wait_for(clock, guess, 2.0) for _ in range(20)]
     assert waits[0][0] > 6
@@ -77,20 +85,26 @@ def test_looks_start_shortly_before_something_that_comes_regularly(monkeypatch: 
     assert wait_for(clock, guess, 1000.0)[1] < 3.0
 
 
-def test_a_wait_that_was_long_once_or_for_another_node_makes_nobody_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_that_was_long_once_or_for_another_node_makes_nobody_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock, guess = Time(monkeypatch), Guess(FIRST, GROWTH)
     for seconds in (0.5, 0.5, 2.5, 2.5, 2.5, 0.5, 30.0):
         wait_for(clock, guess, seconds)
     assert wait_for(clock, guess, 0.5)[1] < 0.2
 
 
-def test_a_node_with_several_clients_takes_what_is_in_its_queue_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_with_several_clients_takes_what_is_in_its_queue_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock, guess = Time(monkeypatch), Guess(FIRST, GROWTH)
     waits = [wait_for(clock, guess, seconds) for _ in range(8) for seconds in (0.0, 0.0, 0.0, 2.0)]
     assert {wait for i, wait in enumerate(waits) if i % 4 != 3} == {(0, 0.0)}
 
 
-def test_what_was_there_at_the_first_look_is_looked_for_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_there_at_the_first_look_is_looked_for_sooner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock, guess = Time(monkeypatch), Guess(FIRST, GROWTH)
     for _ in range(4):
         wait_for(clock, guess, 2.0)
@@ -144,11 +158,19 @@ def test_flower_still_has_what_the_node_replaces() -> None:
 
 def test_the_worker_takes_the_place_and_the_arguments_of_superexec_only() -> None:
     theirs = ["flower-superexec", "--insecure", "--parent-pid", "7"]
-    assert worker(theirs) == [sys.executable, "-P", "-m", "kairosfl.engines.flower.resident", *theirs[1:]]
+    assert worker(theirs) == [
+        sys.executable,
+        "-P",
+        "-m",
+        "kairosfl.engines.flower.resident",
+        *theirs[1:],
+    ]
     assert worker(["something-else", "--insecure"]) == ["something-else", "--insecure"]
 
 
-def test_a_worker_that_dies_is_started_again_and_one_that_cannot_start_less_and_less_often() -> None:
+def test_a_worker_that_dies_is_started_again_and_one_that_cannot_start_less_and_less_often() -> (
+    None
+):
     codes, slept = iter([0, 1, 1, 1, 1, 1, 1, 1, 0, -9]), []
     keep(lambda: next(codes), slept.append, lives=10)
     assert slept == [0, 2, 4, 8, 16, 32, 60, 60, 0, 2]
@@ -161,7 +183,11 @@ def started(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> SimpleName
     seen = SimpleNamespace()
 
     def supernode() -> None:
-        seen.argv, seen.time, seen.subprocess = sys.argv, start_client_internal.time, start_client_internal.subprocess
+        seen.argv, seen.time, seen.subprocess = (
+            sys.argv,
+            start_client_internal.time,
+            start_client_internal.subprocess,
+        )
 
     monkeypatch.setattr(sys, "argv", ["pytest"])
     monkeypatch.setattr(flwr.supernode.cli, "flower_supernode", supernode)
@@ -200,10 +226,14 @@ def wait(done: Any, limit: float = 20.0) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_every_message_has_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_message_has_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def run(**given: Any) -> None:
         assert (given["token"], given["insecure"], given["certificates"]) == ("token", True, None)
-        (tmp_path / str(os.getpid())).write_text(f"{sys.argv} {Path('/proc/self/comm').read_text().strip()}")
+        (tmp_path / str(os.getpid())).write_text(
+            f"{sys.argv} {Path('/proc/self/comm').read_text().strip()}"
+        )
         raise SystemExit(0)  # as Flower does
 
     monkeypatch.setattr(resident, "run_clientapp", run)

@@ -1,4 +1,6 @@
-"""Engine `flower` over a grid in this process: rounds, deadlines, quorums, the roster, and hostile nodes."""
+"""Engine `flower` over a grid in this process: rounds, deadlines, quorums, the roster, and hostile
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -74,10 +76,14 @@ def orders(task: Task, ids: list[int]) -> Briefs:
 
 def grid_of(app: App, nodes: int = CLIENTS, **apps: App) -> FakeGrid:
     """A node for every client; `client3=app` gives client 3 another app."""
-    return FakeGrid({100 + i: Node(b"key%d" % i, apps.get(f"client{i}", app), str(i)) for i in range(nodes)})
+    return FakeGrid(
+        {100 + i: Node(b"key%d" % i, apps.get(f"client{i}", app), str(i)) for i in range(nodes)}
+    )
 
 
-def engine_of(grid: FakeGrid, task: Task, lines: list[str] | None = None, **settings: object) -> Flower:
+def engine_of(
+    grid: FakeGrid, task: Task, lines: list[str] | None = None, **settings: object
+) -> Flower:
     given = Settings(**{"deadline": 60.0, "wait": 0.0, "quorum": 0.0} | settings)  # type: ignore[arg-type]
     return Flower(grid, task, given, [].append if lines is None else lines.append)
 
@@ -93,12 +99,17 @@ def engine_of(grid: FakeGrid, task: Task, lines: list[str] | None = None, **sett
         "scaffold + localprivacy(clip=0.1)",
     ],
 )
-def test_the_bits_of_the_loop_engine(task: Task, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bits_of_the_loop_engine(
+    task: Task, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(SEEDED, "1")
     algorithm = parse(text)
     recipe = Recipe(rounds=3, cohort=4, epochs=3, batch_size=4, lr=0.1, momentum=0.5)
     grid = FakeGrid(
-        {7: Node(b"a", client_app(lambda _: task), "0-2"), 9: Node(b"b", client_app(lambda _: task), "3,4-5")}
+        {
+            7: Node(b"a", client_app(lambda _: task), "0-2"),
+            9: Node(b"b", client_app(lambda _: task), "3,4-5"),
+        }
     )
     setup, ends = Setup(algorithm, recipe, CLIENTS, task.layout, detectors=(FGN(),)), []
     for engine in (Loop(task), Flower(grid, task, Settings(), print)):
@@ -112,12 +123,18 @@ def test_the_bits_of_the_loop_engine(task: Task, text: str, monkeypatch: pytest.
     assert scores == Loop(task).evaluate(x)
 
 
-@pytest.mark.parametrize("changes", [{"optimizer": "adamw", "weight_decay": 0.1, "beta1": 0.5}, {"momentum": 0.5}])
+@pytest.mark.parametrize(
+    "changes", [{"optimizer": "adamw", "weight_decay": 0.1, "beta1": 0.5}, {"momentum": 0.5}]
+)
 def test_adamw_and_a_radius_arrive(task: Task, changes: dict[str, Any]) -> None:
     recipe = Recipe(rounds=2, cohort=4, epochs=2, batch_size=4, lr=0.1, clip=0.5, **changes)
     flower = engine_of(grid_of(client_app(lambda _: task)), task)
     ends = []
-    for engine, text in ((Loop(task), "fedsam(rho=0.3)"), (flower, "fedsam(rho=0.3)"), (flower, "fedavg")):
+    for engine, text in (
+        (Loop(task), "fedsam(rho=0.3)"),
+        (flower, "fedsam(rho=0.3)"),
+        (flower, "fedavg"),
+    ):
         setup = Setup(parse(text), recipe, CLIENTS, task.layout, detectors=(FGN(),))
         *_, run = drive(rounds(Run.start(task.start(), setup, seed=2), setup), engine)
         assert run.record.rejected == ()
@@ -135,12 +152,20 @@ def test_a_devices_noise_is_its_own_and_new_in_every_message(task: Task) -> None
     for i, one in enumerate(noises):
         assert 0.3 < float(one.std()) < 0.7
         for other in noises[:i]:
-            assert abs(float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1])) < 0.5
+            assert (
+                abs(float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1]))
+                < 0.5
+            )
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"update_clip": 1.0}, {"update_clip": 2.0, "update_noise": 0.5}, {"update_clip": 1.0, "update_noise": 0.4}],
+    [
+        {},
+        {"update_clip": 1.0},
+        {"update_clip": 2.0, "update_noise": 0.5},
+        {"update_clip": 1.0, "update_noise": 0.4},
+    ],
 )
 def test_a_device_insists_on_its_own_noise(task: Task, changes: dict[str, Any]) -> None:
     app = client_app(lambda _: task, update_clip=1.0, update_noise=0.5)
@@ -151,8 +176,13 @@ def test_a_device_insists_on_its_own_noise(task: Task, changes: dict[str, Any]) 
 
 
 def test_a_device_that_adds_noise_does_not_stop_early(task: Task) -> None:
-    told = Brief(**vars(next(orders(task, [1]).each())) | {"update_clip": 1.0, "update_noise": 1.0, "stop_below": 0.9})
-    with pytest.raises(UserError, match="does not stop early: how long it trained would tell about its data"):
+    told = Brief(
+        **vars(next(orders(task, [1]).each()))
+        | {"update_clip": 1.0, "update_noise": 1.0, "stop_below": 0.9}
+    )
+    with pytest.raises(
+        UserError, match="does not stop early: how long it trained would tell about its data"
+    ):
         _insist(told, 1.0, 0.5)
     _insist(told, math.inf, 0.0)
 
@@ -177,17 +207,26 @@ def test_a_frozen_part_stays_with_the_task_and_is_never_sent(task: Task) -> None
     part = replace(task, model=model)
     engine = engine_of(grid_of(client_app(lambda _: part)), part)
     assert engine.task.base_hash == part.base_hash is not None
-    assert [parameter.is_meta for parameter in engine.task.model.parameters()] == [False, False, True, True]
+    assert [parameter.is_meta for parameter in engine.task.model.parameters()] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     briefs, loop = orders(part, [1, 4]), Loop(part)
     assert briefs.start.shape == (18,)
     reports = engine.train(briefs)
     assert torch.equal(reports.delta, loop.train(briefs).delta)
-    assert engine.evaluate(briefs.start + reports.delta[0]) == loop.evaluate(briefs.start + reports.delta[0])
+    assert engine.evaluate(briefs.start + reports.delta[0]) == loop.evaluate(
+        briefs.start + reports.delta[0]
+    )
     whole = engine_of(grid_of(client_app(lambda _: task)), part).train(orders(part, [1]))
     assert "the server's model has 18 parameters, but this client's has 33;" in whole.failed[0][1]
 
 
-def test_a_node_with_another_frozen_part_is_rejected_and_the_others_hash_theirs_once(task: Task) -> None:
+def test_a_node_with_another_frozen_part_is_rejected_and_the_others_hash_theirs_once(
+    task: Task,
+) -> None:
     def frozen(value: float) -> Task:
         model = copy.deepcopy(task.model)
         model[0].requires_grad_(False)
@@ -203,11 +242,17 @@ def test_a_node_with_another_frozen_part_is_rejected_and_the_others_hash_theirs_
         ((client, reason),) = reports.failed
         assert client == 4
         assert (
-            f"the frozen part of this client's model has the hash {str(other.base_hash)[:12]}, the server's" in reason
+            f"the frozen part of this client's model has the hash {str(other.base_hash)[:12]}, the server's"
+            in reason
         )
     sent = [message for message in grid.sent if message.metadata.message_type == MessageType.TRAIN]
     asked = [(message.metadata.dst_node_id, asked_hashes(message.content)) for message in sent]
-    assert asked == [(101, enrol.wanted(ours)), (104, enrol.wanted(ours)), (101, {}), (104, enrol.wanted(ours))]
+    assert asked == [
+        (101, enrol.wanted(ours)),
+        (104, enrol.wanted(ours)),
+        (101, {}),
+        (104, enrol.wanted(ours)),
+    ]
     assert enrol.wanted(ours)[enrol.BASE] == ours.base_hash
 
 
@@ -227,10 +272,14 @@ def test_a_node_with_another_task_of_the_same_size_is_rejected(task: Task, other
     assert reports.ids.tolist() == [1]
     ((client, reason),) = reports.failed
     assert client == 4
-    assert f"this client's task have the hash {enrol.task_hash(theirs)[:12]}, the server's" in reason
+    assert (
+        f"this client's task have the hash {enrol.task_hash(theirs)[:12]}, the server's" in reason
+    )
 
 
-def test_small_briefs_are_sent_in_one_request_and_large_ones_alone(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_briefs_are_sent_in_one_request_and_large_ones_alone(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes: list[int] = []
 
     class Counted(FakeGrid):
@@ -250,7 +299,9 @@ def test_small_briefs_are_sent_in_one_request_and_large_ones_alone(task: Task, m
     assert sizes == [3, 1, 1, 1]
 
 
-@pytest.mark.parametrize("damage", ["", "[]", "null", '{"a": "x"}', '{"0": 5}', "\0", "[" * 100_000])
+@pytest.mark.parametrize(
+    "damage", ["", "[]", "null", '{"a": "x"}', '{"0": 5}', "\0", "[" * 100_000]
+)
 def test_a_damaged_roster_is_named_and_not_begun_anew(tmp_path: Path, damage: str) -> None:
     (tmp_path / "roster.json").write_text(damage)
     with pytest.raises(UserError, match=r"roster\.json"):
@@ -288,7 +339,11 @@ def broken(task: Task, happens: Callable[[Message], Message]) -> App:
     honest = client_app(lambda _: task)
 
     def app(message: Message, context: Context) -> Message:
-        return honest(message, context) if message.metadata.message_type == MessageType.QUERY else happens(message)
+        return (
+            honest(message, context)
+            if message.metadata.message_type == MessageType.QUERY
+            else happens(message)
+        )
 
     return app
 
@@ -309,16 +364,24 @@ D = 2 * 5 + 5 + 5 * 3 + 3
     [
         (update(np.full(D, np.nan, np.float32)), "its update is not finite"),
         (update(np.zeros(D - 1, np.float32)), "its update has the shape (32,), not (33,)"),
-        (update(np.zeros(1, np.float32)), "its update has the shape (1,), not (33,)"),  # would broadcast
+        (
+            update(np.zeros(1, np.float32)),
+            "its update has the shape (1,), not (33,)",
+        ),  # would broadcast
         (update(np.zeros((1, D), np.float32)), "its update has the shape (1, 33), not (33,)"),
-        (update(np.full(D, 1e6, np.float32)), "its update has the norm 5.74e+06, above deploy.max_norm = 10000"),
+        (
+            update(np.full(D, 1e6, np.float32)),
+            "its update has the norm 5.74e+06, above deploy.max_norm = 10000",
+        ),
         (update(np.zeros(D, np.float64)), "its update is float64, not float32"),
         (number("round", 1), "its report is of round 2, not 3"),
         (number("client", 0), "it answered as client 0"),
         (number("n", 10**6), "it did 8 steps, where 500000 were ordered for its 1000000 samples"),
         (lambda content: content.clear(), "its answer is not a report"),
         (
-            lambda content: content.__setitem__("delta.0", ConfigRecord({"dtype": "float32", "shape": ["x"]})),
+            lambda content: content.__setitem__(
+                "delta.0", ConfigRecord({"dtype": "float32", "shape": ["x"]})
+            ),
             "its delta.0 has an unknown format",
         ),
     ],
@@ -333,13 +396,19 @@ def test_a_bad_report_touches_nothing(task: Task, change: Change, reason: str) -
 
 def test_failures_in_one_line(task: Task) -> None:
     honest = client_app(lambda _: task)
-    reports = engine_of(grid_of(honest, client3=broken(task, raises)), task).train(orders(task, [0, 3]))
+    reports = engine_of(grid_of(honest, client3=broken(task, raises)), task).train(
+        orders(task, [0, 3])
+    )
     ((client, reason),) = reports.failed
     assert client == 3
-    assert reason.startswith("it raised <class 'OSError'>:<'no battery round 9: client 0 does not count")
+    assert reason.startswith(
+        "it raised <class 'OSError'>:<'no battery round 9: client 0 does not count"
+    )
     assert len(reason) == 200
     assert "\n" not in reason
-    reports = engine_of(grid_of(honest, client3=broken(task, dies)), task).train(orders(task, [0, 3]))
+    reports = engine_of(grid_of(honest, client3=broken(task, dies)), task).train(
+        orders(task, [0, 3])
+    )
     assert reports.failed == ((3, "its process died"),)
 
 
@@ -356,11 +425,15 @@ def test_late_absent_and_missing(task: Task) -> None:
     assert reports.ids.tolist() == [0, 5]
     assert reports.failed == ((1, "no answer in 1 s"),)
     engine.grid.nodes[101].late = 0
-    again = engine.train(replace(orders(task, [0, 1, 5]), round=3))  # the late report of round 2 is not looked at
+    again = engine.train(
+        replace(orders(task, [0, 1, 5]), round=3)
+    )  # the late report of round 2 is not looked at
     assert again.failed == ()
 
 
-def test_a_message_that_flower_drops_when_it_is_due_had_no_answer(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_flower_drops_when_it_is_due_had_no_answer(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = engine_of(grid_of(client_app(lambda _: task)), task, deadline=0.3)
     engine.train(orders(task, [0]))
     began: dict[str, float] = {}
@@ -385,7 +458,9 @@ def test_a_message_that_flower_drops_when_it_is_due_had_no_answer(task: Task, mo
 
 
 def test_no_quorum_no_round(task: Task) -> None:
-    grid = grid_of(client_app(lambda _: task), client3=broken(task, dies), client4=broken(task, dies))
+    grid = grid_of(
+        client_app(lambda _: task), client3=broken(task, dies), client4=broken(task, dies)
+    )
     reports = engine_of(grid, task, quorum=0.5).train(orders(task, [0, 3, 4]))
     assert len(reports) == 0
     assert reports.delta.shape == (0, D)
@@ -401,7 +476,9 @@ def test_over_selection(task: Task) -> None:
     for cohort, clients in ((10, 100), (10, 12), (10, 10), (3, 100), (100, 100), (1, 7)):
         near = Settings(over=0.3, cohort=cohort)
         assert near.needed(near.asked(cohort, clients), clients) == cohort
-    assert Settings(over=0.3, cohort=100).needed(50, 100) == 38  # fewer, by a rule: the slowest are not waited for
+    assert (
+        Settings(over=0.3, cohort=100).needed(50, 100) == 38
+    )  # fewer, by a rule: the slowest are not waited for
     assert Settings(over=0.3, cohort=10).needed(100, 100) == 76  # more, by a rule
     assert Settings(over=0.3, cohort=10).needed(8, 8) == 8
     assert [Settings(over=0.5).needed(m, 100) for m in (1, 2, 3)] == [1, 1, 2]
@@ -421,7 +498,10 @@ def test_updates_on_disk_and_packed(task: Task, tmp_path: Path) -> None:
     engine = Flower(grid, task, Settings(quorum=0.0, on_disk=0), print, folder=tmp_path)
     reports = engine.train(briefs)
     assert torch.equal(reports.delta, wanted)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["roster.json", "status.json"]  # the file has no name
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "roster.json",
+        "status.json",
+    ]  # the file has no name
     half = engine_of(grid, task, packing=Packing("float16")).train(briefs)
     assert torch.equal(half.delta, wanted.half().float())
     top = engine_of(grid, task, packing=Packing(keep=0.1)).train(briefs)
@@ -441,7 +521,9 @@ def test_an_update_above_the_clip_is_scaled(task: Task) -> None:
 def test_a_second_claimant_is_refused(task: Task, tmp_path: Path) -> None:
     honest = client_app(lambda _: task)
     grid, lines = grid_of(honest, nodes=2), []
-    engine = Flower(grid, task, Settings(deadline=0.2, wait=0.0, quorum=0.0), lines.append, folder=tmp_path)
+    engine = Flower(
+        grid, task, Settings(deadline=0.2, wait=0.0, quorum=0.0), lines.append, folder=tmp_path
+    )
     engine.train(orders(task, [0, 1]))
     owner, thief = fingerprint(b"key1"), fingerprint(b"thief")
     assert lines == [
@@ -463,7 +545,9 @@ def test_a_second_claimant_is_refused(task: Task, tmp_path: Path) -> None:
     reports = engine.train(orders(task, [0, 1]))
     assert lines == ["client 1 no longer has a node"]
     assert reports.failed == ((1, "no node serves it"),)
-    fresh = Flower(grid, task, Settings(deadline=0.2, wait=0.0, quorum=0.0), lines.append, folder=tmp_path)
+    fresh = Flower(
+        grid, task, Settings(deadline=0.2, wait=0.0, quorum=0.0), lines.append, folder=tmp_path
+    )
     assert fresh.train(orders(task, [0, 1])).failed == ((1, "no node serves it"),)
     # The owner comes back as another node with the same key: known, and not asked again.
     grid.nodes[300] = Node(b"key1", honest, "1")
@@ -477,7 +561,9 @@ def test_a_second_claimant_is_refused(task: Task, tmp_path: Path) -> None:
     }
 
 
-def test_a_node_that_says_nonsense_is_asked_again(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_says_nonsense_is_asked_again(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(roster, "PATIENCE", 0.0)
     said = iter([{"clients": "all"}, {"clients": list(range(20_000))}, {"clients": [0]}])
 
@@ -489,7 +575,10 @@ def test_a_node_that_says_nonsense_is_asked_again(task: Task, monkeypatch: pytes
     lines: list[str] = []
     reports = engine_of(grid_of(app, nodes=1), task, lines, wait=60.0).train(orders(task, [0]))
     assert len(reports) == 1
-    assert lines[:2] == ["node 100 did not say which clients it serves: its answer is not a list of clients"] * 2
+    assert (
+        lines[:2]
+        == ["node 100 did not say which clients it serves: its answer is not a list of clients"] * 2
+    )
 
 
 def test_a_client_does_not_follow_another_clients_brief(task: Task) -> None:
@@ -498,9 +587,17 @@ def test_a_client_does_not_follow_another_clients_brief(task: Task) -> None:
     engine.train(orders(task, [0]))
     grid.nodes[101].clients = "2"  # restarted in a blink, with another client
     assert engine.train(orders(task, [0, 1])).failed == ((1, "its node no longer serves it"),)
-    assert engine.roster.nodes == {0: 100, 2: 102, 3: 103, 4: 104, 5: 105}  # client 2 belongs to another key
+    assert engine.roster.nodes == {
+        0: 100,
+        2: 102,
+        3: 103,
+        4: 104,
+        5: 105,
+    }  # client 2 belongs to another key
     small = replace(task, model=nn.Linear(2, 3))
-    ((_, reason),) = engine_of(grid_of(client_app(lambda _: small)), task).train(orders(task, [0])).failed
+    ((_, reason),) = (
+        engine_of(grid_of(client_app(lambda _: small)), task).train(orders(task, [0])).failed
+    )
     assert reason.endswith(
         "the server's model has 33 parameters, but this client's has 9; give both the same task.py.'>"
     )
@@ -516,7 +613,9 @@ def test_ids_and_names() -> None:
     assert Roster(3).claim(1, b"k", []) == []
 
 
-@pytest.mark.parametrize("wrong", [{"deadline": 0.0}, {"quorum": 1.5}, {"over": -0.1}, {"wait": -1.0}, {"on_disk": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"deadline": 0.0}, {"quorum": 1.5}, {"over": -0.1}, {"wait": -1.0}, {"on_disk": -1}]
+)
 def test_settings_that_make_no_sense(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError, match=rf"deploy\.{next(iter(wrong))} = "):
         Settings(**wrong)  # type: ignore[arg-type]
@@ -524,6 +623,7 @@ def test_settings_that_make_no_sense(wrong: dict[str, float]) -> None:
 
 def test_a_start_of_another_size(task: Task) -> None:
     with pytest.raises(
-        UserError, match=r"deploy\.start has 3 parameters, but the model has 33; give a run of the same model\."
+        UserError,
+        match=r"deploy\.start has 3 parameters, but the model has 33; give a run of the same model\.",
     ):
         Flower(grid_of(client_app(lambda _: task)), task, Settings(), print, start=torch.zeros(3))

@@ -103,8 +103,19 @@ def hold(path: Path, held: object, done: object) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_run_in_progress_and_one_that_was_stopped(run: Path) -> None:
     (run / "summary.json").unlink()
-    now = {"round": 3, "phase": "training", "asked": [0, 1, 2, 3], "needed": 3, "reported": [0], "began": 100.0}
-    now |= {"until": 160.0, "failed": {"2": "its update is not finite"}, "seen": {"0": 108.0, "1": 60.0}}
+    now = {
+        "round": 3,
+        "phase": "training",
+        "asked": [0, 1, 2, 3],
+        "needed": 3,
+        "reported": [0],
+        "began": 100.0,
+    }
+    now |= {
+        "until": 160.0,
+        "failed": {"2": "its update is not finite"},
+        "seen": {"0": 108.0, "1": 60.0},
+    }
     (run / FILE).write_text(json.dumps(now))
     assert text(status(run))[1].startswith("No server is using the folder;")
     fork = multiprocessing.get_context("fork")
@@ -131,12 +142,17 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["deploy", "status", str(run)])
     assert done.exit_code == 0
     assert done.stdout.startswith(f"{run}: finished, 2 of 2 rounds")
-    assert json.loads(CliRunner().invoke(app, ["deploy", "status", str(run), "--json"]).stdout)["done"] == 2
+    assert (
+        json.loads(CliRunner().invoke(app, ["deploy", "status", str(run), "--json"]).stdout)["done"]
+        == 2
+    )
     nothing = CliRunner().invoke(app, ["deploy", "status", str(tmp_path)])
     assert nothing.exit_code == 2
 
 
-@pytest.mark.parametrize("damage", ["", "[]", '{"seen": 5}', '{"round": "x", "seen": {"0": "y"}, "asked": 5}'])
+@pytest.mark.parametrize(
+    "damage", ["", "[]", '{"seen": 5}', '{"round": "x", "seen": {"0": "y"}, "asked": 5}']
+)
 def test_a_damaged_file_is_no_status(run: Path, damage: str) -> None:
     (run / FILE).write_text(damage)
     assert text(status(run))[0].endswith("finished, 2 of 2 rounds (fedavg)")

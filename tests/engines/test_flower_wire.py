@@ -12,7 +12,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from kairosfl.core.fields import ACCURACY_AFTER, FISHER, SCORE_AFTER, Brief, Report
 from kairosfl.engines.flower import wire
-from kairosfl.engines.flower.wire import Malformed, Packing, brief_record, read_brief, read_report, report_record
+from kairosfl.engines.flower.wire import (
+    Malformed,
+    Packing,
+    brief_record,
+    read_brief,
+    read_report,
+    report_record,
+)
 from kairosfl.errors import UserError
 
 START = torch.tensor([0.5, -1.0, 2.0, 0.0, 3.0])
@@ -91,7 +98,9 @@ def test_large_and_small_vectors_arrive(monkeypatch: pytest.MonkeyPatch, small: 
     monkeypatch.setattr(wire, "PIECE", 8)
     told, report = brief_record(BRIEF, Packing(), {}), answer()
     assert set(told) == ({wire.NUMBERS} if small else {wire.NUMBERS, wire.VECTORS})
-    assert set(report) == ({wire.NUMBERS} if small else {wire.NUMBERS, "delta.0", "delta.1", "delta.2"})
+    assert set(report) == (
+        {wire.NUMBERS} if small else {wire.NUMBERS, "delta.0", "delta.1", "delta.2"}
+    )
     same(BRIEF, read_brief(over_the_wire(told))[0])
     same(REPORT, read_report(report, Packing(), torch.empty(5))[0])
 
@@ -153,7 +162,9 @@ def test_what_is_no_report() -> None:
         record.update({name.replace("_", "."): each for name, each in vectors.items()})
         return record
 
-    bare = ConfigRecord({key: value for key, value in answer()[wire.NUMBERS].items() if not key.startswith("delta")})
+    bare = ConfigRecord(
+        {key: value for key, value in answer()[wire.NUMBERS].items() if not key.startswith("delta")}
+    )
 
     assert refused(RecordDict()) == "its answer is not a report"
     assert refused(RecordDict({wire.NUMBERS: ArrayRecord({}), wire.VECTORS: ArrayRecord({})})) == (
@@ -169,16 +180,27 @@ def test_what_is_no_report() -> None:
     assert refused(holding()) == "its report contains no update"
     assert refused(holding(delta_1=array([1.0] * 5))).startswith("its delta has dtype 'nothing'")
     assert refused(holding(delta_0=array([1.0]))) == "its update has the shape (1,), not (5,)"
-    assert refused(holding(delta_0=array([[1.0] * 5]))) == "its update has the shape (1, 5), not (5,)"
+    assert (
+        refused(holding(delta_0=array([[1.0] * 5]))) == "its update has the shape (1, 5), not (5,)"
+    )
     assert refused(holding(delta_0=array([1.0] * 3), delta_1=array([1.0] * 3))) == (
         "its update has the shape (6,), not (5,)"
     )
-    assert refused(holding(delta_0=array([1.0] * 5, "float64"))) == "its update is float64, not float32"
+    assert (
+        refused(holding(delta_0=array([1.0] * 5, "float64")))
+        == "its update is float64, not float32"
+    )
     assert refused(holding(delta_0=array([1.0] * 5, "int64"))).startswith(
         "its delta has dtype 'int64' in an unknown format"
     )
     good = array([1.0] * 5)
-    for change in ({"dtype": 5}, {"shape": 5}, {"shape": [True]}, {"shape": [5.0]}, {"data": "0" * 20}):
+    for change in (
+        {"dtype": 5},
+        {"shape": 5},
+        {"shape": [True]},
+        {"shape": [5.0]},
+        {"data": "0" * 20},
+    ):
         other = ConfigRecord({**good, **change})
         assert refused(holding(delta_0=other)) == "its delta.0 has an unknown format"
     foreign = RecordDict({wire.NUMBERS: bare, "delta.0": ArrayRecord([np.ones(5, np.float32)])})
@@ -187,7 +209,10 @@ def test_what_is_no_report() -> None:
         "its update has the shape (-5, -1), not (5,)"
     )
     short = ConfigRecord({**good, "data": b"0" * 16})
-    assert refused(holding(delta_0=short)) == "the number of bytes of its delta does not match its shape"
+    assert (
+        refused(holding(delta_0=short))
+        == "the number of bytes of its delta does not match its shape"
+    )
     among = {"delta.0": b"0" * 20, "delta.0.dtype": "float32"}
     for change, reason in (
         ({"delta.0.dtype": "float64"}, "its update has the shape (2,), not (5,)"),
@@ -199,7 +224,9 @@ def test_what_is_no_report() -> None:
         ({"delta.0": 5.0}, "its report contains no update"),
         ({"n": b"7"}, "its n has an unknown format"),
     ):
-        assert refused(RecordDict({wire.NUMBERS: ConfigRecord({**bare, **among, **change})})) == reason
+        assert (
+            refused(RecordDict({wire.NUMBERS: ConfigRecord({**bare, **among, **change})})) == reason
+        )
     top = Packing(keep=0.4)
     places = [[-1, 2], [2, 2], [3, 1], [0, 5]]
     for where in places:

@@ -1,4 +1,6 @@
-"""An engine that is dropped frees its memory, however its model runs: a sweep has many, one after another."""
+"""An engine that is dropped frees its memory, however its model runs: a sweep has many, one after
+another.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Models of which a part is frozen, on every engine: the same updates, and a base that stays as it is, bit for bit."""
+"""Models of which a part is frozen, on every engine: the same updates, and a base that stays as it
+is, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ class LoRA(nn.Module):
     def __init__(self, inputs: int, outputs: int, rank: int = 2) -> None:
         super().__init__()
         self.base = nn.Linear(inputs, outputs).requires_grad_(False)
-        self.a, self.b = nn.Parameter(torch.empty(rank, inputs)), nn.Parameter(torch.empty(outputs, rank))
+        self.a, self.b = (
+            nn.Parameter(torch.empty(rank, inputs)),
+            nn.Parameter(torch.empty(outputs, rank)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + F.linear(F.linear(x, self.a), self.b)
@@ -105,7 +110,9 @@ def images(middle: nn.Module | None = None) -> nn.Sequential:
 
 
 def tied() -> nn.Sequential:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(72, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 3))
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(72, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 3)
+    )
     model[4].weight = model[2].weight
     return some("1.weight", "1.bias", "4.bias")(model)
 
@@ -131,9 +138,15 @@ def attention() -> Text:
 
 # How to make it, and how the batched engine runs it.
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "head only": (lambda: some("0.weight", "0.bias", "1.weight", "1.bias", "5.weight", "5.bias")(images()), STACKED),
+    "head only": (
+        lambda: some("0.weight", "0.bias", "1.weight", "1.bias", "5.weight", "5.bias")(images()),
+        STACKED,
+    ),
     "body only": (lambda: some("9.weight", "9.bias")(images()), STACKED),
-    "a layer in the middle": (lambda: some("5.weight", "5.bias", "6.weight", "6.bias")(images()), STACKED),
+    "a layer in the middle": (
+        lambda: some("5.weight", "5.bias", "6.weight", "6.bias")(images()),
+        STACKED,
+    ),
     "biases only": (lambda: some("weight")(images()), STACKED),
     "weights only": (lambda: some("bias")(images()), STACKED),
     "a layer of another kind": (lambda: images(nn.Sequential(*conv1d())), STACKED),
@@ -146,7 +159,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: nn.Sequential(nn.Flatten(), LoRA(72, 8), nn.Tanh(), LoRA(8, 3)),
         "stacked by lifting its parameters: it uses",
     ),
-    "adapters": (lambda: nn.Sequential(nn.Flatten(), Adapter(72, 8), nn.Tanh(), Adapter(8, 3)), STACKED),
+    "adapters": (
+        lambda: nn.Sequential(nn.Flatten(), Adapter(72, 8), nn.Tanh(), Adapter(8, 3)),
+        STACKED,
+    ),
     "tied weights": (tied, STACKED),
     "tied weights in the base": (tied_base, STACKED),
     "frozen embedding": (lambda: Text(nn.Linear(8, 8)), STACKED),
@@ -187,7 +203,11 @@ def test_both_engines_train_what_is_trained_and_nothing_else(name: str) -> None:
     for changes in ({}, {"pull": 0.1, "clip": 0.5}, {"measure": {SCORE_BEFORE, SCORE_AFTER}}):
         briefs = make_briefs(task, **changes)
         wanted = loop.train(briefs)
-        assert wanted.delta.shape == (4, task.layout.size) == (4, sum(p.numel() for p in by_hand(task)))
+        assert (
+            wanted.delta.shape
+            == (4, task.layout.size)
+            == (4, sum(p.numel() for p in by_hand(task)))
+        )
         assert_equal(batched.train(briefs), wanted, 1e-10)
     assert batched.evaluate(x) == loop.evaluate(x)
     assert torch.equal(flatten(task.model), x)
@@ -218,18 +238,24 @@ def test_a_step_is_that_of_a_torch_optimiser(name: str) -> None:
     if not task.dataset.vocabulary:
         inputs = (inputs.float() / 255 - 0.5) / 0.5
     lr = float(one.lr[1])
-    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr, weight_decay=1e-3)
+    optimiser = torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad], lr=lr, weight_decay=1e-3
+    )
     loss = F.cross_entropy(
-        model(inputs.double() if inputs.is_floating_point() else inputs), task.dataset.train.targets[rows]
+        model(inputs.double() if inputs.is_floating_point() else inputs),
+        task.dataset.train.targets[rows],
     )
     torch.autograd.backward(loss)
-    # The optimiser skips what has no gradient; a client's gradient of it is zero, and weight decay acts.
+    # The optimiser skips what has no gradient; a client's gradient of it is zero, and weight decay
+    # acts.
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     optimiser.step()
     wanted = flatten(model) - task.start()
-    assert (Loop(task).train(one).delta[1] - wanted).norm() <= 1e-6 * wanted.norm()  # images enter as float32
+    assert (
+        Loop(task).train(one).delta[1] - wanted
+    ).norm() <= 1e-6 * wanted.norm()  # images enter as float32
 
 
 @pytest.mark.parametrize("name", ["head only", "body only", "LoRA", "biases only"])
@@ -255,8 +281,12 @@ def test_dropout_inside_a_frozen_layer_is_each_clients_own(frozen: bool) -> None
     assert engine.why == STACKED
     briefs = make_briefs(task)
     together = engine.train(briefs).delta
-    assert not torch.allclose(together, Loop(replace(task, model=without_dropout(task.model))).train(briefs).delta)
-    alone = torch.cat([engine.train(briefs.take(torch.tensor([client]))).delta for client in range(4)])
+    assert not torch.allclose(
+        together, Loop(replace(task, model=without_dropout(task.model))).train(briefs).delta
+    )
+    alone = torch.cat(
+        [engine.train(briefs.take(torch.tensor([client]))).delta for client in range(4)]
+    )
     assert (together - alone).norm() <= 1e-10 * alone.norm()
 
 
@@ -291,7 +321,10 @@ def test_a_model_that_cannot_run_in_bfloat16_is_refused_and_not_run_otherwise() 
         def forward(self, x: Tensor) -> Tensor:
             return self.out(torch.linalg.matrix_exp(x).flatten(2).mean(1) @ self.table)
 
-    with pytest.raises(UserError, match=r"run\.precision = 'bfloat16' needs a model that stacks, and here vmap fails"):
+    with pytest.raises(
+        UserError,
+        match=r"run\.precision = 'bfloat16' needs a model that stacks, and here vmap fails",
+    ):
         Batched(task_of(Exact(), torch.float32), precision="bfloat16")
 
 
@@ -302,12 +335,19 @@ def test_tasks_with_another_base_do_not_share_an_engine() -> None:
         other[0].weight += 1
     engine = Batched(task)
     engine.train_many([(replace(task, model=copy.deepcopy(task.model)), make_briefs(task))])
-    with pytest.raises(UserError, match="A task with another frozen part of the model cannot share this engine"):
+    with pytest.raises(
+        UserError, match="A task with another frozen part of the model cannot share this engine"
+    ):
         engine.submit(replace(task, model=other), make_briefs(task))
 
 
 def test_batch_norm_without_running_statistics_runs_one_client_after_another() -> None:
-    layers = (nn.Flatten(), nn.Linear(72, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3))
+    layers = (
+        nn.Flatten(),
+        nn.Linear(72, 8),
+        nn.BatchNorm1d(8, track_running_stats=False),
+        nn.Linear(8, 3),
+    )
     task = task_of(nn.Sequential(*layers))
     briefs = make_briefs(task, drop_last=True)
     engine = Batched(task)

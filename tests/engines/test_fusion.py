@@ -1,4 +1,6 @@
-"""Activations fused into the layer before them: which, and that clients get the updates that they get alone."""
+"""Activations fused into the layer before them: which, and that clients get the updates that they
+get alone.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,17 @@ from kairosfl.engines.loop import Loop
 
 
 class Net(nn.Module):
-    """Convolution, GroupNorm and what follows it; `twice`: the norm runs twice, or its output has two readers."""
+    """Convolution, GroupNorm and what follows it; `twice`: the norm runs twice, or its output has
+    two readers.
+    """
 
     def __init__(self, *follow: nn.Module, twice: str = "") -> None:
         super().__init__()
-        self.conv, self.norm, self.follow = nn.Conv2d(2, 8, 3), nn.GroupNorm(4, 8), nn.Sequential(*follow)
+        self.conv, self.norm, self.follow = (
+            nn.Conv2d(2, 8, 3),
+            nn.GroupNorm(4, 8),
+            nn.Sequential(*follow),
+        )
         self.out, self.twice = nn.Linear(8, 3), twice
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,7 +41,8 @@ class Net(nn.Module):
         return self.out(y.mean((2, 3)))
 
 
-CASES = {  # model, activation that is fused, whether the norm finds the gradient of the convolution's bias
+# model, activation that is fused, whether the norm finds the gradient of the convolution's bias
+CASES = {
     "none": (lambda: Net(), "", True),
     "relu": (lambda: Net(nn.ReLU(inplace=True)), "relu", True),
     "silu": (lambda: Net(nn.SiLU()), "silu", True),
@@ -52,7 +61,9 @@ def test_what_follows_a_group_norm(name: str) -> None:
     torch.manual_seed(0)
     model = make().double()
     (norm,) = (
-        module for module in Traced(model, torch.device("cpu")).model.modules() if isinstance(module, StackedGroupNorm)
+        module
+        for module in Traced(model, torch.device("cpu")).model.modules()
+        if isinstance(module, StackedGroupNorm)
     )
     assert norm.activation == activation
     assert norm.before == (1 if biased else None)
@@ -64,7 +75,9 @@ def test_what_follows_a_group_norm(name: str) -> None:
 
 
 class Branched(nn.Module):
-    """Two convolutions; `twice`: the output of the first, that of its ReLU, or the second convolution has two uses."""
+    """Two convolutions; `twice`: the output of the first, that of its ReLU, or the second
+    convolution has two uses.
+    """
 
     def __init__(self, twice: str) -> None:
         super().__init__()
@@ -84,7 +97,9 @@ class Branched(nn.Module):
         return self.out(z.mean((2, 3)))
 
 
-def chain(between: nn.Module | None = None, two: nn.Module | None = None, **changes: nn.Module) -> nn.Sequential:
+def chain(
+    between: nn.Module | None = None, two: nn.Module | None = None, **changes: nn.Module
+) -> nn.Sequential:
     """Convolution, ReLU, convolution, ReLU, and a head that reads it."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(one=nn.Conv2d(2, 4, 3), first=nn.ReLU())
     if between is not None:
@@ -107,10 +122,14 @@ def hooked(name: str, heard: list[Tensor]) -> nn.Sequential:
 
 
 RELUS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    # of every convolution: r, it has a ReLU; d, whose mask its reader applies; m, it applies that of the one before
+    # of every convolution: r, it has a ReLU; d, whose mask its reader applies; m, it applies that
+    # of the one before
     "chain": (chain, "rd rm"),
     "without bias": (lambda: chain(one=nn.Conv2d(2, 4, 3, bias=False)), "rd rm"),
-    "grouped reader": (lambda: chain(two=nn.Conv2d(4, 6, 3, 2, groups=2), more=nn.Conv2d(6, 5, 1)), "rd rdm m"),
+    "grouped reader": (
+        lambda: chain(two=nn.Conv2d(4, 6, 3, 2, groups=2), more=nn.Conv2d(6, 5, 1)),
+        "rd rdm m",
+    ),
     "another activation": (lambda: chain(first=nn.ReLU6()), "- r"),
     "two in a row": (lambda: chain(nn.ReLU()), "rd rm"),
     "a pool reads it": (lambda: chain(nn.MaxPool2d(2), nn.Conv2d(4, 5, 1)), "- r"),
@@ -132,7 +151,9 @@ def test_a_relu_after_a_convolution(name: str) -> None:
     torch.manual_seed(0)
     model = make().double()
     convolutions = [
-        each for each in Traced(model, torch.device("cpu")).model.modules() if isinstance(each, StackedConv2d)
+        each
+        for each in Traced(model, torch.device("cpu")).model.modules()
+        if isinstance(each, StackedConv2d)
     ]
     found = ["r" * each.relu + "d" * each.masked + "m" * each.masks or "-" for each in convolutions]
     assert " ".join(found) == flags
@@ -141,8 +162,18 @@ def test_a_relu_after_a_convolution(name: str) -> None:
     assert engine.why == "stacked layer by layer"
     # MOON's and ALT's features are what the head reads, here what a fused ReLU returned.
     near = task.start() + 0.05 * torch.randn(4, task.layout.size, dtype=torch.float64)
-    contrast = {"contrast": 1.0, "temperature": 0.5, "previous": near, "stop_below": 0.9, "stop_statistic": "mean"}
-    for briefs in (make_briefs(task), make_briefs(task, **contrast), make_briefs(task, radius=0.05)):
+    contrast = {
+        "contrast": 1.0,
+        "temperature": 0.5,
+        "previous": near,
+        "stop_below": 0.9,
+        "stop_statistic": "mean",
+    }
+    for briefs in (
+        make_briefs(task),
+        make_briefs(task, **contrast),
+        make_briefs(task, radius=0.05),
+    ):
         assert_equal(engine.train(briefs), Loop(task).train(briefs), 1e-9)
 
 
@@ -150,15 +181,24 @@ FLAT = {
     "flattened": (nn.Sequential(nn.Flatten()), True),
     "dropped and flattened": (nn.Sequential(nn.Dropout(0.0), nn.Flatten()), True),
     "convolved": (nn.Sequential(nn.Conv2d(4, 4, 1), nn.Flatten()), False),
-    "dropped and convolved": (nn.Sequential(nn.Dropout(0.0), nn.Conv2d(4, 4, 1), nn.Flatten()), False),
+    "dropped and convolved": (
+        nn.Sequential(nn.Dropout(0.0), nn.Conv2d(4, 4, 1), nn.Flatten()),
+        False,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", FLAT)
 def test_a_pooling_is_written_in_the_order_in_which_it_is_read(name: str) -> None:
     follow, flat = FLAT[name]
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), *follow, nn.Linear(4, 3)).double()
-    (pool,) = (each for each in Traced(model, torch.device("cpu")).model.modules() if isinstance(each, ReluPool))
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), *follow, nn.Linear(4, 3)
+    ).double()
+    (pool,) = (
+        each
+        for each in Traced(model, torch.device("cpu")).model.modules()
+        if isinstance(each, ReluPool)
+    )
     assert pool.flat == flat
     task = make_task(model, (2, 5, 5))
     assert_equal(Batched(task).train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-9)
@@ -177,7 +217,9 @@ def test_dropout_is_fused_with_what_comes_before_it() -> None:
     (pool,) = (module for module in modules if isinstance(module, ReluPool))
     assert pool.before == 1  # the number of the convolution's bias
     assert pool.drop is not None
-    assert [drop.relu for drop in modules if isinstance(drop, StackedDropout) and drop is not pool.drop] == [True]
+    assert [
+        drop.relu for drop in modules if isinstance(drop, StackedDropout) and drop is not pool.drop
+    ] == [True]
     assert not any(isinstance(module, (nn.ReLU, nn.MaxPool2d)) for module in modules)
     task = make_task(dropping(0.0), (2, 6, 6))
     assert_equal(Batched(task).train(make_briefs(task)), Loop(task).train(make_briefs(task)), 1e-9)
@@ -194,7 +236,12 @@ def test_what_is_read_twice_is_not_fused(twice: str) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.pool, self.relu, self.drop = nn.Conv2d(2, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Dropout(0.3)
+            self.conv, self.pool, self.relu, self.drop = (
+                nn.Conv2d(2, 4, 3),
+                nn.MaxPool2d(2),
+                nn.ReLU(),
+                nn.Dropout(0.3),
+            )
             self.out = nn.Linear(4, 3)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -207,7 +254,11 @@ def test_what_is_read_twice_is_not_fused(twice: str) -> None:
     torch.manual_seed(0)
     modules = list(Traced(Model(), torch.device("cpu")).model.modules())
     pools = [module for module in modules if isinstance(module, ReluPool)]
-    assert [pool.before for pool in pools] == {"the convolution": [None], "the ReLU": [], "the pooling": [1]}[twice]
+    assert [pool.before for pool in pools] == {
+        "the convolution": [None],
+        "the ReLU": [],
+        "the pooling": [1],
+    }[twice]
     assert all((pool.drop is None) == (twice == "the pooling") for pool in pools)
     model = Model().double()
     model.drop.p = 0.0
@@ -219,14 +270,21 @@ def test_names_of_the_model_s_own_stay_as_they_are() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.flat, self.dropout_2, self.dropout_1 = nn.Flatten(), nn.Dropout(0.1), nn.Dropout(0.5)
+            self.flat, self.dropout_2, self.dropout_1 = (
+                nn.Flatten(),
+                nn.Dropout(0.1),
+                nn.Dropout(0.5),
+            )
             self.out = nn.Linear(8, 3)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.out(self.dropout_2(self.dropout_1(self.flat(x))))
 
     modules = Traced(Model(), torch.device("cpu")).model.modules()
-    assert [module.p for module in modules if isinstance(module, StackedDropout)] in ([0.1, 0.5], [0.5, 0.1])
+    assert [module.p for module in modules if isinstance(module, StackedDropout)] in (
+        [0.1, 0.5],
+        [0.5, 0.1],
+    )
 
 
 def test_a_hook_on_an_activation_is_called() -> None:
@@ -246,7 +304,9 @@ def test_a_fused_relu_in_bfloat16_is_one_that_is_not_fused() -> None:
     apart.model.load_state_dict(fused.model.state_dict())
     for name in ("first", "last"):
         apart.model.get_submodule(name).register_forward_hook(lambda _, __, y: None)
-    found, wanted = (Batched(task, precision="bfloat16").train(make_briefs(task)) for task in (fused, apart))
+    found, wanted = (
+        Batched(task, precision="bfloat16").train(make_briefs(task)) for task in (fused, apart)
+    )
     assert torch.equal(found.delta, wanted.delta)
 
 
@@ -271,10 +331,15 @@ class Reads(nn.Module):
             False,
         ),
         (nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 3)), False),
-        (nn.Sequential(nn.Conv2d(2, 4, 3).requires_grad_(False), nn.Flatten(), nn.Linear(64, 3)), False),
+        (
+            nn.Sequential(nn.Conv2d(2, 4, 3).requires_grad_(False), nn.Flatten(), nn.Linear(64, 3)),
+            False,
+        ),
         (nn.Sequential(nn.Flatten(), nn.Linear(72, 3)), False),
         (nn.Sequential(nn.ReLU(), nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 3)), False),
     ],
 )
-def test_images_are_channels_last_where_convolutions_alone_read_them(model: nn.Module, last: bool) -> None:
+def test_images_are_channels_last_where_convolutions_alone_read_them(
+    model: nn.Module, last: bool
+) -> None:
     assert Traced(model, torch.device("cpu")).frame.last == last

@@ -1,6 +1,7 @@
 """The Triton kernels in Triton's own interpreter, on a CPU: `make test-kernels`.
 
-The interpreter cannot multiply bfloat16, and knows nothing of tiles that are too large: that is for test_gpu.py.
+The interpreter cannot multiply bfloat16, and knows nothing of tiles that are too large: that is for
+test_gpu.py.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ def close(found: Tensor, wanted: Tensor) -> None:
 
 @pytest.mark.parametrize("shape", CONVOLUTIONS)
 @pytest.mark.parametrize("biased", [True, False])
-def test_convolutions_there_and_back(shape: tuple[int, int, Pair, Pair, Pair, Pair], biased: bool) -> None:
+def test_convolutions_there_and_back(
+    shape: tuple[int, int, Pair, Pair, Pair, Pair], biased: bool
+) -> None:
     inputs, outputs, kernel, stride, padding, sides = shape
     form = Shape(inputs, outputs, kernel, stride, padding, (1, 1), 1)
     torch.manual_seed(0)
@@ -90,7 +93,10 @@ def test_convolutions_there_and_back(shape: tuple[int, int, Pair, Pair, Pair, Pa
     rows = torch.randn(CLIENTS, 32 + size + 8)
     w = rows[:, 32 : 32 + size].view(CLIENTS, outputs, *kernel, inputs)
     b = torch.randn(CLIENTS, outputs)
-    exact = [each.double().requires_grad_() for each in (x, w.permute(0, 1, 4, 2, 3), b if biased else 0 * b)]
+    exact = [
+        each.double().requires_grad_()
+        for each in (x, w.permute(0, 1, 4, 2, 3), b if biased else 0 * b)
+    ]
     y = torch.cat(
         [
             F.conv2d(images, weights, bias, stride, padding)
@@ -101,7 +107,10 @@ def test_convolutions_there_and_back(shape: tuple[int, int, Pair, Pair, Pair, Pa
     dy = torch.randn(y.shape).contiguous(memory_format=torch.channels_last)
     dx, slope, shift = torch.autograd.grad(y, exact, dy.double())
     close(conv.inward(form, dy, w, x, False, "ieee"), dx)
-    dw, db = torch.full(w.shape, float("nan")), torch.full((CLIENTS, outputs + 3), float("nan"))[:, 1 : outputs + 1]
+    dw, db = (
+        torch.full(w.shape, float("nan")),
+        torch.full((CLIENTS, outputs + 3), float("nan"))[:, 1 : outputs + 1],
+    )
     conv.weights(form, x, dy, dw, db if biased else None, "ieee")
     close(dw, slope.permute(0, 1, 3, 4, 2))
     if biased:
@@ -109,11 +118,17 @@ def test_convolutions_there_and_back(shape: tuple[int, int, Pair, Pair, Pair, Pa
 
 
 @pytest.mark.parametrize("shape", [CONVOLUTIONS[number] for number in (0, 1, 7, 9)])
-def test_a_relu_after_a_convolution_and_before_one(shape: tuple[int, int, Pair, Pair, Pair, Pair]) -> None:
+def test_a_relu_after_a_convolution_and_before_one(
+    shape: tuple[int, int, Pair, Pair, Pair, Pair],
+) -> None:
     inputs, outputs, kernel, stride, padding, sides = shape
     form = Shape(inputs, outputs, kernel, stride, padding, (1, 1), 1)
     torch.manual_seed(0)
-    x = torch.randn(CLIENTS * BATCH, inputs, *sides).relu().contiguous(memory_format=torch.channels_last)
+    x = (
+        torch.randn(CLIENTS * BATCH, inputs, *sides)
+        .relu()
+        .contiguous(memory_format=torch.channels_last)
+    )
     w, b = torch.randn(CLIENTS, outputs, *kernel, inputs), torch.randn(CLIENTS, outputs)
     gathered, plain = ways.Gathered(conv, "ieee"), ways.Columns()
     y = plain.forward(form, x, w, b, relu=True)
@@ -144,7 +159,10 @@ def test_a_convolution_without_the_taps_that_meet_padding_alone(stride: int, sid
     y = both[1].forward(form, x, w, b)
     close(both[0].forward(form, x, w, b), y.double())
     dy, slopes = torch.randn(y.shape), [(torch.empty_like(w), torch.empty_like(b)) for _ in both]
-    dx = [way.backward(form, dy, x, w, into, inward=True) for way, into in zip(both, slopes, strict=True)]
+    dx = [
+        way.backward(form, dy, x, w, into, inward=True)
+        for way, into in zip(both, slopes, strict=True)
+    ]
     for found, wanted in zip((dx[0], *slopes[0]), (dx[1], *slopes[1]), strict=True):
         close(found, wanted.double())
 
@@ -160,7 +178,13 @@ def test_a_convolution_without_the_taps_that_meet_padding_alone(stride: int, sid
 )
 @pytest.mark.parametrize("biased", [True, False])
 def test_depthwise_convolutions_there_and_back(
-    channels: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, sides: Pair, biased: bool
+    channels: int,
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    sides: Pair,
+    biased: bool,
 ) -> None:
     form = Shape(channels, channels, kernel, stride, padding, dilation, channels)
     torch.manual_seed(0)
@@ -173,7 +197,9 @@ def test_depthwise_convolutions_there_and_back(
         wanted, found = (way.forward(form, x, w, b, relu) for way in (plain, fast))
         close(found, wanted.double())
     dy = torch.randn(wanted.shape)
-    slopes = [(torch.empty_like(w), torch.empty(CLIENTS, channels) if biased else None) for _ in range(2)]
+    slopes = [
+        (torch.empty_like(w), torch.empty(CLIENTS, channels) if biased else None) for _ in range(2)
+    ]
     for way, (dw, db) in zip((plain, fast), slopes, strict=True):
         dx = way.backward(form, dy, x, w, (dw, db), inward=True, masked=biased)
         wanted, found = (dx, found) if way is plain else (wanted, dx)
@@ -188,20 +214,27 @@ def test_depthwise_convolutions_there_and_back(
     ("channels", "groups", "sides"),
     [(16, 4, (15, 20)), (32, 1, (7, 5)), (64, 64, (9, 8)), (64, 8, (1, 1)), (1024, 8, (3, 3))],
 )
-def test_group_norms_and_what_follows_there_and_back(channels: int, groups: int, sides: Pair, activation: str) -> None:
+def test_group_norms_and_what_follows_there_and_back(
+    channels: int, groups: int, sides: Pair, activation: str
+) -> None:
     torch.manual_seed(0)
-    x = (3 * torch.randn(CLIENTS * BATCH, channels, *sides) + 1).contiguous(memory_format=torch.channels_last)
+    x = (3 * torch.randn(CLIENTS * BATCH, channels, *sides) + 1).contiguous(
+        memory_format=torch.channels_last
+    )
     w, b = torch.randn(CLIENTS, 32 + 2 * channels)[:, 32:].split(channels, 1)  # lie in strides
     dy = torch.randn(x.shape).contiguous(memory_format=torch.channels_last)
     exact = [each.double().requires_grad_() for each in (x, w, b)]
     parts = zip(*(each.chunk(CLIENTS) for each in exact), strict=True)
-    y = torch.cat([F.group_norm(images, groups, scale[0], shift[0]) for images, scale, shift in parts])
+    y = torch.cat(
+        [F.group_norm(images, groups, scale[0], shift[0]) for images, scale, shift in parts]
+    )
     y = getattr(F, activation)(y) if activation else y
     dx, dw, db = torch.autograd.grad(y, exact, dy.double())
     found, stats = norm.forward(x, w, b, groups, 1e-5, activation)
     close(found, y.detach())
     inward, slopes = norm.backward(x, dy, stats, w, b, groups, activation)
-    # Where only rounding is left of the sum, as in groups of one channel or pixel, it is compared with its terms.
+    # Where only rounding is left of the sum, as in groups of one channel or pixel, it is compared
+    # with its terms.
     largest = float(dx.norm()) + 1e-4 * float(dw.norm())
     assert float((inward - dx).norm()) <= 1e-6 * largest
     close(slopes[:, 0], dw)
@@ -211,7 +244,9 @@ def test_group_norms_and_what_follows_there_and_back(channels: int, groups: int,
 
 
 def test_rows_are_filled_and_subtracted() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 70, (2, 1)), nn.Linear(95, 101), nn.Linear(7, 3))
+    model = nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.Conv2d(5, 70, (2, 1)), nn.Linear(95, 101), nn.Linear(7, 3)
+    )
     model.scale = nn.Parameter(torch.tensor(1.5))  # without axes, the first of the vector
     layout = layout_of(model)
     rows = layouts.RowLayout.of(layout)
@@ -230,14 +265,22 @@ def test_rows_are_filled_and_subtracted() -> None:
 
 
 @pytest.mark.parametrize("flat", [True, False])
-@pytest.mark.parametrize(("channels", "sides"), [(64, (10, 12)), (6, (9, 8)), (70, (7, 5)), (1, (6, 7)), (130, (2, 3))])
+@pytest.mark.parametrize(
+    ("channels", "sides"), [(64, (10, 12)), (6, (9, 8)), (70, (7, 5)), (1, (6, 7)), (130, (2, 3))]
+)
 def test_relu_and_pooling_there_and_back(channels: int, sides: Pair, flat: bool) -> None:
     torch.manual_seed(0)
-    x = torch.randn(CLIENTS * BATCH, channels, *sides).contiguous(memory_format=torch.channels_last).requires_grad_()
+    x = (
+        torch.randn(CLIENTS * BATCH, channels, *sides)
+        .contiguous(memory_format=torch.channels_last)
+        .requires_grad_()
+    )
     y = F.max_pool2d(x.relu(), 2)
     found, wins = pool.forward(x.detach(), flat, None)
     assert torch.equal(found, y)
-    assert found.is_contiguous(memory_format=torch.contiguous_format if flat else torch.channels_last)
+    assert found.is_contiguous(
+        memory_format=torch.contiguous_format if flat else torch.channels_last
+    )
     for order in (torch.contiguous_format, torch.channels_last):
         dy = torch.randn(y.shape).contiguous(memory_format=order)
         (dx,) = torch.autograd.grad(y, x, dy, retain_graph=True)
@@ -252,9 +295,15 @@ def test_relu_and_pooling_there_and_back(channels: int, sides: Pair, flat: bool)
 @pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize(("channels", "sides"), [(64, (10, 12)), (6, (9, 8)), (70, (7, 5))])
-def test_pooling_drops_and_sums_the_gradient_of_the_bias(channels: int, sides: Pair, p: float, flat: bool) -> None:
+def test_pooling_drops_and_sums_the_gradient_of_the_bias(
+    channels: int, sides: Pair, p: float, flat: bool
+) -> None:
     torch.manual_seed(0)
-    x = torch.randn(CLIENTS * BATCH, channels, *sides).contiguous(memory_format=torch.channels_last).requires_grad_()
+    x = (
+        torch.randn(CLIENTS * BATCH, channels, *sides)
+        .contiguous(memory_format=torch.channels_last)
+        .requires_grad_()
+    )
     keys, number = torch.tensor([[5], [-0x7FFFFFF0_12345678]]), 7
     pooled = F.max_pool2d(x.relu(), 2)
     stays = keep(seeded(keys, number), p, pooled[0].numel() * BATCH).view(pooled.shape)
@@ -271,7 +320,9 @@ def test_pooling_drops_and_sums_the_gradient_of_the_bias(channels: int, sides: P
 
 @pytest.mark.parametrize("quicker", [True, False])
 @pytest.mark.parametrize("biased", [True, False])
-def test_linear_layers_forward_by_the_quicker_way(quicker: bool, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linear_layers_forward_by_the_quicker_way(
+    quicker: bool, biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(linear, "LARGE", 1)
     monkeypatch.setattr(linear, "timed", lambda way: float((way() is marked) == quicker))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -280,7 +331,9 @@ def test_linear_layers_forward_by_the_quicker_way(quicker: bool, biased: bool, m
     marked, choices = torch.zeros(()), Choices()
     rows, bias = torch.randn(clients, begin + inputs * outputs + outputs), begin + inputs * outputs
     x = torch.randn(clients, samples, 2, inputs)[:, :, 0]  # lies in strides
-    found = linear.forward(x, rows, begin, bias if biased else None, outputs, "ieee", lambda: marked, choices)
+    found = linear.forward(
+        x, rows, begin, bias if biased else None, outputs, "ieee", lambda: marked, choices
+    )
     assert (found is marked) != quicker
     assert list(choices.made.values()) == ["ours" if quicker else "plain"]
     if quicker:
@@ -297,12 +350,17 @@ def test_linear_layers_step_in_their_backward_pass(corrected: bool, velocities: 
     x, dy = torch.randn(CLIENTS, samples, inputs), torch.randn(CLIENTS, samples, outputs)
     reals, partials = torch.rand(len(REALS), CLIENTS), torch.zeros(CLIENTS, 4)
     live = torch.tensor([1, 0], dtype=torch.int8)
-    old = {name: _matrix(rows, begin, outputs, inputs).clone() for name, rows in (("w", w), ("v", v))}
+    old = {
+        name: _matrix(rows, begin, outputs, inputs).clone() for name, rows in (("w", w), ("v", v))
+    }
     more = (anchor, push) if corrected else (None, None)
     factors = reals[REALS.index("scale")]
-    dx = linear.backward(x, dy, w, v, *more, reals, factors, live, partials, column, begin, True, velocities, "ieee")
+    dx = linear.backward(
+        x, dy, w, v, *more, reals, factors, live, partials, column, begin, True, velocities, "ieee"
+    )
     lr, momentum, decay, scale, pull = (
-        reals[REALS.index(name), 0].double() for name in ("lr", "momentum", "weight_decay", "scale", "pull")
+        reals[REALS.index(name), 0].double()
+        for name in ("lr", "momentum", "weight_decay", "scale", "pull")
     )
     g = dy[0].double().mT @ x[0].double()
     step = scale * g + decay * old["w"][0]
@@ -314,7 +372,10 @@ def test_linear_layers_step_in_their_backward_pass(corrected: bool, velocities: 
     close(_matrix(v, begin, outputs, inputs)[0], step if velocities else old["v"][0])
     close(_matrix(w, begin, outputs, inputs)[0], old["w"][0] - lr * step)
     close(dx[0], dy[0].double() @ old["w"][0])
-    close(partials[0, column:3], torch.stack([part.square().sum() for part in g.split(linear.STRIP, 1)]))
+    close(
+        partials[0, column:3],
+        torch.stack([part.square().sum() for part in g.split(linear.STRIP, 1)]),
+    )
     for name, rows in (("w", w), ("v", v)):  # the second client has finished
         assert torch.equal(_matrix(rows, begin, outputs, inputs)[1], old[name][1])
     assert partials[0, 0] == partials[0, 3] == partials[1].abs().sum() == 0
@@ -325,7 +386,10 @@ def test_lstms_there_and_back(samples: int, width: int, time: int) -> None:
     torch.manual_seed(0)
     theirs = [nn.LSTM(5, width, batch_first=True).double() for _ in range(CLIENTS)]
     x = torch.randn(CLIENTS, samples, time, 5, dtype=torch.float64, requires_grad=True)
-    hidden, cell = (torch.randn(CLIENTS, samples, width, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    hidden, cell = (
+        torch.randn(CLIENTS, samples, width, dtype=torch.float64, requires_grad=True)
+        for _ in range(2)
+    )
     pairs = [each(x[k], (hidden[k, None], cell[k, None])) for k, each in enumerate(theirs)]
     wanted = torch.stack([y for y, _ in pairs]), torch.cat([end for _, (_, end) in pairs])
     slopes = [torch.randn_like(each) for each in wanted]
@@ -333,8 +397,13 @@ def test_lstms_there_and_back(samples: int, width: int, time: int) -> None:
     back = torch.autograd.grad(wanted, [hidden, cell, *recurrent_ones], slopes, retain_graph=True)
     into_of = torch.autograd.grad(wanted, [each.bias_ih_l0 for each in theirs], slopes)
 
-    into = torch.stack([x[k] @ e.weight_ih_l0.mT + e.bias_ih_l0 + e.bias_hh_l0 for k, e in enumerate(theirs)])
-    given = [each.detach().float().requires_grad_() for each in (into, torch.stack(recurrent_ones), hidden, cell)]
+    into = torch.stack(
+        [x[k] @ e.weight_ih_l0.mT + e.bias_ih_l0 + e.bias_hh_l0 for k, e in enumerate(theirs)]
+    )
+    given = [
+        each.detach().float().requires_grad_()
+        for each in (into, torch.stack(recurrent_ones), hidden, cell)
+    ]
     found = recurrences._Fused.apply(recurrent, *given, "ieee")
     for mine, value in zip(found, wanted, strict=True):
         close(mine.detach(), value.detach())
@@ -356,10 +425,15 @@ def test_the_length_of_a_product_without_it() -> None:
         wanted = (dy.double().mT @ x.double()).square().sum((1, 2))
         torch.testing.assert_close(linear.squares(x, dy).double(), wanted, rtol=1e-5, atol=0)
     x, dy = x.float(), dy.float()
-    torch.testing.assert_close(linear.squares(1e20 * x, 1e-20 * dy).double(), wanted, rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        linear.squares(1e20 * x, 1e-20 * dy).double(), wanted, rtol=1e-5, atol=0
+    )
     assert linear.squares(1e20 * x, dy).isinf().all()  # not NaN, for which nothing would be clipped
     assert linear.squares(x * torch.nan, dy).isnan().all()
-    equal, balanced = x[:, :1].expand_as(x), dy - dy.mean(1, keepdim=True)  # of length zero, but for rounding
+    equal, balanced = (
+        x[:, :1].expand_as(x),
+        dy - dy.mean(1, keepdim=True),
+    )  # of length zero, but for rounding
     assert (linear.squares(equal, balanced) >= 0).all()
     assert not linear.squares(x, 0 * dy).any()
 
@@ -373,13 +447,18 @@ def test_dropout_keeps_what_plain_operations_keep(p: float) -> None:
     x, keys = torch.randn(CLIENTS * BATCH, 1000), torch.tensor([[5], [-0x7FFFFFF0_12345678]])
     for draw in (0, 7, 4_000_000):
         stays = keep(seeded(keys, draw), p, BATCH * 1000).view(x.shape)
-        torch.testing.assert_close(dropout.drop(x, keys, draw, p), torch.where(stays, x / max(1 - p, 1e-9), 0.0))
+        torch.testing.assert_close(
+            dropout.drop(x, keys, draw, p), torch.where(stays, x / max(1 - p, 1e-9), 0.0)
+        )
 
 
 @pytest.mark.parametrize("p", [0.3, 1.0])
 def test_dropout_with_the_relu_before_it(p: float) -> None:
     torch.manual_seed(0)
-    x, keys = torch.randn(CLIENTS * BATCH, 700, requires_grad=True), torch.tensor([[5], [-0x7FFFFFF0_12345678]])
+    x, keys = (
+        torch.randn(CLIENTS * BATCH, 700, requires_grad=True),
+        torch.tensor([[5], [-0x7FFFFFF0_12345678]]),
+    )
     stays = keep(seeded(keys, 3), p, BATCH * 700).view(x.shape)
     y, dy = torch.where(stays, x.relu() / max(1 - p, 1e-9), 0.0), torch.randn(x.shape)
     found = dropout.drop(x.detach(), keys, 3, p, relu=True)
@@ -396,7 +475,9 @@ def test_cross_entropy_there_and_back(batch: int, classes: int) -> None:
     outputs = (3 * torch.randn(CLIENTS * batch, classes, dtype=torch.float64)).requires_grad_()
     targets, share = torch.randint(classes, (CLIENTS * batch,)), torch.rand(CLIENTS, batch)
     share[1, -1], targets[1] = 0.0, -100  # padding, and a target that does not count
-    wanted = (F.cross_entropy(outputs, targets, reduction="none").view(CLIENTS, batch) * share).sum(1)
+    wanted = (F.cross_entropy(outputs, targets, reduction="none").view(CLIENTS, batch) * share).sum(
+        1
+    )
     losses, slopes = loss.entropy(outputs.float(), targets, share)
     torch.testing.assert_close(losses.double(), wanted, rtol=1e-6, atol=1e-6)
     (slope,) = torch.autograd.grad(wanted.sum(), outputs)
@@ -413,10 +494,17 @@ class Turned(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.relu, self.pool, self.drop, self.out = nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.5), nn.Linear(12, 4)
+        self.relu, self.pool, self.drop, self.out = (
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.5),
+            nn.Linear(12, 4),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.drop(self.pool(self.relu(x.transpose(0, 1)))).transpose(0, 1).flatten(1))
+        return self.out(
+            self.drop(self.pool(self.relu(x.transpose(0, 1)))).transpose(0, 1).flatten(1)
+        )
 
 
 class Flat(nn.Module):
@@ -435,7 +523,11 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two, self.norm = nn.Conv2d(3, 16, 1, 2), nn.Conv2d(16, 16, 1), nn.GroupNorm(4, 16)
+        self.one, self.two, self.norm = (
+            nn.Conv2d(3, 16, 1, 2),
+            nn.Conv2d(16, 16, 1),
+            nn.GroupNorm(4, 16),
+        )
         self.two.bias = self.one.bias
         self.out = nn.Linear(16, 4)
 
@@ -444,7 +536,9 @@ class Tied(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Two LSTMs, one above the other, over 12 steps of 4 numbers; it reads all outputs and the last cells."""
+    """Two LSTMs, one above the other, over 12 steps of 4 numbers; it reads all outputs and the last
+    cells.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -458,7 +552,9 @@ class Recurrent(nn.Module):
 MODELS = {
     "recurrent": Recurrent,
     "tiny": lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 4)),
-    "small": lambda: nn.Sequential(nn.Flatten(), *(nn.Linear(48, 48) for _ in range(3)), nn.Linear(48, 4, bias=False)),
+    "small": lambda: nn.Sequential(
+        nn.Flatten(), *(nn.Linear(48, 48) for _ in range(3)), nn.Linear(48, 4, bias=False)
+    ),
     "images": lambda: nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1),
         nn.GroupNorm(4, 16),
@@ -485,12 +581,23 @@ MODELS = {
         nn.Linear(64, 4),
     ),
     "chained": lambda: nn.Sequential(
-        *(nn.Conv2d(3, 9, 3, padding=1), nn.ReLU(), nn.Conv2d(9, 17, 3, padding=1, bias=False), nn.ReLU(inplace=True)),
+        *(
+            nn.Conv2d(3, 9, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(9, 17, 3, padding=1, bias=False),
+            nn.ReLU(inplace=True),
+        ),
         *(nn.Conv2d(17, 17, 3, padding=1, groups=17), nn.ReLU(), nn.Flatten(), nn.Linear(272, 4)),
     ),
     "tied": Tied,
     "normed after its ReLU": lambda: nn.Sequential(
-        *(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.GroupNorm(4, 16), nn.Flatten(), nn.Linear(256, 4))
+        *(
+            nn.Conv2d(3, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.GroupNorm(4, 16),
+            nn.Flatten(),
+            nn.Linear(256, 4),
+        )
     ),
     "channels first": Turned,
     "one image of rows": Flat,
@@ -502,14 +609,28 @@ MODELS = {
 
 
 def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = {"conv": conv, "depthwise": depthwise, "dropout": dropout, "linear": linear, "norm": norm, "pool": pool}
-    modules |= {"recurrent": recurrent, "batch": batch, "loss": loss, "passes": passes, "update": optimiser}
+    modules = {
+        "conv": conv,
+        "depthwise": depthwise,
+        "dropout": dropout,
+        "linear": linear,
+        "norm": norm,
+        "pool": pool,
+    }
+    modules |= {
+        "recurrent": recurrent,
+        "batch": batch,
+        "loss": loss,
+        "passes": passes,
+        "update": optimiser,
+    }
     for user in (layouts, ways, drops, layers, pools, recurrences, step, update):
         monkeypatch.setattr(user, "kernels", lambda name, tensor: modules[name])
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[pytest.mark.slow] * (each == "activated")) for each in MODELS]
+    "name",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each == "activated")) for each in MODELS],
 )
 @pytest.mark.parametrize("corrected", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_engine_with_kernels_is_the_engine_without(
@@ -544,27 +665,47 @@ def test_the_engine_with_kernels_is_the_engine_without(
 
 
 @pytest.mark.parametrize("corrected", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_clipped_layers_step_when_all_lengths_are_known(corrected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clipped_layers_step_when_all_lengths_are_known(
+    corrected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     inputs = torch.from_numpy(rng.standard_normal((30, 3, 4, 4)).astype(np.float32))
     held = Samples(inputs, torch.from_numpy(rng.integers(0, 4, 30)))
-    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(20, 70), nn.ReLU(), nn.Linear(70, 4))
-    task = Task(model, DataSet("random", held, held, 4), Population(np.arange(30), np.array([0, 5, 15, 30])))
+    model = nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(20, 70), nn.ReLU(), nn.Linear(70, 4)
+    )
+    task = Task(
+        model, DataSet("random", held, held, 4), Population(np.arange(30), np.array([0, 5, 15, 30]))
+    )
     more = {"pull": 0.1, "push": 0.01 * torch.randn(3, task.layout.size)} if corrected else {}
-    told = {"seed": 3, "round": 2, "ids": torch.arange(3), "start": task.start(), "batch_size": 8, "epochs": 2}
+    told = {
+        "seed": 3,
+        "round": 2,
+        "ids": torch.arange(3),
+        "start": task.start(),
+        "batch_size": 8,
+        "epochs": 2,
+    }
     told |= {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "scale": 0.9}
     clip = torch.tensor([0.2, float("inf"), 0.5], dtype=torch.float64)  # the lengths are about 1
     clipped, sharp = Briefs(clip=clip, **told, **more), Briefs(clip=0.3, radius=0.05, **told)
     late = replace(clipped, clip_after=True)
     wanted, wanted_late = (Batched(task).train(briefs) for briefs in (clipped, late))
-    assert bool((wanted.grad_sq[[0, 2]] < 0.5 * Batched(task).train(Briefs(**told, **more)).grad_sq[[0, 2]]).all())
+    assert bool(
+        (
+            wanted.grad_sq[[0, 2]]
+            < 0.5 * Batched(task).train(Briefs(**told, **more)).grad_sq[[0, 2]]
+        ).all()
+    )
     use_kernels(monkeypatch)
     monkeypatch.setattr(linear, "LARGE", 100)
     engine, stepped = Batched(task, deterministic=True, slots=3), Counter()
     step_one = update.Optimiser._step
 
-    def noted(self: update.Optimiser, x: Tensor, dy: Tensor, weight: int, *rest: object, **more: object) -> object:
+    def noted(
+        self: update.Optimiser, x: Tensor, dy: Tensor, weight: int, *rest: object, **more: object
+    ) -> object:
         stepped[weight] += 1
         return step_one(self, x, dy, weight, *rest, **more)
 
@@ -585,14 +726,25 @@ def test_clipped_layers_step_when_all_lengths_are_known(corrected: bool, monkeyp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dropout", [(0.0, 0.0), (0.25, 0.5)])
-def test_the_cnn_of_the_benchmark_at_its_own_size(dropout: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cnn_of_the_benchmark_at_its_own_size(
+    dropout: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(0)
     inputs = torch.from_numpy(rng.standard_normal((5, 3, 32, 32)).astype(np.float32))
     held = Samples(inputs, torch.from_numpy(rng.integers(0, 10, 5)))
     model = build("pfl_cnn", shape=(3, 32, 32), classes=10, seed=1, dropout=dropout)
-    task = Task(model, DataSet("random", held, held, 10), Population(np.arange(5), np.array([0, 2, 5])))
+    task = Task(
+        model, DataSet("random", held, held, 10), Population(np.arange(5), np.array([0, 2, 5]))
+    )
     exact = replace(task, model=copy.deepcopy(model).double())
-    options = {"seed": 3, "round": 2, "ids": torch.arange(2), "batch_size": 3, "epochs": 1, "lr": 0.1}
+    options = {
+        "seed": 3,
+        "round": 2,
+        "ids": torch.arange(2),
+        "batch_size": 3,
+        "epochs": 1,
+        "lr": 0.1,
+    }
     # Masks of dropout are those of engine `batched`, not of `loop`.
     judge = Batched(exact) if any(dropout) else Loop(exact)
     wanted = judge.train(Briefs(start=exact.start(), **options))

@@ -1,8 +1,9 @@
-"""The Triton kernels, compiled for GPUs that this machine does not have: they must compile, and fit.
+"""The Triton kernels, compiled for GPUs that this machine does not have: they must compile, and
+fit.
 
-The interpreter of `test_kernels.py` computes what they say, but knows nothing of layouts, registers and shared memory.
-Here an engine on the CPU trains models of their real sizes with kernels that are compiled instead of run, for several
-generations of GPUs. What they return is left uninitialised.
+The interpreter of `test_kernels.py` computes what they say, but knows nothing of layouts, registers
+and shared memory. Here an engine on the CPU trains models of their real sizes with kernels that are
+compiled instead of run, for several generations of GPUs. What they return is left uninitialised.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ READERS = (
     rows,
     update,
 )  # modules that look for kernels; `step` is tested by itself
-# An A100, a consumer card like it, an H100, a B200 and a consumer card like that, by capability, with the bytes of
-# shared memory that a program may have.
+# An A100, a consumer card like it, an H100, a B200 and a consumer card like that, by capability,
+# with the bytes of shared memory that a program may have.
 GPUS = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
 
@@ -85,9 +86,13 @@ class Compiled:
 
     def shared(self) -> dict[str, int]:
         """The largest shared memory of every kernel so far."""
-        done = [(name, kernel.result() if hasattr(kernel, "result") else kernel) for name, kernel in self.kernels]
+        done = [
+            (name, kernel.result() if hasattr(kernel, "result") else kernel)
+            for name, kernel in self.kernels
+        ]
         return {
-            name: max(kernel.metadata.shared for each, kernel in done if each == name) for name in dict(self.kernels)
+            name: max(kernel.metadata.shared for each, kernel in done if each == name)
+            for name in dict(self.kernels)
         }
 
     def launcher_cls(self, source: Any, metadata: Any) -> None:
@@ -122,14 +127,22 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU, too: after an engine has tried its model, since they leave what they return uninitialised."""
+    """On a CPU, too: after an engine has tried its model, since they leave what they return
+    uninitialised.
+    """
     for module in READERS:
         monkeypatch.setattr(module, "kernels", lambda name, tensor: fast._module(name))
 
 
 def separable(classes: int) -> nn.Module:
     apart = nn.Conv2d(24, 24, 3, padding=1, groups=24)
-    head = (nn.GroupNorm(4, 24), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, classes))
+    head = (
+        nn.GroupNorm(4, 24),
+        nn.SiLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(24, classes),
+    )
     return nn.Sequential(nn.Conv2d(3, 24, 3), nn.ReLU(), apart, *head)
 
 
@@ -148,7 +161,9 @@ def cases() -> Iterator[Any]:
 def test_a_step_compiles_and_fits(
     compiled: Compiled, name: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = separable(3) if name == "separable" else build(name, shape=(3, 32, 32), classes=3, seed=1)
+    model = (
+        separable(3) if name == "separable" else build(name, shape=(3, 32, 32), classes=3, seed=1)
+    )
     task = make_task(model, (3, 32, 32), samples=12, clients=2)
     engine = Batched(task, precision="bfloat16" if precision == "bfloat16" else "float32")
     assert engine.stacks, engine.why
@@ -178,16 +193,29 @@ def test_what_surrounds_a_step_compiles(compiled: Compiled) -> None:
     layout = rows.RowLayout.of(task.layout)
     table = passes.pieces(layout.places, torch.device("cpu"))
     for dtype in (torch.float32, torch.bfloat16):
-        weights, vectors = torch.zeros(2, layout.width, dtype=dtype), torch.zeros(2, task.layout.size, dtype=dtype)
+        weights, vectors = (
+            torch.zeros(2, layout.width, dtype=dtype),
+            torch.zeros(2, task.layout.size, dtype=dtype),
+        )
         passes.fill(vectors[0].expand(2, -1), weights, table)
         passes.subtract(weights, vectors, vectors, table)
-    assert set(compiled.shared()) == {"_batch", "_count", "_images", "_entropy", "_squares", "_fill", "_subtract"}
+    assert set(compiled.shared()) == {
+        "_batch",
+        "_count",
+        "_images",
+        "_entropy",
+        "_squares",
+        "_fill",
+        "_subtract",
+    }
 
 
 @pytest.mark.parametrize(
     ("compiled", "dtype", "samples"),
     [
-        pytest.param(gpu, dtype, samples, marks=[] if (gpu, dtype, samples) in QUICK else pytest.mark.slow)
+        pytest.param(
+            gpu, dtype, samples, marks=[] if (gpu, dtype, samples) in QUICK else pytest.mark.slow
+        )
         for gpu in GPUS
         for dtype in (torch.float32, torch.bfloat16)
         for samples in (16, 64)
@@ -196,7 +224,10 @@ def test_what_surrounds_a_step_compiles(compiled: Compiled) -> None:
 )
 def test_lstms_compile_and_fit(compiled: Compiled, dtype: torch.dtype, samples: int) -> None:
     for dot in ("ieee", "tf32") if dtype == torch.float32 else ("ieee",):
-        into, weights = torch.zeros(2, samples, 3, 4 * 512, dtype=dtype), torch.zeros(2, 4 * 512, 512, dtype=dtype)
+        into, weights = (
+            torch.zeros(2, samples, 3, 4 * 512, dtype=dtype),
+            torch.zeros(2, 4 * 512, 512, dtype=dtype),
+        )
         zeros = torch.zeros(2, samples, 512, dtype=dtype)
         y, *kept = lstm.forward(into, weights, zeros, zeros, dot)
         lstm.backward(y, zeros, weights, *kept, dot)
@@ -271,12 +302,17 @@ def test_a_rehearsal_compiles_what_a_step_may_choose_and_the_evaluation_of_one_m
 ) -> None:
     monkeypatch.setattr(linear, "MEASURED", 2)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    task = make_task(build("pfl_cnn", shape=(3, 32, 32), classes=3, seed=1), (3, 32, 32), samples=12, clients=2)
+    task = make_task(
+        build("pfl_cnn", shape=(3, 32, 32), classes=3, seed=1), (3, 32, 32), samples=12, clients=2
+    )
     engine = Batched(task)
     work: Any = engine._work
     work.stack.frame.measures = True
     use_kernels(monkeypatch)
-    state, kind = State(work.stack.frame.layout, 2, 12, torch.float32, torch.device("cpu")), Kind(2, 4)
+    state, kind = (
+        State(work.stack.frame.layout, 2, 12, torch.float32, torch.device("cpu")),
+        Kind(2, 4),
+    )
     work.rehearse(state, kind)
     assert requested[True].count("linear") == 3  # the large layer's forward, and both backward
     assert not engine.choices.made
@@ -289,7 +325,9 @@ def test_a_rehearsal_compiles_what_a_step_may_choose_and_the_evaluation_of_one_m
     assert not requested[False]
 
 
-@pytest.mark.parametrize("name", ["pfl_cnn", "cnn"])  # in the second, pooling finds the gradients of all biases
+@pytest.mark.parametrize(
+    "name", ["pfl_cnn", "cnn"]
+)  # in the second, pooling finds the gradients of all biases
 @pytest.mark.parametrize("compiled", [90], indirect=True)
 def test_trials_of_convolutions_need_no_kernels_of_their_own(
     compiled: Compiled, requested: dict[bool, list[str]], name: str, monkeypatch: pytest.MonkeyPatch
@@ -297,14 +335,20 @@ def test_trials_of_convolutions_need_no_kernels_of_their_own(
     monkeypatch.setattr(layers, "MEASURE", 2)
     monkeypatch.setattr(conv, "timed", lambda trial: trial() or 1.0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    task = make_task(build(name, shape=(3, 32, 32), classes=3, seed=1), (3, 32, 32), samples=8, clients=2)
+    task = make_task(
+        build(name, shape=(3, 32, 32), classes=3, seed=1), (3, 32, 32), samples=8, clients=2
+    )
     engine = Batched(task)
     work: Any = engine._work
     work.stack.frame.measures = True
     use_kernels(monkeypatch)
-    work.rehearse(State(work.stack.frame.layout, 2, 12, torch.float32, torch.device("cpu")), Kind(2, 4))
+    work.rehearse(
+        State(work.stack.frame.layout, 2, 12, torch.float32, torch.device("cpu")), Kind(2, 4)
+    )
     engine.train(make_briefs(task, epochs=1, batch_size=4))
-    assert [choice for key, choice in engine.choices.made.items() if key.startswith("conv")] == ["gathered"] * 2
+    assert [choice for key, choice in engine.choices.made.items() if key.startswith("conv")] == [
+        "gathered"
+    ] * 2
     assert "conv_programs" not in requested[False]
 
 
@@ -312,20 +356,33 @@ def test_trials_of_convolutions_need_no_kernels_of_their_own(
 def test_a_rehearsal_of_a_step_compiles_what_surrounds_the_layers(
     compiled: Compiled, requested: dict[bool, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = make_task(build("pfl_cnn", shape=(3, 32, 32), classes=3, seed=1), (3, 32, 32), samples=12, clients=2)
+    task = make_task(
+        build("pfl_cnn", shape=(3, 32, 32), classes=3, seed=1), (3, 32, 32), samples=12, clients=2
+    )
     work: Any = Batched(task)._work
     use_kernels(monkeypatch)
     monkeypatch.setattr(step, "kernels", lambda name, tensor: fast._module(name))
-    kinds = ({"momentum": True}, {"clip": True}, {"clip": True, "late": True}, {"adamw": True}, {"sam": True})
+    kinds = (
+        {"momentum": True},
+        {"clip": True},
+        {"clip": True, "late": True},
+        {"adamw": True},
+        {"sam": True},
+    )
     for flags in kinds:
-        state, kind = State(work.stack.frame.layout, 2, 12, torch.float32, torch.device("cpu")), Kind(2, 4, **flags)
+        state, kind = (
+            State(work.stack.frame.layout, 2, 12, torch.float32, torch.device("cpu")),
+            Kind(2, 4, **flags),
+        )
         for name in kind.needs():
             state.rows(name)
         for each in (state.w, state.v, state.g):
             each.fill_(1)
         before = copy.deepcopy((state.w, state.v, state.numbers, state.reals, state.extra))
         work.rehearse(state, kind)
-        torch.testing.assert_close((state.w, state.v, state.numbers, state.reals, state.extra), before, rtol=0, atol=0)
+        torch.testing.assert_close(
+            (state.w, state.v, state.numbers, state.reals, state.extra), before, rtol=0, atol=0
+        )
         assert not state.g.any()
     wanted = {"batch", "conv_programs", "dropout", "linear", "loss", "pool", "update"}
     assert set(requested[True]) == wanted
@@ -337,11 +394,17 @@ def test_a_rehearsal_does_not_call_a_loss_of_ones_own(
     compiled: Compiled, requested: dict[bool, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may not be defined for outputs and targets that a rehearsal invents."""
-    task = replace(make_task(nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), (3, 8, 8), clients=2), loss=own_loss)
+    task = replace(
+        make_task(nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), (3, 8, 8), clients=2),
+        loss=own_loss,
+    )
     work: Any = Batched(task)._work
     use_kernels(monkeypatch)
     monkeypatch.setattr(step, "kernels", lambda name, tensor: fast._module(name))
-    state, called = State(work.stack.frame.layout, 2, 12, torch.float32, torch.device("cpu")), len(CALLS)
+    state, called = (
+        State(work.stack.frame.layout, 2, 12, torch.float32, torch.device("cpu")),
+        len(CALLS),
+    )
     work.rehearse(state, Kind(2, 4))
     assert len(CALLS) == called
     assert set(requested[True]) == {"batch", "linear", "update"}
@@ -360,7 +423,13 @@ def test_a_layer_that_fails_does_not_end_the_rehearsal(
     compiled: Compiled, requested: dict[bool, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen = nn.Conv2d(3, 4, 3).requires_grad_(False)
-    head = (nn.MaxPool2d(2), nn.Conv2d(4, 16, 3), nn.GroupNorm(4, 16), nn.Flatten(), nn.Linear(2704, 3))
+    head = (
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 16, 3),
+        nn.GroupNorm(4, 16),
+        nn.Flatten(),
+        nn.Linear(2704, 3),
+    )
     first = pool.ReluPool.forward
 
     def forward(self: pool.ReluPool, x: torch.Tensor) -> torch.Tensor:

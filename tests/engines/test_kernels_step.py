@@ -22,7 +22,9 @@ from kairosfl.tasks.models import build
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_what_surrounds_the_model_is_that_of_plain_operations(name: str) -> None:
-    CHECKS[name](batch, "cpu", torch.float32)  # the interpreter does not round to bfloat16 but cuts off
+    CHECKS[name](
+        batch, "cpu", torch.float32
+    )  # the interpreter does not round to bfloat16 but cuts off
 
 
 @pytest.mark.parametrize(
@@ -38,14 +40,17 @@ def test_what_surrounds_the_model_is_that_of_plain_operations(name: str) -> None
     ],
 )
 @pytest.mark.parametrize("name", ["mlp", "pfl_cnn"])
-def test_the_engine_trains_the_same_clients_to_the_bit(name: str, changes: dict[str, object]) -> None:
+def test_the_engine_trains_the_same_clients_to_the_bit(
+    name: str, changes: dict[str, object]
+) -> None:
     torch.set_num_threads(1)
     task = make_task(build(name, shape=(3, 8, 8), classes=3, seed=1), (3, 8, 8))
     briefs = make_briefs(task, **changes)
     engines = [Batched(task, slots=2) for _ in range(2)]
     assert [engine._work.stack.frame.last for engine in engines] == [name == "pfl_cnn"] * 2
     wanted, found = (
-        using(module, partial(engine.train, briefs)) for module, engine in zip((None, batch), engines, strict=True)
+        using(module, partial(engine.train, briefs))
+        for module, engine in zip((None, batch), engines, strict=True)
     )
     for entry in ("delta", "loss", "grad_sq", "steps", "similarity"):
         right = getattr(wanted, entry)

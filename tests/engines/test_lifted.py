@@ -1,4 +1,6 @@
-"""Models whose own forward runs for all clients with stacked parameters: updates as of one client after another."""
+"""Models whose own forward runs for all clients with stacked parameters: updates as of one client
+after another.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,18 @@ WHY = "stacked by lifting its parameters"
 
 
 class Tokens(nn.Module):
-    """A small ViT: class token, positions, scaled residuals, relative positions as an attention mask, a tied matrix."""
+    """A small ViT: class token, positions, scaled residuals, relative positions as an attention
+    mask, a tied matrix.
+    """
 
     def __init__(self, dropout: float = 0.0, again: bool = False, depth: float = 0.0) -> None:
         super().__init__()
         self.dropout, self.again, self.depth = dropout, again, depth
         self.patches = nn.Conv2d(2, 8, 2, 2)
-        self.token, self.position = nn.Parameter(torch.empty(1, 1, 8)), nn.Parameter(torch.empty(1, 10, 8))
+        self.token, self.position = (
+            nn.Parameter(torch.empty(1, 1, 8)),
+            nn.Parameter(torch.empty(1, 10, 8)),
+        )
         self.norm, self.qkv, self.out = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
         self.scale, self.table = nn.Parameter(torch.empty(8)), nn.Parameter(torch.empty(19, 2))
         self.head = nn.Linear(8, 3)
@@ -43,7 +50,9 @@ class Tokens(nn.Module):
         nearness = self.table[self.places.view(-1)].view(10, 10, 2).permute(2, 0, 1)
         drop = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, nearness.unsqueeze(0), dropout_p=drop)
-        y = self.scale * F.dropout(self.out(y.transpose(1, 2).flatten(2)), self.dropout, self.training)
+        y = self.scale * F.dropout(
+            self.out(y.transpose(1, 2).flatten(2)), self.dropout, self.training
+        )
         if self.depth and self.training:
             y = y * (y.new_empty(len(y), 1, 1).bernoulli_(1 - self.depth) / (1 - self.depth))
         return x + y @ self.out.weight
@@ -57,7 +66,9 @@ class Tokens(nn.Module):
 
 
 class Functional(nn.Module):
-    """Parameters without layers: products of all kinds, norms, convolutions, in place, the batch along another axis."""
+    """Parameters without layers: products of all kinds, norms, convolutions, in place, the batch
+    along another axis.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +86,9 @@ class Functional(nn.Module):
         x = F.conv3d(x.unsqueeze(2), self.cube, padding="same").squeeze(2)
         y = F.conv1d(x.flatten(2), self.kernel, dilation=2, padding=2)
         y = self.norm(y.unflatten(2, (6, 6)))
-        y = F.silu(F.conv2d(y, F.normalize(self.depthwise, dim=2), padding=1, groups=4), inplace=True)
+        y = F.silu(
+            F.conv2d(y, F.normalize(self.depthwise, dim=2), padding=1, groups=4), inplace=True
+        )
         y = F.conv_transpose1d(y.flatten(2), self.back, stride=1)[..., :36].unflatten(2, (6, 6))
         x = torch.cat([x, y, self.many.repeat(len(x), 2, 6, 1)[:, :, :6]], 1).mean(1)
         x = x + torch.einsum("bij,hjk->bhik", x, self.heads).flatten(1)[:, :36].unflatten(1, (6, 6))
@@ -91,7 +104,10 @@ class Loops(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.lstm = nn.Embedding(zoo.VOCABULARY, 6, padding_idx=0), nn.LSTM(6, 6, batch_first=True)
+        self.embed, self.lstm = (
+            nn.Embedding(zoo.VOCABULARY, 6, padding_idx=0),
+            nn.LSTM(6, 6, batch_first=True),
+        )
         self.attend = nn.MultiheadAttention(6, 2)
         self.out = nn.Linear(6, 3)
 
@@ -104,7 +120,9 @@ class Loops(nn.Module):
 
 
 class Temperature(nn.Module):
-    """Parameters without axes, as of CLIP: a learned temperature by which features of length 1 are divided."""
+    """Parameters without axes, as of CLIP: a learned temperature by which features of length 1 are
+    divided.
+    """
 
     def __init__(self, dropout: float = 0.0, inputs: int = 72, classes: int = 3) -> None:
         super().__init__()
@@ -139,7 +157,9 @@ def equal(task: Task, tolerance: float, **changes: Any) -> Batched:
 @pytest.mark.parametrize(
     "make", [Tokens, lambda: Tokens(again=True), Functional], ids=["tokens", "again", "functional"]
 )
-def test_parameters_outside_layers_train_as_one_client_after_another(make: Callable[[], nn.Module]) -> None:
+def test_parameters_outside_layers_train_as_one_client_after_another(
+    make: Callable[[], nn.Module],
+) -> None:
     equal(make_task(filled(make()), SHAPE), 1e-10)
 
 
@@ -164,9 +184,13 @@ def test_parameters_without_axes_in_float32() -> None:
 
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_client_without_a_previous_model_is_not_compared_with_zeros(normed: bool) -> None:
-    """At zero weights these models are not a number, and so would be the gradient of a term that counts nothing."""
+    """At zero weights these models are not a number, and so would be the gradient of a term that
+    counts nothing.
+    """
     inner = nn.utils.parametrizations.weight_norm(nn.Linear(72, 8))
-    model = nn.Sequential(nn.Flatten(), inner, nn.Tanh(), nn.Linear(8, 3)) if normed else Temperature()
+    model = (
+        nn.Sequential(nn.Flatten(), inner, nn.Tanh(), nn.Linear(8, 3)) if normed else Temperature()
+    )
     task = make_task(filled(model), SHAPE)
     previous = torch.stack([task.start() * scale for scale in (0.0, 1.1, 0.0, 0.9)])
     contrast = {"contrast": [0.0, 1.0, 0.0, 2.0], "temperature": 0.5, "previous": previous}
@@ -229,7 +253,11 @@ class Sequence(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1, 2).transpose(0, 1) + self.start  # [12, samples, 6]
-        return self.out((checkpoint(self.block, x, use_reentrant=False) if self.again else self.block(x)).mean(0))
+        return self.out(
+            (checkpoint(self.block, x, use_reentrant=False) if self.again else self.block(x)).mean(
+                0
+            )
+        )
 
     def block(self, x: Tensor) -> Tensor:
         return self.drop(self.inner(x).tanh())
@@ -247,7 +275,9 @@ def test_masks_of_sequences_depend_on_the_client_alone() -> None:
 
 
 class Repeats(nn.Module):
-    """One dropout layer, called twice on the same numbers; with equal masks, nothing before it is trained."""
+    """One dropout layer, called twice on the same numbers; with equal masks, nothing before it is
+    trained.
+    """
 
     def __init__(self, again: bool) -> None:
         super().__init__()
@@ -279,7 +309,9 @@ def test_bfloat16_keeps_weights_in_float32() -> None:
     assert 0 < (found.delta - wanted.delta).norm() < 0.1 * wanted.delta.norm()
 
 
-def test_a_step_that_fails_after_the_trial_is_trained_one_client_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_after_the_trial_is_trained_one_client_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     task = make_task(filled(Tokens()), SHAPE)
     engine, calls = Batched(task), []
 
@@ -291,7 +323,9 @@ def test_a_step_that_fails_after_the_trial_is_trained_one_client_after_another(m
 
     step = graphs.step
     monkeypatch.setattr(graphs, "step", failing)
-    with pytest.warns(UserWarning, match=r"one client after another: a training step .*not at this batch size"):
+    with pytest.warns(
+        UserWarning, match=r"one client after another: a training step .*not at this batch size"
+    ):
         found = engine.train(make_briefs(task))
     assert_equal(found, Loop(task).train(make_briefs(task)), 1e-10)
     assert not engine.stacks

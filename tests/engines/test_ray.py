@@ -47,7 +47,9 @@ def task() -> Task:
     samples = Samples(inputs, targets)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 3))
-    return Task(model, DataSet("points", samples, samples, 3), Population(np.arange(sum(sizes)), offsets))
+    return Task(
+        model, DataSet("points", samples, samples, 3), Population(np.arange(sum(sizes)), offsets)
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,10 +57,17 @@ def cluster() -> Iterator[None]:
     """One small Ray for all tests, and one torch thread as in the actors."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import this file
+    ray.cloudpickle.register_pickle_by_value(
+        sys.modules[__name__]
+    )  # actors cannot import this file
     for last in (False, False, True):
         try:
-            ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+            ray.init(
+                num_cpus=8,
+                include_dashboard=False,
+                log_to_driver=False,
+                object_store_memory=100 << 20,
+            )
             break
         except Exception:  # Ray gives itself 30 s, which a busy machine may not have
             ray.shutdown()
@@ -93,7 +102,19 @@ def orders(task: Task, ids: list[int], epochs: int = 2) -> Briefs:
 
 
 def same(a: Reports, b: Reports) -> None:
-    for name in ("ids", "n", "steps", "epochs", "delta", "loss", "grad_sq", "similarity", "fisher", *BEFORE, *AFTER):
+    for name in (
+        "ids",
+        "n",
+        "steps",
+        "epochs",
+        "delta",
+        "loss",
+        "grad_sq",
+        "similarity",
+        "fisher",
+        *BEFORE,
+        *AFTER,
+    ):
         left, right = getattr(a, name), getattr(b, name)
         assert (left is None) == (right is None), name
         assert left is None or torch.equal(left, right), name
@@ -140,11 +161,17 @@ def test_the_bits_of_the_loop_engine(task: Task, engine: Ray, text: str) -> None
     assert not torch.equal(y, task.start())
 
 
-@pytest.mark.parametrize("changes", [{"optimizer": "adamw", "weight_decay": 0.1, "beta1": 0.5}, {"momentum": 0.5}])
+@pytest.mark.parametrize(
+    "changes", [{"optimizer": "adamw", "weight_decay": 0.1, "beta1": 0.5}, {"momentum": 0.5}]
+)
 def test_adamw_and_a_radius_arrive(task: Task, engine: Ray, changes: dict[str, Any]) -> None:
     recipe = Recipe(rounds=2, cohort=5, epochs=2, batch_size=4, lr=0.1, clip=0.5, **changes)
     ends = []
-    for one, text in ((Loop(task), "fedsam(rho=0.3)"), (engine, "fedsam(rho=0.3)"), (engine, "fedavg")):
+    for one, text in (
+        (Loop(task), "fedsam(rho=0.3)"),
+        (engine, "fedsam(rho=0.3)"),
+        (engine, "fedavg"),
+    ):
         setup = Setup(parse(text), recipe, CLIENTS, task.layout, detectors=(FGN(),))
         *_, run = drive(rounds(Run.start(one.start(), setup, seed=2), setup), one)
         ends.append(run.x)
@@ -165,7 +192,9 @@ def test_a_frozen_part_is_every_actors_and_stays_as_it_is(task: Task) -> None:
         assert engine.evaluate(x) == Loop(part).evaluate(x)
 
 
-@pytest.mark.parametrize("asked", [{*BEFORE, *AFTER}, pytest.param({FISHER}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "asked", [{*BEFORE, *AFTER}, pytest.param({FISHER}, marks=pytest.mark.slow)]
+)
 def test_measurements(task: Task, engine: Ray, asked: set[str]) -> None:
     briefs = replace(orders(task, [1, 3, 4, 6]), measure=frozenset(asked))
     same(Loop(task).train(briefs), engine.train(briefs))
@@ -185,7 +214,9 @@ class Dies(Loop):
         super().__init__(task, device)
 
     def train(self, briefs: Briefs) -> Reports:
-        if 7 in briefs.ids and ((self.marks / "always").exists() or not (self.marks / "died").exists()):
+        if 7 in briefs.ids and (
+            (self.marks / "always").exists() or not (self.marks / "died").exists()
+        ):
             (self.marks / "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().train(briefs)
@@ -213,7 +244,10 @@ def test_a_killed_actor_costs_only_its_shard(task: Task, tmp_path: Path) -> None
         (tmp_path / "always").touch()
         reports = engine.train(briefs)
         # 7 takes 12 steps; 5 (10), 2 (6) and 0 (2) balance as 7, 0 against 5, 2.
-        assert reports.failed == ((0, "its actor died (second try)"), (7, "its actor died (second try)"))
+        assert reports.failed == (
+            (0, "its actor died (second try)"),
+            (7, "its actor died (second try)"),
+        )
         same(loop.train(orders(task, [2, 5])), reports)
         (tmp_path / "always").unlink()
         same(loop.train(briefs), engine.train(briefs))  # both actors were replaced
@@ -243,11 +277,15 @@ def test_a_cluster_that_is_lost_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         cluster.check()  # it may be restarting
         monkeypatch.setattr("kairosfl.engines.cluster.SILENT", 0.0)
         with pytest.raises(
-            UserError, match=rf"Ray cluster at {address} is lost: its head node has not answered for 0 s"
+            UserError,
+            match=rf"Ray cluster at {address} is lost: its head node has not answered for 0 s",
         ):
             cluster.check()
         cluster.check(now=False)  # looked a moment ago
-    with pytest.raises(UserError, match=r"the raylet, does not answer; .* `kairosfl resume` continues from the last"):
+    with pytest.raises(
+        UserError,
+        match=r"the raylet, does not answer; .* `kairosfl resume` continues from the last",
+    ):
         cluster.check()
 
 
@@ -257,5 +295,7 @@ def test_mistakes_reach_the_user(task: Task) -> None:
         Ray(task, actors=1, make=Refuses)
     with pytest.raises(UserError, match=r"run\.actors = 0 must"):
         Ray(task, actors=0)
-    with pytest.raises(UserError, match=r"run\.actors = 2 with 0\.5 GPUs each need 1 GPUs, but the cluster has 0"):
+    with pytest.raises(
+        UserError, match=r"run\.actors = 2 with 0\.5 GPUs each need 1 GPUs, but the cluster has 0"
+    ):
         Ray(task, actors=2, gpus=0.5)

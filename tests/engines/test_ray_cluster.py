@@ -1,4 +1,6 @@
-"""A Ray cluster whose head node is killed in mid-round: one sentence, and the run continues on a new cluster."""
+"""A Ray cluster whose head node is killed in mid-round: one sentence, and the run continues on a
+new cluster.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ pytest.importorskip("ray")
 if sys.platform != "linux":
     pytest.skip("finds the processes of a cluster in /proc", allow_module_level=True)
 pytestmark = pytest.mark.slow
-ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {
+    **os.environ,
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",
+}
 ROUNDS = 6
 TABLES = {
     "algorithm": "scaffold",
@@ -39,8 +46,18 @@ class Head:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--port=0", "--num-cpus=2"]
-        command += ["--include-dashboard=false", f"--temp-dir={folder}", f"--object-store-memory={100 << 20}"]
+        command = [
+            str(Path(sys.executable).with_name("ray")),
+            "start",
+            "--head",
+            "--port=0",
+            "--num-cpus=2",
+        ]
+        command += [
+            "--include-dashboard=false",
+            f"--temp-dir={folder}",
+            f"--object-store-memory={100 << 20}",
+        ]
         subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, timeout=120)
         self.address = (Path(folder) / "ray_current_cluster").read_text().strip()
 
@@ -54,7 +71,9 @@ class Head:
 
 @contextlib.contextmanager
 def head() -> Iterator[Head]:
-    with TemporaryDirectory(prefix="kairosfl-ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:  # short paths
+    with TemporaryDirectory(
+        prefix="kairosfl-ray-", dir="/tmp", ignore_cleanup_errors=True
+    ) as folder:  # short paths
         made = Head(folder)
         try:
             yield made
@@ -64,10 +83,14 @@ def head() -> Iterator[Head]:
 
 def started(*words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "kairosfl", *words, "--quiet"]
-    return subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    return subprocess.Popen(
+        command, env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
 
 
-def test_a_head_node_that_is_killed_costs_its_round_and_the_run_continues_on_another(tmp_path: Path) -> None:
+def test_a_head_node_that_is_killed_costs_its_round_and_the_run_continues_on_another(
+    tmp_path: Path,
+) -> None:
     run, config = tmp_path / "run", tmp_path / "config.toml"
     config.write_text(dump(TABLES))
     with head() as first:
@@ -82,7 +105,9 @@ def test_a_head_node_that_is_killed_costs_its_round_and_the_run_continues_on_ano
     sentences = [line for line in said.splitlines() if line.startswith("kairosfl:")]
     assert process.returncode == 2, said
     assert sentences == [
-        sentence for sentence in sentences if f"The Ray cluster at {first.address} is lost: " in sentence
+        sentence
+        for sentence in sentences
+        if f"The Ray cluster at {first.address} is lost: " in sentence
     ]
     assert len(sentences) == 1
     assert "Traceback" not in said

@@ -1,4 +1,6 @@
-"""Models and tasks that nobody here wrote: the same updates on loop and batched, or a refusal with the fix."""
+"""Models and tasks that nobody here wrote: the same updates on loop and batched, or a refusal with
+the fix.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,32 @@ from kairosfl.tasks.vector import base, trained
 from zoo_cases import CASES, Case
 from zoo_refused import REFUSED
 
-QUICK = {"u-net, group_norm", "u-net, freeze_norms", "lstm", "1-d cnn, two inputs, one logit", "tabular regression"}
+QUICK = {
+    "u-net, group_norm",
+    "u-net, freeze_norms",
+    "lstm",
+    "1-d cnn, two inputs, one logit",
+    "tabular regression",
+}
 QUICK |= {"tabular multilabel"}
-SIMULATED = ["timm vit, multilabel", "timm efficientnet, freeze_norms", "torchvision fcn, group_norm"]
-SIMULATED += ["bert with lora", "bert regression", "llama language model", "1-d cnn, two inputs, one logit"]
+SIMULATED = [
+    "timm vit, multilabel",
+    "timm efficientnet, freeze_norms",
+    "torchvision fcn, group_norm",
+]
+SIMULATED += [
+    "bert with lora",
+    "bert regression",
+    "llama language model",
+    "1-d cnn, two inputs, one logit",
+]
 DROPPING = {
-    "bert": lambda: zoo.tiny_hugging("Bert", hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5),
-    "timm swin": lambda: zoo.tiny_timm("swin_tiny_patch4_window7_224", **zoo.SWIN | {"drop_path_rate": 0.5}),
+    "bert": lambda: zoo.tiny_hugging(
+        "Bert", hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5
+    ),
+    "timm swin": lambda: zoo.tiny_timm(
+        "swin_tiny_patch4_window7_224", **zoo.SWIN | {"drop_path_rate": 0.5}
+    ),
 }
 
 
@@ -48,7 +69,9 @@ def task_of(case: Case, model: nn.Module) -> Task:
     samples = Samples(case.inputs(), case.targets())
     order = np.random.default_rng(0).permutation(len(samples))
     task = Task(
-        model, DataSet("zoo", samples, samples, kind=case.kind), Population(order, np.array([0, 5, 13, len(order)]))
+        model,
+        DataSet("zoo", samples, samples, kind=case.kind),
+        Population(order, np.array([0, 5, 13, len(order)])),
     )
     task.check()
     return task
@@ -56,8 +79,9 @@ def task_of(case: Case, model: nn.Module) -> Task:
 
 @pytest.mark.parametrize("name", listed(list(CASES)))
 def test_updates_are_those_of_one_client_after_another(name: str) -> None:
-    """In float32 the engines differ by the order of sums alone, measured as up to 9e-6 of the update; each is as far
-    from float64 as the other: 1e-6 to 2e-4, since the weights are rounded at every step."""
+    """In float32 the engines differ by the order of sums alone, measured as up to 9e-6 of the
+    update; each is as far from float64 as the other: 1e-6 to 2e-4, since the weights are rounded at
+    every step."""
     case = CASES[name]
     model = made(case)
     for dtype, tolerance in ((torch.float32, case.tolerance), (torch.float64, 1e-10)):
@@ -81,7 +105,9 @@ def test_updates_are_those_of_one_client_after_another(name: str) -> None:
                 assert (mine - theirs).norm() <= 1e-8 * theirs.norm() + most, entry
         held = [task.model, loop.trainer.model, batched.trainer.model]
         held += (
-            [batched._work.stack.model] if batched._work is not None and batched.why.startswith("stacked by") else []
+            [batched._work.stack.model]
+            if batched._work is not None and batched.why.startswith("stacked by")
+            else []
         )
         for each in held:
             now = base(each)
@@ -126,7 +152,11 @@ def test_masks_depend_on_the_client_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(key, marks=[pytest.mark.slow] * bool(case.needs)) for key, (case, _) in REFUSED.items()]
+    "name",
+    [
+        pytest.param(key, marks=[pytest.mark.slow] * bool(case.needs))
+        for key, (case, _) in REFUSED.items()
+    ],
 )
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 def test_what_cannot_be_trained_is_refused_with_the_fix(name: str, engine: str) -> None:
@@ -136,5 +166,14 @@ def test_what_cannot_be_trained_is_refused_with_the_fix(name: str, engine: str) 
     kind = {} if case.kind == "classification" else {"kind": case.kind}
     with pytest.raises(UserError, match=message):
         kairosfl.simulate(
-            model, data, data, clients=3, rounds=1, partition="iid", batch_size=4, engine=engine, progress=False, **kind
+            model,
+            data,
+            data,
+            clients=3,
+            rounds=1,
+            partition="iid",
+            batch_size=4,
+            engine=engine,
+            progress=False,
+            **kind,
         )

@@ -1,8 +1,10 @@
-"""Writes the run folders that are stored beside this file, with the Kairos of a checkout that is on PYTHONPATH.
+"""Writes the run folders that are stored beside this file, with the Kairos of a checkout that is on
+PYTHONPATH.
 
     PYTHONPATH=CHECKOUT/src:tests/old python tests/old/make_old.py tests/old/NAME
 
-The runs have six rounds. Some end there, others are interrupted, as by Ctrl-C, after four of them were saved.
+The runs have six rounds. Some end there, others are interrupted, as by Ctrl-C, after four of them
+were saved.
 """
 
 from __future__ import annotations
@@ -62,11 +64,15 @@ TUNE = """
 "train.lr" = { low = 0.01, high = 1.0, log = true }
 """
 INTERRUPTED = 4  # how many rounds are saved
-HERE = re.compile(r"/[^\"' ]*/(?=(old_task\.py|stored/))")  # paths of the machine on which this runs
+HERE = re.compile(
+    r"/[^\"' ]*/(?=(old_task\.py|stored/))"
+)  # paths of the machine on which this runs
 
 
 class Interrupted:
-    """Engine `loop` interrupted as by Ctrl-C when a round begins; the rounds of all runs of the process count."""
+    """Engine `loop` interrupted as by Ctrl-C when a round begins; the rounds of all runs of the
+    process count.
+    """
 
     def __init__(self, after: int | None) -> None:
         self.left, self.train = after, Loop.train
@@ -121,7 +127,9 @@ def simulated(out: Path, after: int | None) -> None:
 def make(folder: Path) -> None:
     """All runs."""
     texts = {"run": ALGORITHM + SETTING, "fedaware": FEDAWARE + SETTING, "sweep": SETTING + SWEEP}
-    allow = "allow = ['cautious_rules']\n" if hasattr(SECTIONS["run"], "allow") else ""  # not needed in 0.2.0
+    allow = (
+        "allow = ['cautious_rules']\n" if hasattr(SECTIONS["run"], "allow") else ""
+    )  # not needed in 0.2.0
     texts |= {"tune": SETTING + TUNE, "plugin": PLUGIN + SETTING + allow}
     for name, text in texts.items():
         Path(f"{name}.toml").write_text(text)
@@ -130,9 +138,14 @@ def make(folder: Path) -> None:
     command("run", "run.toml", "--out", "stored/interrupted", after=INTERRUPTED)
     command("run", "fedaware.toml", "--out", "stored/fedaware", after=INTERRUPTED)
     command("run", "plugin.toml", "--out", "stored/plugin", after=INTERRUPTED)
-    settings = [f"--set={key}" for key in ("train.rounds=6", "train.cohort=2", "run.engine=loop", "run.device=cpu")]
+    settings = [
+        f"--set={key}"
+        for key in ("train.rounds=6", "train.cohort=2", "run.engine=loop", "run.device=cpu")
+    ]
     if "task" in SECTIONS:  # not in 0.2.0
-        command("run", "--task", "old_task.py", *settings, "--out", "stored/task", after=INTERRUPTED)
+        command(
+            "run", "--task", "old_task.py", *settings, "--out", "stored/task", after=INTERRUPTED
+        )
     command("sweep", "sweep.toml", "--out", "stored/sweep", after=12 + INTERRUPTED)
     if find_spec("kairosfl.tune"):  # not in 0.2.0
         command("tune", "tune.toml", "--trials", "6", "--out", "stored/tune", after=15)

@@ -15,5 +15,11 @@ from kairosfl.runs.keys import updated
 def test_a_preset_is_what_its_search_chose_for_all_rounds_and_samples(data: str) -> None:
     recipe, algorithm, _ = CHOSEN[data]
     cell = SEARCHES[data].cells()[f"{algorithm}-{recipe}"]
-    settings = {name: value for name, value in cell.settings.items() if name not in (*HELD_OUT, "train.rounds")}
-    assert resolve(presets.read(f"kairos-{data}")) == resolve(updated(presets.read(cell.preset), settings))
+    settings = {
+        name: value
+        for name, value in cell.settings.items()
+        if name not in (*HELD_OUT, "train.rounds")
+    }
+    assert resolve(presets.read(f"kairos-{data}")) == resolve(
+        updated(presets.read(cell.preset), settings)
+    )

@@ -1,4 +1,6 @@
-"""The papers' items: valid configurations, printed values as in print, and cells that a filter finds."""
+"""The papers' items: valid configurations, printed values as in print, and cells that a filter
+finds.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,8 @@ def test_pa3feds_table_2(name, value):
 
 def test_pa3feds_table_1():
     fedavg, pa3fed = (
-        find("pa3fed/table1").cells[f"cifar10-before-slow-{name}"].printed for name in ("fedavg", "pa3fed")
+        find("pa3fed/table1").cells[f"cifar10-before-slow-{name}"].printed
+        for name in ("fedavg", "pa3fed")
     )
     assert list(fedavg.values()) == [0.089, 0.019, 0.069, 0.307, 0.270]
     assert list(pa3fed.values()) == [0.066, 0.014, 0.058, 0.189, 0.170]
@@ -77,10 +80,18 @@ def test_pa3feds_table_1():
 GAINS = {
     "cifar10": {"fedavg": (6.47, 0.50), "fedavgm": (9.51, 0.75), "fedcm": (1.29, 0.10)}
     | {"fedprox": (3.07, 0.06), "fedyogi": (0.30, 0.19), "fedams": (1.36, 0.21)},
-    "cifar100": {"fedavg": (4.03, 0.67), "fedavgm": (9.62, 0.65), "fedcm": (2.47, 0.69)}  # printed +2.04: its own slip
+    "cifar100": {
+        "fedavg": (4.03, 0.67),
+        "fedavgm": (9.62, 0.65),
+        "fedcm": (2.47, 0.69),
+    }  # printed +2.04: its own slip
     | {"fedprox": (5.48, 0.67), "fedyogi": (6.90, 0.66), "fedams": (7.01, 0.71)},
     "agnews": {"fedavg": (0.94, 0.73), "fedavgm": (1.30, 0.47), "fedcm": (-0.55, 0.50)}
-    | {"fedprox": (3.32, 0.68), "fedyogi": (2.74, 0.58), "fedams": (2.75, 0.58)},  # fedprox printed +3.33
+    | {
+        "fedprox": (3.32, 0.68),
+        "fedyogi": (2.74, 0.58),
+        "fedams": (2.75, 0.58),
+    },  # fedprox printed +3.33
 }
 
 
@@ -96,7 +107,11 @@ def test_fedawares_table_2_agrees_with_the_gains_that_it_prints(data):
 
 def test_fedawares_table_2_other_values():
     value = {name: dict(cell.printed) for name, cell in find("fedaware/table2").cells.items()}
-    assert value["cifar10-fedaware"] == value["cifar10-fedaware-raw"] == {"last_tenth": 59.78, "elud": 2.90}
+    assert (
+        value["cifar10-fedaware"]
+        == value["cifar10-fedaware-raw"]
+        == {"last_tenth": 59.78, "elud": 2.90}
+    )
     assert value["cifar10-fedavg"] == {"last_tenth": 42.78, "elud": 2.58}
     assert value["cifar10-feddyn"] == {"last_tenth": 54.87}
     assert value["cifar100-fedaware"] == {"last_tenth": 38.77, "elud": 2.75}
@@ -109,7 +124,10 @@ def test_text_and_released_code_are_cells_of_the_same_item():
     assert str(cells["cifar10-fedaware-raw"].config().algorithm) == "fedaware(normalise=False)"
     assert str(cells["cifar10-fedavg-aware"].config().algorithm) == "fedaware(project=True)"
     released = cells["cifar10-fedavgm-aware-released"].config()
-    assert str(released.algorithm) == "fedavgm(beta=0.7) + fedaware(explore=True, project=True, solver='frank_wolfe')"
+    assert (
+        str(released.algorithm)
+        == "fedavgm(beta=0.7) + fedaware(explore=True, project=True, solver='frank_wolfe')"
+    )
     assert released.data.balance
     assert cells["cifar10-fedaware-released"].config().data == released.data
     stored = cells["cifar10-fedaware-stored"].config()
@@ -117,26 +135,38 @@ def test_text_and_released_code_are_cells_of_the_same_item():
     assert stored.data.options == {"fedlab": True}
     redrawn = cells["cifar10-fedaware-redrawn"].config()
     assert redrawn.algorithm == stored.algorithm
-    assert redrawn.data == dataclasses.replace(cells["cifar10-fedaware-swapped"].config().data, partition_seed=-1)
+    assert redrawn.data == dataclasses.replace(
+        cells["cifar10-fedaware-swapped"].config().data, partition_seed=-1
+    )
     shorter = str(cells["cifar10-fedams-aware-shorter"].config().algorithm)
-    assert shorter == str(cells["cifar10-fedams-aware-swapped"].config().algorithm).replace("lr=0.01", "lr=0.005")
+    assert shorter == str(cells["cifar10-fedams-aware-swapped"].config().algorithm).replace(
+        "lr=0.01", "lr=0.005"
+    )
     only_cifar10 = ("stored", "redrawn", "shorter")
     assert not any(name.endswith(only_cifar10) for name in cells if not name.startswith("cifar10-"))
     released = find("fedcl/accuracy").cells["cifar10-alexnet-a0.1-fedavg-cl-released"].config()
     assert released.run.detector == "fgn.released()"
     assert str(released.algorithm) == "fedcl(cap=0.75, floor=1.0, once=True, every=2)"
     cells = find("fedcl/accuracy").cells
-    assert str(cells["cifar10-alexnet-a0.1-fednova-convex-cl"].config().algorithm) == "fednova(convex=True) + fedcl"
     assert (
-        cells["fashion_mnist-vgg11-a0.3-vrlsgd-rate-cl-released"].reading == "released base; released rule and detector"
+        str(cells["cifar10-alexnet-a0.1-fednova-convex-cl"].config().algorithm)
+        == "fednova(convex=True) + fedcl"
+    )
+    assert (
+        cells["fashion_mnist-vgg11-a0.3-vrlsgd-rate-cl-released"].reading
+        == "released base; released rule and detector"
     )
     lineage = find("pa3fed/table2").cells["cifar10-h0.1-printed-fednova-convex-pa3fed"]
-    assert (lineage.printed, lineage.baseline) == ({"final": 54.74}, "cifar10-h0.1-printed-fednova-convex")
+    assert (lineage.printed, lineage.baseline) == (
+        {"final": 54.74},
+        "cifar10-h0.1-printed-fednova-convex",
+    )
     assert {"cifar10-fedavg-alt", "cifar10-fedavg-alt-min", "cifar10-moon-alt-previous"} <= find(
         "alt/figure2"
     ).cells.keys()
     printed, slow = (
-        find("pa3fed/table2").cells[f"cifar10-h0.1-{name}-fedavg"].config().train for name in ("printed", "slow")
+        find("pa3fed/table2").cells[f"cifar10-h0.1-{name}-fedavg"].config().train
+        for name in ("printed", "slow")
     )
     assert (printed.rounds, slow.rounds) == (40, 250)
     assert slow.lr_at(249) == pytest.approx(0.01 * 0.8**24)
@@ -156,7 +186,10 @@ def test_a_filter_fits_whole_words():
         "agnews-fedavgm-swapped",
         "agnews-fedavgm-aware-swapped",
     ]
-    assert list(choose(item, ["cifar10-fedyogi", "cifar10 feddyn"])) == ["cifar10-feddyn", "cifar10-fedyogi"]
+    assert list(choose(item, ["cifar10-fedyogi", "cifar10 feddyn"])) == [
+        "cifar10-feddyn",
+        "cifar10-fedyogi",
+    ]
     assert len(choose(item, ["cifar10 fedyogi"])) == 12
     assert len(choose(item, ["cifar*"])) == 112
     assert choose(item, ["CIFAR10 FedYogi"]) == choose(item, ["cifar10 fedyogi"])
@@ -165,7 +198,9 @@ def test_a_filter_fits_whole_words():
 
 
 def test_a_filter_that_fits_nothing_is_answered_with_a_word_that_does():
-    with pytest.raises(UserError, match="No cell of fedaware/table2 matches 'cifar11'; did you mean 'cifar10'"):
+    with pytest.raises(
+        UserError, match="No cell of fedaware/table2 matches 'cifar11'; did you mean 'cifar10'"
+    ):
         choose(find("fedaware/table2"), ["cifar11"])
     with pytest.raises(UserError, match="did you mean 'fedaware/table2'"):
         find("fedaware/tabel2")
@@ -174,7 +209,9 @@ def test_a_filter_that_fits_nothing_is_answered_with_a_word_that_does():
 
 
 def test_members_are_one_seed_of_everything_before_the_second_of_anything():
-    runs = members(find("fedaware/table2"), ["cifar10 fedcm"], seeds=2, rounds=20, changes=["run.device=cpu"])
+    runs = members(
+        find("fedaware/table2"), ["cifar10 fedcm"], seeds=2, rounds=20, changes=["run.device=cpu"]
+    )
     assert [run.name for run in runs][:4] == [
         "cifar10-fedcm-seed0-rounds20",
         "cifar10-fedcm-aware-seed0-rounds20",
@@ -189,7 +226,9 @@ def test_members_are_one_seed_of_everything_before_the_second_of_anything():
 
 
 def test_plain_models_are_scored_over_the_same_rounds_as_averaged_ones(tmp_path):
-    rows = [{"round": n, "accuracy": n / 100} for n in range(1, 19)] + [{"round": 19, "accuracy": None}]
+    rows = [{"round": n, "accuracy": n / 100} for n in range(1, 19)] + [
+        {"round": 19, "accuracy": None}
+    ]
     rows += [{"round": n, "accuracy": 0.9, "plain_accuracy": n / 100} for n in range(20, 22)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = RecordedRun(tmp_path)

@@ -10,8 +10,17 @@ from moment_tables import BEGIN, END, cell, replaced, share, table
 ROOT = Path(__file__).parents[2]
 
 
-def run(schedule: str, budget: float, spent: str, plain: float, averaged: float, **more: float) -> dict[str, object]:
-    return {"schedule": schedule, "budget": budget, "spent": spent, "plain": plain, "averaged": averaged, **more}
+def run(
+    schedule: str, budget: float, spent: str, plain: float, averaged: float, **more: float
+) -> dict[str, object]:
+    return {
+        "schedule": schedule,
+        "budget": budget,
+        "spent": spent,
+        "plain": plain,
+        "averaged": averaged,
+        **more,
+    }
 
 
 ROWS = [

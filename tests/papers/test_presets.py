@@ -50,7 +50,10 @@ def test_a_preset_resolves_and_its_model_fits_its_data(name):
     chosen = dict(config.model.options)
     if vocabulary and "vocabulary" in models.options(config.model.name):
         chosen["vocabulary"] = vocabulary
-    assert models.describe(config.model.name, shape=shape, classes=classes, **chosen).parameters == TASKS[name]
+    assert (
+        models.describe(config.model.name, shape=shape, classes=classes, **chosen).parameters
+        == TASKS[name]
+    )
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -66,7 +69,16 @@ def test_the_recipes_are_those_of_the_papers():
     def recipe(name):
         config = resolve(presets.read(name))
         t = config.train
-        return config.data.clients, t.cohort, t.rounds, t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay
+        return (
+            config.data.clients,
+            t.cohort,
+            t.rounds,
+            t.epochs,
+            t.batch_size,
+            t.lr,
+            t.momentum,
+            t.weight_decay,
+        )
 
     assert recipe("pa3fed-cifar10-alexnet") == (50, 10, 250, 5, 32, 0.01, 0.9, 1e-5)
     assert recipe("fedcl-cifar10-vgg11") == (128, 16, 200, 2, 16, 0.01, 0.9, 1e-5)

@@ -18,13 +18,21 @@ from kairosfl.tasks.data import DATASETS
 from kairosfl.tasks.dataset import DataSet, Samples
 
 PUBLIC = {name: item for name, item in ITEMS.items() if item.paper == "public"}
-TINY = ["train.epochs=1", "train.batch_size=10", "data.minimum=1", "run.device=cpu", "run.threads=1"]
+TINY = [
+    "train.epochs=1",
+    "train.batch_size=10",
+    "data.minimum=1",
+    "run.device=cpu",
+    "run.threads=1",
+]
 FEW = ["data.clients=10", "train.cohort=3"]
 
 
 def images(side: int, channels: int, samples: int = 120) -> DataSet:
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randint(0, 256, (samples, channels, side, side), generator=generator, dtype=torch.uint8)
+    inputs = torch.randint(
+        0, 256, (samples, channels, side, side), generator=generator, dtype=torch.uint8
+    )
     held = Samples(inputs, torch.arange(samples) % 10)
     return DataSet("images", held, held, 10, mean=(0.5,) * channels, std=(0.25,) * channels)
 
@@ -42,7 +50,11 @@ def _random_images(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("item", "cells", "changes"),
     [
-        ("niid-bench-10", ["labels2", "dir0.5 scaffold", "noise0.1 fedavg", "fashion_mnist fedprox"], []),
+        (
+            "niid-bench-10",
+            ["labels2", "dir0.5 scaffold", "noise0.1 fedavg", "fashion_mnist fedprox"],
+            [],
+        ),
         ("niid-bench-100", ["iid fedavg", "dir0.5 scaffold"], FEW),
         ("fl-simulator", ["dir0.1"], [*FEW, "model.width=4"]),
         ("pfl-cifar10-iid", [], [*FEW, "model.hidden=8", "run.eval_every=1"]),
@@ -55,7 +67,13 @@ def _random_images(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_its_cells_run(tmp_path, item, cells, changes):
     found = reproduce(
-        PUBLIC[f"public/{item}"], cells=cells, seeds=1, rounds=2, changes=[*TINY, *changes], out=tmp_path, say=str
+        PUBLIC[f"public/{item}"],
+        cells=cells,
+        seeds=1,
+        rounds=2,
+        changes=[*TINY, *changes],
+        out=tmp_path,
+        say=str,
     )
     rows = table(found)
     assert len(rows) >= max(1, len(cells))
@@ -70,11 +88,20 @@ def test_niid_bench_has_sixteen_cells_and_flowers_in_the_same_setting():
     for source, count in (("final", 16), ("best", 20)):
         assert sum(source in cell.printed for cell in cells.values()) == count
     fashion = cells["fashion_mnist-scaffold"].config()
-    assert (fashion.data.name, fashion.data.alpha, fashion.data.augment) == ("fashion_mnist", 0.5, False)
+    assert (fashion.data.name, fashion.data.alpha, fashion.data.augment) == (
+        "fashion_mnist",
+        0.5,
+        False,
+    )
     assert readings["labels2-scaffold-released"].printed == cells["labels2-scaffold"].printed
     assert str(readings["labels2-mu0.001-fedprox"].config().algorithm) == "fedprox(mu=0.001)"
     config = cells["dir0.5-fedprox"].config()
-    assert (config.train.rounds, config.train.epochs, config.train.batch_size, config.train.lr) == (50, 10, 64, 0.01)
+    assert (config.train.rounds, config.train.epochs, config.train.batch_size, config.train.lr) == (
+        50,
+        10,
+        64,
+        0.01,
+    )
     assert (config.train.momentum, config.train.weight_decay) == (0.9, 1e-5)
     assert str(config.algorithm) == "fedprox(mu=0.001)"
     assert not config.data.normalise
@@ -90,7 +117,10 @@ def test_the_parties_of_both_sources_are_theirs():
     assert parties.flower("dir0.5")[9] == [7, 292, 5, 833, 15, 1, 74, 440, 104, 1942]
     assert parties.niid_bench("dir0.5")[0] == [953, 142, 141, 75, 695, 819, 0, 2482, 0, 0]
     assert parties.niid_bench("dir0.5", seed=2)[9] == [14, 3, 401, 13, 18, 10, 783, 159, 1033, 790]
-    labels = [[[label for label in range(10) if row[label]] for row in table][:4] for table in _label_tables()]
+    labels = [
+        [[label for label in range(10) if row[label]] for row in table][:4]
+        for table in _label_tables()
+    ]
     assert labels == [
         [[0, 7], [1, 6], [2, 4], [3, 4]],
         [[0, 6, 7], [1, 4, 8], [0, 2, 6], [0, 2, 3]],
@@ -99,7 +129,9 @@ def test_the_parties_of_both_sources_are_theirs():
     ]
     assert [sum(row) for row in parties.flower("labels3")][:4] == [4167, 5001, 5417, 6666]
     tables = [*_label_tables(), parties.flower("dir0.5"), parties.niid_bench("dir0.5")]
-    assert all([sum(column) for column in zip(*table, strict=True)] == [5000] * 10 for table in tables)
+    assert all(
+        [sum(column) for column in zip(*table, strict=True)] == [5000] * 10 for table in tables
+    )
 
 
 def _label_tables() -> list[parties.Table]:
@@ -122,9 +154,16 @@ def test_fl_simulator_is_as_its_repository_has_it():
     config = cells["dir0.1-mofedsam"].config()
     assert str(config.algorithm) == "fedsam(rho=0.1) + fedcm"  # whose default alpha is 0.1
     assert config.train.lr_at(1000) == pytest.approx(0.1 * 0.998**1000)
-    assert (config.train.clip, config.train.clip_after, config.train.weight_decay) == (10.0, True, 1e-3)
+    assert (config.train.clip, config.train.clip_after, config.train.weight_decay) == (
+        10.0,
+        True,
+        1e-3,
+    )
     assert dict(config.model.options) == {"stem": 7, "groups": 2}
-    assert [cells[f"dir0.1-{name}"].printed["best"] for name in ("fedavg", "scaffold", "feddyn", "fedcm")] == [
+    assert [
+        cells[f"dir0.1-{name}"].printed["best"]
+        for name in ("fedavg", "scaffold", "feddyn", "fedcm")
+    ] == [
         77.31,
         79.92,
         78.96,
@@ -146,10 +185,16 @@ def test_a_cell_that_agrees_with_one_of_two_sources_is_reproduced():
 
 def test_results_of_before_a_key_was_added_are_kept(tmp_path):
     item = PUBLIC["public/flute-mnist"]
-    found = reproduce(item, seeds=1, rounds=1, changes=[*TINY, *FEW], out=tmp_path / "runs", say=str)
+    found = reproduce(
+        item, seeds=1, rounds=1, changes=[*TINY, *FEW], out=tmp_path / "runs", say=str
+    )
     cell = found["cells"]["shards-fedavg"]
     old = {**found, "cells": {"shards-fedavg": {**cell, "runs": [{**cell["runs"][0], "seed": 7}]}}}
-    data = {key: value for key, value in cell["config"]["data"].items() if key not in ("noise", "normalise")}
+    data = {
+        key: value
+        for key, value in cell["config"]["data"].items()
+        if key not in ("noise", "normalise")
+    }
     old["cells"]["shards-fedavg"]["config"] = {**cell["config"], "data": data}
     save(old, tmp_path)
     path = save(found, tmp_path)

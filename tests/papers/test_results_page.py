@@ -34,11 +34,19 @@ def write_run(folder, name, seed, accuracies, *, rounds=None):
     config = ITEM.cells[name].config(seed=seed, rounds=rounds)
     (path / "config.toml").write_text(dump(tables(config)))
     (path / "run.json").write_text(
-        json.dumps({"version": "0.1.0", "device": "x86_64", "engine": "loop", "precision": "float32"})
+        json.dumps(
+            {"version": "0.1.0", "device": "x86_64", "engine": "loop", "precision": "float32"}
+        )
     )
     with (path / "metrics.jsonl").open("w") as lines:
         for number, accuracy in enumerate(accuracies, 1):
-            row = {"round": number, "accuracy": accuracy, "cohort": 3, "seconds": 0.5, "critical": number < 3}
+            row = {
+                "round": number,
+                "accuracy": accuracy,
+                "cohort": 3,
+                "seconds": 0.5,
+                "critical": number < 3,
+            }
             row["epochs_total"] = 3
             lines.write(json.dumps(row) + "\n")
     return path
@@ -60,8 +68,13 @@ def test_runs_are_found_by_their_configuration(folder):
         {"last_tenth": 38.0, "rounds_to": 6, "cohort": 3.0},
         {"last_tenth": 44.0, "rounds_to": 6, "cohort": 3.0},
     ]
-    assert [run["values"]["rounds_to"] for run in results["cells"]["digits-fedavgm"]["runs"]] == [3, None]
-    parts = collect([folder / "runs"], replace(ITEM, measures=("rounds_to_half", "rounds_to_most")))["cells"]
+    assert [run["values"]["rounds_to"] for run in results["cells"]["digits-fedavgm"]["runs"]] == [
+        3,
+        None,
+    ]
+    parts = collect(
+        [folder / "runs"], replace(ITEM, measures=("rounds_to_half", "rounds_to_most"))
+    )["cells"]
     found = [tuple(run["values"].values()) for run in parts["digits-fedavgm"]["runs"]]
     assert found == [(2, 3), (3, 6)]  # of 0.38: 0.19 and 0.342; of 0.44: 0.22 and 0.396
     assert first["runs"][0]["curves"]["accuracy"] == {
@@ -84,13 +97,19 @@ def test_the_table_and_the_gain_by_hand(folder):
     assert printed == pytest.approx(5.0)
 
 
-def test_agreement_needs_all_rounds_allows_two_points_and_leaves_open_what_seeds_do_not_tell(folder):
+def test_agreement_needs_all_rounds_allows_two_points_and_leaves_open_what_seeds_do_not_tell(
+    folder,
+):
     cells = collect([folder / "runs"], ITEM)["cells"]
     assert agreement(cells["digits-fedavg"], "last_tenth") == "reproduced"  # 1 off
-    assert agreement(cells["digits-fedavgm"], "last_tenth") == "open"  # 3.5 off, the deviation is 2.12
+    assert (
+        agreement(cells["digits-fedavgm"], "last_tenth") == "open"
+    )  # 3.5 off, the deviation is 2.12
     cells["digits-fedavgm"]["runs"][1]["rounds"] = 5  # the shorter run no longer counts
     assert agreement(cells["digits-fedavgm"], "last_tenth") == "not reproduced"  # 5 off, one seed
-    assert agreement({**cells["digits-fedavgm"], "comparable": False}, "last_tenth") is None  # not the paper's setting
+    assert (
+        agreement({**cells["digits-fedavgm"], "comparable": False}, "last_tenth") is None
+    )  # not the paper's setting
     cells["digits-fedavgm"]["runs"][0]["rounds"] = 5
     assert agreement(cells["digits-fedavgm"], "last_tenth") is None
 
@@ -107,20 +126,28 @@ def test_the_page_is_the_same_when_made_twice_and_says_what_did_not_reproduce(fo
     write_results_page(folder / "results", page)
     assert (page.read_bytes(), details.read_bytes()) == first
     summary, text = (each.decode() for each in first)
-    assert "- **Papers.** In 2 comparisons with 2 published values, 1 came within 2 points." in summary
+    assert (
+        "- **Papers.** In 2 comparisons with 2 published values, 1 came within 2 points." in summary
+    )
     assert (
         "| [tiny](results/tiny.md#tinytable1) | Momentum helps. | 1 of 2 values within 2 points; "
-        "mean gain +2.0 points, published +5.0, in 1 pair of cells | 1 to 2 | **holds in part** |" in summary
+        "mean gain +2.0 points, published +5.0, in 1 pair of cells | 1 to 2 | **holds in part** |"
+        in summary
     )
     assert "| [tiny/table1](results/tiny.md#tinytable1) | 2 | 2 | 1 to 2 | 1 | 0 | 1 |" in summary
     assert summary.startswith("---\nhide:\n  - toc\n---\n\n# Results\n\n- **Papers.**")
     assert text.startswith("---\nhide:\n  - toc\n---\n\n# tiny")
-    assert "![Ours against the published accuracy, one point per comparison](assets/results/overview.svg)" in summary
+    assert (
+        "![Ours against the published accuracy, one point per comparison](assets/results/overview.svg)"
+        in summary
+    )
     assert "- digits, FedAvgM; half the momentum: ours 40.00, published 45.00, −5.00" in text
     assert "| digits, FedAvgM | digits, FedAvg | +2.00 | +5.00 | 6 | 1 | in part |" in text
     assert "The paper says: Momentum helps." in text
     assert "Likely reason: it is tiny." in text
-    assert "Run with version 0.1.0 (commit not recorded), loop engine, float32, CPU (x86_64)." in text
+    assert (
+        "Run with version 0.1.0 (commit not recorded), loop engine, float32, CPU (x86_64)." in text
+    )
 
 
 def test_readings_are_told_apart_by_their_mean_distance_from_the_published_values(folder):
@@ -139,7 +166,10 @@ def test_readings_are_told_apart_by_their_mean_distance_from_the_published_value
         results["cells"][name] = cell
     del results["cells"]["digits-fedavg"], results["cells"]["digits-fedavgm"]
     text = section(results)  # ours is 41 where 40 is published
-    assert "| reading | cells | accuracy, final 10 % |\n| --- | ---: | ---: |\n| text | 2 | 2.50 |" in text
+    assert (
+        "| reading | cells | accuracy, final 10 % |\n| --- | ---: | ---: |\n| text | 2 | 2.50 |"
+        in text
+    )
     assert "| code | 2 | 1.50 |" in text
     assert "| x | 1 |" not in text
 
@@ -165,7 +195,10 @@ def test_the_verdict_on_a_claim_takes_the_closest_reading_or_what_the_remarks_sa
 
 def test_cells_have_names_that_a_reader_of_the_papers_knows():
     assert words("cifar10-fedavgm-aware-solver") == "CIFAR-10, FedAvgM ×AWARE (released solver)"
-    assert words("cifar10-h0.1-slow-fedavg-pa3fed") == "CIFAR-10, h = 0.1, slow schedule, FedAvg + PA3Fed"
+    assert (
+        words("cifar10-h0.1-slow-fedavg-pa3fed")
+        == "CIFAR-10, h = 0.1, slow schedule, FedAvg + PA3Fed"
+    )
     assert words("labels2-scaffold") == "two labels per party, SCAFFOLD"
     assert words("dir0.1-mofedsam") == "Dir(0.1), MoFedSAM"
     assert words("alt") == "ALT"
@@ -184,7 +217,11 @@ def test_results_are_filled_in_several_goes_and_the_longer_run_stays(folder, tmp
     write_run(tmp_path / "more", "digits-fedavg", 2, [0.1, 0.2, 0.3, 0.3, 0.3, 0.5])
     save(collect([tmp_path / "more"], ITEM), tmp_path / "results")
     cells = read(kept)["cells"]
-    assert [run["values"]["last_tenth"] for run in cells["digits-fedavg"]["runs"]] == [38.0, 44.0, 50.0]
+    assert [run["values"]["last_tenth"] for run in cells["digits-fedavg"]["runs"]] == [
+        38.0,
+        44.0,
+        50.0,
+    ]
     cells["digits-fedavg"]["runs"][1]["rounds"] = 3  # as if it had diverged
     assert table(read(kept) | {"cells": cells})[0]["seeds"] == "2 of 3"
     assert len(cells["digits-fedavgm"]["runs"]) == 2
@@ -195,8 +232,12 @@ def test_cells_added_later_stand_where_the_item_has_them(tmp_path):
     for name in reversed(order):
         path = tmp_path / name
         path.mkdir()
-        (path / "config.toml").write_text(dump(tables(ITEMS["fedaware/solver"].cells[name].config())))
-        (path / "metrics.jsonl").write_text(json.dumps({"round": 1, "accuracy": 0.1, "elud": 1.0, "seconds": 1}) + "\n")
+        (path / "config.toml").write_text(
+            dump(tables(ITEMS["fedaware/solver"].cells[name].config()))
+        )
+        (path / "metrics.jsonl").write_text(
+            json.dumps({"round": 1, "accuracy": 0.1, "elud": 1.0, "seconds": 1}) + "\n"
+        )
         kept = save(collect([path], ITEMS["fedaware/solver"]), tmp_path)
     assert list(read(kept)["cells"]) == order
 
@@ -204,7 +245,9 @@ def test_cells_added_later_stand_where_the_item_has_them(tmp_path):
 def test_a_baseline_may_have_been_run_before(folder):
     runs, one = folder / "runs", [folder / "runs" / "digits-fedavgm-0"]
     alone = collect(one, ITEM)["cells"]
-    assert alone["digits-fedavgm"]["runs"][0]["values"]["rounds_to"] is None  # not the rounds to its own
+    assert (
+        alone["digits-fedavgm"]["runs"][0]["values"]["rounds_to"] is None
+    )  # not the rounds to its own
     compared = collect(one, ITEM, baselines=[runs])["cells"]
     assert list(compared) == ["digits-fedavgm"]
     assert compared["digits-fedavgm"]["runs"][0]["values"]["rounds_to"] == 3
@@ -220,13 +263,18 @@ def test_a_run_that_was_cut_has_no_baseline_of_another_length(rounds, tmp_path):
 
 def test_a_value_that_some_seeds_lack_says_how_many_have_it(folder):
     rows = table(collect([folder / "runs"], ITEM))
-    assert [row["rounds to the baseline's final accuracy"] for row in rows] == ["6 ± 0", "3 (1 of 2)"]
+    assert [row["rounds to the baseline's final accuracy"] for row in rows] == [
+        "6 ± 0",
+        "3 (1 of 2)",
+    ]
 
 
 def test_runs_of_another_configuration_replace_those_of_a_cell(folder, tmp_path):
     kept = save(collect([folder / "runs"], ITEM), tmp_path / "results")
     path = write_run(tmp_path / "other", "digits-fedavg", 5, [0.6])
-    (path / "config.toml").write_text((path / "config.toml").read_text().replace("lr = 0.1", "lr = 0.2"))
+    (path / "config.toml").write_text(
+        (path / "config.toml").read_text().replace("lr = 0.1", "lr = 0.2")
+    )
     assert collect([tmp_path / "other"], ITEM)["cells"] == {}
     save(collect([tmp_path / "other"], ITEM, ["train.lr=0.2"]), tmp_path / "results")
     cells = read(kept)["cells"]
@@ -248,11 +296,19 @@ def test_stability_measures_by_hand(tmp_path):
     losses = [1.0, 3.0, 1.0, 3.0, 1.0, 3.0]
     with (tmp_path / "clients.jsonl").open("w") as lines:
         for number, loss in enumerate(losses, 1):
-            lines.write(json.dumps({"round": number, "ids": [7], "loss": [9.9], "score": [loss]}) + "\n")
+            lines.write(
+                json.dumps({"round": number, "ids": [7], "loss": [9.9], "score": [loss]}) + "\n"
+            )
     with (tmp_path / "metrics.jsonl").open("w") as lines:
         for number in range(1, 7):
-            lines.write(json.dumps({"round": number, "accuracy": None, "critical": number <= 2}) + "\n")
-    value = {name: MEASURES[name].of(RecordedRun(tmp_path)) for name in MEASURES if name.startswith("loss")}
+            lines.write(
+                json.dumps({"round": number, "accuracy": None, "critical": number <= 2}) + "\n"
+            )
+    value = {
+        name: MEASURES[name].of(RecordedRun(tmp_path))
+        for name in MEASURES
+        if name.startswith("loss")
+    }
     assert value["loss_std"] == pytest.approx(1.0)
     assert value["loss_moving"] == pytest.approx(0.2)  # 1.8 and 2.2
     assert value["loss_mad"] == pytest.approx(1.0)
@@ -277,7 +333,10 @@ def test_wrong_input_is_one_sentence(tmp_path):
 def test_curves_are_means_over_the_seeds_that_all_of_a_panel_have(folder):
     write_run(folder / "runs", "digits-fedavg", 2, [0.9] * 6)
     cells = collect([folder / "runs"], ITEM)["cells"]
-    cells["digits-fedavgm"]["runs"][1]["curves"]["accuracy"] = {"round": [1, 3, 6], "value": [0.1, 0.3, 0.6]}
+    cells["digits-fedavgm"]["runs"][1]["curves"]["accuracy"] = {
+        "round": [1, 3, 6],
+        "value": [0.1, 0.3, 0.6],
+    }
     (shown,) = panels(cells).values()
     assert list(shown) == ["digits-fedavg", "digits-fedavgm"]
     found = curves(shown)
@@ -290,7 +349,9 @@ def test_curves_are_means_over_the_seeds_that_all_of_a_panel_have(folder):
 
 def test_the_picture_has_every_curve_and_is_the_same_when_drawn_twice(folder):
     results = collect([folder / "runs"], ITEM)
-    first, second = (draw_curves(results, folder / name).read_bytes() for name in ("a.svg", "b.svg"))
+    first, second = (
+        draw_curves(results, folder / name).read_bytes() for name in ("a.svg", "b.svg")
+    )
     assert first == second
     results["cells"]["digits-fedavg"]["runs"][1]["curves"]["accuracy"] = {
         "round": [],
@@ -318,7 +379,8 @@ def test_the_page_in_the_repository_is_what_its_results_give(drawn, tmp_path, mo
     page = write_results_page(ROOT / "results", tmp_path / "results.md")
     assert page.read_text() == (ROOT / "docs" / "results.md").read_text()
     made, kept = (
-        {path.name: path.read_text() for path in (at / "results").iterdir()} for at in (tmp_path, ROOT / "docs")
+        {path.name: path.read_text() for path in (at / "results").iterdir()}
+        for at in (tmp_path, ROOT / "docs")
     )
     assert made == kept
     ours, theirs = (
@@ -327,8 +389,13 @@ def test_the_page_in_the_repository_is_what_its_results_give(drawn, tmp_path, mo
     )
     assert ours.keys() == theirs.keys()
     for name in ours if drawn else ["overview.svg"]:
-        numbers = [np.array(re.findall(r"-?\d+\.\d+", text), dtype=float) for text in (ours[name], theirs[name])]
-        np.testing.assert_allclose(*numbers, atol=0.5, err_msg=name)  # where a font differs, by a hair
+        numbers = [
+            np.array(re.findall(r"-?\d+\.\d+", text), dtype=float)
+            for text in (ours[name], theirs[name])
+        ]
+        np.testing.assert_allclose(
+            *numbers, atol=0.5, err_msg=name
+        )  # where a font differs, by a hair
 
 
 def test_the_curves_of_a_figure_stand_beside_those_of_accuracy(folder):
@@ -339,21 +406,35 @@ def test_the_curves_of_a_figure_stand_beside_those_of_accuracy(folder):
     assert seen["epochs_so_far"]["value"] == [3.0, 6.0, 9.0, 12.0, 15.0, 18.0]
     assert seen["fedfim"] == {"round": [], "value": []}  # not measured: its panel stays empty
     drawn = draw_curves(results, folder / "a.svg").read_text()
-    assert all(f">{title}<" in drawn for title in ("test accuracy (%)", "epochs per round", "epochs so far"))
+    assert all(
+        f">{title}<" in drawn
+        for title in ("test accuracy (%)", "epochs per round", "epochs so far")
+    )
     assert "Fisher" not in drawn
 
 
 def test_a_figure_with_many_curves_is_no_wider_than_three_panels(folder):
-    results = collect([folder / "runs"], replace(ITEM, traces=("train_loss", "cohort", "epochs", "epochs_so_far")))
+    results = collect(
+        [folder / "runs"], replace(ITEM, traces=("train_loss", "cohort", "epochs", "epochs_so_far"))
+    )
     width, height = (
-        float(re.search(rf'{side}="([\d.]+)pt"', draw_curves(results, folder / "a.svg").read_text())[1])
+        float(
+            re.search(rf'{side}="([\d.]+)pt"', draw_curves(results, folder / "a.svg").read_text())[
+                1
+            ]
+        )
         for side in ("width", "height")
     )
-    assert (round(width / 72, 1), round(height / 72, 1)) == (10.2, 2 * 2.5 * len(panels(results["cells"])))
+    assert (round(width / 72, 1), round(height / 72, 1)) == (
+        10.2,
+        2 * 2.5 * len(panels(results["cells"])),
+    )
 
 
 def test_no_stored_run_compared_features_of_a_model_with_dropout():
-    """Up to version 0.2 ALT and MOON compared them with features without dropout; such runs would need a note."""
+    """Up to version 0.2 ALT and MOON compared them with features without dropout; such runs would
+    need a note.
+    """
     compared = []
     for path in sorted((ROOT / "results").glob("*.json")):
         for name, cell in json.loads(path.read_text())["cells"].items():

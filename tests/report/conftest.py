@@ -12,7 +12,9 @@ FLAGS = (
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory):
-    """Chromium, driven by selenium; the tests that need it are skipped where one of the two is not installed."""
+    """Chromium, driven by selenium; the tests that need it are skipped where one of the two is not
+    installed.
+    """
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if not (chromium and driver):
         pytest.skip("chromium and its driver are not installed")

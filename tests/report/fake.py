@@ -1,4 +1,6 @@
-"""Run folders made up in the stated format, for tests of the report: curves with noise, critical periods, gaps."""
+"""Run folders made up in the stated format, for tests of the report: curves with noise, critical
+periods, gaps.
+"""
 
 import json
 import math
@@ -55,7 +57,13 @@ def write_run(
     planned = planned or rounds
     (folder / "config.toml").write_text(
         CONFIG.format(
-            algorithm=algorithm, seed=seed, clients=clients, alpha=alpha, lr=lr, planned=planned, detector=detector
+            algorithm=algorithm,
+            seed=seed,
+            clients=clients,
+            alpha=alpha,
+            lr=lr,
+            planned=planned,
+            detector=detector,
         )
     )
     about = {
@@ -78,7 +86,9 @@ def write_run(
         "command": f"kairosfl run cifar10.toml --set algorithm='{algorithm}' --set seed={seed}",
     }
     (folder / "run.json").write_text(json.dumps(about))
-    counts = np.array([random.multinomial(300, random.dirichlet(np.full(classes, alpha))) for _ in range(clients)])
+    counts = np.array(
+        [random.multinomial(300, random.dirichlet(np.full(classes, alpha))) for _ in range(clients)]
+    )
     partition = {
         "clients": clients,
         "classes": classes,
@@ -107,7 +117,9 @@ def write_run(
             {
                 "round": number,
                 "accuracy": accuracy[-1],
-                "loss": 2.3 * (1 - progress) + 0.9 + 0.05 * random.standard_normal() if seen else None,
+                "loss": 2.3 * (1 - progress) + 0.9 + 0.05 * random.standard_normal()
+                if seen
+                else None,
                 "train_loss": 2.3 * (1 - progress) + 0.4,
                 "cohort": cohort,
                 "reported": cohort,
@@ -139,9 +151,13 @@ def write_run(
                 "epochs": epochs.tolist(),
                 "steps": (epochs * 5).tolist(),
                 "loss": random.random(cohort).tolist(),
-                "similarity": (0.8 + 0.2 * random.random(cohort)).tolist() if "alt" in algorithm else None,
+                "similarity": (0.8 + 0.2 * random.random(cohort)).tolist()
+                if "alt" in algorithm
+                else None,
                 "score": None,
-                "lambda": {str(c): float(v) for c, v in enumerate(lambdas)} if lambdas is not None else None,
+                "lambda": {str(c): float(v) for c, v in enumerate(lambdas)}
+                if lambdas is not None
+                else None,
                 "rejected": [],
             }
             | ({"accuracy_quantiles": (value * np.linspace(0.3, 1.2, 21)).tolist()} if seen else {})
@@ -149,7 +165,9 @@ def write_run(
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
     (folder / "clients.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
     if done:
-        (folder / "summary.json").write_text(json.dumps({"rounds": rounds, "seconds": 0.5 * rounds}))
+        (folder / "summary.json").write_text(
+            json.dumps({"rounds": rounds, "seconds": 0.5 * rounds})
+        )
     return folder
 
 
@@ -161,14 +179,18 @@ ALGORITHMS = {
 }
 
 
-def write_sweep(folder: Path, *, seeds: int = 3, algorithms: dict[str, float] = ALGORITHMS, **options: object) -> Path:
+def write_sweep(
+    folder: Path, *, seeds: int = 3, algorithms: dict[str, float] = ALGORITHMS, **options: object
+) -> Path:
     """A folder of runs: every algorithm with every seed, and the sweep.json that lists them."""
     runs = []
     for number, (algorithm, top) in enumerate(algorithms.items()):
         for seed in range(seeds):
             name = f"{number}-{seed}"
             write_run(folder / name, algorithm=algorithm, seed=seed, top=top, **options)
-            runs.append({"name": name, "path": name, "settings": {"algorithm": algorithm, "seed": seed}})
+            runs.append(
+                {"name": name, "path": name, "settings": {"algorithm": algorithm, "seed": seed}}
+            )
     (folder / "sweep.json").write_text(json.dumps({"runs": runs}))
     return folder
 

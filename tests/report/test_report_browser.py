@@ -1,4 +1,6 @@
-"""The page in a real Chromium: everything is drawn, nothing is fetched, and it does what a hand tells it."""
+"""The page in a real Chromium: everything is drawn, nothing is fetched, and it does what a hand
+tells it.
+"""
 
 import threading
 
@@ -14,7 +16,9 @@ GROUPS = len(fake.ALGORITHMS)
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    folder = fake.write_sweep(tmp_path_factory.mktemp("sweep"), seeds=3, rounds=40, detector="fgn.paired()")
+    folder = fake.write_sweep(
+        tmp_path_factory.mktemp("sweep"), seeds=3, rounds=40, detector="fgn.paired()"
+    )
     return write_report([folder], folder / "report.html")
 
 
@@ -22,7 +26,9 @@ def report(tmp_path_factory):
 def opened(browser, report):
     browser.set_window_size(1280, 900)
     browser.get(report.as_uri())
-    hand(browser).move_to_element(find(browser, "h1")).perform()  # off the chips, where the last test may have left it
+    hand(browser).move_to_element(
+        find(browser, "h1")
+    ).perform()  # off the chips, where the last test may have left it
     settle(browser)
     yield browser
     assert [entry["message"] for entry in browser.get_log("browser")] == []
@@ -48,7 +54,9 @@ def settle(browser):
     from selenium.webdriver.support.ui import WebDriverWait
 
     browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
-    WebDriverWait(browser, 20, 0.02).until(lambda b: ask(b, "page.waiting === undefined && page.late.length === 0"))
+    WebDriverWait(browser, 20, 0.02).until(
+        lambda b: ask(b, "page.waiting === undefined && page.late.length === 0")
+    )
 
 
 def find(browser, selector):
@@ -62,14 +70,24 @@ def hand(browser):
 
 
 def drag(browser, selector, start, end):
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", find(browser, selector))
-    hand(browser).move_to_element(find(browser, f"{selector} figcaption")).perform()  # off a chip that came under it
+    browser.execute_script(
+        "arguments[0].scrollIntoView({block: 'center'})", find(browser, selector)
+    )
+    hand(browser).move_to_element(
+        find(browser, f"{selector} figcaption")
+    ).perform()  # off a chip that came under it
     settle(browser)
     area = find(browser, f"{selector} .overlay")
     width = area.rect["width"]
-    moves = hand(browser).move_to_element_with_offset(area, round((start - 0.5) * width), 0).click_and_hold()
+    moves = (
+        hand(browser)
+        .move_to_element_with_offset(area, round((start - 0.5) * width), 0)
+        .click_and_hold()
+    )
     for part in (0.3, 0.6, 1.0):
-        moves.move_to_element_with_offset(area, round((start + part * (end - start) - 0.5) * width), 0)
+        moves.move_to_element_with_offset(
+            area, round((start + part * (end - start) - 0.5) * width), 0
+        )
     moves.release().perform()
     settle(browser)
 
@@ -77,13 +95,29 @@ def drag(browser, selector, start, end):
 def test_every_chart_is_drawn_and_nothing_is_fetched(opened):
     shown = "page.charts.filter(c => !c.figure.hidden)"
     assert ask(opened, f"{shown}.length") == 12 + 2
-    assert ask(opened, f"{shown}.filter(c => !c.svg.querySelector('.line, image')).map(c => c.spec.key)") == []
+    assert (
+        ask(
+            opened,
+            f"{shown}.filter(c => !c.svg.querySelector('.line, image')).map(c => c.spec.key)",
+        )
+        == []
+    )
     odd = "l.getTotalLength() < 20 || /NaN|undef/.test(l.outerHTML)"
-    assert ask(opened, f"[...document.querySelectorAll('.line path')].filter(l => {odd}).length") == 0
+    assert (
+        ask(opened, f"[...document.querySelectorAll('.line path')].filter(l => {odd}).length") == 0
+    )
     assert ask(opened, "document.querySelectorAll('#fig-accuracy .line').length") == GROUPS
     assert ask(opened, "document.querySelectorAll('#fig-accuracy .band').length") == GROUPS
-    assert ask(opened, "document.querySelectorAll('#fig-accuracy .strip line').length") == 2 * GROUPS
-    assert ask(opened, "performance.getEntriesByType('resource').filter(r => !r.name.startsWith('data:')).length") == 0
+    assert (
+        ask(opened, "document.querySelectorAll('#fig-accuracy .strip line').length") == 2 * GROUPS
+    )
+    assert (
+        ask(
+            opened,
+            "performance.getEntriesByType('resource').filter(r => !r.name.startsWith('data:')).length",
+        )
+        == 0
+    )
 
 
 def test_a_chip_hides_a_run_everywhere_and_two_clicks_leave_it_alone(opened):
@@ -97,7 +131,9 @@ def test_a_chip_hides_a_run_everywhere_and_two_clicks_leave_it_alone(opened):
     assert ask(opened, "document.querySelectorAll('#fig-accuracy .line').length") == GROUPS
     hand(opened).double_click(find(opened, ".chip[data-group='2']")).perform()
     settle(opened)
-    assert ask(opened, "[...document.querySelectorAll('#fig-accuracy .series')].map(s => s.matches('.g2'))") == [True]
+    assert ask(
+        opened, "[...document.querySelectorAll('#fig-accuracy .series')].map(s => s.matches('.g2'))"
+    ) == [True]
     assert ask(opened, "document.querySelectorAll('#fig-accuracy .critical rect').length") == 2
 
 
@@ -105,13 +141,17 @@ def test_hiding_a_run_under_the_pointer_does_not_fade_the_others(opened):
     chip = find(opened, ".chip[data-group='1']")
     hand(opened).move_to_element(chip).perform()
     settle(opened)
-    assert ask(opened, "document.querySelectorAll('#fig-accuracy .series.dim').length") == GROUPS - 1
+    assert (
+        ask(opened, "document.querySelectorAll('#fig-accuracy .series.dim').length") == GROUPS - 1
+    )
     chip.click()
     settle(opened)
     assert ask(opened, "document.querySelectorAll('.dim').length") == 0
     chip.click()
     settle(opened)
-    assert ask(opened, "document.querySelectorAll('#fig-accuracy .series.dim').length") == GROUPS - 1
+    assert (
+        ask(opened, "document.querySelectorAll('#fig-accuracy .series.dim').length") == GROUPS - 1
+    )
 
 
 def shading(browser, key):
@@ -119,7 +159,10 @@ def shading(browser, key):
 
 
 def test_shading_is_explained_where_it_is_drawn_and_only_there(opened):
-    bands, strips = "Bands: ± standard deviation over seeds.", "Strips below: critical learning periods."
+    bands, strips = (
+        "Bands: ± standard deviation over seeds.",
+        "Strips below: critical learning periods.",
+    )
     assert shading(opened, "accuracy") == f"{bands} {strips}"
     assert shading(opened, "accuracy-bytes") == bands
     assert ">" + f"{bands} {strips}" + "<" in ask(opened, "page.charts[0].save()")
@@ -140,7 +183,10 @@ def test_one_run_without_critical_periods_has_nothing_shaded_and_says_nothing(br
     fake.edit(run, critical=False)
     browser.get(write_report([run], tmp_path / "report.html").as_uri())
     assert ask(browser, "document.querySelectorAll('.band, .critical, .strip').length") == 0
-    assert ask(browser, "[...document.querySelectorAll('.shading')].map(e => e.textContent).join('')") == ""
+    assert (
+        ask(browser, "[...document.querySelectorAll('.shading')].map(e => e.textContent).join('')")
+        == ""
+    )
 
 
 def test_dragging_zooms_all_charts_over_rounds_and_a_double_click_goes_back(opened):
@@ -180,17 +226,26 @@ def test_the_wheel_zooms_with_control_only_and_keys_do_too(opened):
 
 
 def test_two_fingers_zoom_and_one_does_not(opened):
-    opened.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True, "maxTouchPoints": 2})
+    opened.execute_cdp_cmd(
+        "Emulation.setTouchEmulationEnabled", {"enabled": True, "maxTouchPoints": 2}
+    )
     try:
         opened.refresh()
         settle(opened)
-        opened.execute_script("document.querySelector('#fig-accuracy').scrollIntoView({block: 'center'})")
-        box = ask(opened, "document.querySelector('#fig-accuracy .overlay').getBoundingClientRect().toJSON()")
+        opened.execute_script(
+            "document.querySelector('#fig-accuracy').scrollIntoView({block: 'center'})"
+        )
+        box = ask(
+            opened,
+            "document.querySelector('#fig-accuracy .overlay').getBoundingClientRect().toJSON()",
+        )
         x, y = box["left"] + box["width"] / 2, box["top"] + box["height"] / 2
 
         def touch(kind, *offsets):
             points = [{"x": x + offset, "y": y, "id": i} for i, offset in enumerate(offsets)]
-            opened.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+            opened.execute_cdp_cmd(
+                "Input.dispatchTouchEvent", {"type": kind, "touchPoints": points}
+            )
             settle(opened)
 
         touch("touchStart", -50)
@@ -247,7 +302,10 @@ def test_seeds_that_are_alike_but_for_rounding_do_not_stop_the_drawing(browser, 
         chip.click()
         settle(browser)
         chip.click()
-    assert ask(browser, "page.charts.find((c) => c.spec.key === 'lr').spec.series[0].deviation[0]") == 0
+    assert (
+        ask(browser, "page.charts.find((c) => c.spec.key === 'lr').spec.series[0].deviation[0]")
+        == 0
+    )
     assert browser.get_log("browser") == []
 
 
@@ -262,9 +320,13 @@ def test_the_target_moves_the_table(opened):
         assert check(find(opened, cell).text), (target, before)
     assert find(opened, "#goal-words").text == "as typed here"
     said = "what fedavg, the baseline, reaches in the final 10 % of its rounds, rounded"
-    opened.execute_script("byId('target').value = ''; byId('target').dispatchEvent(new Event('input'))")
+    opened.execute_script(
+        "byId('target').value = ''; byId('target').dispatchEvent(new Event('input'))"
+    )
     assert [find(opened, "#goal-words").text, find(opened, cell).text] == [said, before]
-    opened.execute_script("byId('smooth').dispatchEvent(new Event('change'))")  # which fills the field again
+    opened.execute_script(
+        "byId('smooth').dispatchEvent(new Event('change'))"
+    )  # which fills the field again
     assert [find(opened, "#goal-words").text, find(opened, cell).text] == [said, before]
 
 
@@ -318,7 +380,10 @@ def test_a_saved_picture_stands_by_itself(opened):
     assert ask(opened, check, text)
     assert "var(--" not in text
     assert "stroke:rgb(0, 114, 178)" in text.replace("stroke: ", "stroke:")
-    assert all(f">{letter}  {algorithm}<" in text for letter, algorithm in zip("ABC", fake.ALGORITHMS, strict=False))
+    assert all(
+        f">{letter}  {algorithm}<" in text
+        for letter, algorithm in zip("ABC", fake.ALGORITHMS, strict=False)
+    )
     assert ">Test accuracy<" in text
     left, right, first, last = ask(
         opened,
@@ -330,7 +395,9 @@ def test_a_saved_picture_stands_by_itself(opened):
     assert left <= first < last <= right + 1  # title and legend lie inside the picture
     names = ask(opened, "page.charts.find((chart) => chart.spec.key === 'client-accuracy').save()")
     assert ", worst tenth<" in names
-    heat = ask(opened, "page.charts.find((chart) => chart.spec.power && !chart.figure.hidden).save()")
+    heat = ask(
+        opened, "page.charts.find((chart) => chart.spec.power && !chart.figure.hidden).save()"
+    )
     assert f": {next(iter(fake.ALGORITHMS))}<" in heat
 
 
@@ -339,7 +406,9 @@ def test_it_fits_a_phone(opened):
     opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     opened.refresh()
     assert ask(opened, "[document.documentElement.scrollWidth, innerWidth]") == [390, 390]
-    assert ask(opened, "document.querySelector('#fig-fgn svg').getBoundingClientRect().right") <= 390
+    assert (
+        ask(opened, "document.querySelector('#fig-fgn svg').getBoundingClientRect().right") <= 390
+    )
     opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
@@ -363,14 +432,20 @@ def test_the_only_run_whose_rules_follow_the_detector_has_a_strip_among_others(b
     browser.get(write_report([tmp_path], tmp_path / "report.html").as_uri())
     assert ask(browser, "document.querySelectorAll('#fig-accuracy .critical').length") == 0
     strips = "[...document.querySelectorAll('#fig-accuracy .strip')].every((strip) => strip.matches('.g1'))"
-    assert ask(browser, f"document.querySelectorAll('#fig-accuracy .strip line').length > 0 && {strips}")
+    assert ask(
+        browser, f"document.querySelectorAll('#fig-accuracy .strip line').length > 0 && {strips}"
+    )
     assert shading(browser, "accuracy") == "Strips below: critical learning periods."
     assert browser.get_log("browser") == []
 
 
 def test_a_name_is_text_whatever_it_looks_like(browser, tmp_path):
     run = fake.write_run(tmp_path / "a", rounds=2)
-    config = (run / "config.toml").read_text().replace('"fedavg"', "'</script><img src=x onerror=\"window.broken=1\">'")
+    config = (
+        (run / "config.toml")
+        .read_text()
+        .replace('"fedavg"', "'</script><img src=x onerror=\"window.broken=1\">'")
+    )
     (run / "config.toml").write_text(config)
     browser.get(write_report([run], tmp_path / "report.html").as_uri())
     assert ask(browser, "window.broken") is None
@@ -398,7 +473,9 @@ def test_a_live_page_takes_in_new_rounds_and_keeps_what_was_chosen(browser, tmp_
         find(browser, ".chip[data-group='1']").click()
         find(browser, "th[title^='Highest'] button").click()
         find(browser, "th[title^='Highest'] button").click()
-        browser.execute_script("page.charts.find((c) => c.spec.key === 'accuracy-bytes').zoom([10, 20])")
+        browser.execute_script(
+            "page.charts.find((c) => c.spec.key === 'accuracy-bytes').zoom([10, 20])"
+        )
         browser.execute_script("page.charts.find((c) => c.spec.key === 'loss').logButton.click()")
         field = find(browser, "#target")
         field.clear()
@@ -410,10 +487,18 @@ def test_a_live_page_takes_in_new_rounds_and_keeps_what_was_chosen(browser, tmp_
         assert find(browser, ".chip[data-group='1']").get_attribute("aria-pressed") == "false"
         assert ask(browser, "document.querySelectorAll('#fig-accuracy .line').length") == GROUPS - 1
         assert find(browser, "th[title^='Highest']").get_attribute("aria-sort") == "ascending"
-        assert ask(browser, "page.charts.find((c) => c.spec.key === 'accuracy-bytes').own") == [10, 20]
+        assert ask(browser, "page.charts.find((c) => c.spec.key === 'accuracy-bytes').own") == [
+            10,
+            20,
+        ]
         assert find(browser, "#fig-loss .tools button[aria-pressed='true']").text == "log"
-        assert ask(browser, "[document.activeElement.id, document.activeElement.value]") == ["target", "3"]
-        assert "0 of 4 runs finished, 21 of 36 rounds" in find(browser, "#live").get_attribute("textContent")
+        assert ask(browser, "[document.activeElement.id, document.activeElement.value]") == [
+            "target",
+            "3",
+        ]
+        assert "0 of 4 runs finished, 21 of 36 rounds" in find(browser, "#live").get_attribute(
+            "textContent"
+        )
         server.shutdown()
     browser.get("about:blank")
     assert [entry["message"] for entry in browser.get_log("browser")] == []
@@ -439,8 +524,14 @@ def test_on_a_phone_the_lines_between_rows_go_through_the_first_column(opened):
     size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
-        assert ask(opened, "getComputedStyle(document.querySelector('#results td')).position") == "sticky"
-        assert ask(opened, "getComputedStyle(document.querySelector('#results td')).backgroundClip") == "padding-box"
+        assert (
+            ask(opened, "getComputedStyle(document.querySelector('#results td')).position")
+            == "sticky"
+        )
+        assert (
+            ask(opened, "getComputedStyle(document.querySelector('#results td')).backgroundClip")
+            == "padding-box"
+        )
     finally:
         opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -451,5 +542,10 @@ def test_why_runs_stopped_is_a_sentence_and_not_in_capitals(browser, tmp_path):
     (run / "log.txt").write_text(f"{STOPPED}10 rounds in a row had no good report.\n")
     browser.get(write_report([tmp_path / "runs"], tmp_path / "report.html").as_uri())
     settle(browser)
-    assert find(browser, ".over").text == "KAIROS REPORT · 1 of 2 runs stopped: 10 rounds in a row had no good report."
-    assert [each.text for each in browser.find_elements("css selector", "small.flag")] == ["1 stopped"]
+    assert (
+        find(browser, ".over").text
+        == "KAIROS REPORT · 1 of 2 runs stopped: 10 rounds in a row had no good report."
+    )
+    assert [each.text for each in browser.find_elements("css selector", "small.flag")] == [
+        "1 stopped"
+    ]

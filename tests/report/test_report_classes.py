@@ -28,7 +28,10 @@ def test_the_confusion_counts_every_sample_once():
 
 
 def test_what_is_written_is_bounded_and_names_classes_without_samples():
-    assert _by_class([[1, 2, 1], [0, 0, 0]]) == {"class_accuracy": [0.25, None], "confusion": [[1, 2], [0, 0]]}
+    assert _by_class([[1, 2, 1], [0, 0, 0]]) == {
+        "class_accuracy": [0.25, None],
+        "confusion": [[1, 2], [0, 0]],
+    }
     many = _by_class([[1] * (CONFUSED_CLASSES + 2)] * (CONFUSED_CLASSES + 1))
     assert many["confusion"] is None
     assert len(many["class_accuracy"]) == CONFUSED_CLASSES + 1
@@ -38,18 +41,28 @@ def test_what_is_written_is_bounded_and_names_classes_without_samples():
 def test_engines_record_it_in_evaluated_rounds(tmp_path, engine):
     run = {"device": "cpu", "engine": engine, "eval_every": 2}
     start(resolve({"algorithm": "fedavg", "train": {"rounds": 5}, "run": run}), tmp_path / "a")
-    rows = [json.loads(line) for line in (tmp_path / "a" / "clients.jsonl").read_text().splitlines()]
-    scores = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "a" / "clients.jsonl").read_text().splitlines()
+    ]
+    scores = [
+        json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert ["confusion" in row for row in rows] == [False, True, False, True, True]
-    evaluated = [(row, score) for row, score in zip(rows, scores, strict=True) if "confusion" in row]
+    evaluated = [
+        (row, score) for row, score in zip(rows, scores, strict=True) if "confusion" in row
+    ]
     for row, score in evaluated:
         counts = np.array(row["confusion"])
         assert counts.trace() / counts.sum() == pytest.approx(score["accuracy"], rel=1e-12)
-        np.testing.assert_allclose(row["class_accuracy"], counts.diagonal() / counts.sum(1), rtol=1e-3)
+        np.testing.assert_allclose(
+            row["class_accuracy"], counts.diagonal() / counts.sum(1), rtol=1e-3
+        )
     pictures = {each.key: each for each in figures(read_groups([tmp_path]))[0]}
     assert pictures["classes-0"].grid.shape == (10, 3)
     assert not np.isnan(pictures["classes-0"].grid).any()
-    assert list(pictures["worst-class"].series[0].mean) == [min(row["class_accuracy"]) for row, _ in evaluated]
+    assert list(pictures["worst-class"].series[0].mean) == [
+        min(row["class_accuracy"]) for row, _ in evaluated
+    ]
     np.testing.assert_allclose(np.nansum(pictures["confusion-5-0"].grid, axis=1), 1)
 
 
@@ -64,5 +77,7 @@ def test_a_damaged_matrix_costs_itself_alone(tmp_path):
     pictures = {each.key: each for each in figures(groups)[0]}
     assert [key for key in pictures if "confusion" in key] == ["confusion-2-0"]
     assert list(pictures["worst-class"].series[0].mean) == [0.5]
-    (said,) = {sentence for sentence in groups[0].runs[0].clients_damaged if "confusion" in sentence}
+    (said,) = {
+        sentence for sentence in groups[0].runs[0].clients_damaged if "confusion" in sentence
+    }
     assert said.endswith("confusion in round 3 is damaged and left out.")

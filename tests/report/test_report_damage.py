@@ -1,4 +1,6 @@
-"""Damaged run folders: each damaged file or line is named in a sentence and costs only itself; never a traceback."""
+"""Damaged run folders: each damaged file or line is named in a sentence and costs only itself;
+never a traceback.
+"""
 
 import json
 import random
@@ -14,19 +16,49 @@ from kairosfl.report.page import write_report
 from kairosfl.report.read import read_run, read_study
 from kairosfl.report.watch import LivePage
 
-FILES = ("metrics.jsonl", "clients.jsonl", "partition.json", "run.json", "summary.json", "config.toml", "sweep.json")
+FILES = (
+    "metrics.jsonl",
+    "clients.jsonl",
+    "partition.json",
+    "run.json",
+    "summary.json",
+    "config.toml",
+    "sweep.json",
+)
 DEEP = b"[" * 100_000
 LONG = b'{"a": ' + b"9" * 5000 + b"}"
 WHOLE = (b"", b"null", b"[1]", b'"text"', b"{", b"\xff\xfe\x00", b"NaN", b"\0" * 64, DEEP, LONG)
-VALUES = (None, True, -1, 0, 10**400, 1e308, float("nan"), "x", "\ud800", [], [None], [["x"]], {}, {"a": 1}, "1")
+VALUES = (
+    None,
+    True,
+    -1,
+    0,
+    10**400,
+    1e308,
+    float("nan"),
+    "x",
+    "\ud800",
+    [],
+    [None],
+    [["x"]],
+    {},
+    {"a": 1},
+    "1",
+)
 
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
     folder = fake.write_sweep(
-        tmp_path_factory.mktemp("good"), seeds=2, rounds=6, algorithms={"fedavg": 0.5, "fedaware + alt": 0.6}, clients=5
+        tmp_path_factory.mktemp("good"),
+        seeds=2,
+        rounds=6,
+        algorithms={"fedavg": 0.5, "fedaware + alt": 0.6},
+        clients=5,
     )
-    rows = [json.loads(line) for line in (folder / "1-0" / "clients.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (folder / "1-0" / "clients.jsonl").read_text().splitlines()
+    ]
     for row in rows:
         row["cosines"] = np.eye(len(row["ids"])).tolist()
     (folder / "1-0" / "clients.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -64,7 +96,9 @@ def test_a_file_of_rubbish_is_named_and_costs_only_itself(study, name):
     for content in WHOLE:
         path.write_bytes(content)
         said = look(study)
-        if content not in ((b"", b"[1]") if name.endswith("toml") else (b"",) if name.endswith("jsonl") else ()):
+        if content not in (
+            (b"", b"[1]") if name.endswith("toml") else (b"",) if name.endswith("jsonl") else ()
+        ):
             assert any(str(path) in sentence for sentence in said), (name, content[:20], said)
         assert all(name in sentence for sentence in said), said
         page = (study.parent / "report.html").read_text()
@@ -106,7 +140,17 @@ def damaged(content, name, draw):
     if name.endswith("toml"):
         place = draw.choice([i for i, line in enumerate(lines) if "=" in line])
         wrong = draw.choice(
-            ["[]", "'x'", "-1", "nan", "1e400", "[[1], {a = 2}]", "true", "1979-05-27", f"0x{'f' * 5000}"]
+            [
+                "[]",
+                "'x'",
+                "-1",
+                "nan",
+                "1e400",
+                "[[1], {a = 2}]",
+                "true",
+                "1979-05-27",
+                f"0x{'f' * 5000}",
+            ]
         )
         lines[place] = f"{lines[place].partition('=')[0]} = {wrong}"
         return "\n".join(lines).encode()
@@ -149,7 +193,12 @@ def test_a_damaged_line_costs_that_line_and_a_damaged_value_that_value(tmp_path)
     (note,) = compare([run]).notes()
     assert note == "fedavg: missing from metrics.jsonl, so that later costs are unknown: 2 rounds"
     sent = data.total("bytes_down", "bytes_up")
-    assert np.isfinite(sent).tolist() == [True, False, False, False]  # what round 2 cost is not known
+    assert np.isfinite(sent).tolist() == [
+        True,
+        False,
+        False,
+        False,
+    ]  # what round 2 cost is not known
 
 
 def test_damaged_fields_of_clients_are_left_out_one_by_one(tmp_path):
@@ -157,7 +206,13 @@ def test_damaged_fields_of_clients_are_left_out_one_by_one(tmp_path):
     rows = [
         {"round": 1, "ids": [0, 1], "weights": [0.5], "epochs": [1, 2]},
         {"round": 2, "ids": [0, "1"], "weights": [0.5, 0.5]},
-        {"round": 3, "ids": [2, 3], "weights": [0.25, None], "lambda": {"x": 1}, "cosines": [[1], [1, 2]]},
+        {
+            "round": 3,
+            "ids": [2, 3],
+            "weights": [0.25, None],
+            "lambda": {"x": 1},
+            "cosines": [[1], [1, 2]],
+        },
     ]
     path = run / "clients.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -186,8 +241,12 @@ def test_a_run_without_a_readable_line_is_named_next_to_the_others(study):
     (study / "1-0" / "metrics.jsonl").write_text("rubbish\n")
     found = read_study([study])
     assert sum(len(group.runs) for group in found.groups) == 3
-    assert found.damaged == [f"{(study / '1-0').resolve()}/metrics.jsonl: line 1 is damaged and left out."]
-    with pytest.raises(UserError, match=r"has finished a round yet; .*metrics.jsonl: line 1 is damaged"):
+    assert found.damaged == [
+        f"{(study / '1-0').resolve()}/metrics.jsonl: line 1 is damaged and left out."
+    ]
+    with pytest.raises(
+        UserError, match=r"has finished a round yet; .*metrics.jsonl: line 1 is damaged"
+    ):
         read_study([study / "1-0"])
 
 

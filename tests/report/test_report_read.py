@@ -15,7 +15,12 @@ from kairosfl.runs.config import dump
 
 def test_columns_hold_a_value_a_round_with_nan_for_null(tmp_path):
     fake.write_run(tmp_path / "a", rounds=4)
-    fake.edit(tmp_path / "a", accuracy=[0.1, None, 0.3, 0.4], bytes_down=[1, 2, 3, 4], bytes_up=[10, 10, None, 10])
+    fake.edit(
+        tmp_path / "a",
+        accuracy=[0.1, None, 0.3, 0.4],
+        bytes_down=[1, 2, 3, 4],
+        bytes_up=[10, 10, None, 10],
+    )
     run = read_run(tmp_path / "a")
     assert run.rounds == run.planned == 4
     np.testing.assert_array_equal(run.column("accuracy"), [0.1, math.nan, 0.3, 0.4])
@@ -27,10 +32,14 @@ def test_columns_hold_a_value_a_round_with_nan_for_null(tmp_path):
     assert run.done
 
 
-def test_a_line_that_is_still_being_written_is_left_for_later_and_a_round_written_twice_counts_once(tmp_path):
+def test_a_line_that_is_still_being_written_is_left_for_later_and_a_round_written_twice_counts_once(
+    tmp_path,
+):
     folder = fake.write_run(tmp_path / "a", rounds=3)
     path = folder / "metrics.jsonl"
-    path.write_text(path.read_text() + json.dumps({"round": 3, "accuracy": 0.75}) + '\n{"round": 4, "acc')
+    path.write_text(
+        path.read_text() + json.dumps({"round": 3, "accuracy": 0.75}) + '\n{"round": 4, "acc'
+    )
     run = read_run(folder)
     assert run.column("round").tolist() == [1, 2, 3]
     assert run.column("accuracy")[2] == 0.75
@@ -60,7 +69,10 @@ def test_runs_that_differ_only_in_seed_are_one_group(tmp_path):
     ("settings", "labels"),
     [
         ([("fedavg", 0.1), ("fedavg", 0.3)], ["lr=0.1", "lr=0.3"]),
-        ([("fedavg", 0.1), ("fedavg", 0.3), ("alt", 0.1)], ["fedavg · lr=0.1", "fedavg · lr=0.3", "alt"]),
+        (
+            [("fedavg", 0.1), ("fedavg", 0.3), ("alt", 0.1)],
+            ["fedavg · lr=0.1", "fedavg · lr=0.3", "alt"],
+        ),
     ],
 )
 def test_groups_of_one_algorithm_are_named_by_what_sets_them_apart(tmp_path, settings, labels):
@@ -103,7 +115,9 @@ def test_a_wrong_folder_is_named_in_one_sentence(tmp_path):
         read_groups([tmp_path])
 
 
-@pytest.mark.parametrize(("name", "text"), [("run.json", "{"), ("summary.json", "[1]"), ("config.toml", "a = ")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("run.json", "{"), ("summary.json", "[1]"), ("config.toml", "a = ")]
+)
 def test_a_broken_file_is_named(tmp_path, name, text):
     folder = fake.write_run(tmp_path / "a", rounds=1)
     (folder / name).write_text(text)

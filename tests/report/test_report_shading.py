@@ -19,7 +19,9 @@ SHADED = "shaded: critical learning periods"
 def write(folder, algorithms, seeds, *, critical=True):
     for algorithm in algorithms:
         for seed in range(seeds):
-            run = fake.write_run(folder / f"{algorithm}{seed}", algorithm=algorithm, seed=seed, rounds=4)
+            run = fake.write_run(
+                folder / f"{algorithm}{seed}", algorithm=algorithm, seed=seed, rounds=4
+            )
             if not critical:
                 fake.edit(run, critical=False)
     return folder
@@ -35,7 +37,9 @@ def drawn(key, groups):
     (picture,) = [each for each in figures(groups)[0] if each.key == key]
     names, page = [group.label for group in groups], Page(critical=True)
     with page.style():
-        return legend(make_figure([picture], groups, names, page)), caption([picture], groups, names, page)
+        return legend(make_figure([picture], groups, names, page)), caption(
+            [picture], groups, names, page
+        )
 
 
 @pytest.mark.parametrize(
@@ -74,12 +78,15 @@ def test_seeds_that_agree_have_no_band_to_explain(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("seeds", "critical", "words"), [(1, False, []), (2, True, [BANDS, STRIPS]), (2, False, [BANDS])]
+    ("seeds", "critical", "words"),
+    [(1, False, []), (2, True, [BANDS, STRIPS]), (2, False, [BANDS])],
 )
 def test_the_quick_look_explains_its_shading_once(tmp_path, monkeypatch, seeds, critical, words):
     drawn = []
     monkeypatch.setattr(static, "save", lambda figure, path, kind: drawn.append(figure))
-    static.draw_comparison([write(tmp_path, ["fedavg", "pa3fed"], seeds, critical=critical)], tmp_path / "look.png")
+    static.draw_comparison(
+        [write(tmp_path, ["fedavg", "pa3fed"], seeds, critical=critical)], tmp_path / "look.png"
+    )
     assert legend(drawn[0]) == ["A  fedavg", "B  pa3fed", *words]
 
 
@@ -94,11 +101,15 @@ def test_the_page_has_the_words_as_data_and_leaves_it_to_what_is_drawn_to_say_th
     body = text.partition("<body>")[2].partition("<script")[0]
     assert "hading" not in body.replace('class="about shading"', "")
     assert "critical learning periods" not in body
-    assert body.count('<span class="about shading"></span>') == body.count("<figure") - 2  # heat maps have none
+    assert (
+        body.count('<span class="about shading"></span>') == body.count("<figure") - 2
+    )  # heat maps have none
 
 
 def test_that_shaded_tests_are_explained_only_where_there_are_any(tmp_path):
     for top, shaded in ((0.51, False), (0.9, True)):
-        folder = fake.write_sweep(tmp_path / str(top), seeds=3, algorithms={"alt": 0.5, "fedavg": top}, rounds=20)
+        folder = fake.write_sweep(
+            tmp_path / str(top), seeds=3, algorithms={"alt": 0.5, "fedavg": top}, rounds=20
+        )
         text = write_report([folder], tmp_path / "report.html").read_text()
         assert ("Shaded: p &lt; 0.05." in text) == shaded

@@ -1,4 +1,6 @@
-"""Many runs on one page, in a real Chromium: grouped, coloured, split, filtered, compared and saved."""
+"""Many runs on one page, in a real Chromium: grouped, coloured, split, filtered, compared and
+saved.
+"""
 
 import shutil
 import threading
@@ -24,7 +26,9 @@ def folder(tmp_path_factory):
             for seed in (0, 1):
                 name = f"fedprox(mu={mu})" if mu else "fedavg"
                 top = 0.6 - abs(lr - 0.1) * 0.2 - (mu or 0) * 0.1
-                run = fake.write_run(out / f"{lr}-{mu}-{seed}", algorithm=name, lr=lr, seed=seed, top=top, rounds=10)
+                run = fake.write_run(
+                    out / f"{lr}-{mu}-{seed}", algorithm=name, lr=lr, seed=seed, top=top, rounds=10
+                )
                 if (lr, mu) == (1.0, 1.0):
                     fake.edit(run, loss=[1.0] * 5 + [1e7] * 5)
     return out
@@ -52,7 +56,11 @@ def choose(browser, name, value):
 
 def test_the_parameters_are_the_settings_and_options_in_which_groups_differ(folder):
     varied = parameters(read_groups([folder]))
-    assert {name: len(set(values)) for name, values in varied.items()} == {"algorithm": 2, "fedprox.mu": 4, "lr": 3}
+    assert {name: len(set(values)) for name, values in varied.items()} == {
+        "algorithm": 2,
+        "fedprox.mu": 4,
+        "lr": 3,
+    }
     assert crossed(varied) == ("lr", "fedprox.mu")
     assert rule_options("fedprox(mu=0.1) + my.rules.Mine(a='b') + alt") == (
         "fedprox + my.rules.Mine + alt",
@@ -68,7 +76,9 @@ def test_many_groups_are_coloured_and_split_by_parameters(opened):
     assert ask(opened, titles) == [f"Test accuracy, lr = {lr}" for lr in RATES]
     lines = "[...document.querySelectorAll('#result .facet')].map(f => f.querySelectorAll('.line').length)"
     assert ask(opened, lines) == [4, 4, 4]
-    axes = "new Set(page.charts.filter(c => c.spec.key.startsWith('accuracy-0')).map(c => c.y(0.3)))"
+    axes = (
+        "new Set(page.charts.filter(c => c.spec.key.startsWith('accuracy-0')).map(c => c.y(0.3)))"
+    )
     assert ask(opened, f"{axes}.size") == 1
     colours = "new Set([...document.querySelectorAll('#result .line')].map(l => getComputedStyle(l).stroke))"
     assert ask(opened, f"{colours}.size") == 4
@@ -87,7 +97,13 @@ def test_many_groups_are_coloured_and_split_by_parameters(opened):
 
 def test_the_filter_leaves_out_groups_everywhere(opened):
     shown = "[...document.querySelectorAll('#results tbody tr')].filter(r => !r.hidden).length"
-    for words, count in (("fedprox", 9), ("lr=0.1", 4), ("lr>0.05 mu<=0.1", 4), ("nothing", 0), ("", 12)):
+    for words, count in (
+        ("fedprox", 9),
+        ("lr=0.1", 4),
+        ("lr>0.05 mu<=0.1", 4),
+        ("nothing", 0),
+        ("", 12),
+    ):
         choose(opened, "filter", words)
         assert ask(opened, shown) == count, words
         assert ask(opened, "document.querySelectorAll('#result .facet .line').length") == count
@@ -96,7 +112,9 @@ def test_the_filter_leaves_out_groups_everywhere(opened):
     assert ask(opened, "document.querySelectorAll('#fig-grid .value text').length") == 4
 
 
-def test_a_sweep_that_grows_on_a_live_page_is_coloured_once_there_are_many(browser, folder, tmp_path):
+def test_a_sweep_that_grows_on_a_live_page_is_coloured_once_there_are_many(
+    browser, folder, tmp_path
+):
     from selenium.webdriver.support.ui import WebDriverWait
 
     runs = sorted(path for path in folder.iterdir() if path.is_dir())
@@ -107,7 +125,9 @@ def test_a_sweep_that_grows_on_a_live_page_is_coloured_once_there_are_many(brows
             for run in some:
                 shutil.copytree(run, tmp_path / run.name)
             wanted = len(list(tmp_path.iterdir())) // 2
-            WebDriverWait(browser, 20).until(lambda b, wanted=wanted: ask(b, "page.groups?.length") == wanted)
+            WebDriverWait(browser, 20).until(
+                lambda b, wanted=wanted: ask(b, "page.groups?.length") == wanted
+            )
             settle(browser)
             assert ask(browser, "page.colour") == colour
             assert not find(browser, "#results th[data-name='cohort']").is_displayed()
@@ -126,7 +146,10 @@ def test_columns_can_be_chosen_and_parameters_sort_as_numbers(opened):
     assert {"lr", "cohort"} < set(ask(opened, heads))
     assert "MB" not in ask(opened, heads)
     find(opened, "#results th[data-name='=lr'] button").click()
-    order = ask(opened, "[...document.querySelectorAll('#results [data-column=\"=lr\"]')].map(c => c.textContent)")
+    order = ask(
+        opened,
+        "[...document.querySelectorAll('#results [data-column=\"=lr\"]')].map(c => c.textContent)",
+    )
     assert order == sorted(order, key=float, reverse=True)
 
 
@@ -145,7 +168,9 @@ def test_another_baseline_moves_the_differences_and_the_target(opened):
     assert ask(opened, "page.target") == pytest.approx(ask(opened, f"page.groups[{other}].goal"))
     assert labels[other] in find(opened, "#goal-words").text
     alike = "[...document.querySelectorAll('#results small')].filter(s => s.textContent === 'the same in all seeds')"
-    assert ask(opened, f"document.querySelectorAll('#results .range').length + {alike}.length") == 10
+    assert (
+        ask(opened, f"document.querySelectorAll('#results .range').length + {alike}.length") == 10
+    )
 
 
 def test_a_group_that_diverged_is_marked_and_not_compared(opened):
@@ -153,7 +178,9 @@ def test_a_group_that_diverged_is_marked_and_not_compared(opened):
     lost = labels.index("fedprox(mu=1.0) · lr=1.0")
     row = find(opened, f"#results tr[data-group='{lost}']")
     assert "2 diverged" in row.text
-    assert find(opened, f"#results tr[data-group='{lost}'] [data-column='vs. baseline']").text == "–"
+    assert (
+        find(opened, f"#results tr[data-group='{lost}'] [data-column='vs. baseline']").text == "–"
+    )
     assert str(lost) not in ask(opened, "Object.keys(page.data.versus)")
     assert ask(opened, f"page.groups[{lost}].final") is None
     opened.execute_script("byId('every').open = true")
@@ -205,23 +232,48 @@ def test_a_hundred_runs_of_500_rounds_are_small_and_soon_there(browser, tmp_path
 def test_four_facets_are_two_rows_of_two(opened):
     choose(opened, "colour", "lr")
     choose(opened, "facet", "fedprox.mu")
-    tops = ask(opened, "[...document.querySelectorAll('#result .facet')].map(f => f.getBoundingClientRect().top)")
+    tops = ask(
+        opened,
+        "[...document.querySelectorAll('#result .facet')].map(f => f.getBoundingClientRect().top)",
+    )
     assert [tops.count(top) for top in sorted(set(tops))] == [2, 2]
     choose(opened, "colour", "fedprox.mu")
     choose(opened, "facet", "lr")
-    tops = ask(opened, "[...document.querySelectorAll('#result .facet')].map(f => f.getBoundingClientRect().top)")
+    tops = ask(
+        opened,
+        "[...document.querySelectorAll('#result .facet')].map(f => f.getBoundingClientRect().top)",
+    )
     assert len(set(tops)) == 1
 
 
 def test_the_heat_map_names_both_axes_also_as_a_file(opened):
-    assert ask(opened, "page.charts.find(c => c.spec.key === 'grid').picture().text").count("↑ fedprox.mu<") == 1
+    assert (
+        ask(opened, "page.charts.find(c => c.spec.key === 'grid').picture().text").count(
+            "↑ fedprox.mu<"
+        )
+        == 1
+    )
 
 
 def test_on_paper_only_a_short_table_is_kept_together(opened):
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:
-        assert ask(opened, "getComputedStyle(document.querySelector('.together:has(#results)')).breakInside") == "avoid"
-        opened.execute_script("const b = document.querySelector('#results tbody'); b.append(b.rows[0].cloneNode(true))")
-        assert ask(opened, "getComputedStyle(document.querySelector('.together:has(#results)')).breakInside") == "auto"
+        assert (
+            ask(
+                opened,
+                "getComputedStyle(document.querySelector('.together:has(#results)')).breakInside",
+            )
+            == "avoid"
+        )
+        opened.execute_script(
+            "const b = document.querySelector('#results tbody'); b.append(b.rows[0].cloneNode(true))"
+        )
+        assert (
+            ask(
+                opened,
+                "getComputedStyle(document.querySelector('.together:has(#results)')).breakInside",
+            )
+            == "auto"
+        )
     finally:
         opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

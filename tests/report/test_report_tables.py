@@ -41,8 +41,17 @@ CURVES = {
 def folder(tmp_path):
     for algorithm, curves in CURVES.items():
         for seed, curve in enumerate(curves):
-            run = fake.write_run(tmp_path / f"{algorithm}-{seed}", algorithm=algorithm, seed=seed, rounds=10)
-            fake.edit(run, accuracy=curve, bytes_down=1_000_000, bytes_up=500_000, epochs_total=30, cohort=10)
+            run = fake.write_run(
+                tmp_path / f"{algorithm}-{seed}", algorithm=algorithm, seed=seed, rounds=10
+            )
+            fake.edit(
+                run,
+                accuracy=curve,
+                bytes_down=1_000_000,
+                bytes_up=500_000,
+                epochs_total=30,
+                cohort=10,
+            )
     return tmp_path
 
 
@@ -52,7 +61,11 @@ def test_the_table_holds_means_deviations_and_what_the_target_cost(folder):
     assert first.final.mean == pytest.approx(0.5)
     assert first.final.deviation == pytest.approx(0.02)
     assert first.best.mean == pytest.approx((0.6 + 0.6 + 0.48) / 3)
-    assert (first.rounds_to_target.mean, first.rounds_to_target.count, first.rounds_to_target.asked) == (5, 2, 3)
+    assert (
+        first.rounds_to_target.mean,
+        first.rounds_to_target.count,
+        first.rounds_to_target.asked,
+    ) == (5, 2, 3)
     assert first.bytes_to_target.mean == pytest.approx(5 * 1.5e6)
     assert second.rounds_to_target.mean == pytest.approx((3 + 4 + 5) / 3)
     assert second.bytes.mean == pytest.approx(15e6)
@@ -70,7 +83,9 @@ def test_the_last_tenth_is_a_mean_over_the_evaluated_rounds_only(tmp_path):
 
 
 @pytest.mark.parametrize(("since", "score"), [(39, 0.4), (40, 0.4), (36, 0.385), (41, 0.385)])
-def test_models_that_are_averaged_since_the_last_tenth_are_scored_after_the_last_round(tmp_path, since, score):
+def test_models_that_are_averaged_since_the_last_tenth_are_scored_after_the_last_round(
+    tmp_path, since, score
+):
     run = fake.write_run(tmp_path / "a", rounds=40)
     plain = [0.1 if number >= since else None for number in range(1, 41)]
     fake.edit(run, accuracy=[number / 100 for number in range(1, 41)], plain_accuracy=plain)
@@ -85,7 +100,12 @@ def test_text_shows_what_is_known():
     assert Spread.of([3.0, 3.0]).text(0) == "3"
     assert Spread.of([math.nan]).text() == "–"
     assert Spread.of([26.0, 27.0]).text(0) == "27 ± 1"  # halves away from nil, as in a browser
-    assert [signed(value) for value in (0.126, -0.126, -0.004, 0.0)] == ["+0.13", "−0.13", "0.00", "0.00"]
+    assert [signed(value) for value in (0.126, -0.126, -0.004, 0.0)] == [
+        "+0.13",
+        "−0.13",
+        "0.00",
+        "0.00",
+    ]
     assert megabytes(Spread.of([64_250.0])) == "0.064"
     assert megabytes(Spread.of([1_350_000.0])) == "1.4"  # in a browser, too
 
@@ -110,7 +130,9 @@ def test_the_paired_test_is_students_on_the_shared_seeds(folder):
     (pair,) = paired_tests(read_groups([folder]))
     assert (pair.first, pair.second, pair.seeds) == ("fedavg", "fedavgm", (0, 1, 2))
     assert pair.difference.mean == pytest.approx((0.10 + 0.08 + 0.09) / 3)
-    assert pair.p == pytest.approx(stats.ttest_rel([0.60, 0.60, 0.57], [0.50, 0.52, 0.48]).pvalue, rel=1e-9)
+    assert pair.p == pytest.approx(
+        stats.ttest_rel([0.60, 0.60, 0.57], [0.50, 0.52, 0.48]).pvalue, rel=1e-9
+    )
     assert pair.adjusted == pair.p
 
 
@@ -122,7 +144,9 @@ def test_the_tail_of_students_distribution(freedom):
 
 def test_a_test_needs_two_differences_and_survives_equal_ones():
     assert math.isnan(paired_t([0.1]))
-    assert math.isnan(paired_t([0.5, 0.5]))  # a few test samples more in both seeds say nothing about chance
+    assert math.isnan(
+        paired_t([0.5, 0.5])
+    )  # a few test samples more in both seeds say nothing about chance
     assert math.isnan(paired_t([0.9 - 0.8, 0.7 - 0.6]))
     assert paired_t([0.5] * 8) == 2**-7  # of a sign test
     assert paired_t([0.0, 0.0]) == 1.0
@@ -150,7 +174,9 @@ def test_the_interval_is_students(freedom):
     values = [0.1 + i * i / 7 for i in range(freedom + 1)]
     spread = Spread.of(values)
     expected = stats.t.interval(0.95, freedom, loc=spread.mean, scale=stats.sem(values))
-    assert interval(spread.mean, spread.deviation, spread.count) == pytest.approx(expected, rel=1e-9)
+    assert interval(spread.mean, spread.deviation, spread.count) == pytest.approx(
+        expected, rel=1e-9
+    )
 
 
 def test_the_difference_has_an_interval_on_the_shared_seeds(folder):
@@ -165,20 +191,31 @@ def test_every_algorithm_is_compared_with_the_baseline_and_the_two_best_with_eac
         fake.edit(run, accuracy=[0.5, 0.53, 0.49][seed])
     groups = read_groups([folder])
     *pairs, between = paired_tests(groups)
-    assert [(pair.first, pair.second) for pair in pairs] == [("fedavg", "alt"), ("fedavg", "fedavgm")]
-    assert (between.first, between.second, between.runner_up) == ("alt", "fedavgm", True)  # the two best
+    assert [(pair.first, pair.second) for pair in pairs] == [
+        ("fedavg", "alt"),
+        ("fedavg", "fedavgm"),
+    ]
+    assert (between.first, between.second, between.runner_up) == (
+        "alt",
+        "fedavgm",
+        True,
+    )  # the two best
     assert {pair.comparisons for pair in (*pairs, between)} == {3}
     named = paired_tests(groups, "alt")
     assert {pair.first for pair in named} == {"alt"}
     assert [row.label for row in results(groups, 0.5, "B") if row.baseline] == [groups[1].label]
-    with pytest.raises(UserError, match="baseline = 'scaffold' is none of the groups; use a letter or one of these"):
+    with pytest.raises(
+        UserError, match="baseline = 'scaffold' is none of the groups; use a letter or one of these"
+    ):
         paired_tests(groups, "scaffold")
 
 
 def test_the_baseline_is_the_best_plain_averaging_or_else_the_first(tmp_path):
     for lr, value in ((0.1, 0.4), (0.3, 0.6), (1.0, 0.5)):
         fake.edit(fake.write_run(tmp_path / f"a{lr}", rounds=5, lr=lr), accuracy=value)
-        fake.edit(fake.write_run(tmp_path / f"b{lr}", algorithm="alt", rounds=5, lr=lr), accuracy=0.9)
+        fake.edit(
+            fake.write_run(tmp_path / f"b{lr}", algorithm="alt", rounds=5, lr=lr), accuracy=0.9
+        )
     groups = read_groups([tmp_path])
     assert groups[baselines(groups)[""]].label == "fedavg · lr=0.3"
     others = [group for group in groups if "alt" in group.label]

@@ -1,4 +1,6 @@
-"""The headline says what its number is and names a runner-up that cannot be told apart; detectors in use are drawn."""
+"""The headline says what its number is and names a runner-up that cannot be told apart; detectors
+in use are drawn.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,17 @@ from kairosfl.report.tables import cells, paired_tests, results
 from kairosfl.report.verdict import verdict
 from kairosfl.runs.config import resolve
 
-ENDS = {"fedavg": (0.50, 0.52, 0.51), "fedavgm": (0.60, 0.63, 0.60), "fedavgm + average": (0.61, 0.62, 0.62)}
+ENDS = {
+    "fedavg": (0.50, 0.52, 0.51),
+    "fedavgm": (0.60, 0.63, 0.60),
+    "fedavgm + average": (0.61, 0.62, 0.62),
+}
 
 
 def study(folder: Path, ends=ENDS, late=("fedavgm + average",)) -> Path:
-    """Runs of 40 rounds that end with these accuracies by seed; `late` ones are averaged since round 38."""
+    """Runs of 40 rounds that end with these accuracies by seed; `late` ones are averaged since
+    round 38.
+    """
     for number, (algorithm, values) in enumerate(ends.items()):
         for seed, value in enumerate(values):
             run = fake.write_run(folder / f"{number}-{seed}", algorithm=algorithm, seed=seed)
@@ -46,7 +54,9 @@ def told(folder: Path) -> str:
 
 
 def test_the_headline_says_of_which_rounds_its_number_is(tmp_path):
-    assert "fedavgm + average reaches 61.67 ± 0.58 % after its last round, " in told(study(tmp_path / "late"))
+    assert "fedavgm + average reaches 61.67 ± 0.58 % after its last round, " in told(
+        study(tmp_path / "late")
+    )
     early = told(study(tmp_path / "early", late=()))
     assert " in the final 10 % of its rounds, " in early
     assert "after its last round" not in early
@@ -55,12 +65,17 @@ def test_the_headline_says_of_which_rounds_its_number_is(tmp_path):
 def test_the_second_best_is_named_where_the_seeds_do_not_tell_it_from_the_best(tmp_path):
     groups = read_groups([study(tmp_path)])
     pairs = paired_tests(groups)
-    assert [(pair.first, pair.second) for pair in pairs if pair.runner_up] == [("fedavgm", "fedavgm + average")]
+    assert [(pair.first, pair.second) for pair in pairs if pair.runner_up] == [
+        ("fedavgm", "fedavgm + average")
+    ]
     assert {pair.comparisons for pair in pairs} == {3}
     assert [pair.adjusted for pair in pairs] == pytest.approx(holm([pair.p for pair in pairs]))
     between = pairs[-1]
     assert "The second best, fedavgm (59.48 ± 1.69 % " in told(tmp_path)
-    assert f"in the final 10 % of its rounds), cannot be told from it (p = {between.adjusted:.3f})." in told(tmp_path)
+    assert (
+        f"in the final 10 % of its rounds), cannot be told from it (p = {between.adjusted:.3f})."
+        in told(tmp_path)
+    )
 
 
 def test_a_second_best_that_is_clearly_worse_is_not_named(tmp_path):
@@ -81,7 +96,9 @@ def test_the_baseline_is_not_compared_twice_where_it_is_best_or_second(tmp_path)
 
 def test_the_table_has_the_comparisons_with_the_baseline_alone(tmp_path):
     text = page(read_study([study(tmp_path)]))
-    rows = re.findall(r"<tr data-group=.*?</tr>", text.split('id="results"')[1].split("</table>")[0])
+    rows = re.findall(
+        r"<tr data-group=.*?</tr>", text.split('id="results"')[1].split("</table>")[0]
+    )
     assert len(rows) == 3
     assert 'data-column="vs. baseline"' in rows[0]
     assert "+11.94" in rows[2]
@@ -118,7 +135,10 @@ def test_two_seeds_with_the_same_difference_say_nothing_about_chance(tmp_path):
     (pair,) = paired_tests(groups)
     assert math.isnan(pair.p)
     assert math.isnan(pair.low)
-    assert "the difference is the same in all 2 shared seeds, which does not tell it from chance" in told(tmp_path)
+    assert (
+        "the difference is the same in all 2 shared seeds, which does not tell it from chance"
+        in told(tmp_path)
+    )
     text = page(read_study([tmp_path]))
     assert "<small>the same in all seeds</small>" in text
     assert "&lt; 0.001" not in text
@@ -149,7 +169,9 @@ def test_what_a_detector_said_is_shown_where_a_rule_acts_on_it_or_it_was_asked_f
     assert critical_periods(group)
     assert bool(followed_periods(group)) is follows
     assert ('"critical":[[' in page(read_study([tmp_path]))) is follows
-    assert resolve({"algorithm": algorithm, "run": {"detector": detector}}).follows_detector is follows
+    assert (
+        resolve({"algorithm": algorithm, "run": {"detector": detector}}).follows_detector is follows
+    )
 
 
 def test_detectors_that_flicker_are_one_sentence(tmp_path):
@@ -165,10 +187,20 @@ def test_detectors_that_flicker_are_one_sentence(tmp_path):
 
 
 def test_the_progress_line_says_critical_where_a_rule_acts_on_it(tmp_path, monkeypatch):
-    row = {"round": 1, "accuracy": 0.5, "loss": 1.0, "cohort": 2, "reported": 2, "rejected": 0, "critical": True}
+    row = {
+        "round": 1,
+        "accuracy": 0.5,
+        "loss": 1.0,
+        "cohort": 2,
+        "reported": 2,
+        "rejected": 0,
+        "critical": True,
+    }
     assert describe(row, 0.5, critical=False) == "accuracy 0.5000  loss 1.0000  cohort 2"
     monkeypatch.chdir(tmp_path)
-    Path("a.toml").write_text("[data]\nclients = 4\n[model]\nhidden = [4]\n[train]\nrounds = 2\ncohort = 2\n")
+    Path("a.toml").write_text(
+        "[data]\nclients = 4\n[model]\nhidden = [4]\n[train]\nrounds = 2\ncohort = 2\n"
+    )
     for algorithm, follows in (("fedavg", False), ("fedcl", True)):
         said = CliRunner().invoke(app, ["run", "a.toml", "--set", f"algorithm={algorithm}"])
         assert said.exit_code == 0, said.output

@@ -42,7 +42,9 @@ class Bowl(nn.Module):
 
 def task(problem: Problem) -> Task:
     """A float64 task with the same losses."""
-    population = Population.from_lists(np.split(np.arange(problem.n.sum()), np.cumsum(problem.n)[:-1]))
+    population = Population.from_lists(
+        np.split(np.arange(problem.n.sum()), np.cumsum(problem.n)[:-1])
+    )
     if isinstance(problem, Quadratic):
         inputs = np.concatenate(
             [
@@ -57,7 +59,11 @@ def task(problem: Problem) -> Task:
         model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
         nn.utils.vector_to_parameters(torch.from_numpy(problem.x), model.parameters())
     samples = Samples(torch.from_numpy(inputs), torch.from_numpy(targets))
-    loss = (lambda outputs, targets: outputs[:, 0]) if isinstance(problem, Quadratic) else cross_entropy
+    loss = (
+        (lambda outputs, targets: outputs[:, 0])
+        if isinstance(problem, Quadratic)
+        else cross_entropy
+    )
     return Task(model, DataSet("reference", samples, samples, classes=3), population, loss=loss)
 
 
@@ -82,7 +88,8 @@ class Flaky:
         reports = self.engine.train(briefs)
         lost = self.lost[briefs.newest]
         kept = torch.tensor(
-            [row for row, client in enumerate(reports.ids.tolist()) if client not in lost], dtype=torch.int64
+            [row for row, client in enumerate(reports.ids.tolist()) if client not in lost],
+            dtype=torch.int64,
         )
         return replace(reports.take(kept), failed=tuple((client, "lost") for client in lost))
 
@@ -102,7 +109,9 @@ def recipe(setting: Setting, cohorts: Sequence[Cohort]) -> Recipe:
     )
 
 
-def follow(problem: Problem, setting: Setting, cohorts: Sequence[Cohort], algorithm: str | Algorithm) -> list[Run]:
+def follow(
+    problem: Problem, setting: Setting, cohorts: Sequence[Cohort], algorithm: str | Algorithm
+) -> list[Run]:
     """The run after every round, on the loop engine."""
     made = parse(algorithm) if isinstance(algorithm, str) else algorithm
     steered = Algorithm((Cohorts(ids=tuple(cohort.asked for cohort in cohorts)), *made.rules))
@@ -113,14 +122,18 @@ def follow(problem: Problem, setting: Setting, cohorts: Sequence[Cohort], algori
     return list(drive(rounds(start, setup), engine))
 
 
-def course(problem: Problem, setting: Setting, cohorts: Sequence[Cohort], algorithm: str | Algorithm) -> np.ndarray:
+def course(
+    problem: Problem, setting: Setting, cohorts: Sequence[Cohort], algorithm: str | Algorithm
+) -> np.ndarray:
     """x after every round, `[rounds, d]`."""
     return np.array([run.x.numpy() for run in follow(problem, setting, cohorts, algorithm)])
 
 
 @dataclass
 class FullGradient:
-    """An engine in numpy that follows briefs on a quadratic with full gradients and a number of steps per client."""
+    """An engine in numpy that follows briefs on a quadratic with full gradients and a number of
+    steps per client.
+    """
 
     problem: Quadratic
     steps: Sequence[int]
@@ -157,13 +170,21 @@ class FullGradient:
 
 
 def settling(
-    problem: Quadratic, algorithm: str, *, steps: Sequence[int], cohort: int, rounds_: int, lr: float = 0.02
+    problem: Quadratic,
+    algorithm: str,
+    *,
+    steps: Sequence[int],
+    cohort: int,
+    rounds_: int,
+    lr: float = 0.02,
 ) -> np.ndarray:
     """x after every one of many rounds with momentum 0.9 and weight decay 0.01, `[rounds, d]`."""
     how = Recipe(rounds=rounds_, cohort=cohort, lr=lr, momentum=0.9, weight_decay=0.01)
     setup = Setup(parse(algorithm), how, len(problem.n), task(problem).layout, detectors=(FGN(),))
     start = Run.start(torch.from_numpy(problem.x), setup, seed=0)
-    return np.array([run.x.numpy() for run in drive(rounds(start, setup), FullGradient(problem, steps))])
+    return np.array(
+        [run.x.numpy() for run in drive(rounds(start, setup), FullGradient(problem, steps))]
+    )
 
 
 def settle(problem: Quadratic, algorithm: str, **options: Any) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Problems and clients in numpy: what the rules' clients are held against.
 
-Nothing here knows of briefs, rules or masses. From the library it takes the random streams alone, since who is drawn
-and which batches are trained on must be the same on both sides.
+Nothing here knows of briefs, rules or masses. From the library it takes the random streams alone,
+since who is drawn and which batches are trained on must be the same on both sides.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Cohort:
         return [i for i in self.asked if i not in self.lost]
 
 
-# Client 1 fails in round 1, client 4 is seen for the first time in round 3, everyone fails in round 4.
+# Client 1 fails in round 1, client 4 is seen for the first time in round 3, everyone fails in round
+# 4.
 COHORTS = (
     Cohort((0, 1, 2)),
     Cohort((0, 1, 3), lost=(1,)),
@@ -87,7 +88,9 @@ class Quadratic:
     def optimum(self, p: Vector, decay: float) -> Vector:
         """Of Σ p_i f_i(w) + (decay / 2) ‖w‖²."""
         left = np.einsum("i,ijk->jk", p, self.A) + decay * np.eye(len(self.x))
-        return np.linalg.solve(left, sum(p[i] * self.A[i] @ self.b[i].mean(0) for i in range(len(p))))
+        return np.linalg.solve(
+            left, sum(p[i] * self.A[i] @ self.b[i].mean(0) for i in range(len(p)))
+        )
 
 
 class Network:
@@ -103,7 +106,9 @@ class Network:
 
     def parts(self, w: Vector) -> list[Vector]:
         cuts = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
-        return [part.reshape(shape) for part, shape in zip(np.split(w, cuts), self.shapes, strict=True)]
+        return [
+            part.reshape(shape) for part, shape in zip(np.split(w, cuts), self.shapes, strict=True)
+        ]
 
     def features(self, i: int, rows: Vector, w: Vector) -> Vector:
         W1, b1, _, _ = self.parts(w)
@@ -123,7 +128,9 @@ class Network:
         rows = np.arange(self.n[i])
         return float((self.probabilities(i, rows, w).argmax(1) == self.targets[i]).mean())
 
-    def gradient(self, i: int, rows: Vector, w: Vector, at_features: Vector | None = None) -> Vector:
+    def gradient(
+        self, i: int, rows: Vector, w: Vector, at_features: Vector | None = None
+    ) -> Vector:
         """With `at_features`, a further gradient that arrives at the features, `[rows, 4]`."""
         _, _, W2, _ = self.parts(w)
         z, errors = self.features(i, rows, w), self.probabilities(i, rows, w)

@@ -1,4 +1,6 @@
-"""The account: dp-accounting's own figures, budgets whose probabilities sum to delta, and calibration."""
+"""The account: dp-accounting's own figures, budgets whose probabilities sum to delta, and
+calibration.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_a_fixed_and_a_doubled_cohort() -> None:
     assert accounting.running(spent, 1e-6) == pytest.approx(own_figure((0.05, 1.0, 500)), abs=1e-9)
     assert round(accounting.running(spent, 1e-6), 2) == 9.26
     spent = 400 * accounting.cost(0.05, 1.0) + 100 * accounting.cost(0.1, 1.0)
-    assert accounting.running(spent, 1e-6) == pytest.approx(own_figure((0.05, 1.0, 400), (0.1, 1.0, 100)), abs=1e-9)
+    assert accounting.running(spent, 1e-6) == pytest.approx(
+        own_figure((0.05, 1.0, 400), (0.1, 1.0, 100)), abs=1e-9
+    )
     assert round(accounting.running(spent, 1e-6), 2) == 12.03
 
 
@@ -45,7 +49,9 @@ def test_the_budgets_of_all_orders_together_leave_delta(epsilon: float, delta: f
     has = np.isfinite(budgets)
     # max over L of (1 − e^(ε − L)) / e^((α − 1)(L − ε)), on a fine grid instead of its closed form.
     excess = np.linspace(0, 20, 400_001)[1:]
-    most = np.array([((1 - np.exp(-excess)) * np.exp(-(order - 1) * excess)).max() for order in orders[has]])
+    most = np.array(
+        [((1 - np.exp(-excess)) * np.exp(-(order - 1) * excess)).max() for order in orders[has]]
+    )
     lost = most * np.exp((orders[has] - 1) * (budgets[has] - epsilon))
     assert lost.sum() == pytest.approx(delta, rel=1e-6)
     assert lost.max() == pytest.approx(0.9 * delta, rel=1e-6)

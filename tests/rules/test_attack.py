@@ -44,9 +44,15 @@ def test_a_third_lies_and_always_the_same_ones() -> None:
         ("inner", -0.5 * VECTORS[~LYING].mean(0)),
         (
             "little",
-            VECTORS[~LYING].mean(0) + NormalDist().inv_cdf((7 - 3) / 7) * VECTORS[~LYING].std(0, ddof=1),
+            VECTORS[~LYING].mean(0)
+            + NormalDist().inv_cdf((7 - 3) / 7) * VECTORS[~LYING].std(0, ddof=1),
         ),
-        ("random", np.stack([stream(0, "attack", 0, i).standard_normal(12) for i in np.flatnonzero(LYING)])),
+        (
+            "random",
+            np.stack(
+                [stream(0, "attack", 0, i).standard_normal(12) for i in np.flatnonzero(LYING)]
+            ),
+        ),
     ],
 )
 def test_what_is_sent(lie: str, lies: np.ndarray) -> None:
@@ -65,7 +71,9 @@ def test_swapped_updates_are_those_of_other_liars(share: float) -> None:
     np.testing.assert_allclose(found, weights @ told / weights.sum(), atol=1e-14)
 
 
-@pytest.mark.parametrize(("lie", "theirs"), [("inner", "InnerProductManipulation"), ("little", "ALittleIsEnough")])
+@pytest.mark.parametrize(
+    ("lie", "theirs"), [("inner", "InnerProductManipulation"), ("little", "ALittleIsEnough")]
+)
 def test_the_same_as_byzfl(lie: str, theirs: str) -> None:
     found = getattr(_byzfl("attacks"), theirs)(tau=1.5)(VECTORS[~LYING])
     text = f"attack(lie='{lie}', share=0.3, strength=1.5)"
@@ -73,7 +81,9 @@ def test_the_same_as_byzfl(lie: str, theirs: str) -> None:
 
 
 def test_z_max_is_that_of_the_paper() -> None:
-    """50 workers, 24 of them corrupted: s = ⌊50 / 2 + 1⌋ − 24 = 2, z_max = Φ⁻¹((26 − 2) / 26) = 1.43 (Section 3)."""
+    """50 workers, 24 of them corrupted: s = ⌊50 / 2 + 1⌋ − 24 = 2, z_max = Φ⁻¹((26 − 2) / 26) =
+    1.43 (Section 3).
+    """
     assert quantile(50, 24) == pytest.approx(NormalDist().inv_cdf(24 / 26))
     assert quantile(1, 1) == pytest.approx(0)
 
@@ -95,7 +105,10 @@ def test_an_unknown_lie_is_refused() -> None:
             "attack: share = 1.0 is not allowed; use at least 0 and below 1; only with lie='swapped'",
         ),
         ("attack(lie='swapped', share=1.1)", "share = 1.1 is not allowed"),
-        ("attack(lie='swapped', strength=2.0)", "strength = 2.0 is not allowed; leave it out: swapped updates stay"),
+        (
+            "attack(lie='swapped', strength=2.0)",
+            "strength = 2.0 is not allowed; leave it out: swapped updates stay",
+        ),
     ],
 )
 def test_options_that_make_no_sense(text: str, sentence: str) -> None:
@@ -104,7 +117,9 @@ def test_options_that_make_no_sense(text: str, sentence: str) -> None:
 
 
 def test_it_comes_first() -> None:
-    with pytest.raises(UserError, match="attack must be written before normclipping, which acts on reports too"):
+    with pytest.raises(
+        UserError, match="attack must be written before normclipping, which acts on reports too"
+    ):
         aggregate("normclipping + attack", VECTORS)
     aggregate("fedavgm + attack + normclipping", VECTORS)
 
@@ -122,5 +137,9 @@ def test_flipped_labels_are_those_of_the_liars_alone() -> None:
     task = Task(torch.nn.Linear(2, 4), DataSet("own", samples, samples, classes=4), clients)
     flipped = flip_labels(task, [0, 2])
     assert flipped.dataset.train.targets.tolist() == [3, 1, 2, 3, 3, 2, 1, 0]
-    assert flipped.dataset.test.targets.tolist() == samples.targets.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert (
+        flipped.dataset.test.targets.tolist()
+        == samples.targets.tolist()
+        == [0, 1, 2, 3, 0, 1, 2, 3]
+    )
     assert replace(flipped, dataset=task.dataset).clients is task.clients

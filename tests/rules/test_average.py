@@ -1,4 +1,6 @@
-"""Averages of global models against numpy: the window, the weights, idle rounds, and that training is untouched."""
+"""Averages of global models against numpy: the window, the weights, idle rounds, and that training
+is untouched.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +35,25 @@ from kairosfl.runs.files import read_lines
 from kairosfl.runs.folder import Folder
 from kairosfl.tasks import vector
 
-problems = pytest.mark.parametrize("problem", [Quadratic(), Network()], ids=["quadratic", "network"])
+problems = pytest.mark.parametrize(
+    "problem", [Quadratic(), Network()], ids=["quadratic", "network"]
+)
 
 
 def results(problem: reference.Problem, text: str) -> np.ndarray:
     """The result after every round; the fifth has no reports."""
     setup = Setup(
-        parse(f"fedavg + {text}"), recipe(Setting(), COHORTS), len(problem.n), task(problem).layout, detectors=()
+        parse(f"fedavg + {text}"),
+        recipe(Setting(), COHORTS),
+        len(problem.n),
+        task(problem).layout,
+        detectors=(),
     )
     found = []
     for run in follow(problem, Setting(), COHORTS, text):
-        alone = Run(seed=0, round=run.round, x=run.x, states=run.states[1:2], tables=run.tables[1:2])
+        alone = Run(
+            seed=0, round=run.round, x=run.x, states=run.states[1:2], tables=run.tables[1:2]
+        )
         found.append(result(alone, setup).numpy())
     return np.array(found)
 
@@ -51,7 +61,9 @@ def results(problem: reference.Problem, text: str) -> np.ndarray:
 @problems
 @pytest.mark.parametrize("decay", [1.0, 0.6])
 def test_a_window_of_four_of_six_rounds(problem: reference.Problem, decay: float) -> None:
-    """Before round 3 the model itself, then the weighted mean of the models since; the idle round counts again."""
+    """Before round 3 the model itself, then the weighted mean of the models since; the idle round
+    counts again.
+    """
     xs = np.array(reference.fedavg(problem, Setting(), COHORTS))
     expected = xs.copy()
     for last in range(2, 6):
@@ -68,11 +80,15 @@ def test_an_exponential_average_is_bias_corrected() -> None:
     for t, x in enumerate(xs, 1):
         biased = 0.95 * biased + 0.05 * x
         expected.append(biased / (1 - 0.95**t))
-    np.testing.assert_allclose(results(Network(), "average.exponential()"), expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        results(Network(), "average.exponential()"), expected, rtol=0, atol=1e-13
+    )
 
 
 def test_where_the_window_opens() -> None:
-    """By the rounds, and by the learning rates that are left; for a constant rate they are the same."""
+    """By the rounds, and by the learning rates that are left; for a constant rate they are the
+    same.
+    """
     for share, first in ((0.15, 86), (0.29, 72), (1.0, 1), (1e-6, 100)):
         for of in ("lr", "rounds"):
             assert opening(Recipe(rounds=100), share, of) == first
@@ -97,7 +113,9 @@ def test_training_is_the_same_to_the_bit(problem: reference.Problem) -> None:
 
 def test_a_decay_near_zero_is_the_model_itself() -> None:
     plain = course(Network(), Setting(), COHORTS, "fedavg")
-    np.testing.assert_allclose(results(Network(), "average(share=1, decay=1e-20)"), plain, rtol=0, atol=1e-15)
+    np.testing.assert_allclose(
+        results(Network(), "average(share=1, decay=1e-20)"), plain, rtol=0, atol=1e-15
+    )
 
 
 def test_a_thousand_float32_models_are_summed_in_float64() -> None:
@@ -117,7 +135,11 @@ def test_a_thousand_float32_models_are_summed_in_float64() -> None:
 def test_a_resumed_run_has_the_same_result_on_both_engines(tmp_path: Path) -> None:
     job = task(Network())
     setup = Setup(
-        parse("fedavgm + average(share=0.8)"), Recipe(rounds=8, cohort=3, lr=0.1), 5, job.layout, detectors=(FGN(),)
+        parse("fedavgm + average(share=0.8)"),
+        Recipe(rounds=8, cohort=3, lr=0.1),
+        5,
+        job.layout,
+        detectors=(FGN(),),
     )
     found = []
     for name, engine in (("loop", Loop(job)), ("batched", Batched(job, deterministic=True))):
@@ -146,21 +168,32 @@ TABLES = {
 def test_the_run_folder_scores_both_models_and_gives_the_average_away(tmp_path: Path) -> None:
     summary = experiment.start(resolve(TABLES), tmp_path / "run")
     plain = experiment.start(resolve({**TABLES, "algorithm": "fedavg"}), tmp_path / "plain")
-    rows, others = (list(read_lines(tmp_path / name / "metrics.jsonl")) for name in ("run", "plain"))
-    assert ["plain_accuracy" in row for row in rows] == [False] * 4 + [True] * 2  # in round 4 the mean is of one model
-    assert [row.get("plain_accuracy", row["accuracy"]) for row in rows] == [row["accuracy"] for row in others]
+    rows, others = (
+        list(read_lines(tmp_path / name / "metrics.jsonl")) for name in ("run", "plain")
+    )
+    assert ["plain_accuracy" in row for row in rows] == [False] * 4 + [
+        True
+    ] * 2  # in round 4 the mean is of one model
+    assert [row.get("plain_accuracy", row["accuracy"]) for row in rows] == [
+        row["accuracy"] for row in others
+    ]
     assert all("plain_accuracy" not in row for row in others)
     assert summary["plain_accuracy"] == plain["accuracy"]
     assert summary["plain_last_tenth_accuracy"] == plain["last_tenth_accuracy"]
     assert "plain_accuracy" not in plain
-    assert sum(row["bytes_up"] + row["bytes_down"] for row in rows) == plain["bytes_up"] + plain["bytes_down"]
+    assert (
+        sum(row["bytes_up"] + row["bytes_down"] for row in rows)
+        == plain["bytes_up"] + plain["bytes_down"]
+    )
     averaged = vector.flatten(kairosfl.load(tmp_path / "run"))
     assert not torch.equal(averaged, model(tmp_path / "run")[0])
     scored = Loop(experiment.build_task(resolve(TABLES))).evaluate(averaged).accuracy
     assert scored == rows[-1]["accuracy"] == summary["accuracy"]
 
 
-def test_more_rounds_are_not_added_to_a_window_that_was_counted_from_the_end(tmp_path: Path) -> None:
+def test_more_rounds_are_not_added_to_a_window_that_was_counted_from_the_end(
+    tmp_path: Path,
+) -> None:
     experiment.start(resolve(TABLES), tmp_path / "run")
     file = tmp_path / "run" / "config.toml"
     file.write_text(file.read_text().replace("rounds = 6", "rounds = 8"))

@@ -1,4 +1,6 @@
-"""Budgets: cohort sizes by hand; no run asks for more than its total, in clients and in the bytes of the metrics."""
+"""Budgets: cohort sizes by hand; no run asks for more than its total, in clients and in the bytes
+of the metrics.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,18 @@ from kairosfl.testing import check_rule
 
 
 def sizes(
-    rule: Budget, number: int, *, cohort: int = 10, clients: int = 100, critical: int = 0, averaged: bool = False
+    rule: Budget,
+    number: int,
+    *,
+    cohort: int = 10,
+    clients: int = 100,
+    critical: int = 0,
+    averaged: bool = False,
 ) -> list[int]:
     """The cohort of every round, when the first `critical` rounds are critical."""
-    how = SimpleNamespace(rounds=number, cohort=cohort, population=clients, rules=(Average(),) if averaged else ())
+    how = SimpleNamespace(
+        rounds=number, cohort=cohort, population=clients, rules=(Average(),) if averaged else ()
+    )
     memory = Memory(rule.server(how), {}, Table({}))  # type: ignore[arg-type]
     out = []
     for t in range(number):
@@ -55,7 +65,13 @@ def test_evenly() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["budget(share=0.5)", "budget(share=0.5, by='detector')", "budget(megabytes=0.02)", "fedcl(budget=0.5)"]
+    "text",
+    [
+        "budget(share=0.5)",
+        "budget(share=0.5, by='detector')",
+        "budget(megabytes=0.02)",
+        "fedcl(budget=0.5)",
+    ],
 )
 def test_clients_that_do_not_report_are_paid_for(text: str) -> None:
     """An engine that leaves them out altogether, where half of the cohort is silent in every round."""
@@ -66,12 +82,20 @@ def test_clients_that_do_not_report_are_paid_for(text: str) -> None:
 
     job = task(Network())
     number = len(job.clients)
-    setup = Setup(parse(text), Recipe(rounds=10, cohort=number, lr=0.1), number, job.layout, detectors=(FGN(),))
+    setup = Setup(
+        parse(text),
+        Recipe(rounds=10, cohort=number, lr=0.1),
+        number,
+        job.layout,
+        detectors=(FGN(),),
+    )
     runs = list(drive(rounds(Run.start(job.start(), setup, seed=0), setup), Half(job)))
     asked, state = sum(run.record.asked for run in runs), runs[-1].states[0]
     assert asked == int(state.get("clients", state.get("spent")))
     assert asked <= 10 * number // 2 or int(state["bytes"]) <= 20_000
-    assert all(len(run.record.reports.failed) + len(run.record.reports) == run.record.asked for run in runs)
+    assert all(
+        len(run.record.reports.failed) + len(run.record.reports) == run.record.asked for run in runs
+    )
 
 
 def test_by_plan() -> None:
@@ -93,7 +117,9 @@ def test_by_plan() -> None:
 
 
 def test_by_detector() -> None:
-    """Ten while critical and in the final tenth, the rest evenly in between; averaged, there is no final part."""
+    """Ten while critical and in the final tenth, the rest evenly in between; averaged, there is no
+    final part.
+    """
     rule = Budget(share=0.4, by="detector")
     found = sizes(rule, 240, critical=40)
     assert found[:40] == [10] * 40
@@ -109,7 +135,10 @@ def test_a_period_that_never_ends_leaves_half_an_even_cohort_to_every_round() ->
     """t rounds of ten and 120 − t of an even cohort's half: 10 t + 2 (120 − t) = 480 where t = 30."""
     rule = Budget(share=0.4, by="detector")
     assert sizes(rule, 120, critical=120, averaged=True) == [10] * 30 + [2] * 90
-    assert sizes(replace(rule, rest=0.75), 120, critical=120, averaged=True) == [10] * 17 + [4] + [3] * 102
+    assert (
+        sizes(replace(rule, rest=0.75), 120, critical=120, averaged=True)
+        == [10] * 17 + [4] + [3] * 102
+    )
     found = sizes(replace(rule, share=0.2, rest=0.0), 120, critical=120, averaged=True)
     assert found == [10] * 13 + [4] + [1] * 106
 
@@ -132,7 +161,9 @@ TABLES = {
         ("fedcl(budget=0.5)", False),
     ],
 )
-def test_the_metrics_count_no_more_clients_than_the_total(tmp_path: Path, text: str, full: bool) -> None:
+def test_the_metrics_count_no_more_clients_than_the_total(
+    tmp_path: Path, text: str, full: bool
+) -> None:
     experiment.start(resolve({**TABLES, "algorithm": text}), tmp_path / "run")
     asked = [row["cohort"] for row in read_lines(tmp_path / "run" / "metrics.jsonl")]
     total = int((0.4 if "0.4" in text else 0.5) * 6 * 20)
@@ -167,20 +198,33 @@ class Losing:
 
     def train(self, briefs: Briefs) -> Reports:
         reports = self.engine.train(briefs)
-        kept = torch.arange(0 if briefs.newest == 2 else 1, len(reports), 2) if briefs.newest != 2 else torch.arange(0)
+        kept = (
+            torch.arange(0 if briefs.newest == 2 else 1, len(reports), 2)
+            if briefs.newest != 2
+            else torch.arange(0)
+        )
         lost = set(reports.ids.tolist()) - set(reports.ids[kept].tolist())
-        return Reports(**{**vars(reports.take(kept)), "failed": tuple((client, "lost") for client in sorted(lost))})
+        return Reports(
+            **{
+                **vars(reports.take(kept)),
+                "failed": tuple((client, "lost") for client in sorted(lost)),
+            }
+        )
 
 
 @pytest.mark.parametrize("text", ["budget(share=0.5)", "fedcl(budget=0.5)"])
 def test_clients_that_were_asked_are_paid_for(text: str) -> None:
     job = task(Network())
-    setup = Setup(parse(text), Recipe(rounds=12, cohort=4, lr=0.05), 5, job.layout, detectors=(FGN(),))
+    setup = Setup(
+        parse(text), Recipe(rounds=12, cohort=4, lr=0.05), 5, job.layout, detectors=(FGN(),)
+    )
     runs = list(drive(rounds(Run.start(job.start(), setup, seed=0), setup), Losing(Loop(job))))  # type: ignore[arg-type]
     assert runs[2].idle == 1
     assert sum(run.record.asked for run in runs if run.record) <= 24
     state = runs[-1].states[0]
-    assert int(state["clients" if "clients" in state else "spent"]) == sum(run.record.asked for run in runs)
+    assert int(state["clients" if "clients" in state else "spent"]) == sum(
+        run.record.asked for run in runs
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,7 +237,9 @@ def test_clients_that_were_asked_are_paid_for(text: str) -> None:
     ],
 )
 def test_fedcl_leaves_a_rest_to_later_rounds(rule: FedCL, sizes: list[int]) -> None:
-    """It would ask 8 clients from the second round on; an even cohort has 4, or 3 with three quarters of them."""
+    """It would ask 8 clients from the second round on; an even cohort has 4, or 3 with three
+    quarters of them.
+    """
     found: list[int] = []
     for number in range(12):
         state = {"size": torch.tensor(8 if number else 0), "spent": torch.tensor(sum(found))}
@@ -214,7 +260,9 @@ def test_the_whole_budget_evenly_is_fedavg_to_the_bit() -> None:
     job = task(Network())
     ends = []
     for text in ("fedavg", "budget(share=1)", "fedcl(cap=0.1, floor=1, budget=1)"):
-        setup = Setup(parse(text), Recipe(rounds=6, cohort=3, lr=0.1), 5, job.layout, detectors=(FGN(),))
+        setup = Setup(
+            parse(text), Recipe(rounds=6, cohort=3, lr=0.1), 5, job.layout, detectors=(FGN(),)
+        )
         *_, run = drive(rounds(Run.start(job.start(), setup, seed=0), setup), Loop(job))
         ends.append(run.x)
     assert torch.equal(ends[0], ends[1])
@@ -224,7 +272,11 @@ def test_the_whole_budget_evenly_is_fedavg_to_the_bit() -> None:
 def test_every_engine_selects_the_same_cohorts() -> None:
     job = task(Network())
     setup = Setup(
-        parse("budget(share=0.6, plan=[3, 1])"), Recipe(rounds=8, cohort=4, lr=0.1), 5, job.layout, detectors=(FGN(),)
+        parse("budget(share=0.6, plan=[3, 1])"),
+        Recipe(rounds=8, cohort=4, lr=0.1),
+        5,
+        job.layout,
+        detectors=(FGN(),),
     )
     asked = []
     for engine in (Loop(job), Batched(job)):
@@ -235,7 +287,8 @@ def test_every_engine_selects_the_same_cohorts() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [Budget(), Budget(plan=(3, 1), share=0.5), Budget(by="detector", share=0.6), FedCL(budget=0.8)]
+    "rule",
+    [Budget(), Budget(plan=(3, 1), share=0.5), Budget(by="detector", share=0.6), FedCL(budget=0.8)],
 )
 def test_the_contract(rule: Budget | FedCL) -> None:
     check_rule(rule)
@@ -243,7 +296,9 @@ def test_the_contract(rule: Budget | FedCL) -> None:
 
 def test_an_explored_cohort_is_cut() -> None:
     memory = Memory({"clients": torch.tensor(0), "bytes": torch.tensor(0)}, {}, Table({}))
-    now = SimpleNamespace(number=0, rounds=10, cohort=4, population=20, rules=(), stream=lambda p: stream(0, p))
+    now = SimpleNamespace(
+        number=0, rounds=10, cohort=4, population=20, rules=(), stream=lambda p: stream(0, p)
+    )
     chosen = Budget(share=0.5).select(Plan(4, ids=np.arange(9)), memory, now)  # type: ignore[arg-type]
     assert chosen.ids is not None
     assert len(chosen.ids) == 2
@@ -285,6 +340,8 @@ def test_nonsense_is_refused(text: str, why: str) -> None:
         ),
     ],
 )
-def test_a_budget_of_less_than_a_client_a_round_is_refused_before_training(tmp_path: Path, text: str, why: str) -> None:
+def test_a_budget_of_less_than_a_client_a_round_is_refused_before_training(
+    tmp_path: Path, text: str, why: str
+) -> None:
     with pytest.raises(UserError, match=why):
         experiment.start(resolve({**TABLES, "algorithm": text}), tmp_path / "run")

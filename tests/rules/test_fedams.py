@@ -27,7 +27,9 @@ def test_six_rounds(problem: reference.Problem, option: int, corrected: bool) ->
 
     expected = reference.server_side(problem, Setting(), COHORTS, step)
     text = f"fedams(lr={lr}, beta1={beta1}, beta2={beta2}, eps={eps}, option={option}, bias_correction={corrected})"
-    np.testing.assert_allclose(course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-13
+    )
 
 
 def test_a_large_eps_makes_it_server_momentum() -> None:
@@ -40,11 +42,15 @@ def test_a_large_eps_makes_it_server_momentum() -> None:
         return m / 100
 
     expected = reference.server_side(Quadratic(), Setting(), COHORTS, step)
-    np.testing.assert_allclose(course(Quadratic(), Setting(), COHORTS, "fedams(eps=1e4)"), expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        course(Quadratic(), Setting(), COHORTS, "fedams(eps=1e4)"), expected, rtol=0, atol=1e-13
+    )
 
 
 def test_the_second_moment_never_falls() -> None:
-    """A round of large updates followed by small ones: FedAMS keeps the small steps, FedAdam forgets."""
+    """A round of large updates followed by small ones: FedAMS keeps the small steps, FedAdam
+    forgets.
+    """
     setting = Setting(gamma=0.1)
     slow = course(Quadratic(), setting, COHORTS[:4], "fedams(beta1=0, beta2=0, eps=1e-9, lr=0.1)")
     fast = course(Quadratic(), setting, COHORTS[:4], "fedadam(beta1=0, beta2=0, tau=1e-9, lr=0.1)")

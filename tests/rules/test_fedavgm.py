@@ -21,13 +21,17 @@ def test_six_rounds(problem: reference.Problem, nesterov: bool) -> None:
 
     expected = reference.server_side(problem, Setting(), COHORTS, step)
     text = f"fedavgm(beta=0.7, lr=0.6, nesterov={nesterov})"
-    np.testing.assert_allclose(course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_without_momentum_it_is_fedavg_to_the_bit(nesterov: bool) -> None:
     plain = course(Network(), Setting(), COHORTS, "fedavg")
-    assert np.array_equal(course(Network(), Setting(), COHORTS, f"fedavgm(beta=0, nesterov={nesterov})"), plain)
+    assert np.array_equal(
+        course(Network(), Setting(), COHORTS, f"fedavgm(beta=0, nesterov={nesterov})"), plain
+    )
 
 
 def test_an_idle_round_does_not_move_the_model() -> None:

@@ -25,14 +25,18 @@ from kairosfl.rules import FedAvgM, FedAWARE, FedCL, parse
 from kairosfl.rules import fedaware as module
 from kairosfl.runs.checkpoint import Checkpoints
 
-PROBLEMS = pytest.mark.parametrize("problem", [Quadratic(), Network()], ids=["quadratic", "network"])
+PROBLEMS = pytest.mark.parametrize(
+    "problem", [Quadratic(), Network()], ids=["quadratic", "network"]
+)
 EVERYONE = (Cohort((0, 1, 2, 3, 4)),) * 4
 ALONE = "project=false"  # the rule that picks the tests' cohorts counts as a base method
 
 
 def nearest(vectors: np.ndarray) -> np.ndarray:
     """λ of the least-norm point between these rows, from the vectors themselves."""
-    found, _ = nnls(np.vstack([vectors.T, np.ones(len(vectors))]), np.append(np.zeros(vectors.shape[1]), 1.0))
+    found, _ = nnls(
+        np.vstack([vectors.T, np.ones(len(vectors))]), np.append(np.zeros(vectors.shape[1]), 1.0)
+    )
     return found / found.sum()
 
 
@@ -60,7 +64,9 @@ def aware(
     base: Callable[[np.ndarray], np.ndarray] | None = None,
     kept: slice = slice(None),
 ) -> Expected:
-    """`base` makes a direction of the mean update, which is then projected; `kept` are the numbers that are stored."""
+    """`base` makes a direction of the mean update, which is then projected; `kept` are the numbers
+    that are stored.
+    """
     setting, x, out = Setting(), problem.x, Expected()
     for t, cohort in enumerate(cohorts):
         if ids := cohort.reported:
@@ -110,8 +116,12 @@ def test_lambda_is_kept_by_slot() -> None:
     expected = iter(aware(Network(), COHORTS).weights)
     for run, cohort in zip(runs, COHORTS, strict=True):
         if cohort.reported:
-            found = dict(zip(runs[-1].tables[1].ids, run.states[1]["lambda"].tolist(), strict=False))
-            assert found == pytest.approx(next(expected), abs=1e-5)  # unseen clients have no part in it
+            found = dict(
+                zip(runs[-1].tables[1].ids, run.states[1]["lambda"].tolist(), strict=False)
+            )
+            assert found == pytest.approx(
+                next(expected), abs=1e-5
+            )  # unseen clients have no part in it
             assert sum(found.values()) == pytest.approx(1, abs=1e-12)
 
 
@@ -138,7 +148,9 @@ def test_projection_of_the_plain_mean(problem: Problem) -> None:
 
 def test_the_base_direction_stays_where_there_is_nothing_to_project_on() -> None:
     run = given([[1, 0, 2, 0], [-3, 0, -6, 0]], "fedaware(project=true)")
-    np.testing.assert_allclose(run.x, [-1, 0, -2, 0], atol=1e-6)  # the plain mean, not some direction of rounding
+    np.testing.assert_allclose(
+        run.x, [-1, 0, -2, 0], atol=1e-6
+    )  # the plain mean, not some direction of rounding
 
 
 def test_it_steps_last_and_projects_beside_base_methods_alone() -> None:
@@ -170,7 +182,9 @@ def test_of_equal_updates_it_takes_that_update() -> None:
     problem.A, problem.b = [problem.A[0]] * 3, [problem.b[0]] * 3
     cohorts = (Cohort((0, 1, 2)),) * 3
     runs = follow(problem, setting, cohorts, f"fedaware(normalise=false, alpha=1.0, {ALONE})")
-    np.testing.assert_allclose([run.x for run in runs], fedavg(problem, setting, cohorts), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        [run.x for run in runs], fedavg(problem, setting, cohorts), rtol=0, atol=1e-6
+    )
     np.testing.assert_allclose(runs[-1].states[1]["lambda"], [1 / 3] * 3, rtol=1e-6)
 
 
@@ -192,14 +206,18 @@ def test_moving_averages_alone() -> None:
         return shares(problem, sorted(seen), "samples")
 
     expected = aware(problem, COHORTS, normalise=False, solve=by_samples)
-    found = course(problem, Setting(), COHORTS, f"fedaware(adaptive=false, normalise=false, {ALONE})")
+    found = course(
+        problem, Setting(), COHORTS, f"fedaware(adaptive=false, normalise=false, {ALONE})"
+    )
     np.testing.assert_allclose(found, expected.course, rtol=0, atol=3e-6)
 
 
 @PROBLEMS
 @pytest.mark.parametrize("normalise", [True, False])
 def test_a_ridge_draws_lambda_towards_uniform(problem: Problem, normalise: bool) -> None:
-    """min ‖Σ λ_i v_i‖² + r ‖λ − uniform‖² is the least-norm point of the rows (v_i, √r e_i), up to a constant."""
+    """min ‖Σ λ_i v_i‖² + r ‖λ − uniform‖² is the least-norm point of the rows (v_i, √r e_i), up to
+    a constant.
+    """
 
     def ridged(vectors: np.ndarray) -> np.ndarray:
         root = (0.2 * (vectors**2).sum(1).mean()) ** 0.5
@@ -207,7 +225,9 @@ def test_a_ridge_draws_lambda_towards_uniform(problem: Problem, normalise: bool)
 
     expected = aware(problem, COHORTS, lr=0.1, normalise=normalise, solve=ridged)
     text = f"fedaware(ridge=0.2, lr=0.1, normalise={normalise}, {ALONE})"
-    np.testing.assert_allclose(course(problem, Setting(), COHORTS, text), expected.course, rtol=0, atol=3e-6)
+    np.testing.assert_allclose(
+        course(problem, Setting(), COHORTS, text), expected.course, rtol=0, atol=3e-6
+    )
 
 
 def test_a_large_ridge_is_the_plain_mean_and_none_is_the_exact_point() -> None:
@@ -217,7 +237,10 @@ def test_a_large_ridge_is_the_plain_mean_and_none_is_the_exact_point() -> None:
     plain = aware(Network(), COHORTS, lr=0.1, solve=uniform)
     found = course(Network(), Setting(), COHORTS, f"fedaware(ridge=1e7, lr=0.1, {ALONE})")
     np.testing.assert_allclose(found, plain.course, rtol=0, atol=1e-5)
-    none, zero = (course(Network(), Setting(), COHORTS, f"fedaware({text}{ALONE})") for text in ("", "ridge=0, "))
+    none, zero = (
+        course(Network(), Setting(), COHORTS, f"fedaware({text}{ALONE})")
+        for text in ("", "ridge=0, ")
+    )
     np.testing.assert_array_equal(none, zero)
 
 
@@ -225,12 +248,16 @@ def test_a_large_ridge_is_the_plain_mean_and_none_is_the_exact_point() -> None:
 def test_solvers_agree_to_their_precision(solver: str) -> None:
     expected = aware(Network(), COHORTS, lr=0.1)
     found = course(Network(), Setting(), COHORTS, f"fedaware(solver='{solver}', lr=0.1, {ALONE})")
-    np.testing.assert_allclose(found, expected.course, rtol=0, atol={"active_set": 1e-6, "frank_wolfe": 2e-3}[solver])
+    np.testing.assert_allclose(
+        found, expected.course, rtol=0, atol={"active_set": 1e-6, "frank_wolfe": 2e-3}[solver]
+    )
 
 
 def test_layers_weigh_the_full_updates_of_the_reporters() -> None:
     problem = Network()
-    expected = aware(problem, COHORTS, kept=slice(-15, None))  # the last two tensors: W2 of 12 numbers, b2 of 3
+    expected = aware(
+        problem, COHORTS, kept=slice(-15, None)
+    )  # the last two tensors: W2 of 12 numbers, b2 of 3
     runs = follow(problem, Setting(), COHORTS, f"fedaware(layers=2, {ALONE})")
     np.testing.assert_allclose([run.x.numpy() for run in runs], expected.course, rtol=0, atol=3e-6)
     assert runs[-1].tables[1].rows(torch.arange(5))["average"].shape == (5, 15)
@@ -276,7 +303,10 @@ def test_two_clusters() -> None:
     slot, table = runs[-1].states[1], runs[-1].tables[1]
     assert slot["averages"].shape == (2, len(x))
     assert slot["gram"].shape == (2, 2)
-    assert dict(zip(table.ids, table.rows(torch.tensor(table.ids))["cluster"].tolist(), strict=True)) == cluster
+    assert (
+        dict(zip(table.ids, table.rows(torch.tensor(table.ids))["cluster"].tolist(), strict=True))
+        == cluster
+    )
     assert len(slot["lambda"]) == 5  # a cluster's weight is spread over its clients
     assert slot["lambda"].sum() == pytest.approx(1)
 
@@ -291,7 +321,10 @@ def test_rows_in_bfloat16() -> None:
 
 
 def test_rows_on_the_cpu_are_the_same_rows() -> None:
-    runs = [course(Network(), Setting(), COHORTS, f"fedaware(store='{store}', {ALONE})") for store in ("device", "cpu")]
+    runs = [
+        course(Network(), Setting(), COHORTS, f"fedaware(store='{store}', {ALONE})")
+        for store in ("device", "cpu")
+    ]
     assert np.array_equal(*runs)
 
 
@@ -326,13 +359,17 @@ def test_products_and_sums_over_many_blocks_and_pieces(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("together", [1, 2, 3, 16])
-def test_blocks_of_one_row_are_multiplied_together(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_one_row_are_multiplied_together(
+    together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "TOGETHER", together)
     whole = np.random.default_rng(0).normal(size=(7, 50))
     blocks = [torch.from_numpy(row).float() for row in whole[:, None]]
     groups = [len(group) for group in module.grouped(blocks)]
     assert groups == {1: [1] * 7, 2: [2, 2, 2, 1], 3: [3, 3, 1], 16: [7]}[together]
-    np.testing.assert_allclose(module.products(torch.cat(blocks[2:5]), blocks), whole[2:5] @ whole.T, atol=1e-4)
+    np.testing.assert_allclose(
+        module.products(torch.cat(blocks[2:5]), blocks), whole[2:5] @ whole.T, atol=1e-4
+    )
     weights = np.arange(1.0, 8.0)
     np.testing.assert_allclose(module.weighted_sum(weights, blocks), weights @ whole, atol=1e-4)
 
@@ -349,7 +386,11 @@ class Broken(Loop):
 
 
 def explored(
-    engine_lost: Sequence[tuple[int, ...]], text: str, rounds_: int, cohort: int = 2, loop: type[Loop] = Loop
+    engine_lost: Sequence[tuple[int, ...]],
+    text: str,
+    rounds_: int,
+    cohort: int = 2,
+    loop: type[Loop] = Loop,
 ) -> list[Run]:
     job = task(Network())
     engine = Flaky(loop(job), engine_lost)
@@ -369,17 +410,25 @@ def test_exploration_visits_everyone_and_averages_until_then() -> None:
     assert [len(cohort.asked) for cohort in cohorts] == [2] * 3
     assert len({*cohorts[0].asked, *cohorts[1].asked}) == 4  # nobody twice while others wait
     assert {i for cohort in cohorts[:3] for i in cohort.asked} == set(range(5))
-    np.testing.assert_allclose([run.x for run in runs[:2]], fedavg(Network(), Setting(), cohorts[:2]), atol=1e-12)
+    np.testing.assert_allclose(
+        [run.x for run in runs[:2]], fedavg(Network(), Setting(), cohorts[:2]), atol=1e-12
+    )
     assert len(runs[1].states[0]["lambda"]) == 0
     # The round in which the last client is met is AWARE's, with the averages of all rounds.
     before = runs[1].x.numpy()
-    averages = dict(zip(runs[2].tables[0].ids, torch.cat(list(runs[2].tables[0].column("average"))), strict=True))
+    averages = dict(
+        zip(
+            runs[2].tables[0].ids, torch.cat(list(runs[2].tables[0].column("average"))), strict=True
+        )
+    )
     vectors = np.array([unit(averages[i].double().numpy()) for i in range(5)])
     np.testing.assert_allclose(runs[2].x.numpy() - before, nearest(vectors) @ vectors, atol=3e-6)
 
 
 @pytest.mark.parametrize(("lost", "loop"), [((3,), Loop), ((), Broken)])
-def test_a_client_of_no_use_does_not_hold_up_exploration(lost: tuple[int, ...], loop: type[Loop]) -> None:
+def test_a_client_of_no_use_does_not_hold_up_exploration(
+    lost: tuple[int, ...], loop: type[Loop]
+) -> None:
     runs = explored([lost] * 6, "fedaware(explore=true)", 6, loop=loop)
     assert runs[-1].states[0]["seen"].all()
     assert sorted(runs[-1].tables[0].ids) == [0, 1, 2, 4]
@@ -387,22 +436,36 @@ def test_a_client_of_no_use_does_not_hold_up_exploration(lost: tuple[int, ...], 
 
 
 @pytest.mark.parametrize(("cohort", "dead"), [(2, (3, 4)), (1, (4,)), (3, (0, 1, 2, 4))])
-def test_as_many_dead_clients_as_a_cohort_do_not_hold_it_up(cohort: int, dead: tuple[int, ...]) -> None:
+def test_as_many_dead_clients_as_a_cohort_do_not_hold_it_up(
+    cohort: int, dead: tuple[int, ...]
+) -> None:
     runs = explored([dead] * 12, "fedaware(explore=true)", 12, cohort=cohort)
     assert runs[-1].states[0]["seen"].all()
     assert runs[-1].idle < 5
 
 
-@pytest.mark.parametrize("text", ["fedcl + fedaware(explore=true)", "fedaware(explore=true) + fedcl"])
+@pytest.mark.parametrize(
+    "text", ["fedcl + fedaware(explore=true)", "fedaware(explore=true) + fedcl"]
+)
 def test_exploration_beside_a_growing_cohort(text: str) -> None:
     runs = explored([()] * 4, text, 4)
-    assert next(state["seen"] for state in runs[1].states if "seen" in state).all()  # 2 clients, then 4, of 5
+    assert next(
+        state["seen"] for state in runs[1].states if "seen" in state
+    ).all()  # 2 clients, then 4, of 5
     assert [run.record.asked for run in runs] == [2, 4, *(run.record.asked for run in runs[2:])]
 
 
 @pytest.mark.parametrize(
     "options",
-    ["", "explore=true", "layers=2", "clusters=2", "dtype='bfloat16'", "adaptive=false", "normalise=false"],
+    [
+        "",
+        "explore=true",
+        "layers=2",
+        "clusters=2",
+        "dtype='bfloat16'",
+        "adaptive=false",
+        "normalise=false",
+    ],
 )
 def test_resumes_to_the_bit(options: str, tmp_path: Path) -> None:
     job, how = task(Network()), replace(recipe(Setting(), COHORTS), rounds=6, cohort=2)
@@ -425,7 +488,9 @@ def test_resumes_to_the_bit(options: str, tmp_path: Path) -> None:
     assert [run.round for run in again] == [4, 5, 6]
     for one, other in zip(runs[3:], again, strict=True):
         assert torch.equal(one.x, other.x)
-        assert all(torch.equal(value, other.states[0][name]) for name, value in one.states[0].items())
+        assert all(
+            torch.equal(value, other.states[0][name]) for name, value in one.states[0].items()
+        )
 
 
 class Given:
@@ -452,17 +517,20 @@ class Given:
 def given(updates: list[list[float]], text: str) -> Run:
     count, layout = len(updates), task(Quadratic()).layout  # three numbers, then one
     setup = Setup(parse(text), Recipe(rounds=1, cohort=count), count, layout, detectors=(FGN(),))
-    *_, run = drive(rounds(Run.start(torch.zeros(len(updates[0])), setup, seed=0), setup), Given(updates))
+    *_, run = drive(
+        rounds(Run.start(torch.zeros(len(updates[0])), setup, seed=0), setup), Given(updates)
+    )
     return run
 
 
 def test_by_hand() -> None:
-    # Units (1,0,0,0), (0,1,0,0), (−0.6,0.8,0,0): the first and third are nearest to the origin, in the middle of both
-    # (0.2, 0.4); the second is on the far side of the plane through it.
+    # Units (1,0,0,0), (0,1,0,0), (−0.6,0.8,0,0): the first and third are nearest to the origin, in
+    # the middle of both (0.2, 0.4); the second is on the far side of the plane through it.
     run = given([[2, 0, 0, 0], [0, 5, 0, 0], [-3, 4, 0, 0]], "fedaware")
     np.testing.assert_allclose(run.states[0]["lambda"], [0.5, 0, 0.5], atol=1e-7)
     np.testing.assert_allclose(run.x, [0.2, 0.4, 0, 0], atol=1e-7)
-    # Raw: halves (1,0), (0,2.5), (−1.5,2). Between the first and third: 1 − 2.5 s, 2 s, shortest at s = 2.5 / 10.25.
+    # Raw: halves (1,0), (0,2.5), (−1.5,2). Between the first and third: 1 − 2.5 s, 2 s, shortest at
+    # s = 2.5 / 10.25.
     s = 2.5 / 10.25
     run = given([[2, 0, 0, 0], [0, 5, 0, 0], [-3, 4, 0, 0]], "fedaware(normalise=false)")
     np.testing.assert_allclose(run.states[0]["lambda"], [1 - s, 0, s], atol=1e-7)
@@ -476,12 +544,16 @@ def test_diversity_and_distance_to_uniform_weights(text: str) -> None:
     run = given(updates.tolist(), text)
     mine = run.states[0]["lambda"].numpy()
     clusters = [0, 1, 0] if "clusters" in text else [0, 1, 2]
-    averages = np.stack([0.5 * updates[np.equal(clusters, each)].mean(0) for each in sorted(set(clusters))])
+    averages = np.stack(
+        [0.5 * updates[np.equal(clusters, each)].mean(0) for each in sorted(set(clusters))]
+    )
     shares = np.bincount(clusters, mine)
     if "normalise" not in text:
         averages /= np.linalg.norm(averages, axis=1, keepdims=True)
     diversity = np.sqrt(shares @ (averages**2).sum(1) / np.sum((shares @ averages) ** 2))
-    setup = Setup(parse(text), Recipe(rounds=1, cohort=3), 3, task(Quadratic()).layout, detectors=(FGN(),))
+    setup = Setup(
+        parse(text), Recipe(rounds=1, cohort=3), 3, task(Quadratic()).layout, detectors=(FGN(),)
+    )
     found = recorded(run, setup)
     assert found["lud"] == pytest.approx(diversity, rel=1e-6)
     assert found["chi_square"] == pytest.approx(np.sum((1 / 3 - mine) ** 2 / (1 / 3)), rel=1e-12)
@@ -491,16 +563,25 @@ def test_an_update_of_length_zero_is_left_out() -> None:
     run = given([[0, 0, 0, 0], [3, 0, 0, 0], [0, 0, 4, 0]], "fedaware")
     np.testing.assert_allclose(run.states[0]["lambda"], [0, 0.5, 0.5])
     np.testing.assert_allclose(run.x, [0.5, 0, 0.5, 0], rtol=1e-6)
-    for text in ("fedaware", "fedaware(project=true)", "fedaware(layers=1)", "fedaware(clusters=2)"):
+    for text in (
+        "fedaware",
+        "fedaware(project=true)",
+        "fedaware(layers=1)",
+        "fedaware(clusters=2)",
+    ):
         assert torch.equal(given([[0, 0, 0, 0]] * 3, text).x, torch.zeros(4))
 
 
 def test_opposite_updates_do_not_move_the_model() -> None:
-    np.testing.assert_allclose(given([[1, 0, 2, 0], [-3, 0, -6, 0]], "fedaware").x, np.zeros(4), atol=1e-7)
+    np.testing.assert_allclose(
+        given([[1, 0, 2, 0], [-3, 0, -6, 0]], "fedaware").x, np.zeros(4), atol=1e-7
+    )
 
 
 def test_reporters_that_lambda_passes_over_count_alike() -> None:
-    shared = FedAWARE(layers=1)._over_reporters(torch.zeros(2, dtype=torch.float64), torch.tensor([[2.0, 0], [0, 4.0]]))
+    shared = FedAWARE(layers=1)._over_reporters(
+        torch.zeros(2, dtype=torch.float64), torch.tensor([[2.0, 0], [0, 4.0]])
+    )
     np.testing.assert_allclose(shared, [0.5, 0.5])
 
 

@@ -1,4 +1,6 @@
-"""FedCL against the reference: cohort sizes by hand, and whole courses with the cohorts they lead to."""
+"""FedCL against the reference: cohort sizes by hand, and whole courses with the cohorts they lead
+to.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from kairosfl.errors import UserError
 from kairosfl.rules import FedCL, FedProx, parse
 
 
-def sizes(rule: FedCL, critical: list[bool], *, clients: int, cohort: int, seed: int = 0) -> list[int]:
+def sizes(
+    rule: FedCL, critical: list[bool], *, clients: int, cohort: int, seed: int = 0
+) -> list[int]:
     """The cohort of every round, for a detector that says this."""
     memory, out = Memory(rule.server(None), {}, Table({})), []  # type: ignore[arg-type]
     for number, flag in enumerate(critical):
@@ -40,7 +44,21 @@ def sizes(rule: FedCL, critical: list[bool], *, clients: int, cohort: int, seed:
 
 def test_it_doubles_to_everyone_and_halves_to_half_the_start() -> None:
     periods = [True] * 5 + [False] * 6 + [True] * 2
-    assert sizes(FedCL(), periods, clients=100, cohort=10) == [10, 20, 40, 80, 100, 100, 50, 25, 13, 7, 5, 5, 10]
+    assert sizes(FedCL(), periods, clients=100, cohort=10) == [
+        10,
+        20,
+        40,
+        80,
+        100,
+        100,
+        50,
+        25,
+        13,
+        7,
+        5,
+        5,
+        10,
+    ]
 
 
 def test_an_odd_start_and_a_cohort_of_one() -> None:
@@ -49,7 +67,9 @@ def test_an_odd_start_and_a_cohort_of_one() -> None:
 
 
 def test_the_released_bounds() -> None:
-    """Cap 0.75 of all, floor at the start, no doubling once the cap was reached, a decision every second round."""
+    """Cap 0.75 of all, floor at the start, no doubling once the cap was reached, a decision every
+    second round.
+    """
     periods = [True] * 8 + [False] * 8 + [True] * 4
     expected = [16, 32, 32, 64, 64, 96, 96, 96, 96, 48, 48, 24, 24, 16, 16, 16, 16, 16, 16, 16]
     assert sizes(FedCL.released(), periods, clients=128, cohort=16) == expected
@@ -99,7 +119,11 @@ class Course:
 
 
 def by_the_paper(
-    problem: reference.Problem, setting: Setting, number: int, start: int, lost: list[tuple[int, ...]]
+    problem: reference.Problem,
+    setting: Setting,
+    number: int,
+    start: int,
+    lost: list[tuple[int, ...]],
 ) -> Course:
     """Algorithm 2 with Eq. 2 on consecutive rounds; the core's stream draws the cohort."""
     x, size, norm, out = problem.x, start, None, Course([], [])
@@ -113,14 +137,17 @@ def by_the_paper(
             now = fgn(problem, setting, t, ids, locals_)
             critical = norm is None or (now - norm) / norm >= 0.01
             norm = now
-            size = min(2 * size, len(problem.n)) if critical else max(size - size // 2, start // 2, 1)
+            size = (
+                min(2 * size, len(problem.n)) if critical else max(size - size // 2, start // 2, 1)
+            )
             x = reference.shares(problem, ids, "samples") @ np.array([local.w for local in locals_])
         out.xs.append(x)
     return out
 
 
 @pytest.mark.parametrize(
-    "problem", [Quadratic(sizes=(4, 7, 10, 2, 8, 3, 5, 6, 9)), Network(sizes=(4, 7, 10, 2, 8, 3, 5, 6, 9))]
+    "problem",
+    [Quadratic(sizes=(4, 7, 10, 2, 8, 3, 5, 6, 9)), Network(sizes=(4, 7, 10, 2, 8, 3, 5, 6, 9))],
 )
 def test_eight_rounds_with_a_lost_client_and_a_lost_round(problem: reference.Problem) -> None:
     setting, number = Setting(gamma=1.0), 8
@@ -134,7 +161,9 @@ def test_eight_rounds_with_a_lost_client_and_a_lost_round(problem: reference.Pro
     setup = Setup(rule, plan, 9, job.layout, detectors=(FGN(),))
     runs = list(drive(rounds(Run.start(job.start(), setup, seed=setting.seed), setup), engine))
     assert [run.record.asked for run in runs] == [len(cohort) for cohort in want.cohorts]
-    assert len({run.record.asked for run in runs}) > 2, "the cohort never changes, the setting shows nothing"
+    assert len({run.record.asked for run in runs}) > 2, (
+        "the cohort never changes, the setting shows nothing"
+    )
     np.testing.assert_allclose([run.x.numpy() for run in runs], want.xs, rtol=0, atol=1e-12)
 
 

@@ -15,17 +15,23 @@ from reference import COHORTS, Network, Quadratic, Setting
 def test_six_rounds(problem: reference.Problem, weights: str, alpha: float) -> None:
     expected = reference.feddyn(problem, Setting(), COHORTS, alpha=alpha, weights=weights)
     text = f"feddyn(alpha={alpha}, weights='{weights}')"
-    np.testing.assert_allclose(course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-12
+    )
 
 
 def test_the_released_form_in_parameter_units() -> None:
-    """h_i ← h_i + (w_i − x), gradient + alpha (w − x + h_i), x ← mean_S w_i + (1/N) Σ h_i over everyone."""
+    """h_i ← h_i + (w_i − x), gradient + alpha (w − x + h_i), x ← mean_S w_i + (1/N) Σ h_i over
+    everyone.
+    """
     problem, setting, alpha = Quadratic(), Setting(), 0.3
     x, h, expected = problem.x, np.zeros((5, 4)), []
     for t, cohort in enumerate(COHORTS):
         if ids := cohort.reported:
             ends = [
-                reference.train(problem, setting, t, i, x, lambda g, w, i=i, x=x: g + alpha * (w - x + h[i])).w
+                reference.train(
+                    problem, setting, t, i, x, lambda g, w, i=i, x=x: g + alpha * (w - x + h[i])
+                ).w
                 for i in ids
             ]
             for i, w in zip(ids, ends, strict=True):

@@ -25,11 +25,17 @@ from kairosfl.rules.fedmut import undone
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize(("alpha", "bound"), [(4.0, 50), (1.5, 2)])
 def test_six_rounds_with_cohorts_of_many_sizes(weights: str, alpha: float, bound: int) -> None:
-    """Odd and even cohorts, a lost mutant, a lost round: the mutants are dealt anew for whoever is asked."""
+    """Odd and even cohorts, a lost mutant, a lost round: the mutants are dealt anew for whoever is
+    asked.
+    """
     problem = Quadratic()
-    expected = reference.fedmut(problem, Setting(), COHORTS, alpha=alpha, rate=0.3, bound=bound, weights=weights)
+    expected = reference.fedmut(
+        problem, Setting(), COHORTS, alpha=alpha, rate=0.3, bound=bound, weights=weights
+    )
     text = f"fedmut(alpha={alpha}, bound={bound}, weights='{weights}')"
-    np.testing.assert_allclose(course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-12
+    )
 
 
 def test_the_mean_of_the_trained_mutants_while_nobody_fails() -> None:
@@ -39,7 +45,10 @@ def test_the_mean_of_the_trained_mutants_while_nobody_fails() -> None:
     expected = []
     for t in range(4):
         starts = reference.mutants(problem, setting, t, 5, x, last, alpha=2, rate=0.3, bound=50)
-        last, x = x, np.mean([reference.train(problem, setting, t, i, starts[i]).w for i in everyone], 0)
+        last, x = (
+            x,
+            np.mean([reference.train(problem, setting, t, i, starts[i]).w for i in everyone], 0),
+        )
         expected.append(x)
     reached = course(problem, setting, (Cohort(everyone),) * 4, "fedmut(alpha=2)")
     np.testing.assert_allclose(reached, expected, rtol=0, atol=1e-12)
@@ -58,9 +67,13 @@ STEPS = (2, 4, 3, 1, 5, 2)
 @pytest.mark.parametrize(
     "steps", [STEPS, pytest.param((40,) * 6, marks=pytest.mark.slow)]
 )  # clients who hardly move, and who forget where they began
-def test_it_does_not_run_away_where_weights_differ(text: str, alone: str, steps: tuple[int, ...]) -> None:
+def test_it_does_not_run_away_where_weights_differ(
+    text: str, alone: str, steps: tuple[int, ...]
+) -> None:
     problem = Quadratic(sizes=(2, 5, 9, 3, 12, 7))
-    reached, plain = (settle(problem, each, steps=steps, cohort=6, rounds_=300) for each in (text, alone))
+    reached, plain = (
+        settle(problem, each, steps=steps, cohort=6, rounds_=300) for each in (text, alone)
+    )
     np.testing.assert_allclose(reached, plain, rtol=0, atol=1e-9)
 
 
@@ -90,7 +103,9 @@ def test_what_training_undid_is_found_by_least_squares() -> None:
 
 
 @pytest.mark.parametrize("rule", ["vrlsgd", "scaffold"])
-def test_beside_rules_that_correct_drift_the_optimum_is_reached_whatever_the_weights(rule: str) -> None:
+def test_beside_rules_that_correct_drift_the_optimum_is_reached_whatever_the_weights(
+    rule: str,
+) -> None:
     problem = Quadratic(sizes=(2, 5, 9, 3, 12, 7))
     reached = settle(problem, f"{rule} + fedmut + pa3fed", steps=STEPS, cohort=6, rounds_=250)
     optimum = problem.optimum(reference.shares(problem, range(6), "uniform"), decay=0.01)
@@ -99,19 +114,29 @@ def test_beside_rules_that_correct_drift_the_optimum_is_reached_whatever_the_wei
 
 def test_without_mutation_it_is_fedavg_to_the_bit() -> None:
     plain = course(Network(), Setting(), COHORTS, "fedavg")
-    assert np.array_equal(course(Network(), Setting(), COHORTS, "fedmut(alpha=0, weights='samples')"), plain)
+    assert np.array_equal(
+        course(Network(), Setting(), COHORTS, "fedmut(alpha=0, weights='samples')"), plain
+    )
 
 
 def test_a_client_alone_is_not_mutated() -> None:
     alone, problem = (Cohort((0,)),) * 4, Quadratic(sizes=(6,))
     plain = course(problem, Setting(), alone, "fedavg")
-    np.testing.assert_allclose(course(problem, Setting(), alone, "fedmut"), plain, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(
+        course(problem, Setting(), alone, "fedmut"), plain, rtol=0, atol=1e-14
+    )
 
 
 @pytest.mark.parametrize(("number", "rho"), [(1, 0.3), (26, 0.15), (51, 0.0), (80, 0.0)])
 def test_the_mutants_lean_forward_early_and_centre_later(number: int, rho: float) -> None:
-    """Their mean is x + alpha · rho / 2 · Δ, and a tensor of a mutant lies at +alpha Δ or −alpha (1 − rho) Δ."""
-    x, last, m = torch.arange(4.0, dtype=torch.float64), torch.full((4,), 0.5, dtype=torch.float64), 6
+    """Their mean is x + alpha · rho / 2 · Δ, and a tensor of a mutant lies at +alpha Δ or −alpha (1
+    − rho) Δ.
+    """
+    x, last, m = (
+        torch.arange(4.0, dtype=torch.float64),
+        torch.full((4,), 0.5, dtype=torch.float64),
+        6,
+    )
     layout = Layout((Entry("a", (3,), 0), Entry("b", (1,), 3)))
     setup = Setup(Algorithm(), Recipe(rounds=100, cohort=m), m, layout, detectors=(FGN(),))
     now = upcoming(replace(Run.start(x, setup, seed=0), round=number), setup)

@@ -16,9 +16,18 @@ SECOND = {
 
 
 def expected(
-    problem: reference.Problem, name: str, *, lr: float, beta1: float, beta2: float, tau: float, corrected: bool = False
+    problem: reference.Problem,
+    name: str,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    tau: float,
+    corrected: bool = False,
 ) -> list[np.ndarray]:
-    """Algorithm 2 of Reddi et al.; corrected: Adam's own m / (1 − β1^t) and v / (1 − β2^t), both from 0."""
+    """Algorithm 2 of Reddi et al.; corrected: Adam's own m / (1 − β1^t) and v / (1 − β2^t), both
+    from 0.
+    """
     m, v, t = np.zeros_like(problem.x), np.full_like(problem.x, 0 if corrected else tau**2), 0
 
     def step(direction: np.ndarray) -> np.ndarray:
@@ -43,21 +52,28 @@ def test_six_rounds(problem: reference.Problem, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "lr", "beta1"), [("fedadagrad", 0.1, 0.0), ("fedadam", 0.1, 0.9), ("fedyogi", 0.01, 0.9)]
+    ("name", "lr", "beta1"),
+    [("fedadagrad", 0.1, 0.0), ("fedadam", 0.1, 0.9), ("fedyogi", 0.01, 0.9)],
 )
 def test_the_defaults(name: str, lr: float, beta1: float) -> None:
     want = expected(Quadratic(), name, lr=lr, beta1=beta1, beta2=0.99, tau=1e-3)
-    np.testing.assert_allclose(course(Quadratic(), Setting(), COHORTS, name), want, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        course(Quadratic(), Setting(), COHORTS, name), want, rtol=0, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
 def test_bias_correction_starts_from_zero(name: str) -> None:
     want = expected(Quadratic(), name, lr=0.1, beta1=0.9, beta2=0.99, tau=1e-3, corrected=True)
     text = f"{name}(lr=0.1, bias_correction=True)"
-    np.testing.assert_allclose(course(Quadratic(), Setting(), COHORTS, text), want, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        course(Quadratic(), Setting(), COHORTS, text), want, rtol=0, atol=1e-13
+    )
 
 
 def test_bias_corrected_adam_moves_every_number_by_lr_at_first() -> None:
     """m̂ = Δ and v̂ = Δ² after one round: x moves by lr · Δ / (|Δ| + tau)."""
-    moved = course(Quadratic(), Setting(), COHORTS[:1], "fedadam(lr=0.1, tau=1e-12, bias_correction=True)")[0]
+    moved = course(
+        Quadratic(), Setting(), COHORTS[:1], "fedadam(lr=0.1, tau=1e-12, bias_correction=True)"
+    )[0]
     np.testing.assert_allclose(np.abs(moved - Quadratic().x), 0.1, rtol=1e-9)

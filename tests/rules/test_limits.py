@@ -71,7 +71,9 @@ def test_six_rounds(problem: Problem) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("text", ["limits(weight=0, norm=0, numbers=0)", "limits(weight=99, norm=1e9, numbers=1e9)"])
+@pytest.mark.parametrize(
+    "text", ["limits(weight=0, norm=0, numbers=0)", "limits(weight=99, norm=1e9, numbers=1e9)"]
+)
 def test_without_limits_it_is_fedavg_to_the_bit(text: str) -> None:
     plain = course(Network(), Setting(), COHORTS, "fedavg")
     assert np.array_equal(course(Network(), Setting(), COHORTS, text), plain)
@@ -112,12 +114,18 @@ class Seen(Rule):
         return {"weight": torch.tensor(0.0, dtype=torch.float64), "most": torch.tensor(0.0)}
 
     def observe(self, memory: Memory, now: Round) -> Memory:
-        return memory.replace(state={"weight": now.weights[3], "most": now.reports.delta.norm(dim=1).max()})
+        return memory.replace(
+            state={"weight": now.weights[3], "most": now.reports.delta.norm(dim=1).max()}
+        )
 
 
 def claimed(text: str, **changes: float) -> Run:
     setup = Setup(
-        parse(text) + Seen(), Recipe(rounds=4, cohort=10), 10, layout_of(torch.nn.Linear(2, 1)), detectors=(FGN(),)
+        parse(text) + Seen(),
+        Recipe(rounds=4, cohort=10),
+        10,
+        layout_of(torch.nn.Linear(2, 1)),
+        detectors=(FGN(),),
     )
     *_, run = drive(rounds(Run.start(torch.zeros(3), setup, seed=0), setup), Claims(changes))
     return run
@@ -132,18 +140,27 @@ def claimed(text: str, **changes: float) -> Run:
         ("pa3fed(always=True, score='loss')", {"score_after": 1e6}),
     ],
 )
-def test_no_claim_takes_more_than_one_and_a_half_equal_shares(rules: str, changes: dict[str, float]) -> None:
+def test_no_claim_takes_more_than_one_and_a_half_equal_shares(
+    rules: str, changes: dict[str, float]
+) -> None:
     assert float(claimed(rules, **changes).states[-2]["weight"]) > 0.99
     assert 0.149 < float(claimed(f"{rules} + limits", **changes).states[-2]["weight"]) < 0.15 + 1e-9
 
 
 def test_a_long_update_is_as_long_as_the_others() -> None:
-    assert float(claimed("fedavg + limits(norm=2)", delta=1e4).states[-2]["most"]) == pytest.approx(2 * 3**0.5)
+    assert float(claimed("fedavg + limits(norm=2)", delta=1e4).states[-2]["most"]) == pytest.approx(
+        2 * 3**0.5
+    )
 
 
 def test_few_claimed_steps_do_not_make_a_large_gradient() -> None:
-    """With FedNova −Δ / mass counts: an ordinary update in one step of forty would be forty times as steep."""
-    honest, lying = (claimed("fednova + limits(weight=0, norm=2)", **changes) for changes in ({}, {"steps": 0.25}))
+    """With FedNova −Δ / mass counts: an ordinary update in one step of forty would be forty times
+    as steep.
+    """
+    honest, lying = (
+        claimed("fednova + limits(weight=0, norm=2)", **changes)
+        for changes in ({}, {"steps": 0.25})
+    )
     assert float(lying.x.norm()) < 1.3 * float(honest.x.norm())
 
 
@@ -153,10 +170,14 @@ def test_a_detector_hears_no_absurd_number() -> None:
 
 
 def test_it_comes_after_every_rule_that_weighs() -> None:
-    with pytest.raises(UserError, match="limits must be written after pa3fed, whose weights it limits; put it last"):
+    with pytest.raises(
+        UserError, match="limits must be written after pa3fed, whose weights it limits; put it last"
+    ):
         claimed("limits + pa3fed(always=True)")
 
 
 def test_a_limit_below_one_is_refused() -> None:
-    with pytest.raises(UserError, match=r"limits: norm = 0\.5 is not allowed; use 1 or more, or 0 for no limit"):
+    with pytest.raises(
+        UserError, match=r"limits: norm = 0\.5 is not allowed; use 1 or more, or 0 for no limit"
+    ):
         parse("limits(norm=0.5)")

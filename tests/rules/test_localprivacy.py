@@ -1,4 +1,6 @@
-"""Local differential privacy: exact reports and rounds, what is withheld, the calibration, and a canary."""
+"""Local differential privacy: exact reports and rounds, what is withheld, the calibration, and a
+canary.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ RECIPE = Recipe(rounds=3, cohort=3, epochs=2, batch_size=4, lr=0.3, momentum=0.5
 def task() -> Task:
     rng = np.random.default_rng(0)
     n = sum(SIZES)
-    samples = Samples(torch.from_numpy(rng.standard_normal((n, 4))), torch.from_numpy(rng.integers(0, 3, n)))
+    samples = Samples(
+        torch.from_numpy(rng.standard_normal((n, 4))), torch.from_numpy(rng.integers(0, 3, n))
+    )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     clients = Population.from_lists(np.split(np.arange(n), np.cumsum(SIZES)[:-1]))
@@ -52,7 +56,9 @@ def plain(briefs: Briefs) -> Briefs:
     return replace(briefs, update_clip=None, update_noise=None)
 
 
-def sent(delta: np.ndarray, clip: float, noise: float, seed: int, round: int, client: int) -> np.ndarray:
+def sent(
+    delta: np.ndarray, clip: float, noise: float, seed: int, round: int, client: int
+) -> np.ndarray:
     """By the documented stream."""
     drawn = stream(seed, "update noise", round, client).standard_normal(len(delta))
     return delta * min(1, clip / np.linalg.norm(delta)) + noise * drawn
@@ -71,7 +77,10 @@ def test_three_rounds_exactly(task: Task, make: Any) -> None:
         noise = float(briefs.update_noise[0])  # type: ignore[index]
         raw, reports = loop.train(plain(briefs)), engine.train(briefs)
         expected = np.stack(
-            [sent(row, 1.0, noise, 5, run.round, int(i)) for row, i in zip(raw.delta.numpy(), raw.ids, strict=True)]
+            [
+                sent(row, 1.0, noise, 5, run.round, int(i))
+                for row, i in zip(raw.delta.numpy(), raw.ids, strict=True)
+            ]
         )
         clipped += int((np.linalg.norm(raw.delta.numpy(), axis=1) > 1.0).sum())
         np.testing.assert_allclose(reports.delta.numpy(), expected, rtol=0, atol=1e-14)
@@ -85,7 +94,14 @@ def test_three_rounds_exactly(task: Task, make: Any) -> None:
 
 
 def test_without_noise_a_client_only_clips(task: Task) -> None:
-    briefs = Briefs(seed=1, round=0, ids=torch.arange(4), start=task.start(), lr=0.3, update_clip=[0.05, 9, 9, 9])
+    briefs = Briefs(
+        seed=1,
+        round=0,
+        ids=torch.arange(4),
+        start=task.start(),
+        lr=0.3,
+        update_clip=[0.05, 9, 9, 9],
+    )
     for engine in (Loop(task), Batched(task)):
         before, after = engine.train(plain(briefs)), engine.train(briefs)
         assert float(after.delta[0].norm()) == pytest.approx(0.05, rel=1e-12)
@@ -95,7 +111,9 @@ def test_without_noise_a_client_only_clips(task: Task) -> None:
 
 def test_a_second_look_at_the_reports_adds_no_second_noise(task: Task) -> None:
     engine = Batched(task)
-    briefs = Briefs(seed=1, round=0, ids=torch.arange(4), start=task.start(), lr=0.3, update_noise=1.0)
+    briefs = Briefs(
+        seed=1, round=0, ids=torch.arange(4), start=task.start(), lr=0.3, update_noise=1.0
+    )
     ticket = engine.submit(task, briefs)
     assert engine.collect() is ticket
     first = ticket.reports().delta.clone()
@@ -113,11 +131,24 @@ def brief(**changes: Any) -> Brief:
 
 def test_with_noise_nothing_else_about_the_data_is_sent() -> None:
     """Also if a server asks for it: what is measured is 0. Counts and time are not hidden."""
-    asked = report(torch.ones(4), similarity=0.5, score_before=1.0, score_after=2.0, fisher=3.0, fisher_seconds=0.1)
+    asked = report(
+        torch.ones(4),
+        similarity=0.5,
+        score_before=1.0,
+        score_after=2.0,
+        fisher=3.0,
+        fisher_seconds=0.1,
+    )
     found = local.hidden(asked, brief(update_clip=1.0, update_noise=1.0))
     for name in ("loss", "grad_sq", "similarity", "score_before", "score_after", "fisher"):
         assert getattr(found, name) == 0.0, name
-    assert (found.n, found.steps, found.epochs, found.seconds, found.fisher_seconds) == (7, 2, 1.0, 0.5, 0.1)
+    assert (found.n, found.steps, found.epochs, found.seconds, found.fisher_seconds) == (
+        7,
+        2,
+        1.0,
+        0.5,
+        0.1,
+    )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -143,11 +174,15 @@ def delta_of(epsilon: float, sigma: float) -> float:
     return float(norm.cdf(one) - np.exp(epsilon + norm.logcdf(two)))
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-6), (1.0, 1e-5), (8.0, 1e-6), (50.0, 1e-5)])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(0.5, 1e-6), (1.0, 1e-5), (8.0, 1e-6), (50.0, 1e-5)]
+)
 def test_the_noise_is_the_smallest_that_does(task: Task, epsilon: float, delta: float) -> None:
     rule = LocalPrivacy(epsilon=epsilon, delta=delta, clip=0.3)
     setup = Setup(parse(str(rule)), RECIPE, len(SIZES), task.layout, detectors=(FGN(),))
-    multiplier = float(Run.start(task.start(), setup, seed=0).states[0]["noise"]) / 0.6  # two updates differ by 2 C
+    multiplier = (
+        float(Run.start(task.start(), setup, seed=0).states[0]["noise"]) / 0.6
+    )  # two updates differ by 2 C
     assert delta_of(epsilon, multiplier) == pytest.approx(delta, rel=1e-6)
     assert delta_of(epsilon, 0.99 * multiplier) > delta
     if epsilon <= 1:  # the classical mechanism, which is proven for these alone, needs more
@@ -156,7 +191,13 @@ def test_the_noise_is_the_smallest_that_does(task: Task, epsilon: float, delta: 
 
 def test_the_most_that_a_client_spent(task: Task) -> None:
     rule = LocalPrivacy(epsilon=2.0, delta=1e-5)
-    setup = Setup(parse(str(rule)), replace(RECIPE, cohort=2, rounds=4), len(SIZES), task.layout, detectors=(FGN(),))
+    setup = Setup(
+        parse(str(rule)),
+        replace(RECIPE, cohort=2, rounds=4),
+        len(SIZES),
+        task.layout,
+        detectors=(FGN(),),
+    )
     start = Run.start(task.start(), setup, seed=0)
     assert recorded(start, setup) == {"local_epsilon": 0.0}
     counts = np.zeros(len(SIZES))
@@ -179,15 +220,22 @@ def test_a_canary_is_hidden_from_the_server() -> None:
             side = 1.0 if game % 2 else -1.0
             told = brief(update_clip=1.0, update_noise=noise)
             told = replace(told, round=game)  # type: ignore[type-var]
-            right += (float(local.hidden(report(torch.tensor([side * 5, 0, 0, 0])), told).delta[0]) > 0) == (side > 0)
+            right += (
+                float(local.hidden(report(torch.tensor([side * 5, 0, 0, 0])), told).delta[0]) > 0
+            ) == (side > 0)
         assert right / 400 == pytest.approx(norm.cdf(1 / noise), abs=0.06)
 
 
-@pytest.mark.parametrize("other", ["alt", "pa3fed", "fedcl", "fedcl(budget=1.0)", "budget(by='detector')"])
+@pytest.mark.parametrize(
+    "other", ["alt", "pa3fed", "fedcl", "fedcl(budget=1.0)", "budget(by='detector')"]
+)
 def test_rules_that_need_more_than_the_update_are_refused(other: str) -> None:
     name = other.partition("(")[0]
     for text in (f"{other} + localprivacy", f"localprivacy + {other}"):
-        with pytest.raises(UserError, match=rf" cannot be combined: {name} acts on what clients measure on their data"):
+        with pytest.raises(
+            UserError,
+            match=rf" cannot be combined: {name} acts on what clients measure on their data",
+        ):
             parse(text)
 
 
@@ -201,20 +249,26 @@ def test_what_anyone_else_asks_for_is_refused_too(task: Task) -> None:
     for made, detectors in ((algorithm, ()), (parse("localprivacy"), (FedFIM(),))):
         setup = Setup(made, RECIPE, len(SIZES), task.layout, *([detectors] if detectors else []))
         with pytest.raises(
-            UserError, match=r"localprivacy cannot be combined .* asks clients for (score_before|fisher)"
+            UserError,
+            match=r"localprivacy cannot be combined .* asks clients for (score_before|fisher)",
         ):
             next(rounds(Run.start(task.start(), setup, seed=0), setup))
 
 
-@pytest.mark.parametrize("text", ["scaffold", "fedcl.random()", "median", "limits", "fedaware", "privacy"])
+@pytest.mark.parametrize(
+    "text", ["scaffold", "fedcl.random()", "median", "limits", "fedaware", "privacy"]
+)
 def test_everything_else_composes(task: Task, text: str) -> None:
-    setup = Setup(parse(f"{text} + localprivacy"), RECIPE, len(SIZES), task.layout, detectors=(FGN(),))
+    setup = Setup(
+        parse(f"{text} + localprivacy"), RECIPE, len(SIZES), task.layout, detectors=(FGN(),)
+    )
     for run in drive(rounds(Run.start(task.start(), setup, seed=0), setup), Loop(task)):
         assert torch.isfinite(run.x).all()
 
 
 @pytest.mark.parametrize(
-    ("options", "match"), [("epsilon=0", "epsilon = 0"), ("delta=1.0", "delta = 1.0"), ("clip=0.0", r"clip = 0\.0")]
+    ("options", "match"),
+    [("epsilon=0", "epsilon = 0"), ("delta=1.0", "delta = 1.0"), ("clip=0.0", r"clip = 0\.0")],
 )
 def test_values_that_are_refused(options: str, match: str) -> None:
     with pytest.raises(UserError, match=f"localprivacy: {match} is not allowed"):

@@ -1,4 +1,6 @@
-"""The min-norm solver: exact small cases, the duality gap up to 1,000 vectors, and a general QP solver beside it."""
+"""The min-norm solver: exact small cases, the duality gap up to 1,000 vectors, and a general QP
+solver beside it.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,18 @@ def vectors(kind: str, count: int, length: int, seed: int = 0) -> np.ndarray:
 
 
 def test_orthogonal_vectors_count_by_their_inverse_squares() -> None:
-    np.testing.assert_allclose(min_norm(np.diag([1.0, 4.0, 16.0])), np.array([16, 4, 1]) / 21, rtol=1e-7)
+    np.testing.assert_allclose(
+        min_norm(np.diag([1.0, 4.0, 16.0])), np.array([16, 4, 1]) / 21, rtol=1e-7
+    )
 
 
 def test_two_vectors_by_hand() -> None:
     # (3, 0) and (1, 1): the nearest point to the origin between them is the end (1, 1).
     np.testing.assert_array_equal(min_norm(np.array([[9.0, 3.0], [3.0, 2.0]])), [0, 1])
     # (1, 2) and (1, −1): the point (1, 0), a third of the way from the second.
-    np.testing.assert_allclose(min_norm(np.array([[5.0, -1.0], [-1.0, 2.0]])), [1 / 3, 2 / 3], rtol=1e-7)
+    np.testing.assert_allclose(
+        min_norm(np.array([[5.0, -1.0], [-1.0, 2.0]])), [1 / 3, 2 / 3], rtol=1e-7
+    )
 
 
 def test_one_vector_and_equal_vectors() -> None:
@@ -43,7 +49,9 @@ def test_one_vector_and_equal_vectors() -> None:
 
 
 @pytest.mark.parametrize("kind", ["raw", "shifted", "unit", "lengths", "repeated"])
-@pytest.mark.parametrize(("count", "length"), [(2, 3), (10, 2), (10, 100), (100, 50), (1000, 50), (1000, 2000)])
+@pytest.mark.parametrize(
+    ("count", "length"), [(2, 3), (10, 2), (10, 100), (100, 50), (1000, 50), (1000, 2000)]
+)
 def test_the_duality_gap_is_below_a_millionth(kind: str, count: int, length: int) -> None:
     given = vectors(kind, count, length)
     gram = given @ given.T
@@ -85,7 +93,12 @@ def test_where_it_starts_does_not_change_the_answer(count: int, length: int) -> 
     gram = given @ given.T
     weights = min_norm(gram)
     draw = np.random.default_rng(2)
-    for start in (weights, np.zeros(count), np.eye(count)[0], (draw.random(count) < 0.5).astype(float)):
+    for start in (
+        weights,
+        np.zeros(count),
+        np.eye(count)[0],
+        (draw.random(count) < 0.5).astype(float),
+    ):
         np.testing.assert_allclose(min_norm(gram, start), weights, atol=1e-6)
 
 
@@ -141,7 +154,8 @@ def test_frank_wolfe_by_hand() -> None:
     np.testing.assert_array_equal(frank_wolfe(np.array([[2.0]])), [1])
     # Two orthogonal unit vectors: the pair is the answer, and the next step does not move it.
     np.testing.assert_allclose(frank_wolfe(np.eye(2)), [0.5, 0.5])
-    # (1, 1) before (2, 0): the shorter end, clipped to 0.999 of it; the first step leads on to 0.999 + 0.001 · 0.999.
+    # (1, 1) before (2, 0): the shorter end, clipped to 0.999 of it; the first step leads on to
+    # 0.999 + 0.001 · 0.999.
     ends = frank_wolfe(np.array([[2.0, 2.0], [2.0, 4.0]]))
     assert ends[0] == pytest.approx(1, abs=1e-4)
 

@@ -16,7 +16,9 @@ def test_six_rounds(mu: float, temperature: float) -> None:
     problem = Network()
     expected = reference.moon(problem, Setting(), COHORTS, mu=mu, temperature=temperature)
     text = f"moon(mu={mu}, temperature={temperature})"
-    np.testing.assert_allclose(course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-12
+    )
     assert np.abs(np.array(expected) - reference.fedavg(problem, Setting(), COHORTS)).max() > 1e-3
 
 

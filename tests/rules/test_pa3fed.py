@@ -29,9 +29,18 @@ from kairosfl.testing import check_rule
 @pytest.mark.parametrize(("score", "sign"), [("log_likelihood", 1.0), ("loss", -1.0)])
 @pytest.mark.parametrize("at", ["after", "before"])
 @pytest.mark.parametrize("always", [False, True])
-def test_six_rounds(problem: reference.Problem, score: str, sign: float, at: str, always: bool) -> None:
-    expected, weights, periods = reference.pa3fed(problem, Setting(), COHORTS, 0.8, sign, at, always)
-    runs = follow(problem, Setting(), COHORTS, f"pa3fed(beta=0.8, score='{score}', at='{at}', always={always})")
+def test_six_rounds(
+    problem: reference.Problem, score: str, sign: float, at: str, always: bool
+) -> None:
+    expected, weights, periods = reference.pa3fed(
+        problem, Setting(), COHORTS, 0.8, sign, at, always
+    )
+    runs = follow(
+        problem,
+        Setting(),
+        COHORTS,
+        f"pa3fed(beta=0.8, score='{score}', at='{at}', always={always})",
+    )
     np.testing.assert_allclose([run.x.numpy() for run in runs], expected, rtol=0, atol=1e-12)
     busy = [run for run in runs if run.record.reports is not None]
     for run, want in zip(busy, weights, strict=True):
@@ -44,13 +53,24 @@ def test_six_rounds(problem: reference.Problem, score: str, sign: float, at: str
 def test_accuracy_as_the_score(at: str, always: bool) -> None:
     """Eq. 9 in place of Eq. 8 over six rounds: accuracy rises, so Eq. 10 is taken as it is printed."""
     problem = Network()
-    expected, weights, _ = reference.pa3fed(problem, Setting(), COHORTS, 0.8, -1.0, at, always, score=problem.accuracy)
-    runs = follow(problem, Setting(), COHORTS, f"pa3fed(beta=0.8, score='accuracy', at='{at}', always={always})")
+    expected, weights, _ = reference.pa3fed(
+        problem, Setting(), COHORTS, 0.8, -1.0, at, always, score=problem.accuracy
+    )
+    runs = follow(
+        problem,
+        Setting(),
+        COHORTS,
+        f"pa3fed(beta=0.8, score='accuracy', at='{at}', always={always})",
+    )
     np.testing.assert_allclose([run.x.numpy() for run in runs], expected, rtol=0, atol=1e-12)
     busy = [run for run in runs if run.record.reports is not None]
     for run, want in zip(busy, weights, strict=True):
         np.testing.assert_allclose(run.record.weights.numpy(), want, rtol=0, atol=1e-13)
-    plain = [reference.shares(problem, cohort.reported, "samples") for cohort in COHORTS if cohort.reported]
+    plain = [
+        reference.shares(problem, cohort.reported, "samples")
+        for cohort in COHORTS
+        if cohort.reported
+    ]
     assert max(np.abs(a - b).max() for a, b in zip(weights, plain, strict=True)) > 1e-3
 
 
@@ -59,7 +79,10 @@ def test_accuracy_by_hand() -> None:
     found = _weights([0.5, 1, float("nan")], [1, 0.5, 0.1], 2 * float(np.log(2)), "accuracy")
     np.testing.assert_allclose(found, np.array([2, 0.5, 1]) / 3.5, rtol=1e-14)
     check_rule(PA3Fed(score="accuracy", always=True))
-    with pytest.raises(UserError, match="score = 'recall' is not allowed; use 'log_likelihood', 'loss' or 'accuracy'"):
+    with pytest.raises(
+        UserError,
+        match="score = 'recall' is not allowed; use 'log_likelihood', 'loss' or 'accuracy'",
+    ):
         PA3Fed(score="recall")
 
 
@@ -72,7 +95,9 @@ def test_accuracy_needs_a_task_that_has_one() -> None:
         job.layout,
         detectors=(FGN(),),
     )
-    with pytest.raises(UserError, match="needs a task with the metric accuracy, and this one has margin; use score"):
+    with pytest.raises(
+        UserError, match="needs a task with the metric accuracy, and this one has margin; use score"
+    ):
         next(drive(rounds(Run.start(job.start(), setup, seed=0), setup), Loop(job)))
 
 
@@ -80,15 +105,27 @@ def test_the_setting_has_both_kinds_of_periods() -> None:
     _, weights, periods = reference.pa3fed(Quadratic(), Setting(), COHORTS, 0.8)
     assert True in periods[1:]
     assert False in periods
-    plain = [reference.shares(Quadratic(), cohort.reported, "samples") for cohort in COHORTS if cohort.reported]
+    plain = [
+        reference.shares(Quadratic(), cohort.reported, "samples")
+        for cohort in COHORTS
+        if cohort.reported
+    ]
     differs = [np.abs(a - b).max() > 1e-3 for a, b in zip(weights, plain, strict=True)]
-    assert differs == [False, True, False, True, False]  # no history in round 0, no critical period in 2 and 5
+    assert differs == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]  # no history in round 0, no critical period in 2 and 5
 
 
 @pytest.mark.parametrize("always", [False, True])
 def test_beta_zero_is_fedavg_to_the_bit(always: bool) -> None:
     plain = course(Network(), Setting(), COHORTS, "fedavg")
-    assert np.array_equal(course(Network(), Setting(), COHORTS, f"pa3fed(beta=0, always={always})"), plain)
+    assert np.array_equal(
+        course(Network(), Setting(), COHORTS, f"pa3fed(beta=0, always={always})"), plain
+    )
 
 
 def _weights(
@@ -109,7 +146,11 @@ def _weights(
         loss=torch.zeros(m),
         grad_sq=torch.zeros(m),
         seconds=torch.zeros(m),
-        **{"accuracy_after" if score == "accuracy" else "score_after": torch.tensor(after, dtype=torch.float64)},
+        **{
+            "accuracy_after" if score == "accuracy" else "score_after": torch.tensor(
+                after, dtype=torch.float64
+            )
+        },
     )
     sign = -1.0 if score == "log_likelihood" else 1.0
     rows = {"score": sign * torch.tensor(before, dtype=torch.float64)}
@@ -122,17 +163,23 @@ def test_by_hand() -> None:
     """Losses 2 → 1 and 1 → 2 with beta ln 2: factors 2 and 1/2; the newcomer has 1."""
     nan = float("nan")
     beta = float(np.log(2))
-    np.testing.assert_allclose(_weights([2, 1, nan], [1, 2, 7], beta), np.array([2, 0.5, 1]) / 3.5, rtol=1e-14)
+    np.testing.assert_allclose(
+        _weights([2, 1, nan], [1, 2, 7], beta), np.array([2, 0.5, 1]) / 3.5, rtol=1e-14
+    )
     inverse = _weights([2, 1, nan], [1, 2, 7], beta, "loss")
     np.testing.assert_allclose(inverse, np.array([0.5, 2, 1]) / 3.5, rtol=1e-14)
 
 
 @pytest.mark.parametrize("score", ["log_likelihood", "loss"])
 def test_stability_as_a_small_change(score: str) -> None:
-    """Losses 2 → 1, 1 → 2 and 1 → 3 with beta ln 2: factors 1/2, 1/2 and 1/4, whatever the sign; the newcomer has 1."""
+    """Losses 2 → 1, 1 → 2 and 1 → 3 with beta ln 2: factors 1/2, 1/2 and 1/4, whatever the sign;
+    the newcomer has 1.
+    """
     found = _weights([2, 1, 1, float("nan")], [1, 2, 3, 7], float(np.log(2)), score, "small")
     np.testing.assert_allclose(found, np.array([0.5, 0.5, 0.25, 1]) / 2.25, rtol=1e-14)
-    np.testing.assert_allclose(_weights([1.0, 1.0], [1e5, 1.0], change="small"), [0.0, 1.0], rtol=0, atol=1e-15)
+    np.testing.assert_allclose(
+        _weights([1.0, 1.0], [1e5, 1.0], change="small"), [0.0, 1.0], rtol=0, atol=1e-15
+    )
     check_rule(PA3Fed(change="small", always=True))
     with pytest.raises(UserError, match="change = 'large' is not allowed"):
         PA3Fed(change="large")
@@ -147,5 +194,7 @@ def test_stability_as_a_small_change(score: str) -> None:
         ([1e300, 1.0], [1.0, 1e300], [1.0, 0.0]),
     ],
 )
-def test_scores_that_exploded_give_finite_weights(before: list[float], after: list[float], want: list[float]) -> None:
+def test_scores_that_exploded_give_finite_weights(
+    before: list[float], after: list[float], want: list[float]
+) -> None:
     np.testing.assert_allclose(_weights(before, after), want, rtol=0, atol=1e-15)

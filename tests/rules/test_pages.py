@@ -1,4 +1,6 @@
-"""The rules' pages: every option with its default, and where each rule acts. (test_docs.py runs their examples.)"""
+"""The rules' pages: every option with its default, and where each rule acts. (test_docs.py runs
+their examples.)
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,19 @@ def test_every_option_stands_on_the_page_with_its_default(name: str) -> None:
     text = (PAGES / f"{name}.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", text, flags=re.MULTILINE))
     fields = {entry.name: entry.default for entry in dataclasses.fields(RULES[name])}  # type: ignore[arg-type]
-    assert {key: repr(value) for key, value in fields.items()} == {key: v.replace('"', "'") for key, v in rows.items()}
+    assert {key: repr(value) for key, value in fields.items()} == {
+        key: v.replace('"', "'") for key, v in rows.items()
+    }
 
 
 def test_the_index_names_every_rule_and_where_it_acts() -> None:
     text = (PAGES / "index.md").read_text()
-    rows = dict(re.findall(r"^\| \[(\w+)\]\(\w+\.md\) \| [^|]* \| ([^|]*) \|", text, flags=re.MULTILINE))
+    rows = dict(
+        re.findall(r"^\| \[(\w+)\]\(\w+\.md\) \| [^|]* \| ([^|]*) \|", text, flags=re.MULTILINE)
+    )
     assert set(rows) == {"fedavg", *RULES}
     for name, rule in RULES.items():
         assert issubclass(rule, Rule)
-        assert {hook for hook in HOOKS if hook in rows[name]} == {hook for hook in HOOKS if acts(rule(), hook)}, name
+        assert {hook for hook in HOOKS if hook in rows[name]} == {
+            hook for hook in HOOKS if acts(rule(), hook)
+        }, name

@@ -1,4 +1,6 @@
-"""Differential privacy: exact rounds, the account, the end of a budget, and that the noise is really there."""
+"""Differential privacy: exact rounds, the account, the end of a budget, and that the noise is
+really there.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ class Sizes(Rule):
 
 
 def updates(clients: int, d: int = D) -> np.ndarray:
-    return stream(7, "updates").standard_normal((clients, d)) * np.linspace(0.1, 3, clients)[:, None]
+    return (
+        stream(7, "updates").standard_normal((clients, d)) * np.linspace(0.1, 3, clients)[:, None]
+    )
 
 
 def follow(
@@ -110,12 +114,16 @@ def test_three_rounds_exactly() -> None:
         assert run.record is not None
         assert run.record.ids.tolist() == ids.tolist()
         np.testing.assert_allclose(run.x.numpy(), x, rtol=0, atol=1e-14)
-    assert len({len(drawn(4, 10, round)) for round in range(3)}) > 1  # a Poisson cohort has no fixed size
+    assert (
+        len({len(drawn(4, 10, round)) for round in range(3)}) > 1
+    )  # a Poisson cohort has no fixed size
 
 
 def test_the_rate_is_that_of_the_size_that_others_planned() -> None:
     rows, x = updates(20), np.zeros(D)
-    algorithm = Algorithm((Privacy(noise=1.0, epsilon=100.0), Sizes(size=16, first=1)))  # privacy is written first
+    algorithm = Algorithm(
+        (Privacy(noise=1.0, epsilon=100.0), Sizes(size=16, first=1))
+    )  # privacy is written first
     runs, _ = follow(algorithm, Puppet(rows), cohort=8)
     for round, run in enumerate(runs):
         size = 16 if round else 8
@@ -134,7 +142,9 @@ def test_epsilon_is_the_figure_of_dp_accounting(doubled: int, figure: float) -> 
 
 
 def test_a_round_without_reports_is_like_any_other() -> None:
-    """Noise through the server's momentum, the account, and no count towards the rounds that stop a run."""
+    """Noise through the server's momentum, the account, and no count towards the rounds that stop a
+    run.
+    """
     rows, x, velocity = updates(10), np.zeros(D), np.zeros(D)
     algorithm = Algorithm((Privacy(noise=0.8, epsilon=100.0), *parse("fedavgm(beta=0.5)").rules))
     runs, setup = follow(algorithm, Puppet(rows, silent=(1,)))
@@ -144,11 +154,15 @@ def test_a_round_without_reports_is_like_any_other() -> None:
         x = x + velocity
         np.testing.assert_allclose(run.x.numpy(), x, rtol=0, atol=1e-14)
     assert [run.idle for run in runs] == [0, 1, 0]  # four were asked and none answered
-    assert recorded(runs[-1], setup)["epsilon"] == pytest.approx(own_figure((0.4, 0.8, 3)), abs=1e-9)
+    assert recorded(runs[-1], setup)["epsilon"] == pytest.approx(
+        own_figure((0.4, 0.8, 3)), abs=1e-9
+    )
 
 
 def test_an_empty_cohort_is_not_an_idle_round() -> None:
-    runs, _ = follow(Algorithm((Privacy(noise=1.0, epsilon=100.0),)), Puppet(updates(10)), cohort=1, number=12)
+    runs, _ = follow(
+        Algorithm((Privacy(noise=1.0, epsilon=100.0),)), Puppet(updates(10)), cohort=1, number=12
+    )
     sizes = [len(drawn(1, 10, round)) for round in range(12)]
     assert sizes.count(0) > 1
     for round, run in enumerate(runs):
@@ -161,7 +175,9 @@ def test_an_empty_cohort_is_not_an_idle_round() -> None:
 def test_adaptive_clipping_exactly() -> None:
     rows, x, clip, z = updates(40), np.zeros(D), 0.5, 1.0
     runs, setup = follow(
-        Algorithm((Privacy(noise=z, clip=clip, quantile=0.5, clip_lr=0.3, epsilon=1e3),)), Puppet(rows), cohort=30
+        Algorithm((Privacy(noise=z, clip=clip, quantile=0.5, clip_lr=0.3, epsilon=1e3),)),
+        Puppet(rows),
+        cohort=30,
     )
     count = 1.5  # max(30 / 20, 1)
     both = (z**-2 - (2 * count) ** -2) ** -0.5
@@ -174,7 +190,9 @@ def test_adaptive_clipping_exactly() -> None:
         clip *= math.exp(-0.3 * (((short - 0.5).sum() + extra) / 30 + 0.5 - 0.5))
         np.testing.assert_allclose(float(run.states[0]["clip"]), clip, rtol=1e-12)
     assert recorded(runs[-1], setup)["update_clip"] == pytest.approx(clip)
-    assert recorded(runs[-1], setup)["epsilon"] == pytest.approx(own_figure((0.75, z, 3)), abs=1e-9)  # as without it
+    assert recorded(runs[-1], setup)["epsilon"] == pytest.approx(
+        own_figure((0.75, z, 3)), abs=1e-9
+    )  # as without it
 
 
 def test_adaptive_clipping_finds_the_quantile() -> None:
@@ -208,7 +226,10 @@ def test_a_larger_federation_is_simulated_and_called_hypothetical() -> None:
 def test_a_larger_federation_is_larger() -> None:
     for rule, match in (
         (Privacy(population=9), "population = 9 is not allowed; 10 clients are simulated"),
-        (Privacy(noise_cohort=1000), "noise_cohort = 1000 is not allowed; give a population that is larger"),
+        (
+            Privacy(noise_cohort=1000),
+            "noise_cohort = 1000 is not allowed; give a population that is larger",
+        ),
     ):
         with pytest.raises(UserError, match=match):
             follow(Algorithm((rule,)), Puppet(updates(10)))
@@ -216,14 +237,20 @@ def test_a_larger_federation_is_larger() -> None:
 
 def test_a_delta_that_promises_nothing_is_named() -> None:
     runs, setup = follow(Algorithm((Privacy(delta=0.2, noise=5.0),)), Puppet(updates(10)))
-    assert verdicts(runs[-1], setup)[0].startswith("privacy(delta=0.2) promises little: with 10 clients")
+    assert verdicts(runs[-1], setup)[0].startswith(
+        "privacy(delta=0.2) promises little: with 10 clients"
+    )
 
 
 def test_the_run_ends_before_the_budget_is_overspent() -> None:
-    runs, setup = follow(Algorithm((Privacy(noise=2.0, epsilon=3.0),)), Puppet(updates(100)), cohort=10, number=500)
+    runs, setup = follow(
+        Algorithm((Privacy(noise=2.0, epsilon=3.0),)), Puppet(updates(100)), cohort=10, number=500
+    )
     assert 1 < len(runs) < 500
     end = runs[-1]
-    assert end.finished == ("the privacy budget, epsilon = 3 at delta = 1e-06, does not pay for one more round")
+    assert end.finished == (
+        "the privacy budget, epsilon = 3 at delta = 1e-06, does not pay for one more round"
+    )
     spent = end.states[0]["spent"].numpy()
     budgets = accounting.budgets(0.1, 2.0, 3.0, 1e-6)
     assert (spent <= budgets).any()
@@ -255,7 +282,9 @@ def test_a_budget_for_no_round_at_all_is_refused() -> None:
 
 
 def guesses(rule: Privacy, games: int = 400) -> float:
-    """How often an attacker who knows everything else says rightly whether the canary took part, in one round each."""
+    """How often an attacker who knows everything else says rightly whether the canary took part, in
+    one round each.
+    """
     rows = np.zeros((8, D))
     rows[0] = [5.0, 0, 0]  # the canary; clipped to 1
     right = 0
@@ -268,7 +297,9 @@ def guesses(rule: Privacy, games: int = 400) -> float:
 
 
 def test_a_canary_is_hidden_by_the_noise() -> None:
-    """At rate 1 the best attack on one Gaussian of multiplier z is right with probability Φ(1 / 2z)."""
+    """At rate 1 the best attack on one Gaussian of multiplier z is right with probability Φ(1 /
+    2z).
+    """
     assert guesses(Privacy(noise=1e-3, epsilon=1e9), games=40) == 1.0
     for z in (1.0, 4.0):
         rightly = (1 + math.erf(1 / (2 * z) / math.sqrt(2))) / 2
@@ -277,16 +308,31 @@ def test_a_canary_is_hidden_by_the_noise() -> None:
 
 def test_the_noise_has_the_promised_size() -> None:
     d = 20_000
-    runs, _ = follow(Algorithm((Privacy(noise=1.5, clip=0.3, epsilon=1e3),)), Puppet(np.zeros((10, d))), number=2)
+    runs, _ = follow(
+        Algorithm((Privacy(noise=1.5, clip=0.3, epsilon=1e3),)), Puppet(np.zeros((10, d))), number=2
+    )
     for before, after in ((torch.zeros(d), runs[0].x), (runs[0].x, runs[1].x)):
         assert float((after - before).std()) == pytest.approx(1.5 * 0.3 / 4, rel=0.02)
     one, other = runs[0].x, runs[1].x - runs[0].x
-    assert abs(float(torch.dot(one, other) / one.norm() / other.norm())) < 0.03  # drawn anew in every round
+    assert (
+        abs(float(torch.dot(one, other) / one.norm() / other.norm())) < 0.03
+    )  # drawn anew in every round
 
 
 @pytest.mark.parametrize("name", sorted({*RULES} - {"privacy"}))
 def test_which_rules_compose(name: str) -> None:
-    composes = {"fedprox", "fedsam", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedams", "alt", "fedcl", "average"}
+    composes = {
+        "fedprox",
+        "fedsam",
+        "fedavgm",
+        "fedadagrad",
+        "fedadam",
+        "fedyogi",
+        "fedams",
+        "alt",
+        "fedcl",
+        "average",
+    }
     composes |= {"localprivacy"}
     if name in composes:
         assert len(parse(f"{name} + privacy").rules) == 2
@@ -304,16 +350,22 @@ def test_which_rules_compose(name: str) -> None:
 
 
 def test_options_decide_whether_a_rule_reads_clients() -> None:
-    with pytest.raises(UserError, match=r"cannot be combined: fedcl plans cohorts by how many clients took part"):
+    with pytest.raises(
+        UserError, match=r"cannot be combined: fedcl plans cohorts by how many clients took part"
+    ):
         parse("fedcl(budget=0.5) + privacy")
-    with pytest.raises(UserError, match=r"cannot be combined: limits treats a report by what others sent"):
+    with pytest.raises(
+        UserError, match=r"cannot be combined: limits treats a report by what others sent"
+    ):
         parse("limits(norm=0) + privacy")  # its other bounds are of the cohort, too
     assert parse("normclipping(norm=0.5) + privacy").rules[0].reads == "direction"
 
 
 def test_a_fixed_length_is_clipped_before_the_noise() -> None:
     rows, x = updates(10), np.zeros(D)
-    runs, _ = follow(parse("normclipping(norm=0.3) + privacy(noise=0.8, clip=0.6, epsilon=100.0)"), Puppet(rows))
+    runs, _ = follow(
+        parse("normclipping(norm=0.3) + privacy(noise=0.8, clip=0.6, epsilon=100.0)"), Puppet(rows)
+    )
     for round, run in enumerate(runs):
         x = x + (clipped(rows[drawn(4, 10, round)], 0.3).sum(0) + 0.8 * 0.6 * noise(round)) / 4
         np.testing.assert_allclose(run.x.numpy(), x, rtol=0, atol=1e-14)
@@ -347,9 +399,13 @@ def test_a_rule_that_says_nothing_about_itself_is_refused() -> None:
 def test_a_detector_that_decides_needs_noise() -> None:
     engine = Puppet(updates(10))
     algorithm = parse("fedcl + privacy(noise=1.0, epsilon=100.0)")
-    with pytest.raises(UserError, match=r"fedcl and privacy cannot be combined with run\.detector = 'fgn'"):
+    with pytest.raises(
+        UserError, match=r"fedcl and privacy cannot be combined with run\.detector = 'fgn'"
+    ):
         follow(algorithm, engine, detectors=(FGN(),))
-    with pytest.raises(UserError, match=r"fedcl and privacy cannot be combined with run\.detector = 'fgn'"):
+    with pytest.raises(
+        UserError, match=r"fedcl and privacy cannot be combined with run\.detector = 'fgn'"
+    ):
         resolve({"algorithm": str(algorithm)})
     with pytest.raises(UserError, match="'noisedfgn' needs a private rule"):
         follow(parse("fedcl"), engine, detectors=(NoisedFGN(),))
@@ -359,11 +415,15 @@ def test_a_detector_that_decides_needs_noise() -> None:
 
 
 def test_a_noised_detector_exactly() -> None:
-    """FedCL's cohorts follow from noised values alone, and the updates' noise pays for the detector's."""
+    """FedCL's cohorts follow from noised values alone, and the updates' noise pays for the
+    detector's.
+    """
     rows, x, before, size = updates(40), np.zeros(D), math.nan, 8
     algorithm = parse("fedcl(cap=0.5) + privacy(noise=1.0, epsilon=1e3)")
     detectors = (NoisedFGN(clip=1.0, noise=3.0),)
-    runs, setup = follow(algorithm, Puppet(rows, silent=(2,)), cohort=8, number=6, detectors=detectors)
+    runs, setup = follow(
+        algorithm, Puppet(rows, silent=(2,)), cohort=8, number=6, detectors=detectors
+    )
     both = (1 - 3.0**-2) ** -0.5
     rates = []
     for round, run in enumerate(runs):
@@ -372,7 +432,9 @@ def test_a_noised_detector_exactly() -> None:
         x = x + (clipped(rows[ids], 1.0).sum(0) + both * noise(round)) / size
         np.testing.assert_allclose(run.x.numpy(), x, rtol=0, atol=1e-13)
         values = np.minimum(0.5 * (1 + ids / 10), 1.0)
-        value = (values.sum() + 3.0 * stream(1, "privacy detector", round).standard_normal(1)[0]) / size
+        value = (
+            values.sum() + 3.0 * stream(1, "privacy detector", round).standard_normal(1)[0]
+        ) / size
         assert run.record is not None
         np.testing.assert_allclose([run.record.values[0], run.signals.noisedfgn], value, rtol=1e-12)
         critical = before != before or (value - before >= 0.1 * before and max(value, before) > 0)
@@ -384,7 +446,9 @@ def test_a_noised_detector_exactly() -> None:
 
 def test_a_secret_key_takes_the_place_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     rule, engine = Privacy(noise=1.0, epsilon=100.0, key="NOISE_KEY"), Puppet(updates(10))
-    with pytest.raises(UserError, match="key = 'NOISE_KEY' must name an environment variable with a secret"):
+    with pytest.raises(
+        UserError, match="key = 'NOISE_KEY' must name an environment variable with a secret"
+    ):
         follow(Algorithm((rule,)), engine)
     ends = []
     for secret in ("a" * 32, "b" * 32, "a" * 32):
@@ -414,7 +478,9 @@ def test_values_that_are_refused(options: str, match: str) -> None:
         parse(f"privacy({options})")
 
 
-@pytest.mark.parametrize("rule", [Privacy(), Privacy(quantile=0.5, clip=0.1), Privacy(noise=1.0, epsilon=90.0)])
+@pytest.mark.parametrize(
+    "rule", [Privacy(), Privacy(quantile=0.5, clip=0.1), Privacy(noise=1.0, epsilon=90.0)]
+)
 def test_the_contract(rule: Privacy) -> None:
     check_rule(rule)
 

@@ -32,7 +32,9 @@ Combine = Callable[[Rows, Sequence[int], np.ndarray, int], np.ndarray]
 GUARDS = sorted(name for name, rule in RULES.items() if issubclass(rule, Guard))
 
 
-def served(problem: Problem, setting: Setting, combine: Combine, weights: str = "uniform") -> np.ndarray:
+def served(
+    problem: Problem, setting: Setting, combine: Combine, weights: str = "uniform"
+) -> np.ndarray:
     """FedAvg's clients and a server that combines their updates."""
     x, found = problem.x, []
     for t, cohort in enumerate(COHORTS):
@@ -99,7 +101,10 @@ class Centred:
 def mixed(then: Combine) -> Combine:
     def nnm(updates: Rows, ids: Sequence[int], p: np.ndarray, t: int) -> np.ndarray:
         kept = len(updates) - f_of(0.3, len(updates))
-        near = [np.argsort(np.linalg.norm(updates - row, axis=1), kind="stable")[:kept] for row in updates]
+        near = [
+            np.argsort(np.linalg.norm(updates - row, axis=1), kind="stable")[:kept]
+            for row in updates
+        ]
         return then(np.array([updates[rows].mean(0) for rows in near]), ids, p, t)
 
     return nnm
@@ -107,7 +112,9 @@ def mixed(then: Combine) -> Combine:
 
 def bucketed(updates: Rows, ids: Sequence[int], p: np.ndarray, t: int) -> np.ndarray:
     drawn = stream(Setting().seed, "bucketing", t).permutation(len(ids)) // 2
-    means = [updates[drawn == each].mean(0) for each in drawn]  # a bucket counts as often as it has reports
+    means = [
+        updates[drawn == each].mean(0) for each in drawn
+    ]  # a bucket counts as often as it has reports
     return np.median(means, axis=0)
 
 
@@ -123,7 +130,10 @@ EXACT: dict[str, tuple[Callable[[], Combine], str]] = {
     "geometricmedian(nu=0.01, iterations=5)": (lambda: geometric, "samples"),
     "geometricmedian(nu=0.01, iterations=5, weights='uniform')": (lambda: geometric, "uniform"),
     "centeredclipping": (lambda: Centred(0.0, 1), "uniform"),
-    "centeredclipping(tau=0.05, iterations=3, weights='samples')": (lambda: Centred(0.05, 3), "samples"),
+    "centeredclipping(tau=0.05, iterations=3, weights='samples')": (
+        lambda: Centred(0.05, 3),
+        "samples",
+    ),
     "normclipping": (lambda: limited, "samples"),
     "nnm(share=0.3) + median": (lambda: mixed(median), "uniform"),
     "bucketing + median": (lambda: bucketed, "uniform"),
@@ -135,20 +145,32 @@ EXACT: dict[str, tuple[Callable[[], Combine], str]] = {
 def test_six_rounds(problem: Problem, text: str) -> None:
     make, weights = EXACT[text]
     expected = served(problem, Setting(), make(), weights)
-    np.testing.assert_allclose(course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["bucketing", "bucketing(size=5)", "normclipping(norm=1e9)", "centeredclipping(tau=1e9, weights='samples')"]
+    "text",
+    [
+        "bucketing",
+        "bucketing(size=5)",
+        "normclipping(norm=1e9)",
+        "centeredclipping(tau=1e9, weights='samples')",
+    ],
 )
 def test_without_a_robust_rule_or_anything_to_clip_it_is_fedavg(text: str) -> None:
     plain = course(Network(), Setting(), COHORTS, "fedavg")
-    np.testing.assert_allclose(course(Network(), Setting(), COHORTS, text), plain, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        course(Network(), Setting(), COHORTS, text), plain, rtol=0, atol=1e-13
+    )
 
 
 def test_nothing_trimmed_is_the_uniform_mean() -> None:
     plain = served(Network(), Setting(), lambda updates, *_: updates.mean(0))
-    np.testing.assert_allclose(course(Network(), Setting(), COHORTS, "trimmedmean(share=0)"), plain, atol=1e-13)
+    np.testing.assert_allclose(
+        course(Network(), Setting(), COHORTS, "trimmedmean(share=0)"), plain, atol=1e-13
+    )
 
 
 class Vectors(Rule):
@@ -158,7 +180,9 @@ class Vectors(Rule):
         return factors * (1.0 + (now.reports.ids % 3))
 
 
-def aggregate(text: str | Algorithm, vectors: Rows, rounds_: int = 1, n: Rows | None = None) -> np.ndarray:
+def aggregate(
+    text: str | Algorithm, vectors: Rows, rounds_: int = 1, n: Rows | None = None
+) -> np.ndarray:
     """What one round makes of these updates, from x = 0."""
     m, d = vectors.shape
     algorithm = parse(text) if isinstance(text, str) else text
@@ -184,14 +208,18 @@ def aggregate(text: str | Algorithm, vectors: Rows, rounds_: int = 1, n: Rows | 
 
 @pytest.mark.parametrize("m", [5, 6])
 def test_weights_count_like_copies(m: int) -> None:
-    """A report of weight k is k reports of weight one, for the median and for a trimmed mean without a remainder."""
+    """A report of weight k is k reports of weight one, for the median and for a trimmed mean
+    without a remainder.
+    """
     vectors = np.random.default_rng(m).standard_normal((m, 8))
     copies = np.repeat(vectors, [1 + i % 3 for i in range(m)], axis=0)
     weighed = Algorithm((Vectors(), *parse("median").rules))
     np.testing.assert_allclose(aggregate(weighed, vectors), np.median(copies, axis=0), atol=1e-14)
 
 
-@pytest.mark.parametrize("name", sorted(set(GUARDS) & {"median", "trimmedmean", "krum", "geometricmedian"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(GUARDS) & {"median", "trimmedmean", "krum", "geometricmedian"})
+)
 def test_a_minority_cannot_move_it_far(name: str) -> None:
     """Three of ten reports at 1e6 in the same place; the honest ones lie around one point."""
     rng = np.random.default_rng(0)
@@ -221,21 +249,28 @@ def test_the_same_as_byzfl(m: int) -> None:
     vectors = np.random.default_rng(m).standard_normal((m, 30))
     vectors[:3] *= -20
     f = int(np.ceil(0.3 * m - 1e-9))
-    # byzfl's Krum sums over n − f − 1 neighbours, the paper over n − f − 2: what the paper calls f, it calls f + 1.
+    # byzfl's Krum sums over n − f − 1 neighbours, the paper over n − f − 2: what the paper calls f,
+    # it calls f + 1.
     same = {
         "median": found.Median(),
         "trimmedmean(share=0.3)": found.TrMean(f=f),
         "krum(share=0.2)": found.Krum(f=int(np.ceil(0.2 * m - 1e-9)) + 1),
-        f"krum(share=0.2, keep={m - f})": found.MultiKrum(f=f) if f == int(np.ceil(0.2 * m - 1e-9)) + 1 else None,
+        f"krum(share=0.2, keep={m - f})": found.MultiKrum(f=f)
+        if f == int(np.ceil(0.2 * m - 1e-9)) + 1
+        else None,
         "geometricmedian(nu=0.1)": found.GeometricMedian(nu=0.1, T=3),
         "centeredclipping(tau=2.0, iterations=4)": found.CenteredClipping(L=4, tau=2.0),
         "normclipping(norm=2.0)": lambda rows: found.Average()(found.Clipping(c=2.0)(rows.copy())),
         "nnm(share=0.3) + median": lambda rows: found.Median()(found.NNM(f=f)(rows)),
-        "nnm(share=0.3) + trimmedmean(share=0.3)": lambda rows: found.TrMean(f=f)(found.NNM(f=f)(rows)),
+        "nnm(share=0.3) + trimmedmean(share=0.3)": lambda rows: found.TrMean(f=f)(
+            found.NNM(f=f)(rows)
+        ),
     }
     for text, theirs in same.items():
         if theirs is not None:
-            np.testing.assert_allclose(aggregate(text, vectors), theirs(vectors), atol=1e-12, err_msg=text)
+            np.testing.assert_allclose(
+                aggregate(text, vectors), theirs(vectors), atol=1e-12, err_msg=text
+            )
 
 
 def test_a_bucket_counts_once_in_krum() -> None:
@@ -245,7 +280,9 @@ def test_a_bucket_counts_once_in_krum() -> None:
     means = np.array([vectors[drawn == each].mean(0) for each in range(5)])
     f = min(int(np.ceil(0.2 * 10)), 2)
     scores = [np.sort(((means - row) ** 2).sum(1))[1 : 1 + 5 - f - 2].sum() for row in means]
-    np.testing.assert_allclose(aggregate("bucketing + krum", vectors), means[np.argmin(scores)], atol=1e-14)
+    np.testing.assert_allclose(
+        aggregate("bucketing + krum", vectors), means[np.argmin(scores)], atol=1e-14
+    )
 
 
 ROBUST = sorted(name for name, rule in RULES.items() if issubclass(rule, Robust))
@@ -253,7 +290,9 @@ ROBUST = sorted(name for name, rule in RULES.items() if issubclass(rule, Robust)
 
 @pytest.mark.parametrize(("one", "other"), [*combinations(ROBUST, 2)])
 def test_two_means_are_refused(one: str, other: str) -> None:
-    with pytest.raises(UserError, match=f"^{one} and {other} cannot be combined: both replace the mean"):
+    with pytest.raises(
+        UserError, match=f"^{one} and {other} cannot be combined: both replace the mean"
+    ):
         parse(f"{one} + {other}")
 
 
@@ -263,7 +302,10 @@ def test_two_means_are_refused(one: str, other: str) -> None:
         ("median + fedaware", "FedAWARE steps along the updates that it remembers of every client"),
         ("fednova + median", "fednova corrects the weighted mean, which median replaces"),
         ("fedmut + krum", "start on opposite sides of the model"),
-        ("scaffold + nnm", "scaffold remembers every client's own update, which nnm mixes with others'"),
+        (
+            "scaffold + nnm",
+            "scaffold remembers every client's own update, which nnm mixes with others'",
+        ),
         ("bucketing + nnm", "both mix the updates"),
         ("normclipping + centeredclipping", "both clip the same updates"),
     ],
@@ -275,7 +317,13 @@ def test_what_makes_no_sense_is_refused(text: str, why: str) -> None:
 
 def test_what_no_rule_protects_is_said() -> None:
     def said(text: str) -> list[str]:
-        setup = Setup(parse(text), Recipe(rounds=1, cohort=1), 1, layout_of(torch.nn.Linear(2, 1)), detectors=(FGN(),))
+        setup = Setup(
+            parse(text),
+            Recipe(rounds=1, cohort=1),
+            1,
+            layout_of(torch.nn.Linear(2, 1)),
+            detectors=(FGN(),),
+        )
         return verdicts(Run.start(torch.zeros(3), setup, seed=0), setup)
 
     for text in ("scaffold + median", "scaffold + limits", "scaffold + centeredclipping + limits"):
@@ -288,7 +336,13 @@ def test_what_no_rule_protects_is_said() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["trimmedmean(share=0.5)", "krum(share=-0.1)", "krum(keep=-1)", "geometricmedian(nu=0)", "bucketing(size=0)"],
+    [
+        "trimmedmean(share=0.5)",
+        "krum(share=-0.1)",
+        "krum(keep=-1)",
+        "geometricmedian(nu=0)",
+        "bucketing(size=0)",
+    ],
 )
 def test_impossible_options_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="is not allowed; use"):

@@ -25,14 +25,19 @@ EVERYONE = (Cohort((0, 1, 2, 3, 4)),) * 6
 def test_six_rounds(problem: reference.Problem, weights: str, lr: float) -> None:
     expected = reference.scaffold(problem, Setting(), COHORTS, weights=weights, lr=lr)
     text = f"scaffold(weights='{weights}', lr={lr})"
-    np.testing.assert_allclose(course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("problem", [Quadratic(), Network()], ids=["quadratic", "network"])
 def test_the_papers_divisor(problem: reference.Problem) -> None:
     expected = reference.scaffold(problem, Setting(), COHORTS, divisor="steps")
     np.testing.assert_allclose(
-        course(problem, Setting(), COHORTS, "scaffold(divisor='steps')"), expected, rtol=0, atol=1e-13
+        course(problem, Setting(), COHORTS, "scaffold(divisor='steps')"),
+        expected,
+        rtol=0,
+        atol=1e-13,
     )
     assert np.linalg.norm(expected[-1] - reference.scaffold(problem, Setting(), COHORTS)[-1]) > 1e-3
 
@@ -41,9 +46,13 @@ def test_the_papers_divisor(problem: reference.Problem) -> None:
 @pytest.mark.parametrize("weights", ["uniform", "models"])
 def test_steps_corrected_after_the_momentum(problem: reference.Problem, weights: str) -> None:
     """As in the released code of NIID-Bench, with models averaged by samples and c uniformly."""
-    expected = reference.scaffold(problem, Setting(), COHORTS, weights=weights, divisor="steps", correct="steps")
+    expected = reference.scaffold(
+        problem, Setting(), COHORTS, weights=weights, divisor="steps", correct="steps"
+    )
     text = f"scaffold(weights='{weights}', divisor='steps', correct='steps')"
-    np.testing.assert_allclose(course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        course(problem, Setting(), COHORTS, text), expected, rtol=0, atol=1e-13
+    )
     other = reference.scaffold(problem, Setting(), COHORTS, weights=weights, divisor="steps")
     assert np.linalg.norm(expected[-1] - other[-1]) > 1e-3
 
@@ -62,21 +71,34 @@ def test_steps_are_corrected_only_where_that_is_defined() -> None:
     for text, why in (
         ("scaffold(correct='steps')", "it needs divisor = 'steps'"),
         ("scaffold(correct='models')", "use 'gradients' or 'steps'"),
-        ("scaffold(divisor='steps', correct='steps') + feddyn", "one their steps and the other their gradients"),
-        ("fedcm + scaffold(divisor='steps', correct='steps')", "one their steps and the other their gradients"),
+        (
+            "scaffold(divisor='steps', correct='steps') + feddyn",
+            "one their steps and the other their gradients",
+        ),
+        (
+            "fedcm + scaffold(divisor='steps', correct='steps')",
+            "one their steps and the other their gradients",
+        ),
     ):
         with pytest.raises(UserError, match=why):
             parse(text)
     job = task(Quadratic())
     how = Recipe(rounds=1, cohort=2, clip=1.0, clip_after=True)
-    setup = Setup(parse("scaffold(divisor='steps', correct='steps')"), how, 5, job.layout, detectors=(FGN(),))
-    with pytest.raises(UserError, match=r"train\.clip_after = true cannot be used with a rule that corrects steps"):
+    setup = Setup(
+        parse("scaffold(divisor='steps', correct='steps')"), how, 5, job.layout, detectors=(FGN(),)
+    )
+    with pytest.raises(
+        UserError, match=r"train\.clip_after = true cannot be used with a rule that corrects steps"
+    ):
         next(rounds(Run.start(job.start(), setup, seed=0), setup))
 
 
 def test_without_momentum_the_divisors_are_the_same() -> None:
     setting, problem = Setting(momentum=0.0, decay=0.0), Quadratic()
-    one, other = (course(problem, setting, COHORTS, f"scaffold(divisor='{each}')") for each in ("mass", "steps"))
+    one, other = (
+        course(problem, setting, COHORTS, f"scaffold(divisor='{each}')")
+        for each in ("mass", "steps")
+    )
     np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
 
 
@@ -85,7 +107,9 @@ def test_plain_sgd_has_the_papers_divisor() -> None:
     setting, problem = Setting(momentum=0.0, decay=0.0), Quadratic()
     assert reference.unit_move(setting, 2, 7) == pytest.approx(7 * setting.lr_at(2), rel=1e-15)
     expected = reference.scaffold(problem, setting, COHORTS)
-    np.testing.assert_allclose(course(problem, setting, COHORTS, "scaffold"), expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        course(problem, setting, COHORTS, "scaffold"), expected, rtol=0, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
@@ -98,16 +122,26 @@ def test_one_local_step_with_everyone_is_minibatch_sgd(weights: str) -> None:
         x = x - setting.lr_at(t) * (whole + setting.decay * x)
         expected.append(x)
     text = f"scaffold(weights='{weights}')"
-    np.testing.assert_allclose(course(problem, setting, EVERYONE, text), expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        course(problem, setting, EVERYONE, text), expected, rtol=0, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("cohorts", [COHORTS, EVERYONE], ids=["some", "everyone"])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_the_server_variate_is_the_mean_of_the_clients(cohorts: tuple[Cohort, ...], weights: str) -> None:
+def test_the_server_variate_is_the_mean_of_the_clients(
+    cohorts: tuple[Cohort, ...], weights: str
+) -> None:
     problem = Quadratic()
     runs = follow(problem, Setting(), cohorts, f"scaffold(weights='{weights}')")
     state, table = runs[-1].states[1], runs[-1].tables[1]
-    own = dict(zip(table.ids, np.concatenate([block.numpy() for block in table.column("vector")]), strict=True))
+    own = dict(
+        zip(
+            table.ids,
+            np.concatenate([block.numpy() for block in table.column("vector")]),
+            strict=True,
+        )
+    )
     assert sorted(own) == [0, 1, 2, 3, 4]
     mean = reference.shares(problem, sorted(own), weights) @ np.array([own[i] for i in sorted(own)])
     server = state["sum"].numpy() * float(state["seen"]) / (5 * float(state["n"]))
@@ -122,14 +156,21 @@ def test_it_reaches_the_weighted_optimum_with_momentum_decay_and_unequal_steps(
 ) -> None:
     problem, steps = Quadratic(sizes=(2, 5, 9, 3, 12, 7)), (2, 4, 3, 1, 5, 2)
     optimum = problem.optimum(reference.shares(problem, range(6), weights), decay=0.01)
-    reached = settle(problem, f"scaffold(weights='{weights}'){more}", steps=steps, cohort=cohort, rounds_=250)
+    reached = settle(
+        problem, f"scaffold(weights='{weights}'){more}", steps=steps, cohort=cohort, rounds_=250
+    )
     assert np.abs(reached - optimum).max() < 1e-10
 
 
 def test_variates_averaged_unlike_the_models_lead_elsewhere() -> None:
-    """With one local step and everyone, the corrections no longer cancel in the mean unless sizes are equal."""
+    """With one local step and everyone, the corrections no longer cancel in the mean unless sizes
+    are equal.
+    """
     setting, problem = Setting(batch=100, epochs=1), Quadratic()
-    same, other = (course(problem, setting, EVERYONE, f"scaffold(weights='{each}')") for each in ("samples", "models"))
+    same, other = (
+        course(problem, setting, EVERYONE, f"scaffold(weights='{each}')")
+        for each in ("samples", "models")
+    )
     np.testing.assert_array_equal(same[0], other[0])  # no variates yet
     assert np.linalg.norm(same[-1] - other[-1]) > 1e-3
 
@@ -137,13 +178,17 @@ def test_variates_averaged_unlike_the_models_lead_elsewhere() -> None:
 def test_fedavg_does_not_reach_it() -> None:
     problem, steps = Quadratic(sizes=(2, 5, 9, 3, 12, 7)), (2, 4, 3, 1, 5, 2)
     optimum = problem.optimum(reference.shares(problem, range(6), "samples"), decay=0.01)
-    assert np.abs(settle(problem, "fedavg", steps=steps, cohort=6, rounds_=250) - optimum).max() > 1e-2
+    assert (
+        np.abs(settle(problem, "fedavg", steps=steps, cohort=6, rounds_=250) - optimum).max() > 1e-2
+    )
 
 
 def test_a_client_alone_is_not_corrected() -> None:
     alone, problem = (Cohort((0,)),) * 4, Quadratic(sizes=(6,))
     plain = course(problem, Setting(), alone, "fedavg")
-    np.testing.assert_allclose(course(problem, Setting(), alone, "scaffold"), plain, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        course(problem, Setting(), alone, "scaffold"), plain, rtol=0, atol=1e-13
+    )
 
 
 @pytest.mark.slow

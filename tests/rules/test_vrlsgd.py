@@ -1,4 +1,6 @@
-"""VRL-SGD against the reference, the paper's literal formula for equal steps, and the optimum of quadratics."""
+"""VRL-SGD against the reference, the paper's literal formula for equal steps, and the optimum of
+quadratics.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,16 @@ def test_equal_steps_of_everyone_are_the_papers_formula() -> None:
     problem, setting = Quadratic(sizes=(6, 6, 6)), Setting(momentum=0.0, decay=0.0)
     x, own, expected = problem.x, np.zeros((3, 4)), []
     for t in range(5):
-        ends = [train(problem, setting, t, i, x, lambda g, w, own=own[i]: g - own).w for i in range(3)]
+        ends = [
+            train(problem, setting, t, i, x, lambda g, w, own=own[i]: g - own).w for i in range(3)
+        ]
         x = np.mean(ends, 0)
         own = own + (x - np.array(ends)) / (4 * setting.lr_at(t))
         expected.append(x)
     everyone = (Cohort((0, 1, 2)),) * 5
-    np.testing.assert_allclose(course(problem, setting, everyone, "vrlsgd"), expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        course(problem, setting, everyone, "vrlsgd"), expected, rtol=0, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("more", ["", " + pa3fed(always=True)"])
@@ -42,7 +48,9 @@ def test_the_corrections_sum_to_zero_by_samples_whoever_took_part(more: str) -> 
 
 @pytest.mark.parametrize("text", ["vrlsgd", "vrlsgd + pa3fed(always=True)"])
 @pytest.mark.parametrize("cohort", [3, 6])
-def test_it_reaches_the_weighted_optimum_with_momentum_decay_and_unequal_steps(text: str, cohort: int) -> None:
+def test_it_reaches_the_weighted_optimum_with_momentum_decay_and_unequal_steps(
+    text: str, cohort: int
+) -> None:
     problem, steps = Quadratic(sizes=(2, 5, 9, 3, 12, 7)), (2, 4, 3, 1, 5, 2)
     optimum = problem.optimum(reference.shares(problem, range(6), "samples"), decay=0.01)
     reached = settle(problem, text, steps=steps, cohort=cohort, rounds_=250)
@@ -57,4 +65,6 @@ def test_rate_zero_is_fedavg_to_the_bit() -> None:
 def test_a_client_alone_is_not_corrected() -> None:
     alone, problem = (Cohort((0,)),) * 4, Quadratic(sizes=(6,))
     plain = course(problem, Setting(), alone, "fedavg")
-    np.testing.assert_allclose(course(problem, Setting(), alone, "vrlsgd"), plain, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        course(problem, Setting(), alone, "vrlsgd"), plain, rtol=0, atol=1e-13
+    )

@@ -1,4 +1,6 @@
-"""LoRA by peft: only adapters are trained, sent and stored; they leave the run in peft's own format."""
+"""LoRA by peft: only adapters are trained, sent and stored; they leave the run in peft's own
+format.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,19 @@ from kairosfl.tasks.vector import base, flatten, trained
 
 pytestmark = pytest.mark.skipif("zoo.library('peft') is None", reason="needs peft and transformers")
 
-BERT = {"vocab_size": 60, "hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 64, "num_hidden_layers": 3}
-BERT_BASE = {"vocab_size": 30522, "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12}
+BERT = {
+    "vocab_size": 60,
+    "hidden_size": 48,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+}
+BERT_BASE = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+}
 TASK = """
 import torch
 import zoo
@@ -41,11 +54,17 @@ def task(classifier: bool = False):
 
 
 def lora(shape: dict[str, int]) -> nn.Module:
-    """LoRA on the queries and values of a BERT of this shape, with random weights; the classifier is trained, too."""
+    """LoRA on the queries and values of a BERT of this shape, with random weights; the classifier
+    is trained, too.
+    """
     peft, transformers = zoo.library("peft"), zoo.library("transformers")
     torch.manual_seed(0)
-    bert = transformers.BertForSequenceClassification(transformers.BertConfig(**shape, num_labels=3))
-    options = peft.LoraConfig(task_type="SEQ_CLS", r=8, target_modules=["query", "value"], lora_dropout=0.1)
+    bert = transformers.BertForSequenceClassification(
+        transformers.BertConfig(**shape, num_labels=3)
+    )
+    options = peft.LoraConfig(
+        task_type="SEQ_CLS", r=8, target_modules=["query", "value"], lora_dropout=0.1
+    )
     made: nn.Module = peft.get_peft_model(bert, options)
     return made
 
@@ -57,12 +76,23 @@ def news(vocabulary: int, samples: int = 12) -> tuple[dict[str, Tensor], Tensor]
 
 
 def check(shape: dict[str, int], engine: str, out: Path) -> None:
-    """Two rounds of two clients each send, and checkpoints hold, the adapters; all the rest keeps its bits."""
+    """Two rounds of two clients each send, and checkpoints hold, the adapters; all the rest keeps
+    its bits.
+    """
     model, data = lora(shape), news(shape["vocab_size"])
     before, started = {name: tensor.clone() for name, tensor in base(model).items()}, flatten(model)
     adapters = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    options = {"clients": 3, "partition": "iid", "cohort": 2, "optimizer": "adamw", "lr": 0.01, "batch_size": 2}
-    history = kairosfl.simulate(model, data, data, rounds=2, engine=engine, progress=False, out=out, **options)
+    options = {
+        "clients": 3,
+        "partition": "iid",
+        "cohort": 2,
+        "optimizer": "adamw",
+        "lr": 0.01,
+        "batch_size": 2,
+    }
+    history = kairosfl.simulate(
+        model, data, data, rounds=2, engine=engine, progress=False, out=out, **options
+    )
     for row in history.metrics:
         for way in ("bytes_up", "bytes_down"):
             assert adapters <= row[way] / 2 <= 1.1 * adapters
@@ -85,7 +115,9 @@ def test_only_adapters_are_trained_sent_and_stored(engine: str, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "batched"])
-def test_of_bert_base_only_adapters_are_trained_sent_and_stored(engine: str, tmp_path: Path) -> None:
+def test_of_bert_base_only_adapters_are_trained_sent_and_stored(
+    engine: str, tmp_path: Path
+) -> None:
     check(BERT_BASE, engine, tmp_path / "run")
 
 
@@ -99,7 +131,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def trained_run(name: str, *settings: str) -> Path:
     words = ["data.clients=3", "train.cohort=2", "train.rounds=2", "run.engine=loop", *settings]
-    said = call("run", "news.py", "--out", name, *(word for each in words for word in ("--set", each)))
+    said = call(
+        "run", "news.py", "--out", name, *(word for each in words for word in ("--set", each))
+    )
     assert said.exit_code == 0, said.output
     return Path(name)
 
@@ -111,7 +145,10 @@ def call(*words: object):
 def test_adapters_leave_in_the_format_of_peft(run: Path) -> None:
     said = call("export", run)
     assert said.stdout == "model: adapter\n", said.output
-    assert {file.name for file in Path("adapter").iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+    assert {file.name for file in Path("adapter").iterdir()} >= {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
     names = set(load_file("adapter/adapter_model.safetensors"))
     prefix = "base_model.model.bert.encoder.layer.0.attention.self"
     assert f"{prefix}.query.lora_A.weight" in names
@@ -129,14 +166,21 @@ def test_adapters_leave_in_the_format_of_peft(run: Path) -> None:
 def unadapted(model: nn.Module) -> dict[str, Tensor]:
     """The state of the base model, by the names that it has without adapters."""
     state = model.get_submodule("base_model.model").state_dict()
-    return {name.replace(".base_layer", ""): value for name, value in state.items() if "lora_" not in name}
+    return {
+        name.replace(".base_layer", ""): value
+        for name, value in state.items()
+        if "lora_" not in name
+    }
 
 
 def test_where_adapters_are_written(run: Path) -> None:
     assert call("export", run, "-o", "here/adapter").exit_code == 0
     again = call("export", run, "-o", "here/adapter")
     assert again.exit_code == 2
-    assert again.stderr == "kairosfl: here/adapter already exists; choose another name, or overwrite it with --force.\n"
+    assert (
+        again.stderr
+        == "kairosfl: here/adapter already exists; choose another name, or overwrite it with --force.\n"
+    )
     assert call("export", run, "-o", "here/adapter", "--force").exit_code == 0
     Path("empty").mkdir()
     assert call("export", run, "-o", "empty").exit_code == 0
@@ -158,14 +202,19 @@ def test_onnx_takes_inputs_by_name(run: Path) -> None:
     inputs, _ = news(zoo.VOCABULARY)
     session = runtime.InferenceSession("model.onnx")
     found = session.run(["output"], {name: value.numpy() for name, value in inputs.items()})[0]
-    torch.testing.assert_close(torch.from_numpy(found), kairosfl.load(run)(**inputs).logits.detach())
+    torch.testing.assert_close(
+        torch.from_numpy(found), kairosfl.load(run)(**inputs).logits.detach()
+    )
 
 
 def test_what_is_trained_besides_adapters_is_not_lost(run: Path) -> None:
     more = trained_run("more", "task.options.classifier=true")
     said = call("export", more, "-o", "adapter")
     assert said.exit_code == 2
-    assert "'base_model.model.classifier.weight' was trained as well; name it in modules_to_save" in said.stderr
+    assert (
+        "'base_model.model.classifier.weight' was trained as well; name it in modules_to_save"
+        in said.stderr
+    )
     assert not Path("adapter").exists()
     assert call("export", more, "-o", "adapter.safetensors").exit_code == 0
 
@@ -189,12 +238,16 @@ def test_a_parameter_without_axes_among_adapters(tmp_path: Path) -> None:
     model = peft.get_peft_model(copy.deepcopy(base), options)
     data = torch.randn(40, 4), torch.arange(40) % 3
     histories = [
-        kairosfl.simulate(model, data, data, clients=4, cohort=2, rounds=2, engine=engine, progress=False)
+        kairosfl.simulate(
+            model, data, data, clients=4, cohort=2, rounds=2, engine=engine, progress=False
+        )
         for engine in ("loop", "batched")
     ]
     vectors = [flatten(history.model) for history in histories]
     torch.testing.assert_close(vectors[0], vectors[1])
-    assert [shape for shape in (tuple(each.shape) for each in trained(model).values()) if not shape] == [()]
+    assert [
+        shape for shape in (tuple(each.shape) for each in trained(model).values()) if not shape
+    ] == [()]
     save_adapters(histories[1].model, tmp_path / "adapter")
     again = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
     torch.testing.assert_close(again(data[0]), histories[1].model(data[0]), rtol=0, atol=0)
@@ -207,7 +260,9 @@ def test_adapters_that_transformers_added(tmp_path: Path) -> None:
     assert has_adapters(model)
     assert not beyond_adapters(model)
     data = news(zoo.VOCABULARY)
-    history = kairosfl.simulate(model, data, data, clients=3, partition="iid", rounds=1, progress=False)
+    history = kairosfl.simulate(
+        model, data, data, clients=3, partition="iid", rounds=1, progress=False
+    )
     saved = history.save(tmp_path / "saved")
     assert not (saved / "model.safetensors").exists()
     weights = load_file(saved / "adapter" / "adapter_model.safetensors")
@@ -216,21 +271,36 @@ def test_adapters_that_transformers_added(tmp_path: Path) -> None:
 
 def test_a_history_saves_adapters_for_peft(tmp_path: Path) -> None:
     model, data = lora(BERT | {"num_hidden_layers": 1}), news(BERT["vocab_size"])
-    history = kairosfl.simulate(model, data, data, clients=3, partition="iid", rounds=1, progress=False)
+    history = kairosfl.simulate(
+        model, data, data, clients=3, partition="iid", rounds=1, progress=False
+    )
     saved = history.save(tmp_path / "saved")
     assert not (saved / "model.safetensors").exists()
     names = load_file(saved / "adapter" / "adapter_model.safetensors")
     assert "base_model.model.classifier.weight" in names
     assert len(names) == len(trained(model))
-    assert json.loads((saved / "adapter" / "adapter_config.json").read_text())["peft_type"] == "LORA"
+    assert (
+        json.loads((saved / "adapter" / "adapter_config.json").read_text())["peft_type"] == "LORA"
+    )
 
 
 def test_adapters_are_not_loaded_onto_another_base(tmp_path: Path) -> None:
     model, data = lora(BERT | {"num_hidden_layers": 1}), news(BERT["vocab_size"])
-    kairosfl.simulate(model, data, data, clients=3, partition="iid", rounds=1, progress=False, out=tmp_path / "run")
+    kairosfl.simulate(
+        model,
+        data,
+        data,
+        clients=3,
+        partition="iid",
+        rounds=1,
+        progress=False,
+        out=tmp_path / "run",
+    )
     with torch.no_grad():
         model.get_submodule("base_model.model.bert.embeddings.word_embeddings").weight[3] += 1
-    with pytest.raises(UserError, match="was trained with other frozen parameters or buffers than the given model"):
+    with pytest.raises(
+        UserError, match="was trained with other frozen parameters or buffers than the given model"
+    ):
         kairosfl.load(tmp_path / "run", model)
     said = call("export", tmp_path / "run")
     assert said.exit_code == 2

@@ -1,4 +1,6 @@
-"""How fast a task trains: every line is measured, ratios are against the right lines, samples are counted exactly."""
+"""How fast a task trains: every line is measured, ratios are against the right lines, samples are
+counted exactly.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def task_of(sizes: list[int], model: nn.Module | None = None) -> Task:
     count = sum(sizes)
     held = Samples(torch.randn(count, 1, 4, 4), torch.arange(count) % 3)
     model = model or nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
-    return Task(model, DataSet("random", held, held, 3), Population(np.arange(count), np.cumsum([0, *sizes])))
+    return Task(
+        model,
+        DataSet("random", held, held, 3),
+        Population(np.arange(count), np.cumsum([0, *sizes])),
+    )
 
 
 def test_every_engine_is_measured_and_compared() -> None:
@@ -97,7 +103,9 @@ def test_the_ceiling_trains_a_model_of_its_own() -> None:
 LONG_RUN = {"samples_per_second": 1000.0, "seconds": 100.0, "average_cohort": 2.0}
 
 
-def test_a_run_is_compared_with_one_model_on_the_batches_of_its_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_compared_with_one_model_on_the_batches_of_its_cohort(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[tuple[object, ...]] = []
 
     def measured(*given: object) -> float:
@@ -121,14 +129,21 @@ def test_a_run_is_compared_with_one_model_on_the_batches_of_its_cohort(monkeypat
     ],
 )
 def test_the_ceiling_of_a_short_run_is_not_measured(other: dict[str, float | None]) -> None:
-    assert of_the_ceiling(task_of([8, 8]), Recipe(batch_size=8), CPU, "float32", LONG_RUN | other) is None
+    assert (
+        of_the_ceiling(task_of([8, 8]), Recipe(batch_size=8), CPU, "float32", LONG_RUN | other)
+        is None
+    )
 
 
 def test_the_ceiling_of_a_long_run_is_measured() -> None:
-    assert of_the_ceiling(task_of([8, 8]), Recipe(batch_size=8), CPU, "float32", LONG_RUN) is not None
+    assert (
+        of_the_ceiling(task_of([8, 8]), Recipe(batch_size=8), CPU, "float32", LONG_RUN) is not None
+    )
 
 
-def test_a_run_is_complete_where_its_ceiling_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_complete_where_its_ceiling_cannot_be_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fails(*_: object) -> float:
         raise torch.OutOfMemoryError("no")
 
@@ -140,7 +155,17 @@ def test_a_run_is_complete_where_its_ceiling_cannot_be_measured(monkeypatch: pyt
 def test_a_run_prints_and_keeps_its_share_of_the_ceiling(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = ["run", "--engine", engine, "--device", "cpu", "--set", "train.rounds=2", "--set", "data.name='digits'"]
+    given = [
+        "run",
+        "--engine",
+        engine,
+        "--device",
+        "cpu",
+        "--set",
+        "train.rounds=2",
+        "--set",
+        "data.name='digits'",
+    ]
     short = CliRunner().invoke(app, [*given, "--out", str(tmp_path / "short")])
     assert short.exit_code == 0, short.output
     assert "images a second\n" in short.output
@@ -186,7 +211,9 @@ def test_samples_are_counted_exactly(drop_last: bool, stop: float | None) -> Non
 
 def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     file = tmp_path / "tiny.toml"
-    file.write_text('[data]\nname = "digits"\nclients = 10\n[model]\nhidden = [4]\n[train]\ncohort = 2\n')
+    file.write_text(
+        '[data]\nname = "digits"\nclients = 10\n[model]\nhidden = [4]\n[train]\ncohort = 2\n'
+    )
     given = ["bench", str(file), "--seconds", "0.01", "--device", "cpu"]
     done = CliRunner().invoke(app, given)
     assert done.exit_code == 0, done.output

@@ -1,4 +1,6 @@
-"""Checkpoints: whole or not there, only the rows that changed, and the one before when the last is broken."""
+"""Checkpoints: whole or not there, only the rows that changed, and the one before when the last is
+broken.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ D = 5
 
 
 def blank():
-    setup = Setup(parse("vrlsgd + pa3fed + fedavgm"), Recipe(), 100, Layout((Entry("w", (D,), 0),)), detectors=(FGN(),))
+    setup = Setup(
+        parse("vrlsgd + pa3fed + fedavgm"),
+        Recipe(),
+        100,
+        Layout((Entry("w", (D,), 0),)),
+        detectors=(FGN(),),
+    )
     return Run.start(torch.zeros(D), setup, seed=3)
 
 
@@ -56,7 +64,10 @@ def same(one, other):
     for a, b in zip(one.tables, other.tables, strict=True):
         assert a.ids == b.ids
         ids = torch.tensor(a.ids)
-        assert all(torch.equal(a.rows(ids)[key].nan_to_num(7), b.rows(ids)[key].nan_to_num(7)) for key in a.default)
+        assert all(
+            torch.equal(a.rows(ids)[key].nan_to_num(7), b.rows(ids)[key].nan_to_num(7))
+            for key in a.default
+        )
 
 
 def test_what_is_saved_is_loaded(tmp_path):
@@ -91,7 +102,9 @@ def test_two_checkpoints_are_kept_and_the_disk_does_not_fill(tmp_path):
     same(Checkpoints(tmp_path).load(blank())[0], replace(run, round=59))
 
 
-@pytest.mark.parametrize("broken", ["state-000008.safetensors", "rows-000008.safetensors", "checkpoint-000008.json"])
+@pytest.mark.parametrize(
+    "broken", ["state-000008.safetensors", "rows-000008.safetensors", "checkpoint-000008.json"]
+)
 @pytest.mark.parametrize("how", ["cut", "flipped", "gone"])
 def test_a_broken_checkpoint_is_named_and_the_one_before_it_used(tmp_path, broken, how):
     store = Checkpoints(tmp_path)
@@ -111,7 +124,9 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_it_used(tmp_path, broke
         path.unlink()
     loaded, passed = Checkpoints(tmp_path).load(blank())
     same(loaded, expected)
-    assert (how == "gone" and path.suffix == ".json") or "checkpoint-000008.json is broken" in passed[0]
+    assert (
+        how == "gone" and path.suffix == ".json"
+    ) or "checkpoint-000008.json is broken" in passed[0]
 
 
 def test_no_whole_checkpoint_is_said(tmp_path):
@@ -134,7 +149,9 @@ def _directory(path):
 def _content(**changes):
     def change(path):
         note = json.loads(path.read_text()) | changes
-        path.write_text(json.dumps({key: value for key, value in note.items() if value is not GONE}))
+        path.write_text(
+            json.dumps({key: value for key, value in note.items() if value is not GONE})
+        )
 
     return change
 
@@ -165,13 +182,21 @@ BROKEN = {
     "not UTF-8": lambda path: path.write_bytes(b'{"round": "\xff"}'),
     "a directory": _directory,
     "a dangling link": lambda path: (path.unlink(), path.symlink_to("nowhere")),
-    **{f"no {key}": _content(**{key: GONE}) for key in ("round", "seed", "idle", "signals", "rows", "sums")},
-    **{f"{key} is text": _content(**{key: "8"}) for key in ("round", "seed", "idle", "signals", "rows", "sums")},
+    **{
+        f"no {key}": _content(**{key: GONE})
+        for key in ("round", "seed", "idle", "signals", "rows", "sums")
+    },
+    **{
+        f"{key} is text": _content(**{key: "8"})
+        for key in ("round", "seed", "idle", "signals", "rows", "sums")
+    },
     "another round": _content(round=9),
     "a negative round": _content(round=-1),
     "unknown signals": _content(signals={"nonsense": 1.0}),
     "no checksums": _content(sums={}),
-    "other checksums": _content(sums=dict.fromkeys((f"{n}.safetensors" for n in ("state-000008", "rows-000008")), 1)),
+    "other checksums": _content(
+        sums=dict.fromkeys((f"{n}.safetensors" for n in ("state-000008", "rows-000008")), 1)
+    ),
     "rows that are numbers": _content(rows=[1, 2]),
     "a file elsewhere": _content(rows=["../../rows-000008.safetensors"]),
     "state gone": lambda path: (path.parent / "state-000008.safetensors").unlink(),
@@ -180,14 +205,22 @@ BROKEN = {
     "rows gone": lambda path: (path.parent / "rows-000008.safetensors").unlink(),
     "no model": _state(lambda tensors: tensors.pop("x")),
     "a longer model": _state(lambda tensors: tensors.update(x=torch.zeros(D + 1))),
-    "a model of another type": _state(lambda tensors: tensors.update(x=torch.zeros(D, dtype=torch.float64))),
+    "a model of another type": _state(
+        lambda tensors: tensors.update(x=torch.zeros(D, dtype=torch.float64))
+    ),
     "no velocity": _state(lambda tensors: tensors.pop("state.2.velocity")),
-    "a shorter velocity": _state(lambda tensors: tensors.update({"state.2.velocity": torch.zeros(D - 1)})),
-    "a state too many": _state(lambda tensors: tensors.update({"state.7.velocity": torch.zeros(D)})),
+    "a shorter velocity": _state(
+        lambda tensors: tensors.update({"state.2.velocity": torch.zeros(D - 1)})
+    ),
+    "a state too many": _state(
+        lambda tensors: tensors.update({"state.7.velocity": torch.zeros(D)})
+    ),
     "no table": _state(lambda tensors: tensors.pop("table.0.ids")),
     "a row that is not there": _state(lambda tensors: tensors["table.0.row"].fill_(99)),
     "a file that is not there": _state(lambda tensors: tensors["table.0.file"].fill_(99)),
-    "a table too short": _state(lambda tensors: tensors.update({"table.0.row": tensors["table.0.row"][:-1]})),
+    "a table too short": _state(
+        lambda tensors: tensors.update({"table.0.row": tensors["table.0.row"][:-1]})
+    ),
 }
 
 
@@ -220,9 +253,7 @@ def test_when_all_are_broken_every_one_is_named(tmp_path):
     for done in (7, 8):
         store.save(filled(done), {})
         (tmp_path / f"checkpoint-{done:06d}.json").write_text("null")
-    sentence = (
-        r"no intact checkpoint .*\(checkpoint-000008.json: it does not hold a JSON object; checkpoint-000007.json: it"
-    )
+    sentence = r"no intact checkpoint .*\(checkpoint-000008.json: it does not hold a JSON object; checkpoint-000007.json: it"
     with pytest.raises(UserError, match=sentence):
         Checkpoints(tmp_path).load(blank())
     assert len(list(tmp_path.glob("checkpoint-*.json"))) == 2
@@ -244,7 +275,12 @@ def test_by_itself_writing_takes_at_most_a_tenth_of_the_time(tmp_path, monkeypat
     monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: clock)
     monkeypatch.setattr(Checkpoints, "written", 0.0)
     checkpoints = Checkpoints(tmp_path)
-    for took, pause, wanted in [(0.9, 0.1, True), (2.0, 0.1, False), (2.0, 19.9, False), (2.0, 20.0, True)]:
+    for took, pause, wanted in [
+        (0.9, 0.1, True),
+        (2.0, 0.1, False),
+        (2.0, 19.9, False),
+        (2.0, 20.0, True),
+    ]:
         checkpoints.took, checkpoints.ended, clock = took, 100.0, 100.0 + pause
         assert checkpoints.due(20, 0) is wanted
         assert not checkpoints.due(21, 0)
@@ -270,6 +306,9 @@ def test_runs_share_the_tenth(tmp_path, monkeypatch):
     clock = 104.0 + 19.9
     assert [each.due(20, 0) for each in runs] == [False, False]
     clock = 104.0 + 20.0
-    assert [each.due(20, 0) for each in runs] == [False, True]  # since the first ended, four seconds were written
+    assert [each.due(20, 0) for each in runs] == [
+        False,
+        True,
+    ]  # since the first ended, four seconds were written
     clock = 102.0 + 40.0
     assert [each.due(20, 0) for each in runs] == [True, True]

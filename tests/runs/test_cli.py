@@ -23,7 +23,15 @@ from kairosfl.runs.experiment import build_task, reopen
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.lock import lock
 
-SMALL = ["--set", "data.clients=10", "--set", "train.cohort=3", "--set", "train.rounds=2", "--quiet"]
+SMALL = [
+    "--set",
+    "data.clients=10",
+    "--set",
+    "train.cohort=3",
+    "--set",
+    "train.rounds=2",
+    "--quiet",
+]
 
 
 def call(*words):
@@ -113,7 +121,14 @@ def test_a_wrong_key_or_value(change, parts, tmp_path):
 
 
 def test_a_rule_that_needs_mean_gradients_refuses_adamw_before_anything_is_written(tmp_path):
-    words = ["--set", "algorithm=scaffold", "--set", "train.optimizer=adamw", "--out", tmp_path / "run"]
+    words = [
+        "--set",
+        "algorithm=scaffold",
+        "--set",
+        "train.optimizer=adamw",
+        "--out",
+        tmp_path / "run",
+    ]
     refused(call("run", *words), "scaffold", "train.optimizer = 'adamw'", "use 'sgd'")
     assert not (tmp_path / "run").exists()
 
@@ -126,7 +141,11 @@ def test_a_misspelt_command_is_corrected_once(words, nearest):
 
 
 def test_wrong_files(tmp_path):
-    refused(call("run", tmp_path / "none.toml", "--out", tmp_path / "run"), "none.toml does not exist", "TOML")
+    refused(
+        call("run", tmp_path / "none.toml", "--out", tmp_path / "run"),
+        "none.toml does not exist",
+        "TOML",
+    )
     refused(call("run", tmp_path, "--out", tmp_path / "run"), "folder")
     (tmp_path / "bad.toml").write_text("algorithm = ")
     refused(call("run", tmp_path / "bad.toml", "--out", tmp_path / "run"), "not valid TOML")
@@ -135,7 +154,9 @@ def test_wrong_files(tmp_path):
     (tmp_path / "deep.toml").write_text(f"seed = {'[' * 5000}{']' * 5000}")
     refused(call("run", tmp_path / "deep.toml", "--out", tmp_path / "run"), "deep.toml", "too deep")
     (tmp_path / "dotted.toml").write_text("data" + ".a" * 5000 + " = 1")
-    refused(call("run", tmp_path / "dotted.toml", "--out", tmp_path / "run"), "data nests", "too deep")
+    refused(
+        call("run", tmp_path / "dotted.toml", "--out", tmp_path / "run"), "data nests", "too deep"
+    )
     for words in (("run", "a" * 300), ("run", *SMALL, "--out", "a" * 300), ("resume", "a" * 300)):
         refused(call(*words), "File name too long")
     refused(call("resume", tmp_path), "not a run folder")
@@ -143,10 +164,16 @@ def test_wrong_files(tmp_path):
     refused(call("run", *SMALL, "--out", tmp_path), "not empty")
     (tmp_path / "file").write_text("")
     refused(call("run", *SMALL, "--out", tmp_path / "file"), "not a directory")
-    (tmp_path / "sweep.toml").write_bytes(b"\xef\xbb\xbf[sweep]\nseed = [0]\n")  # as some editors write it
+    (tmp_path / "sweep.toml").write_bytes(
+        b"\xef\xbb\xbf[sweep]\nseed = [0]\n"
+    )  # as some editors write it
     refused(call("run", tmp_path / "sweep.toml", "--out", tmp_path / "run"), "kairosfl sweep")
     (tmp_path / "run.toml").write_text("seed = 1\n")
-    refused(call("sweep", tmp_path / "run.toml", "--out", tmp_path / "run"), "no [sweep] section", "kairosfl run")
+    refused(
+        call("sweep", tmp_path / "run.toml", "--out", tmp_path / "run"),
+        "no [sweep] section",
+        "kairosfl run",
+    )
     (tmp_path / "many").mkdir()
     (tmp_path / "many" / "sweep.json").write_text("{}")
     refused(call("resume", tmp_path / "many"), "is a sweep")
@@ -155,7 +182,9 @@ def test_wrong_files(tmp_path):
 
 def test_a_sweep_after_a_run_of_the_same_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("study.toml").write_text("[data]\nclients = 10\n[train]\ncohort = 3\nrounds = 2\n[run]\nengine = 'loop'\n")
+    Path("study.toml").write_text(
+        "[data]\nclients = 10\n[train]\ncohort = 3\nrounds = 2\n[run]\nengine = 'loop'\n"
+    )
     assert call("run", "study.toml", "--quiet").exit_code == 0
     with Path("study.toml").open("a") as file:
         file.write("[sweep]\nseed = [0, 1]\n")
@@ -186,7 +215,10 @@ def test_what_was_turned_away_is_said(tmp_path):
     changes = [word for change in falling for word in ("--set", change)]
     result = call("run", *SMALL[:-1], *changes, "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
-    assert f"3 reports do not count; see {tmp_path / 'run' / 'log.txt'} for the reasons." in result.stderr
+    assert (
+        f"3 reports do not count; see {tmp_path / 'run' / 'log.txt'} for the reasons."
+        in result.stderr
+    )
 
 
 def test_a_run_without_a_single_good_report_has_failed(tmp_path):
@@ -219,7 +251,9 @@ def test_a_full_disk(tmp_path, monkeypatch):
         return whole(self, target)
 
     monkeypatch.setattr(files.Path, "replace", full)
-    refused(call("run", *SMALL, "--out", tmp_path / "run"), "state-000002", "No space left on device")
+    refused(
+        call("run", *SMALL, "--out", tmp_path / "run"), "state-000002", "No space left on device"
+    )
     monkeypatch.undo()
     assert not list((tmp_path / "run").rglob("*.part"))
     assert call("resume", tmp_path / "run", "--quiet").exit_code == 0
@@ -230,7 +264,10 @@ def test_a_finished_run_is_left_as_it_is(tmp_path):
     assert re.fullmatch(
         r"accuracy 0\.\d{4} after 2 rounds, in .*run\n[\d,]+ images a second\n", ended
     )  # quiet is about progress
-    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (tmp_path / "run").rglob("*.*")}
+    before = {
+        path: (path.stat().st_mtime_ns, path.read_bytes())
+        for path in (tmp_path / "run").rglob("*.*")
+    }
     assert call("resume", tmp_path / "run", "--quiet").stdout == ended
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in before} == before
     config = tmp_path / "run" / "config.toml"
@@ -241,17 +278,23 @@ def test_a_finished_run_is_left_as_it_is(tmp_path):
     course = reopen(folder.config(), task, Loop(task), folder)
     next(course)
     course.close()
-    assert not (tmp_path / "run" / "summary.json").exists()  # or two rounds would pass for the result of three
+    assert not (
+        tmp_path / "run" / "summary.json"
+    ).exists()  # or two rounds would pass for the result of three
     assert "after 3 rounds" in call("resume", tmp_path / "run", "--quiet").stdout
 
 
 def test_a_run_and_its_json(tmp_path):
-    result = call("run", *SMALL, "--set", "algorithm=fedavgm(beta=0.7)", "--json", "--out", tmp_path / "run")
+    result = call(
+        "run", *SMALL, "--set", "algorithm=fedavgm(beta=0.7)", "--json", "--out", tmp_path / "run"
+    )
     assert result.exit_code == 0
     summary = json.loads(result.stdout)
     assert summary["rounds"] == 2
     assert 0 <= summary["accuracy"] <= 1
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     named = "round accuracy loss cohort reported rejected critical fgn elud epochs steps bytes_down bytes_up seconds"
     assert set(named.split()) <= rows[0].keys()
     about = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -262,15 +305,27 @@ def test_a_run_and_its_json(tmp_path):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_that_is_stopped_keeps_its_last_round(tmp_path, number, code):
-    words = ["run", "--set", "train.rounds=100000", "--set", "run.checkpoint_every=100000", "--engine", "loop"]
+    words = [
+        "run",
+        "--set",
+        "train.rounds=100000",
+        "--set",
+        "run.checkpoint_every=100000",
+        "--engine",
+        "loop",
+    ]
     run = subprocess.Popen(
         [sys.executable, "-m", "kairosfl", *words, "--out", str(tmp_path / "run")],
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whoever started the tests may ignore it
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # whoever started the tests may ignore it
     )
     metrics = tmp_path / "run" / "metrics.jsonl"
-    while run.poll() is None and not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):
+    while run.poll() is None and not (
+        metrics.exists() and len(metrics.read_text().splitlines()) >= 3
+    ):
         time.sleep(0.05)
     run.send_signal(number)
     assert run.wait(30) == code
@@ -283,7 +338,9 @@ def test_a_run_that_is_stopped_keeps_its_last_round(tmp_path, number, code):
 def test_a_run_says_how_it_is_run(tmp_path):
     result = call("run", *SMALL[:-1], "--engine", "batched", "--out", tmp_path / "run")
     assert "engine batched on cpu, float32: stacked layer by layer\n" in result.stderr
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["why"] == "stacked layer by layer"
+    assert (
+        json.loads((tmp_path / "run" / "run.json").read_text())["why"] == "stacked layer by layer"
+    )
 
 
 def test_per_client_accuracy_on_request(tmp_path):
@@ -297,7 +354,9 @@ def test_per_client_accuracy_on_request(tmp_path):
 
 def test_cosines_between_updates_on_request(tmp_path):
     call("run", *SMALL, "--set", "run.cosines=[2]", "--out", tmp_path / "run")
-    first, second = map(json.loads, (tmp_path / "run" / "clients.jsonl").read_text().splitlines()[:2])
+    first, second = map(
+        json.loads, (tmp_path / "run" / "clients.jsonl").read_text().splitlines()[:2]
+    )
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[1])
     cosines, many = np.array(second["cosines"]), len(second["ids"])
     assert "cosines" not in first
@@ -327,11 +386,24 @@ def test_help_imports_no_torch_and_a_wrong_option_is_exit_2():
 
 def test_the_engine_flower_is_a_rehearsal(tmp_path, monkeypatch):
     asked = {}
-    monkeypatch.setattr("kairosfl.cli.deploy.rehearse", lambda file, **options: asked.update(options, file=file))
+    monkeypatch.setattr(
+        "kairosfl.cli.deploy.rehearse", lambda file, **options: asked.update(options, file=file)
+    )
     assert "--engine flower needs a TOML file" in call("run", "--engine", "flower").output
     assert asked == {}
-    assert call("run", "a.toml", "--engine", "flower", "--set", "seed=3", "--out", tmp_path, "-q").exit_code == 0
-    assert asked == {"file": Path("a.toml"), "changes": ["seed=3"], "out": tmp_path, "quiet": True, "as_json": False}
+    assert (
+        call(
+            "run", "a.toml", "--engine", "flower", "--set", "seed=3", "--out", tmp_path, "-q"
+        ).exit_code
+        == 0
+    )
+    assert asked == {
+        "file": Path("a.toml"),
+        "changes": ["seed=3"],
+        "out": tmp_path,
+        "quiet": True,
+        "as_json": False,
+    }
 
 
 def test_a_ray_address_means_the_engine_ray(monkeypatch):
@@ -349,9 +421,13 @@ def test_a_ray_address_means_the_engine_ray(monkeypatch):
 
 def test_two_processes_do_not_write_into_one_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("study.toml").write_text("[train]\nrounds = 2\ncohort = 3\n[data]\nclients = 10\n[sweep]\nseed = [0]\n")
+    Path("study.toml").write_text(
+        "[train]\nrounds = 2\ncohort = 3\n[data]\nclients = 10\n[sweep]\nseed = [0]\n"
+    )
     with lock(tmp_path / "runs" / "study"):
-        refused(call("sweep", "study.toml"), "Another process is using runs/study; wait for it, stop it")
+        refused(
+            call("sweep", "study.toml"), "Another process is using runs/study; wait for it, stop it"
+        )
     assert call("sweep", "study.toml", "-q").exit_code == 0
     assert call("run", *SMALL, "--out", "run").exit_code == 0
     config = tmp_path / "run" / "config.toml"
@@ -363,10 +439,16 @@ def test_two_processes_do_not_write_into_one_folder(tmp_path, monkeypatch):
 
 def test_compare_says_where_its_target_comes_from(tmp_path):
     for algorithm in ("fedavg", "fedprox"):
-        assert call("run", *SMALL, "--set", f"algorithm={algorithm}", "--out", tmp_path / algorithm).exit_code == 0
-    words = (
-        "Target: what fedavg, the baseline, reaches in the final 10 % of its rounds, rounded; --target sets another."
-    )
+        assert (
+            call(
+                "run", *SMALL, "--set", f"algorithm={algorithm}", "--out", tmp_path / algorithm
+            ).exit_code
+            == 0
+        )
+    words = "Target: what fedavg, the baseline, reaches in the final 10 % of its rounds, rounded; --target sets another."
     assert words in call("compare", tmp_path / "fedavg", tmp_path / "fedprox").stdout
-    assert "Target" not in call("compare", tmp_path / "fedavg", tmp_path / "fedprox", "--target", "0.5").stdout
+    assert (
+        "Target"
+        not in call("compare", tmp_path / "fedavg", tmp_path / "fedprox", "--target", "0.5").stdout
+    )
     assert "Target" not in call("compare", tmp_path / "fedavg").stdout

@@ -12,10 +12,14 @@ from kairosfl.runs import folder
 
 def git(where: Path, *words: str) -> str:
     named = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org", *words]
-    return subprocess.run(named, cwd=where, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        named, cwd=where, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
-def test_the_commit_and_whether_the_sources_were_edited_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_and_whether_the_sources_were_edited_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("KAIROSFL_COMMIT", raising=False)
     package = tmp_path / "package"
     (package / "runs").mkdir(parents=True)

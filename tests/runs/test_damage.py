@@ -120,11 +120,15 @@ def test_lines_that_are_cut_off_are_damaged_only_if_their_round_stays(tmp_path, 
 def test_readers(tmp_path):
     path = tmp_path / "a.jsonl"
     assert list(read_lines(path)) == []
-    path.write_text('{"round": 1, "accuracy": null}\n\n{"round": true}\n3\n{"round": 2, "accuracy": "x"}\n')
+    path.write_text(
+        '{"round": 1, "accuracy": null}\n\n{"round": true}\n3\n{"round": 2, "accuracy": "x"}\n'
+    )
     named = []
     assert [row["round"] for row in read_lines(path, named.append)] == [1, 2]
     assert named == [3, 4]
-    assert [row["round"] for row in read_lines(path, needs={"accuracy": needed("accuracy")["accuracy"]})] == [1]
+    assert [
+        row["round"] for row in read_lines(path, needs={"accuracy": needed("accuracy")["accuracy"]})
+    ] == [1]
     with pytest.raises(UserError, match="cannot be read: Is a directory"):
         list(read_lines(tmp_path))
 

@@ -1,4 +1,6 @@
-"""A run goes on as it began: edits of its folder are harmless and logged, or refused in one sentence."""
+"""A run goes on as it began: edits of its folder are harmless and logged, or refused in one
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -61,11 +63,27 @@ def call(*words):
         ("hidden = [8]\n", "", "model.hidden = None (it began with [8])"),
         ('"fedavgm"', '"fedavg"', "algorithm = 'fedavg' (it began with 'fedavgm')"),
         ('engine = "loop"', 'engine = "batched"', "run.engine = 'batched' (it began with 'loop')"),
-        ('precision = "float32"', 'precision = "tf32"', "run.precision = 'tf32' (it began with 'float32')"),
-        ('detector = "fgn"', 'detector = "fedfim"', "run.detector = 'fedfim' (it began with 'fgn')"),
+        (
+            'precision = "float32"',
+            'precision = "tf32"',
+            "run.precision = 'tf32' (it began with 'float32')",
+        ),
+        (
+            'detector = "fgn"',
+            'detector = "fedfim"',
+            "run.detector = 'fedfim' (it began with 'fgn')",
+        ),
         ("threads = 1", "threads = 2", "run.threads = 2 (it began with 1)"),
-        ("deterministic = false", "deterministic = true", "run.deterministic = True (it began with False)"),
-        ('schedule = "constant"', 'schedule = "cosine"', "train.schedule = 'cosine' (it began with 'constant')"),
+        (
+            "deterministic = false",
+            "deterministic = true",
+            "run.deterministic = True (it began with False)",
+        ),
+        (
+            'schedule = "constant"',
+            'schedule = "cosine"',
+            "train.schedule = 'cosine' (it began with 'constant')",
+        ),
     ],
 )
 def test_an_edit_that_changes_the_numbers_is_refused(folder, old, new, named):
@@ -87,7 +105,11 @@ def test_an_edit_that_changes_the_numbers_is_refused(folder, old, new, named):
     [
         ("rounds = 3", "rounds = 4", "train.rounds = 4 (it began with 3)"),
         ("eval_every = 1", "eval_every = 2", "run.eval_every = 2 (it began with 1)"),
-        ('client_accuracy = "auto"', "client_accuracy = true", "run.client_accuracy = True (it began with 'auto')"),
+        (
+            'client_accuracy = "auto"',
+            "client_accuracy = true",
+            "run.client_accuracy = True (it began with 'auto')",
+        ),
         ("slots = 0", "slots = 2", "run.slots = 2 (it began with 0)"),
         ('engine = "loop"', 'engine = "auto"', ""),  # as it was decided
         ('device = "cpu"', 'device = "auto"', ""),
@@ -101,7 +123,11 @@ def test_an_edit_that_changes_no_number_is_accepted_and_logged(folder, tmp_path,
     summary = experiment.resume(folder, say=said.append)
     assert summary["rounds"] == load(folder / "config.toml").train.rounds
     assert said[0].startswith("engine loop on cpu")
-    notes = [line for line in (folder / "log.txt").read_text().splitlines() if line.startswith("continues with")]
+    notes = [
+        line
+        for line in (folder / "log.txt").read_text().splitlines()
+        if line.startswith("continues with")
+    ]
     assert notes == ([f"continues with {named}"] if named else [])
     assert said[1:] == notes
     experiment.start(resolve(TABLES, [f"train.rounds={summary['rounds']}"]), tmp_path / "whole")
@@ -127,7 +153,9 @@ def test_slots_of_a_deterministic_run_stay():
 
 def test_a_run_is_prolonged_unless_something_depends_on_the_number_of_rounds():
     def said(**more):
-        return harmful(resolve({"train": {"rounds": 6}} | more), flat(resolve({"train": {"rounds": 4}} | more)))
+        return harmful(
+            resolve({"train": {"rounds": 6}} | more), flat(resolve({"train": {"rounds": 4}} | more))
+        )
 
     assert said(algorithm="fedavgm") == []
     assert said(algorithm="budget(share=0.5) + average") == [
@@ -139,16 +167,23 @@ def test_every_harmless_key_exists_and_another_gpu_is_no_edit():
     begun = flat(resolve({"run": {"device": "cuda"}}))
     assert begun.keys() >= HARMLESS
     assert edits(resolve({"run": {"device": "cuda:1"}}), begun) == []
-    assert [each.key for each in edits(resolve({"run": {"device": "cpu"}}), begun)] == ["run.device"]
+    assert [each.key for each in edits(resolve({"run": {"device": "cpu"}}), begun)] == [
+        "run.device"
+    ]
 
 
 def test_many_edits_are_one_sentence(folder):
     (folder / "config.toml").write_text("seed = 7\n")
-    with pytest.raises(UserError, match=r"algorithm = 'fedavg' .*, seed = 7 .* and \d more; that would be another run"):
+    with pytest.raises(
+        UserError,
+        match=r"algorithm = 'fedavg' .*, seed = 7 .* and \d more; that would be another run",
+    ):
         experiment.resume(folder)
 
 
-@pytest.mark.parametrize("content", [b"seed = ", b'algorithm = "\xe9"', b"seed = 0\nnonsense = 3\n"])
+@pytest.mark.parametrize(
+    "content", [b"seed = ", b'algorithm = "\xe9"', b"seed = 0\nnonsense = 3\n"]
+)
 def test_a_damaged_configuration_is_one_sentence(folder, content):
     (folder / "config.toml").write_bytes(content)
     result = call("resume", folder, "-q")
@@ -188,7 +223,10 @@ def test_a_char_lstm_whose_weights_are_in_another_order_is_not_read(folder):
     del about["layout_hash"]
     (folder / "run.json").write_text(json.dumps(about))
     for check in (Folder(folder).check_version, lambda: Folder(folder).check_start("model.start")):
-        with pytest.raises(UserError, match=r"was begun before char_lstm was nn\.LSTM, and its weights are in another"):
+        with pytest.raises(
+            UserError,
+            match=r"was begun before char_lstm was nn\.LSTM, and its weights are in another",
+        ):
             check()
 
 
@@ -197,7 +235,10 @@ def test_a_folder_that_does_not_say_how_it_began_is_trusted_once(folder, about):
     (folder / "run.json").write_text(about)
     edit(folder, "rounds = 3", "rounds = 4")
     experiment.resume(folder)
-    assert "does not record what the run began with: config.toml is used" in (folder / "log.txt").read_text()
+    assert (
+        "does not record what the run began with: config.toml is used"
+        in (folder / "log.txt").read_text()
+    )
     edit(folder, "lr = 0.1", "lr = 0.2")
     with pytest.raises(UserError, match=r"train\.lr = 0\.2"):
         experiment.resume(folder)
@@ -216,18 +257,27 @@ def test_a_new_run_from_the_model_of_another(folder, tmp_path):
     assert call(*words, "--set", "train.rounds=1", "--set", "train.lr=1e-30").exit_code == 0
     x, rounds = model(folder)
     assert rounds == 1
-    torch.testing.assert_close(model(tmp_path / "new")[0], x, rtol=0, atol=0)  # steps of 1e-30 change nothing
+    torch.testing.assert_close(
+        model(tmp_path / "new")[0], x, rtol=0, atol=0
+    )  # steps of 1e-30 change nothing
     about = json.loads((tmp_path / "new" / "run.json").read_text())
     assert about["start"] == {"folder": str(folder), "round": 1}
     assert load(tmp_path / "new" / "config.toml").model.start == str(folder)
 
 
 def test_a_model_to_start_from_must_be_there_and_fit(folder, tmp_path):
-    with pytest.raises(UserError, match=r"model\.start = '.*nowhere' is not a run folder with a checkpoint; name one"):
+    with pytest.raises(
+        UserError,
+        match=r"model\.start = '.*nowhere' is not a run folder with a checkpoint; name one",
+    ):
         experiment.start(resolve(TABLES, [f"model.start={tmp_path / 'nowhere'}"]), tmp_path / "a")
     assert not (tmp_path / "a").exists()
-    with pytest.raises(UserError, match=r"has a model of 610 parameters, but this one has 685; choose"):
-        experiment.start(resolve(TABLES, [f"model.start={folder}", "model.hidden=[9]"]), tmp_path / "b")
+    with pytest.raises(
+        UserError, match=r"has a model of 610 parameters, but this one has 685; choose"
+    ):
+        experiment.start(
+            resolve(TABLES, [f"model.start={folder}", "model.hidden=[9]"]), tmp_path / "b"
+        )
 
 
 def test_before_its_first_checkpoint_a_run_may_be_edited(tmp_path):
@@ -261,4 +311,6 @@ def test_fewer_rounds_than_are_done_are_refused(folder):
     edit(folder, "rounds = 3", "rounds = 2")
     said = call("resume", folder)
     assert said.exit_code == 2
-    assert "has train.rounds = 2, but 3 rounds are done; set 3 or more." in " ".join(said.output.split())
+    assert "has train.rounds = 2, but 3 rounds are done; set 3 or more." in " ".join(
+        said.output.split()
+    )

@@ -1,4 +1,6 @@
-"""The trained model leaves the run folder: as a module, as safetensors, as ONNX; or one sentence says why not."""
+"""The trained model leaves the run folder: as a module, as safetensors, as ONNX; or one sentence
+says why not.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def run(tmp_path_factory) -> Path:
 def accuracy(model: nn.Module) -> float:
     data = kairosfl.tasks.load("digits")
     with torch.no_grad():
-        return float((model(prepare(data.test.inputs, data)).argmax(1) == data.test.targets).double().mean())
+        return float(
+            (model(prepare(data.test.inputs, data)).argmax(1) == data.test.targets).double().mean()
+        )
 
 
 def call(*words: object):
@@ -111,14 +115,22 @@ def test_a_model_of_ones_own(run):
     given = Tied(64, 10)
     given.body.load_state_dict(kairosfl.load(run).body.state_dict())
     before = given.head.weight.clone()
-    assert accuracy(kairosfl.load(run, given)) == json.loads((run / "summary.json").read_text())["accuracy"]
+    assert (
+        accuracy(kairosfl.load(run, given))
+        == json.loads((run / "summary.json").read_text())["accuracy"]
+    )
     assert torch.equal(given.head.weight, before)
-    with pytest.raises(UserError, match=r"has a model of .* trained parameters, but the given one has 650; give"):
+    with pytest.raises(
+        UserError, match=r"has a model of .* trained parameters, but the given one has 650; give"
+    ):
         kairosfl.load(run, nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
 
 
 def test_a_parameter_without_axes_leaves_and_is_loaded_again(tmp_path):
-    folder, out = trained(tmp_path / "run", model={"name": "tempered"}), tmp_path / "model.safetensors"
+    folder, out = (
+        trained(tmp_path / "run", model={"name": "tempered"}),
+        tmp_path / "model.safetensors",
+    )
     assert call("export", folder, "-o", out).exit_code == 0
     state, loaded = load_file(out), Tempered(64, 10)
     assert state["heat"].shape == ()
@@ -137,7 +149,10 @@ def test_exported_for_torch(run, tmp_path):
     assert fresh.second.weight is fresh.first.weight
     again = call("export", run, "-o", out)
     assert again.exit_code == 2
-    assert again.stderr == f"kairosfl: {out} already exists; choose another name, or overwrite it with --force.\n"
+    assert (
+        again.stderr
+        == f"kairosfl: {out} already exists; choose another name, or overwrite it with --force.\n"
+    )
     assert call("export", run, "-o", out, "--force").exit_code == 0
     assert "is a directory" in call("export", run, "-o", tmp_path).stderr
     other = call("export", run, "-o", tmp_path / "model.pt").stderr
@@ -180,7 +195,10 @@ def test_a_broken_checkpoint_is_named_and_left_alone(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
     (folder / "checkpoint" / "state-000004.safetensors").write_bytes(b"nonsense")
     before = files(folder)
-    with pytest.warns(UserWarning, match=r"checkpoint-000004\.json is broken \(state-000004\.safetensors is damaged\)"):
+    with pytest.warns(
+        UserWarning,
+        match=r"checkpoint-000004\.json is broken \(state-000004\.safetensors is damaged\)",
+    ):
         kairosfl.load(folder)
     assert files(folder) == before
     (folder / "checkpoint" / "state-000002.safetensors").unlink()
@@ -194,15 +212,24 @@ def test_folders_that_cannot_be_loaded(run, tmp_path):
     with pytest.raises(UserError, match=r"nowhere does not exist; give a run folder\."):
         kairosfl.load(tmp_path / "nowhere")
     folder = shutil.copytree(run, tmp_path / "run")
-    MODELS["tied"], usual = (lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes))), MODELS["tied"]
+    MODELS["tied"], usual = (
+        (lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes))),
+        MODELS["tied"],
+    )
     try:
-        with pytest.raises(UserError, match=r"\(parameters 298 then, 650 now\); restore its data and model"):
+        with pytest.raises(
+            UserError, match=r"\(parameters 298 then, 650 now\); restore its data and model"
+        ):
             kairosfl.load(folder)
     finally:
         MODELS["tied"] = usual
     about = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(about | {"engine": "flower", "population_hash": "another"}))
-    with pytest.raises(UserError, match=r"\(population_hash 'another' then, .* kairosfl\.load\(folder, model\)"):
+    (folder / "run.json").write_text(
+        json.dumps(about | {"engine": "flower", "population_hash": "another"})
+    )
+    with pytest.raises(
+        UserError, match=r"\(population_hash 'another' then, .* kairosfl\.load\(folder, model\)"
+    ):
         kairosfl.load(folder)
     (folder / "run.json").write_text(json.dumps(about | {"version": "0.1.3"}))
     with pytest.raises(UserError, match=r"begun with kairosfl 0\.1\.3"):

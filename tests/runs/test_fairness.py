@@ -1,4 +1,6 @@
-"""The accuracy of every client is measured after the last round where that is cheap, and changes nothing else."""
+"""The accuracy of every client is measured after the last round where that is cheap, and changes
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ CLIENTS = ("client_accuracy_mean", "client_accuracy_worst")
 
 def rows(folder: Path) -> list[dict[str, Any]]:
     return [
-        {key: value for key, value in row.items() if key not in TIMED} for row in read_lines(folder / "metrics.jsonl")
+        {key: value for key, value in row.items() if key not in TIMED}
+        for row in read_lines(folder / "metrics.jsonl")
     ]
 
 
@@ -97,9 +100,15 @@ def test_it_is_measured_where_it_is_cheap_and_private_to_nobody(changes, measure
 def test_data_that_is_read_for_every_batch_or_elsewhere_is_left_alone():
     config = resolve(TABLES)
     task = experiment.build_task(config)
-    streamed = Streamed(task.dataset.train.read, len(task.dataset.train), task.dataset.train.targets)
-    assert not measures_clients(config, replace(task, dataset=replace(task.dataset, train=streamed)))
-    assert measures_clients(resolve(TABLES, ["run.client_accuracy=true", "train.rounds=1"]), task, last=False)
+    streamed = Streamed(
+        task.dataset.train.read, len(task.dataset.train), task.dataset.train.targets
+    )
+    assert not measures_clients(
+        config, replace(task, dataset=replace(task.dataset, train=streamed))
+    )
+    assert measures_clients(
+        resolve(TABLES, ["run.client_accuracy=true", "train.rounds=1"]), task, last=False
+    )
     pytest.importorskip("flwr")
     from kairosfl.deploy import Remote
 
@@ -107,7 +116,9 @@ def test_data_that_is_read_for_every_batch_or_elsewhere_is_left_alone():
 
 
 def test_another_value_is_refused():
-    with pytest.raises(UserError, match=r"run\.client_accuracy = 'always' must be true, false or 'auto'\."):
+    with pytest.raises(
+        UserError, match=r"run\.client_accuracy = 'always' must be true, false or 'auto'\."
+    ):
         resolve({"run": {"client_accuracy": "always"}})
     with pytest.raises(UserError, match=r"run\.client_accuracy = 1 must be"):
         resolve({"run": {"client_accuracy": 1}})
@@ -116,7 +127,9 @@ def test_another_value_is_refused():
 def test_the_report_shows_it(folder):
     groups = read_study([folder]).groups
     drawn, left = figures(groups)
-    assert "Final accuracy of every client, on its training samples" in [each.title for each in drawn]
+    assert "Final accuracy of every client, on its training samples" in [
+        each.title for each in drawn
+    ]
     (why,) = (each.why for each in left if each.title == "Accuracy per client")
     assert "after the last round alone; set run.client_accuracy = true" in why
     (row,) = results(groups, 0.5)

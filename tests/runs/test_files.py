@@ -37,8 +37,15 @@ def test_what_stands_where_a_folder_should_be_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
     (tmp_path / "link").symlink_to(tmp_path / "file" / "below")
-    for path, wrong in (("file/x", "file"), ("file/deep/x", "file"), ("nowhere/x", "nowhere"), ("link", "file")):
-        with pytest.raises(UserError, match=rf"{tmp_path / wrong} is not a directory; choose another place"):
+    for path, wrong in (
+        ("file/x", "file"),
+        ("file/deep/x", "file"),
+        ("nowhere/x", "nowhere"),
+        ("link", "file"),
+    ):
+        with pytest.raises(
+            UserError, match=rf"{tmp_path / wrong} is not a directory; choose another place"
+        ):
             write(tmp_path / path, "text")
 
 

@@ -50,7 +50,11 @@ def kill() -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_folder_is_locked_before_anything_is_written(tmp_path: Path) -> None:
@@ -92,22 +96,41 @@ def test_folders_of_runs_without_a_name_are_made_not_looked_for(
     from kairosfl.cli.runs import fresh
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Path, "exists", lambda *_: False)  # what two processes see at the same moment
+    monkeypatch.setattr(
+        Path, "exists", lambda *_: False
+    )  # what two processes see at the same moment
     assert [fresh(None).name for _ in range(3)] == ["default", "default-2", "default-3"]
     Path("runs/default-2").rmdir()
     assert fresh(None).name == "default-2"
     refused = CliRunner().invoke(app, ["run", "--set", "train.lr=-1"])
     assert refused.exit_code == 2
-    assert sorted(path.name for path in Path("runs").iterdir()) == ["default", "default-2", "default-3"]
+    assert sorted(path.name for path in Path("runs").iterdir()) == [
+        "default",
+        "default-2",
+        "default-3",
+    ]
 
 
 @pytest.mark.slow
 def test_runs_that_start_at_once_without_a_folder_all_train(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "kairosfl", "run", "-q", "--set", "train.rounds=1", "--set", "data.clients=5"]
+    words = [
+        sys.executable,
+        "-m",
+        "kairosfl",
+        "run",
+        "-q",
+        "--set",
+        "train.rounds=1",
+        "--set",
+        "data.clients=5",
+    ]
     words += ["--set", "train.cohort=2"]
     runs = [subprocess.Popen([*words, "--set", f"seed={seed}"], cwd=tmp_path) for seed in range(4)]
     assert [run.wait() for run in runs] == [0] * 4
-    seeds = [json.loads((path / "run.json").read_text())["seed"] for path in (tmp_path / "runs").iterdir()]
+    seeds = [
+        json.loads((path / "run.json").read_text())["seed"]
+        for path in (tmp_path / "runs").iterdir()
+    ]
     assert sorted(seeds) == [0, 1, 2, 3]
 
 
@@ -156,7 +179,10 @@ def test_a_run_of_a_sweep_is_not_resumed_beside_it(tmp_path: Path) -> None:
     tables = {**TABLES, "sweep": {"seed": [0, 1]}}
     with pytest.raises(KeyboardInterrupt):
         sweep(expand(tables), tmp_path, watch=lambda *_: After(3, stop))
-    with lock(tmp_path), pytest.raises(UserError, match=r"belongs to .* which another process is using"):
+    with (
+        lock(tmp_path),
+        pytest.raises(UserError, match=r"belongs to .* which another process is using"),
+    ):
         experiment.resume(tmp_path / "seed0")
 
     def start_the_sweep() -> None:
@@ -171,7 +197,11 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         experiment.start(resolve(TABLES), folder, notify=After(3, stop))
-    left = [".state-000021.safetensors.part", ".rows-000021.safetensors.part", ".checkpoint-000021.json.part"]
+    left = [
+        ".state-000021.safetensors.part",
+        ".rows-000021.safetensors.part",
+        ".checkpoint-000021.json.part",
+    ]
     left = [f"checkpoint/{name}" for name in left] + [".metrics.jsonl.part", ".run.json.part"]
     for name in left:
         (folder / name).write_bytes(b"half")
@@ -222,7 +252,10 @@ def test_what_is_removed_under_a_run_is_said(tmp_path: Path) -> None:
 
     summary = experiment.start(resolve(TABLES), folder, notify=After(2, remove), say=said.append)
     assert f"{folder / 'metrics.jsonl'} was removed: the records of earlier rounds are lost" in said
-    assert f"{folder / 'run.json'} was removed or damaged while the run trained, and is written again" in said
+    assert (
+        f"{folder / 'run.json'} was removed or damaged while the run trained, and is written again"
+        in said
+    )
     assert summary["missing_rounds"] == [1, 2]
     log = (folder / "log.txt").read_text()
     assert all(line in log for line in said if "removed" in line)

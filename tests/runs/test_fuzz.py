@@ -1,4 +1,6 @@
-"""Random configurations and random damage to run folders: one sentence or a result, never a traceback."""
+"""Random configurations and random damage to run folders: one sentence or a result, never a
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +37,42 @@ def _configurations() -> Any:
     )
     word = st.one_of(
         st.text(max_size=8),
-        st.sampled_from(["", "auto", "cpu", "meta", "cuda:99", "a\0b", "x" * 300, "../..", "\ud800", "python:x", "-1"]),
+        st.sampled_from(
+            [
+                "",
+                "auto",
+                "cpu",
+                "meta",
+                "cuda:99",
+                "a\0b",
+                "x" * 300,
+                "../..",
+                "\ud800",
+                "python:x",
+                "-1",
+            ]
+        ),
     )
     algorithm = st.one_of(
-        st.sampled_from([*RULES, "fedavg", "fedcl.released()", "os.system", "fedprox(mu=1e999)", "fedprox +", "((("]),
+        st.sampled_from(
+            [
+                *RULES,
+                "fedavg",
+                "fedcl.released()",
+                "os.system",
+                "fedprox(mu=1e999)",
+                "fedprox +",
+                "(((",
+            ]
+        ),
         st.lists(st.sampled_from(sorted(RULES)), min_size=1, max_size=3).map(" + ".join),
         st.builds("{}({}={})".format, st.sampled_from(sorted(RULES)), word, number),
         word,
     )
     plain = st.one_of(number, word, st.booleans(), st.none())
-    value = st.recursive(plain, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(word, inner)))
+    value = st.recursive(
+        plain, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(word, inner))
+    )
     sections = {}
     for name, cls in SECTIONS.items():
         keys = [key for key in cls.__dataclass_fields__ if key != "options"]
@@ -67,7 +95,10 @@ def test_many_configurations_are_read_or_refused() -> None:
     hypothesis = pytest.importorskip("hypothesis")
 
     @hypothesis.settings(
-        max_examples=MANY, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+        max_examples=MANY,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
     )
     @hypothesis.given(_configurations())
     def fuzzed(nested: dict[str, Any]) -> None:
@@ -120,17 +151,23 @@ def test_what_fuzzing_found(tables: dict[str, Any], refused: str) -> None:
 
 def test_a_sentence_is_one_line_without_control_characters(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('[train]\n"a\\u001b[31m\\nb" = 1\n')
-    result = CliRunner().invoke(app, ["run", str(tmp_path / "config.toml"), "--out", str(tmp_path / "run")])
+    result = CliRunner().invoke(
+        app, ["run", str(tmp_path / "config.toml"), "--out", str(tmp_path / "run")]
+    )
     assert result.exit_code == 2
     assert result.output.startswith("kairosfl: Unknown key train.a\\x1b[31m\\nb; ")
     assert len(result.output.splitlines()) == 1
 
 
 def test_sections_that_are_not_tables() -> None:
-    with pytest.raises(UserError, match=r"^sweep = 5 must be a section: write \[sweep\] and its lists below\.$"):
+    with pytest.raises(
+        UserError, match=r"^sweep = 5 must be a section: write \[sweep\] and its lists below\.$"
+    ):
         expand({"sweep": 5})
     deploy = pytest.importorskip("flwr") and pytest.importorskip("kairosfl.deploy")
-    with pytest.raises(UserError, match=r"^deploy = 'x' must be a section: write \[deploy\] and its keys below\.$"):
+    with pytest.raises(
+        UserError, match=r"^deploy = 'x' must be a section: write \[deploy\] and its keys below\.$"
+    ):
         deploy.Deploy.from_table("x")
 
 
@@ -170,9 +207,15 @@ def _damage(path: Path, how: str, draw: random.Random) -> None:
         path.write_bytes(content[: draw.randrange(len(content) + 1)])
     elif how == "flip" and content:
         place = draw.randrange(len(content))
-        path.write_bytes(content[:place] + bytes([content[place] ^ (1 << draw.randrange(8))]) + content[place + 1 :])
+        path.write_bytes(
+            content[:place]
+            + bytes([content[place] ^ (1 << draw.randrange(8))])
+            + content[place + 1 :]
+        )
     elif how == "wrong type":
-        path.write_bytes(draw.choice([b"null", b"[1]", b'"x"', b"7", b"{}", b"seed = [1]", b"\n" * 9]))
+        path.write_bytes(
+            draw.choice([b"null", b"[1]", b'"x"', b"7", b"{}", b"seed = [1]", b"\n" * 9])
+        )
     elif how == "not UTF-8":
         path.write_bytes(b"\xff\xfe\x00" + content)
     else:
@@ -197,13 +240,19 @@ def _files(folder: Path) -> dict[str, bytes]:
 def _check_folder(good: Path, place: Path, seed: int) -> None:
     draw = random.Random(seed)
     folder = shutil.copytree(good, place)
-    victims = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"]
+    victims = [
+        path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"
+    ]
     victim, how = draw.choice(victims), HOW[seed % len(HOW)]
     _damage(victim, how, draw)
     told = f"seed {seed}: {how} {victim.relative_to(folder)}"
     before = _files(folder)
     outcome = 0
-    for words in (["report", "--out", str(place.parent / "page.html")], ["compare"], ["resume", "--quiet"]):
+    for words in (
+        ["report", "--out", str(place.parent / "page.html")],
+        ["compare"],
+        ["resume", "--quiet"],
+    ):
         result = CliRunner().invoke(app, [words[0], str(folder), *words[1:]])
         fault = result.exception
         assert fault is None or isinstance(fault, SystemExit), f"{told}: {words[0]}: {fault!r}"
@@ -211,17 +260,27 @@ def _check_folder(good: Path, place: Path, seed: int) -> None:
         assert "Traceback" not in result.output, told
         outcome = result.exit_code
     after = {name.removesuffix(".broken"): content for name, content in _files(folder).items()}
-    assert any(name.startswith("checkpoint") and name.endswith(".json") for name in after), told  # old ones may go
+    assert any(name.startswith("checkpoint") and name.endswith(".json") for name in after), (
+        told
+    )  # old ones may go
     for name, content in before.items():
         assert name in after or name.startswith("checkpoint"), f"{told}: {name} is gone"
         if outcome == 2:
-            assert after.get(name) == content or name in ("log.txt", ".lock"), f"{told}: {name} was changed"
-        elif name.endswith(".jsonl"):  # resuming cuts off, and then repeats, what came after the last good checkpoint
+            assert after.get(name) == content or name in ("log.txt", ".lock"), (
+                f"{told}: {name} was changed"
+            )
+        elif name.endswith(
+            ".jsonl"
+        ):  # resuming cuts off, and then repeats, what came after the last good checkpoint
             lost = content.count(b"\n") - after[name].count(b"\n")
-            assert lost <= 2 or str(victim.relative_to(folder)) == name, f"{told}: {name} lost {lost} lines"
+            assert lost <= 2 or str(victim.relative_to(folder)) == name, (
+                f"{told}: {name} lost {lost} lines"
+            )
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "clients.jsonl", "log.txt", "run.json", "partition.json"])
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "clients.jsonl", "log.txt", "run.json", "partition.json"]
+)
 def test_a_directory_in_place_of_a_file_is_found_before_anything_is_changed(
     folders: dict[str, Path], name: str, tmp_path: Path
 ) -> None:
@@ -233,11 +292,15 @@ def test_a_directory_in_place_of_a_file_is_found_before_anything_is_changed(
     before = _files(folder)
     result = CliRunner().invoke(app, ["resume", "--quiet", str(folder)])
     assert result.exit_code == 2
-    assert f"{name} is a directory, where a file is needed; move it away." in " ".join(result.output.split())
+    assert f"{name} is a directory, where a file is needed; move it away." in " ".join(
+        result.output.split()
+    )
     assert _files(folder) | {".lock": b""} == before | {".lock": b""}
 
 
-def test_an_old_checkpoint_that_is_a_directory_is_left_alone(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_an_old_checkpoint_that_is_a_directory_is_left_alone(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
     folder = shutil.copytree(folders["stopped"], tmp_path / "run")
     for old in ("checkpoint-000001.json", "state-000001.safetensors"):
         (folder / "checkpoint" / old).unlink()

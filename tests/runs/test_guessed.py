@@ -33,7 +33,9 @@ def elsewhere(tmp_path, monkeypatch):
     (tmp_path / "tiny.toml").write_text("[data]\nclients = 6\n[train]\nrounds = 1\ncohort = 2\n")
     monkeypatch.setattr(presets, "FOLDER", tmp_path / "presets")
     (tmp_path / "presets").mkdir()
-    (tmp_path / "presets" / "quick-digits.toml").write_text("# Digits.\n" + (tmp_path / "tiny.toml").read_text())
+    (tmp_path / "presets" / "quick-digits.toml").write_text(
+        "# Digits.\n" + (tmp_path / "tiny.toml").read_text()
+    )
 
 
 def test_a_preset_by_its_name():
@@ -59,7 +61,10 @@ def test_a_file_comes_before_a_preset_and_a_folder_does_not():
     ("words", "sentence"),
     [
         (["quik-digits"], "quik-digits does not exist; did you mean the preset 'quick-digits'?"),
-        (["quick-digits.toml"], "quick-digits.toml does not exist; did you mean the preset 'quick-digits'?"),
+        (
+            ["quick-digits.toml"],
+            "quick-digits.toml does not exist; did you mean the preset 'quick-digits'?",
+        ),
         (["nothing.toml"], "nothing.toml does not exist; give the path of a TOML configuration."),
         (["presets"], "presets is a folder; give a TOML file, such as presets/config.toml."),
         (["--preset", "quik"], "There is no preset 'quik'; did you mean 'quick-digits'?"),
@@ -113,7 +118,9 @@ def completed(*words: str) -> list[str]:
     )
     asked = {"COMP_WORDS": " ".join(("kairosfl", *words)), "COMP_CWORD": str(len(words))}
     env = os.environ | {"_KAIROSFL_COMPLETE": "complete_bash"} | asked
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False
+    )
     *lines, heavy = said.stdout.splitlines()
     assert heavy == "", said.stderr
     return lines
@@ -123,7 +130,10 @@ def completed(*words: str) -> list[str]:
     ("words", "expected"),
     [
         (("run", "tin"), ["tiny.toml"]),
-        (("run", "--preset", "kair"), ["kairos", "kairos-cifar100", "kairos-fashion_mnist", "kairos-thrifty"]),
+        (
+            ("run", "--preset", "kair"),
+            ["kairos", "kairos-cifar100", "kairos-fashion_mnist", "kairos-thrifty"],
+        ),
         (("run", "kair"), ["kairos", "kairos-cifar100", "kairos-fashion_mnist", "kairos-thrifty"]),
         (("run", "--set", "train.lr"), ["train.lr=", "train.lr_min="]),
         (("run", "--set", "algorithm", "=", "fedad"), ["fedadagrad", "fedadam"]),
@@ -152,7 +162,10 @@ def test_completion_of_a_sum_of_rules():
             ("sweep", "--batch-size=3", "tiny.toml"),
             "There is no option --batch-size; use --set train.batch_size=VALUE.",
         ),
-        (("run", "--algorithm", "fedavg"), "There is no option --algorithm; use --set algorithm=VALUE."),
+        (
+            ("run", "--algorithm", "fedavg"),
+            "There is no option --algorithm; use --set algorithm=VALUE.",
+        ),
         (("compare", "--lr", "3"), "There is no option --lr; did you mean '--label'?"),
     ],
 )

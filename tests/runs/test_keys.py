@@ -22,5 +22,7 @@ def test_the_given_tables_are_left_as_they_are() -> None:
 
 
 def test_a_key_below_a_plain_value_is_named() -> None:
-    with pytest.raises(UserError, match=r"Cannot set seed.x: seed = 1 is not a section; write \[seed\]"):
+    with pytest.raises(
+        UserError, match=r"Cannot set seed.x: seed = 1 is not a section; write \[seed\]"
+    ):
         updated(TABLES, {"seed.x": 2})

@@ -73,7 +73,11 @@ def run_sweep(folder: Path) -> None:
 
 def search(folder: Path) -> None:
     Search(
-        {**BATCHED, "train": {**TABLES["train"], "rounds": 6}}, folder, Budget.of(trials=6), Silent(), parallel=3
+        {**BATCHED, "train": {**TABLES["train"], "rounds": 6}},
+        folder,
+        Budget.of(trials=6),
+        Silent(),
+        parallel=3,
     ).run()
 
 
@@ -84,7 +88,11 @@ def bits(folder: Path) -> dict[str, Any]:
         home, name = config.parent, str(config.parent.relative_to(folder))
         saved = load_file(max((home / "checkpoint").glob("state-*.safetensors")))
         # Where a row is stored depends on when it was written; its content shows in the next model.
-        model = {key: value.numpy().tobytes() for key, value in saved.items() if not key.startswith("table.")}
+        model = {
+            key: value.numpy().tobytes()
+            for key, value in saved.items()
+            if not key.startswith("table.")
+        }
         rows = [
             {key: value for key, value in row.items() if key != "seconds"}
             for file in ("metrics.jsonl", "clients.jsonl")
@@ -122,7 +130,9 @@ def stopped(work: Callable[[Path], None], folder: Path, signals: list[int], afte
 
 
 @pytest.mark.parametrize("work", [run, run_batched, run_sweep, search])
-def test_killed_again_and_again_the_bits_are_the_same(work: Callable[[Path], None], tmp_path: Path) -> None:
+def test_killed_again_and_again_the_bits_are_the_same(
+    work: Callable[[Path], None], tmp_path: Path
+) -> None:
     if work is search:
         pytest.importorskip("optuna")
     work(tmp_path / "warm")  # what is imported and compiled is not timed
@@ -136,7 +146,9 @@ def test_killed_again_and_again_the_bits_are_the_same(work: Callable[[Path], Non
         attempt += 1
         folder = tmp_path / f"killed{attempt}"
         for _ in range(chance.randint(1, 4)):
-            ended = stopped(work, folder, chance.choice(SIGNALS), chance.uniform(0.0, 0.8 * seconds))
+            ended = stopped(
+                work, folder, chance.choice(SIGNALS), chance.uniform(0.0, 0.8 * seconds)
+            )
             killed += not ended
         work(folder)
         assert bits(folder) == reference, attempt

@@ -21,7 +21,8 @@ from kairosfl.tasks.data import DATASETS
 from kairosfl.tasks.models import MODELS, options
 from kairosfl.tasks.partitions import PARTITIONS
 
-# Calls the command line with every line of words that it is given, and prints status, messages, and what was imported.
+# Calls the command line with every line of words that it is given, and prints status, messages, and
+# what was imported.
 RUNNER = """
 import contextlib, io, json, sys
 from typer.main import get_command
@@ -42,7 +43,9 @@ for words in json.loads(sys.argv[1]):
 
 
 def answers(calls: list[list[str]], folder: Path) -> list[tuple[int, str, str, list[str]]]:
-    """Exit status, standard error, standard output and heavy modules after each of these calls, in one interpreter."""
+    """Exit status, standard error, standard output and heavy modules after each of these calls, in
+    one interpreter.
+    """
     command = [sys.executable, "-c", RUNNER, json.dumps(calls)]
     printed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
     return [tuple(json.loads(line)) for line in printed.splitlines()]
@@ -62,11 +65,19 @@ def generated() -> dict[str, str]:
                 cases[f"{section}.{misspelled(key)}=1"] = f"Unknown key {section}.{misspelled(key)}"
     for name in names.RULES:
         cases[f"algorithm={misspelled(name)}"] = f"There is no rule {misspelled(name)!r}"
-        cases[f"algorithm=fedprox(mu=1) + {misspelled(name)}(x=1)"] = f"There is no rule {misspelled(name)!r}"
-        cases[f'algorithm=["{name}", {{rule="{misspelled(name)}"}}]'] = f"There is no rule {misspelled(name)!r}"
+        cases[f"algorithm=fedprox(mu=1) + {misspelled(name)}(x=1)"] = (
+            f"There is no rule {misspelled(name)!r}"
+        )
+        cases[f'algorithm=["{name}", {{rule="{misspelled(name)}"}}]'] = (
+            f"There is no rule {misspelled(name)!r}"
+        )
     for name in names.DETECTORS:
         cases[f"run.detector={misspelled(name)}"] = f"There is no detector {misspelled(name)!r}"
-    for key, known in (("data.name", names.DATA), ("data.partition", names.PARTITIONS), ("model.name", names.MODELS)):
+    for key, known in (
+        ("data.name", names.DATA),
+        ("data.partition", names.PARTITIONS),
+        ("model.name", names.MODELS),
+    ):
         for name in known:
             cases[f"{key}={misspelled(name)}"] = f"{key} = {misspelled(name)!r} does not exist"
     return cases | {
@@ -95,7 +106,10 @@ OTHERS = [
     (["run", "none.toml"], "none.toml does not exist"),
     (["run", "typo.toml"], "Unknown key 'trian'; did you mean 'train'?"),
     (["run", "broken.toml"], "broken.toml is not valid TOML"),
-    (["run", "picture.png"], "picture.png is not a text file; give the path of a TOML configuration."),
+    (
+        ["run", "picture.png"],
+        "picture.png is not a text file; give the path of a TOML configuration.",
+    ),
     (["run", "kairso"], "did you mean the preset"),
     (["run", "--preset", "kairso"], "There is no preset 'kairso'"),
     (["resume", "none"], "none does not exist; give a run folder."),
@@ -149,7 +163,9 @@ def test_names_and_options_are_those_there_are() -> None:
     assert list(RULES.own) == names.RULES
     assert list(DETECTORS) == names.DETECTORS
     assert list(PARTITIONS) == names.PARTITIONS
-    loaders = {name: list(inspect.signature(loader).parameters) for name, loader in DATASETS.own.items()}
+    loaders = {
+        name: list(inspect.signature(loader).parameters) for name, loader in DATASETS.own.items()
+    }
     assert {name: words.split() for name, words in names.DATA.items()} == loaders
     assert {name: words.split() for name, words in names.MODELS.items()} == {
         name: [*options(name)] for name in MODELS.own
@@ -185,13 +201,17 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize(("module", "words", "before"), MOMENTS)
-def test_ctrl_c_while_python_imports(tmp_path: Path, module: str, words: list[str], before: str) -> None:
+def test_ctrl_c_while_python_imports(
+    tmp_path: Path, module: str, words: list[str], before: str
+) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").touch()
     code = INTERRUPTED.format(module=module, words=words, before=before)
     (tmp_path / "pressed.py").write_text(code)
     command = [sys.executable, "-m", "pressed"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ, check=False)
+    ended = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=os.environ, check=False
+    )
     assert ended.returncode == 128 + signal.SIGINT
     assert len(ended.stderr.split("\n")) <= 3, ended.stderr
     assert ended.stderr.startswith("\nStopped.")

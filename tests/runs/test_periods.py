@@ -1,4 +1,6 @@
-"""Deficits in windows: what each leaves out, which runs are made, what is said about them, and the command."""
+"""Deficits in windows: what each leaves out, which runs are made, what is said about them, and the
+command.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,22 @@ from kairosfl.runs.periods import DEFICITS, Deficit, before_scoring, findings, m
 from kairosfl.runs.sweep import sweep
 from kairosfl.testing import check_rule
 
-TABLES = {"data": {"clients": 10}, "model": {"hidden": [8]}, "train": {"rounds": 6, "cohort": 5, "epochs": 4}}
+TABLES = {
+    "data": {"clients": 10},
+    "model": {"hidden": [8]},
+    "train": {"rounds": 6, "cohort": 5, "epochs": 4},
+}
 
 
 def records(rule: Deficit) -> list[Run]:
     job = experiment.build_task(resolve(TABLES))
-    setup = Setup(Algorithm((rule,)), Recipe(rounds=6, cohort=5, epochs=4, lr=0.1), 10, job.layout, detectors=(FGN(),))
+    setup = Setup(
+        Algorithm((rule,)),
+        Recipe(rounds=6, cohort=5, epochs=4, lr=0.1),
+        10,
+        job.layout,
+        detectors=(FGN(),),
+    )
     return list(drive(rounds(Run.start(job.start(), setup, seed=0), setup), Loop(job)))
 
 
@@ -50,11 +62,19 @@ def test_what_a_deficit_leaves_out() -> None:
 
 
 def test_wrong_labels_only_in_their_window() -> None:
-    """Before the window the model is that of plain averaging to the bit; within it training losses jump."""
-    plain, wrong = records(Deficit(of="cohort")), records(Deficit(of="labels", first=2, until=4, amount=0.2))
-    assert [torch.equal(a.x, b.x) for a, b in zip(plain, wrong, strict=True)] == [True] * 2 + [False] * 4
+    """Before the window the model is that of plain averaging to the bit; within it training losses
+    jump.
+    """
+    plain, wrong = (
+        records(Deficit(of="cohort")),
+        records(Deficit(of="labels", first=2, until=4, amount=0.2)),
+    )
+    assert [torch.equal(a.x, b.x) for a, b in zip(plain, wrong, strict=True)] == [True] * 2 + [
+        False
+    ] * 4
     ratio = [
-        float(b.record.reports.loss.mean() / a.record.reports.loss.mean()) for a, b in zip(plain, wrong, strict=True)
+        float(b.record.reports.loss.mean() / a.record.reports.loss.mean())
+        for a, b in zip(plain, wrong, strict=True)
     ]
     assert min(ratio[2:4]) > 1.2
     assert ratio[:2] == [1, 1]
@@ -75,7 +95,9 @@ def test_windows_cover_the_rounds() -> None:
 
 
 def test_the_runs_and_their_numbers(tmp_path: Path) -> None:
-    made = members(TABLES, number=2, deficits=("cohort",), seeds=2, detectors=("fgn", "fgn.paired()"))
+    made = members(
+        TABLES, number=2, deficits=("cohort",), seeds=2, detectors=("fgn", "fgn.paired()")
+    )
     assert len(made) == 2 * (2 + 2)
     assert len({member.name for member in made}) == len(made)
     score = {member.name: {"last_tenth_accuracy": 0.9 - 0.01 * i} for i, member in enumerate(made)}
@@ -84,7 +106,10 @@ def test_the_runs_and_their_numbers(tmp_path: Path) -> None:
         about = {"metrics": [{"name": "accuracy", "better": "higher", "percent": True}]}
         (tmp_path / member.name / "run.json").write_text(json.dumps(about))
         asked = 1 if "deficit" in member.settings else 5
-        lines = [json.dumps({"round": t + 1, "critical": t < 2, "cohort": asked, "epochs": 4}) for t in range(6)]
+        lines = [
+            json.dumps({"round": t + 1, "critical": t < 2, "cohort": asked, "epochs": 4})
+            for t in range(6)
+        ]
         (tmp_path / member.name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     found = findings(tmp_path, score, made, 2)
     # Runs 0 and 4 are without a deficit, 2 and 6 in the first window, 3 and 7 in the second.
@@ -104,13 +129,18 @@ def test_the_runs_and_their_numbers(tmp_path: Path) -> None:
 
 def test_verdicts() -> None:
     rng = np.random.Generator(np.random.Philox(key=0))
-    sure, chance = (row.tolist() for row in (0.05 + 0.002 * rng.standard_normal(4), 0.01 * rng.standard_normal(4)))
+    sure, chance = (
+        row.tolist()
+        for row in (0.05 + 0.002 * rng.standard_normal(4), 0.01 * rng.standard_normal(4))
+    )
     said = verdict([sure, chance], 3)
     assert said == "harm done in window 1 of 3 lasts (99 % interval above zero)"
     assert verdict([sure, sure], 3).startswith("harm done in windows 1, 2 of 3 lasts")
     assert "no critical period here" in verdict([chance, chance], 3)
     few = [[0.2, 0.25], [0.01, -0.01]]
-    assert verdict(few, 3) == ("undecided; 2 seeds are too few to tell harm (window 1) from chance; use --seeds 4")
+    assert verdict(few, 3) == (
+        "undecided; 2 seeds are too few to tell harm (window 1) from chance; use --seeds 4"
+    )
     assert verdict([[0.01, -0.01], [0.01, -0.01]], 3) == (
         "undecided; 2 seeds are too few to tell harm from chance; use --seeds 4"
     )
@@ -158,7 +188,11 @@ def test_a_deficit_that_leaves_nothing_out_is_no_result(tmp_path: Path) -> None:
     assert found["left"] == {"cohort": "1 of 1 clients a round"}
     none = "had no fewer clients a round than without a deficit"
     assert found["verdict"] == [f"cohort: undecided; no window counts, since each {none}"]
-    tables = {**TABLES, "algorithm": "budget(share=0.5, plan=(8, 1, 1))", "train": {"rounds": 12, "cohort": 5}}
+    tables = {
+        **TABLES,
+        "algorithm": "budget(share=0.5, plan=(8, 1, 1))",
+        "train": {"rounds": 12, "cohort": 5},
+    }
     made = members(tables, number=3, deficits=("cohort",), seeds=2, detectors=("fgn",))
     found = findings(tmp_path / "b", sweep(made, tmp_path / "b"), made, 3)
     assert found["verdict"][0].endswith(f"; window 2 {none}, and is not judged")
@@ -178,7 +212,16 @@ def test_the_command_resumes_and_draws(tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text(
         "[data]\nclients = 10\n[model]\nhidden = [8]\n[train]\nrounds = 4\ncohort = 4\n[run]\nengine = 'batched'\n"
     )
-    words = ["periods", str(tmp_path / "p.toml"), "--windows", "2", "--seeds", "1", "--deficit", "cohort"]
+    words = [
+        "periods",
+        str(tmp_path / "p.toml"),
+        "--windows",
+        "2",
+        "--seeds",
+        "1",
+        "--deficit",
+        "cohort",
+    ]
     words += ["--out", str(tmp_path / "out"), "--detector", "fgn", "--quiet"]
     for _ in range(2):  # the second time nothing is left to train
         answer = CliRunner().invoke(app, words)
@@ -187,7 +230,9 @@ def test_the_command_resumes_and_draws(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "periods.svg").is_file()
     found = json.loads((tmp_path / "out" / "periods.json").read_text())
     assert found["windows"] == [[1, 2], [3, 4]]
-    asked = [row["cohort"] for row in read_lines(tmp_path / "out" / "cohort-2-seed0" / "metrics.jsonl")]
+    asked = [
+        row["cohort"] for row in read_lines(tmp_path / "out" / "cohort-2-seed0" / "metrics.jsonl")
+    ]
     assert asked == [4, 4, 1, 1]
     assert "without a deficit: accuracy " in answer.output
     wrong = CliRunner().invoke(app, [*words[:2], "--deficit", "sleep"])
@@ -199,8 +244,14 @@ def test_nonsense_is_refused() -> None:
     train = {"rounds": 6, "cohort": 5}
     for options, why in (
         ({"deficits": ("epochs",)}, "leaves out nothing of train.epochs = 1; use 2 or more"),
-        ({"deficits": ("cohort",), "amount": 0.95}, r"leaves out nothing of train\.cohort = 5; use a smaller --amount"),
-        ({"deficits": ("clients",), "amount": 0.96}, r"leaves out nothing of data\.clients = 10; use a smaller"),
+        (
+            {"deficits": ("cohort",), "amount": 0.95},
+            r"leaves out nothing of train\.cohort = 5; use a smaller --amount",
+        ),
+        (
+            {"deficits": ("clients",), "amount": 0.96},
+            r"leaves out nothing of data\.clients = 10; use a smaller",
+        ),
         ({"seeds": 0}, "--seeds 0"),
         ({"amount": 1.0}, "--amount 1 must be above 0 and below 1"),
     ):
@@ -213,5 +264,7 @@ def test_nonsense_is_refused() -> None:
 
 
 def test_what_is_named_twice_is_trained_once() -> None:
-    made = members(TABLES, number=2, deficits=("cohort", "cohort"), seeds=1, detectors=("fgn", "fgn"))
+    made = members(
+        TABLES, number=2, deficits=("cohort", "cohort"), seeds=1, detectors=("fgn", "fgn")
+    )
     assert [member.name for member in made] == ["none-0-seed0", "cohort-1-seed0", "cohort-2-seed0"]

@@ -15,11 +15,25 @@ from rich.console import Console
 from kairosfl import progress
 from kairosfl.progress import RunProgress, SweepProgress, TuneProgress, duration
 
-ROW = {"round": 7, "accuracy": 0.4567, "loss": 1.2345, "cohort": 10, "reported": 9, "rejected": 1, "critical": True}
+ROW = {
+    "round": 7,
+    "accuracy": 0.4567,
+    "loss": 1.2345,
+    "cohort": 10,
+    "reported": 9,
+    "rejected": 1,
+    "critical": True,
+}
 
 
 def terminal(width):
-    return Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None, legacy_windows=False)
+    return Console(
+        file=io.StringIO(),
+        force_terminal=True,
+        width=width,
+        color_system=None,
+        legacy_windows=False,
+    )
 
 
 def shown(console):
@@ -40,7 +54,8 @@ def test_one_run(width):
 
 
 @pytest.mark.parametrize(
-    ("loss", "words"), [(1.2345, "loss 1.2345"), (1.5e30, "loss 1.50e+30"), (math.inf, "diverged"), (None, "")]
+    ("loss", "words"),
+    [(1.2345, "loss 1.2345"), (1.5e30, "loss 1.50e+30"), (math.inf, "diverged"), (None, "")],
 )
 def test_a_loss_that_explodes_is_short_and_one_that_is_not_finite_is_called_diverged(loss, words):
     rest = "cohort 9/10  critical"
@@ -58,7 +73,9 @@ def test_a_metric_that_explodes_is_short_and_one_that_is_not_finite_is_left_to_d
 def left_on_screen(console):
     """The lines of the screen at the end, as a terminal would show them."""
     lines, row = [""], 0
-    for code, times, text in re.findall(r"\x1b\[(?:(\d*)([A-Za-z])|[?\d;]*[a-z])|([^\x1b]+)", console.file.getvalue()):
+    for code, times, text in re.findall(
+        r"\x1b\[(?:(\d*)([A-Za-z])|[?\d;]*[a-z])|([^\x1b]+)", console.file.getvalue()
+    ):
         if times == "A":
             row -= int(code or 1)
         elif times == "K":
@@ -84,7 +101,9 @@ def test_no_bar_stays_after_an_interruption(error):
         show.begin("a", 0)(ROW | {"round": 20})
         show.begin("b", 0)(ROW)
         raise error
-    assert [line.split(":")[0] for line in left_on_screen(console)] == ["run 1/2 a"]  # what was said stays
+    assert [line.split(":")[0] for line in left_on_screen(console)] == [
+        "run 1/2 a"
+    ]  # what was said stays
 
 
 def test_a_search_leaves_its_lines_and_no_bar():
@@ -134,7 +153,9 @@ def test_a_bar_is_there_before_the_runs_are_known():
 
 def test_the_privacy_spent_is_shown():
     assert progress.describe(ROW | {"epsilon": 1.23456}, None).endswith("critical  epsilon 1.23")
-    assert progress.describe(ROW | {"hypothetical_epsilon": 1.0}, None).endswith("hypothetical epsilon 1")
+    assert progress.describe(ROW | {"hypothetical_epsilon": 1.0}, None).endswith(
+        "hypothetical epsilon 1"
+    )
     assert progress.describe(ROW | {"local_epsilon": 9.5}, None).endswith("local epsilon 9.5")
 
 

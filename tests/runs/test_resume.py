@@ -1,4 +1,6 @@
-"""Runs are functions of their configuration: twice the same bits, whatever was killed or in which order it ran."""
+"""Runs are functions of their configuration: twice the same bits, whatever was killed or in which
+order it ran.
+"""
 
 from __future__ import annotations
 
@@ -35,25 +37,38 @@ TABLES = {
 def final(folder):
     """Bytes of the last model, states and rows, and the metrics without the clock."""
     saved = load_file(max((folder / "checkpoint").glob("state-*.safetensors")))
-    state = {name: value.numpy().tobytes() for name, value in saved.items() if not name.startswith("table.")}
+    state = {
+        name: value.numpy().tobytes()
+        for name, value in saved.items()
+        if not name.startswith("table.")
+    }
     for i, table in enumerate(tables(folder)):
         state |= {f"{i}.{name}": value.numpy().tobytes() for name, value in table.items()}
-    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_lines(folder / "metrics.jsonl")]
+    rows = [
+        {k: v for k, v in row.items() if k != "seconds"}
+        for row in read_lines(folder / "metrics.jsonl")
+    ]
     return state, rows
 
 
 def tables(folder):
     config = resolve(TABLES)
-    setup = experiment.Setup(config.algorithm, config.train, 24, Layout((Entry("w", (1210,), 0),)), detectors=(FGN(),))
+    setup = experiment.Setup(
+        config.algorithm, config.train, 24, Layout((Entry("w", (1210,), 0),)), detectors=(FGN(),)
+    )
     run = experiment.Run.start(torch.zeros(1210), setup, seed=0)
     loaded = experiment.Checkpoints(folder / "checkpoint").load(run)[0]
-    return [{key: table.rows(torch.arange(24))[key] for key in table.default} for table in loaded.tables]
+    return [
+        {key: table.rows(torch.arange(24))[key] for key in table.default} for table in loaded.tables
+    ]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
-    experiment.start(resolve(TABLES, ["train.rounds=1"]), folder.with_name("warm"))  # what is imported is not timed
+    experiment.start(
+        resolve(TABLES, ["train.rounds=1"]), folder.with_name("warm")
+    )  # what is imported is not timed
     began = time.perf_counter()
     experiment.start(resolve(TABLES), folder)
     return folder, time.perf_counter() - began
@@ -125,7 +140,9 @@ def test_an_interrupt_keeps_the_last_round_and_resumes(whole, tmp_path):
 def test_resuming_cuts_the_metrics_back(whole, tmp_path):
     folder = tmp_path / "run"
     experiment.start(resolve(TABLES, ["train.rounds=6"]), folder)
-    (folder / "config.toml").write_text((folder / "config.toml").read_text().replace("rounds = 6", "rounds = 12"))
+    (folder / "config.toml").write_text(
+        (folder / "config.toml").read_text().replace("rounds = 6", "rounds = 12")
+    )
     with (folder / "metrics.jsonl").open("a") as handle:
         handle.write(json.dumps({"round": 7, "accuracy": 1.0}) + '\n{"round": 8, "accu')
     experiment.resume(folder)
@@ -134,12 +151,16 @@ def test_resuming_cuts_the_metrics_back(whole, tmp_path):
 
 def test_ten_rounds_without_a_good_report_stop_the_run(tmp_path):
     config = resolve(TABLES, ["train.lr=1e30", "algorithm=fedavg"])
-    with pytest.raises(experiment.UserError, match=r"10 rounds in a row had no good report.*its loss is nan"):
+    with pytest.raises(
+        experiment.UserError, match=r"10 rounds in a row had no good report.*its loss is nan"
+    ):
         experiment.start(config, tmp_path / "run")
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "does not count: its loss is nan" in log
     assert "the model does not change" in log
-    assert Folder(tmp_path / "run").rounds_done() == 10 + int(log.split("round ")[1].split(":")[0]) - 1
+    assert (
+        Folder(tmp_path / "run").rounds_done() == 10 + int(log.split("round ")[1].split(":")[0]) - 1
+    )
 
 
 def test_a_run_without_a_good_report_does_not_come_to_its_end_by_resuming(tmp_path):
@@ -147,7 +168,9 @@ def test_a_run_without_a_good_report_does_not_come_to_its_end_by_resuming(tmp_pa
     with pytest.raises(experiment.UserError, match="10 rounds in a row"):
         experiment.start(config, tmp_path / "run")
     for idle in (11, 12, 12):
-        with pytest.raises(experiment.UserError, match=rf"{idle} rounds in a row .* as after round 0\."):
+        with pytest.raises(
+            experiment.UserError, match=rf"{idle} rounds in a row .* as after round 0\."
+        ):
             experiment.resume(tmp_path / "run")
     assert not (tmp_path / "run" / "summary.json").exists()
 
@@ -155,7 +178,9 @@ def test_a_run_without_a_good_report_does_not_come_to_its_end_by_resuming(tmp_pa
 @pytest.fixture
 def interrupting():
     """Both signals interrupt, also where whoever started the tests has them ignored."""
-    before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)
+    }
     yield
     for number, handler in before.items():
         assert signal.signal(number, handler) is signal.default_int_handler

@@ -15,8 +15,18 @@ from kairosfl.cli.screen import fitted, print_pairs, print_rows
 from kairosfl.wording import counted, measured, pace
 
 ROWS = [
-    {"cell": "cifar10-fedavg", "reading": "as the text says", "accuracy, final 10 %": "55.21 ± 1.89", "rounds": "500"},
-    {"cell": "cifar10-fedavg-aware-raw", "reading": "raw [vectors]", "accuracy, final 10 %": "25.10", "rounds": "500"},
+    {
+        "cell": "cifar10-fedavg",
+        "reading": "as the text says",
+        "accuracy, final 10 %": "55.21 ± 1.89",
+        "rounds": "500",
+    },
+    {
+        "cell": "cifar10-fedavg-aware-raw",
+        "reading": "raw [vectors]",
+        "accuracy, final 10 %": "25.10",
+        "rounds": "500",
+    },
 ]
 
 
@@ -40,15 +50,24 @@ def test_a_table_keeps_to_the_width_and_says_what_it_leaves_out(capsys, monkeypa
 
 def test_headings_are_wrapped_before_a_column_is_left_out():
     assert fitted(ROWS, 80) == (list(ROWS[0]), [])
-    assert fitted(ROWS, 46, ["reading"]) == (["cell", "accuracy, final 10 %", "rounds"], ["reading"])  # 24, 12 and 6
-    assert fitted(ROWS, 45, ["reading"]) == (["cell", "accuracy, final 10 %"], ["reading", "rounds"])
+    assert fitted(ROWS, 46, ["reading"]) == (
+        ["cell", "accuracy, final 10 %", "rounds"],
+        ["reading"],
+    )  # 24, 12 and 6
+    assert fitted(ROWS, 45, ["reading"]) == (
+        ["cell", "accuracy, final 10 %"],
+        ["reading", "rounds"],
+    )
     assert fitted(ROWS, 10)[0] == ["cell", "reading"]  # the first two stay
 
 
 def test_a_table_is_turned_before_a_column_is_left_out(capsys, monkeypatch):
     monkeypatch.setattr(screen, "width", lambda: 60)
     heads = [f"{10 * i + 1}–{10 * i + 10}" for i in range(6)]
-    print_rows([{"rounds": f"points lost: {name}"} | dict.fromkeys(heads, "+1.2 ± 0.3") for name in "ab"], turn=True)
+    print_rows(
+        [{"rounds": f"points lost: {name}"} | dict.fromkeys(heads, "+1.2 ± 0.3") for name in "ab"],
+        turn=True,
+    )
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[-6:]] == heads
     assert max(map(len, lines)) <= 60
@@ -78,7 +97,9 @@ def test_the_width_is_that_of_columns_where_there_is_no_terminal(monkeypatch):
 
 
 @pytest.mark.parametrize("width", ["60", "80"])
-@pytest.mark.parametrize("words", [["list"], ["list", "rules"], ["list", "presets"], ["list", "data"], ["reproduce"]])
+@pytest.mark.parametrize(
+    "words", [["list"], ["list", "rules"], ["list", "presets"], ["list", "data"], ["reproduce"]]
+)
 def test_lists_of_the_command_fit(monkeypatch, words, width):
     monkeypatch.setenv("COLUMNS", width)
     done = CliRunner().invoke(app, words)
@@ -105,16 +126,24 @@ def test_numbers_that_explode_are_in_scientific_notation():
 def summary(folder, losses, **more):
     """What the command prints about a run with these test losses."""
     folder.mkdir()
-    rows = [{"round": i, "accuracy": 0.1, "loss": loss, "evaluated": True} for i, loss in enumerate(losses, 1)]
+    rows = [
+        {"round": i, "accuracy": 0.1, "loss": loss, "evaluated": True}
+        for i, loss in enumerate(losses, 1)
+    ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    print_summary(folder, {"rounds": len(losses), "accuracy": 0.1, "rejected": 0} | more, as_json=False)
+    print_summary(
+        folder, {"rounds": len(losses), "accuracy": 0.1, "rejected": 0} | more, as_json=False
+    )
 
 
 def test_a_run_that_diverged_is_called_that(tmp_path, capsys):
     summary(tmp_path / "fine", [2.0, 1.0], rejected=1)
     told = capsys.readouterr()
     assert told.out == f"accuracy 0.1000 after 2 rounds, in {tmp_path / 'fine'}\n"
-    assert told.err == f"1 report does not count; see {tmp_path / 'fine' / 'log.txt'} for the reasons.\n"
+    assert (
+        told.err
+        == f"1 report does not count; see {tmp_path / 'fine' / 'log.txt'} for the reasons.\n"
+    )
     for name, losses in {"exploded": [2.0, 3e30], "lost": [2.0, None]}.items():
         summary(tmp_path / name, losses, accuracy=math.nan)
         told = capsys.readouterr()
@@ -127,7 +156,8 @@ def test_a_run_that_diverged_is_called_that(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("speed", "words"), [(12.34, "12.3 rounds/s"), (1.0, "1.0 rounds/s"), (0.04, "25.0 s/round"), (0.8, "1.2 s/round")]
+    ("speed", "words"),
+    [(12.34, "12.3 rounds/s"), (1.0, "1.0 rounds/s"), (0.04, "25.0 s/round"), (0.8, "1.2 s/round")],
 )
 def test_the_pace_of_quick_and_slow_rounds(speed: float, words: str) -> None:
     assert pace(speed) == words

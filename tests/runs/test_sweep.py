@@ -21,12 +21,19 @@ TABLES = {
     "model": {"hidden": [8]},
     "train": {"rounds": 4, "cohort": 3},
     "run": {"engine": "loop", "checkpoint_every": 2},
-    "sweep": {"algorithm": ["fedavg", "scaffold + fedcl"], "seed": [0, 1], "data": {"alpha": [0.5]}},
+    "sweep": {
+        "algorithm": ["fedavg", "scaffold + fedcl"],
+        "seed": [0, 1],
+        "data": {"alpha": [0.5]},
+    },
 }
 
 
 def rows(folder):
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_lines(folder / "metrics.jsonl")]
+    return [
+        {k: v for k, v in row.items() if k != "seconds"}
+        for row in read_lines(folder / "metrics.jsonl")
+    ]
 
 
 def test_every_combination_once_and_in_order():
@@ -43,8 +50,14 @@ def test_every_combination_once_and_in_order():
 
 
 def test_a_folder_has_a_name_that_a_file_system_takes():
-    lists = {f"train.{key}": [0.123456789012345] for key in ("lr", "momentum", "weight_decay", "clip", "gamma")}
-    lists |= {"algorithm": [f"fedprox(mu={mu}) + scaffold + fedcl + pa3fed" for mu in (1, 2)], "data.path": ["x" * 99]}
+    lists = {
+        f"train.{key}": [0.123456789012345]
+        for key in ("lr", "momentum", "weight_decay", "clip", "gamma")
+    }
+    lists |= {
+        "algorithm": [f"fedprox(mu={mu}) + scaffold + fedcl + pa3fed" for mu in (1, 2)],
+        "data.path": ["x" * 99],
+    }
     members = expand(TABLES | {"data": {"name": "folder"}, "sweep": lists})
     assert len({member.name for member in members}) == 2
     assert all(len(member.name) < 255 for member in members)
@@ -89,10 +102,17 @@ def test_a_model_to_start_from_is_checked_before_the_first_run(tmp_path):
             "train.rounds = 4, but the sweep now has 5; give another --out, or restore the old value",
         ),
         ("train", "lr", 0.2, "train.lr = 0.1, but the sweep now has 0.2"),
-        ("run", "detector", "fgn(delta=0.5)", "run.detector = 'fgn', but the sweep now has 'fgn(delta=0.5)'"),
+        (
+            "run",
+            "detector",
+            "fgn(delta=0.5)",
+            "run.detector = 'fgn', but the sweep now has 'fgn(delta=0.5)'",
+        ),
     ],
 )
-def test_runs_that_were_begun_otherwise_are_not_taken_for_these(tmp_path, section, key, value, sentence):
+def test_runs_that_were_begun_otherwise_are_not_taken_for_these(
+    tmp_path, section, key, value, sentence
+):
     small = TABLES | {"train": {"rounds": 4, "cohort": 3, "lr": 0.1}, "sweep": {"seed": [0]}}
     sweep(expand(small), tmp_path)
     other = small | {section: {**small[section], key: value}}
@@ -120,20 +140,30 @@ def test_runs_that_share_a_batched_engine_are_to_the_bit_what_they_are_alone(tmp
         assert rows(tmp_path / "sweep" / member.name) == rows(tmp_path / member.name)
 
 
-def test_runs_that_share_a_batched_engine_otherwise_are_what_they_are_alone_but_for_rounding(tmp_path):
+def test_runs_that_share_a_batched_engine_otherwise_are_what_they_are_alone_but_for_rounding(
+    tmp_path,
+):
     members = expand(TABLES | {"run": {"engine": "batched"}})
     sweep(members, tmp_path / "sweep")
     for number, member in enumerate(members):
         experiment.start(member.config, tmp_path / str(number))
-        for found, wanted in zip(rows(tmp_path / "sweep" / member.name), rows(tmp_path / str(number)), strict=True):
+        for found, wanted in zip(
+            rows(tmp_path / "sweep" / member.name), rows(tmp_path / str(number)), strict=True
+        ):
             for name in ("loss", "train_loss", "accuracy", "fgn"):
                 assert found[name] == pytest.approx(wanted[name], rel=1e-4), (member.name, name)
 
 
 def test_runs_with_different_detectors_share_an_engine_and_keep_them(tmp_path, monkeypatch):
     built = []
-    monkeypatch.setattr("kairosfl.runs.sweep.build_engine", lambda *a, **k: built.append(a[2]) or build_engine(*a, **k))
-    tables = TABLES | {"run": {"engine": "batched"}, "sweep": {"run": {"detector": ["fgn", "fgn(include_lr=False)"]}}}
+    monkeypatch.setattr(
+        "kairosfl.runs.sweep.build_engine",
+        lambda *a, **k: built.append(a[2]) or build_engine(*a, **k),
+    )
+    tables = TABLES | {
+        "run": {"engine": "batched"},
+        "sweep": {"run": {"detector": ["fgn", "fgn(include_lr=False)"]}},
+    }
     members = expand(tables)
     sweep(members, tmp_path)
     assert built == [[3, 3]]
@@ -142,7 +172,10 @@ def test_runs_with_different_detectors_share_an_engine_and_keep_them(tmp_path, m
 
 
 def test_runs_that_find_no_room_wait_for_others_to_end(tmp_path, monkeypatch):
-    tables = TABLES | {"run": {"engine": "batched", "deterministic": True}, "sweep": {"seed": [0, 1, 2, 3]}}
+    tables = TABLES | {
+        "run": {"engine": "batched", "deterministic": True},
+        "sweep": {"seed": [0, 1, 2, 3]},
+    }
     members = expand(tables)
     sweep(members, tmp_path / "together")
     begun, ended = [], []
@@ -206,14 +239,18 @@ def test_a_stopped_sweep_goes_on_and_finished_runs_are_left_alone(tmp_path, engi
 def test_a_run_that_comes_to_nothing_is_named_and_the_others_end(tmp_path, engine):
     tables = TABLES | {"train": {"rounds": 12, "cohort": 3}, "run": {"engine": engine}}
     members = expand(tables | {"sweep": {"train": {"lr": [1e30, 0.1]}}})
-    with pytest.raises(UserError, match=r"1 of 2 runs failed; the first, lr1e\+30: 10 rounds in a row"):
+    with pytest.raises(
+        UserError, match=r"1 of 2 runs failed; the first, lr1e\+30: 10 rounds in a row"
+    ):
         sweep(members, tmp_path / "sweep")
     assert len(rows(tmp_path / "sweep" / "lr0.1")) == 12
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 @pytest.mark.parametrize(("hook", "when"), [("observe", 4), ("brief", 1)])
-def test_a_run_without_memory_is_told_so_and_goes_on_later(tmp_path, engine, hook, when, monkeypatch):
+def test_a_run_without_memory_is_told_so_and_goes_on_later(
+    tmp_path, engine, hook, when, monkeypatch
+):
     tables = TABLES | {"run": {"engine": engine, "checkpoint_every": 2}}
     members = expand(tables | {"sweep": {"algorithm": ["scaffold", "fedavg"]}})
     sweep(members, tmp_path / "whole")
@@ -226,10 +263,16 @@ def test_a_run_without_memory_is_told_so_and_goes_on_later(tmp_path, engine, hoo
         return whole(*everything)
 
     monkeypatch.setattr(SCAFFOLD, hook, short)
-    with pytest.raises(UserError, match=r"1 of 2 runs .* scaffold: The GPU ran out of memory: .* `kairosfl resume`"):
+    with pytest.raises(
+        UserError, match=r"1 of 2 runs .* scaffold: The GPU ran out of memory: .* `kairosfl resume`"
+    ):
         sweep(members, tmp_path / "cut")
     assert len(rows(tmp_path / "cut" / "fedavg")) == 4
-    assert (tmp_path / "cut" / "scaffold" / "log.txt").read_text().startswith("stopped: The GPU ran out of memory")
+    assert (
+        (tmp_path / "cut" / "scaffold" / "log.txt")
+        .read_text()
+        .startswith("stopped: The GPU ran out of memory")
+    )
     sweep(members, tmp_path / "cut")
     assert rows(tmp_path / "cut" / "scaffold") == rows(tmp_path / "whole" / "scaffold")
 
@@ -240,11 +283,15 @@ def test_runs_that_have_nothing_left_to_do_do_not_keep_the_others_from_their_end
     members = expand(tables | {"sweep": {"train": {"lr": [1e30, 0.1, 0.2]}}})
     with pytest.raises(UserError, match="1 of 3 runs failed"):
         sweep(members, tmp_path / "sweep")
-    (tmp_path / "sweep" / "lr0.1" / "summary.json").unlink()  # killed between the last checkpoint and the summary
+    (
+        tmp_path / "sweep" / "lr0.1" / "summary.json"
+    ).unlink()  # killed between the last checkpoint and the summary
     (tmp_path / "sweep" / "lr0.2").rename(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="1 of 3 runs failed"):
         sweep(members, tmp_path / "sweep")
-    assert all((tmp_path / "sweep" / name / "summary.json").is_file() for name in ("lr0.1", "lr0.2"))
+    assert all(
+        (tmp_path / "sweep" / name / "summary.json").is_file() for name in ("lr0.1", "lr0.2")
+    )
 
 
 def test_an_engine_without_memory_ends_its_runs_in_one_sentence(tmp_path, monkeypatch):
@@ -254,7 +301,9 @@ def test_an_engine_without_memory_ends_its_runs_in_one_sentence(tmp_path, monkey
     members = expand(TABLES | {"run": {"engine": "batched"}, "sweep": {"seed": [0, 1]}})
     with monkeypatch.context() as patch:
         patch.setattr(Batched, "collect", none)
-        with pytest.raises(UserError, match=r"2 of 2 runs failed; the first, seed0: The GPU ran out of memory"):
+        with pytest.raises(
+            UserError, match=r"2 of 2 runs failed; the first, seed0: The GPU ran out of memory"
+        ):
             sweep(members, tmp_path / "a")
     monkeypatch.setattr("kairosfl.runs.sweep.build_engine", none)
     with pytest.raises(UserError, match="The GPU ran out of memory"):

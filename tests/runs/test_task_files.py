@@ -119,7 +119,11 @@ def call(*arguments):
 
 
 def config(file, **more):
-    given = {"task": {"file": str(file)}, "train": {"rounds": 3, "cohort": 2}, "run": {"engine": "loop", "threads": 1}}
+    given = {
+        "task": {"file": str(file)},
+        "train": {"rounds": 3, "cohort": 2},
+        "run": {"engine": "loop", "threads": 1},
+    }
     return resolve({**given, **more})
 
 
@@ -132,7 +136,11 @@ def test_a_file_runs_and_its_folder_resumes_and_loads(file, tmp_path, monkeypatc
     assert (about["parameters"], about["clients"]) == (8 * 4 + 9, 4)
     assert set(about["data_hashes"]) == {"train", "test", "line.py"}
     again = load(Path("out/config.toml"))
-    assert (again.task.file, again.task.function, dict(again.task.options)) == (str(file), "task", {"width": 8})
+    assert (again.task.file, again.task.function, dict(again.task.options)) == (
+        str(file),
+        "task",
+        {"width": 8},
+    )
     assert resolve(read(Path("out/config.toml"))) == again
     monkeypatch.chdir(tmp_path.parent)
     Path(tmp_path / "out/summary.json").unlink()
@@ -147,7 +155,9 @@ def test_a_changed_file_is_refused_like_changed_data(file, tmp_path):
     text = (tmp_path / "out" / "config.toml").read_text()
     (tmp_path / "out" / "config.toml").write_text(text.replace("rounds = 3", "rounds = 5"))
     file.write_text(FILE.replace("nn.Tanh()", "nn.ReLU()"))
-    with pytest.raises(UserError, match=r"cannot be resumed: line\.py changed since it began; restore the data"):
+    with pytest.raises(
+        UserError, match=r"cannot be resumed: line\.py changed since it began; restore the data"
+    ):
         resume(tmp_path / "out")
     file.write_text(FILE)
     assert resume(tmp_path / "out")["rounds"] == 5
@@ -166,12 +176,19 @@ def test_weights_follow_the_seed_and_data_are_shared(file):
 def test_a_sweep_shares_engines_where_the_data_are_the_same(file, tmp_path, monkeypatch):
     made = []
     build = Batched.__init__
-    monkeypatch.setattr(Batched, "__init__", lambda self, *args, **kw: (made.append(1), build(self, *args, **kw))[1])
+    monkeypatch.setattr(
+        Batched, "__init__", lambda self, *args, **kw: (made.append(1), build(self, *args, **kw))[1]
+    )
     given = tables(config(file, run={"engine": "batched", "device": "cpu"}))
     given["sweep"] = {"seed": [0, 1], "task": {"options": {"width": [4, 8]}}}
     given["data"].pop("clients")
     members = expand(given)
-    assert [member.name for member in members] == ["seed0-width4", "seed0-width8", "seed1-width4", "seed1-width8"]
+    assert [member.name for member in members] == [
+        "seed0-width4",
+        "seed0-width8",
+        "seed1-width4",
+        "seed1-width8",
+    ]
     done = sweep(members, tmp_path / "sweep")
     assert len(made) == 2
     alone = start(members[2].config, tmp_path / "alone")
@@ -189,29 +206,48 @@ def test_a_sweep_by_command(file):
 def test_settings_are_passed_by_name_and_clients_dealt(file):
     task = build_task(config(file, seed=3, task={"file": "line.py", "function": "dealt"},
                              data={"alpha": 0.5, "clients": 6, "partition": "iid"}))  # fmt: skip
-    assert (len(task.clients), task.dataset.name, task.dataset.kind) == (6, "dealt", "classification")
+    assert (len(task.clients), task.dataset.name, task.dataset.kind) == (
+        6,
+        "dealt",
+        "classification",
+    )
     own = build_task(config(file, task={"file": "line.py", "function": "listed"}))
     assert own.clients.sizes.tolist() == [12, 12, 12]
     assert own.dataset.kind == "regression"
 
 
 @pytest.mark.parametrize(
-    ("function", "dealt"), [("task", ""), ("listed", "natural"), ("dealt", "dirichlet"), ("regression", "iid")]
+    ("function", "dealt"),
+    [("task", ""), ("listed", "natural"), ("dealt", "dirichlet"), ("regression", "iid")],
 )
 def test_the_folder_says_how_the_samples_came_to_the_clients(file, tmp_path, function, dealt):
     body = "x = points(0, 48)\n    return nn.Linear(3, 1), x, x"
     file.write_text(f"{file.read_text()}\n\ndef regression():\n    {body}\n")
     given = {"clients": 4, "alpha": 0.5} if function == "dealt" else {}
-    made = build_task(config(file, task={"file": str(file), "function": function}, seed=3, data=given))
+    made = build_task(
+        config(file, task={"file": str(file), "function": function}, seed=3, data=given)
+    )
     Folder(tmp_path / "run").describe(config(file), made, "")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["partition"] == dealt
 
 
 def test_modules_by_name(file):
-    said = call("run", "--task", "line:listed", "--set", "train.cohort=2", "--set", "train.rounds=1", "-q")
+    said = call(
+        "run", "--task", "line:listed", "--set", "train.cohort=2", "--set", "train.rounds=1", "-q"
+    )
     assert said.exit_code == 0, said.output
     assert Path("runs/line-listed").is_dir()
-    said = call("run", "line.py:listed", "--set", "train.cohort=2", "--set", "train.rounds=1", "--out", "b", "-q")
+    said = call(
+        "run",
+        "line.py:listed",
+        "--set",
+        "train.cohort=2",
+        "--set",
+        "train.rounds=1",
+        "--out",
+        "b",
+        "-q",
+    )
     assert said.exit_code == 0, said.output
 
 
@@ -227,7 +263,10 @@ def test_modules_by_name(file):
             "task.file = 'no.where' cannot be imported; give a module's name or the path of a file.",
         ),
         ({"function": "tusk"}, "task.function = 'tusk' is not in {file}; did you mean 'task'?"),
-        ({"options": {"widht": 3}}, "task.options.widht is not an argument of task() in {file}; did you mean 'width'?"),
+        (
+            {"options": {"widht": 3}},
+            "task.options.widht is not an argument of task() in {file}; did you mean 'width'?",
+        ),
         ({"function": "needy"}, "task.options.path is missing; needy() in {file} needs it."),
         (
             {"function": "broken"},
@@ -243,8 +282,14 @@ def test_modules_by_name(file):
             {"function": "points", "options": {"seed": 0}},
             "points() in {file} returned a tuple whose first item is a Tensor, not a torch.nn.Module; return a Task",
         ),
-        ({"function": "no_model"}, "no_model() in {file} returned a tuple whose first item is None, not a torch.nn"),
-        ({"function": "other_model"}, "other_model() in {file} returned a dict whose 'model' is a str, not a torch.nn"),
+        (
+            {"function": "no_model"},
+            "no_model() in {file} returned a tuple whose first item is None, not a torch.nn",
+        ),
+        (
+            {"function": "other_model"},
+            "other_model() in {file} returned a dict whose 'model' is a str, not a torch.nn",
+        ),
         ({"function": "one"}, "one() in {file} returned a tuple of 1; return a Task"),
         (
             {"function": "half"},
@@ -257,12 +302,17 @@ def test_modules_by_name(file):
 def test_mistakes_are_one_sentence(file, changes, sentence):
     with pytest.raises(UserError) as error:
         build_task(config(file, task={"file": str(file), **changes}))
-    assert str(error.value).startswith(sentence.replace("{file}", str(file)).replace("{cwd}", str(Path.cwd())))
+    assert str(error.value).startswith(
+        sentence.replace("{file}", str(file)).replace("{cwd}", str(Path.cwd()))
+    )
 
 
 def test_code_that_cannot_be_imported_is_named_with_its_line(file):
     file.write_text("import nonexistent_package\n")
-    with pytest.raises(UserError, match=r"line\.py, line 1: No module named 'nonexistent_package', while importing it"):
+    with pytest.raises(
+        UserError,
+        match=r"line\.py, line 1: No module named 'nonexistent_package', while importing it",
+    ):
         build_task(config(file))
     file.write_text("x = 1\ndef task(:\n")
     with pytest.raises(UserError, match=r"line\.py, line 2: SyntaxError: "):
@@ -271,19 +321,23 @@ def test_code_that_cannot_be_imported_is_named_with_its_line(file):
 
 def test_code_that_ends_the_program_is_named_with_its_line(file):
     file.write_text("import sys\n\n\ndef task():\n    sys.exit('no data')\n")
-    with pytest.raises(UserError, match=r"line\.py, line 5: SystemExit: no data, while calling task\(\)"):
+    with pytest.raises(
+        UserError, match=r"line\.py, line 5: SystemExit: no data, while calling task\(\)"
+    ):
         build_task(config(file))
 
 
 def test_what_cannot_be_combined_is_refused(file):
     with pytest.raises(
-        UserError, match=r"data\.name = 'digits' cannot be combined with task\.file = 'line\.py', which"
+        UserError,
+        match=r"data\.name = 'digits' cannot be combined with task\.file = 'line\.py', which",
     ):
         resolve({"task": {"file": "line.py"}, "data": {"name": "digits"}})
     with pytest.raises(UserError, match=r"model\.name = 'cnn' cannot be combined with task\.file"):
         resolve({"task": {"file": "line.py"}, "model": {"name": "cnn"}})
     with pytest.raises(
-        UserError, match=r"data\.alpha = 0\.7 has no effect: task\(\) in .* give it an argument 'alpha'"
+        UserError,
+        match=r"data\.alpha = 0\.7 has no effect: task\(\) in .* give it an argument 'alpha'",
     ):
         build_task(config(file, data={"alpha": 0.7}))
     for function, key, value in (
@@ -297,24 +351,36 @@ def test_what_cannot_be_combined_is_refused(file):
     ):
         data = {key: value} | ({"clients": 4, "alpha": 0.5} if function == "dealt" else {})
         named = resolve(
-            {"task": {"file": str(file), "function": function}, "data": data, "train": {"cohort": 2}, "seed": 3}
+            {
+                "task": {"file": str(file), "function": function},
+                "data": data,
+                "train": {"cohort": 2},
+                "seed": 3,
+            }
         )
         with pytest.raises(
-            UserError, match=rf"data\.{key} = {value!r} has no effect: {function}\(\) in .* returns data"
+            UserError,
+            match=rf"data\.{key} = {value!r} has no effect: {function}\(\) in .* returns data",
         ):
             build_task(named)
-    natural = resolve({"task": {"file": str(file), "function": "listed"}, "data": {"partition": "natural"}})
+    natural = resolve(
+        {"task": {"file": str(file), "function": "listed"}, "data": {"partition": "natural"}}
+    )
     assert build_task(natural).clients.sizes.tolist() == [12, 12, 12]
     asked = resolve({"task": {"file": str(file), "function": "indexed"}, "data": {"alpha": 0.7}})
     assert build_task(asked).clients.sizes.tolist() == [7, 41]
-    with pytest.raises(UserError, match=r"returned a dict with the key 'tset'; did you mean 'test'\?"):
+    with pytest.raises(
+        UserError, match=r"returned a dict with the key 'tset'; did you mean 'test'\?"
+    ):
         build_task(resolve({"task": {"file": str(file), "function": "misspelled"}}))
     with pytest.raises(UserError, match=r"task\.file is missing"):
         resolve({"task": {"options": {"width": 3}}})
     with pytest.raises(UserError, match=r"task\.options = 3 must be a section"):
         resolve({"task": {"file": "line.py", "options": 3}})
     assert "task" not in tables(resolve({}))
-    assert "[task.options]\nwidth = 3" in dump(tables(resolve({"task": {"file": "line.py", "options": {"width": 3}}})))
+    assert "[task.options]\nwidth = 3" in dump(
+        tables(resolve({"task": {"file": "line.py", "options": {"width": 3}}}))
+    )
 
 
 def test_verbose_shows_the_traceback(file):
@@ -348,5 +414,13 @@ def test_the_file_of_a_new_deployment_runs_as_it_is(tmp_path, monkeypatch):
     deploy = pytest.importorskip("flwr") and pytest.importorskip("kairosfl.deploy")
     monkeypatch.chdir(tmp_path)
     deploy.new(tmp_path / "hospital")
-    said = call("run", "hospital/app/federation/task.py", "--set", "train.cohort=4", "--set", "train.rounds=2", "-q")
+    said = call(
+        "run",
+        "hospital/app/federation/task.py",
+        "--set",
+        "train.cohort=4",
+        "--set",
+        "train.rounds=2",
+        "-q",
+    )
     assert said.exit_code == 0, said.output

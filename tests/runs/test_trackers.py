@@ -68,7 +68,10 @@ def test_mlflow_gets_parameters_and_every_round(mlflow, tmp_path):
 
 def test_runs_of_a_sweep_are_open_beside_each_other(mlflow, tmp_path):
     together = {"run": SMALL["run"] | {"engine": "batched", "track": ["mlflow"]}}
-    sweep([Member(name, {}, resolve(SMALL | together | {"seed": i})) for i, name in enumerate("ab")], tmp_path)
+    sweep(
+        [Member(name, {}, resolve(SMALL | together | {"seed": i})) for i, name in enumerate("ab")],
+        tmp_path,
+    )
     for name in ("id-a", "id-b"):
         assert [call[2] for call in mlflow if call[:2] == (name, "metrics")] == [1, 2, 3, 4]
         assert mlflow.count((name, "end")) == 1
@@ -92,7 +95,10 @@ def test_a_server_that_is_not_there_is_one_sentence(mlflow, tmp_path, monkeypatc
         raise sys.modules["mlflow"].MlflowException("No route to it.\nDetails")
 
     monkeypatch.setattr(Client, "log_batch", refuse)
-    with pytest.raises(UserError, match=r'^run.track = "mlflow": No route to it\. Set MLFLOW_TRACKING_URI .*mlflow\.$'):
+    with pytest.raises(
+        UserError,
+        match=r'^run.track = "mlflow": No route to it\. Set MLFLOW_TRACKING_URI .*mlflow\.$',
+    ):
         experiment.start(config("mlflow"), tmp_path / "run")
 
 
@@ -104,7 +110,11 @@ def test_mlflow_itself(tmp_path, monkeypatch):
     experiment.start(config("mlflow"), tmp_path / "run")
     client = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("kairos").experiment_id])
-    assert (run.info.run_name, run.info.status, run.data.params["train.rounds"]) == ("run", "FINISHED", "4")
+    assert (run.info.run_name, run.info.status, run.data.params["train.rounds"]) == (
+        "run",
+        "FINISHED",
+        "4",
+    )
     assert [each.step for each in client.get_metric_history(run.info.run_id, "fgn")] == [1, 2, 3, 4]
 
 
@@ -131,7 +141,9 @@ def test_tensorboard_gets_every_round(monkeypatch, tmp_path):
     assert written[-1] == "closed"
 
 
-@pytest.mark.parametrize(("name", "module"), [("mlflow", "mlflow"), ("tensorboard", "torch.utils.tensorboard")])
+@pytest.mark.parametrize(
+    ("name", "module"), [("mlflow", "mlflow"), ("tensorboard", "torch.utils.tensorboard")]
+)
 def test_without_the_library_the_sentence_says_what_to_install(monkeypatch, tmp_path, name, module):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf"needs its library: pip install {name}$"):

@@ -1,4 +1,6 @@
-"""kairosfl tune: on validation samples alone, within its budget, the same again after an interruption."""
+"""kairosfl tune: on validation samples alone, within its budget, the same again after an
+interruption.
+"""
 
 from __future__ import annotations
 
@@ -74,13 +76,20 @@ def test_the_test_set_is_never_used(done):
     assert sizes == {round(0.1 * 1437)}  # of the 1,437 training digits
 
 
-def test_the_file_plain_averaging_and_plain_averaging_with_the_best_recipe_are_among_the_trials(done):
+def test_the_file_plain_averaging_and_plain_averaging_with_the_best_recipe_are_among_the_trials(
+    done,
+):
     found = result(done)
     first, second = found.trials[:2]
-    assert (first.settings, second.settings) == ({"algorithm": "fedprox(mu=0.1)"}, {"algorithm": "fedavg"})
+    assert (first.settings, second.settings) == (
+        {"algorithm": "fedprox(mu=0.1)"},
+        {"algorithm": "fedavg"},
+    )
     assert first.params["train.lr"] == 0.05
     best = done._ranked(10)[0]
-    assert any(trial.plain and trial.recipe == found.trials[best.trial].recipe for trial in found.trials)
+    assert any(
+        trial.plain and trial.recipe == found.trials[best.trial].recipe for trial in found.trials
+    )
     last = [number for number, rounds in done.ended if rounds == 30]
     assert any(found.trials[number].plain for number in last)
 
@@ -97,7 +106,9 @@ def test_best_toml_is_the_best_trial_on_the_test_set(done, tmp_path, monkeypatch
     found.write()
     trial, outcome = found.best
     assert outcome.round == 30
-    assert outcome.score == max(each.score for (_, rounds), each in done.ended.items() if rounds == 30)
+    assert outcome.score == max(
+        each.score for (_, rounds), each in done.ended.items() if rounds == 30
+    )
     tables = tomllib.loads((done.out / "best.toml").read_text())
     assert "validation" not in tables["data"]
     config = resolve(tables)
@@ -105,7 +116,9 @@ def test_best_toml_is_the_best_trial_on_the_test_set(done, tmp_path, monkeypatch
     assert str(config.algorithm) == trial.settings["algorithm"]
     assert config == resolve(updated(TABLES, trial.settings))
     monkeypatch.chdir(tmp_path)
-    said = CliRunner().invoke(app, ["run", str(done.out / "best.toml"), "--set", "train.rounds=2", "--quiet"])
+    said = CliRunner().invoke(
+        app, ["run", str(done.out / "best.toml"), "--set", "train.rounds=2", "--quiet"]
+    )
     assert said.exit_code == 0, said.output
 
 
@@ -126,7 +139,9 @@ def test_an_interrupted_search_goes_on_to_the_same_trials_and_scores(done, tmp_p
         with pytest.raises(KeyboardInterrupt):
             search(tmp_path / "s", Budget("rounds", 240), show=Quiet(after))
     again = search(tmp_path / "s", Budget("rounds", 240))
-    assert [trial.settings for trial in again.proposals.trials] == [t.settings for t in done.proposals.trials]
+    assert [trial.settings for trial in again.proposals.trials] == [
+        t.settings for t in done.proposals.trials
+    ]
     assert again.ended.keys() == done.ended.keys()
     for key, outcome in done.ended.items():
         assert replace(again.ended[key], seconds=0) == replace(outcome, seconds=0), key
@@ -139,7 +154,9 @@ def test_proposals_do_not_depend_on_which_trial_ends_first(tmp_path):
     tables = TABLES | {"train": {"rounds": 2, "cohort": 3}, "tune": {"train": {"epochs": [1, 9]}}}
     found = []
     for slots in (1, 64):
-        made = search(tmp_path / f"{slots}", Budget("trials", 8), updated(tables, {"run.slots": slots}))
+        made = search(
+            tmp_path / f"{slots}", Budget("trials", 8), updated(tables, {"run.slots": slots})
+        )
         rows = [row["trial"] for row in read_lines(made.out / "outcomes.jsonl")]
         found.append(([trial.settings for trial in made.proposals.trials], rows))
     assert found[0][0] == found[1][0]
@@ -147,11 +164,20 @@ def test_proposals_do_not_depend_on_which_trial_ends_first(tmp_path):
 
 
 def test_another_file_does_not_continue_the_search(tmp_path):
-    search(tmp_path / "s", Budget("trials", 6), dict(TABLES, train={"rounds": 4, "cohort": 3, "lr": 0.05}))
+    search(
+        tmp_path / "s",
+        Budget("trials", 6),
+        dict(TABLES, train={"rounds": 4, "cohort": 3, "lr": 0.05}),
+    )
     with pytest.raises(
-        UserError, match=r"was begun with config.train.lr = 0.05, and now it is 0.1; give another --out"
+        UserError,
+        match=r"was begun with config.train.lr = 0.05, and now it is 0.1; give another --out",
     ):
-        search(tmp_path / "s", Budget("trials", 6), dict(TABLES, train={"rounds": 4, "cohort": 3, "lr": 0.1}))
+        search(
+            tmp_path / "s",
+            Budget("trials", 6),
+            dict(TABLES, train={"rounds": 4, "cohort": 3, "lr": 0.1}),
+        )
 
 
 @pytest.mark.slow
@@ -160,10 +186,13 @@ def test_budgets_of_bytes_and_of_minutes(tmp_path):
     made = search(tmp_path / "bytes", Budget("bytes", 2.7e6), tables)
     assert 2e6 < sum(outcome.bytes for outcome in made.ended.values()) <= 2.7e6
     with pytest.raises(
-        UserError, match=r"--bytes 0.1 is too small for trials of 30 rounds: give at least \d+, or lower"
+        UserError,
+        match=r"--bytes 0.1 is too small for trials of 30 rounds: give at least \d+, or lower",
     ):
         search(tmp_path / "none", Budget("bytes", 1e5), tables)
-    with pytest.raises(UserError, match="--rounds 100 is too small for trials of 30 rounds: give at least 180"):
+    with pytest.raises(
+        UserError, match="--rounds 100 is too small for trials of 30 rounds: give at least 180"
+    ):
         search(tmp_path / "none", Budget("rounds", 100), tables)
     show = Quiet()
     made = search(tmp_path / "minutes", Budget("minutes", 1.5), tables, show)
@@ -185,7 +214,9 @@ def test_a_trial_that_diverges_is_told_so_and_the_others_go_on(tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
-def test_trials_that_are_refused_or_run_out_of_memory_have_failed_with_the_reason(tmp_path, engine, monkeypatch):
+def test_trials_that_are_refused_or_run_out_of_memory_have_failed_with_the_reason(
+    tmp_path, engine, monkeypatch
+):
     def short(*everything):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
@@ -194,7 +225,10 @@ def test_trials_that_are_refused_or_run_out_of_memory_have_failed_with_the_reaso
     tables = SHORT | {"tune": table, "run": {"engine": engine, "device": "cpu"}}
     made = search(tmp_path / "s", Budget("trials", 12), tables)
     reasons = {outcome.reason[:40] for outcome in made.ended.values() if outcome.state == "failed"}
-    assert reasons >= {"The GPU ran out of memory: stop other pr", "fedyogi and fedadam cannot be combined: "}
+    assert reasons >= {
+        "The GPU ran out of memory: stop other pr",
+        "fedyogi and fedadam cannot be combined: ",
+    }
     assert result(made).best[1].score is not None
     assert all(outcome.state != "diverged" for outcome in made.ended.values())
 
@@ -221,20 +255,32 @@ def test_an_engine_that_fails_takes_its_runs_with_it_and_not_the_search(tmp_path
     ("table", "sentence"),
     [
         (3, r"tune = 3 must be a section: write \[tune\]"),
-        ({"trian": {"lr": [1]}}, "tune.trian.lr cannot be searched; use algorithm, add, data.augment"),
+        (
+            {"trian": {"lr": [1]}},
+            "tune.trian.lr cannot be searched; use algorithm, add, data.augment",
+        ),
         ({"train": {"rounds": [5]}}, "tune.train.rounds cannot be searched"),
         ({"seed": [1, 2]}, "tune.seed cannot be searched"),
         ({"data": {"validation": [0.1]}}, "tune.data.validation cannot be searched"),
-        ({"train": {"lr": {"low": 0.1}}}, r"tune.train.lr = \{'low': 0.1\} must be like \{low = 0.01"),
+        (
+            {"train": {"lr": {"low": 0.1}}},
+            r"tune.train.lr = \{'low': 0.1\} must be like \{low = 0.01",
+        ),
         ({"train": {"lr": {"low": 0.1, "high": 0.01}}}, "needs low below high"),
         ({"train": {"lr": {"low": 0, "high": 1, "log": True}}}, "and both above 0 with log"),
         ({"train": {"lr": []}}, r"tune.train.lr = \[\] must be a list of values"),
         ({"train": {"lr": [0.1, -1.0]}}, "tune.train.lr: train.lr = -1.0 must be above 0"),
-        ({"train": {"schedule": ["cosin"]}}, "tune.train.schedule: train.schedule = 'cosin' must be one of"),
+        (
+            {"train": {"schedule": ["cosin"]}},
+            "tune.train.schedule: train.schedule = 'cosin' must be one of",
+        ),
         ({"train": {"lrr": [0.1]}}, "tune.train.lrr: Unknown key train.lrr; did you mean 'lr'"),
         ({"algorithm": ["fedavg", 3]}, r"tune.algorithm = \['fedavg', 3\] must be a list of texts"),
         ({"algorithm": ["fedavgg"]}, "There is no rule 'fedavgg'"),
-        ({"fedavgm": {"bta": [0.5]}}, "tune.fedavgm.bta: fedavgm has no option 'bta'; did you mean 'beta'"),
+        (
+            {"fedavgm": {"bta": [0.5]}},
+            "tune.fedavgm.bta: fedavgm has no option 'bta'; did you mean 'beta'",
+        ),
         ({"fedavgm": {"beta": [0.5, 2.0]}}, "fedavgm: beta = 2.0 is not allowed"),
     ],
 )
@@ -254,7 +300,11 @@ def test_default_ranges_contain_the_file_and_tune_replaces_them():
     assert "data.augment" not in defaults(config, (1, 28, 28)).keys
     assert space.algorithm.values[0] == "fedavg"
     assert "fedprox(mu=0.1)" in space.algorithm.values
-    table = {"train": {"clip": 5.0, "epochs": {"low": 2, "high": 4}}, "algorithm": ["scaffold"], "add": "fedcl"}
+    table = {
+        "train": {"clip": 5.0, "epochs": {"low": 2, "high": 4}},
+        "algorithm": ["scaffold"],
+        "add": "fedcl",
+    }
     other = overridden(space, table, config)
     assert other.fixed == {"train.clip": 5.0}
     assert other.keys["train.epochs"] == Range(2, 4, whole=True)
@@ -286,7 +336,9 @@ def test_stages_and_who_goes_on():
     assert Budget("trials", 9).going_on(ranked, [7, 7], earlier=used, **more) == [0, 1, 2, 7]
     assert Budget("rounds", 180).going_on(ranked, [7, 7], earlier=used, **more) == [0, 1, 7]
     assert Budget("rounds", 150).going_on(ranked, [0], earlier=used, **more) == [0, 1]
-    assert Budget("bytes", 9 * 1000 + 6000).going_on(ranked, [8], earlier=dict.fromkeys(range(9), 1000.0), **more) == [
+    assert Budget("bytes", 9 * 1000 + 6000).going_on(
+        ranked, [8], earlier=dict.fromkeys(range(9), 1000.0), **more
+    ) == [
         0,
         8,
     ]
@@ -298,11 +350,15 @@ def test_a_short_run_goes_through_the_whole_schedule(tmp_path):
         settings = {"train.schedule": schedule, "train.gamma": 0.9, "train.milestones": [15, 24]}
         made = Search(updated(TABLES, settings), tmp_path / "s", Budget("trials", 6), Quiet())
         whole, short = made.config.train, made.trial_config({}, 10).train
-        assert [short.lr_at(t) for t in range(10)] == pytest.approx([whole.lr_at(3 * t) for t in range(10)])
+        assert [short.lr_at(t) for t in range(10)] == pytest.approx(
+            [whole.lr_at(3 * t) for t in range(10)]
+        )
 
 
 def test_the_main_metric_is_that_of_the_run(tmp_path):
-    write_json(tmp_path / "run.json", {"metrics": [{"name": "rmse", "better": "lower", "percent": False}]})
+    write_json(
+        tmp_path / "run.json", {"metrics": [{"name": "rmse", "better": "lower", "percent": False}]}
+    )
     for number in range(1, 21):
         row = {
             "round": number,
@@ -325,12 +381,16 @@ def test_averaged_models_are_scored_after_the_last_round(tmp_path):
     cost = {"bytes_up": 1, "bytes_down": 2, "steps": 3, "seconds": 0.5, "reported": 1}
     for number in range(1, 41):  # averaged since round 38, in the final tenth
         plain = {"plain_accuracy": 0.5} if number > 37 else {}
-        append_json(tmp_path / "metrics.jsonl", {"round": number, "accuracy": number / 100} | plain | cost)
+        append_json(
+            tmp_path / "metrics.jsonl", {"round": number, "accuracy": number / 100} | plain | cost
+        )
     assert measure(0, 40, tmp_path).score == pytest.approx(0.4)
 
 
 def test_a_metric_that_was_not_finite_at_the_end_is_not_replaced_by_earlier_rounds(tmp_path):
-    write_json(tmp_path / "run.json", {"metrics": [{"name": "rmse", "better": "lower", "percent": False}]})
+    write_json(
+        tmp_path / "run.json", {"metrics": [{"name": "rmse", "better": "lower", "percent": False}]}
+    )
     cost = {"bytes_up": 1, "bytes_down": 2, "steps": 3, "seconds": 0.5, "reported": 2}
     for number in range(1, 11):  # evaluated in every second round, and not finite in the last one
         value = {2: 3.0, 4: 2.0, 6: 1.0, 8: 0.5}.get(number)
@@ -339,7 +399,11 @@ def test_a_metric_that_was_not_finite_at_the_end_is_not_replaced_by_earlier_roun
             {"round": number, "evaluated": number % 2 == 0, "rmse": value, "loss": 1.0} | cost,
         )
     outcome = measure(0, 10, tmp_path)
-    assert (outcome.state, outcome.score, outcome.reason) == ("diverged", None, "rmse is not finite")
+    assert (outcome.state, outcome.score, outcome.reason) == (
+        "diverged",
+        None,
+        "rmse is not finite",
+    )
 
 
 def test_what_counts_as_diverged():
@@ -377,15 +441,26 @@ def test_wrong_options(words, sentence, tmp_path, monkeypatch):
 
 def test_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("a.toml").write_text("[data]\nclients = 8\n[model]\nhidden = [4]\n[train]\nrounds = 3\ncohort = 2\n")
+    Path("a.toml").write_text(
+        "[data]\nclients = 8\n[model]\nhidden = [4]\n[train]\nrounds = 3\ncohort = 2\n"
+    )
     said = CliRunner().invoke(app, ["tune", "a.toml", "--trials", "10"])
     assert said.exit_code == 0, said.output
     assert "run it: kairosfl run runs/a-tune/best.toml" in said.stdout
     assert "parameter" in said.stdout
     folder = Path("runs/a-tune")
     names = {path.name for path in folder.iterdir()}
-    assert names >= {"best.toml", "report.html", "trials.json", "tune.json", "study.journal", "outcomes.jsonl"}
-    assert len(json.loads((folder / "trials.json").read_text())) == len(list(folder.glob("3-rounds/*")))
+    assert names >= {
+        "best.toml",
+        "report.html",
+        "trials.json",
+        "tune.json",
+        "study.journal",
+        "outcomes.jsonl",
+    }
+    assert len(json.loads((folder / "trials.json").read_text())) == len(
+        list(folder.glob("3-rounds/*"))
+    )
     assert read_json(folder / "tune.json")["stages"] == [3]
     again = CliRunner().invoke(app, ["tune", "a.toml", "--trials", "10", "--json"])
     assert json.loads(again.stdout)["trials"] == len(list(folder.glob("3-rounds/*")))
@@ -397,7 +472,9 @@ def test_the_command(tmp_path, monkeypatch):
     assert "contains a run or a sweep, and a search needs its own folder" in said.stderr
     Path("a.toml").write_text(Path("a.toml").read_text() + "[tune]\ntrain.lr = [0.1, 0.2]\n")
     said = CliRunner().invoke(app, ["run", "a.toml"])
-    assert "[tune] has ranges for a search: use `kairosfl tune`, or remove the section." in said.stderr
+    assert (
+        "[tune] has ranges for a search: use `kairosfl tune`, or remove the section." in said.stderr
+    )
     assert "a.toml" in complete.file("a")
 
 
@@ -413,12 +490,19 @@ def test_without_optuna_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("a.toml").write_text("")
     said = CliRunner().invoke(app, ["tune", "a.toml"])
-    assert (said.exit_code, said.stderr) == (2, 'kairosfl: tuning needs optuna: pip install "kairosfl[tune]"\n')
+    assert (said.exit_code, said.stderr) == (
+        2,
+        'kairosfl: tuning needs optuna: pip install "kairosfl[tune]"\n',
+    )
 
 
 def test_settings_in_a_few_words(done):
     trial = replace(
         done.proposals.trials[0],
-        settings={"train.lr": 0.123456, "data.augment": True, "algorithm": "fedadam(lr=0.0123456, tau=1.23456e-05)"},
+        settings={
+            "train.lr": 0.123456,
+            "data.augment": True,
+            "algorithm": "fedadam(lr=0.0123456, tau=1.23456e-05)",
+        },
     )
     assert words(trial) == "fedadam(lr=0.0123, tau=1.23e-05), lr 0.123, augment True"

@@ -1,4 +1,6 @@
-"""kairosfl tune keeps what the file demands, judges private runs as what they are, and never exceeds its budget."""
+"""kairosfl tune keeps what the file demands, judges private runs as what they are, and never
+exceeds its budget.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ SHORT = TABLES | {"train": {"rounds": 4, "cohort": 3, "lr": 0.05}}
 
 
 class Quiet:
-    """Remembers what is said; `after` rounds it is interrupted, and every round takes a second of `clock`."""
+    """Remembers what is said; `after` rounds it is interrupted, and every round takes a second of
+    `clock`.
+    """
 
     def __init__(self, after=None):
         self.lines, self.after, self.rounds = [], after, 0
@@ -58,7 +62,11 @@ def search(out, budget, tables=TABLES, show=None, parallel=4):
 
 
 def space(algorithm, table=None, **run):
-    config = resolve(updated(TABLES, {"algorithm": algorithm, **{f"run.{key}": value for key, value in run.items()}}))
+    config = resolve(
+        updated(
+            TABLES, {"algorithm": algorithm, **{f"run.{key}": value for key, value in run.items()}}
+        )
+    )
     return overridden(defaults(config, ()), table or {}, config)
 
 
@@ -76,7 +84,11 @@ def sent(folder, name=("bytes_up", "bytes_down")):
         ("median", "median", "fedadam + median"),
         ("krum + limits", "krum + limits", "fedadam + krum + limits"),
         ("normclipping", "normclipping", "fedadam + normclipping"),
-        ("attack + fedavgm + bucketing + krum", "attack + bucketing + krum", "attack + fedadam + bucketing + krum"),
+        (
+            "attack + fedavgm + bucketing + krum",
+            "attack + bucketing + krum",
+            "attack + fedadam + bucketing + krum",
+        ),
         ("fedavgm + budget", "budget", "fedadam + budget"),
         ("fedavgm", "fedavg", "fedadam"),
     ],
@@ -93,21 +105,60 @@ def test_what_the_file_demands_is_in_every_proposal(algorithm, plain, adam):
 
 def test_rules_that_are_added_come_before_those_that_are_demanded():
     searched = space("attack + limits", {"add": ["fednova"]})
-    assert searched.combined("attack + fedadam + limits", "fednova") == "attack + fedadam + fednova + limits"
+    assert (
+        searched.combined("attack + fedadam + limits", "fednova")
+        == "attack + fedadam + fednova + limits"
+    )
 
 
 @pytest.mark.parametrize(
     ("algorithm", "table", "sentence"),
     [
-        (f"fedavgm + {PRIVACY}", {"algorithm": ["scaffold"]}, "'scaffold' cannot be tried with what the file's alg"),
-        (f"fedavgm + {PRIVACY}", {"add": ["median"]}, "tune.add: 'median' cannot be tried with what the file's alg"),
-        (f"fedavgm + {PRIVACY}", {"algorithm": ["fedcl"]}, "without noise; use a detector that adds noise"),
-        (f"fedavgm + {PRIVACY}", {"algorithm": ["privacy(epsilon=9.0)"]}, r"keeps the file's privacy\(epsilon=4.0"),
-        ("fedavgm", {"algorithm": [f"fedavgm + {PRIVACY}"]}, "would compete with trials that are not private"),
-        ("fedavgm", {"add": ["", "localprivacy"]}, "would compete with trials that are not private"),
-        ("median", {"algorithm": ["krum"]}, "'krum' cannot be tried with what the file's algorithm demands, median"),
-        (PRIVACY, {"privacy": {"epsilon": [4.0, 8.0]}}, "tune.privacy.epsilon is a promise to the clients"),
-        ("localprivacy", {"localprivacy": {"delta": [0.1]}}, "tune.localprivacy.delta is a promise to the clients"),
+        (
+            f"fedavgm + {PRIVACY}",
+            {"algorithm": ["scaffold"]},
+            "'scaffold' cannot be tried with what the file's alg",
+        ),
+        (
+            f"fedavgm + {PRIVACY}",
+            {"add": ["median"]},
+            "tune.add: 'median' cannot be tried with what the file's alg",
+        ),
+        (
+            f"fedavgm + {PRIVACY}",
+            {"algorithm": ["fedcl"]},
+            "without noise; use a detector that adds noise",
+        ),
+        (
+            f"fedavgm + {PRIVACY}",
+            {"algorithm": ["privacy(epsilon=9.0)"]},
+            r"keeps the file's privacy\(epsilon=4.0",
+        ),
+        (
+            "fedavgm",
+            {"algorithm": [f"fedavgm + {PRIVACY}"]},
+            "would compete with trials that are not private",
+        ),
+        (
+            "fedavgm",
+            {"add": ["", "localprivacy"]},
+            "would compete with trials that are not private",
+        ),
+        (
+            "median",
+            {"algorithm": ["krum"]},
+            "'krum' cannot be tried with what the file's algorithm demands, median",
+        ),
+        (
+            PRIVACY,
+            {"privacy": {"epsilon": [4.0, 8.0]}},
+            "tune.privacy.epsilon is a promise to the clients",
+        ),
+        (
+            "localprivacy",
+            {"localprivacy": {"delta": [0.1]}},
+            "tune.localprivacy.delta is a promise to the clients",
+        ),
     ],
 )
 def test_what_changes_a_demand_is_refused_in_one_sentence(algorithm, table, sentence):
@@ -155,9 +206,7 @@ def test_what_a_private_search_costs_is_composed_and_said(private):
     assert cost.epsilon == pytest.approx(epsilon)
     assert cost.epsilon > 4
     assert found.numbers()["epsilon"] == cost.epsilon
-    sentence = (
-        f"privacy: the 10 runs of this search trained on the same clients and together cost epsilon = {epsilon:.3g}"
-    )
+    sentence = f"privacy: the 10 runs of this search trained on the same clients and together cost epsilon = {epsilon:.3g}"
     assert any(line.startswith(sentence) for line in found.sentences())
     assert sentence in page(found)
 
@@ -179,7 +228,9 @@ def test_private_trials_have_noise_of_their_own_among_the_same_clients(private):
 
 
 def test_the_reports_of_local_privacy_add_up(tmp_path):
-    made = search(tmp_path / "s", Budget("trials", 6), SHORT | {"algorithm": "localprivacy(epsilon=8.0)"})
+    made = search(
+        tmp_path / "s", Budget("trials", 6), SHORT | {"algorithm": "localprivacy(epsilon=8.0)"}
+    )
     (cost,) = result(made).costs
     assert cost.name == "local_epsilon"
     assert cost.epsilon > 8
@@ -229,11 +280,15 @@ def test_a_last_round_whose_clients_all_failed_is_divergence(tmp_path):
     assert (outcome.state, outcome.reason) == ("diverged", "the last round had no usable report")
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "moon", "fedcm", "alt(reference='previous')", "vrlsgd"])
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", "scaffold", "moon", "fedcm", "alt(reference='previous')", "vrlsgd"]
+)
 def test_a_price_is_what_the_algorithm_sends(tmp_path, algorithm):
     from kairosfl.runs import experiment
 
-    config = resolve(updated(SHORT, {"algorithm": algorithm, "run.engine": "loop", "train.rounds": 6}))
+    config = resolve(
+        updated(SHORT, {"algorithm": algorithm, "run.engine": "loop", "train.rounds": 6})
+    )
     task = experiment.build_task(config)
     summary = experiment.start(config, tmp_path / "r")
     used = summary["bytes_up"] + summary["bytes_down"]
@@ -246,13 +301,17 @@ def test_a_price_is_what_the_algorithm_sends(tmp_path, algorithm):
     ("algorithms", "megabytes"),
     [(["scaffold"], 4.2), (["fedcl(cap=0.5)", "scaffold + fedcl(cap=0.5)"], 6.0), ([PRIVACY], 6.0)],
 )
-def test_a_budget_of_bytes_is_kept_by_algorithms_that_send_more_than_others(tmp_path, algorithms, megabytes):
+def test_a_budget_of_bytes_is_kept_by_algorithms_that_send_more_than_others(
+    tmp_path, algorithms, megabytes
+):
     tables = TABLES | {"algorithm": PRIVACY}
     if algorithms != [PRIVACY]:
         tables = TABLES | {"tune": {"algorithm": algorithms, "add": ""}}
     show = Quiet()
     made = search(tmp_path / "s", Budget("bytes", megabytes * 1e6), tables, show, parallel=16)
-    assert sent(made.out) == sum(outcome.bytes for outcome in made.ended.values())  # no run was cut off
+    assert sent(made.out) == sum(
+        outcome.bytes for outcome in made.ended.values()
+    )  # no run was cut off
     assert 0.4 * megabytes * 1e6 < sent(made.out) <= megabytes * 1e6
     assert {rounds for _, rounds in made.ended} == {10, 30}
     more = search(tmp_path / "s", Budget("bytes", 1.5 * megabytes * 1e6), tables, parallel=16)
@@ -262,11 +321,15 @@ def test_a_budget_of_bytes_is_kept_by_algorithms_that_send_more_than_others(tmp_
 
 def test_a_budget_of_bytes_is_judged_by_the_dearest_algorithm(tmp_path):
     tables = TABLES | {"tune": {"algorithm": ["scaffold"], "add": ""}}
-    with pytest.raises(UserError, match="--bytes 3 is too small for trials of 30 rounds: give at least 4, or lower"):
+    with pytest.raises(
+        UserError, match="--bytes 3 is too small for trials of 30 rounds: give at least 4, or lower"
+    ):
         search(tmp_path / "s", Budget("bytes", 3e6), tables)
 
 
-def test_a_run_that_sends_more_than_its_price_stops_before_the_budget_is_exceeded(tmp_path, monkeypatch):
+def test_a_run_that_sends_more_than_its_price_stops_before_the_budget_is_exceeded(
+    tmp_path, monkeypatch
+):
     from kairosfl.tune.price import Price
 
     monkeypatch.setattr(searching, "price", lambda config, task: Price(1.0, 1.0, varies=False))
@@ -330,16 +393,27 @@ def test_a_search_whose_trials_all_fail_ends_with_the_reason(tmp_path, monkeypat
     monkeypatch.setattr(Search, "_pool", refused)
     made = search(tmp_path / "s", Budget("rounds", 400))  # a trial that failed uses none of them
     assert len(made.ended) == 16 + 3
-    with pytest.raises(UserError, match=r"No trial in .* has finished; the first ended with: The clients are gone."):
+    with pytest.raises(
+        UserError, match=r"No trial in .* has finished; the first ended with: The clients are gone."
+    ):
         result(made).write()
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--trials", "9" * 20], "--trials 99999999999999999999 is too many to end; give at most 100,000."),
-        (["--rounds", "9" * 20], "--rounds 99999999999999999999 is more than a search can use; give at most"),
-        (["--minutes", "1e300"], "--minutes 1e+300 is more than a search can use; give at most 10000000."),
+        (
+            ["--trials", "9" * 20],
+            "--trials 99999999999999999999 is too many to end; give at most 100,000.",
+        ),
+        (
+            ["--rounds", "9" * 20],
+            "--rounds 99999999999999999999 is more than a search can use; give at most",
+        ),
+        (
+            ["--minutes", "1e300"],
+            "--minutes 1e+300 is more than a search can use; give at most 10000000.",
+        ),
     ],
 )
 def test_a_budget_that_no_search_can_use_is_refused(words, sentence, tmp_path, monkeypatch):

@@ -65,7 +65,10 @@ def test_steps_without_milestones() -> None:
 
 
 def test_one_run_of_a_sweep_that_uses_it_is_enough() -> None:
-    runs = [resolve({}, ["train.gamma=0.5", f"train.schedule='{each}'"]) for each in ("constant", "exponential")]
+    runs = [
+        resolve({}, ["train.gamma=0.5", f"train.schedule='{each}'"])
+        for each in ("constant", "exponential")
+    ]
     assert unused(runs) == []
 
 
@@ -84,6 +87,8 @@ def test_run_and_sweep_say_so(command: list[str], tmp_path: Path) -> None:
     file.write_text("[train]\nrounds = 1\ngamma = 0.5\n[data]\nclients = 10\n")
     said = "kairosfl: train.gamma = 0.5 has no effect with train.schedule = 'constant'.\n"
     for options, times in (([], 1), (["--quiet"], 0)):
-        result = CliRunner().invoke(app, [*command, str(file), "--out", str(tmp_path / f"out{times}"), *options])
+        result = CliRunner().invoke(
+            app, [*command, str(file), "--out", str(tmp_path / f"out{times}"), *options]
+        )
         assert result.exit_code == 0, result.output
         assert result.stderr.count(said) == times

@@ -20,7 +20,14 @@ HEX = "0x" + "f" * 5000  # which Python reads, but does not print
 
 @pytest.mark.parametrize(
     "value",
-    [[{"a": 1}, {"b": "x"}], [[{"a b": [{}]}]], "a\x7fb", {"k\x7f": '"\\\n\t\x01'}, [float("inf"), 1e300], []],
+    [
+        [{"a": 1}, {"b": "x"}],
+        [[{"a b": [{}]}]],
+        "a\x7fb",
+        {"k\x7f": '"\\\n\t\x01'},
+        [float("inf"), 1e300],
+        [],
+    ],
 )
 def test_what_options_hold_is_written_as_it_was_read(value: Any) -> None:
     nested = {"task": {"options": {"layers": value}}}
@@ -29,7 +36,9 @@ def test_what_options_hold_is_written_as_it_was_read(value: Any) -> None:
 
 def test_a_configuration_that_would_not_read_back_is_refused_before_training() -> None:
     config = RunConfig(task=TaskFile(file="t.py", options={"layers": [object()]}))
-    with pytest.raises(UserError, match=r"cannot be written to config\.toml, so the run could not be resumed"):
+    with pytest.raises(
+        UserError, match=r"cannot be written to config\.toml, so the run could not be resumed"
+    ):
         text_of(config)
     config = RunConfig(task=TaskFile(file="caf\udce9.py"))
     with pytest.raises(UserError, match=r"task = .* cannot be written"):
@@ -44,7 +53,9 @@ def test_nan_in_an_option_reads_back() -> None:
 
 @pytest.mark.parametrize("value", ["2020-01-01", "[07:32:00]", "1979-05-27T07:32:00Z"])
 def test_a_date_is_refused_with_the_text_to_write(value: str) -> None:
-    with pytest.raises(UserError, match=r"task\.options\.o = .* is a date or time; write it as text"):
+    with pytest.raises(
+        UserError, match=r"task\.options\.o = .* is a date or time; write it as text"
+    ):
         change({}, [f"task.options.o={value}"])
 
 
@@ -59,13 +70,19 @@ def test_a_number_of_thousands_of_digits_is_one_sentence(value: str, tmp_path: P
         with pytest.raises(UserError, match="too large"):
             resolve(change({}, [text]))
     file = tmp_path / "run.toml"
-    for text in (f"seed = {value}", f"[sweep]\nseed = [{value}]", f"[tune]\ntrain.lr = [1, {value}]"):
+    for text in (
+        f"seed = {value}",
+        f"[sweep]\nseed = [{value}]",
+        f"[tune]\ntrain.lr = [1, {value}]",
+    ):
         file.write_text(text)
         with pytest.raises(UserError, match="too large"):
             change(read(file), [])
 
 
-@pytest.mark.parametrize("options", [f"mu={HEX}", f"mu=[{HEX}]", f"mu={HEX}+x", f"mu={DIGITS}", f"mu=-{HEX}"])
+@pytest.mark.parametrize(
+    "options", [f"mu={HEX}", f"mu=[{HEX}]", f"mu={HEX}+x", f"mu={DIGITS}", f"mu=-{HEX}"]
+)
 def test_an_algorithm_with_such_a_number_is_one_sentence(options: str) -> None:
     with pytest.raises(UserError, match=r"too large|not a number|not a value|cannot be read"):
         parse(f"fedprox({options})")

@@ -15,11 +15,80 @@ from PIL import Image
 
 Write = Callable[[Random], tuple[str, bytes]]  # the file's name, below the client's, and its bytes
 ROWS = 6
-CELLS = ["", " ", "0", "1", "1.5", "-1", "1e30", "1e400", "nan", "inf", "9" * 5000, "-" + "9" * 5000, "1_0"]
-CELLS += ["2020-01-01", "10000-13-45", "Malmö", "\u202e", "\ufffd", "'", '"', '""', ",", "\0", "x" * 200_000, "=1+1"]
-CELLS += ["0x10", "１２", "1,5", "true", "NA", "?", "\r", "\n", "9223372036854775808", "e\u0301", "a\x1bb"]
-NAMES = ["a", "label", "label", "", " ", "a", "b" * 5000, "label ", "Größe", "\x1b[31m", "file", "1"]
-TYPES = ["<f4", ">f4", "<f8", "f2", "g", "<i8", ">i4", "u1", "<u8", "?", "<c8", "<U3", "S3", "<M8[s]", "<m8[D]", "V4"]
+CELLS = [
+    "",
+    " ",
+    "0",
+    "1",
+    "1.5",
+    "-1",
+    "1e30",
+    "1e400",
+    "nan",
+    "inf",
+    "9" * 5000,
+    "-" + "9" * 5000,
+    "1_0",
+]
+CELLS += [
+    "2020-01-01",
+    "10000-13-45",
+    "Malmö",
+    "\u202e",
+    "\ufffd",
+    "'",
+    '"',
+    '""',
+    ",",
+    "\0",
+    "x" * 200_000,
+    "=1+1",
+]
+CELLS += [
+    "0x10",
+    "１２",
+    "1,5",
+    "true",
+    "NA",
+    "?",
+    "\r",
+    "\n",
+    "9223372036854775808",
+    "e\u0301",
+    "a\x1bb",
+]
+NAMES = [
+    "a",
+    "label",
+    "label",
+    "",
+    " ",
+    "a",
+    "b" * 5000,
+    "label ",
+    "Größe",
+    "\x1b[31m",
+    "file",
+    "1",
+]
+TYPES = [
+    "<f4",
+    ">f4",
+    "<f8",
+    "f2",
+    "g",
+    "<i8",
+    ">i4",
+    "u1",
+    "<u8",
+    "?",
+    "<c8",
+    "<U3",
+    "S3",
+    "<M8[s]",
+    "<m8[D]",
+    "V4",
+]
 SUFFIXES = [".png", ".jpg", ".bmp", ".webp"]
 
 
@@ -39,7 +108,9 @@ def damaged(draw: Random, content: bytes) -> bytes:
         return content[:place] + draw.randbytes(draw.randint(1, 40)) + content[place:]
     if how == 3:  # a number in a header is another
         place = draw.randrange(max(len(content) - 4, 1))
-        changed[place : place + 4] = struct.pack("<I", draw.choice([0, 1, 2**31 - 1, 2**31, 2**32 - 1]))
+        changed[place : place + 4] = struct.pack(
+            "<I", draw.choice([0, 1, 2**31 - 1, 2**31, 2**32 - 1])
+        )
         return bytes(changed)
     if how == 4:
         place, end = sorted(draw.randrange(len(content)) for _ in range(2))
@@ -52,7 +123,9 @@ def damaged(draw: Random, content: bytes) -> bytes:
 def csv(draw: Random) -> tuple[str, bytes]:
     """A table of odd cells, quoted or not, in any encoding."""
     if draw.random() < 0.2:
-        return ".csv", "a,label\n1,Malmö\n2,Malmø\n3,Malmö\n".encode(draw.choice(["utf-8", "utf-8-sig", "latin-1"]))
+        return ".csv", "a,label\n1,Malmö\n2,Malmø\n3,Malmö\n".encode(
+            draw.choice(["utf-8", "utf-8-sig", "latin-1"])
+        )
     header = ["a", "label"] if draw.random() < 0.6 else draw.choices(NAMES, k=draw.randint(0, 4))
     lines = [header] + [draw.choices(CELLS, k=len(header)) for _ in range(draw.randrange(ROWS))]
     if draw.random() < 0.5:
@@ -61,17 +134,34 @@ def csv(draw: Random) -> tuple[str, bytes]:
     if draw.random() < 0.5:
         lines = [['"' + cell.replace('"', '""') + '"' for cell in line] for line in lines]
     text = draw.choice(["\n", "\r\n", "\r"]).join(",".join(line) for line in lines)
-    encoding = draw.choice(["utf-8", "utf-8", "utf-8-sig", "latin-1", "utf-16", "utf-16-le", "utf-32", "utf-7"])
+    encoding = draw.choice(
+        ["utf-8", "utf-8", "utf-8-sig", "latin-1", "utf-16", "utf-16-le", "utf-32", "utf-7"]
+    )
     return ".csv", text.encode(encoding, "replace")
 
 
 def array(draw: Random) -> np.ndarray:
     """An array of any type and shape."""
-    shape = draw.choice([(), (0,), (ROWS,), (ROWS,), (ROWS, 2), (ROWS, 2), (0, 2), (ROWS, 0), (ROWS, 2, 2), (1, ROWS)])
+    shape = draw.choice(
+        [
+            (),
+            (0,),
+            (ROWS,),
+            (ROWS,),
+            (ROWS, 2),
+            (ROWS, 2),
+            (0, 2),
+            (ROWS, 0),
+            (ROWS, 2, 2),
+            (1, ROWS),
+        ]
+    )
     numbers = np.frombuffer(draw.randbytes(int(np.prod(shape, dtype=int))), np.uint8).reshape(shape)
     kind = draw.choice(TYPES)
     with np.errstate(all="ignore"):
-        return numbers.astype("S4").view("V4").reshape(shape) if kind == "V4" else numbers.astype(kind)
+        return (
+            numbers.astype("S4").view("V4").reshape(shape) if kind == "V4" else numbers.astype(kind)
+        )
 
 
 def declaring(shape: str, kind: str = "<f4") -> bytes:
@@ -96,18 +186,32 @@ def npz(draw: Random) -> tuple[str, bytes]:
     good = {"inputs": np.arange(2.0 * ROWS).reshape(ROWS, 2), "targets": np.arange(ROWS) % 2}
     if how < 3:
         (np.savez_compressed if how else np.savez)(stream, **good)
-        return ".npz", damaged(draw, stream.getvalue()) if draw.random() < 0.8 else stream.getvalue()
+        return ".npz", damaged(
+            draw, stream.getvalue()
+        ) if draw.random() < 0.8 else stream.getvalue()
     if how == 3:
         names = draw.sample(["inputs", "targets", "x", "y", "test_inputs", "y_test", "other"], 4)
-        np.savez(stream, **{**(good if draw.random() < 0.5 else {}), **{name: array(draw) for name in names}})
+        np.savez(
+            stream,
+            **{**(good if draw.random() < 0.5 else {}), **{name: array(draw) for name in names}},
+        )
         return ".npz", stream.getvalue()
     if how == 4:
-        shape = draw.choice(["(10**12, 100)", "(1000000000000, 100)", "(-1,)", "(2, 1<<70)", "6", "()", "(" * 50])
+        shape = draw.choice(
+            ["(10**12, 100)", "(1000000000000, 100)", "(-1,)", "(2, 1<<70)", "6", "()", "(" * 50]
+        )
         entry = declaring(shape, draw.choice(["<f4", "O", "<U999999999", "|V0", "<f3"]))
         return ".npz", zipped({"inputs.npy": entry, "targets.npy": declaring("(2,)", "<i4")})
     np.save(stream, good["inputs"])
     return ".npz", draw.choice(
-        [stream.getvalue(), b"", b"PK", zipped({}), zipped({"inputs": b"x", "targets.npy": b""}), draw.randbytes(99)]
+        [
+            stream.getvalue(),
+            b"",
+            b"PK",
+            zipped({}),
+            zipped({"inputs": b"x", "targets.npy": b""}),
+            draw.randbytes(99),
+        ]
     )
 
 
@@ -131,7 +235,11 @@ def column(draw: Random) -> Any:
     }
     if draw.random() < 0.4:
         numbers = arrow.array([draw.choice([0, 1, 2**40, -(2**62), 2**62]), None, 1], arrow.int64())
-        return numbers.cast(draw.choice([arrow.timestamp("us"), arrow.timestamp("ns"), arrow.timestamp("us", "UTC")]))
+        return numbers.cast(
+            draw.choice(
+                [arrow.timestamp("us"), arrow.timestamp("ns"), arrow.timestamp("us", "UTC")]
+            )
+        )
     kind = draw.choice(list(kinds))
     if kind == arrow.string() and draw.random() < 0.5:
         return arrow.array(["1.5", "2", None]).cast(arrow.decimal128(9, 2))
@@ -162,9 +270,22 @@ def picture(draw: Random) -> tuple[str, bytes]:
     """A picture, whole or damaged, perhaps of another format than its name says."""
     mode = draw.choice(["L", "RGB", "RGBA", "P", "1", "I;16", "CMYK"])
     size = draw.choice([(5, 4), (5, 4), (5, 4), (1, 1), (400, 3), (5, 5)])
-    drawn = Image.frombytes(mode, size, draw.randbytes(8 * size[0] * size[1])) if mode != "1" else Image.new("1", size)
-    formats = {"PNG": ["L", "RGB", "RGBA", "P", "1", "I;16"], "JPEG": ["L", "RGB", "CMYK"], "BMP": ["L", "RGB", "1"]}
-    formats |= {"WEBP": ["RGB", "RGBA"], "GIF": ["L", "P"], "TIFF": ["L", "RGB", "CMYK", "I;16"], "PPM": ["L", "RGB"]}
+    drawn = (
+        Image.frombytes(mode, size, draw.randbytes(8 * size[0] * size[1]))
+        if mode != "1"
+        else Image.new("1", size)
+    )
+    formats = {
+        "PNG": ["L", "RGB", "RGBA", "P", "1", "I;16"],
+        "JPEG": ["L", "RGB", "CMYK"],
+        "BMP": ["L", "RGB", "1"],
+    }
+    formats |= {
+        "WEBP": ["RGB", "RGBA"],
+        "GIF": ["L", "P"],
+        "TIFF": ["L", "RGB", "CMYK", "I;16"],
+        "PPM": ["L", "RGB"],
+    }
     formats |= {"EPS": ["RGB"], "TGA": ["RGB"], "PCX": ["RGB"]}
     kind = draw.choice([name for name, modes in formats.items() if mode in modes])
     stream = io.BytesIO()
@@ -178,8 +299,20 @@ def picture(draw: Random) -> tuple[str, bytes]:
 
 
 KINDS: dict[str, Write] = {"csv": csv, "npz": npz, "parquet": table, "pictures": picture}
-OPTIONS = [{}, {}, {"missing": "drop"}, {"missing": "mean", "standardise": True}, {"kind": "regression"}, {"test": 0.0}]
-OPTIONS += [{"categorical": ["a"], "missing": "drop"}, {"input": ["a"]}, {"size": [3, 2]}, {"target": "a"}]
+OPTIONS = [
+    {},
+    {},
+    {"missing": "drop"},
+    {"missing": "mean", "standardise": True},
+    {"kind": "regression"},
+    {"test": 0.0},
+]
+OPTIONS += [
+    {"categorical": ["a"], "missing": "drop"},
+    {"input": ["a"]},
+    {"size": [3, 2]},
+    {"target": "a"},
+]
 
 
 def client(draw: Random, write: Write, place: Path, name: str) -> Path:

@@ -59,17 +59,27 @@ class Lines(Dataset):
 
 @pytest.mark.parametrize(
     "train",
-    [(IDS, IDS), (IDS, padded()), ({"mask": torch.ones(20, 8), "ids": IDS}, IDS), [(IDS, IDS), (IDS, IDS)]],
+    [
+        (IDS, IDS),
+        (IDS, padded()),
+        ({"mask": torch.ones(20, 8), "ids": IDS}, IDS),
+        [(IDS, IDS), (IDS, IDS)],
+    ],
     ids=["arrays", "padded", "dict", "clients"],
 )
 def test_targets_that_are_the_inputs_are_refused(train):
     test = train[0] if isinstance(train, list) else train
     clients = {"clients": None} if isinstance(train, list) else {}
-    assert refused(train, test, **clients) == f"the training targets of data set 'own' equal the inputs; {FIX}"
+    assert (
+        refused(train, test, **clients)
+        == f"the training targets of data set 'own' equal the inputs; {FIX}"
+    )
 
 
 def test_samples_that_are_read_when_they_are_needed():
-    assert "the training targets of data set 'own' equal the inputs" in refused(Lines(), Lines(), lazy=True)
+    assert "the training targets of data set 'own' equal the inputs" in refused(
+        Lines(), Lines(), lazy=True
+    )
 
 
 def test_a_test_set_that_copies_is_refused():
@@ -93,16 +103,31 @@ def test_a_task_file_is_refused(tmp_path: Path):
 def task(inputs, targets, **more):
     samples = Samples(inputs, targets)
     lists = [list(range(0, 10)), list(range(10, 20))]
-    return Task(words(), DataSet("own", samples, samples, WORDS), Population.from_lists(lists), **more)
+    return Task(
+        words(), DataSet("own", samples, samples, WORDS), Population.from_lists(lists), **more
+    )
 
 
 def test_copies_that_are_meant():
     with pytest.raises(UserError, match="equal the inputs"):
         task(IDS, IDS, loss=copying)  # perplexity would still compare each token with itself
-    meant = task(IDS, IDS, loss=copying, metrics={"right": lambda out, ids: (out.argmax(2) == ids).float().mean(1)})
+    meant = task(
+        IDS,
+        IDS,
+        loss=copying,
+        metrics={"right": lambda out, ids: (out.argmax(2) == ids).float().mean(1)},
+    )
     meant.check()
     history = kairosfl.simulate(
-        words(), (IDS, IDS), (IDS, IDS), kind="", loss=copying, clients=2, rounds=1, progress=False, engine="loop"
+        words(),
+        (IDS, IDS),
+        (IDS, IDS),
+        kind="",
+        loss=copying,
+        clients=2,
+        rounds=1,
+        progress=False,
+        engine="loop",
     )
     assert history.metric == "loss"
 

@@ -55,7 +55,9 @@ def test_synthetic_images_are_uint8_with_the_statistics_they_claim():
     assert data.train.inputs.shape == (500, 3, 16, 16)
     values = data.train.inputs.double() / 255
     assert values.mean().item() == pytest.approx(0.5, abs=2e-3)
-    assert values.std().item() == pytest.approx(0.25, abs=0.02)  # clipping at two deviations takes 6 %
+    assert values.std().item() == pytest.approx(
+        0.25, abs=0.02
+    )  # clipping at two deviations takes 6 %
     assert (data.mean, data.std) == ((0.5,) * 3, (0.25,) * 3)
 
 
@@ -74,7 +76,11 @@ def test_synthetic_images_are_uint8_with_the_statistics_they_claim():
         ("synthetic", {"samples": "many"}, "data.samples is 'many'; give an integer."),
         ("synthetic", {"samples": True}, "data.samples is True; give an integer."),
         ("synthetic", {"separation": "far"}, "data.separation is 'far'; give a number."),
-        ("synthetic", {"shape": [3, 2.5, 2]}, "data.shape is [3, 2.5, 2]; give a list of integers."),
+        (
+            "synthetic",
+            {"shape": [3, 2.5, 2]},
+            "data.shape is [3, 2.5, 2]; give a list of integers.",
+        ),
         ("cifar100", {"coarse": 1}, "data.coarse is 1; give true or false."),
         ("agnews", {"tokens": 1}, "data.tokens is 1; give a string."),
         ("folder", {"path": 3}, "data.path is 3; give a path."),
@@ -97,11 +103,15 @@ def test_what_is_held_out_is_in_nobodys_training_data():
     split = held_out(whole, 0.1)
     assert (len(split.train), len(split.test)) == (1293, 144)
     parts = torch.cat([split.train.inputs, split.test.inputs]).flatten(1)
-    assert sorted(map(tuple, parts.tolist())) == sorted(map(tuple, whole.train.inputs.flatten(1).tolist()))
+    assert sorted(map(tuple, parts.tolist())) == sorted(
+        map(tuple, whole.train.inputs.flatten(1).tolist())
+    )
     assert torch.equal(held_out(whole, 0.1).test.inputs, split.test.inputs)
     keyed = held_out(replace(whole, keys=np.arange(len(whole.train))), 0.1)
     assert np.array_equal(keyed.train.targets, whole.train.targets[torch.from_numpy(keyed.keys)])
-    assert np.array_equal(keyed.test.targets, whole.train.targets[torch.from_numpy(keyed.test_keys)])
+    assert np.array_equal(
+        keyed.test.targets, whole.train.targets[torch.from_numpy(keyed.test_keys)]
+    )
     for part in (0.0001, 0.9999):
         with pytest.raises(UserError, match=r"data\.validation = 0\.\d+ leaves"):
             held_out(whole, part)

@@ -1,4 +1,6 @@
-"""Official files: found, fetched, checked, converted once; whatever is wrong with them is named in one sentence."""
+"""Official files: found, fetched, checked, converted once; whatever is wrong with them is named in
+one sentence.
+"""
 
 import gzip
 import hashlib
@@ -70,7 +72,9 @@ def test_a_download_with_the_wrong_checksum_is_refused_and_not_kept(tmp_path, se
     served, url = server
     (served / "a.txt").write_bytes(b"something else")
     with pytest.raises(UserError) as error:
-        ensure("toy", tmp_path, [File("toy/a.txt", MD5)], [Download(f"{url}/a.txt", MD5, "toy/a.txt")])
+        ensure(
+            "toy", tmp_path, [File("toy/a.txt", MD5)], [Download(f"{url}/a.txt", MD5, "toy/a.txt")]
+        )
     assert str(error.value).startswith(
         f"the download from {url}/a.txt is corrupt or has changed (MD5 hash of downloaded file"
     )
@@ -82,7 +86,9 @@ def test_a_download_with_the_wrong_checksum_is_refused_and_not_kept(tmp_path, se
 
 def test_without_a_network_the_error_says_which_files_to_put_where(tmp_path):
     files = [File("toy/a.txt"), File("toy/b.txt")]
-    downloads = [Download(f"http://127.0.0.1:9/{name}", "", f"toy/{name}") for name in ("a.txt", "b.txt")]
+    downloads = [
+        Download(f"http://127.0.0.1:9/{name}", "", f"toy/{name}") for name in ("a.txt", "b.txt")
+    ]
     with pytest.raises(UserError) as error:
         ensure("toy", tmp_path, files, downloads)
     assert str(error.value) == (
@@ -125,11 +131,18 @@ def _zip(path, members):
 
 
 @pytest.mark.parametrize("pack", [_tar, _zip])
-def test_archives_are_unpacked_inside_their_folder_only_and_what_counts_comes_last(tmp_path, monkeypatch, pack):
-    pack(tmp_path / "archive", {"toy/list": b"1", "toy/images/a": b"2", "other": b"3", "toy/../../evil": b"4"})
+def test_archives_are_unpacked_inside_their_folder_only_and_what_counts_comes_last(
+    tmp_path, monkeypatch, pack
+):
+    pack(
+        tmp_path / "archive",
+        {"toy/list": b"1", "toy/images/a": b"2", "other": b"3", "toy/../../evil": b"4"},
+    )
     written = []
     real = os.replace
-    monkeypatch.setattr(os, "replace", lambda part, path: (written.append(Path(path).name), real(part, path)))
+    monkeypatch.setattr(
+        os, "replace", lambda part, path: (written.append(Path(path).name), real(part, path))
+    )
     unpack(tmp_path / "archive", tmp_path / "data", "toy", ["toy/list"])
     assert written == ["a", "list"]
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == [
@@ -143,7 +156,12 @@ def test_an_archive_is_downloaded_unpacked_and_removed(tmp_path, server):
     served, url = server
     _tar(served / "toy.tar.gz", {"toy/a": TEXT, "toy/b": b"b"})
     md5 = hashlib.md5((served / "toy.tar.gz").read_bytes()).hexdigest()
-    ensure("toy", tmp_path / "data", [File("toy/a"), File("toy/b")], [Download(f"{url}/toy.tar.gz", md5, "toy", True)])
+    ensure(
+        "toy",
+        tmp_path / "data",
+        [File("toy/a"), File("toy/b")],
+        [Download(f"{url}/toy.tar.gz", md5, "toy", True)],
+    )
     assert (tmp_path / "data/toy/a").read_bytes() == TEXT
     assert not list((tmp_path / "data").rglob("*.gz"))
 
@@ -187,7 +205,9 @@ def test_another_file_is_used_with_a_warning_and_its_own_sum(tmp_path):
 def test_sums_are_worked_out_again_only_when_a_file_changes(tmp_path, monkeypatch):
     path = _place(tmp_path, "toy/a", TEXT)
     read = []
-    monkeypatch.setattr("kairosfl.tasks.data.files.content", lambda p: (read.append(p), p.read_bytes())[1])
+    monkeypatch.setattr(
+        "kairosfl.tasks.data.files.content", lambda p: (read.append(p), p.read_bytes())[1]
+    )
     for _ in range(2):
         check(tmp_path, [File("toy/a", MD5)])
     assert read == [path]
@@ -210,7 +230,10 @@ def test_a_spoilt_list_of_sums_is_made_anew(tmp_path):
     [
         (lambda data: data[: len(data) // 2], "its compressed data is truncated after "),
         (lambda data: b"no gzip at all", "it cannot be decompressed (Not a gzipped file"),
-        (lambda data: data[:-6] + b"\0\0" + data[-4:], "it cannot be decompressed (CRC check failed"),
+        (
+            lambda data: data[:-6] + b"\0\0" + data[-4:],
+            "it cannot be decompressed (CRC check failed",
+        ),
     ],
 )
 def test_half_or_broken_gzip_files_are_named(tmp_path, spoil, why):
@@ -255,5 +278,7 @@ def test_converted_arrays_that_were_cut_short_are_made_anew(tmp_path):
 
 def test_a_folder_that_cannot_be_written_costs_a_warning_only(tmp_path):
     (tmp_path / ".kairosfl").write_text("a file where the folder should be")
-    with pytest.warns(UserWarning, match="cannot be written .* toy will be converted again on every start"):
+    with pytest.warns(
+        UserWarning, match="cannot be written .* toy will be converted again on every start"
+    ):
         assert cached(tmp_path, "toy", ["1"], lambda _: {"a": np.ones(3)})["a"].sum() == 3

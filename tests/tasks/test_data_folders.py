@@ -34,7 +34,10 @@ def refused(path, **options):
 
 @pytest.fixture
 def clients(tmp_path):
-    place = write(tmp_path / "clients", ann="height,label,weight\n1.5,0,2\n2.5,1,3\n3.5,1,4\n4.5,0,5\n5.5,2,6\n")
+    place = write(
+        tmp_path / "clients",
+        ann="height,label,weight\n1.5,0,2\n2.5,1,3\n3.5,1,4\n4.5,0,5\n5.5,2,6\n",
+    )
     np.savez(
         place / "bob.npz",
         inputs=np.array([[7.0, 8.0]]),
@@ -47,7 +50,12 @@ def clients(tmp_path):
 
 def test_a_folder_of_per_client_files(clients):
     data = load("folder", path=str(clients))
-    assert (data.name, data.classes, data.key_names, data.shape) == ("clients", 3, ("ann", "bob"), (2,))
+    assert (data.name, data.classes, data.key_names, data.shape) == (
+        "clients",
+        3,
+        ("ann", "bob"),
+        (2,),
+    )
     assert data.train.inputs.tolist() == [[1.5, 2], [2.5, 3], [3.5, 4], [4.5, 5], [7, 8]]
     assert data.train.targets.tolist() == [0, 1, 1, 0, 1]
     assert data.test.inputs.tolist() == [[5.5, 6], [9, 10], [11, 12]]
@@ -70,9 +78,18 @@ FILL = "fill it in, or set data.missing to 'mean', 'zero' or 'drop'."
             "{}, line 3, column 'height' has 'x', which is not a finite number; correct it, or add 'height' to "
             "data.categorical, which encodes each value as a column, or leave the column out with data.input.",
         ),
-        ("1,0,inf\n", "{}, line 2, column 'weight' has 'inf', which is not a finite number; correct it."),
-        ("1,0,-1e39\n", "{}, line 2, column 'weight' has '-1e+39', which is too large for float32; correct it."),
-        ("1,1e39,2\n", "{}, line 2, column 'label' has '1e+39', which is too large for float32; correct it."),
+        (
+            "1,0,inf\n",
+            "{}, line 2, column 'weight' has 'inf', which is not a finite number; correct it.",
+        ),
+        (
+            "1,0,-1e39\n",
+            "{}, line 2, column 'weight' has '-1e+39', which is too large for float32; correct it.",
+        ),
+        (
+            "1,1e39,2\n",
+            "{}, line 2, column 'label' has '1e+39', which is too large for float32; correct it.",
+        ),
         ('1,0,"2', "{} is malformed in line 2 (unexpected end of data); fix that line."),
         (
             "1,0.5,2\n",
@@ -82,7 +99,10 @@ FILL = "fill it in, or set data.missing to 'mean', 'zero' or 'drop'."
         ("1,0,2\n,1,2\n", "{}, line 3, column 'height' has no value; " + FILL),
         ("1,0,2\nNaN,1,2\n", "{}, line 3, column 'height' has no value; " + FILL),
         ("1,0,2\n?,1,x\n", "{}, line 3, column 'height' has no value; " + FILL),
-        ("1,0,2\n1, ,2\n", "{}, line 3, column 'label' has no label; fill it in, or set data.missing to 'drop'."),
+        (
+            "1,0,2\n1, ,2\n",
+            "{}, line 3, column 'label' has no label; fill it in, or set data.missing to 'drop'.",
+        ),
         ("1,inf,2\n", "{}, line 2, column 'label' has an infinite value; correct it."),
         (
             "1,0,2\n1,cat,2\n",
@@ -135,7 +155,11 @@ def test_a_file_in_utf_16_is_named(clients):
             "{} has the columns weight, label, height, but ann.csv has height, label, weight; give all files the same "
             "columns in the same order, or set data.input.",
         ),
-        ("notes.txt", "hello", "{} is not a .csv, .npz or .parquet file; move it out of the directory."),
+        (
+            "notes.txt",
+            "hello",
+            "{} is not a .csv, .npz or .parquet file; move it out of the directory.",
+        ),
         ("eve.parquet", "hello", "{} cannot be read as .parquet ("),
     ],
 )
@@ -155,37 +179,69 @@ def test_bad_archives_are_named(clients):
         f"{path} must have one integer in targets for each row of inputs (data.kind may be 'regression')."
     )
     np.savez(path, inputs=np.ones((2, 3)), targets=np.array([0, 1]))
-    assert refused(clients) == f"{path} has inputs of shape [3], but ann.csv has [2]; give all files the same shape."
+    assert (
+        refused(clients)
+        == f"{path} has inputs of shape [3], but ann.csv has [2]; give all files the same shape."
+    )
     np.savez(path, inputs=np.array([[1, 2], [np.nan, 1]]), targets=np.array([0, 1]))
     assert refused(clients) == f"{path} has inputs that are not finite, first in sample 1; {FILL}"
-    assert load("folder", path=clients, missing="mean").train.inputs[-1].tolist() == [pytest.approx(20 / 6), 1]
+    assert load("folder", path=clients, missing="mean").train.inputs[-1].tolist() == [
+        pytest.approx(20 / 6),
+        1,
+    ]
     path.write_bytes(path.read_bytes()[:100])
     assert refused(clients).startswith(f"{path} is damaged: it cannot be read as .npz (")
     assert "delete" not in refused(clients)
 
 
 def test_wrong_options(clients, tmp_path):
-    assert refused(clients, classes=2) == f"{clients / 'ann.csv'} has label 2; labels must be 0 to 1."
-    assert refused(clients, test=1.0) == "data.test is 1.0; give a fraction of at least 0 and below 1, such as 0.2."
+    assert (
+        refused(clients, classes=2) == f"{clients / 'ann.csv'} has label 2; labels must be 0 to 1."
+    )
+    assert (
+        refused(clients, test=1.0)
+        == "data.test is 1.0; give a fraction of at least 0 and below 1, such as 0.2."
+    )
     assert refused(clients, missing="median") == "data.missing is 'median'; did you mean 'mean'?"
-    assert refused(clients, missing=3) == "data.missing is 3; give a string, or a table with one for each column."
-    assert refused(clients, missing={"hight": "mean"}).endswith("names the column 'hight'; did you mean 'height'?")
-    assert refused(clients, categorical="height") == "data.categorical is 'height'; give a list of strings."
+    assert (
+        refused(clients, missing=3)
+        == "data.missing is 3; give a string, or a table with one for each column."
+    )
+    assert refused(clients, missing={"hight": "mean"}).endswith(
+        "names the column 'hight'; did you mean 'height'?"
+    )
+    assert (
+        refused(clients, categorical="height")
+        == "data.categorical is 'height'; give a list of strings."
+    )
     unused = "data.categorical names the column 'label', which is not an input; leave it out."
     assert refused(clients, categorical=["label"]) == unused
-    assert refused(clients, kind="regresion") == "data.kind is 'regresion'; did you mean 'regression'?"
-    assert refused(clients, size=[3]) == "data.size is [3]; give the height and the width, such as [32, 32]."
+    assert (
+        refused(clients, kind="regresion") == "data.kind is 'regresion'; did you mean 'regression'?"
+    )
+    assert (
+        refused(clients, size=[3])
+        == "data.size is [3]; give the height and the width, such as [32, 32]."
+    )
     assert refused("nowhere") == (
         "data.path is 'nowhere', which is not a directory; give the directory with the clients' files."
     )
     (clients / "bob.npz").unlink()
-    assert refused(clients, input=["hight"]).endswith("which data.input names; did you mean 'height'?")
+    assert refused(clients, input=["hight"]).endswith(
+        "which data.input names; did you mean 'height'?"
+    )
     (tmp_path / "empty").mkdir()
-    assert refused(tmp_path / "empty").endswith("which is empty; add one .npz, .csv or .parquet file per client.")
+    assert refused(tmp_path / "empty").endswith(
+        "which is empty; add one .npz, .csv or .parquet file per client."
+    )
 
 
 def test_labels_may_be_names(tmp_path):
-    write(tmp_path, ann="a,kind\n1,wolf\n2, dog \n3,wolf\n4,dog\n5,cat\n", bob="a,kind\n6,1_0\n7,dog\n")
+    write(
+        tmp_path,
+        ann="a,kind\n1,wolf\n2, dog \n3,wolf\n4,dog\n5,cat\n",
+        bob="a,kind\n6,1_0\n7,dog\n",
+    )
     data = load("folder", path=tmp_path, target="kind")
     assert (data.classes, data.labels) == (4, ("1_0", "cat", "dog", "wolf"))
     assert data.train.targets.tolist() == [3, 2, 3, 2, 0, 2]
@@ -203,13 +259,27 @@ def test_integers_may_be_written_as_tables_write_them(tmp_path):
 
 
 def test_regression_and_several_targets(tmp_path):
-    write(tmp_path, ann="id;area;price;rent\n7;1;100.5;1\n8;2;200;2\n", bob="id;area;price;rent\n9;3;300;3.5\n")
-    data = load("folder", path=tmp_path, target="price", input="area", kind="regression", separator=";", test=0.5)
+    write(
+        tmp_path,
+        ann="id;area;price;rent\n7;1;100.5;1\n8;2;200;2\n",
+        bob="id;area;price;rent\n9;3;300;3.5\n",
+    )
+    data = load(
+        "folder",
+        path=tmp_path,
+        target="price",
+        input="area",
+        kind="regression",
+        separator=";",
+        test=0.5,
+    )
     assert (data.kind, data.shape, data.outputs, data.labels) == ("regression", (1,), 1, ())
     assert data.train.targets.tolist() == [100.5, 300]
     assert data.train.targets.dtype == torch.float32
     assert data.test.inputs.tolist() == [[2]]
-    both = load("folder", path=tmp_path, target=["price", "rent"], input=["area"], separator=";", test=0.0)
+    both = load(
+        "folder", path=tmp_path, target=["price", "rent"], input=["area"], separator=";", test=0.0
+    )
     assert (both.kind, both.outputs) == ("regression", 2)
     assert both.train.targets.tolist() == [[100.5, 1], [200, 2], [300, 3.5]]
     write(tmp_path, eve="id;area;price;rent\n9;3;much;3.5\n")
@@ -224,13 +294,21 @@ def test_columns_and_clients_that_are_named_twice(tmp_path):
         "data.input and data.target both name the column 'label'; leave it out of one."
     )
     np.savez(tmp_path / "ann.npz", x=np.zeros((2, 1)), y=np.arange(2))
-    assert refused(tmp_path) == "client 'ann' is ann.csv and ann.npz; rename one, or put both into ann/."
+    assert (
+        refused(tmp_path)
+        == "client 'ann' is ann.csv and ann.npz; rename one, or put both into ann/."
+    )
     (tmp_path / "ann.npz").unlink()
     (tmp_path / "ann").mkdir()
     write(tmp_path / "ann", rows="a,label\n1,0\n")
-    assert refused(tmp_path) == "client 'ann' is rows.csv and ann.csv; rename one, or put both into ann/."
+    assert (
+        refused(tmp_path)
+        == "client 'ann' is rows.csv and ann.csv; rename one, or put both into ann/."
+    )
     write(tmp_path / "alone", ann="label\n0\n1\n")
-    assert refused(tmp_path / "alone").endswith("ann.csv has no column besides 'label' to predict it from; add one.")
+    assert refused(tmp_path / "alone").endswith(
+        "ann.csv has no column besides 'label' to predict it from; add one."
+    )
 
 
 def test_missing_values(tmp_path):
@@ -245,15 +323,23 @@ def test_missing_values(tmp_path):
     (tmp_path / "bob.csv").write_text("age,dose,label\n60,1,0\n50,5,1\n")
     filled = load("folder", path=tmp_path, missing="mean")
     assert filled.train.inputs.tolist() == [[20, 1], [42.5, 3], [40, 2.5], [60, 1], [50, 5]]
-    assert filled.test.inputs.tolist() == [[42.5, 2.5], [70, 7]]  # means of the training samples of all clients
+    assert filled.test.inputs.tolist() == [
+        [42.5, 2.5],
+        [70, 7],
+    ]  # means of the training samples of all clients
     assert dict(filled.notes) == {"missing_values_filled": 4}
-    assert load("folder", path=tmp_path, missing="zero").train.inputs.tolist()[1:3] == [[0, 3], [40, 0]]
+    assert load("folder", path=tmp_path, missing="zero").train.inputs.tolist()[1:3] == [
+        [0, 3],
+        [40, 0],
+    ]
     dropped = load("folder", path=tmp_path, missing="drop")
     assert dropped.train.inputs.tolist() == [[20, 1], [60, 1], [50, 5]]
     assert (dropped.test.inputs.tolist(), dict(dropped.notes)) == ([[70, 7]], {"rows_dropped": 3})
     each = load("folder", path=tmp_path, missing={"age": "drop", "dose": "zero"})
     assert each.train.inputs.tolist() == [[20, 1], [40, 0], [60, 1], [50, 5]]
-    assert refused(tmp_path, missing={"age": "mean"}).endswith(f"line 4, column 'dose' has no value; {FILL}")
+    assert refused(tmp_path, missing={"age": "mean"}).endswith(
+        f"line 4, column 'dose' has no value; {FILL}"
+    )
     write(tmp_path, ann="age,dose,label\n,1,0\n", bob="age,dose,label\n,2,1\n")
     assert refused(tmp_path, missing="mean") == (
         "The column 'age' has no value in any training sample; leave it out with data.input."
@@ -272,7 +358,10 @@ def test_categorical_columns_are_one_column_per_value(tmp_path):
     data = load("folder", path=tmp_path, categorical=["sex", "ward"], missing="mean")
     wanted = [[1, 0, 1, 0, 0], [0, 1, 0, 0, 1], [2 / 3, 1 / 3, 0, 1, 0], [1, 0, 0, 0, 1]]
     assert np.allclose(data.train.inputs, wanted)
-    assert data.test.inputs.tolist() == [[0, 0, 0, 0, 1], [0, 1, 1, 0, 0]]  # "x" is in no training sample
+    assert data.test.inputs.tolist() == [
+        [0, 0, 0, 0, 1],
+        [0, 1, 1, 0, 0],
+    ]  # "x" is in no training sample
     scaled = load("folder", path=tmp_path, categorical=["sex"], missing="mean", standardise=True)
     assert torch.equal(scaled.train.inputs[:, :2], data.train.inputs[:, :2])
     ward = np.array([1, 2, 10, 2.0])
@@ -291,7 +380,9 @@ def test_every_layout_of_training_and_test_samples(tmp_path):
     train, test = "a,label\n1,0\n2,1\n", "a,label\n3,1\n"
     whole = {"ann": train, "bob": train}
     flat = write(tmp_path / "flat", **whole, ann_test=test, bob_test=test)
-    marked = write(tmp_path / "marked", ann_train=train, bob_train=train, ann_test=test, bob_test=test)
+    marked = write(
+        tmp_path / "marked", ann_train=train, bob_train=train, ann_test=test, bob_test=test
+    )
     split = tmp_path / "split"
     split.mkdir()
     write(split / "train", **whole)
@@ -329,8 +420,17 @@ def test_clients_of_one_sample_and_without_test_samples(tmp_path):
     assert own_tests(data, population).sizes.tolist() == [0, 1]
     for name in ("ann", "bob"):
         (tmp_path / f"{name}.csv").write_text("a,label\n1,0\n")
-    given = {"name": "folder", "path": str(tmp_path), "partition": "natural", "clients": 0, "minimum": 1}
-    with pytest.raises(UserError, match=r"has no test samples, so no model can be evaluated; add some, or set data\."):
+    given = {
+        "name": "folder",
+        "path": str(tmp_path),
+        "partition": "natural",
+        "clients": 0,
+        "minimum": 1,
+    }
+    with pytest.raises(
+        UserError,
+        match=r"has no test samples, so no model can be evaluated; add some, or set data\.",
+    ):
         build_task(resolve({"data": given, "train": {"cohort": 1}}))
     assert build_task(
         resolve({"data": given | {"validation": 0.5}, "train": {"cohort": 1}})
@@ -343,7 +443,10 @@ def test_arrays_of_any_name(tmp_path):
     assert load("folder", path=tmp_path).shape == (2, 2)
     for name in ("ann", "bob"):
         np.savez(
-            tmp_path / f"{name}.npz", image=np.zeros((4, 3), np.uint8), kind=np.array(["a", "b", "a", "b"]), other=1
+            tmp_path / f"{name}.npz",
+            image=np.zeros((4, 3), np.uint8),
+            kind=np.array(["a", "b", "a", "b"]),
+            other=1,
         )
     data = load("folder", path=tmp_path, input="image", target="kind")
     assert (data.labels, data.train.inputs.dtype, len(data.test)) == (("a", "b"), torch.uint8, 0)
@@ -357,10 +460,17 @@ def test_arrays_of_any_name(tmp_path):
 def test_parquet(tmp_path, monkeypatch):
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    columns = {"age": [30, None, 50], "ill": [True, False, True], "sex": ["f", "m", None], "price": [1.5, 2.0, 3.0]}
+    columns = {
+        "age": [30, None, 50],
+        "ill": [True, False, True],
+        "sex": ["f", "m", None],
+        "price": [1.5, 2.0, 3.0],
+    }
     parquet.write_table(arrow.table(columns), tmp_path / "ann.parquet")
     options = {"target": "price", "kind": "regression", "test": 0.0}
-    assert refused(tmp_path, **options).endswith(f"ann.parquet, row 2, column 'age' has no value; {FILL}")
+    assert refused(tmp_path, **options).endswith(
+        f"ann.parquet, row 2, column 'age' has no value; {FILL}"
+    )
     data = load("folder", path=tmp_path, categorical=["sex"], missing="mean", **options)
     assert data.train.inputs.tolist() == [[30, 1, 1, 0], [40, 0, 0, 1], [50, 1, 0.5, 0.5]]
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
@@ -411,7 +521,9 @@ def test_pictures_with_a_table_of_labels_and_grey_ones(tmp_path):
     assert (data.labels, data.shape) == (("even", "odd"), (3, 4, 5))
     assert data.train.targets.tolist() == [0, 1, 0, 1, 0] * 2
     (tmp_path / "ann" / "labels.csv").write_text("file,label\n0.png,a\n9.png,b\n")
-    assert refused(tmp_path).endswith("names 9.png in line 3, which does not exist; correct the line.")
+    assert refused(tmp_path).endswith(
+        "names 9.png in line 3, which does not exist; correct the line."
+    )
     (tmp_path / "ann" / "labels.csv").write_text("file,label\n0.png,a\n")
     assert refused(tmp_path).endswith("has no line for 1.png; add one.")
 
@@ -445,8 +557,16 @@ def test_all_of_it_by_configuration(tmp_path, monkeypatch):
     draw = random.Random(0)
     for client in range(3):
         rows = [f"{draw.random()},{draw.choice('ab')},{draw.random()}" for _ in range(20)]
-        write(tmp_path / "homes", **{f"home{client}": "\n".join(["area,zone,price", *rows, ",a,0.5"])})
-    data = {"name": "folder", "path": "homes", "target": "price", "kind": "regression", "categorical": ["zone"]}
+        write(
+            tmp_path / "homes", **{f"home{client}": "\n".join(["area,zone,price", *rows, ",a,0.5"])}
+        )
+    data = {
+        "name": "folder",
+        "path": "homes",
+        "target": "price",
+        "kind": "regression",
+        "categorical": ["zone"],
+    }
     data |= {"missing": {"area": "mean"}, "standardise": True, "partition": "natural", "clients": 0}
     given = {
         "data": data,
@@ -471,7 +591,9 @@ def test_ten_thousand_clients(tmp_path):
         with (tmp_path / f"{client:05d}.csv").open("w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["a", "b", "c", "label"])
-            rows.writerows([draw.random(), draw.random(), draw.random(), draw.choice("xyz")] for _ in range(5))
+            rows.writerows(
+                [draw.random(), draw.random(), draw.random(), draw.choice("xyz")] for _ in range(5)
+            )
     began = time.perf_counter()
     data = load("folder", path=tmp_path, standardise=True)
     seconds = time.perf_counter() - began

@@ -1,4 +1,6 @@
-"""Damaged and hostile files are refused in one sentence, whatever their bytes are; what is read is whole."""
+"""Damaged and hostile files are refused in one sentence, whatever their bytes are; what is read is
+whole.
+"""
 
 import random
 import signal

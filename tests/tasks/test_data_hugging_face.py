@@ -1,4 +1,6 @@
-"""The real `datasets` package of Hugging Face: tables, splits, formats, streams, images, texts and tokens."""
+"""The real `datasets` package of Hugging Face: tables, splits, formats, streams, images, texts and
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,14 @@ def table(samples: int, seed: int) -> Any:
     label = draw.integers(0, 3, samples)
     x = draw.normal(size=(samples, 4))
     x[np.arange(samples), label] += 3
-    columns = {"x": x.tolist(), "label": label.tolist(), "who": [f"person {i % 5}" for i in range(samples)]}
-    return datasets.Dataset.from_dict(columns).cast_column("label", datasets.ClassLabel(names=["cat", "dog", "cow"]))
+    columns = {
+        "x": x.tolist(),
+        "label": label.tolist(),
+        "who": [f"person {i % 5}" for i in range(samples)],
+    }
+    return datasets.Dataset.from_dict(columns).cast_column(
+        "label", datasets.ClassLabel(names=["cat", "dog", "cow"])
+    )
 
 
 TRAIN, TEST = table(200, 0), table(80, 1)
@@ -41,7 +49,10 @@ def simulate(model: nn.Module, *data: Any, **options: Any) -> kairosfl.History:
     ("data", "options"),
     [
         ((datasets.DatasetDict({"train": TRAIN, "test": TEST}),), {"client": "who"}),
-        ((datasets.DatasetDict({"train": TRAIN, "test": TEST}).with_format("torch"),), {"client": "who"}),
+        (
+            (datasets.DatasetDict({"train": TRAIN, "test": TEST}).with_format("torch"),),
+            {"client": "who"},
+        ),
         ((datasets.DatasetDict({"train": TRAIN}), TEST), {"input": "x", "clients": 6}),
         ((TRAIN.to_iterable_dataset(), TEST), {"input": "x", "client": "who"}),
         (([TRAIN.shard(4, part) for part in range(4)], TEST), {"input": "x"}),
@@ -84,7 +95,9 @@ class Bag(nn.Module):
 
 def test_tokens_are_given_by_name() -> None:
     ids = [[1, 2, 0], [3, 4, 0]] * 20
-    data = datasets.Dataset.from_dict({"input_ids": ids, "attention_mask": [[1, 1, 0]] * 40, "label": [0, 1] * 20})
+    data = datasets.Dataset.from_dict(
+        {"input_ids": ids, "attention_mask": [[1, 1, 0]] * 40, "label": [0, 1] * 20}
+    )
     history = simulate(Bag(), data, data, clients=4, input=["input_ids", "attention_mask"])
     assert history.score == 1.0
 
@@ -92,7 +105,11 @@ def test_tokens_are_given_by_name() -> None:
 @pytest.mark.parametrize(
     ("data", "options", "sentence"),
     [
-        (TRAIN, {"target": "labels"}, "the training data has no column 'labels'; did you mean 'label'?"),
+        (
+            TRAIN,
+            {"target": "labels"},
+            "the training data has no column 'labels'; did you mean 'label'?",
+        ),
         (
             TRAIN,
             {},

@@ -1,4 +1,6 @@
-"""MNIST, CIFAR and Tiny-ImageNet from small files in their official formats, and what is wrong with bad ones."""
+"""MNIST, CIFAR and Tiny-ImageNet from small files in their official formats, and what is wrong with
+bad ones.
+"""
 
 import gzip
 import io
@@ -43,7 +45,10 @@ def _idx(array):
 
 @pytest.fixture
 def mnist(folder):
-    images, labels = RNG.integers(0, 256, (12, 28, 28), np.uint8), np.arange(12, dtype=np.uint8) % 10
+    images, labels = (
+        RNG.integers(0, 256, (12, 28, 28), np.uint8),
+        np.arange(12, dtype=np.uint8) % 10,
+    )
     for name, count in (("train", 8), ("t10k", 4)):
         _put(folder / f"mnist/{name}-images-idx3-ubyte.gz", _idx(images[:count]))
         _put(folder / f"mnist/{name}-labels-idx1-ubyte.gz", _idx(labels[:count]))
@@ -65,14 +70,18 @@ def test_idx_files(mnist):
 def test_pictures_are_resized_on_load(mnist):
     data = load("mnist", size=32)
     assert data.shape == (1, 32, 32)
-    # bilinear, half-pixel centres: the middle of output pixel 3 lies at 3.5*28/32 - 0.5 = 2.5625 in the input
+    # bilinear, half-pixel centres: the middle of output pixel 3 lies at 3.5*28/32 - 0.5 = 2.5625 in
+    # the input
     rows = mnist[0][0].astype(float)
     at = (3 + 0.5) * 28 / 32 - 0.5
     low, share = int(at), at - int(at)
     line = rows[low] * (1 - share) + rows[low + 1] * share
     want = line[low] * (1 - share) + line[low + 1] * share
     assert int(data.train.inputs[0, 0, 3, 3]) == round(want)
-    assert _refusal("mnist", size=0) == "data.size is 0; give the width of the images, such as 28 or 32."
+    assert (
+        _refusal("mnist", size=0)
+        == "data.size is 0; give the width of the images, such as 28 or 32."
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +93,8 @@ def test_pictures_are_resized_on_load(mnist):
         (gzip.compress(b"\0\0\x08\x03" + np.array([8, 28, 28], ">u4").tobytes() + b"\0" * 100),
          "its header announces 8 x 28 x 28 bytes, but it holds 100"),
     ],
-    ids=["dimensions", "size", "length"],  # gzip writes the time into its bytes, which would be in the name
+    # gzip writes the time into its bytes, which would be in the name
+    ids=["dimensions", "size", "length"],
 )  # fmt: skip
 def test_idx_files_that_are_not_what_they_say_are_named(folder, mnist, data, why):
     path = folder / "mnist/train-images-idx3-ubyte.gz"
@@ -110,7 +120,9 @@ def test_as_many_labels_as_pictures(folder, mnist):
 
 
 def _cifar100(folder, protocol=2, count=6):
-    """The documented form: a pickled dictionary of bytes keys, fine and coarse labels, rows of 3072 bytes."""
+    """The documented form: a pickled dictionary of bytes keys, fine and coarse labels, rows of 3072
+    bytes.
+    """
     pictures = RNG.integers(0, 256, (count, 3072), np.uint8)
     for name in ("train", "test"):
         batch = {
@@ -143,7 +155,9 @@ def test_cifar100_in_its_documented_form(folder, protocol):
 
 
 def test_a_pickle_as_python_2_wrote_it(folder):
-    """Protocol 2 with the old module name of numpy and keys as byte strings, as in the official files."""
+    """Protocol 2 with the old module name of numpy and keys as byte strings, as in the official
+    files.
+    """
     raw = np.arange(2, dtype=np.uint8).repeat(3072).tobytes()
     stream = (
         b"\x80\x02}(U\x06labels](K\x03K\x04eU\x04data"
@@ -169,13 +183,19 @@ def test_a_pickle_that_would_run_code_is_refused(folder):
     _cifar100(folder)
     path = folder / "cifar-100-python/train"
     path.write_bytes(pickle.dumps({b"data": _Evil()}, 2))
-    assert _refusal("cifar100") == f"{path} is damaged: it is not a CIFAR pickle (it refers to posix.system){FIX}"
+    assert (
+        _refusal("cifar100")
+        == f"{path} is damaged: it is not a CIFAR pickle (it refers to posix.system){FIX}"
+    )
 
 
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"data": np.zeros((6, 3071), np.uint8)}, "'data' is not an array of 3 x 32 x 32 byte images"),
+        (
+            {"data": np.zeros((6, 3071), np.uint8)},
+            "'data' is not an array of 3 x 32 x 32 byte images",
+        ),
         ({"data": None}, "'data' is not an array of 3 x 32 x 32 byte images"),
         ({"fine_labels": [1, 2]}, "it has 6 images but 'fine_labels' is not a list of 6 integers"),
         ({"fine_labels": [0, 1, 2, 3, 4, 100]}, "its labels range from 0 to 100, not from 0 to 99"),
@@ -214,15 +234,23 @@ def test_cifar10_is_five_batches_in_order(folder):
 def test_cifar10_as_fedlab_stores_it_has_each_image_cropped_once(folder):
     images = np.random.default_rng(0).integers(1, 256, (50, 3, 32, 32), np.uint8)
     for number in range(1, 6):
-        batch = {b"labels": [number] * 10, b"data": images[10 * number - 10 : 10 * number].reshape(10, 3072)}
+        batch = {
+            b"labels": [number] * 10,
+            b"data": images[10 * number - 10 : 10 * number].reshape(10, 3072),
+        }
         _put(folder / f"cifar-10-batches-py/data_batch_{number}", pickle.dumps(batch, 2))
-    _put(folder / "cifar-10-batches-py/test_batch", pickle.dumps({b"labels": [9], b"data": images[:1].reshape(1, -1)}))
+    _put(
+        folder / "cifar-10-batches-py/test_batch",
+        pickle.dumps({b"labels": [9], b"data": images[:1].reshape(1, -1)}),
+    )
     _put(folder / "cifar-10-batches-py/batches.meta", pickle.dumps({b"label_names": [b"a"] * 10}))
     data, again = load("cifar10", fedlab=True), load("cifar10", fedlab=True)
     assert np.array_equal(data.train.inputs, again.train.inputs)
     assert np.array_equal(data.test.inputs[0], images[0])
     places, mirrored = set(), 0
-    for image, stored in zip(np.pad(images, ((0, 0), (0, 0), (4, 4), (4, 4))), data.train.inputs.numpy(), strict=True):
+    for image, stored in zip(
+        np.pad(images, ((0, 0), (0, 0), (4, 4), (4, 4))), data.train.inputs.numpy(), strict=True
+    ):
         crops = {(y, x): image[:, y : y + 32, x : x + 32] for y in range(9) for x in range(9)}
         (found,) = [
             (place, flipped)
@@ -276,16 +304,25 @@ def test_tiny_imagenet_tree(tiny):
 def test_what_is_wrong_with_an_image_folder_is_named(tiny):
     text = tiny / "train/n01/images/notes.txt"
     _put(text, b"hello")
-    assert _refusal("tinyimagenet") == f"{text} is not a JPEG file; remove it from the image directory."
+    assert (
+        _refusal("tinyimagenet")
+        == f"{text} is not a JPEG file; remove it from the image directory."
+    )
     text.unlink()
     picture = tiny / "train/n01/images/n01_0.JPEG"
     whole = picture.read_bytes()
     picture.write_bytes(whole[: len(whole) // 2])
-    assert _refusal("tinyimagenet").startswith(f"{picture} is damaged: it cannot be decoded as an image (")
+    assert _refusal("tinyimagenet").startswith(
+        f"{picture} is damaged: it cannot be decoded as an image ("
+    )
     picture.write_bytes(b"hello")
-    assert _refusal("tinyimagenet").startswith(f"{picture} is damaged: it cannot be decoded as an image (")
+    assert _refusal("tinyimagenet").startswith(
+        f"{picture} is damaged: it cannot be decoded as an image ("
+    )
     picture.write_bytes(_jpeg((0, 0, 0), (32, 64)))
-    assert _refusal("tinyimagenet") == f"{picture} is damaged: it is 32 x 64 pixels, not 64 x 64{FIX}"
+    assert (
+        _refusal("tinyimagenet") == f"{picture} is damaged: it is 32 x 64 pixels, not 64 x 64{FIX}"
+    )
     picture.write_bytes(whole)
     notes = tiny / "val/val_annotations.txt"
     _put(notes, b"val_0.JPEG\tn09\n")
@@ -294,7 +331,13 @@ def test_what_is_wrong_with_an_image_folder_is_named(tiny):
     )
     _put(notes, b"val_7.JPEG\tn01\n")
     missing = tiny / "val/images/val_7.JPEG"
-    assert _refusal("tinyimagenet") == f"{missing} is missing, but line 1 of {notes} names it; copy it there."
+    assert (
+        _refusal("tinyimagenet")
+        == f"{missing} is missing, but line 1 of {notes} names it; copy it there."
+    )
     _put(tiny / "wnids.txt", b"n01 n02 n03")
     images = tiny / "train/n03/images"
-    assert _refusal("tinyimagenet") == f"{images} is missing; copy the training images of class n03 there."
+    assert (
+        _refusal("tinyimagenet")
+        == f"{images} is missing; copy the training images of class n03 there."
+    )

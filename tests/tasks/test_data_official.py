@@ -69,7 +69,9 @@ def test_cifar10_is_ready_in_two_seconds_from_the_cache(official):
 
 def test_cifar10_is_cut_as_it_always_was(official):
     """Dirichlet 0.1 over 100 clients: a change means that published runs can no longer be repeated."""
-    population = partition(official("cifar10"), name="dirichlet", clients=100, seed=0, alpha=0.1, minimum=10)
+    population = partition(
+        official("cifar10"), name="dirichlet", clients=100, seed=0, alpha=0.1, minimum=10
+    )
     population.check(50_000)
     assert population.sizes.min() >= 10
     assert population.hash() == "053b4d600fbead2ca5226d0659bc0cd6eb4770a0325be6f4b6f5c0daa2eca1a3"

@@ -37,7 +37,9 @@ class Table:
     def __init__(self, rows, named=True):
         self.rows = rows
         self.column_names = list(rows[0]) if rows else []
-        self.features = {name: self.Label() if named and name == "label" else None for name in self.column_names}
+        self.features = {
+            name: self.Label() if named and name == "label" else None for name in self.column_names
+        }
 
     def __len__(self):
         return len(self.rows)
@@ -60,7 +62,10 @@ class Partitioner:
 
 
 def _rows(count, **fields):
-    return [{"image": [float(i), 1.0], "label": i % 3} | {k: v(i) for k, v in fields.items()} for i in range(count)]
+    return [
+        {"image": [float(i), 1.0], "label": i % 3} | {k: v(i) for k, v in fields.items()}
+        for i in range(count)
+    ]
 
 
 def test_a_torch_data_set_of_pictures():
@@ -90,14 +95,20 @@ def test_a_torch_data_set_of_tensors_a_list_and_a_stream():
             [(1.0, 0), ([1.0, 2.0], 1)],
             "training sample 1 has an input of shape [2] and sample 0 of []; give all the same shape.",
         ),
-        ([(1.0, "cat")], "training sample 0 cannot be made a tensor: 'cat' is not a number; encode it."),
+        (
+            [(1.0, "cat")],
+            "training sample 0 cannot be made a tensor: 'cat' is not a number; encode it.",
+        ),
         ([(1.0, 0.5)], "training sample 0 has label 0.5; labels must be integers from 0."),
         (
             [{"x": 1}],
             "training sample 0 is a dict, not a pair of input and target; wrap the data set in one that returns pairs.",
         ),
         ([], "the training data has no samples; add at least one."),
-        ([(1.0, 3)], "training sample 0 of data set 'own' has label 3; labels must be 0 to 1 for 2 classes."),
+        (
+            [(1.0, 3)],
+            "training sample 0 of data set 'own' has label 3; labels must be 0 to 1 for 2 classes.",
+        ),
     ],
 )
 def test_torch_data_that_cannot_be_used_is_refused(train, sentence):
@@ -113,13 +124,19 @@ def test_labels_that_are_identifiers_do_not_make_a_million_classes():
         "data set 'own' has label 999999, which makes 1,000,000 classes of 3 samples: number the labels from 0, give "
         "them as text, or say how many `classes` there are."
     )
-    assert from_torch([(1.0, 0), (2.0, 999_999)], [(1.0, 0)], classes=1_000_000).classes == 1_000_000
-    assert from_torch([(1.0, 0), (2.0, 999)], [(1.0, 0)]).classes == 1000  # the samples of one client
+    assert (
+        from_torch([(1.0, 0), (2.0, 999_999)], [(1.0, 0)], classes=1_000_000).classes == 1_000_000
+    )
+    assert (
+        from_torch([(1.0, 0), (2.0, 999)], [(1.0, 0)]).classes == 1000
+    )  # the samples of one client
 
 
 def test_a_hugging_face_data_set_with_natural_clients():
     writer = {"writer": lambda i: "zoe" if i % 2 else "abe"}
-    data = from_hugging_face(Table(_rows(5, **writer)), Table(_rows(3, writer=lambda i: "new")), client="writer")
+    data = from_hugging_face(
+        Table(_rows(5, **writer)), Table(_rows(3, writer=lambda i: "new")), client="writer"
+    )
     assert (data.classes, data.labels) == (3, ("cat", "dog", "cow"))
     assert data.key_names == ("abe", "zoe")
     assert data.keys.tolist() == [0, 1, 0, 1, 0]
@@ -143,7 +160,9 @@ def test_a_hugging_face_data_set_of_texts():
 
 def test_a_partitioner_as_it_is():
     rows = _rows(6)
-    data = from_partitioner(Partitioner([Table(rows[:2]), Table(rows[2:3]), Table(rows[3:])]), Table(_rows(2)))
+    data = from_partitioner(
+        Partitioner([Table(rows[:2]), Table(rows[2:3]), Table(rows[3:])]), Table(_rows(2))
+    )
     population = partition(data, name="natural", clients=None, seed=0)
     assert population.sizes.tolist() == [2, 1, 3]
     assert data.train.inputs[population[2]][:, 0].tolist() == [3, 4, 5]

@@ -35,7 +35,9 @@ def _refusal(name, **options):
 @pytest.fixture
 def news(folder):
     train, test = folder / "ag_news_csv/train.csv", folder / "ag_news_csv/test.csv"
-    train.write_text('"3","Oil up","Oil, at \\$50, don\'t stop"\n"1","","A ""quoted"" word\nand a line"\n')
+    train.write_text(
+        '"3","Oil up","Oil, at \\$50, don\'t stop"\n"1","","A ""quoted"" word\nand a line"\n'
+    )
     test.write_text('"4","Chips","Smaller"\n')
     return train
 
@@ -47,7 +49,10 @@ def _id(word, vocabulary):
 def test_words_are_hashed_and_padded(news):
     with pytest.warns(UserWarning, match=r"train\.csv is not the official file"):
         data = load("agnews", length=7, vocabulary=1000)
-    words = [["oil", "up", "oil", "at", "50", "don't", "stop"], ["a", "quoted", "word", "and", "a", "line"]]
+    words = [
+        ["oil", "up", "oil", "at", "50", "don't", "stop"],
+        ["a", "quoted", "word", "and", "a", "line"],
+    ]
     want = [[_id(word, 1000) for word in text] for text in words]
     assert data.train.inputs.tolist() == [want[0], [*want[1], 0]]
     assert data.train.targets.tolist() == [2, 0]
@@ -58,7 +63,9 @@ def test_words_are_hashed_and_padded(news):
 def test_bytes_are_cut_and_counted_from_one(news):
     data = load("agnews", tokens="bytes", length=4)
     assert data.test.inputs.tolist() == [[1 + byte for byte in b"Chip"]]
-    assert data.train.inputs[1].tolist() == [1 + byte for byte in b'A "q']  # an empty title leaves no space
+    assert data.train.inputs[1].tolist() == [
+        1 + byte for byte in b'A "q'
+    ]  # an empty title leaves no space
     assert data.vocabulary == 257
 
 
@@ -83,9 +90,14 @@ def test_a_csv_that_is_no_text_is_named(news):
 
 
 def test_wrong_options_of_agnews():
-    assert _refusal("agnews", tokens="letters") == "data.tokens is 'letters'; give 'words' or 'bytes'."
+    assert (
+        _refusal("agnews", tokens="letters") == "data.tokens is 'letters'; give 'words' or 'bytes'."
+    )
     assert _refusal("agnews", length=0) == "data.length is 0; give at least 1 token."
-    assert _refusal("agnews", vocabulary=1) == "data.vocabulary is 1; give at least 2: padding and one word."
+    assert (
+        _refusal("agnews", vocabulary=1)
+        == "data.vocabulary is 1; give at least 2: padding and one word."
+    )
 
 
 def test_the_eighty_symbols():
@@ -132,9 +144,14 @@ def test_stride_thins_the_samples(folder):
 
 def test_a_file_of_roles_that_is_none_is_named(folder):
     path = _write(folder, {"A": 3})
-    assert _refusal("shakespeare") == f"{path} is damaged: it is not a JSON object that maps roles to texts{FIX}"
+    assert (
+        _refusal("shakespeare")
+        == f"{path} is damaged: it is not a JSON object that maps roles to texts{FIX}"
+    )
     path.write_text('{"A": "half')
-    assert _refusal("shakespeare").startswith(f"{path} is damaged: it is not valid JSON (Unterminated string")
+    assert _refusal("shakespeare").startswith(
+        f"{path} is damaged: it is not valid JSON (Unterminated string"
+    )
     _write(folder, {"A": "short"})
     assert _refusal("shakespeare") == "data set 'shakespeare' has no training samples."
 
@@ -205,7 +222,9 @@ def test_plays_are_cut_by_speaker():
 def test_the_complete_works_serve_where_there_is_no_file_of_roles(folder):
     path = folder / "shakespeare/100-0.txt"
     path.write_text(
-        PLAYS.replace("{directions}", "\nExeunt\n" * 20).replace("Give me excess.", "Give me excess. " * 20)
+        PLAYS.replace("{directions}", "\nExeunt\n" * 20).replace(
+            "Give me excess.", "Give me excess. " * 20
+        )
     )
     data = load("shakespeare", stride=5)
     assert data.key_names == ("THE FIRST PLAY|DUKE",)

@@ -8,7 +8,13 @@ import torch
 
 from kairosfl.tasks.data import load
 from kairosfl.tasks.dataset import DataSet, Samples
-from kairosfl.tasks.heterogeneity import describe, earth_movers_distance, label_counts, label_entropy, size_gini
+from kairosfl.tasks.heterogeneity import (
+    describe,
+    earth_movers_distance,
+    label_counts,
+    label_entropy,
+    size_gini,
+)
 from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.picture import _by_main_class, _columns, draw_partition
 from kairosfl.tasks.population import Population
@@ -89,7 +95,9 @@ def test_neighbours_share_a_column_when_there_are_too_many():
 def test_the_picture_is_written_whole(tmp_path, clients):
     data = load("digits")
     path = tmp_path / "partition.png"
-    draw_partition(path, data, partition(data, name="dirichlet", clients=clients, seed=0, alpha=0.3))
+    draw_partition(
+        path, data, partition(data, name="dirichlet", clients=clients, seed=0, alpha=0.3)
+    )
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert [file.name for file in tmp_path.iterdir()] == ["partition.png"]
 
@@ -97,7 +105,8 @@ def test_the_picture_is_written_whole(tmp_path, clients):
 def test_skew_shows_in_the_measures():
     data = load("digits")
     even, skewed = (
-        describe(data, partition(data, name="dirichlet", clients=20, seed=0, alpha=alpha)) for alpha in (1e4, 0.05)
+        describe(data, partition(data, name="dirichlet", clients=20, seed=0, alpha=alpha))
+        for alpha in (1e4, 0.05)
     )
     assert even["label_entropy"] > 3.2 > math.log2(10) / 2 > skewed["label_entropy"]
     assert even["earth_movers_distance"] < 0.25 < 1.2 < skewed["earth_movers_distance"]

@@ -42,7 +42,9 @@ FEATURES = torch.randn(N, 6, generator=RANDOM)
 IMAGES = torch.randn(N, 2, SIDE, SIDE, generator=RANDOM)
 SENTENCES = torch.randint(WORDS, (N, TOKENS), generator=RANDOM)
 NEXT = torch.where(
-    torch.rand(N, TOKENS, generator=RANDOM) < 0.2, -100, torch.randint(WORDS, (N, TOKENS), generator=RANDOM)
+    torch.rand(N, TOKENS, generator=RANDOM) < 0.2,
+    -100,
+    torch.randint(WORDS, (N, TOKENS), generator=RANDOM),
 )
 MASK = torch.where(
     torch.rand(N, SIDE, SIDE, generator=RANDOM) < 0.1,
@@ -58,7 +60,12 @@ TASKS: dict[str, tuple[Any, Tensor, Tensor, str]] = {
     "classes": (lambda: nn.Linear(6, 2), FEATURES, YES, "classification"),
     "one logit": (lambda: nn.Linear(6, 1), FEATURES, YES, "classification"),
     "zeros and ones": (lambda: nn.Linear(6, 1), FEATURES, YES.float(), "binary"),
-    "zeros and ones in a column": (lambda: nn.Linear(6, 1), FEATURES, YES.float()[:, None], "binary"),
+    "zeros and ones in a column": (
+        lambda: nn.Linear(6, 1),
+        FEATURES,
+        YES.float()[:, None],
+        "binary",
+    ),
     "labels": (lambda: nn.Linear(6, 4), FEATURES, BITS, "multilabel"),
     "whole labels": (lambda: nn.Linear(6, 4), FEATURES, BITS.long(), "multilabel"),
     "numbers": (lambda: nn.Linear(6, 2), FEATURES, NUMBERS, "regression"),
@@ -136,7 +143,11 @@ def test_the_main_metric_of_each_client(name: str) -> None:
     found = Loop(made).evaluate_clients(made.start())
     for client, value in enumerate(found):
         rows = torch.from_numpy(made.clients[client].astype(np.int64))
-        alone = Task(made.model, DataSet("own", made.dataset.train, made.dataset.train.take(rows)), made.clients)
+        alone = Task(
+            made.model,
+            DataSet("own", made.dataset.train, made.dataset.train.take(rows)),
+            made.clients,
+        )
         assert value == pytest.approx(Loop(alone).evaluate(made.start()).main, rel=1e-6)
 
 
@@ -168,7 +179,9 @@ def test_every_kind_trains_alike_on_loop_and_batched(name: str) -> None:
 def test_the_loss_falls_and_the_summary_follows_the_direction() -> None:
     torch.manual_seed(0)
     y = FEATURES @ torch.randn(6, 1, generator=RANDOM)
-    history = simulate(nn.Linear(6, 1), (FEATURES, y), (FEATURES, y), clients=5, rounds=8, lr=0.05, progress=False)
+    history = simulate(
+        nn.Linear(6, 1), (FEATURES, y), (FEATURES, y), clients=5, rounds=8, lr=0.05, progress=False
+    )
     rmse = [row["rmse"] for row in history.metrics]
     assert rmse == sorted(rmse, reverse=True)
     assert history.last("r2") > 0.9
@@ -177,7 +190,11 @@ def test_the_loss_falls_and_the_summary_follows_the_direction() -> None:
     import json
 
     summary = json.loads((history.folder / "summary.json").read_text())
-    assert (summary["metric"], summary["best_rmse"], summary["best_round"]) == ("rmse", min(rmse), 8)
+    assert (summary["metric"], summary["best_rmse"], summary["best_round"]) == (
+        "rmse",
+        min(rmse),
+        8,
+    )
 
 
 class Pair(nn.Module):
@@ -189,18 +206,28 @@ class Pair(nn.Module):
 
     def forward(self, left: Tensor, right: Tensor) -> Any:
         logits = self.left(left) + self.right(right)
-        return {"tuple": (logits, left), "dict": {"hidden": left, "logits": logits}}.get(self.answer, logits)
+        return {"tuple": (logits, left), "dict": {"hidden": left, "logits": logits}}.get(
+            self.answer, logits
+        )
 
 
 @pytest.mark.parametrize("answer", ["tensor", "tuple", "dict"])
 @pytest.mark.parametrize("form", [dict, tuple])
 def test_several_inputs_and_any_answer_train_alike(form: type, answer: str) -> None:
     targets, other = torch.randint(3, (60,), generator=RANDOM), NUMBERS[:60]
-    inputs: Any = {"right": other, "left": FEATURES[:60]} if form is dict else (FEATURES[:60], other)
+    inputs: Any = (
+        {"right": other, "left": FEATURES[:60]} if form is dict else (FEATURES[:60], other)
+    )
     vectors = []
     for engine, kind in (("loop", answer), ("batched", answer), ("loop", "tensor")):
         torch.manual_seed(2)
-        settings: Any = {"clients": 4, "rounds": 2, "batch_size": 4, "engine": engine, "progress": False}
+        settings: Any = {
+            "clients": 4,
+            "rounds": 2,
+            "batch_size": 4,
+            "engine": engine,
+            "progress": False,
+        }
         vectors.append(simulate(Pair(kind), (inputs, targets), (inputs, targets), **settings).x)
     assert torch.allclose(vectors[0], vectors[1], rtol=1e-5, atol=1e-6)
     assert torch.equal(vectors[0], vectors[2])
@@ -212,7 +239,9 @@ def test_metrics_and_losses_of_ones_own() -> None:
 
     settings: Any = {"clients": 4, "rounds": 1, "progress": False, "loss": off}
     small = (FEATURES[:60], NUMBERS[:60, 0])
-    own = simulate(nn.Linear(6, 1), small, small, metrics={"off": Metric(off, better="lower")}, **settings)
+    own = simulate(
+        nn.Linear(6, 1), small, small, metrics={"off": Metric(off, better="lower")}, **settings
+    )
     assert (own.metric, own.score) == ("off", pytest.approx(own.last("loss")))
     none = simulate(nn.Linear(6, 1), small, small, metrics={}, **settings)
     assert (none.metric, none.score) == ("loss", none.last("loss"))
@@ -249,11 +278,27 @@ def test_what_does_not_fit_is_refused_before_training() -> None:
         NUMBERS[:, 0],
         loss=nn.MSELoss(),
     )
-    refuse(r"metrics\['bad'\] returned \[\]", line, FEATURES, NUMBERS[:, 0], metrics={"bad": lambda o, t: o.mean()})
     refuse(
-        "cannot have the name 'steps'", line, FEATURES, NUMBERS[:, 0], metrics={"steps": Metric(lambda o, t: o[:, 0])}
+        r"metrics\['bad'\] returned \[\]",
+        line,
+        FEATURES,
+        NUMBERS[:, 0],
+        metrics={"bad": lambda o, t: o.mean()},
     )
-    refuse("better = 'up'", line, FEATURES, NUMBERS[:, 0], metrics={"a": lambda o, t: Metric(line, "up")})  # type: ignore[arg-type]
+    refuse(
+        "cannot have the name 'steps'",
+        line,
+        FEATURES,
+        NUMBERS[:, 0],
+        metrics={"steps": Metric(lambda o, t: o[:, 0])},
+    )
+    refuse(
+        "better = 'up'",
+        line,
+        FEATURES,
+        NUMBERS[:, 0],
+        metrics={"a": lambda o, t: Metric(line, "up")},
+    )  # type: ignore[arg-type]
     refuse(
         "kind = 'regresion' of data set 'own' is unknown; did you mean 'regression'",
         line,
@@ -270,8 +315,19 @@ def test_what_does_not_fit_is_refused_before_training() -> None:
     )
     missing = NUMBERS[:, 0].clone()
     missing[5] = float("nan")
-    refuse("training sample 5 of data set 'own' has a target that is not a finite number", line, FEATURES, missing)
-    refuse("are torch.float32; language needs whole numbers", Words(), SENTENCES, NEXT.float(), kind="language")
+    refuse(
+        "training sample 5 of data set 'own' has a target that is not a finite number",
+        line,
+        FEATURES,
+        missing,
+    )
+    refuse(
+        "are torch.float32; language needs whole numbers",
+        Words(),
+        SENTENCES,
+        NEXT.float(),
+        kind="language",
+    )
     refuse("returns a dict with 'hidden', 'other'", Named(), FEATURES, YES)
     refuse("data set 'own' is of no known kind; give its task a loss", line, FEATURES, {"a": YES})
 
@@ -305,7 +361,9 @@ def test_rules_and_detectors_say_where_they_are_not_defined() -> None:
         for engine in ("loop", "batched"):
             torch.manual_seed(0)
             small = (SENTENCES[:60], NEXT[:60])
-            vectors.append(simulate(Words(), small, small, algorithm=algorithm, engine=engine, **settings).x)
+            vectors.append(
+                simulate(Words(), small, small, algorithm=algorithm, engine=engine, **settings).x
+            )
         assert torch.allclose(*vectors, rtol=1e-4, atol=1e-5), algorithm
 
 
@@ -331,7 +389,10 @@ class Named(nn.Linear):
 def test_outputs_that_no_sample_needs_are_mentioned() -> None:
     """Such as the thousand of a model for ImageNet."""
     made = task("classes")
-    with pytest.warns(UserWarning, match=r"shape \[\d+, 5\], but the data has 2 classes: .* give its last layer 2\."):
+    with pytest.warns(
+        UserWarning,
+        match=r"shape \[\d+, 5\], but the data has 2 classes: .* give its last layer 2\.",
+    ):
         replace(made, model=nn.Linear(6, 5)).check()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

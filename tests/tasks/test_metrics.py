@@ -1,4 +1,6 @@
-"""Which samples a classifier has right, with one logit as with many; a task of one logit on both engines."""
+"""Which samples a classifier has right, with one logit as with many; a task of one logit on both
+engines.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_the_highest_score_or_the_sign_of_the_only_one() -> None:
 
 
 def test_no_metric_has_the_name_of_another_column(tmp_path: Path) -> None:
-    """Every column of a run with rules that record numbers; a metric of that name would be overwritten."""
+    """Every column of a run with rules that record numbers; a metric of that name would be
+    overwritten.
+    """
     tables = {"data": {"clients": 6}, "model": {"hidden": [4]}, "train": {"rounds": 1, "cohort": 2}}
     columns = {"loss", "hypothetical_epsilon"}
     for i, text in enumerate(("privacy(noise=1.0, quantile=0.5, epsilon=1e6)", "fedaware")):
@@ -52,7 +56,9 @@ def test_no_metric_has_the_name_of_another_column(tmp_path: Path) -> None:
 
 
 def binary(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(outputs.flatten(), targets.to(outputs.dtype), reduction="none")
+    return F.binary_cross_entropy_with_logits(
+        outputs.flatten(), targets.to(outputs.dtype), reduction="none"
+    )
 
 
 def task_of(*last: nn.Module) -> Task:
@@ -80,9 +86,13 @@ def test_a_classifier_with_one_logit_from_end_to_end(last: tuple[nn.Module, ...]
         scores = engine.evaluate(run.x)
         assert scores.accuracy > 0.9
         assert scores.loss < 0.3
-        by_hand = (engine.predict(run.x, task.dataset.test.inputs).flatten() > 0) == (task.dataset.test.targets == 1)
+        by_hand = (engine.predict(run.x, task.dataset.test.inputs).flatten() > 0) == (
+            task.dataset.test.targets == 1
+        )
         assert scores.accuracy == float(by_hand.double().mean())
-        assert np.average(engine.evaluate_clients(run.x), weights=task.clients.sizes) == pytest.approx(scores.accuracy)
+        assert np.average(
+            engine.evaluate_clients(run.x), weights=task.clients.sizes
+        ) == pytest.approx(scores.accuracy)
         found.append(run.x)
     assert (found[0] - found[1]).norm() <= 1e-10 * found[0].norm()
 

@@ -1,4 +1,6 @@
-"""Models: counts by hand, one training step, features, seeds, stacking over clients, tracing, refusals."""
+"""Models: counts by hand, one training step, features, seeds, stacking over clients, tracing,
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from kairosfl.tasks.models import MODELS, build, describe, options
 from kairosfl.tasks.task import last_linear
 from kairosfl.tasks.vector import check_state
 
-# Every model at a size that trains in a moment: sample shape, classes, options, width of the features.
+# Every model at a size that trains in a moment: sample shape, classes, options, width of the
+# features.
 SMALL: dict[str, tuple[tuple[int, ...], int, dict[str, Any], int]] = {
     "logistic": ((1, 8, 8), 10, {}, 64),
     "mlp": ((20,), 5, {"hidden": (16, 12)}, 12),
@@ -59,7 +62,9 @@ def batch(name: str, size: int, seed: int = 1) -> tuple[Tensor, Tensor]:
     shape, classes, chosen, _ = SMALL[name]
     generator = torch.Generator().manual_seed(seed)
     if name in token_models:
-        inputs = torch.randint(1, chosen.get("vocabulary", classes), (size, *shape), generator=generator)
+        inputs = torch.randint(
+            1, chosen.get("vocabulary", classes), (size, *shape), generator=generator
+        )
     else:
         inputs = torch.randn(size, *shape, generator=generator)
     return inputs, torch.arange(size) % classes
@@ -81,7 +86,13 @@ def fc(inputs: int, outputs: int) -> int:
 
 
 def test_alexnet_has_the_parameters_of_fedcl_table_2() -> None:
-    convolutions = conv(3, 64, 3) + conv(64, 192, 3) + conv(192, 384, 3) + conv(384, 256, 3) + conv(256, 256, 3)
+    convolutions = (
+        conv(3, 64, 3)
+        + conv(64, 192, 3)
+        + conv(192, 384, 3)
+        + conv(384, 256, 3)
+        + conv(256, 256, 3)
+    )
     assert convolutions == 2_251_584
     table = convolutions + fc(1024, 4096) + fc(4096, 4096) + fc(4096, 10)
     assert parameters("alexnet", (3, 32, 32), 10) == table == 23_272_266
@@ -116,7 +127,13 @@ def test_resnets_have_the_parameters_of_their_layers() -> None:
 
     def bottleneck(inputs: int, width: int) -> int:
         shortcut = inputs * 4 * width + 2 * 4 * width if inputs != 4 * width else 0
-        return inputs * width + 9 * width * width + 4 * width * width + 2 * (width + width + 4 * width) + shortcut
+        return (
+            inputs * width
+            + 9 * width * width
+            + 4 * width * width
+            + 2 * (width + width + 4 * width)
+            + shortcut
+        )
 
     stem = 9 * 3 * 64 + 2 * 64
     body18 = stem + sum(basic(a, b) for a, b in [(64, 64), (64, 64), (64, 128), (128, 128)])
@@ -124,7 +141,9 @@ def test_resnets_have_the_parameters_of_their_layers() -> None:
     assert parameters("resnet18", (3, 32, 32), 10) == body18 + fc(512, 10) == 11_173_962
     assert parameters("resnet18", (3, 32, 32), 100) == body18 + fc(512, 100) == 11_220_132
     original = body18 + (49 - 9) * 3 * 64
-    assert parameters("resnet18", (3, 32, 32), 10, stem=7) == original + fc(512, 10) == 11_181_642  # as torchvision's
+    assert (
+        parameters("resnet18", (3, 32, 32), 10, stem=7) == original + fc(512, 10) == 11_181_642
+    )  # as torchvision's
     body50 = stem
     for inputs, width, depth in [(64, 64, 3), (256, 128, 4), (512, 256, 6), (1024, 512, 3)]:
         body50 += bottleneck(inputs, width) + (depth - 1) * bottleneck(4 * width, width)
@@ -140,7 +159,15 @@ def test_small_models_have_the_parameters_of_their_layers() -> None:
     assert parameters("cnn", (3, 32, 32), 10) == cifar == 878_538
     mcmahan = conv(1, 32, 5) + conv(32, 64, 5) + fc(64 * 7 * 7, 512) + fc(512, 10)
     assert parameters("cnn", (1, 28, 28), 10, padding=2) == mcmahan == 1_663_370
-    alt = conv(3, 6, 5) + conv(6, 16, 5) + fc(400, 120) + fc(120, 84) + fc(84, 84) + fc(84, 256) + fc(256, 10)
+    alt = (
+        conv(3, 6, 5)
+        + conv(6, 16, 5)
+        + fc(400, 120)
+        + fc(120, 84)
+        + fc(84, 84)
+        + fc(84, 256)
+        + fc(256, 10)
+    )
     assert parameters("alt_cnn", (3, 32, 32), 10) == alt == 92_626
     niid = conv(3, 6, 5) + conv(6, 16, 5) + fc(400, 120) + fc(120, 84) + fc(84, 10)
     assert parameters("lenet", (3, 32, 32), 10) == niid == 62_006
@@ -226,7 +253,9 @@ def test_initialisation_is_a_function_of_the_seed(name: str) -> None:
 def test_two_stacked_clients_equal_two_clients(name: str) -> None:
     clients = [small(name, seed=seed).double().eval() for seed in (1, 2)]
     batches = [batch(name, 3, seed=seed) for seed in (3, 4)]
-    inputs = torch.stack([each[0] if name in token_models else each[0].double() for each in batches])
+    inputs = torch.stack(
+        [each[0] if name in token_models else each[0].double() for each in batches]
+    )
     targets = torch.stack([each[1] for each in batches])
     weights, _ = stack_module_state(clients)
 
@@ -269,9 +298,13 @@ def test_aware_cnn_starts_as_released() -> None:
 def test_alexnet_and_vgg_drop_where_the_tables_say() -> None:
     for name, places in (("alexnet", {"fc6", "fc7"}), ("vgg11", {"fc9", "fc11"})):
         layers = list(small(name).named_children())
-        after = {layers[k + 1][0] for k, (_, layer) in enumerate(layers) if isinstance(layer, nn.Dropout)}
+        after = {
+            layers[k + 1][0] for k, (_, layer) in enumerate(layers) if isinstance(layer, nn.Dropout)
+        }
         assert after == places
-        assert {layer.p for _, layer in layers if isinstance(layer, nn.Dropout)} == {options(name)["dropout"]}
+        assert {layer.p for _, layer in layers if isinstance(layer, nn.Dropout)} == {
+            options(name)["dropout"]
+        }
 
 
 def test_group_norm_has_the_asked_groups_and_two_channels_or_more() -> None:
@@ -287,11 +320,15 @@ def test_char_lstm_reads_bytes_and_starts_as_pytorchs_lstm() -> None:
     model = build("char_lstm", shape=(5,), classes=80, seed=0, embedding=8, hidden=16)
     tokens = torch.tensor([[1, 79, 3, 4, 5]])
     assert torch.equal(model.eval()(tokens.to(torch.uint8)), model(tokens))
-    bound = max(p.abs().max().item() for key, p in model.named_parameters() if key.startswith("lstm"))
+    bound = max(
+        p.abs().max().item() for key, p in model.named_parameters() if key.startswith("lstm")
+    )
     assert 0.24 < bound <= 0.25  # 1 / sqrt(16), whatever the layer's number of inputs
 
 
-def neox_by_hand(state: dict[str, np.ndarray], tokens: np.ndarray, heads: int, rotary: int) -> np.ndarray:
+def neox_by_hand(
+    state: dict[str, np.ndarray], tokens: np.ndarray, heads: int, rotary: int
+) -> np.ndarray:
     """Features of one text without padding, head by head, with rotations as complex numbers."""
 
     def norm(x: np.ndarray, name: str) -> np.ndarray:
@@ -305,14 +342,18 @@ def neox_by_hand(state: dict[str, np.ndarray], tokens: np.ndarray, heads: int, r
     def turn(x: np.ndarray) -> np.ndarray:
         half = rotary // 2
         speeds = 10_000.0 ** (-np.arange(half) / half)
-        turned = (x[:, :half] + 1j * x[:, half:rotary]) * np.exp(1j * np.outer(np.arange(len(x)), speeds))
+        turned = (x[:, :half] + 1j * x[:, half:rotary]) * np.exp(
+            1j * np.outer(np.arange(len(x)), speeds)
+        )
         return np.concatenate([turned.real, turned.imag, x[:, rotary:]], axis=1)
 
     erf = np.vectorize(math.erf)
     x = state["embed_in.weight"][tokens]
     size = x.shape[1] // heads
     for k in range(2):
-        qkv = linear(norm(x, f"layers.{k}.input_layernorm"), f"layers.{k}.attention.query_key_value")
+        qkv = linear(
+            norm(x, f"layers.{k}.input_layernorm"), f"layers.{k}.attention.query_key_value"
+        )
         mixed = []
         for head in range(heads):
             own = qkv[:, 3 * size * head : 3 * size * (head + 1)]
@@ -320,26 +361,40 @@ def neox_by_hand(state: dict[str, np.ndarray], tokens: np.ndarray, heads: int, r
             weights = np.tril(np.exp(scores))
             mixed.append(weights / weights.sum(-1, keepdims=True) @ own[:, 2 * size :])
         attended = linear(np.concatenate(mixed, axis=1), f"layers.{k}.attention.dense")
-        wide = linear(norm(x, f"layers.{k}.post_attention_layernorm"), f"layers.{k}.mlp.dense_h_to_4h")
-        x = x + attended + linear(wide * (1 + erf(wide / np.sqrt(2))) / 2, f"layers.{k}.mlp.dense_4h_to_h")
+        wide = linear(
+            norm(x, f"layers.{k}.post_attention_layernorm"), f"layers.{k}.mlp.dense_h_to_4h"
+        )
+        x = (
+            x
+            + attended
+            + linear(wide * (1 + erf(wide / np.sqrt(2))) / 2, f"layers.{k}.mlp.dense_4h_to_h")
+        )
     return norm(x, "final_layer_norm")
 
 
 @pytest.mark.parametrize("pool", ["last", "mean"])
 def test_gpt_neox_equals_the_definition(pool: str) -> None:
     shape, classes, chosen, _ = SMALL["gpt_neox"]
-    model = build("gpt_neox", shape=shape, classes=classes, seed=3, pool=pool, **chosen).double().eval()
+    model = (
+        build("gpt_neox", shape=shape, classes=classes, seed=3, pool=pool, **chosen).double().eval()
+    )
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in model.parameters():  # biases and norms off their neutral start, or they would go untested
-            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
+        for parameter in (
+            model.parameters()
+        ):  # biases and norms off their neutral start, or they would go untested
+            parameter.add_(
+                torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3
+            )
     state = {key: value.numpy() for key, value in model.state_dict().items()}
     tokens = np.array([5, 2, 7, 7, 1, 12])
     hidden = neox_by_hand(state, tokens, heads=4, rotary=2)
     features = hidden[-1] if pool == "last" else hidden.mean(0)
     padded = torch.tensor([[*tokens.tolist(), 0, 0, 0]])
     # The rotary table is float32 by intention, as in the published model.
-    np.testing.assert_allclose(model(padded).detach().numpy()[0], state["score.weight"] @ features, rtol=1e-5)
+    np.testing.assert_allclose(
+        model(padded).detach().numpy()[0], state["score.weight"] @ features, rtol=1e-5
+    )
 
 
 def test_gpt_neox_counts_every_token_when_nothing_is_padding() -> None:
@@ -355,7 +410,9 @@ def test_gpt_neox_counts_every_token_when_nothing_is_padding() -> None:
 def published(seed: int = 9) -> dict[str, Tensor]:
     """A checkpoint of the small gpt_neox as published: prefixed, in half precision, with extras."""
     state = small("gpt_neox", seed=seed).state_dict()
-    tensors = {f"gpt_neox.{key}": value.half() for key, value in state.items() if key != "score.weight"}
+    tensors = {
+        f"gpt_neox.{key}": value.half() for key, value in state.items() if key != "score.weight"
+    }
     tensors["embed_out.weight"] = torch.zeros(13, 32)
     tensors["gpt_neox.layers.0.attention.bias"] = torch.ones(1, 1, 9, 9, dtype=torch.bool)
     tensors["gpt_neox.layers.0.attention.masked_bias"] = torch.tensor(-1e9)
@@ -365,7 +422,9 @@ def published(seed: int = 9) -> dict[str, Tensor]:
 
 def from_checkpoint(path: Path, **changes: Any) -> nn.Module:
     shape, classes, chosen, _ = SMALL["gpt_neox"]
-    return build("gpt_neox", shape=shape, classes=classes, seed=0, checkpoint=str(path), **(chosen | changes))
+    return build(
+        "gpt_neox", shape=shape, classes=classes, seed=0, checkpoint=str(path), **(chosen | changes)
+    )
 
 
 @pytest.mark.parametrize("layout", ["safetensors", "bin", "shards", "folder"])
@@ -382,8 +441,12 @@ def test_a_checkpoint_fills_all_but_the_head(tmp_path: Path, layout: str) -> Non
         torch.save(tensors, tmp_path / "pytorch_model.bin")
     else:
         keys = sorted(tensors)
-        save_file({key: tensors[key] for key in keys[:5]}, tmp_path / "model-00001-of-00002.safetensors")
-        save_file({key: tensors[key] for key in keys[5:]}, tmp_path / "model-00002-of-00002.safetensors")
+        save_file(
+            {key: tensors[key] for key in keys[:5]}, tmp_path / "model-00001-of-00002.safetensors"
+        )
+        save_file(
+            {key: tensors[key] for key in keys[5:]}, tmp_path / "model-00002-of-00002.safetensors"
+        )
     loaded = from_checkpoint(path).state_dict()
     source, fresh = small("gpt_neox", seed=9).state_dict(), small("gpt_neox", seed=0).state_dict()
     assert torch.equal(loaded["score.weight"], fresh["score.weight"])
@@ -405,10 +468,15 @@ def test_a_checkpoints_own_head_is_used(tmp_path: Path) -> None:
         ({"layers": 1}, r"has the unexpected layers\.1\.attention\.dense\.bias and 11 more"),
         ({"vocabulary": 14}, r"embed_in\.weight of shape \(13, 32\), the model needs \(14, 32\)"),
         ({"heads": 2}, r"num_attention_heads = 4, the model has 2: set model\.heads=4"),
-        ({"rotary_pct": 0.5}, r"rotary_pct = 0\.25, the model has 0\.5: set model\.rotary_pct=0\.25"),
+        (
+            {"rotary_pct": 0.5},
+            r"rotary_pct = 0\.25, the model has 0\.5: set model\.rotary_pct=0\.25",
+        ),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_a_checkpoint_that_does_not_fit_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     save_file(published(), tmp_path / "model.safetensors")
     configuration = {"num_attention_heads": 4, "rotary_pct": 0.25, "use_parallel_residual": True}
     (tmp_path / "config.json").write_text(json.dumps(configuration), encoding="utf-8")
@@ -429,7 +497,9 @@ def test_a_checkpoint_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         from_checkpoint(tmp_path / "pytorch_model.bin")
     save_file(published(), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"use_parallel_residual": false}', encoding="utf-8")
-    with pytest.raises(UserError, match="use_parallel_residual = False, gpt_neox only supports True"):
+    with pytest.raises(
+        UserError, match="use_parallel_residual = False, gpt_neox only supports True"
+    ):
         from_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(UserError, match="not a JSON configuration"):
@@ -450,8 +520,18 @@ def test_a_checkpoint_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
             "model.widht is not an option of alexnet: did you mean 'width'?",
         ),
         ("logistic", (4,), {"hidden": 3}, "model.hidden is not an option of logistic: it has none"),
-        ("alexnet", (3, 32, 32), {"width": "wide"}, "model.width of alexnet must be an integer, got 'wide'"),
-        ("alexnet", (3, 32, 32), {"width": True}, "model.width of alexnet must be an integer, got True"),
+        (
+            "alexnet",
+            (3, 32, 32),
+            {"width": "wide"},
+            "model.width of alexnet must be an integer, got 'wide'",
+        ),
+        (
+            "alexnet",
+            (3, 32, 32),
+            {"width": True},
+            "model.width of alexnet must be an integer, got True",
+        ),
         ("alexnet", (3, 32, 32), {"width": 0}, "model.width of alexnet must be at least 1, got 0"),
         (
             "vgg11",
@@ -459,22 +539,77 @@ def test_a_checkpoint_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
             {"dropout": 1},
             "model.dropout of vgg11 must be at least 0 and below 1, got 1",
         ),
-        ("vgg11", (3, 32, 32), {"dropout": "a"}, "model.dropout of vgg11 must be a number, got 'a'"),
+        (
+            "vgg11",
+            (3, 32, 32),
+            {"dropout": "a"},
+            "model.dropout of vgg11 must be a number, got 'a'",
+        ),
         ("mlp", (4,), {"hidden": 8}, "model.hidden of mlp must be a list, each an integer, got 8"),
         ("mlp", (4,), {"hidden": [8, 0]}, "model.hidden[1] of mlp must be at least 1, got 0"),
         ("cnn", (3, 32, 32), {"padding": 3}, "model.padding of cnn must be 0, 1 or 2, got 3"),
         ("resnet18", (3, 32, 32), {"width": 7}, "model.width of resnet18 must be even"),
-        ("resnet18", (3, 32, 32), {"projection": -1}, "model.projection of resnet18 must not be negative"),
-        ("gpt_neox", (9,), {"pool": "max"}, "model.pool of gpt_neox must be 'last' or 'mean', got 'max'"),
-        ("gpt_neox", (9,), {"heads": 7}, "model.hidden of gpt_neox must be a multiple of heads=7, got 512"),
-        ("gpt_neox", (9,), {"rotary_pct": 0.02}, "must rotate an even number of a head's 64 dimensions"),
-        ("gpt_neox", (9,), {"checkpoint": 3}, "model.checkpoint of gpt_neox must be a string, got 3"),
-        ("char_lstm", (9,), {"vocabulary": "a"}, "model.vocabulary of char_lstm must be an integer, got 'a'"),
-        ("alexnet", (1, 28, 28), {}, "alexnet needs 32x32 images, got 28x28: load the data with size=32"),
+        (
+            "resnet18",
+            (3, 32, 32),
+            {"projection": -1},
+            "model.projection of resnet18 must not be negative",
+        ),
+        (
+            "gpt_neox",
+            (9,),
+            {"pool": "max"},
+            "model.pool of gpt_neox must be 'last' or 'mean', got 'max'",
+        ),
+        (
+            "gpt_neox",
+            (9,),
+            {"heads": 7},
+            "model.hidden of gpt_neox must be a multiple of heads=7, got 512",
+        ),
+        (
+            "gpt_neox",
+            (9,),
+            {"rotary_pct": 0.02},
+            "must rotate an even number of a head's 64 dimensions",
+        ),
+        (
+            "gpt_neox",
+            (9,),
+            {"checkpoint": 3},
+            "model.checkpoint of gpt_neox must be a string, got 3",
+        ),
+        (
+            "char_lstm",
+            (9,),
+            {"vocabulary": "a"},
+            "model.vocabulary of char_lstm must be an integer, got 'a'",
+        ),
+        (
+            "alexnet",
+            (1, 28, 28),
+            {},
+            "alexnet needs 32x32 images, got 28x28: load the data with size=32",
+        ),
         ("vgg11", (1, 28, 28), {}, "multiples of 32, got 28x28: load the data with size=32"),
-        ("cnn", (1, 8, 8), {}, "at least 16x16, got 8x8: load the data with size=16 or set model.padding=2"),
-        ("resnet18", (3, 32, 32), {"stem": 5}, "model.stem of resnet18 must be 3, or 7 for the original stem, got 5"),
-        ("pfl_cnn", (3, 32, 32), {"dropout": (0.5,)}, "model.dropout of pfl_cnn must be two numbers, got (0.5,)"),
+        (
+            "cnn",
+            (1, 8, 8),
+            {},
+            "at least 16x16, got 8x8: load the data with size=16 or set model.padding=2",
+        ),
+        (
+            "resnet18",
+            (3, 32, 32),
+            {"stem": 5},
+            "model.stem of resnet18 must be 3, or 7 for the original stem, got 5",
+        ),
+        (
+            "pfl_cnn",
+            (3, 32, 32),
+            {"dropout": (0.5,)},
+            "model.dropout of pfl_cnn must be two numbers, got (0.5,)",
+        ),
         ("alt_cnn", (3, 32, 15), {}, "alt_cnn needs images of at least 16x16, got 32x15"),
         ("aware_cnn", (1, 17, 17), {}, "aware_cnn needs images of at least 18x18, got 17x17"),
         (
@@ -483,7 +618,12 @@ def test_a_checkpoint_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
             {},
             "resnet18 needs images (channels, height, width), got samples of shape (80,)",
         ),
-        ("char_lstm", (3, 32, 32), {}, "char_lstm needs token sequences of shape (length,), got samples of"),
+        (
+            "char_lstm",
+            (3, 32, 32),
+            {},
+            "char_lstm needs token sequences of shape (length,), got samples of",
+        ),
         ("mlp", (), {}, "model mlp needs the shape of one sample, such as (3, 32, 32), got ()"),
         ("mlp", (3, 0), {}, "model mlp needs the shape of one sample"),
     ],
@@ -524,12 +664,23 @@ def test_options_lists_the_defaults() -> None:
     assert options("mlp") == {"hidden": (64,)}
     assert options("alexnet") == {"width": 4096, "dropout": 0.05}
     assert options("logistic") == {}
-    assert set(options("gpt_neox")) >= {"vocabulary", "hidden", "layers", "heads", "pool", "checkpoint"}
+    assert set(options("gpt_neox")) >= {
+        "vocabulary",
+        "hidden",
+        "layers",
+        "heads",
+        "pool",
+        "checkpoint",
+    }
 
 
 def test_a_list_from_a_file_is_as_good_as_a_tuple() -> None:
     model = build("mlp", shape=(4,), classes=3, seed=0, hidden=[5, 6])
-    assert [layer.out_features for layer in model.modules() if isinstance(layer, nn.Linear)] == [5, 6, 3]
+    assert [layer.out_features for layer in model.modules() if isinstance(layer, nn.Linear)] == [
+        5,
+        6,
+        3,
+    ]
 
 
 def test_a_model_of_ones_own_is_built_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -543,7 +694,10 @@ def test_a_model_of_ones_own_is_built_by_name(monkeypatch: pytest.MonkeyPatch) -
     model = build("bowl", shape=(2,), classes=3, seed=0, scale=2)
     assert torch.equal(model.weight, torch.full((3, 2), 2.0))  # type: ignore[arg-type]
     assert options("bowl") == {"scale": 1.0}
-    assert str(describe("bowl", shape=(2,), classes=3)) == "bowl: A linear map of my own. 9 parameters (2, 3 classes)"
+    assert (
+        str(describe("bowl", shape=(2,), classes=3))
+        == "bowl: A linear map of my own. 9 parameters (2, 3 classes)"
+    )
     monkeypatch.setitem(bowl.__annotations__, "scale", "OnlyForTypeCheckers")
     assert build("bowl", shape=(2,), classes=3, seed=0, scale=2)
     with pytest.raises(UserError, match="model bowl has no typical data: give shape and classes"):

@@ -18,7 +18,8 @@ TARGETS = np.arange(60) % 3
 def images(**changes) -> DataSet:
     generator = torch.Generator().manual_seed(0)
     samples = Samples(
-        torch.randint(0, 256, (60, 2, 16, 16), generator=generator, dtype=torch.uint8), torch.from_numpy(TARGETS)
+        torch.randint(0, 256, (60, 2, 16, 16), generator=generator, dtype=torch.uint8),
+        torch.from_numpy(TARGETS),
     )
     return DataSet("images", samples, samples, 3, **changes)
 
@@ -40,7 +41,9 @@ def test_the_noise_of_a_client_has_its_level(scale):
 
 
 def test_where_noise_makes_no_sense_it_is_refused():
-    with pytest.raises(UserError, match=r"data\.noise = 0\.1 cannot be added to samples that several clients share"):
+    with pytest.raises(
+        UserError, match=r"data\.noise = 0\.1 cannot be added to samples that several clients share"
+    ):
         noisy(images(), client_dirichlet(TARGETS, 5, 0, alpha=1.0), 0.1, 0)
     with pytest.raises(UserError, match=r"data\.noise = -1\.0 must be 0 or more"):
         resolve({"data": {"noise": -1.0}})

@@ -29,7 +29,9 @@ class Block(nn.Module):
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs, eps=1e-3)
         self.relu = nn.ReLU()
-        self.down = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.down = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.relu(self.bn1(self.conv1(x)))
@@ -38,14 +40,21 @@ class Block(nn.Module):
 
 def small_resnet() -> nn.Module:
     torch.manual_seed(0)
-    layers = [Block(2, 4, 1), Block(4, 6, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)]
+    layers = [
+        Block(2, 4, 1),
+        Block(4, 6, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 3),
+    ]
     return nn.Sequential(*layers).double()
 
 
 def test_a_hand_written_resnet_trains_once_converted():
     model = small_resnet()
     with pytest.raises(
-        UserError, match=r"of a BatchNorm2d; use kairosfl\.models\.group_norm\(model\), or freeze_norms\("
+        UserError,
+        match=r"of a BatchNorm2d; use kairosfl\.models\.group_norm\(model\), or freeze_norms\(",
     ):
         _ = make_task(model, (2, 6, 6)).layout
     task = make_task(kairosfl.models.group_norm(model), (2, 6, 6))
@@ -76,7 +85,17 @@ def test_only_the_norms_of_a_copy_change():
 
 @pytest.mark.parametrize(
     ("channels", "groups", "expected"),
-    [(64, 32, 32), (32, 32, 16), (48, 32, 24), (6, 32, 3), (4, 32, 2), (3, 32, 1), (7, 32, 1), (64, 1, 1), (10, 4, 2)],
+    [
+        (64, 32, 32),
+        (32, 32, 16),
+        (48, 32, 24),
+        (6, 32, 3),
+        (4, 32, 2),
+        (3, 32, 1),
+        (7, 32, 1),
+        (64, 1, 1),
+        (10, 4, 2),
+    ],
 )
 def test_groups_divide_the_channels_and_are_no_single_numbers(channels, groups, expected):
     made = group_norm(nn.BatchNorm1d(channels), groups)
@@ -98,9 +117,15 @@ def test_what_cannot_be_converted():
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x).relu()
 
-    with pytest.raises(UserError, match=r"^'0' is a Active, which is not torch's own; build the model with GroupNorm"):
+    with pytest.raises(
+        UserError,
+        match=r"^'0' is a Active, which is not torch's own; build the model with GroupNorm",
+    ):
         group_norm(nn.Sequential(Active(4)))
-    with pytest.raises(UserError, match=r"^'0\.weight' of the model has no shape yet; run the model on a batch first"):
+    with pytest.raises(
+        UserError,
+        match=r"^'0\.weight' of the model has no shape yet; run the model on a batch first",
+    ):
         group_norm(nn.Sequential(nn.LazyBatchNorm2d()))
     with pytest.raises(UserError, match=r"^'0' is a BatchNorm1d of one channel"):
         group_norm(nn.Sequential(nn.BatchNorm1d(1)))
@@ -124,7 +149,9 @@ def test_frozen_statistics_are_those_of_evaluation_in_training_as_well():
     assert torch.allclose(frozen.train()(x), model.eval()(x), rtol=1e-12)
     assert isinstance(model[0].bn1, nn.BatchNorm2d)
     assert frozen.state_dict().keys() == model.state_dict().keys()
-    assert [p.requires_grad for p in frozen.parameters()] == [p.requires_grad for p in model.parameters()]
+    assert [p.requires_grad for p in frozen.parameters()] == [
+        p.requires_grad for p in model.parameters()
+    ]
 
 
 @pytest.mark.parametrize("trains", [True, False])
@@ -145,7 +172,10 @@ def test_frozen_statistics_train_on_both_engines(trains):
 
 
 def test_a_norm_without_statistics_has_none_to_freeze():
-    with pytest.raises(UserError, match=r"^'0' has no running statistics to freeze; use kairosfl\.models\.group_norm"):
+    with pytest.raises(
+        UserError,
+        match=r"^'0' has no running statistics to freeze; use kairosfl\.models\.group_norm",
+    ):
         freeze_norms(nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False)))
 
 
@@ -156,7 +186,9 @@ def test_norms_of_timm_keep_their_activation_and_dropout(convert):
         pytest.skip("needs timm")
     from timm.layers import BatchNormAct2d, FrozenBatchNormAct2d
 
-    norm = with_statistics(BatchNormAct2d(4, act_layer=nn.SiLU, drop_layer=lambda: nn.Dropout(1.0), inplace=False))
+    norm = with_statistics(
+        BatchNormAct2d(4, act_layer=nn.SiLU, drop_layer=lambda: nn.Dropout(1.0), inplace=False)
+    )
     constant = FrozenBatchNormAct2d(4)
     made = convert(nn.Sequential(norm, constant))
     assert type(made[1]) is FrozenBatchNormAct2d

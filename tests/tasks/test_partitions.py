@@ -52,7 +52,9 @@ def test_every_sample_has_exactly_one_client(name, clients):
 
 @pytest.mark.parametrize("name", SKEWED)
 def test_a_function_of_the_seed(name):
-    first, again, other = (_function(name)(TARGETS, 20, seed, **SKEWED[name]).hash() for seed in (0, 0, 1))
+    first, again, other = (
+        _function(name)(TARGETS, 20, seed, **SKEWED[name]).hash() for seed in (0, 0, 1)
+    )
     assert first == again != other
 
 
@@ -63,7 +65,11 @@ def test_labels_are_dealt_as_in_niid_bench(wanted):
     assert [len(each) for each in held] == [wanted] * 25
     assert all(client % 10 in each for client, each in enumerate(held))
     for label in range(10):  # in equal parts
-        parts = [np.sum(TARGETS[own] == label) for own, each in zip(population, held, strict=True) if label in each]
+        parts = [
+            np.sum(TARGETS[own] == label)
+            for own, each in zip(population, held, strict=True)
+            if label in each
+        ]
         assert sum(parts) == 1000
         assert max(parts) - min(parts) <= 1
     others = [tuple(labels(TARGETS, 10, seed, labels_per_client=2)[0]) for seed in range(9)]
@@ -84,12 +90,28 @@ def test_a_table_of_counts_is_followed():
 @pytest.mark.parametrize(
     ("clients", "table", "sentence"),
     [
-        (3, [[1] * 10] * 2, "data.class_counts has 2 rows, but data.clients is 3; give one row for each client."),
+        (
+            3,
+            [[1] * 10] * 2,
+            "data.class_counts has 2 rows, but data.clients is 3; give one row for each client.",
+        ),
         (2, [], "data.class_counts has 0 rows, but data.clients is 2"),
-        (2, [[1] * 10, [1, 2]], r"has \[1, 2\] for client 1; give 10 numbers, one for each class, 0 or more"),
-        (1, [[5, -1, *[0] * 8]], "for client 0; give 10 numbers, one for each class, 0 or more and not all 0."),
+        (
+            2,
+            [[1] * 10, [1, 2]],
+            r"has \[1, 2\] for client 1; give 10 numbers, one for each class, 0 or more",
+        ),
+        (
+            1,
+            [[5, -1, *[0] * 8]],
+            "for client 0; give 10 numbers, one for each class, 0 or more and not all 0.",
+        ),
         (1, [[0] * 10], "not all 0"),
-        (2, [[600] * 10, [*[0] * 9, 401]], "asks for 1001 samples of class 9, but there are only 1000; lower its"),
+        (
+            2,
+            [[600] * 10, [*[0] * 9, 401]],
+            "asks for 1001 samples of class 9, but there are only 1000; lower its",
+        ),
     ],
 )
 def test_a_table_of_counts_that_cannot_be_followed(clients, table, sentence):
@@ -102,7 +124,8 @@ def test_equal_sizes_with_a_class_distribution_for_each_client():
     population.check(10_000)
     assert set(population.sizes) == {100}
     counts = np.stack([np.bincount(TARGETS[own], minlength=10) for own in population])
-    # E[share²] of a Dirichlet is (alpha + 1) / (K (K alpha + 1)), and the draw of 100 samples adds a little
+    # E[share²] of a Dirichlet is (alpha + 1) / (K (K alpha + 1)), and the draw of 100 samples adds
+    # a little
     squares = ((counts / 100) ** 2).sum(1).mean()
     assert squares == pytest.approx(0.55 + 0.45 / 100, abs=0.06)
     totals, used = counts.sum(0), np.bincount(population.order, minlength=10_000)
@@ -121,7 +144,8 @@ def test_equal_sizes_and_no_sample_twice():
     assert set(population.sizes) == {101}
     assert np.bincount(population.order, minlength=10_000).max() == 1
     counts = np.stack([np.bincount(TARGETS[own], minlength=10) for own in population])
-    # The first half is drawn before a class is exhausted: E[share²] of a Dirichlet, and a little from 101 draws.
+    # The first half is drawn before a class is exhausted: E[share²] of a Dirichlet, and a little
+    # from 101 draws.
     squares = ((counts / 101) ** 2).sum(1)
     assert squares[:50].mean() == pytest.approx(0.55 + 0.45 / 101, abs=0.07)
     near = disjoint_dirichlet(TARGETS, 10, 0, alpha=1e6)
@@ -149,7 +173,9 @@ def test_shards_give_each_client_at_most_so_many_classes():
 
 
 def test_dirichlet_statistics():
-    """Sums over classes of a Dirichlet's moments: mean share 1/N, variance (1/N)(1-1/N)/(N*alpha+1)."""
+    """Sums over classes of a Dirichlet's moments: mean share 1/N, variance
+    (1/N)(1-1/N)/(N*alpha+1).
+    """
     clients, alpha = 20, 0.5
     shares = []
     for seed in range(60):
@@ -221,7 +247,13 @@ def test_samples_are_taken_one_by_one_from_the_largest():
 def test_moving_keeps_every_sample_and_reaches_the_minimum():
     owner = np.array([0] * 9 + [1] * 2 + [2] * 6)
     filled = fill(np.random.default_rng(0), owner, 5, 3)
-    assert list(np.bincount(filled)) == [4, 3, 4, 3, 3]  # 7 missing: 5 from client 0, 2 from client 2
+    assert list(np.bincount(filled)) == [
+        4,
+        3,
+        4,
+        3,
+        3,
+    ]  # 7 missing: 5 from client 0, 2 from client 2
     assert np.count_nonzero(filled != owner) == 7
 
 
@@ -234,13 +266,17 @@ def test_natural_clients_are_keys():
     population = natural(keys, None, 0)
     assert [list(own) for own in population] == [[1], [3, 4], [0, 2, 5]]
     assert list(population.keys) == [0, 1, 3]
-    with pytest.warns(UserWarning, match=r"^1 of 3 natural clients have fewer than data\.minimum = 2 samples and are"):
+    with pytest.warns(
+        UserWarning,
+        match=r"^1 of 3 natural clients have fewer than data\.minimum = 2 samples and are",
+    ):
         assert list(natural(keys, None, 0, minimum=2).keys) == [1, 3]
     few = natural(keys, 2, 0)
     assert all(set(keys[own]) == {key} for own, key in zip(few, few.keys, strict=True))
 
 
-# Committed: a change means that every published run with these partitions can no longer be repeated.
+# Committed: a change means that every published run with these partitions can no longer be
+# repeated.
 DIGITS_HASHES = {
     "iid": "c6c556d3796bdc084dcc9e1941713d9fddc0cf476bfb8f6cb48e7ddc55ad0b16",
     "dirichlet": "ed3eb50800c04ff46eee3e0a008b66f4c3a39067ccc964b7b92b021ef5129506",
@@ -321,7 +357,10 @@ def _toy(**fields):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"name": "dirichlet", "alpha": -1.0}, "data.alpha is -1.0; give a positive number, such as 0.5."),
+        (
+            {"name": "dirichlet", "alpha": -1.0},
+            "data.alpha is -1.0; give a positive number, such as 0.5.",
+        ),
         (
             {"name": "quantity", "alpha": float("nan")},
             "data.alpha is nan; give a positive number, such as 0.5.",
@@ -337,7 +376,10 @@ def _toy(**fields):
             "data.clients is 2 with at least 4 samples each, but there are only 6 samples; "
             "lower data.clients or data.minimum.",
         ),
-        ({"name": "dirichlet", "minimum": 0}, "data.minimum is 0; a client needs at least 1 sample."),
+        (
+            {"name": "dirichlet", "minimum": 0},
+            "data.minimum is 0; a client needs at least 1 sample.",
+        ),
         ({"name": "shards", "shards": 0}, "data.shards is 0; give at least 1 shard per client."),
         (
             {"name": "dirichlt"},

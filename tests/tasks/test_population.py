@@ -23,7 +23,9 @@ def test_from_owner_groups_samples_by_client_and_leaves_out_nobodys():
 
 def test_hash_is_that_of_both_arrays_as_little_endian_64_bit_whatever_their_type():
     offsets, order = np.array([0, 1, 3]), np.array([2, 0, 1])
-    want = hashlib.sha256(offsets.astype("<i8").tobytes() + order.astype("<i8").tobytes()).hexdigest()
+    want = hashlib.sha256(
+        offsets.astype("<i8").tobytes() + order.astype("<i8").tobytes()
+    ).hexdigest()
     assert Population(order, offsets).hash() == want
     assert Population(order.astype(np.int32), offsets.astype(">i8")).hash() == want
     assert Population(order[::-1], offsets).hash() != want
@@ -60,7 +62,9 @@ def test_a_population_without_clients_or_with_falling_offsets_is_refused():
         Population.from_lists([])
     with pytest.raises(UserError, match="offsets must rise from 0 to the number of samples, 2"):
         Population(np.array([0, 1]), np.array([0, 2, 1]))
-    with pytest.raises(UserError, match="sample 1 belongs to client 3, but there are only 3 clients"):
+    with pytest.raises(
+        UserError, match="sample 1 belongs to client 3, but there are only 3 clients"
+    ):
         Population.from_owner(np.array([0, 3]), 3)
 
 
@@ -89,7 +93,10 @@ def test_own_tests_follow_the_natural_key_of_each_client():
             {"keys": np.arange(3)},
             "keys of data set 'toy' has shape [3]; give one key for each of the 4 samples.",
         ),
-        ({"mean": (0.5,)}, "data set 'toy' has 1 means and 0 deviations; give one of each per channel."),
+        (
+            {"mean": (0.5,)},
+            "data set 'toy' has 1 means and 0 deviations; give one of each per channel.",
+        ),
         (
             {"train": Samples(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))},
             "data set 'toy' has no training samples.",
@@ -108,7 +115,10 @@ def test_a_data_set_refuses_what_cannot_be_trained_on(fields, sentence):
 
 def test_samples_refuse_targets_of_the_wrong_type_or_number():
     floats = Samples(torch.zeros(2, 1), torch.zeros(2))
-    with pytest.raises(UserError, match=r"training targets of data set 'own' are torch.float32; classification needs"):
+    with pytest.raises(
+        UserError,
+        match=r"training targets of data set 'own' are torch.float32; classification needs",
+    ):
         DataSet("own", floats, floats, kind="classification")
     with pytest.raises(UserError, match="3 inputs have 2 targets"):
         Samples(torch.zeros(3, 1), torch.tensor([0, 1]))
@@ -121,7 +131,9 @@ def test_clients_can_bring_test_samples_of_their_own():
     assert [list(samples) for samples in tests] == [[3, 0], []]
     assert Population.from_lists(lists).hash() != population.hash()
     assert Population.from_lists(lists, tests=[[3], [0]]).hash() != population.hash()
-    assert own_tests(_data(), Population.from_owner(np.array([0, 0, 1, 1]), 2, tests=tests)) is tests
+    assert (
+        own_tests(_data(), Population.from_owner(np.array([0, 0, 1, 1]), 2, tests=tests)) is tests
+    )
 
 
 def test_clients_whose_samples_have_one_key_each_get_the_test_samples_of_that_key():
@@ -136,7 +148,9 @@ def test_clients_whose_samples_have_one_key_each_get_the_test_samples_of_that_ke
 def test_test_samples_that_do_not_fit_are_refused():
     with pytest.raises(UserError, match=r"tests has 1 clients; give one list for each of the 2\."):
         Population.from_lists([[0], [1]], tests=[[0]])
-    with pytest.raises(UserError, match=r"the population names sample 4; the data has test samples 0 to 3\."):
+    with pytest.raises(
+        UserError, match=r"the population names sample 4; the data has test samples 0 to 3\."
+    ):
         Task(nn.Linear(2, 2), _data(), Population.from_lists([[0], [1]], tests=[[0], [4]]))
 
 

@@ -23,7 +23,9 @@ def _images(*shape):
 
 @pytest.mark.parametrize("noise", [0.0, 0.3, 0.8, 1.0])
 def test_a_fraction_of_the_labels_is_replaced_by_others(noise):
-    """None by itself, each other class alike, the same in float32, and by the bits of the key alone."""
+    """None by itself, each other class alike, the same in float32, and by the bits of the key
+    alone.
+    """
     n, classes = 20_000, 5
     targets = torch.arange(n) % classes
     samples = Samples(torch.zeros(n, 1), targets)
@@ -33,12 +35,16 @@ def test_a_fraction_of_the_labels_is_replaced_by_others(noise):
     bits = keys.numpy().astype(np.uint64)
     wrong = bits % 2**16 < round(noise * 2**16)
     others = 1 + (bits // 2**16 % 2**24).astype(np.int64) * (classes - 1) // 2**24
-    assert np.array_equal(found.numpy(), np.where(wrong, (targets.numpy() + others) % classes, targets.numpy()))
+    assert np.array_equal(
+        found.numpy(), np.where(wrong, (targets.numpy() + others) % classes, targets.numpy())
+    )
     assert np.mean(found.numpy() != targets.numpy()) == pytest.approx(noise, abs=0.01)
     moved = np.bincount((found - targets).numpy()[wrong] % classes, minlength=classes)
     assert moved[0] == 0
     assert np.ptp(moved[1:]) <= 0.1 * n
-    assert torch.equal(mislabelled(targets, keys, torch.full((n,), noise, dtype=torch.float32), data), found)
+    assert torch.equal(
+        mislabelled(targets, keys, torch.full((n,), noise, dtype=torch.float32), data), found
+    )
     assert torch.equal(mislabelled(targets, keys, noise, data), found)
 
 
@@ -49,7 +55,10 @@ def test_binary_labels_are_swapped_and_others_refused():
     keys = sample_keys(torch.arange(3), seed=1, round=0, client=2, step=0)
     assert torch.equal(mislabelled(values, keys, 1.0, binary), 1 - values)
     numbers = Samples(torch.zeros(3, 1), torch.tensor([0.5, 2.0, 3.0]))
-    with pytest.raises(UserError, match="label_noise needs one class per sample, and data set 'toy' is 'regression'"):
+    with pytest.raises(
+        UserError,
+        match="label_noise needs one class per sample, and data set 'toy' is 'regression'",
+    ):
         mislabelled(numbers.targets, keys, 1.0, DataSet("toy", numbers, numbers))
 
 
@@ -64,7 +73,9 @@ def test_uint8_images_are_normalised_per_channel():
 
 def test_without_statistics_uint8_is_scaled_to_one_and_floats_stay():
     images = _images(2, 1, 2, 2)
-    np.testing.assert_allclose(prepare(images, _data(images)).numpy(), images.numpy() / 255, rtol=1e-6)
+    np.testing.assert_allclose(
+        prepare(images, _data(images)).numpy(), images.numpy() / 255, rtol=1e-6
+    )
     floats = torch.rand(3, 4)
     assert prepare(floats, _data(floats)) is floats
 
@@ -102,7 +113,12 @@ def _by_hand(image, key, padding, flip, share=1.0, colour=None, mode="constant")
     sides = [(padding, padding)] * 2
     shades = [0] * len(image) if colour is None else colour
     options = [{} if mode == "reflect" else {"constant_values": shade} for shade in shades]
-    padded = np.stack([np.pad(channel, sides, mode, **given) for channel, given in zip(image, options, strict=True)])
+    padded = np.stack(
+        [
+            np.pad(channel, sides, mode, **given)
+            for channel, given in zip(image, options, strict=True)
+        ]
+    )
     crop = padded[:, down : down + height, right : right + width]
     return crop[:, :, ::-1] if flip and key >> 48 & 1 else crop
 
@@ -143,7 +159,8 @@ def test_half_of_the_crops_are_left_out_whatever_their_place_and_mirror_image():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"share": 1.5}, r"data.crops = 1.5 must be"), ({"padding": "white"}, r"'black', 'mean'")]
+    ("options", "said"),
+    [({"share": 1.5}, r"data.crops = 1.5 must be"), ({"padding": "white"}, r"'black', 'mean'")],
 )
 def test_other_crops_are_refused_with_the_fix(options, said):
     with pytest.raises(UserError, match=said):
@@ -163,7 +180,9 @@ def test_one_client_alone_stacked_clients_and_every_device_give_the_same_bits(de
     keys = sample_keys(there[0], seed=7, round=11, client=there[1], step=there[2])
     together = prepare(augment(there[3], keys), data).cpu()
     for row in range(3):
-        own = sample_keys(samples[row], seed=7, round=11, client=int(clients[row]), step=int(steps[row]))
+        own = sample_keys(
+            samples[row], seed=7, round=11, client=int(clients[row]), step=int(steps[row])
+        )
         assert torch.equal(prepare(augment(images[row], own), data), together[row])
 
 

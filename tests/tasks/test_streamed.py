@@ -1,4 +1,6 @@
-"""Samples that are read when they are needed: random transforms, memory maps, chained clients, other engines."""
+"""Samples that are read when they are needed: random transforms, memory maps, chained clients,
+other engines.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ RANDOM = torch.Generator().manual_seed(0)
 X, Y = torch.randn(60, 6, generator=RANDOM), torch.arange(60) % 3
 PLAIN = TensorDataset(X, Y)
 FEW: Any = {"engine": "loop", "progress": False}
-SHORT: Any = {"clients": 5, "rounds": 2, "epochs": 2, "batch_size": 4, "cohort": 3, "progress": False}
+SHORT: Any = {
+    "clients": 5,
+    "rounds": 2,
+    "epochs": 2,
+    "batch_size": 4,
+    "cohort": 3,
+    "progress": False,
+}
 
 
 class Noisy(Dataset[Any]):
@@ -57,7 +66,10 @@ def test_random_transforms_are_drawn_anew_and_are_a_function_of_the_seed() -> No
     data = from_any(Noisy(), (X, Y))
     assert isinstance(data.train, Streamed)  # without being asked for
     assert isinstance(from_any(PLAIN, (X, Y)).train, Samples)
-    (once, again), rows = ([data.train.read(torch.arange(3), torch.arange(3) + shift)[0] for shift in (0, 9)]), 3
+    (once, again), rows = (
+        ([data.train.read(torch.arange(3), torch.arange(3) + shift)[0] for shift in (0, 9)]),
+        3,
+    )
     assert not torch.equal(once, again)
     assert torch.equal(once, data.train.read(torch.arange(rows), torch.arange(rows))[0])
     loop, batched, other = (
@@ -75,7 +87,9 @@ def test_a_stopped_run_continues_to_the_same_bits(tmp_path: Path) -> None:
     whole = simulate(net(), Noisy(), (X, Y), out=tmp_path / "whole", **settings)
     stop = {**settings, "on_round": lambda history: len(history.metrics) < 2}
     simulate(net(), Noisy(), (X, Y), out=tmp_path / "parts", **stop)
-    assert torch.equal(simulate(net(), Noisy(), (X, Y), out=tmp_path / "parts", **settings).x, whole.x)
+    assert torch.equal(
+        simulate(net(), Noisy(), (X, Y), out=tmp_path / "parts", **settings).x, whole.x
+    )
 
 
 def test_a_memory_map_is_not_read_into_memory(tmp_path: Path) -> None:
@@ -89,10 +103,17 @@ def test_a_memory_map_is_not_read_into_memory(tmp_path: Path) -> None:
 
 
 def test_clients_that_are_read_lazily_are_chained() -> None:
-    owners = [torch.arange(0, 25), torch.arange(25, 26), torch.arange(26, 60)]  # one client has a single sample
+    owners = [
+        torch.arange(0, 25),
+        torch.arange(25, 26),
+        torch.arange(26, 60),
+    ]  # one client has a single sample
     settings = {key: value for key, value in SHORT.items() if key != "clients"}
     parts = [TensorDataset(X[rows], Y[rows]) for rows in owners]
-    found, wanted = (simulate(net(), parts, (X, Y), lazy=lazy, engine="loop", **settings).x for lazy in (True, False))
+    found, wanted = (
+        simulate(net(), parts, (X, Y), lazy=lazy, engine="loop", **settings).x
+        for lazy in (True, False)
+    )
     assert torch.equal(found, wanted)
 
 
@@ -104,7 +125,10 @@ def test_nothing_is_read_that_no_one_needs() -> None:
 
 
 def test_the_engine_says_what_reading_costs() -> None:
-    streamed = of_items(PLAIN, lambda items: (torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])))
+    streamed = of_items(
+        PLAIN,
+        lambda items: (torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])),
+    )
     data = from_any(streamed, (X, Y), classes=3)
     engine = Batched(Task(net(), data, Population.from_lists([np.arange(60)])))
     assert "samples are read batch by batch" in engine.why

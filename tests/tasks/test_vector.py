@@ -21,7 +21,9 @@ from kairosfl.tasks.vector import base, base_hash, flatten, layout_of, load, rep
 def task(model: nn.Module) -> Task:
     generator = torch.Generator().manual_seed(0)
     samples = Samples(torch.rand(8, 4, generator=generator), torch.arange(8) % 3)
-    return Task(model, DataSet("points", samples, samples, 3), Population.from_lists([np.arange(8)]))
+    return Task(
+        model, DataSet("points", samples, samples, 3), Population.from_lists([np.arange(8)])
+    )
 
 
 def network() -> nn.Sequential:
@@ -49,7 +51,9 @@ class Counting(nn.Module):
 def test_the_vector_holds_what_is_trained_in_the_models_order() -> None:
     model = network()
     model[2].bias.requires_grad_(False)
-    assert [(entry.name, entry.shape, entry.offset) for entry in layout_of(model).entries] == [("2.weight", (3, 5), 0)]
+    assert [(entry.name, entry.shape, entry.offset) for entry in layout_of(model).entries] == [
+        ("2.weight", (3, 5), 0)
+    ]
     assert torch.equal(flatten(model), model[2].weight.detach().reshape(-1))
     before = copy.deepcopy(model)
     load(model, torch.arange(15.0))
@@ -74,7 +78,11 @@ class Temperature(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.scale, self.out = nn.Linear(4, 5), nn.Parameter(torch.tensor(1.5)), nn.Linear(5, 3)
+        self.inner, self.scale, self.out = (
+            nn.Linear(4, 5),
+            nn.Parameter(torch.tensor(1.5)),
+            nn.Linear(5, 3),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.inner(x).tanh() * self.scale)
@@ -123,7 +131,9 @@ def test_the_base_hash_is_that_of_names_types_shapes_and_bytes() -> None:
     assert base_hash(model) != known
     changes = [network() for _ in range(3)]
     changes[0][0].bfloat16()
-    changes[1][0].weight = nn.Parameter(changes[1][0].weight.detach().T.contiguous(), requires_grad=False)
+    changes[1][0].weight = nn.Parameter(
+        changes[1][0].weight.detach().T.contiguous(), requires_grad=False
+    )
     changes[2][2].bias.requires_grad_(False)
     assert len({known, *map(base_hash, changes)}) == 4
     assert base_hash(Counting(counts=False)) is not None
@@ -178,7 +188,9 @@ def test_models_that_cannot_be_trained_are_refused(model: nn.Module, sentence: s
 
 def test_a_running_statistic_without_a_known_type_is_found_by_a_step() -> None:
     model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)))
-    with pytest.raises(UserError, match=r"a training step changes '0\.parametrizations\.weight\.0\._u'"):
+    with pytest.raises(
+        UserError, match=r"a training step changes '0\.parametrizations\.weight\.0\._u'"
+    ):
         _ = task(model).layout
 
 
@@ -206,4 +218,9 @@ def test_the_trial_step_changes_neither_the_model_nor_the_random_numbers() -> No
 
 def test_constant_buffers_are_allowed() -> None:
     assert task(Counting(counts=False)).layout.size == 15
-    assert task(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))).layout.size == 21
+    assert (
+        task(
+            nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))
+        ).layout.size
+        == 21
+    )

@@ -37,7 +37,9 @@ def main(
     ] = False,
 ) -> None:
     """Global options."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names of folders may hold bytes that are not UTF-8
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # names of folders may hold bytes that are not UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
@@ -50,7 +52,9 @@ app.command(cls=Command)(papers.reproduce)
 app.command(cls=Command)(periods.periods)
 
 data = typer.Typer(
-    cls=Group, help="Inspect data sets and how they are partitioned among clients.", no_args_is_help=True
+    cls=Group,
+    help="Inspect data sets and how they are partitioned among clients.",
+    no_args_is_help=True,
 )
 data.command(cls=Command)(view.show)
 app.add_typer(data, name="data")

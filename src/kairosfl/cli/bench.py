@@ -19,16 +19,25 @@ def bench(
     file: Annotated[
         Path,
         typer.Argument(
-            help="TOML configuration, task file (.py), or the name of a preset.", autocompletion=complete.file
+            help="TOML configuration, task file (.py), or the name of a preset.",
+            autocompletion=complete.file,
         ),
     ],
-    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Of each measurement, at least.")] = 3.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.0, help="Of each measurement, at least.")
+    ] = 3.0,
     clients: Annotated[
-        int | None, typer.Option("--clients", min=1, help="Clients that train together; by default train.cohort.")
+        int | None,
+        typer.Option(
+            "--clients", min=1, help="Clients that train together; by default train.cohort."
+        ),
     ] = None,
     precision: Annotated[
         list[str],
-        typer.Option("--precision", help="float32, tf32 or bfloat16; repeatable; by default all that the device has."),
+        typer.Option(
+            "--precision",
+            help="float32, tf32 or bfloat16; repeatable; by default all that the device has.",
+        ),
     ] = [],  # noqa: B006
     changes: Set = [],  # noqa: B006
     device: Device = None,
@@ -36,7 +45,9 @@ def bench(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Measure how fast a task trains here: engine loop, engine batched, and one model on one large batch."""
+    """Measure how fast a task trains here: engine loop, engine batched, and one model on one large
+    batch.
+    """
     with friendly(verbose=verbose):
         path, _ = found(file, None, quiet=quiet or as_json)
         from kairosfl.runs.config import read, resolve
@@ -75,4 +86,6 @@ def bench(
             typer.echo(json.dumps(result.numbers()))
             return
         print_rows(result.rows(), first_out=("how", "memory", "times loop"))
-        typer.echo(f"{counted(result.clients, 'client')}, batches of {result.batch}, {size}, {result.device}")
+        typer.echo(
+            f"{counted(result.clients, 'client')}, batches of {result.batch}, {size}, {result.device}"
+        )

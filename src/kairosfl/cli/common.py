@@ -1,4 +1,6 @@
-"""Shared by the commands: options, error messages, printed tables. No heavy imports at module level."""
+"""Shared by the commands: options, error messages, printed tables. No heavy imports at module
+level.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from kairosfl.cli import complete
 from kairosfl.errors import UserError, close
 from kairosfl.wording import counted, measured
 
-# Newer versions of Typer contain a copy of click and no longer bring the package: these are the classes in use.
+# Newer versions of Typer contain a copy of click and no longer bring the package: these are the
+# classes in use.
 _errors = import_module(typer.BadParameter.__module__)
 _completion = import_module(f"{_errors.__package__}.shell_completion")
 NoSuchOption: Any = _errors.NoSuchOption
@@ -38,25 +41,36 @@ Set = Annotated[
         autocompletion=complete.change,
     ),
 ]
-Out = Annotated[Path | None, typer.Option("--out", help="Run folder; by default a new one under runs/.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="Run folder; by default a new one under runs/.")
+]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda.")]
-Engine = Annotated[str | None, typer.Option("--engine", help="auto, loop, batched or ray; for run, also flower.")]
+Engine = Annotated[
+    str | None, typer.Option("--engine", help="auto, loop, batched or ray; for run, also flower.")
+]
 RayAddress = Annotated[
-    str | None, typer.Option("--ray-address", help="Address of a Ray cluster, or auto; implies --engine ray.")
+    str | None,
+    typer.Option("--ray-address", help="Address of a Ray cluster, or auto; implies --engine ray."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Show the traceback of what a task file raised.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Show the traceback of what a task file raised.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
 
 class Command(TyperCommand):
-    """A command whose help says `[required]`: Typer up to 0.20, which Flower asks for, escapes it for rich."""
+    """A command whose help says `[required]`: Typer up to 0.20, which Flower asks for, escapes it
+    for rich.
+    """
 
     def get_help(self, ctx: Any) -> str:
         return super().get_help(ctx).replace("\\[", "[")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Name the nearest option; where one is the name of a key of the configuration, say how keys are set."""
+        """Name the nearest option; where one is the name of a key of the configuration, say how
+        keys are set.
+        """
         try:
             return super().parse_args(ctx, args)
         except NoSuchOption as error:
@@ -71,7 +85,11 @@ class Command(TyperCommand):
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Asked where no argument is left, as after the `=` of `--set` in bash."""
         values = complete.after_equals(incomplete)
-        return super().shell_complete(ctx, incomplete) if values is None else [CompletionItem(each) for each in values]
+        return (
+            super().shell_complete(ctx, incomplete)
+            if values is None
+            else [CompletionItem(each) for each in values]
+        )
 
 
 class Group(TyperGroup):
@@ -96,9 +114,11 @@ class Group(TyperGroup):
 
 @contextmanager
 def friendly(resume: Callable[[], str] | None = None, verbose: bool = False) -> Iterator[None]:
-    """Print a user error as one sentence and exit with 2; on Ctrl-C or a scheduler's SIGTERM, say how to resume.
+    """Print a user error as one sentence and exit with 2; on Ctrl-C or a scheduler's SIGTERM, say
+    how to resume.
 
-    If `verbose`, the traceback of the exception that caused a user error is printed before the sentence.
+    If `verbose`, the traceback of the exception that caused a user error is printed before the
+    sentence.
     """
     first = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, _terminate) if first else None
@@ -183,22 +203,33 @@ def print_summary(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     name = summary.get("metric", "accuracy")
     known = summary[name] is not None and math.isfinite(summary[name])
     score = measured(summary[name]) if known else "not measured"
-    typer.echo(f"{name.replace('_', ' ')} {score} after {counted(summary['rounds'], 'round')}, in {folder}")
+    typer.echo(
+        f"{name.replace('_', ' ')} {score} after {counted(summary['rounds'], 'round')}, in {folder}"
+    )
     if (lost := read_run(folder).diverged) is not None:
         typer.echo(
-            f"It diverged in round {lost}: from there on its test loss is not finite, or has exploded.", err=True
+            f"It diverged in round {lost}: from there on its test loss is not finite, or has exploded.",
+            err=True,
         )
     if speed := summary.get("samples_per_second"):
         unit, items = summary.get("unit", "samples"), summary.get("unit_per_sample", 1)
         share = summary.get("of_the_ceiling")
-        placed = "" if share is None else f", {share:.0%} of the device's ceiling (one model on all clients' batches)"
+        placed = (
+            ""
+            if share is None
+            else f", {share:.0%} of the device's ceiling (one model on all clients' batches)"
+        )
         typer.echo(f"{speed * items:,.0f} {unit} a second{placed}")
     for verdict in summary.get("verdicts", ()):
         typer.echo(f"Note: {verdict}.", err=True)
     if summary.get("missing_rounds"):
         gaps = ", ".join(map(str, summary["missing_rounds"]))
         what = "round" if len(summary["missing_rounds"]) == 1 else "rounds"
-        typer.echo(f"The metrics of {what} {gaps} are missing; {folder / 'log.txt'} says why.", err=True)
+        typer.echo(
+            f"The metrics of {what} {gaps} are missing; {folder / 'log.txt'} says why.", err=True
+        )
     if summary.get("rejected"):
-        uncounted = "1 report does" if summary["rejected"] == 1 else f"{summary['rejected']:,} reports do"
+        uncounted = (
+            "1 report does" if summary["rejected"] == 1 else f"{summary['rejected']:,} reports do"
+        )
         typer.echo(f"{uncounted} not count; see {folder / 'log.txt'} for the reasons.", err=True)

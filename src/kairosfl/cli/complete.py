@@ -1,7 +1,7 @@
 """Completion by tab: presets, keys and their values.
 
-What can be completed is written down here once more, because importing it would take seconds and load torch; a test
-compares it with the truth.
+What can be completed is written down here once more, because importing it would take seconds and
+load torch; a test compares it with the truth.
 """
 
 from __future__ import annotations
@@ -34,14 +34,20 @@ VALUES = {
     "train.schedule": "constant exponential steps cosine",
 }
 LISTED = ["rules", "data", "models", "partitions", "detectors", "presets"]
-GROUPS = {"algorithm": "kairosfl.rules", "data.name": "kairosfl.data", "model.name": "kairosfl.models"}
+GROUPS = {
+    "algorithm": "kairosfl.rules",
+    "data.name": "kairosfl.data",
+    "model.name": "kairosfl.models",
+}
 
 
 def key(name: str) -> str | None:
     """The key of the configuration with this name: `rounds` is `train.rounds`."""
     if name in ("algorithm", "seed"):
         return name
-    return next((f"{section}.{name}" for section, names in KEYS.items() if name in names.split()), None)
+    return next(
+        (f"{section}.{name}" for section, names in KEYS.items() if name in names.split()), None
+    )
 
 
 def preset(incomplete: str) -> list[str]:
@@ -61,9 +67,14 @@ def file(incomplete: str) -> list[str]:
     except OSError:
         near = []
     found = [
-        path for path in near if (path.suffix in (".toml", ".py") or path.is_dir()) and not path.name.startswith(".")
+        path
+        for path in near
+        if (path.suffix in (".toml", ".py") or path.is_dir()) and not path.name.startswith(".")
     ]
-    return [*preset(incomplete), *sorted(f"{path}/" if path.is_dir() else str(path) for path in found)]
+    return [
+        *preset(incomplete),
+        *sorted(f"{path}/" if path.is_dir() else str(path) for path in found),
+    ]
 
 
 def change(incomplete: str) -> list[str]:
@@ -71,12 +82,18 @@ def change(incomplete: str) -> list[str]:
     key, equals, value = incomplete.partition("=")
     if equals:
         return [f"{key}={each}" for each in _values(key, value)]
-    keys = ["algorithm", "seed", *(f"{section}.{key}" for section, names in KEYS.items() for key in names.split())]
+    keys = [
+        "algorithm",
+        "seed",
+        *(f"{section}.{key}" for section, names in KEYS.items() for key in names.split()),
+    ]
     return [f"{each}=" for each in _from(keys, incomplete)]
 
 
 def after_equals(incomplete: str) -> list[str] | None:
-    """The values of the key in `--set key=`, which bash passes on as three words; None if this is not the case."""
+    """The values of the key in `--set key=`, which bash passes on as three words; None if this is
+    not the case.
+    """
     try:
         words = shlex.split(os.environ.get("COMP_WORDS", ""))
         words = words[: int(os.environ.get("COMP_CWORD", "0"))]

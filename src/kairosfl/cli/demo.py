@@ -15,8 +15,9 @@ from kairosfl.errors import UserError
 if TYPE_CHECKING:
     from kairosfl.runs.sweep import Member
 
-# How clients are spent, and the algorithms whose models are read without and with averaging. A run that averages is
-# scored both ways, except by the detector: without averaging, that rule keeps clients for the final rounds.
+# How clients are spent, and the algorithms whose models are read without and with averaging. A run
+# that averages is scored both ways, except by the detector: without averaging, that rule keeps
+# clients for the final rounds.
 EVENLY, CRITICAL = "40 % of them, evenly", "40 % of them, most while critical"
 BUDGET, DETECTED = "budget(share=0.4)", "budget(share=0.4, by='detector')"
 WAYS = {
@@ -25,21 +26,26 @@ WAYS = {
     CRITICAL: (DETECTED, f"{DETECTED} + average"),
 }
 SCHEDULES = {"constant": "constant rate", "cosine": "annealed rate"}
-CHANCE = 5.84  # Student's t, two-sided 99 %, of four seeds: one demo in 25 finds one of four differences by chance
+# Student's t, two-sided 99 %, of four seeds: one demo in 25 finds one of four differences by chance
+CHANCE = 5.84
 VERDICTS = {  # by the signs of the differences that are not chance
     frozenset(): "These seeds do not show that it pays to spend clients early.",
     frozenset("+"): "It pays here to spend clients early.",
     frozenset("-"): "It does not pay here to spend clients early.",
     frozenset("+-"): "Whether it pays to spend clients early depends here on schedule and model.",
 }
-Scores = dict[tuple[str, str, bool], list[float]]  # per cent of every seed, by way, schedule, and whether averaged
+Scores = dict[
+    tuple[str, str, bool], list[float]
+]  # per cent of every seed, by way, schedule, and whether averaged
 
 
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder of the demo.")] = Path("runs/demo"),
     quiet: Quiet = False,
 ) -> None:
-    """Show on digits what averaging models is worth, and whether it matters when clients train; about a minute."""
+    """Show on digits what averaging models is worth, and whether it matters when clients train;
+    about a minute.
+    """
     from kairosfl.runs.config import read
     from kairosfl.runs.sweep import expand
 
@@ -58,7 +64,9 @@ def demo(
         typer.echo(f"report:  {write_report([out], out / 'report.html')}  (open it in a browser)")
 
 
-def ended(members: Sequence[Member], summaries: Mapping[str, Mapping[str, Any]]) -> tuple[Scores, dict[str, float]]:
+def ended(
+    members: Sequence[Member], summaries: Mapping[str, Mapping[str, Any]]
+) -> tuple[Scores, dict[str, float]]:
     """How the runs ended, and the megabytes of a run, which do not depend on its schedule."""
     scores: Scores = {}
     sent: dict[str, float] = {}
@@ -66,7 +74,9 @@ def ended(members: Sequence[Member], summaries: Mapping[str, Mapping[str, Any]])
         plain, averaged = (_runs(members, summaries, name) for name in names)
         for schedule in SCHEDULES:
             scores[way, schedule, False] = [100 * _plain(run) for run in plain[schedule]]
-            scores[way, schedule, True] = [100 * float(run["accuracy"]) for run in averaged[schedule]]
+            scores[way, schedule, True] = [
+                100 * float(run["accuracy"]) for run in averaged[schedule]
+            ]
         runs = [run for each in averaged.values() for run in each]
         sent[way] = sum(run["bytes_down"] + run["bytes_up"] for run in runs) / len(runs) / 1e6
     return scores, sent
@@ -80,7 +90,9 @@ def story(scores: Scores, sent: Mapping[str, float]) -> list[str]:
             cells = "".join(f"{_spread(scores[way, schedule, kind]):>13}" for kind in (False, True))
             lines.append(f"{way:<35}{words:<14}{size:>5.1f}{cells}")
     seeds = len(next(iter(scores.values())))
-    lines.append(f"Accuracy in %, mean ± standard error of {seeds} seeds; plain: final 10 % of rounds")
+    lines.append(
+        f"Accuracy in %, mean ± standard error of {seeds} seeds; plain: final 10 % of rounds"
+    )
     return [*lines, "", *_differences(scores)]
 
 
@@ -123,7 +135,9 @@ def _spread(values: Sequence[float]) -> str:
 def _gain(before: Sequence[float], after: Sequence[float]) -> str:
     """The difference in points, paired by seed."""
     mean, error = _mean([b - a for a, b in zip(before, after, strict=True)])
-    return f"{mean:+.1f} ± {error:.1f} points" + ("" if abs(mean) > CHANCE * error else ", which may be chance")
+    return f"{mean:+.1f} ± {error:.1f} points" + (
+        "" if abs(mean) > CHANCE * error else ", which may be chance"
+    )
 
 
 def _mean(values: Sequence[float]) -> tuple[float, float]:
@@ -134,7 +148,9 @@ def _mean(values: Sequence[float]) -> tuple[float, float]:
 
 
 def clear(folder: Path, names: set[str]) -> None:
-    """Delete the runs of a sweep that consists of exactly these; other files in the folder are kept."""
+    """Delete the runs of a sweep that consists of exactly these; other files in the folder are
+    kept.
+    """
     import shutil
 
     from kairosfl.runs.lock import lock

@@ -32,7 +32,9 @@ def new(path: Annotated[Path, typer.Argument(help="A new directory.")]) -> None:
 def certs(
     path: Annotated[Path, typer.Argument(help="A new directory.")],
     nodes: Annotated[int, typer.Option("--nodes", help="Number of nodes that get a key.")] = 4,
-    host: Annotated[list[str], typer.Option("--host", help="Host name or address of the server; repeatable.")] = [  # noqa: B006
+    host: Annotated[
+        list[str], typer.Option("--host", help="Host name or address of the server; repeatable.")
+    ] = [  # noqa: B006
         "localhost",
         "127.0.0.1",
     ],
@@ -44,10 +46,11 @@ def certs(
 
 
 def node(context: typer.Context) -> None:
-    """Run a node on a device. It takes the arguments of flower-supernode; see `flower-supernode --help`.
+    """Run a node on a device. It takes the arguments of flower-supernode; see `flower-supernode
+    --help`.
 
-    It is Flower's node, with a worker that stays resident, so that a round does not wait for Python to start. With
-    KAIROSFL_RESIDENT=0 it is flower-supernode itself.
+    It is Flower's node, with a worker that stays resident, so that a round does not wait for Python
+    to start. With KAIROSFL_RESIDENT=0 it is flower-supernode itself.
     """
     with friendly():
         from kairosfl.engines.flower.node import main
@@ -59,7 +62,9 @@ def status(
     folder: Annotated[Path, typer.Argument(help="The run folder on the server.")],
     as_json: Json = False,
 ) -> None:
-    """Show what a deployed run is doing: its round, who was asked, who reported and when, its metrics and faults."""
+    """Show what a deployed run is doing: its round, who was asked, who reported and when, its
+    metrics and faults.
+    """
     with friendly():
         _deploy()
         from kairosfl.engines.flower.status import status as read
@@ -77,7 +82,9 @@ def rehearse(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run a configuration over real Flower processes on this machine, with TLS and authenticated nodes."""
+    """Run a configuration over real Flower processes on this machine, with TLS and authenticated
+    nodes.
+    """
     folder = out or Path("runs") / f"{file.stem}-rehearsal"
     with friendly(lambda: "Run the same command again to resume from the last checkpoint."):
         from kairosfl.runs.config import change, checked, read
@@ -92,6 +99,8 @@ def rehearse(
 
         module = _deploy()
         config, _ = module.load(file, changes)
-        with RunProgress(config.train.rounds, quiet=quiet or as_json, critical=config.follows_detector) as show:
+        with RunProgress(
+            config.train.rounds, quiet=quiet or as_json, critical=config.follows_detector
+        ) as show:
             summary = module.rehearse(file, folder, nodes=nodes, changes=changes, notify=show)
         print_summary(folder / "run", summary, as_json)

@@ -13,18 +13,29 @@ from kairosfl.cli.screen import print_pairs, print_rows
 
 
 def reproduce(
-    item: Annotated[str | None, typer.Argument(help="PAPER/ITEM; if omitted, list all items.")] = None,
+    item: Annotated[
+        str | None, typer.Argument(help="PAPER/ITEM; if omitted, list all items.")
+    ] = None,
     cells: Annotated[
-        list[str], typer.Option("--cells", help="A cell, or words of its name, such as 'cifar10 fed*'; repeatable.")
+        list[str],
+        typer.Option(
+            "--cells", help="A cell, or words of its name, such as 'cifar10 fed*'; repeatable."
+        ),
     ] = [],  # noqa: B006
     seeds: Annotated[int | None, typer.Option("--seeds", help="Number of seeds.")] = None,
-    first_seed: Annotated[int, typer.Option("--first-seed", min=0, help="The first of them, to add more later.")] = 0,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="Number of rounds, instead of the paper's.")] = None,
+    first_seed: Annotated[
+        int, typer.Option("--first-seed", min=0, help="The first of them, to add more later.")
+    ] = 0,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Number of rounds, instead of the paper's.")
+    ] = None,
     changes: Set = [],  # noqa: B006
     out: Out = None,
     engine: Engine = None,
     device: Device = None,
-    results: Annotated[Path | None, typer.Option("--results", help="Also add the results to this directory.")] = None,
+    results: Annotated[
+        Path | None, typer.Option("--results", help="Also add the results to this directory.")
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -57,7 +68,9 @@ def reproduce(
                 changes=[*changes, *asked(engine=engine, device=device)],
                 out=out,
                 results=results,
-                say=lambda line: None if as_json else typer.echo(line, err=True) if quiet else show.say(line),
+                say=lambda line: (
+                    None if as_json else typer.echo(line, err=True) if quiet else show.say(line)
+                ),
                 progress=show,
                 command=command(),
             )
@@ -69,4 +82,7 @@ def reproduce(
             return
         print_rows(table(found), first_out=("reading", "seeds", "rounds"))
         drawn = draw_curves(found, out / "curves.svg")
-        typer.echo(f"curves: {drawn}; for more, run: kairosfl report {out}" if drawn else "no curves yet", err=True)
+        typer.echo(
+            f"curves: {drawn}; for more, run: kairosfl report {out}" if drawn else "no curves yet",
+            err=True,
+        )

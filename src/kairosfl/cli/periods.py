@@ -1,4 +1,6 @@
-"""`kairosfl periods`: are there critical learning periods in your problem, and which detector sees them?"""
+"""`kairosfl periods`: are there critical learning periods in your problem, and which detector sees
+them?
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,26 @@ if TYPE_CHECKING:
 
 def periods(
     file: Annotated[
-        Path, typer.Argument(help="TOML configuration, task file (.py) or preset.", autocompletion=complete.file)
+        Path,
+        typer.Argument(
+            help="TOML configuration, task file (.py) or preset.", autocompletion=complete.file
+        ),
     ],
     deficit: Annotated[
         list[str],
-        typer.Option("--deficit", help="cohort, clients, epochs or labels; may be repeated. Default: the first two."),
+        typer.Option(
+            "--deficit",
+            help="cohort, clients, epochs or labels; may be repeated. Default: the first two.",
+        ),
     ] = [],  # noqa: B006
     windows: Annotated[int, typer.Option("--windows", help="Equal parts of the rounds.")] = 6,
-    amount: Annotated[float, typer.Option("--amount", help="What a deficit leaves, as a fraction.")] = 0.2,
+    amount: Annotated[
+        float, typer.Option("--amount", help="What a deficit leaves, as a fraction.")
+    ] = 0.2,
     seeds: Annotated[int, typer.Option("--seeds", help="Runs of each kind.")] = 4,
-    detector: Annotated[list[str], typer.Option("--detector", help="Detectors to judge; may be repeated.")] = [],  # noqa: B006
+    detector: Annotated[
+        list[str], typer.Option("--detector", help="Detectors to judge; may be repeated.")
+    ] = [],  # noqa: B006
     changes: Set = [],  # noqa: B006
     out: Out = None,
     engine: Engine = None,
@@ -36,7 +48,9 @@ def periods(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Train with deficits in windows over training: when does harm last, and which detector sees it?"""
+    """Train with deficits in windows over training: when does harm last, and which detector sees
+    it?
+    """
     from kairosfl.cli.runs import found as named
     from kairosfl.runs.config import change, checked, read
 
@@ -64,7 +78,9 @@ def periods(
             seeds=seeds,
             detectors=detector or DETECTORS,
         )
-        with SweepProgress({each.name: each.config.train.rounds for each in made}, quiet=quiet or as_json) as show:
+        with SweepProgress(
+            {each.name: each.config.train.rounds for each in made}, quiet=quiet or as_json
+        ) as show:
             summaries = sweep(made, folder, command=command(), watch=show.begin, say=show.say)
         found = findings(folder, summaries, made, windows, amount)
         write_json(folder / "periods.json", found)

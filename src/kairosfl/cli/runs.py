@@ -49,14 +49,19 @@ def run(
         ),
     ] = None,
     task: Annotated[
-        str | None, typer.Option("--task", help="A function that makes the task: file.py, file.py:name or module:name.")
+        str | None,
+        typer.Option(
+            "--task", help="A function that makes the task: file.py, file.py:name or module:name."
+        ),
     ] = None,
     changes: Set = [],  # noqa: B006
     out: Out = None,
     engine: Engine = None,
     device: Device = None,
     ray_address: RayAddress = None,
-    origin: Annotated[Path | None, typer.Option("--from", help="A run folder whose model is the first one.")] = None,
+    origin: Annotated[
+        Path | None, typer.Option("--from", help="A run folder whose model is the first one.")
+    ] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -69,7 +74,10 @@ def run(
     from kairosfl.runs.config import read, resolve, task_table
 
     if task is not None:
-        changes = [*(f"task.{key}={json.dumps(value)}" for key, value in task_table(task).items()), *changes]
+        changes = [
+            *(f"task.{key}={json.dumps(value)}" for key, value in task_table(task).items()),
+            *changes,
+        ]
     if engine == "flower":
         from kairosfl.cli.deploy import rehearse
 
@@ -77,7 +85,9 @@ def run(
             if file is None and task is not None and ".py" in task:
                 file = Path(task)
             if file is None:
-                raise UserError("--engine flower needs a TOML file, because its nodes read it, too; give one.")
+                raise UserError(
+                    "--engine flower needs a TOML file, because its nodes read it, too; give one."
+                )
         return rehearse(file, changes=changes, out=out, quiet=quiet, as_json=as_json)
     if origin is not None:
         changes = [*changes, f"model.start={json.dumps(str(origin.absolute()))}"]
@@ -86,7 +96,9 @@ def run(
     with friendly(lambda: how_to_resume(folder), verbose):
         tables = read(file) if file else {}
         engine = "ray" if ray_address and engine is None else engine
-        config = resolve(tables, [*changes, *asked(engine=engine, device=device, ray_address=ray_address)])
+        config = resolve(
+            tables, [*changes, *asked(engine=engine, device=device, ray_address=ray_address)]
+        )
         from kairosfl.progress import RunProgress
         from kairosfl.runs.experiment import start
         from kairosfl.runs.lock import forget
@@ -97,7 +109,9 @@ def run(
         folder = out or fresh(source)
         try:
             critical = config.follows_detector
-            with RunProgress(config.train.rounds, quiet=quiet or as_json, critical=critical) as show:
+            with RunProgress(
+                config.train.rounds, quiet=quiet or as_json, critical=critical
+            ) as show:
                 summary = start(config, folder, command=command(), notify=show, say=show.say)
         finally:
             forget(folder)
@@ -121,20 +135,31 @@ def resume(
         begun = Folder(folder)
         config, done = begun.config(), begun.rounds_done() or 0
         critical = config.follows_detector
-        with RunProgress(config.train.rounds, quiet=quiet or as_json, done=done, critical=critical) as show:
+        with RunProgress(
+            config.train.rounds, quiet=quiet or as_json, done=done, critical=critical
+        ) as show:
             summary = experiment.resume(folder, notify=show, say=show.say)
     print_summary(folder, summary, as_json)
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="TOML configuration with lists in a [sweep] section, or a task file.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="TOML configuration with lists in a [sweep] section, or a task file."),
+    ],
     changes: Set = [],  # noqa: B006
     out: Out = None,
     engine: Engine = None,
     device: Device = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Seeds 0 to N - 1 for every combination.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Seeds 0 to N - 1 for every combination.")
+    ] = None,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Batched engine: every run is bit-identical to running it alone.")
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="Batched engine: every run is bit-identical to running it alone.",
+        ),
     ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -149,7 +174,9 @@ def sweep(
     if out is None and (folder / "config.toml").exists():  # from a single run of the same file
         folder = folder.with_name(f"{file.stem}-sweep")
     with friendly(lambda: f"Resume with the same command: {command()}", verbose):
-        options = asked(engine=engine, device=device, deterministic="true" if deterministic else None)
+        options = asked(
+            engine=engine, device=device, deterministic="true" if deterministic else None
+        )
         tables = change(read(file), [*changes, *options])
         if seeds is not None:
             tables = updated(tables, {"sweep.seed": list(range(seeds))})
@@ -177,7 +204,9 @@ def export(
             "default adapter.",
         ),
     ] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX instead of safetensors.")] = False,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Write ONNX instead of safetensors.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Write the trained model of a run to a file, for use without Kairos."""
@@ -189,7 +218,9 @@ def export(
 
 
 def found(file: Path | None, preset: str | None, *, quiet: bool) -> tuple[Path | None, str | None]:
-    """The file to run, and the name of the preset if it is one: `kairosfl run kairos` means the preset of that name."""
+    """The file to run, and the name of the preset if it is one: `kairosfl run kairos` means the
+    preset of that name.
+    """
     from kairosfl import presets
 
     if file is None or file.is_file() or ".py" in file.suffix:

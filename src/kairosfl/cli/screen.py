@@ -19,12 +19,15 @@ Rows = Sequence[dict[str, str]]
 WORDS = ("reading", "how")  # columns of text, which may be wrapped like the first one
 NARROWEST = 24  # characters for a column of text that is wrapped
 GAP = 2
-# The columns of `compare` by their place, those left out first at the front: epochs, seeds, MB, rounds and so on.
+# The columns of `compare` by their place, those left out first at the front: epochs, seeds, MB,
+# rounds and so on.
 _COMPARED = (8, 1, 7, 2, 6, 4, 5)
 
 
 def width() -> int | None:
-    """Columns of the terminal; None where output goes elsewhere, unless COLUMNS says how wide that is."""
+    """Columns of the terminal; None where output goes elsewhere, unless COLUMNS says how wide that
+    is.
+    """
     if not (sys.stdout.isatty() or os.environ.get("COLUMNS")):
         return None
     return max(40, shutil.get_terminal_size().columns)
@@ -35,9 +38,13 @@ def print_comparison(found: Comparison, columns: Sequence[str] | None = None) ->
     from kairosfl.report.verdict import target_words
 
     rows = found.table(columns)
-    print_rows(rows, first_out=[list(rows[0])[place] for place in _COMPARED] if columns is None else ())
+    print_rows(
+        rows, first_out=[list(rows[0])[place] for place in _COMPARED] if columns is None else ()
+    )
     if columns is None and not found.given and len(rows) > 1:
-        typer.echo(f"Target: {target_words(found.rows, found.target, given=False)}; --target sets another.")
+        typer.echo(
+            f"Target: {target_words(found.rows, found.target, given=False)}; --target sets another."
+        )
     for note in found.notes():
         typer.echo(note)
     for sentence in found.damaged:
@@ -45,9 +52,11 @@ def print_comparison(found: Comparison, columns: Sequence[str] | None = None) ->
 
 
 def print_rows(rows: Rows, first_out: Sequence[str] = (), turn: bool = False) -> None:
-    """A table. If it is too wide, headings and text are wrapped, then columns are left out, but not the first two.
+    """A table. If it is too wide, headings and text are wrapped, then columns are left out, but not
+    the first two.
 
-    Those named are left out first, then others from the right. With `turn`, rows and columns are exchanged before.
+    Those named are left out first, then others from the right. With `turn`, rows and columns are
+    exchanged before.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -61,9 +70,13 @@ def print_rows(rows: Rows, first_out: Sequence[str] = (), turn: bool = False) ->
     table = Table(box=None, header_style="bold", pad_edge=False)
     for place, name in enumerate(shown):
         text = place == 0 or name in WORDS
-        head = "\n".join(textwrap.wrap(_kept(name), _column(rows, place, name))) if wrapped else name
+        head = (
+            "\n".join(textwrap.wrap(_kept(name), _column(rows, place, name))) if wrapped else name
+        )
         justify: Literal["left", "right"] = "left" if text else "right"
-        table.add_column(escape(head.replace("\u00a0", " ")), justify=justify, no_wrap=not text, overflow="fold")
+        table.add_column(
+            escape(head.replace("\u00a0", " ")), justify=justify, no_wrap=not text, overflow="fold"
+        )
     for row in rows:
         table.add_row(*(escape(row[name]) for name in shown))
     Console(width=most or _needed(rows, shown, wrapped=False)).print(table)
@@ -71,7 +84,9 @@ def print_rows(rows: Rows, first_out: Sequence[str] = (), turn: bool = False) ->
         typer.echo(f"Left out to fit {most} columns: {'; '.join(left_out)}.")
 
 
-def fitted(rows: Rows, most: int | None, first_out: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+def fitted(
+    rows: Rows, most: int | None, first_out: Sequence[str] = ()
+) -> tuple[list[str], list[str]]:
     """The columns that fit this width, and those that are left out."""
     shown = list(rows[0])
     order = [*(name for name in first_out if name in shown), *reversed(shown[2:])]
@@ -92,13 +107,19 @@ def _needed(rows: Rows, shown: Sequence[str], wrapped: bool = True) -> int:
     """How wide these columns are, with headings and text wrapped or not."""
 
     def one(place: int, name: str) -> int:
-        return _column(rows, place, name) if wrapped else max(len(name), *(len(row[name]) for row in rows))
+        return (
+            _column(rows, place, name)
+            if wrapped
+            else max(len(name), *(len(row[name]) for row in rows))
+        )
 
     return sum(one(place, name) for place, name in enumerate(shown)) + GAP * (len(shown) - 1)
 
 
 def _column(rows: Rows, place: int, name: str) -> int:
-    """The least width of a column: of its values, or of the longest word in them if it is text, and in its heading."""
+    """The least width of a column: of its values, or of the longest word in them if it is text, and
+    in its heading.
+    """
     values = [row[name] for row in rows]
     if place == 0 or name in WORDS:
         words = max(len(word) for value in values for word in value.split(" "))

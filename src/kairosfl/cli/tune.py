@@ -23,16 +23,25 @@ def tune(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the search; by default runs/NAME-tune.")
+        Path | None,
+        typer.Option("--out", "-o", help="Folder of the search; by default runs/NAME-tune."),
     ] = None,
-    trials: Annotated[int | None, typer.Option("--trials", help="Budget: number of trials; 30 by default.")] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="Budget: rounds of all trials together.")] = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", help="Budget: number of trials; 30 by default.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Budget: rounds of all trials together.")
+    ] = None,
     megabytes: Annotated[
-        float | None, typer.Option("--bytes", metavar="MB", help="Budget: megabytes sent by all trials together.")
+        float | None,
+        typer.Option(
+            "--bytes", metavar="MB", help="Budget: megabytes sent by all trials together."
+        ),
     ] = None,
     minutes: Annotated[float | None, typer.Option("--minutes", help="Budget: minutes.")] = None,
     parallel: Annotated[
-        int, typer.Option("--parallel", min=1, max=256, help="Trials at a time, on the batched engine.")
+        int,
+        typer.Option("--parallel", min=1, max=256, help="Trials at a time, on the batched engine."),
     ] = 16,
     changes: Set = [],  # noqa: B006
     engine: Engine = None,
@@ -40,9 +49,11 @@ def tune(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Search for a good learning rate, schedule, number of epochs and algorithm; run it again to continue.
+    """Search for a good learning rate, schedule, number of epochs and algorithm; run it again to
+    continue.
 
-    Trials are judged on validation samples, never on the test set. The best one is written to best.toml.
+    Trials are judged on validation samples, never on the test set. The best one is written to
+    best.toml.
     """
     with friendly():
         path, preset = found(file, None, quiet=quiet or as_json)

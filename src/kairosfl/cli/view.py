@@ -20,14 +20,20 @@ from kairosfl.wording import counted
 if TYPE_CHECKING:
     from kairosfl.report.read import Group
 
-Folders = Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain run folders.")]
+Folders = Annotated[
+    list[Path], typer.Argument(help="Run folders, or folders that contain run folders.")
+]
 Name = Annotated[
     list[str],
-    typer.Option("--name", metavar="LABEL=TEXT", help="What to call the runs with this label; repeatable."),
+    typer.Option(
+        "--name", metavar="LABEL=TEXT", help="What to call the runs with this label; repeatable."
+    ),
 ]
 Target = Annotated[
     float | None,
-    typer.Option("--target", help="Accuracy, or other main metric, up to which rounds and bytes are counted."),
+    typer.Option(
+        "--target", help="Accuracy, or other main metric, up to which rounds and bytes are counted."
+    ),
 ]
 Baseline = Annotated[
     str | None,
@@ -49,19 +55,31 @@ class Against(StrEnum):
 def compare(
     folders: Folders,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Also write the table to this .tex file, or all numbers to .csv.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Also write the table to this .tex file, or all numbers to .csv."
+        ),
     ] = None,
     columns: Annotated[
-        str | None, typer.Option("--columns", help="Columns to show, separated by commas, such as 'final 10 %, MB'.")
+        str | None,
+        typer.Option(
+            "--columns", help="Columns to show, separated by commas, such as 'final 10 %, MB'."
+        ),
     ] = None,
     names: Name = [],  # noqa: B006
     caption: Annotated[
         str | None,
-        typer.Option("--caption", help="Caption of the LaTeX table, as LaTeX; by default it says what is in it."),
+        typer.Option(
+            "--caption",
+            help="Caption of the LaTeX table, as LaTeX; by default it says what is in it.",
+        ),
     ] = None,
-    label: Annotated[str, typer.Option("--label", help="Label of the LaTeX table.")] = "tab:results",
+    label: Annotated[
+        str, typer.Option("--label", help="Label of the LaTeX table.")
+    ] = "tab:results",
     picture: Annotated[
-        Path | None, typer.Option("--picture", help="Also plot an overview to this PDF, SVG or PNG file.")
+        Path | None,
+        typer.Option("--picture", help="Also plot an overview to this PDF, SVG or PNG file."),
     ] = None,
     target: Target = None,
     as_json: Json = False,
@@ -94,7 +112,9 @@ def compare(
             print_comparison(found, chosen if columns else None)
         if out:
             rows, goal = found.rows, found.target
-            text = export.results_file(out, rows, goal, names=named, chosen=chosen, caption=caption, label=label)
+            text = export.results_file(
+                out, rows, goal, names=named, chosen=chosen, caption=caption, label=label
+            )
             write(out, text)
             typer.echo(f"table: {out}", err=True)
         if picture:
@@ -103,25 +123,49 @@ def compare(
 
 def figure(
     folders: Annotated[
-        list[Path], typer.Argument(help="Run folders, or a .json file that `kairosfl reproduce --results` wrote.")
+        list[Path],
+        typer.Argument(
+            help="Run folders, or a .json file that `kairosfl reproduce --results` wrote."
+        ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="PDF, SVG or PNG file to write.")] = Path("figure.pdf"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="PDF, SVG or PNG file to write.")] = Path(
+        "figure.pdf"
+    ),
     of: Annotated[
-        list[str], typer.Option("--of", help="What to draw, by default the main metric; several are panels.")
+        list[str],
+        typer.Option("--of", help="What to draw, by default the main metric; several are panels."),
     ] = [],  # noqa: B006
-    against: Annotated[Against, typer.Option("--against", help="What is on the x-axis.")] = Against.round,
-    width: Annotated[str, typer.Option("--width", help="Width in the paper: in, cm, mm or pt.")] = "3.25in",
-    height: Annotated[str | None, typer.Option("--height", help="Height; by default from the width.")] = None,
-    font: Annotated[str, typer.Option("--font", help="sans, or serif for a paper set in Times.")] = "sans",
+    against: Annotated[
+        Against, typer.Option("--against", help="What is on the x-axis.")
+    ] = Against.round,
+    width: Annotated[
+        str, typer.Option("--width", help="Width in the paper: in, cm, mm or pt.")
+    ] = "3.25in",
+    height: Annotated[
+        str | None, typer.Option("--height", help="Height; by default from the width.")
+    ] = None,
+    font: Annotated[
+        str, typer.Option("--font", help="sans, or serif for a paper set in Times.")
+    ] = "sans",
     only: Annotated[
-        list[str], typer.Option("--only", help="Draw these groups, in this order: a label, or fed*; repeatable.")
+        list[str],
+        typer.Option(
+            "--only", help="Draw these groups, in this order: a label, or fed*; repeatable."
+        ),
     ] = [],  # noqa: B006
     names: Name = [],  # noqa: B006
     y_range: Annotated[
-        str | None, typer.Option("--y-range", metavar="LOW:HIGH", help="Ends of the first panel's y-axis: 60:75.")
+        str | None,
+        typer.Option(
+            "--y-range", metavar="LOW:HIGH", help="Ends of the first panel's y-axis: 60:75."
+        ),
     ] = None,
-    smooth: Annotated[int, typer.Option("--smooth", help="Mean of this many neighbouring points.")] = 1,
-    critical: Annotated[bool, typer.Option("--critical", help="Shade the critical learning periods.")] = False,
+    smooth: Annotated[
+        int, typer.Option("--smooth", help="Mean of this many neighbouring points.")
+    ] = 1,
+    critical: Annotated[
+        bool, typer.Option("--critical", help="Shade the critical learning periods.")
+    ] = False,
 ) -> None:
     """Draw a figure for a paper: in its width, without a title, fonts embedded. Prints a caption."""
     from kairosfl.runs.files import check_runs
@@ -144,7 +188,9 @@ def figure(
         )
         groups, words, damaged = drawn_groups(folders, only)
         named = renamed([group.label for group in groups], names, words)
-        caption = write_figure([chart(groups, key, against) for key in of or [""]], groups, named, out, page)
+        caption = write_figure(
+            [chart(groups, key, against) for key in of or [""]], groups, named, out, page
+        )
         typer.echo(f"figure: {out}\ncaption: {caption}")
         warn(damaged)
 
@@ -157,7 +203,9 @@ def drawn_groups(folders: list[Path], only: list[str]) -> tuple[list[Group], lis
 
     files = [folder for folder in folders if folder.suffix == ".json"]
     if files and len(folders) > 1:
-        raise UserError(f"Give {files[0]} alone: results of a paper cannot be drawn together with others.")
+        raise UserError(
+            f"Give {files[0]} alone: results of a paper cannot be drawn together with others."
+        )
     if files:
         groups = chosen_groups(read_cells(files[0]), only)
         return groups, cell_words([group.label for group in groups]), []
@@ -168,13 +216,20 @@ def drawn_groups(folders: list[Path], only: list[str]) -> tuple[list[Group], lis
 
 def report(
     folders: Folders,
-    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path(
+        "report.html"
+    ),
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Also export every figure to this directory.")
     ] = None,
-    kind: Annotated[str, typer.Option("--kind", help="Format of --figures: svg, pdf or png.")] = "svg",
+    kind: Annotated[
+        str, typer.Option("--kind", help="Format of --figures: svg, pdf or png.")
+    ] = "svg",
     tables: Annotated[
-        Path | None, typer.Option("--tables", help="Also export every table to this directory, as CSV and LaTeX.")
+        Path | None,
+        typer.Option(
+            "--tables", help="Also export every table to this directory, as CSV and LaTeX."
+        ),
     ] = None,
     target: Target = None,
     baseline: Baseline = None,
@@ -193,14 +248,18 @@ def report(
         typer.echo(f"report: {written}")
         warn(damaged)
         if figures:
-            typer.echo(f"{counted(len(export_figures(folders, figures, kind)), 'picture')} in {figures}")
+            typer.echo(
+                f"{counted(len(export_figures(folders, figures, kind)), 'picture')} in {figures}"
+            )
         if tables:
             count = len(export_tables(folders, tables, target, baseline))
             typer.echo(f"{counted(count, 'file')} in {tables}: every table as CSV and LaTeX")
 
 
 def watch(
-    folder: Annotated[Path, typer.Argument(help="Run folder, or a folder that contains run folders.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Run folder, or a folder that contains run folders.")
+    ],
     port: Annotated[int, typer.Option("--port", help="Local port.")] = 8765,
     target: Target = None,
     baseline: Baseline = None,
@@ -239,7 +298,10 @@ def list_(
         if as_json:
             typer.echo(json.dumps(counts, indent=1))
         else:
-            print_pairs([(name, f"{count:3}  kairosfl list {name}") for name, count in counts.items()], as_json=False)
+            print_pairs(
+                [(name, f"{count:3}  kairosfl list {name}") for name, count in counts.items()],
+                as_json=False,
+            )
 
 
 def _count(what: str) -> int:
@@ -251,14 +313,23 @@ def _count(what: str) -> int:
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="Name of the data set.", autocompletion=complete.dataset)] = "digits",
-    partition: Annotated[str, typer.Option(help="How it is partitioned among clients.")] = "dirichlet",
-    clients: Annotated[int, typer.Option(help="Number of clients; with the natural partition, 0 means all.")] = 40,
-    alpha: Annotated[float, typer.Option(help="Concentration of the Dirichlet distribution.")] = 0.3,
+    name: Annotated[
+        str, typer.Argument(help="Name of the data set.", autocompletion=complete.dataset)
+    ] = "digits",
+    partition: Annotated[
+        str, typer.Option(help="How it is partitioned among clients.")
+    ] = "dirichlet",
+    clients: Annotated[
+        int, typer.Option(help="Number of clients; with the natural partition, 0 means all.")
+    ] = 40,
+    alpha: Annotated[
+        float, typer.Option(help="Concentration of the Dirichlet distribution.")
+    ] = 0.3,
     changes: Set = [],  # noqa: B006
     seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
     picture: Annotated[
-        Path | None, typer.Option("--picture", help="Plot the classes of each client to this PNG file.")
+        Path | None,
+        typer.Option("--picture", help="Plot the classes of each client to this PNG file."),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -15,7 +15,8 @@ from kairosfl.tasks.forward import call
 from kairosfl.tasks.metrics import class_scores
 from kairosfl.tasks.tree import Tree, tree_map
 
-# Gradient elements held in memory at the same time: what fits a CPU's cache, and what keeps a GPU busy.
+# Gradient elements held in memory at the same time: what fits a CPU's cache, and what keeps a GPU
+# busy.
 CPU_NUMBERS, GPU_NUMBERS = 1 << 23, 1 << 29
 
 
@@ -28,9 +29,10 @@ def fisher_trace(
 ) -> float:
     """Mean over the samples `rows` of a model that runs with these weights.
 
-    Without `draws` the sum over the classes is exact; with it one label is drawn for each sample from the model's own
-    distribution. The classes are taken one after another, so that a sample costs one gradient of memory and not one
-    per class, and the gradients by tensor: those of one long vector would each be padded to its whole length.
+    Without `draws` the sum over the classes is exact; with it one label is drawn for each sample
+    from the model's own distribution. The classes are taken one after another, so that a sample
+    costs one gradient of memory and not one per class, and the gradients by tensor: those of one
+    long vector would each be padded to its whole length.
     """
 
     def log_likelihood(w: dict[str, Tensor], sample: Tree, label: Tensor) -> Tensor:
@@ -43,10 +45,14 @@ def fisher_trace(
     def one_by_one(samples: Tree, labels: Tensor) -> Tensor:
         mine = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
         found = []
-        with torch.backends.cudnn.flags(enabled=False):  # its recurrent layers have gradients in training mode only
+        with torch.backends.cudnn.flags(
+            enabled=False
+        ):  # its recurrent layers have gradients in training mode only
             for k, label in enumerate(labels):
                 end = log_likelihood(mine, tree_map(itemgetter(k), samples), label)
-                found.append(_length(torch.autograd.grad(end, [*mine.values()], materialize_grads=True)))
+                found.append(
+                    _length(torch.autograd.grad(end, [*mine.values()], materialize_grads=True))
+                )
         return torch.stack(found)
 
     # vmap supports neither of these.
@@ -60,10 +66,14 @@ def fisher_trace(
             p = class_scores(call(model, samples, weights)).softmax(1)
         if draws is None:
             labels = torch.arange(p.shape[1], device=p.device)
-            traces = torch.stack([p[:, label] * squares(samples, label.expand(len(p))) for label in labels])
+            traces = torch.stack(
+                [p[:, label] * squares(samples, label.expand(len(p))) for label in labels]
+            )
         else:
             uniform = torch.from_numpy(draws.random(len(chunk))).to(p)
-            traces = squares(samples, (p.cumsum(1) < uniform[:, None]).sum(1).clamp(max=p.shape[1] - 1))
+            traces = squares(
+                samples, (p.cumsum(1) < uniform[:, None]).sum(1).clamp(max=p.shape[1] - 1)
+            )
         total += float(traces.double().sum())
     return total / len(rows)
 

@@ -2,7 +2,8 @@
 
     Δ ← Δ · min(1, C / ‖Δ‖) + σ · N(0, 1) in every entry        C is `update_clip`, σ is `update_noise`
 
-With noise, everything else that tells about its data, the fields that the list marks as secret, is sent as 0.
+With noise, everything else that tells about its data, the fields that the list marks as secret, is
+sent as 0.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ SECRET = tuple(entry.row for entry in fields(Reports) if entry.secret)
 def hidden(report: Report, brief: Brief, secret: bytes = b"") -> Report:
     """The report as it is sent; its update is changed in place.
 
-    The noise follows from the seed, the round and the client, and from `secret`, without which the server knows it.
+    The noise follows from the seed, the round and the client, and from `secret`, without which the
+    server knows it.
     """
     if brief.update_clip is None and brief.update_noise is None:
         return report
@@ -32,7 +34,12 @@ def hidden(report: Report, brief: Brief, secret: bytes = b"") -> Report:
         return report
     if not math.isfinite(length):  # or the rejection would tell that training diverged
         report.delta.zero_()
-    draw = stream(secret_seed(brief.seed, secret) if secret else brief.seed, "update noise", brief.round, brief.client)
+    draw = stream(
+        secret_seed(brief.seed, secret) if secret else brief.seed,
+        "update noise",
+        brief.round,
+        brief.client,
+    )
     report.delta.add_(normal(draw, report.delta), alpha=brief.update_noise)
     return replace(report, **{name: 0.0 for name in SECRET if getattr(report, name) is not None})  # type: ignore[type-var]
 
@@ -41,5 +48,7 @@ def all_hidden(reports: Reports, briefs: Briefs) -> Reports:
     """The reports of a cohort as they are sent; their updates are changed in place."""
     if briefs.update_clip is None and briefs.update_noise is None:
         return reports
-    rows = [hidden(report, brief) for report, brief in zip(reports.each(), briefs.each(), strict=True)]
+    rows = [
+        hidden(report, brief) for report, brief in zip(reports.each(), briefs.each(), strict=True)
+    ]
     return Reports.stack(rows, reports.delta, reports.failed)

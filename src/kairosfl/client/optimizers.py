@@ -7,7 +7,8 @@
              m ← beta1 · m + (1 − beta1) g,    v ← beta2 · v + (1 − beta2) g²
              w ← w − lr · m / (1 − beta1^t) / (√(v / (1 − beta2^t)) + eps)
 
-AdamW: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, as in torch.optim.AdamW.
+AdamW: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, as in
+torch.optim.AdamW.
 """
 
 from __future__ import annotations
@@ -43,10 +44,17 @@ class Moments:
 
 
 class Step:
-    """One client's optimizer: takes gradients of the loss, corrects them as the brief says, and steps."""
+    """One client's optimizer: takes gradients of the loss, corrects them as the brief says, and
+    steps.
+    """
 
     def __init__(
-        self, brief: Brief, w: list[Tensor], moments: Moments, start: list[Tensor], push: list[Tensor]
+        self,
+        brief: Brief,
+        w: list[Tensor],
+        moments: Moments,
+        start: list[Tensor],
+        push: list[Tensor],
     ) -> None:
         self.brief, self.w, self.moments, self.start, self.push = brief, w, moments, start, push
         self.steps = 0
@@ -57,7 +65,9 @@ class Step:
 
     @torch.no_grad()
     def __call__(self, g: list[Tensor]) -> Tensor:
-        """Take a step with these gradients, which are overwritten; returns their squared norm after clipping."""
+        """Take a step with these gradients, which are overwritten; returns their squared norm after
+        clipping.
+        """
         brief, w = self.brief, self.w
         square = norms(g).square_().sum()
         if not brief.clip_after:
@@ -78,7 +88,9 @@ class Step:
         return square
 
     def _clip(self, g: list[Tensor], square: Tensor) -> Tensor | float:
-        """Clip these gradients, whose squared norm is `square`; returns the factor by which that has changed."""
+        """Clip these gradients, whose squared norm is `square`; returns the factor by which that
+        has changed.
+        """
         if self.brief.clip == float("inf"):
             return 1.0
         factor: Tensor = (self.brief.clip / (square.sqrt() + 1e-6)).clamp(max=1.0)

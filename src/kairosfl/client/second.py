@@ -1,4 +1,5 @@
-"""A second model that a client keeps and trains beside the weights w: Ditto, APFL and pFedMe are settings of it.
+"""A second model that a client keeps and trains beside the weights w: Ditto, APFL and pFedMe are
+settings of it.
 
     v ← v − second_lr · (∇L(v) + second_pull · (v − centre))        centre: the start of w, or w as it moves
     mixed:  ∇L is taken at v̄ = mix · v + (1 − mix) · w, its part for v is mix · ∇L(v̄), and the mixture learns:
@@ -49,7 +50,9 @@ class Second:
         self.mix = min(max(self.mix - self.lr * along, 0.0), 1.0)
 
     def mixture(self, w: Tensor) -> Tensor:
-        """The model with which the client is evaluated: the mixture with w, or the second model itself."""
+        """The model with which the client is evaluated: the mixture with w, or the second model
+        itself.
+        """
         if not self.brief.mixed:
             return self.vector
         return self.mix * self.vector + (1 - self.mix) * w

@@ -3,8 +3,8 @@
     g = scale · ∇L + pull · (w − start) + push       ∇L at w, or at w + radius · ∇L / ‖∇L‖ (SAM)
     then `optimizers`
 
-`clip` acts on ∇L alone, or with `clip_after` on g. The weights live in one flat vector, and the model's trained
-parameters are views of it.
+`clip` acts on ∇L alone, or with `clip_after` on g. The weights live in one flat vector, and the
+model's trained parameters are views of it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ LARGE = 31 << 20  # bytes; glibc adapts its threshold to blocks below 32 MiB
 def batches(
     brief: Brief, n: int, streams: Streams | None = None, purpose: str = "batches"
 ) -> Iterator[list[np.ndarray]]:
-    """The batches of every epoch, as sample numbers below n, in an order that depends on nothing but the brief."""
+    """The batches of every epoch, as sample numbers below n, in an order that depends on nothing
+    but the brief.
+    """
     order = (streams or Streams())(brief.seed, purpose, brief.round, brief.client)
     size, end, _ = map(int, epoch_of(n, brief.batch_size, drop_last=brief.drop_last))
     for _ in range(brief.epochs):
@@ -68,7 +70,9 @@ Differentiate = Callable[[Tree, Tree, Brief, dict[str, Tensor]], Derivative]
 
 
 class Fisher(NamedTuple):
-    """The trace of the Fisher information, if requested, with the seconds and, on a GPU, the bytes it took."""
+    """The trace of the Fisher information, if requested, with the seconds and, on a GPU, the bytes
+    it took.
+    """
 
     trace: float | None = None
     seconds: float = 0.0
@@ -109,25 +113,38 @@ class Trainer:
         self.w = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
         for (_, view), parameter in zip(self.whole.views(self.w), self.parameters, strict=True):
             parameter.data = view.view(parameter.shape)
-        self.untrained = self.w[self.layout.size :].clone()  # the own part before a client has trained
+        self.untrained = self.w[
+            self.layout.size :
+        ].clone()  # the own part before a client has trained
         self.views = [parameter.detach() for parameter in self.parameters]
         self.moments = Moments(self.views)
-        self.random: bool | None = None  # whether the model draws random numbers; known after the first client
-        self.masks: bool | None = None  # whether its forward pass in training does; known once features are compared
+        self.random: bool | None = (
+            None  # whether the model draws random numbers; known after the first client
+        )
+        self.masks: bool | None = (
+            None  # whether its forward pass in training does; known once features are compared
+        )
         self.streams = Streams()
-        self.differentiate: Differentiate = self._differentiate  # an engine may substitute a faster one
+        self.differentiate: Differentiate = (
+            self._differentiate
+        )  # an engine may substitute a faster one
         self.features: dict[nn.Module, Tensor] = {}
         self.base: Tensor | None = None  # how far the frozen weights are from the task's
         self.unmoved: dict[str, Tensor] = {}  # and the task's
-        self.squared: list[Tensor] | None = None  # squared losses of the batches, where they are asked for
+        self.squared: list[Tensor] | None = (
+            None  # squared losses of the batches, where they are asked for
+        )
         self.listening = False
         self.data = task.dataset.train.to(device)
-        # Once a large block was freed, glibc keeps what a step frees instead of returning it to the system, which
-        # would clear every page anew for the next step: a fifth of a small CNN's time. The block is never touched.
+        # Once a large block was freed, glibc keeps what a step frees instead of returning it to the
+        # system, which would clear every page anew for the next step: a fifth of a small CNN's
+        # time. The block is never touched.
         torch.empty(LARGE, dtype=torch.uint8)
 
     def follow(self, brief: Brief, delta: Tensor | None = None) -> Report:
-        """Train as the brief says; the report holds the change of the weights, written to `delta` if given."""
+        """Train as the brief says; the report holds the change of the weights, written to `delta`
+        if given.
+        """
         began = time.perf_counter()
         mine = torch.from_numpy(self.task.clients[brief.client].astype(np.int64)).to(self.device)
         self._rebase(brief.base)
@@ -206,12 +223,16 @@ class Trainer:
         return torch.cat([shared, brief.own.to(shared)])
 
     def _rebase(self, base: Tensor | None) -> None:
-        """Move the frozen weights, which both copies of the model share, to where rules have moved them."""
+        """Move the frozen weights, which both copies of the model share, to where rules have moved
+        them.
+        """
         if base is None or base is self.base:
             return
         frozen = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         if self.base is None:  # the task's own tensors stay as they are
-            self.unmoved = {entry.name: frozen[entry.name].detach().clone() for entry in self.layout.base}
+            self.unmoved = {
+                entry.name: frozen[entry.name].detach().clone() for entry in self.layout.base
+            }
             others = {**dict(self.still.named_parameters()), **dict(self.still.named_buffers())}
             for name, tensor in self.unmoved.items():
                 frozen[name].data = others[name].data = tensor.clone()
@@ -224,7 +245,13 @@ class Trainer:
     def _train_own(self, brief: Brief, start: Tensor, mine: Tensor) -> None:
         """Train the client's own part alone; where the shared weights start does not change."""
         shared = frozenset(range(len(self.layout.entries)))
-        terms = {"epochs": brief.own_epochs, "still": shared, "stop_below": None, "contrast": 0.0, "max_steps": None}
+        terms = {
+            "epochs": brief.own_epochs,
+            "still": shared,
+            "stop_below": None,
+            "contrast": 0.0,
+            "max_steps": None,
+        }
         phase: Brief = replace(brief, **terms)  # type: ignore[type-var]
         self._train(phase, start, mine, None, "own batches")
         d = self.layout.size
@@ -236,7 +263,9 @@ class Trainer:
         number = 0
         for epoch in batches(brief, len(mine), self.streams, "second batches"):
             for batch in epoch:
-                inputs, targets = self._batch(mine[torch.from_numpy(batch).to(self.device)], brief, number)
+                inputs, targets = self._batch(
+                    mine[torch.from_numpy(batch).to(self.device)], brief, number
+                )
                 second.train(held, partial(self._gradient_at, inputs, targets, brief))
                 number += 1
         self.w.copy_(held)
@@ -251,7 +280,12 @@ class Trainer:
         return slope
 
     def _train(
-        self, brief: Brief, start: Tensor, mine: Tensor, second: Second | None = None, purpose: str = "batches"
+        self,
+        brief: Brief,
+        start: Tensor,
+        mine: Tensor,
+        second: Second | None = None,
+        purpose: str = "batches",
     ) -> Visit:
         self.w.copy_(start)
         moving = self._moving(brief)
@@ -264,10 +298,15 @@ class Trainer:
         references = self._references(brief, start)
         if references and self.masks is None:
             self.masks = self._draws(mine[: brief.batch_size])
-        # If a sample is the same in every epoch, so are a fixed model's features of it, unless dropout masks them.
+        # If a sample is the same in every epoch, so are a fixed model's features of it, unless
+        # dropout masks them.
         fixed = not self.task.varies and not self.masks
-        known = {name: self._all_features(v, mine) for name, v in references.items()} if fixed else {}
-        losses: list[Tensor] = []  # of every step; read at the end, so that no step waits for the device
+        known = (
+            {name: self._all_features(v, mine) for name, v in references.items()} if fixed else {}
+        )
+        losses: list[
+            Tensor
+        ] = []  # of every step; read at the end, so that no step waits for the device
         squares: list[Tensor] = []
         self.squared = [] if SQUARED_LOSS in brief.measure else None
         squared: Tensor | None = None
@@ -298,7 +337,9 @@ class Trainer:
                     squares.append(norms(gradients).square().sum())
                     if drawn is not None:  # the masks that the fixed models' features have
                         self._set_generators(drawn)
-                    gradients = self._only(self._sharper(gradients, inputs, targets, brief, still), moving)
+                    gradients = self._only(
+                        self._sharper(gradients, inputs, targets, brief, still), moving
+                    )
                 square = step(_owned(tuple(gradients[i] for i in moving)))
                 if not brief.radius:
                     squares.append(square)
@@ -317,7 +358,8 @@ class Trainer:
                 break
         # A plain loop: from Python 3.12 on, sum() gives a different result.
         loss_sum, grad_sq = (
-            reduce(add, each) for each in torch.stack([torch.stack(losses), torch.stack(squares)]).tolist()
+            reduce(add, each)
+            for each in torch.stack([torch.stack(losses), torch.stack(squares)]).tolist()
         )
         seen = None if brief.stop_below is None else float(similarity)
         square_mean = None if squared is None else float(squared)
@@ -334,19 +376,34 @@ class Trainer:
             return gradients
         return tuple(g if i in moving else torch.zeros_like(g) for i, g in enumerate(gradients))
 
-    def _differentiate(self, inputs: Tree, targets: Tree, brief: Brief, still: dict[str, Tensor]) -> Derivative:
+    def _differentiate(
+        self, inputs: Tree, targets: Tree, brief: Brief, still: dict[str, Tensor]
+    ) -> Derivative:
         loss, similar = self._loss(inputs, targets, brief, still)
         self.features.pop(self.model, None)  # or the whole forward pass would stay in memory
-        return loss.detach(), similar, torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        return (
+            loss.detach(),
+            similar,
+            torch.autograd.grad(loss, self.parameters, materialize_grads=True),
+        )
 
     def _sharper(
-        self, gradients: tuple[Tensor, ...], inputs: Tree, targets: Tree, brief: Brief, still: dict[str, Tensor]
+        self,
+        gradients: tuple[Tensor, ...],
+        inputs: Tree,
+        targets: Tree,
+        brief: Brief,
+        still: dict[str, Tensor],
     ) -> tuple[Tensor, ...]:
-        """The gradients at the sharpest point within `radius`, to first order (SAM); the weights stay as they are."""
+        """The gradients at the sharpest point within `radius`, to first order (SAM); the weights
+        stay as they are.
+        """
         here = self.w.clone()
         length = norms(gradients).square().sum().sqrt()
         with torch.no_grad():
-            torch._foreach_add_(self.views, torch._foreach_mul(gradients, brief.radius / (length + SAM_EPS)))
+            torch._foreach_add_(
+                self.views, torch._foreach_mul(gradients, brief.radius / (length + SAM_EPS))
+            )
         gradients = self.differentiate(inputs, targets, brief, still)[2]
         self.w.copy_(here)
         return gradients
@@ -371,7 +428,9 @@ class Trainer:
     def _loss(
         self, inputs: Tree, targets: Tree, brief: Brief, still: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor | None]:
-        """The batch's mean loss, and the cosine that a stop rule checks; `still` holds the fixed models' features."""
+        """The batch's mean loss, and the cosine that a stop rule checks; `still` holds the fixed
+        models' features.
+        """
         outputs = attempt(self.model, inputs)
         losses = self.task.loss(outputs, targets)
         if self.squared is not None:
@@ -384,7 +443,9 @@ class Trainer:
             toward = F.cosine_similarity(features, still["start"], dim=1)
             away = F.cosine_similarity(features, still["previous"], dim=1)
             logits = torch.stack([toward, away], 1) / brief.temperature
-            loss = loss + brief.contrast * F.cross_entropy(logits, logits.new_zeros(len(logits), dtype=torch.int64))
+            loss = loss + brief.contrast * F.cross_entropy(
+                logits, logits.new_zeros(len(logits), dtype=torch.int64)
+            )
         if brief.stop_below is None:
             return loss, None
         reference = still["stop" if "stop" in still else "start"]
@@ -414,10 +475,17 @@ class Trainer:
         self.listening = True
 
     def _all_features(self, vector: Tensor, rows: Tensor) -> Tensor:
-        return torch.cat([self._still_features(vector, self._inputs(chunk)) for chunk in rows.split(SCORING_BATCH)])
+        return torch.cat(
+            [
+                self._still_features(vector, self._inputs(chunk))
+                for chunk in rows.split(SCORING_BATCH)
+            ]
+        )
 
     def _still_features(self, vector: Tensor, inputs: Tree) -> Tensor:
-        """The features of a fixed model: with the dropout masks of the training pass that follows, if it draws any."""
+        """The features of a fixed model: with the dropout masks of the training pass that follows,
+        if it draws any.
+        """
         if self.masks:
             return self._masked_features(vector, inputs)
         with torch.no_grad():
@@ -491,7 +559,9 @@ class Trainer:
             torch.cuda.set_rng_state(states[1], self.device)
 
     def predict(self, vector: Tensor, inputs: Tree) -> Tensor:
-        """The outputs of the model with these weights, dropout off; without an own part, with that of nobody yet."""
+        """The outputs of the model with these weights, dropout off; without an own part, with that
+        of nobody yet.
+        """
         if len(vector) < self.whole.size:
             vector = torch.cat([vector, self.untrained.to(vector)])
         return attempt(self.still, inputs, dict(self.whole.views(vector)))
@@ -507,14 +577,20 @@ class Trainer:
         return float(total) / len(rows)
 
     def fisher(self, vector: Tensor, rows: Tensor, brief: Brief) -> Fisher:
-        """Trace of the Fisher information on these samples if the brief asks for it, and what it cost."""
+        """Trace of the Fisher information on these samples if the brief asks for it, and what it
+        cost.
+        """
         if not brief.measure & {FISHER, FISHER_SAMPLED}:
             return Fisher()
         began, counts = time.perf_counter(), self.device.type == "cuda"
         if counts:
             torch.cuda.reset_peak_memory_stats(self.device)
         held = torch.cuda.memory_allocated(self.device) if counts else 0
-        draws = stream(brief.seed, "fisher", brief.round, brief.client) if FISHER_SAMPLED in brief.measure else None
+        draws = (
+            stream(brief.seed, "fisher", brief.round, brief.client)
+            if FISHER_SAMPLED in brief.measure
+            else None
+        )
         trace = fisher_trace(self.still, dict(self.whole.views(vector)), self._inputs, rows, draws)
         most = torch.cuda.max_memory_allocated(self.device) if counts else 0
         return Fisher(trace, time.perf_counter() - began, most - held)
@@ -523,7 +599,8 @@ class Trainer:
 def drift(features: Tensor, reference: Tensor, *, masked: bool) -> Tensor:
     """The cosine of every sample's features with the reference's; a stop rule looks at it.
 
-    Where one dropout mask leaves nothing of both, the sample says nothing about drift, and its cosine is 1, not 0.
+    Where one dropout mask leaves nothing of both, the sample says nothing about drift, and its
+    cosine is 1, not 0.
     """
     cosines = F.cosine_similarity(features, reference, dim=1)
     if not masked:
@@ -538,7 +615,9 @@ def scored(task: Task, name: str) -> Callable[[Any, Any], Tensor]:
 
 
 def _owned(gradients: tuple[Tensor, ...]) -> list[Tensor]:
-    """Gradients that are safe to write to: autograd may return one tensor twice (a + b) or an expanded scalar (sum)."""
+    """Gradients that are safe to write to: autograd may return one tensor twice (a + b) or an
+    expanded scalar (sum).
+    """
     owned: list[Tensor] = []
     places: set[int] = set()
     for gradient in gradients:

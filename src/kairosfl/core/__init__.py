@@ -1,1 +1,3 @@
-"""Federated learning itself: rounds, rules, what clients are told and what they report, client rows, randomness."""
+"""Federated learning itself: rounds, rules, what clients are told and what they report, client
+rows, randomness.
+"""

@@ -4,16 +4,17 @@ A brief is local training as data. Every step of a client is
 
     g = scale · ∇L + pull · (w − start) + push,    ∇L at w, or at w + radius · ∇L / ‖∇L‖ (SAM),
 
-followed by the optimizer: sgd with momentum and weight decay, or adamw. The correction alone tells FedAvg, FedProx,
-SCAFFOLD, VRL-SGD, FedDyn and FedCM apart.
+followed by the optimizer: sgd with momentum and weight decay, or adamw. The correction alone tells
+FedAvg, FedProx, SCAFFOLD, VRL-SGD, FedDyn and FedCM apart.
 
-`Briefs` and `Reports` declare each field once: its type, its shape, its default, which rules may write it, and the
-range in which a reported value is accepted. Stacking and unstacking, the wire, the checks of reports, the columns that
-the batched engine and its kernels read, and the table in the documentation are all derived from this list: adding a
-field means adding a line here and using it in `client/`.
+`Briefs` and `Reports` declare each field once: its type, its shape, its default, which rules may
+write it, and the range in which a reported value is accepted. Stacking and unstacking, the wire,
+the checks of reports, the columns that the batched engine and its kernels read, and the table in
+the documentation are all derived from this list: adding a field means adding a line here and using
+it in `client/`.
 
-A field that is `kept` passes between the engine and what the client itself keeps: it is in no message, and no rule sees
-it. A client keeps what this list marks so, and nothing else.
+A field that is `kept` passes between the engine and what the client itself keeps: it is in no
+message, and no rule sees it. A client keeps what this list marks so, and nothing else.
 """
 
 from __future__ import annotations
@@ -32,10 +33,18 @@ from kairosfl.core.layout import Layout
 from kairosfl.core.work import Work, epoch_of
 from kairosfl.errors import UserError
 
-SCORE_BEFORE, SCORE_AFTER, FISHER, FISHER_SAMPLED = "score_before", "score_after", "fisher", "fisher_sampled"
+SCORE_BEFORE, SCORE_AFTER, FISHER, FISHER_SAMPLED = (
+    "score_before",
+    "score_after",
+    "fisher",
+    "fisher_sampled",
+)
 SQUARED_LOSS = "squared_loss"
 ACCURACY_BEFORE, ACCURACY_AFTER = "accuracy_before", "accuracy_after"
-BEFORE, AFTER = (SCORE_BEFORE, ACCURACY_BEFORE), (SCORE_AFTER, ACCURACY_AFTER)  # measured on all local data
+BEFORE, AFTER = (
+    (SCORE_BEFORE, ACCURACY_BEFORE),
+    (SCORE_AFTER, ACCURACY_AFTER),
+)  # measured on all local data
 LARGEST = float(np.finfo(np.float64).max)
 NUMBER = (int, float)
 TRAINED = ("steps", "epochs", "loss", "grad_sq")  # what a report says about training
@@ -51,13 +60,15 @@ class Field:
     """One entry of the list."""
 
     kind: type  # of one client's value: float, int, bool, str, frozenset, Tensor
-    # "each": a number per client; "shared": one value per cohort; "vector": of length d, per client or shared; "set":
-    # several vectors of length d for all clients; "own": a client's part of the model, of length e; "base": a change of
-    # the frozen weights, of length b, for all clients.
+    # "each": a number per client; "shared": one value per cohort; "vector": of length d, per client
+    # or shared; "set": several vectors of length d for all clients; "own": a client's part of the
+    # model, of length e; "base": a change of the frozen weights, of length b, for all clients.
     shape: Shape
     doc: str
     default: Any  # MISSING: required
-    writers: Writers = "core"  # rules that may change it: none, only one, or many, each building on the last
+    writers: Writers = (
+        "core"  # rules that may change it: none, only one, or many, each building on the last
+    )
     low: float = -inf  # a smaller value in a report is rejected
     high: float = inf  # and so is a larger one
     limit: str = ""  # the deployment's bound on its absolute value
@@ -65,7 +76,9 @@ class Field:
     gate: str = ""  # a vector that only clients with a non-zero value of this field receive
     local: bool = False  # not sent: the server computes it
     kept: bool = False  # passes between the engine and what the client keeps
-    alone: bool = False  # an engine that stacks clients may train those that are told this one after another
+    alone: bool = (
+        False  # an engine that stacks clients may train those that are told this one after another
+    )
     secret: bool = False  # tells something about the client's data: 0 if the brief asks for noise
     label: str = ""  # its name in messages, where that differs
     row: str = ""  # its name in the record of one client, where that differs
@@ -89,7 +102,9 @@ class Field:
 
     def fault(self, value: float) -> str:
         """The reason given for rejecting a client with this value."""
-        return f"its {self.label or self.name} is {value if isinstance(value, int) else f'{value:g}'}"
+        return (
+            f"its {self.label or self.name} is {value if isinstance(value, int) else f'{value:g}'}"
+        )
 
     def span(self, limit: float = inf) -> tuple[float, float]:
         """The smallest and the largest value that is accepted, both finite."""
@@ -110,7 +125,9 @@ def _entry(field: Field) -> Any:
 
 
 def each(kind: type, doc: str, default: Any = MISSING, **options: Any) -> Any:
-    """One value per client, `[m]`; float64 or int64 on the CPU. None if that is the default and no rule set it."""
+    """One value per client, `[m]`; float64 or int64 on the CPU. None if that is the default and no
+    rule set it.
+    """
     return _entry(Field(kind, "each", doc, default, **options))
 
 
@@ -125,7 +142,9 @@ def vector(doc: str, default: Any = MISSING, **options: Any) -> Any:
 
 
 def part(shape: Shape, doc: str, **options: Any) -> Any:
-    """Several vectors `[k, d]` ("set"), clients' own parts `[m, e]` ("own"), or a change of the base `[b]` ("base")."""
+    """Several vectors `[k, d]` ("set"), clients' own parts `[m, e]` ("own"), or a change of the
+    base `[b]` ("base").
+    """
     return _entry(Field(Tensor, shape, doc, None, **options))
 
 
@@ -136,7 +155,11 @@ def fields(record: type) -> tuple[Field, ...]:
     """The entries of `Briefs` or `Reports`, in order."""
     if record not in _KNOWN:
         _KNOWN[record] = tuple(
-            replace(entry.metadata["entry"], name=entry.name, row=entry.metadata["entry"].row or entry.name)
+            replace(
+                entry.metadata["entry"],
+                name=entry.name,
+                row=entry.metadata["entry"].row or entry.name,
+            )
             for entry in dataclasses.fields(record)
         )
     return _KNOWN[record]
@@ -187,16 +210,24 @@ class Cohort:
             columns = [getattr(part, entry.name) for part in parts]
             if isinstance(columns[0], Tensor) and _per_client(entry, columns[0]):
                 together = torch.cat(columns)
-                changes[entry.name] = together[order.to(together.device)] if len(together) else together
+                changes[entry.name] = (
+                    together[order.to(together.device)] if len(together) else together
+                )
             elif entry.name == "failed":
                 changes[entry.name] = tuple(failure for column in columns for failure in column)
         return replace(parts[0], **changes)  # type: ignore[type-var]
 
     def tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The record as tensors by name and the values that are not tensors, both without what is not set."""
+        """The record as tensors by name and the values that are not tensors, both without what is
+        not set.
+        """
         values = {entry.name: getattr(self, entry.name) for entry in fields(type(self))}
         arrays = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        others = {name: value for name, value in values.items() if name not in arrays and value is not None}
+        others = {
+            name: value
+            for name, value in values.items()
+            if name not in arrays and value is not None
+        }
         return arrays, others
 
     @classmethod
@@ -245,30 +276,51 @@ class Briefs(Cohort):
     """What each of m clients is told."""
 
     seed: int = shared(int, "seed of the run")
-    round: Tensor = each(int, "rounds done before the one that it belongs to: the version of the model")
+    round: Tensor = each(
+        int, "rounds done before the one that it belongs to: the version of the model"
+    )
     ids: Tensor = each(int, "client ids, ascending", row="client")
     start: Tensor = vector("the weights to start from", writers="one")
     offset: Tensor | None = vector(
-        "how far a rule moves a start away from the model that the server sends", None, writers="one", local=True
+        "how far a rule moves a start away from the model that the server sends",
+        None,
+        writers="one",
+        local=True,
     )
     lr: Tensor = each(float, "learning rate", writers="many")
     momentum: Tensor = each(float, "momentum of sgd", 0.0, writers="many")
     weight_decay: Tensor = each(float, "weight decay; decoupled for adamw", 0.0, writers="many")
     clip: Tensor = each(float, "largest norm of ∇L; inf: no clipping", inf, writers="many")
-    clip_after: bool = shared(bool, "whether clip acts after scale, pull and push, instead of on ∇L", False)
+    clip_after: bool = shared(
+        bool, "whether clip acts after scale, pull and push, instead of on ∇L", False
+    )
     batch_size: Tensor = each(int, "samples in a batch", 32, writers="many")
-    epochs: Tensor = each(int, "passes over the client's data, at most; 0: measure only", 1, writers="many")
+    epochs: Tensor = each(
+        int, "passes over the client's data, at most; 0: measure only", 1, writers="many"
+    )
     max_steps: Tensor | None = each(
-        int, "steps, at most; the update is of what was done by then", None, writers="one", alone=True
+        int,
+        "steps, at most; the update is of what was done by then",
+        None,
+        writers="one",
+        alone=True,
     )
     scale: Tensor = each(float, "factor of ∇L", 1.0, writers="many")
-    pull: Tensor = each(float, "pull towards the start: adds pull · (w − start)", 0.0, writers="many")
+    pull: Tensor = each(
+        float, "pull towards the start: adds pull · (w − start)", 0.0, writers="many"
+    )
     push: Tensor | None = vector("added to every gradient", None, writers="many")
     push_after: bool | None = shared(
-        bool, "sgd: whether push is added to every step, after momentum, instead of to gradients", None, writers="one"
+        bool,
+        "sgd: whether push is added to every step, after momentum, instead of to gradients",
+        None,
+        writers="one",
     )
     label_noise: Tensor = each(
-        float, "fraction of the client's samples that train with another label, always the same", 0.0, writers="one"
+        float,
+        "fraction of the client's samples that train with another label, always the same",
+        0.0,
+        writers="one",
     )
     drop_last: bool = shared(bool, "whether an incomplete last batch is left out", False)
     still: frozenset[int] | None = shared(
@@ -291,21 +343,38 @@ class Briefs(Cohort):
     eps: Tensor = each(float, "adamw: added to the root of the second moment", 1e-8, writers="one")
     radius: Tensor = each(float, "SAM: ∇L is taken at w + radius · ∇L / ‖∇L‖", 0.0, writers="one")
     stop_below: Tensor | None = each(
-        float, "stop when the cosine between the features and a reference model's falls below", None, writers="one"
+        float,
+        "stop when the cosine between the features and a reference model's falls below",
+        None,
+        writers="one",
     )
-    stop_statistic: str = shared(str, "of the cosines in a batch: 'mean' or 'min'", "mean", writers="one")
-    stop_per: str = shared(str, "finish the 'epoch', or stop right after the 'batch'", "epoch", writers="one")
-    stop_reference: Tensor | None = vector("the reference model; none: the start", None, writers="one")
+    stop_statistic: str = shared(
+        str, "of the cosines in a batch: 'mean' or 'min'", "mean", writers="one"
+    )
+    stop_per: str = shared(
+        str, "finish the 'epoch', or stop right after the 'batch'", "epoch", writers="one"
+    )
+    stop_reference: Tensor | None = vector(
+        "the reference model; none: the start", None, writers="one"
+    )
     contrast: Tensor = each(
-        float, "MOON: weight of CE([cos(z, z_start), cos(z, z_previous)] / temperature, 0)", 0.0, writers="one"
+        float,
+        "MOON: weight of CE([cos(z, z_start), cos(z, z_previous)] / temperature, 0)",
+        0.0,
+        writers="one",
     )
     temperature: float = shared(float, "MOON: temperature", 1.0, writers="one")
-    previous: Tensor | None = vector("MOON: the client's previous model", None, writers="one", gate="contrast")
+    previous: Tensor | None = vector(
+        "MOON: the client's previous model", None, writers="one", gate="contrast"
+    )
     update_clip: Tensor | None = each(
         float, "local privacy: largest norm of the update that is sent", None, writers="one"
     )
     update_noise: Tensor | None = each(
-        float, "local privacy: standard deviation of the noise in every entry of that update", None, writers="one"
+        float,
+        "local privacy: standard deviation of the noise in every entry of that update",
+        None,
+        writers="one",
     )
     candidates: Tensor | None = part(
         "set",
@@ -313,11 +382,21 @@ class Briefs(Cohort):
         writers="one",
         alone=True,
     )
-    base: Tensor | None = part("base", "what was added to the frozen weights that all clients share", alone=True)
-    own: Tensor | None = part("own", "the client's part of the model, which never leaves it", kept=True, alone=True)
-    second: Tensor | None = vector("a second model that the client keeps", None, kept=True, alone=True)
+    base: Tensor | None = part(
+        "base", "what was added to the frozen weights that all clients share", alone=True
+    )
+    own: Tensor | None = part(
+        "own", "the client's part of the model, which never leaves it", kept=True, alone=True
+    )
+    second: Tensor | None = vector(
+        "a second model that the client keeps", None, kept=True, alone=True
+    )
     second_lr: Tensor | None = each(
-        float, "learning rate of the second model; none: there is none", None, writers="one", alone=True
+        float,
+        "learning rate of the second model; none: there is none",
+        None,
+        writers="one",
+        alone=True,
     )
     second_pull: Tensor | None = each(
         float, "pull of the second model towards its centre", None, writers="one", alone=True
@@ -332,15 +411,29 @@ class Briefs(Cohort):
         writers="one",
         alone=True,
     )
-    second_inner: int | None = shared(int, "its steps on one batch", None, writers="one", alone=True)
+    second_inner: int | None = shared(
+        int, "its steps on one batch", None, writers="one", alone=True
+    )
     second_draw: Tensor | None = each(
-        float, "adds second_draw · (w − second) to every gradient of w", None, writers="one", alone=True
+        float,
+        "adds second_draw · (w − second) to every gradient of w",
+        None,
+        writers="one",
+        alone=True,
     )
     mixed: bool | None = shared(
-        bool, "whether the second model is trained as a mixture with w", None, writers="one", alone=True
+        bool,
+        "whether the second model is trained as a mixture with w",
+        None,
+        writers="one",
+        alone=True,
     )
     mix: Tensor | None = each(
-        float, "the share of the second model in the mixture, learnt at the client", None, kept=True, alone=True
+        float,
+        "the share of the second model in the mixture, learnt at the client",
+        None,
+        kept=True,
+        alone=True,
     )
     counted: Tensor | None = each(
         int, "in which round the client's last report that counted was ordered; -1: none did", None
@@ -352,28 +445,43 @@ class Briefs(Cohort):
         frozenset(),
         writers="many",
     )
-    plan: Any = shared(object, "how the server waits for the answers, for engines with real devices", None, local=True)
+    plan: Any = shared(
+        object,
+        "how the server waits for the answers, for engines with real devices",
+        None,
+        local=True,
+    )
     next_lr: float | None = shared(
-        float, "learning rate of the next round unless a rule changes it, for engines that work ahead", None, local=True
+        float,
+        "learning rate of the next round unless a rule changes it, for engines that work ahead",
+        None,
+        local=True,
     )
 
     def __post_init__(self) -> None:
-        """Expand a plain number in an `each` field to all clients; a list has one number per client.
+        """Expand a plain number in an `each` field to all clients; a list has one number per
+        client.
 
-        Refuse to ask for noise and for what would tell the server the same without it, and corrections of steps where
-        they are not defined.
+        Refuse to ask for noise and for what would tell the server the same without it, and
+        corrections of steps where they are not defined.
         """
         for kind, dtype in ((int, torch.int64), (float, torch.float64)):
             given = {name: getattr(self, name) for name in _EACH[kind]}
             plain = {name: value for name, value in given.items() if isinstance(value, NUMBER)}
             if plain:  # one table for all of them: a tensor each would take most of the time
-                table = torch.from_numpy(np.repeat(np.array([[*plain.values()]], dtype=kind).T, len(self), 1))
+                table = torch.from_numpy(
+                    np.repeat(np.array([[*plain.values()]], dtype=kind).T, len(self), 1)
+                )
                 self.__dict__.update(zip(plain, table.to(dtype).unbind(), strict=True))
             for name, value in given.items():
                 if isinstance(value, list):
                     self.__dict__[name] = torch.tensor(value, dtype=dtype).expand(len(self)).clone()
         if self.push_after and (self.clip_after or self.optimizer != "sgd"):
-            wrong = "train.clip_after = true" if self.clip_after else f"train.optimizer = {self.optimizer!r}"
+            wrong = (
+                "train.clip_after = true"
+                if self.clip_after
+                else f"train.optimizer = {self.optimizer!r}"
+            )
             raise UserError(
                 f"{wrong} cannot be used with a rule that corrects steps instead of gradients (push_after), such as "
                 "scaffold(correct='steps'); leave one of them out."
@@ -403,7 +511,9 @@ class Briefs(Cohort):
 
     @property
     def alone(self) -> tuple[str, ...]:
-        """What these briefs ask that an engine which stacks clients may train one client after another."""
+        """What these briefs ask that an engine which stacks clients may train one client after
+        another.
+        """
         asked = tuple(entry.name for entry in _ALONE if getattr(self, entry.name) is not None)
         measured = tuple(name for name in (SQUARED_LOSS,) if name in self.measure)
         return asked + measured + (("epochs = 0",) if self.measures_only() else ())
@@ -435,12 +545,20 @@ class Reports(Cohort):
     n: Tensor = each(int, "samples", low=1, limit="max_samples", label="number of samples")
     steps: Tensor = each(int, "steps done", low=1, label="number of steps")
     epochs: Tensor = each(
-        float, "epochs done; a fraction if the client stopped within one", low=5e-324, label="number of epochs"
+        float,
+        "epochs done; a fraction if the client stopped within one",
+        low=5e-324,
+        label="number of epochs",
     )
-    delta: Tensor = vector("w − start; w minus the version of the model, where a rule moved the start away from it")
+    delta: Tensor = vector(
+        "w − start; w minus the version of the model, where a rule moved the start away from it"
+    )
     loss: Tensor = each(float, "mean training loss", limit="max_loss", secret=True)
     grad_sq: Tensor = each(
-        float, "Σ over all batches of ‖∇L‖² at w, clipped as trained (with SAM unclipped)", low=0, secret=True
+        float,
+        "Σ over all batches of ‖∇L‖² at w, clipped as trained (with SAM unclipped)",
+        low=0,
+        secret=True,
     )
     seconds: Tensor = each(float, "time that the client took", low=0)
     similarity: Tensor | None = each(
@@ -453,40 +571,85 @@ class Reports(Cohort):
         secret=True,
     )
     score_before: Tensor | None = each(
-        float, "mean loss on all local data at the start", None, limit="max_loss", when=(SCORE_BEFORE,), secret=True
+        float,
+        "mean loss on all local data at the start",
+        None,
+        limit="max_loss",
+        when=(SCORE_BEFORE,),
+        secret=True,
     )
     score_after: Tensor | None = each(
-        float, "mean loss on all local data after training", None, limit="max_loss", when=(SCORE_AFTER,), secret=True
+        float,
+        "mean loss on all local data after training",
+        None,
+        limit="max_loss",
+        when=(SCORE_AFTER,),
+        secret=True,
     )
     accuracy_before: Tensor | None = each(
-        float, "accuracy on all local data at the start, 0 to 1", None, low=0, high=1, when=(ACCURACY_BEFORE,)
+        float,
+        "accuracy on all local data at the start, 0 to 1",
+        None,
+        low=0,
+        high=1,
+        when=(ACCURACY_BEFORE,),
     )
     accuracy_after: Tensor | None = each(
-        float, "accuracy on all local data after training, 0 to 1", None, low=0, high=1, when=(ACCURACY_AFTER,)
+        float,
+        "accuracy on all local data after training, 0 to 1",
+        None,
+        low=0,
+        high=1,
+        when=(ACCURACY_AFTER,),
     )
     fisher: Tensor | None = each(
-        float, "trace of the Fisher information at the start", None, low=0, when=(FISHER, FISHER_SAMPLED), secret=True
+        float,
+        "trace of the Fisher information at the start",
+        None,
+        low=0,
+        when=(FISHER, FISHER_SAMPLED),
+        secret=True,
     )
-    fisher_seconds: Tensor | None = each(float, "time that it took", None, low=0, when=(FISHER, FISHER_SAMPLED))
+    fisher_seconds: Tensor | None = each(
+        float, "time that it took", None, low=0, when=(FISHER, FISHER_SAMPLED)
+    )
     fisher_bytes: Tensor | None = each(
-        int, "peak memory that it took, measured on GPUs only", None, low=0, when=(FISHER, FISHER_SAMPLED)
+        int,
+        "peak memory that it took, measured on GPUs only",
+        None,
+        low=0,
+        when=(FISHER, FISHER_SAMPLED),
     )
-    choice: Tensor | None = each(int, "which of the candidates it started from", None, low=0, when=("candidates",))
+    choice: Tensor | None = each(
+        int, "which of the candidates it started from", None, low=0, when=("candidates",)
+    )
     squared_loss: Tensor | None = each(
-        float, "mean squared loss of the samples in the first epoch", None, low=0, when=(SQUARED_LOSS,), secret=True
+        float,
+        "mean squared loss of the samples in the first epoch",
+        None,
+        low=0,
+        when=(SQUARED_LOSS,),
+        secret=True,
     )
     own: Tensor | None = part("own", "the client's part of the model after training", kept=True)
     second: Tensor | None = vector("its second model after training", None, kept=True)
-    mix: Tensor | None = each(float, "the share of the second model in the mixture after training", None, kept=True)
+    mix: Tensor | None = each(
+        float, "the share of the second model in the mixture after training", None, kept=True
+    )
     failed: tuple[tuple[int, str], ...] = shared(
         tuple, "(client, reason) for those without a usable report", (), local=True
     )
     mass: Tensor = each(
-        float, "how far a constant unit gradient would have moved the weights; NaN: undefined", None, local=True
+        float,
+        "how far a constant unit gradient would have moved the weights; NaN: undefined",
+        None,
+        local=True,
     )
 
     def samples(self, briefs: Briefs) -> int:
-        """On how many samples these clients trained, each counted every time: exact, also if they stopped early."""
+        """On how many samples these clients trained, each counted every time: exact, also if they
+        stopped early.
+        """
         rows = np.searchsorted(briefs.ids.numpy(), self.ids.numpy())  # ids ascend
         work = briefs.take(torch.from_numpy(rows)).work(self.n.numpy())
         return int(work.samples(self.steps.numpy()).sum())
@@ -497,21 +660,27 @@ class Reports(Cohort):
         return floats * itemsize + self.numbers() * NUMBER_BYTES
 
     @classmethod
-    def stack(cls, reports: Sequence[Report], delta: Tensor, failed: tuple[tuple[int, str], ...] = ()) -> Self:
+    def stack(
+        cls, reports: Sequence[Report], delta: Tensor, failed: tuple[tuple[int, str], ...] = ()
+    ) -> Self:
         """One record from many; `delta` holds their updates, `[m, d]`."""
         values: dict[str, Any] = {"delta": delta, "failed": failed}
         for entry in fields(cls):
             if entry.shape == "each" and not entry.local:
                 column = [getattr(report, entry.row) for report in reports]
                 if entry.default is MISSING or (column and column[0] is not None):
-                    values[entry.name] = torch.tensor(column, dtype=torch.int64 if entry.kind is int else torch.float64)
+                    values[entry.name] = torch.tensor(
+                        column, dtype=torch.int64 if entry.kind is int else torch.float64
+                    )
             elif entry.kept:
                 column = [getattr(report, entry.row) for report in reports]
                 if column and column[0] is not None:
                     values[entry.name] = torch.stack(column)
         return cls(**values)
 
-    def faults(self, limits: Mapping[str, float] | None = None, *, measuring: bool = False) -> dict[int, str]:
+    def faults(
+        self, limits: Mapping[str, float] | None = None, *, measuring: bool = False
+    ) -> dict[int, str]:
         """Rows with a number that cannot be used, and why; every column is copied to the host once.
 
         Of clients that were only `measuring`, what training reports is not looked at.
@@ -541,13 +710,17 @@ def _length(entry: Field, value: Tensor | None, layout: Layout) -> int:
 
 
 _SENT: dict[type, tuple[Field, ...]] = {
-    record: tuple(e for e in fields(record) if e.travels and not e.number) for record in (Briefs, Reports)
+    record: tuple(e for e in fields(record) if e.travels and not e.number)
+    for record in (Briefs, Reports)
 }
 _ALONE = tuple(entry for entry in fields(Briefs) if entry.alone)
 _KEPT: dict[type, tuple[str, ...]] = {
     record: tuple(e.name for e in fields(record) if e.kept) for record in (Briefs, Reports)
 }
-_EACH = {kind: tuple(e.name for e in fields(Briefs) if e.shape == "each" and e.kind is kind) for kind in (int, float)}
+_EACH = {
+    kind: tuple(e.name for e in fields(Briefs) if e.shape == "each" and e.kind is kind)
+    for kind in (int, float)
+}
 _CHECKED = tuple(e for e in fields(Reports) if e.shape == "each" and e.travels and e.name != "ids")
 
 if TYPE_CHECKING:
@@ -600,9 +773,18 @@ _PER = {
 
 def table(record: type) -> str:
     """The list as a table in Markdown."""
-    lines = ["| field | per | default | rules that may write it | meaning |", "|---|---|---|---|---|"]
+    lines = [
+        "| field | per | default | rules that may write it | meaning |",
+        "|---|---|---|---|---|",
+    ]
     for entry in fields(record):
         per = _PER[entry.shape]
-        default = "" if entry.default is MISSING else "–" if entry.default is None else f"`{entry.default}`"
+        default = (
+            ""
+            if entry.default is MISSING
+            else "–"
+            if entry.default is None
+            else f"`{entry.default}`"
+        )
         lines.append(f"| `{entry.name}` | {per} | {default} | {entry.writers} | {entry.doc} |")
     return "\n".join(lines) + "\n"

@@ -35,7 +35,8 @@ class Layout:
     Args:
         entries: What is trained and shared: the vector x, of length d.
         own: What is trained and never leaves its client: of length e, one vector per client.
-        base: What is frozen and shared by all clients: of length b. It moves only where a rule rebases.
+        base: What is frozen and shared by all clients: of length b. It moves only where a rule
+        rebases.
     """
 
     entries: tuple[Entry, ...]
@@ -74,7 +75,9 @@ class Layout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all trained tensors, in the order in which a brief numbers them: the shared ones, then a client's own."""
+        """Of all trained tensors, in the order in which a brief numbers them: the shared ones, then
+        a client's own.
+        """
         return tuple(entry.name for entry in (*self.entries, *self.own))
 
     @property

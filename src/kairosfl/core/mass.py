@@ -1,4 +1,6 @@
-"""Mass: how far a constant unit gradient would have moved a client's weights, and the mean gradients that follow."""
+"""Mass: how far a constant unit gradient would have moved a client's weights, and the mean
+gradients that follow.
+"""
 
 from __future__ import annotations
 
@@ -16,32 +18,43 @@ if TYPE_CHECKING:
 
 
 def strides(now: Round) -> Tensor:
-    """w − start of each reporter, `[m, d]`: the effect of its own steps, even if a rule moved its start."""
+    """w − start of each reporter, `[m, d]`: the effect of its own steps, even if a rule moved its
+    start.
+    """
     if now.briefs.offset is None:
         return now.reports.delta
     return now.reports.delta - (now.briefs.start - now.x)
 
 
 def mean_gradients(now: Round) -> Tensor:
-    """The mean of the gradients that each reporter followed, `[m, d]`, weight decay at its start included."""
+    """The mean of the gradients that each reporter followed, `[m, d]`, weight decay at its start
+    included.
+    """
     return strides(now) / -now.reports.mass.to(now.reports.delta)[:, None]
 
 
 def mass(briefs: Briefs, steps: Tensor) -> Tensor:
-    """How far a constant unit gradient would have moved each client's weights, `[m]` float64; NaN under adamw.
+    """How far a constant unit gradient would have moved each client's weights, `[m]` float64; NaN
+    under adamw.
 
-    −(w − start) / mass is then the client's mean local gradient, whatever its momentum, pull, weight decay and steps.
-    The server computes it from the brief and the steps done; a divisor reported by a client could be used for attacks.
+    −(w − start) / mass is then the client's mean local gradient, whatever its momentum, pull,
+    weight decay and steps. The server computes it from the brief and the steps done; a divisor
+    reported by a client could be used for attacks.
     """
     if briefs.optimizer != "sgd":
         return torch.full((len(steps),), torch.nan, dtype=torch.float64)
     columns = (steps, briefs.lr, briefs.momentum, briefs.pull + briefs.weight_decay)
-    return torch.tensor([*map(_mass, *(column.tolist() for column in columns))], dtype=torch.float64)
+    return torch.tensor(
+        [*map(_mass, *(column.tolist() for column in columns))], dtype=torch.float64
+    )
 
 
 @lru_cache(maxsize=1 << 16)
 def _mass(steps: int, lr: float, momentum: float, pull: float) -> float:
-    # One step on (u, v, 1): v ← momentum·v + pull·u + 1, u ← u − lr·v; the mass is −u after all steps.
+    # One step on (u, v, 1): v ← momentum·v + pull·u + 1, u ← u − lr·v; the mass is −u after all
+    # steps.
     velocity = np.array([pull, momentum, 1.0])
-    step = np.stack([np.array([1.0, 0.0, 0.0]) - lr * velocity, velocity, np.array([0.0, 0.0, 1.0])])
+    step = np.stack(
+        [np.array([1.0, 0.0, 0.0]) - lr * velocity, velocity, np.array([0.0, 0.0, 1.0])]
+    )
     return -float(np.linalg.matrix_power(step, steps)[0, 2])

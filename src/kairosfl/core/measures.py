@@ -1,7 +1,7 @@
 """Measures of one round's updates: how long, how diverse, how coherent.
 
-All take `delta`, `[m, d]`, and read it a constant number of times. `measured` returns numbers on the host, the others
-their result on its device.
+All take `delta`, `[m, d]`, and read it a constant number of times. `measured` returns numbers on
+the host, the others their result on its device.
 """
 
 from __future__ import annotations
@@ -22,10 +22,16 @@ class Measures(NamedTuple):
 
     @classmethod
     def of(cls, readings: Tensor) -> Self:
-        """From `readings`; waits for the device, which needs fewer kernels if the host does the rest."""
+        """From `readings`; waits for the device, which needs fewer kernels if the host does the
+        rest.
+        """
         found = readings.cpu()
         squares, of_mean, of_units = found[:-2], found[-2:-1], found[-1:]
-        return cls(squares.double().numpy(), _elud(squares, of_mean).item(), _coherence(squares, of_units).item())
+        return cls(
+            squares.double().numpy(),
+            _elud(squares, of_mean).item(),
+            _coherence(squares, of_units).item(),
+        )
 
 
 def measured(delta: Tensor) -> Measures:
@@ -34,7 +40,9 @@ def measured(delta: Tensor) -> Measures:
 
 
 def readings(delta: Tensor) -> Tensor:
-    """What `Measures.of` needs, without waiting for the device: ‖delta_i‖², ‖mean delta_i‖² and ‖Σ u_i‖², `[m + 2]`."""
+    """What `Measures.of` needs, without waiting for the device: ‖delta_i‖², ‖mean delta_i‖² and ‖Σ
+    u_i‖², `[m + 2]`.
+    """
     if not len(delta):
         return delta.new_full((2,), torch.nan)
     squares = squared_norms(delta)
@@ -42,7 +50,9 @@ def readings(delta: Tensor) -> Tensor:
 
 
 def squared_norms(delta: Tensor) -> Tensor:
-    """‖delta_i‖², `[m]`, without a second `[m, d]`: by one kernel on a GPU, and row by row where dot is more exact."""
+    """‖delta_i‖², `[m]`, without a second `[m, d]`: by one kernel on a GPU, and row by row where
+    dot is more exact.
+    """
     if delta.is_cuda:
         norms: Tensor = torch.linalg.vector_norm(delta, dim=1)
         return norms.square()
@@ -50,12 +60,15 @@ def squared_norms(delta: Tensor) -> Tensor:
 
 
 def elud(delta: Tensor, squares: Tensor) -> Tensor:
-    """Empirical local update diversity, sqrt(mean ‖g_i‖²) / ‖mean g_i‖ (Zeng et al., AISTATS 2025, Section 5)."""
+    """Empirical local update diversity, sqrt(mean ‖g_i‖²) / ‖mean g_i‖ (Zeng et al., AISTATS 2025,
+    Section 5).
+    """
     return _elud(squares, _square(delta.mean(0)))[0]
 
 
 def coherence(delta: Tensor, squares: Tensor) -> Tensor:
-    """Mean cosine over all pairs of clients: (‖Σ u_i‖² − m) / (m (m − 1)) with unit vectors u_i. NaN for one client.
+    """Mean cosine over all pairs of clients: (‖Σ u_i‖² − m) / (m (m − 1)) with unit vectors u_i.
+    NaN for one client.
 
     An update of length zero has the cosine 0 with every other.
     """

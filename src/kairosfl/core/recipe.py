@@ -28,7 +28,9 @@ def _whole(number: Any) -> int:
 def _real(number: Any) -> float:
     if isinstance(number, bool) or not isinstance(number, Real):
         raise TypeError
-    return number if isinstance(number, int) else float(number)  # TOML's whole numbers stay as they are written
+    return (
+        number if isinstance(number, int) else float(number)
+    )  # TOML's whole numbers stay as they are written
 
 
 def _truth(answer: Any) -> bool:
@@ -43,7 +45,9 @@ def _rounds(numbers: Any) -> tuple[int, ...]:
     return tuple(map(_whole, numbers))
 
 
-CONVERSIONS: dict[str, tuple[Callable[[Any], Any], str]] = {  # by the types of the fields, and what they take
+CONVERSIONS: dict[
+    str, tuple[Callable[[Any], Any], str]
+] = {  # by the types of the fields, and what they take
     "int": (_whole, "a whole number"),
     "float": (_real, "a number"),
     "bool": (_truth, "True or False"),
@@ -53,7 +57,8 @@ CONVERSIONS: dict[str, tuple[Callable[[Any], Any], str]] = {  # by the types of 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Plain numbers, the same for every engine. A rule may change them for single clients through the brief.
+    """Plain numbers, the same for every engine. A rule may change them for single clients through
+    the brief.
 
     Args:
         rounds: How many rounds the run has.
@@ -69,8 +74,10 @@ class Recipe:
         eps: Of "adamw": added to the root of the second moment.
         weight_decay: Added to the gradient by "sgd", decoupled in "adamw".
         clip: Largest norm of a batch's gradient; 0 for no clipping.
-        clip_after: Whether to clip after the corrections of rules (FedProx, SCAFFOLD, FedDyn, FedCM), not before.
-        schedule: Of the learning rate over the rounds: "constant", "exponential", "steps" or "cosine".
+        clip_after: Whether to clip after the corrections of rules (FedProx, SCAFFOLD, FedDyn,
+        FedCM), not before.
+        schedule: Of the learning rate over the rounds: "constant", "exponential", "steps" or
+        "cosine".
         gamma: Factor per round ("exponential") or per milestone ("steps").
         milestones: Rounds at which the learning rate falls ("steps").
         lr_min: Where "cosine" ends.
@@ -106,15 +113,29 @@ class Recipe:
         self._check("eps", 0 < self.eps <= LARGEST, f"above 0, finite, and at most {LARGEST:.1e}")
         self._check("optimizer", self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}")
         plain = self.optimizer == "sgd" or not self.momentum
-        self._check("momentum", plain, f"0 with train.optimizer = {self.optimizer!r}, which has beta1 instead")
+        self._check(
+            "momentum",
+            plain,
+            f"0 with train.optimizer = {self.optimizer!r}, which has beta1 instead",
+        )
         for field in ("weight_decay", "clip", "lr_min"):
-            self._check(field, 0 <= getattr(self, field) <= LARGEST, f"0 or more, finite, and at most {LARGEST:.1e}")
+            self._check(
+                field,
+                0 <= getattr(self, field) <= LARGEST,
+                f"0 or more, finite, and at most {LARGEST:.1e}",
+            )
         self._check("gamma", 0 < self.gamma <= 1, "above 0 and at most 1")
         self._check("schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}")
-        self._check("milestones", all(round >= 0 for round in self.milestones), "a list of rounds, each 0 or more")
+        self._check(
+            "milestones",
+            all(round >= 0 for round in self.milestones),
+            "a list of rounds, each 0 or more",
+        )
 
     def _convert(self, field: str, kind: str) -> None:
-        """Make the field a number of Python's own, which engines rely on; numpy's are welcome, text is not."""
+        """Make the field a number of Python's own, which engines rely on; numpy's are welcome, text
+        is not.
+        """
         if kind not in CONVERSIONS:
             return
         convert, wanted = CONVERSIONS[kind]
@@ -130,7 +151,9 @@ class Recipe:
     def check_cohort(self, clients: int) -> None:
         """Refuse a cohort that is larger than the population."""
         if self.cohort > clients:
-            raise UserError(f"train.cohort = {self.cohort} is more than the {clients} clients available; lower it.")
+            raise UserError(
+                f"train.cohort = {self.cohort} is more than the {clients} clients available; lower it."
+            )
 
     def lr_at(self, round: int) -> float:
         """The local learning rate of a round, counted from 0."""
@@ -139,11 +162,24 @@ class Recipe:
         if self.schedule == "steps":
             return self.lr * self.gamma ** sum(round >= milestone for milestone in self.milestones)
         if self.schedule == "cosine":
-            return self.lr_min + (self.lr - self.lr_min) * (1 + math.cos(math.pi * round / self.rounds)) / 2
+            return (
+                self.lr_min
+                + (self.lr - self.lr_min) * (1 + math.cos(math.pi * round / self.rounds)) / 2
+            )
         return self.lr
 
     def told(self, round: int) -> dict[str, Any]:
         """What every client is told in a round, by the names of the brief's fields."""
-        names = ("optimizer", "momentum", "weight_decay", "beta1", "beta2", "eps", "batch_size", "epochs", "drop_last")
+        names = (
+            "optimizer",
+            "momentum",
+            "weight_decay",
+            "beta1",
+            "beta2",
+            "eps",
+            "batch_size",
+            "epochs",
+            "drop_last",
+        )
         told = {name: getattr(self, name) for name in (*names, "clip_after")}
         return told | {"lr": self.lr_at(round), "clip": self.clip or math.inf}

@@ -1,4 +1,6 @@
-"""Federated learning on two screens: select → brief → train → receive → weigh → combine → observe → step."""
+"""Federated learning on two screens: select → brief → train → receive → weigh → combine → observe →
+step.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ Sent = Mapping[int, State]  # what the `brief` of a rule with this number return
 
 
 def rounds(run: Run, setup: Setup) -> Rounds:
-    """A run as a coroutine: yields the run and the next cohort's briefs, is sent reports; briefs of None end it.
+    """A run as a coroutine: yields the run and the next cohort's briefs, is sent reports; briefs of
+    None end it.
 
     A cohort whose briefs have `epochs = 0` only measures: the same run is yielded again after it.
 
@@ -92,7 +95,8 @@ def result(run: Run, setup: Setup) -> Tensor:
 
 
 def personal(run: Run, setup: Setup, ids: Tensor) -> Tensor:
-    """The vectors with which these clients are evaluated: the result, `[d]`, or one for each, `[m, d]`.
+    """The vectors with which these clients are evaluated: the result, `[d]`, or one for each, `[m,
+    d]`.
 
     Args:
         run: A run between two rounds.
@@ -145,7 +149,11 @@ def planned(run: Run, setup: Setup, now: Round) -> Plan:
 def measure(run: Run, setup: Setup, now: Round, plan: Plan) -> Briefs:
     """The briefs of the clients that are measured before the round is planned."""
     ids = torch.from_numpy(np.unique(np.asarray(plan.first)).astype(np.int64))
-    terms = setup.recipe.told(now.number) | {"round": now.number, "epochs": 0, "measure": plan.measure}
+    terms = setup.recipe.told(now.number) | {
+        "round": now.number,
+        "epochs": 0,
+        "measure": plan.measure,
+    }
     briefs = Briefs(seed=run.seed, ids=ids, start=run.x, base=run.base, **terms)
     return _with_kept(run, setup, briefs)
 
@@ -165,7 +173,9 @@ def answered(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports]:
 
 
 def select(run: Run, setup: Setup, now: Round, plan: Plan) -> tuple[Round, Tensor]:
-    """The round with the size that was planned, and the ids of the clients that are asked, ascending."""
+    """The round with the size that was planned, and the ids of the clients that are asked,
+    ascending.
+    """
     now = changed(now, size=plan.size)
     asked = math.ceil(plan.size * (1 + plan.over) - 1e-9)
     if plan.ids is not None:
@@ -181,7 +191,9 @@ def select(run: Run, setup: Setup, now: Round, plan: Plan) -> tuple[Round, Tenso
 # --- brief ---
 
 
-def brief(run: Run, setup: Setup, now: Round, ids: Tensor, plan: Plan | None = None) -> tuple[Briefs, Sent]:
+def brief(
+    run: Run, setup: Setup, now: Round, ids: Tensor, plan: Plan | None = None
+) -> tuple[Briefs, Sent]:
     """Stage 2: what the cohort is told, and what rules want to find again when it reports."""
     terms = setup.recipe.told(now.number)
     terms |= {"round": now.number, "next_lr": setup.recipe.lr_at(now.number + 1)}
@@ -233,7 +245,9 @@ def _with_kept(run: Run, setup: Setup, briefs: Briefs) -> Briefs:
 
 
 def _stored_kept(run: Run, setup: Setup, reports: Reports) -> Reports:
-    """The reports without what the clients keep, which is stored: also where the report will be rejected."""
+    """The reports without what the clients keep, which is stored: also where the report will be
+    rejected.
+    """
     if not setup.keeps:
         return reports
     rows = {name: getattr(reports, name) for name in setup.keeps}
@@ -246,14 +260,22 @@ def _stored_kept(run: Run, setup: Setup, reports: Reports) -> Reports:
 # --- receive ---
 
 
-def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Measures, tuple[tuple[int, str], ...]]:
-    """The usable reports with their briefs, in client order, what they measure, and why the others were rejected."""
+def accept(
+    briefs: Briefs, reports: Reports
+) -> tuple[Briefs, Reports, Measures, tuple[tuple[int, str], ...]]:
+    """The usable reports with their briefs, in client order, what they measure, and why the others
+    were rejected.
+    """
     rejected = list(reports.failed)
     d = briefs.start.shape[-1]
     if reports.delta.shape != (len(reports), d):
         shapes = f"{tuple(reports.delta.shape)}, not {(len(reports), d)}"
-        rejected += [(int(i), f"the updates of the round have the shape {shapes}") for i in reports.ids]
-        reports = changed(reports.take(torch.empty(0, dtype=torch.int64)), delta=briefs.start.new_empty(0, d))
+        rejected += [
+            (int(i), f"the updates of the round have the shape {shapes}") for i in reports.ids
+        ]
+        reports = changed(
+            reports.take(torch.empty(0, dtype=torch.int64)), delta=briefs.start.new_empty(0, d)
+        )
     measuring = readings(reports.delta)  # on the device, while the host checks the numbers
     faults = reports.faults()
     seen = Measures.of(measuring)
@@ -279,7 +301,9 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Measures,
     rows = torch.tensor([good[client] for client in order], dtype=torch.int64)
     asked = torch.tensor([position[client] for client in order], dtype=torch.int64)
     rejected.sort()
-    lost = {client: reason for client, reason in rejected if client in position and client not in good}
+    lost = {
+        client: reason for client, reason in rejected if client in position and client not in good
+    }
     reports = changed(reports, failed=tuple(lost.items()))
     if len(order) < len(reports) or not torch.equal(rows, torch.arange(len(reports))):
         reports = reports.take(rows)
@@ -292,8 +316,12 @@ def accept(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports, Measures,
 # --- weigh, combine, observe, step ---
 
 
-def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Reports, sent: Sent | None = None) -> Run:
-    """Stages 4 to 8: receive, weigh, combine, observe, step. Without a usable report the model does not change."""
+def conclude(
+    run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Reports, sent: Sent | None = None
+) -> Run:
+    """Stages 4 to 8: receive, weigh, combine, observe, step. Without a usable report the model does
+    not change.
+    """
     algorithm, rules = setup.algorithm, setup.algorithm.rules
     record = _begun(run, setup, now, briefs)
 
@@ -301,14 +329,18 @@ def conclude(run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Report
     positions = {client: row for row, client in enumerate(briefs.ids.tolist())} if sent else {}
     reports = _stored_kept(run, setup, reports)
     briefs, reports, seen, rejected = accept(briefs, reports)
-    if briefs.offset is not None and len(reports):  # measure from the model, not from where the client was placed
+    if briefs.offset is not None and len(
+        reports
+    ):  # measure from the model, not from where the client was placed
         reports = changed(reports, delta=reports.delta + (briefs.start - run.x))
         seen = measured(reports.delta)
     reports = changed(reports, mass=mass(briefs, reports.steps))
     took = torch.full((len(reports),), torch.nan, dtype=torch.float64)
     now = changed(now, briefs=briefs, reports=reports, took=took)
     memories = [
-        changed(run.memory(i, table.rows(reports.ids)), sent=_taken(sent, i, reports.ids, positions))
+        changed(
+            run.memory(i, table.rows(reports.ids)), sent=_taken(sent, i, reports.ids, positions)
+        )
         for i, table in enumerate(run.tables)
     ]
     for i, rule in enumerate(rules):
@@ -372,7 +404,9 @@ def _weighed(factors: Tensor, memories: Sequence[Memory], now: Round) -> Tensor:
 
 
 def _begun(run: Run, setup: Setup, now: Round, briefs: Briefs) -> Record:
-    """The record of a round whose clients were sent their briefs, with what measuring beforehand has cost."""
+    """The record of a round whose clients were sent their briefs, with what measuring beforehand
+    has cost.
+    """
     size = run.x.element_size()
     down, up = len(briefs) * briefs.bytes(setup.layout, size), 0
     if now.first is not None:
@@ -391,7 +425,9 @@ def _taken(sent: Sent | None, rule: int, ids: Tensor, positions: Mapping[int, in
     return {name: value[rows] for name, value in sent[rule].items()}
 
 
-def _detected(setup: Setup, now: Round, memories: list[Memory], seen: Measures) -> tuple[Round, tuple[float, ...]]:
+def _detected(
+    setup: Setup, now: Round, memories: list[Memory], seen: Measures
+) -> tuple[Round, tuple[float, ...]]:
     """The round with its signals, and every detector's value; what detectors remember is stored."""
     values, decisions = [], []
     for i, detector in enumerate(setup.detectors, len(setup.algorithm.rules)):
@@ -413,7 +449,9 @@ def _detected(setup: Setup, now: Round, memories: list[Memory], seen: Measures) 
 
 
 def _rebased(run: Run, setup: Setup, now: Round, memories: Sequence[Memory]) -> Tensor | None:
-    """How far the frozen weights are from the task's after this round; None: no rule has moved them."""
+    """How far the frozen weights are from the task's after this round; None: no rule has moved
+    them.
+    """
     base = run.base
     for i in setup.algorithm.order:
         rule = setup.algorithm.rules[i]
@@ -425,7 +463,9 @@ def _rebased(run: Run, setup: Setup, now: Round, memories: Sequence[Memory]) -> 
 
 
 def _moved(x: Tensor, direction: Tensor, memories: Sequence[Memory]) -> Tensor:
-    """x + direction, in place unless a rule keeps the direction: a model may take up most of the memory."""
+    """x + direction, in place unless a rule keeps the direction: a model may take up most of the
+    memory.
+    """
     place = direction.untyped_storage().data_ptr()
     values = (value for memory in memories for value in memory.state.values())
     remembered = any(value.untyped_storage().data_ptr() == place for value in values)
@@ -433,7 +473,9 @@ def _moved(x: Tensor, direction: Tensor, memories: Sequence[Memory]) -> Tensor:
 
 
 def _stored(answer: tuple[Any, Memory], before: Memory, ids: Tensor) -> tuple[Any, Memory]:
-    """The memory returned by a hook that may write rows, after storing them; nothing refers to the rows any more."""
+    """The memory returned by a hook that may write rows, after storing them; nothing refers to the
+    rows any more.
+    """
     value, memory = answer
     if memory.rows is not before.rows and memory.rows:
         memory.table.write(ids, memory.rows)
@@ -447,7 +489,9 @@ def _idle(run: Run, setup: Setup, now: Round, memories: list[Memory], record: Re
         rule = setup.algorithm.rules[i]
         if setup.algorithm.traits[i].idle:
             now = changed(now, weights=torch.empty(0, dtype=torch.float64))
-            seen = rule.observe(memories[i], now).replace(rows={})  # without reports there are no rows to store
+            seen = rule.observe(memories[i], now).replace(
+                rows={}
+            )  # without reports there are no rows to store
             direction, memories[i] = rule.step(torch.zeros_like(run.x), seen, now)
             x = x + direction if acts(rule, "step") else x
     return _after(run, memories, x=x, idle=run.idle + 1, record=record)

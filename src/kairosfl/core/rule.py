@@ -1,6 +1,7 @@
 """The contract: what a rule is, what it is given, and what it says about itself.
 
-Every difference from FedAvg is a rule, and an algorithm is a sum of rules. `core/round.py` calls the hooks.
+Every difference from FedAvg is a rule, and an algorithm is a sum of rules. `core/round.py` calls
+the hooks.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ class Plan:
         size: How many answers the round wants.
         eligible: Client ids to draw from; None: everyone.
         ids: Exactly these clients, whatever the size.
-        over: The fraction of `size` that is asked in addition, for those that will not answer in time.
-        first: Clients to measure before the round is planned. `select` is then called again, with their reports in
-            `now.measured`.
+        over: The fraction of `size` that is asked in addition, for those that will not answer in
+        time.
+        first: Clients to measure before the round is planned. `select` is then called again, with
+            their reports in `now.measured`.
         measure: What these clients measure.
         concurrency: How many clients may be at work at once; 0: those that were asked.
         deadline: Seconds after which the round ends with what has landed.
@@ -90,17 +92,21 @@ _WAITING: dict[str, Any] = {
 class Memory:
     """What a rule or a detector remembers: about the run, this round's clients, and every client.
 
-    `rows` holds the rows of this round's clients stacked, `[m, ...]`: of those asked in `brief`, of the reporters from
-    `receive` on; it is empty in `select`, `step` and `result`.
+    `rows` holds the rows of this round's clients stacked, `[m, ...]`: of those asked in `brief`, of
+    the reporters from `receive` on; it is empty in `select`, `step` and `result`.
     """
 
     state: State
     rows: State
     table: Table  # every row ever written
-    sent: State = field(default_factory=dict)  # what `brief` returned for these clients, from `receive` on
+    sent: State = field(
+        default_factory=dict
+    )  # what `brief` returned for these clients, from `receive` on
 
     def replace(self, *, state: State | None = None, rows: State | None = None) -> Memory:
-        """With a new state, or with rows to store (by `observe`; names left out keep their values), or both."""
+        """With a new state, or with rows to store (by `observe`; names left out keep their values),
+        or both.
+        """
         state = self.state if state is None else state
         return Memory(state, self.rows if rows is None else rows, self.table, self.sent)
 
@@ -110,7 +116,8 @@ class Signals:
     """What is known about the progress of a run. NaN: not measured yet.
 
     Args:
-        critical: Whether the period is critical, as the first detector decides; without one it always is.
+        critical: Whether the period is critical, as the first detector decides; without one it
+        always is.
         values: Of every detector, by its name.
         elud: Empirical local update diversity.
         coherence: The mean cosine of two clients' updates.
@@ -125,7 +132,9 @@ class Signals:
         """A detector's value as an attribute, as in `signals.fgn`."""
         values = vars(self).get("values", {})
         if name not in values:
-            raise AttributeError(f"no detector of this run is called {name!r}; there are {', '.join(values) or 'none'}")
+            raise AttributeError(
+                f"no detector of this run is called {name!r}; there are {', '.join(values) or 'none'}"
+            )
         return float(values[name])
 
 
@@ -133,7 +142,9 @@ class _NotYet:
     """Placeholder for what a round does not have before its clients are briefed or have reported."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{name!r} is not available: this round does not have its briefs, reports or weights yet")
+        raise AttributeError(
+            f"{name!r} is not available: this round does not have its briefs, reports or weights yet"
+        )
 
     def __repr__(self) -> str:
         return "not yet"
@@ -144,7 +155,9 @@ T = TypeVar("T")
 
 
 def changed(record: T, /, **changes: Any) -> T:
-    """`dataclasses.replace` for records that check nothing when they are made; a round does it often."""
+    """`dataclasses.replace` for records that check nothing when they are made; a round does it
+    often.
+    """
     copy: T = object.__new__(type(record))
     vars(copy).update(vars(record), **changes)
     return copy
@@ -168,13 +181,16 @@ class Round:
     seed: int
     time: float = 0.0  # seconds of the clock before it; 0 without one
     sizes: np.ndarray | None = None  # samples of every client, where the server knows them
-    first: tuple[Briefs, Reports] | None = None  # of the clients that the plan wanted measured first
+    first: tuple[Briefs, Reports] | None = (
+        None  # of the clients that the plan wanted measured first
+    )
     size: int = NOT_YET  # of the cohort as the rules planned it; from `brief` on
     briefs: Briefs = NOT_YET  # of the selected clients; from `receive` on, of the reporters
     reports: Reports = NOT_YET
     took: Tensor = NOT_YET  # [m] seconds from sending to landing by the clock; NaN without one
     weights: Tensor = NOT_YET  # [m], sum 1
-    factors: Tensor = NOT_YET  # [m], equal weights as the rules change them; only where a rule has the trait `weighs`
+    # [m], equal weights as the rules change them; only where a rule has the trait `weighs`
+    factors: Tensor = NOT_YET
     moved: Tensor = NOT_YET  # the new x, for `rebase`
 
     @property
@@ -184,12 +200,16 @@ class Round:
 
     @property
     def measured(self) -> Reports | None:
-        """The answers of the clients that the plan wanted measured first; None before they were asked."""
+        """The answers of the clients that the plan wanted measured first; None before they were
+        asked.
+        """
         return None if self.first is None else self.first[1]
 
     @property
     def age(self) -> Tensor:
-        """For each reporter, how many rounds ago it was sent its brief, `[m]`; zeros in a synchronous run."""
+        """For each reporter, how many rounds ago it was sent its brief, `[m]`; zeros in a
+        synchronous run.
+        """
         return self.number - self.briefs.round
 
     @property
@@ -213,9 +233,10 @@ class Round:
 class Rule(Spec, traits.Declarations):
     """Hooks, all on the server, each "as FedAvg" unless it is overridden.
 
-    A rule is a frozen dataclass of hyper-parameters. It keeps nothing on itself: what it remembers about the run is
-    its `state`, what it remembers about a client is that client's row, and both are dictionaries of tensors. Every hook
-    takes the value that flows through the round, the rule's memory, and the round, and returns the value.
+    A rule is a frozen dataclass of hyper-parameters. It keeps nothing on itself: what it remembers
+    about the run is its `state`, what it remembers about a client is that client's row, and both
+    are dictionaries of tensors. Every hook takes the value that flows through the round, the rule's
+    memory, and the round, and returns the value.
     """
 
     def traits(self) -> Traits:
@@ -223,7 +244,9 @@ class Rule(Spec, traits.Declarations):
         return traits.declared(self, Rule)
 
     def conflicts_among(self, rules: Sequence[Rule]) -> str | None:
-        """Why all these rules, it included, cannot be combined though any two of them can, or None when they can."""
+        """Why all these rules, it included, cannot be combined though any two of them can, or None
+        when they can.
+        """
         return None
 
     def note_with(self, other: Rule) -> str | None:
@@ -247,15 +270,21 @@ class Rule(Spec, traits.Declarations):
         return plan
 
     def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs | tuple[Briefs, State]:
-        """What the selected clients are told; with it, rows `[m, ...]` to find in `memory.sent` when they report."""
+        """What the selected clients are told; with it, rows `[m, ...]` to find in `memory.sent`
+        when they report.
+        """
         return briefs
 
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
-        """The reports as all later stages see them (clipped, decoded, with noise), of the same clients."""
+        """The reports as all later stages see them (clipped, decoded, with noise), of the same
+        clients.
+        """
         return reports
 
     def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
-        """The weight of each reporter, `[m]`: multiply the factors by yours; the core divides by their sum."""
+        """The weight of each reporter, `[m]`: multiply the factors by yours; the core divides by
+        their sum.
+        """
         return factors
 
     def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
@@ -271,7 +300,9 @@ class Rule(Spec, traits.Declarations):
         return direction, memory
 
     def rebase(self, base: Tensor, memory: Memory, now: Round) -> Tensor:
-        """How far the frozen weights that all clients share are from the task's, `[b]`; `now.moved` is the new x."""
+        """How far the frozen weights that all clients share are from the task's, `[b]`; `now.moved`
+        is the new x.
+        """
         return base
 
     def result(self, x: Tensor, memory: Memory, now: Round) -> Tensor:
@@ -279,7 +310,9 @@ class Rule(Spec, traits.Declarations):
         return x
 
     def personal(self, x: Tensor, ids: Tensor, memory: Memory, now: Round) -> Tensor:
-        """The vector with which these clients are evaluated, `[d]` or one each, `[m, d]`; it arrives as the result."""
+        """The vector with which these clients are evaluated, `[d]` or one each, `[m, d]`; it
+        arrives as the result.
+        """
         return x
 
     def record(self, memory: Memory, now: Round) -> dict[str, float]:
@@ -287,7 +320,9 @@ class Rule(Spec, traits.Declarations):
         return {}
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
-        """After the last round: what the user should know about its effect, for instance that it had none."""
+        """After the last round: what the user should know about its effect, for instance that it
+        had none.
+        """
         return None
 
     def __add__(self, other: Rule | Algorithm) -> Algorithm:
@@ -302,7 +337,9 @@ def acts(rule: Rule, hook: str) -> bool:
 class Detector(Spec, ABC):
     """A value for each round, and whether that round lies in a critical learning period."""
 
-    private: ClassVar[bool] = False  # its value has noise that a private rule accounts for; also called without reports
+    private: ClassVar[bool] = (
+        False  # its value has noise that a private rule accounts for; also called without reports
+    )
 
     @property
     def multiplier(self) -> float:
@@ -343,9 +380,13 @@ class Algorithm:
             for other in self.rules[:i]:
                 if type(rule) is type(other):
                     raise UserError(f"{rule.name()} appears twice in the algorithm; name it once.")
-                reason = traits.refused(other, self.traits[self.rules.index(other)], rule, self.traits[i])
+                reason = traits.refused(
+                    other, self.traits[self.rules.index(other)], rule, self.traits[i]
+                )
                 if reason:
-                    raise UserError(f"{other.name()} and {rule.name()} cannot be combined: {reason}.")
+                    raise UserError(
+                        f"{other.name()} and {rule.name()} cannot be combined: {reason}."
+                    )
 
     @cached_property
     def traits(self) -> tuple[Traits, ...]:
@@ -360,12 +401,16 @@ class Algorithm:
         return " + ".join(map(str, self.rules)) or "fedavg"
 
     def check_whole(self) -> None:
-        """Refuse a sum in which a rule has no effect; unfinished sums are not refused, so that rules can be added."""
+        """Refuse a sum in which a rule has no effect; unfinished sums are not refused, so that
+        rules can be added.
+        """
         for rule in self.rules:
             reason = rule.conflicts_among(self.rules)
             if reason:
                 names = [member.name() for member in self.rules]
-                raise UserError(f"{', '.join(names[:-1])} and {names[-1]} cannot be combined: {reason}.")
+                raise UserError(
+                    f"{', '.join(names[:-1])} and {names[-1]} cannot be combined: {reason}."
+                )
 
     def any(self, trait: str) -> bool:
         """Whether one of its rules has this trait."""
@@ -385,12 +430,16 @@ class Algorithm:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """The order in which rules select and step: as written, then the late ones, the last ones at the end."""
+        """The order in which rules select and step: as written, then the late ones, the last ones
+        at the end.
+        """
         places = [traits.WHEN.index(each.when) for each in self.traits]
         return tuple(sorted(range(len(places)), key=places.__getitem__))
 
     def check_detectors(self, detectors: tuple[Detector, ...]) -> None:
-        """Refuse a rule that asks a detector where there is none, and one that would decide without noise."""
+        """Refuse a rule that asks a detector where there is none, and one that would decide without
+        noise.
+        """
         reader = private = None
         for rule, about in zip(self.rules, self.traits, strict=True):
             if about.reads == "signals":
@@ -411,7 +460,9 @@ class Algorithm:
                 "decides by what clients report, without noise; use a detector that adds noise."
             )
         if detector.private and not private:
-            raise UserError(f"run.detector = {str(detector)!r} needs a private rule, which accounts for its noise.")
+            raise UserError(
+                f"run.detector = {str(detector)!r} needs a private rule, which accounts for its noise."
+            )
 
     def check_mass(self, optimizer: str) -> None:
         """Refuse rules that need mean gradients where the local optimizer does not define them."""

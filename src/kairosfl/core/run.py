@@ -41,9 +41,10 @@ class Setup:
         recipe: Rounds, cohort, and how clients train.
         clients: Size of the population.
         layout: Where the model's tensors lie in the vector, `task.layout`.
-        detectors: Of critical periods; all are recorded, the first one decides. Without one every round is critical,
-            and rules that act by a detector are refused.
-        own: The own part of a client that has not trained yet, `[e]`, where the model has one: `task.own_start()`.
+        detectors: Of critical periods; all are recorded, the first one decides. Without one every
+            round is critical, and rules that act by a detector are refused.
+        own: The own part of a client that has not trained yet, `[e]`, where the model has one:
+        `task.own_start()`.
         sizes: Samples of every client, where the server knows them.
         waits: Defaults of what a plan says about waiting, where there are devices to wait for.
     """
@@ -112,8 +113,8 @@ class Record:
 class Run:
     """The entire state of a run. Saving it is a checkpoint; loading it resumes bit for bit.
 
-    Client rows are written in place, so a run can only be continued until a later round has written rows; continuing
-    from an earlier one afterwards is refused. `snapshot` copies the rows.
+    Client rows are written in place, so a run can only be continued until a later round has written
+    rows; continuing from an earlier one afterwards is refused. `snapshot` copies the rows.
     """
 
     seed: int
@@ -128,8 +129,12 @@ class Run:
     writes: tuple[int, ...] = ()  # how often each table had been written to
     time: float = 0.0  # seconds of the clock; 0 without one
     base: Tensor | None = None  # how far rules moved the frozen weights, `[b]`; None: not at all
-    kept: Table = field(default_factory=lambda: Table({}))  # what clients keep, where they are simulated
-    counted: Table = field(default_factory=lambda: Table({}))  # the round of each client's last report that counted
+    kept: Table = field(
+        default_factory=lambda: Table({})
+    )  # what clients keep, where they are simulated
+    counted: Table = field(
+        default_factory=lambda: Table({})
+    )  # the round of each client's last report that counted
 
     @classmethod
     def start(cls, x: Tensor, setup: Setup, *, seed: int, allocate: Allocate = alike) -> Run:
@@ -139,7 +144,8 @@ class Run:
             x: The model to start from, `engine.start()`.
             setup: What stays the same throughout the run.
             seed: Of everything random in the run.
-            allocate: Gives memory for client rows; `kairosfl.engines.memory.spilling` uses the host when a GPU is full.
+            allocate: Gives memory for client rows; `kairosfl.engines.memory.spilling` uses the host
+            when a GPU is full.
         """
         kept = setup.kept(x)
         counted = {"round": torch.tensor(-1)} if kept else {}
@@ -164,7 +170,9 @@ class Run:
 
     @property
     def every_table(self) -> tuple[Table, ...]:
-        """The tables of the rules and detectors, of what clients keep, and of their last reports that counted."""
+        """The tables of the rules and detectors, of what clients keep, and of their last reports
+        that counted.
+        """
         return (*self.tables, self.kept, self.counted)
 
     def snapshot(self) -> Run:

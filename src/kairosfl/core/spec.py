@@ -16,12 +16,20 @@ _WORDS = {"true": True, "false": False, "none": None}
 
 
 class Spec:
-    """A frozen dataclass of keyword-only hyper-parameters that prints as the text it is parsed from."""
+    """A frozen dataclass of keyword-only hyper-parameters that prints as the text it is parsed
+    from.
+    """
 
     @classmethod
     def name(cls) -> str:
-        """Its name in text: the class name in lower case, with the module in front unless it is part of kairosfl."""
-        return cls.__name__.lower() if cls.__module__.startswith("kairosfl.") else f"{cls.__module__}.{cls.__name__}"
+        """Its name in text: the class name in lower case, with the module in front unless it is
+        part of kairosfl.
+        """
+        return (
+            cls.__name__.lower()
+            if cls.__module__.startswith("kairosfl.")
+            else f"{cls.__module__}.{cls.__name__}"
+        )
 
     def __str__(self) -> str:
         shown = []
@@ -35,7 +43,9 @@ class Spec:
         """Refuse numbers that are infinite or not a number."""
         options: dict[str, Any] = _settings(self) if dataclasses.is_dataclass(self) else {}
         for name, value in options.items():
-            self.check(name, not isinstance(value, float) or math.isfinite(value), "use a finite number")
+            self.check(
+                name, not isinstance(value, float) or math.isfinite(value), "use a finite number"
+            )
 
     def check(self, field: str, holds: bool, fix: str) -> None:
         """Refuse a hyper-parameter with the field, the value and the fix."""
@@ -49,11 +59,16 @@ EXAMPLES = {"rule": ("fedprox(mu=0.01)", "fedavgm"), "detector": ("fgn(delta=0.0
 
 
 def build(
-    kind: str, name: str, options: Mapping[str, Any], known: Mapping[str, type[Spec]], allow: Collection[str] = ()
+    kind: str,
+    name: str,
+    options: Mapping[str, Any],
+    known: Mapping[str, type[Spec]],
+    allow: Collection[str] = (),
 ) -> Spec:
     """The object of that name with those options; a UserError says what is wrong with them.
 
-    A dotted name imports its module only if that is one of `allow`, or inside one: text may come from anybody.
+    A dotted name imports its module only if that is one of `allow`, or inside one: text may come
+    from anybody.
     """
     base, _, preset = name.rpartition(".")
     if name in known:
@@ -73,8 +88,13 @@ def build(
             raise UserError(f"{name} has no option {option!r}; {nearest(option, fields)}")
         _check_type(name, option, value, fields[option].default)
     for field in fields.values():
-        if field.default is field.default_factory is dataclasses.MISSING and field.name not in options:
-            raise UserError(f"{name} needs {field.name}: write {name}({field.name}=...), or give it a default.")
+        if (
+            field.default is field.default_factory is dataclasses.MISSING
+            and field.name not in options
+        ):
+            raise UserError(
+                f"{name} needs {field.name}: write {name}({field.name}=...), or give it a default."
+            )
     made = cls(**options)
     made.check_finite()
     return made
@@ -82,11 +102,17 @@ def build(
 
 def missing(kind: str, name: str, known: Collection[str]) -> UserError:
     """What to say of a name that is not known."""
-    return UserError(f"There is no {kind} {name!r}; {nearest(name, {*known, *EMPTY.get(kind, ())})}")
+    return UserError(
+        f"There is no {kind} {name!r}; {nearest(name, {*known, *EMPTY.get(kind, ())})}"
+    )
 
 
-def parse(kind: str, text: str, known: Mapping[str, type[Spec]], allow: Collection[str] = ()) -> tuple[Spec, ...]:
-    """`a(x=1) + b` as objects. Names with dots are presets (`fedcl.released()`) or imports (`my.rules.Mine()`)."""
+def parse(
+    kind: str, text: str, known: Mapping[str, type[Spec]], allow: Collection[str] = ()
+) -> tuple[Spec, ...]:
+    """`a(x=1) + b` as objects. Names with dots are presets (`fedcl.released()`) or imports
+    (`my.rules.Mine()`).
+    """
     try:
         return tuple(_object(kind, term, text, known, allow) for term in _terms(_tree(kind, text)))
     except RecursionError:  # the parser goes deeper than what walks its tree
@@ -110,7 +136,9 @@ def _tree(kind: str, text: str) -> ast.expr:
 
 
 def _unreadable(kind: str, text: str) -> UserError:
-    return UserError(f"{kind} = {text!r} cannot be read; write it like '{' + '.join(EXAMPLES[kind])}'.")
+    return UserError(
+        f"{kind} = {text!r} cannot be read; write it like '{' + '.join(EXAMPLES[kind])}'."
+    )
 
 
 def _terms(tree: ast.expr) -> list[ast.expr]:
@@ -119,7 +147,9 @@ def _terms(tree: ast.expr) -> list[ast.expr]:
     return [tree]
 
 
-def _object(kind: str, term: ast.expr, text: str, known: Mapping[str, type[Spec]], allow: Collection[str]) -> Spec:
+def _object(
+    kind: str, term: ast.expr, text: str, known: Mapping[str, type[Spec]], allow: Collection[str]
+) -> Spec:
     options: dict[str, Any] = {}
     head = term
     if isinstance(term, ast.Call):
@@ -162,7 +192,9 @@ def _source(node: ast.expr) -> str:
 
 def _import(kind: str, name: str, allow: Collection[str]) -> type[Spec]:
     module, _, attribute = name.rpartition(".")
-    ours = module in sys.modules or any(f"{module}.".startswith(f"{each}.") for each in ("kairosfl", *allow))
+    ours = module in sys.modules or any(
+        f"{module}.".startswith(f"{each}.") for each in ("kairosfl", *allow)
+    )
     if not ours:
         raise UserError(
             f"The {kind} {name!r} is in the module {module!r}, which text does not import unless it is allowed; write "
@@ -171,23 +203,33 @@ def _import(kind: str, name: str, allow: Collection[str]) -> type[Spec]:
     try:
         cls = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"The {kind} {name!r} cannot be imported ({error}); is it on the Python path?") from None
+        raise UserError(
+            f"The {kind} {name!r} cannot be imported ({error}); is it on the Python path?"
+        ) from None
     return _checked(kind, name, cls)
 
 
 def _checked(kind: str, name: str, cls: Any) -> type[Spec]:
     if not (isinstance(cls, type) and issubclass(cls, Spec)):
-        raise UserError(f"{name!r} is not a {kind}; give the dotted name of a class derived from it.")
+        raise UserError(
+            f"{name!r} is not a {kind}; give the dotted name of a class derived from it."
+        )
     if not dataclasses.is_dataclass(cls):
-        raise UserError(f"{name} is not a dataclass; write @dataclass(frozen=True, kw_only=True) above its class.")
+        raise UserError(
+            f"{name} is not a dataclass; write @dataclass(frozen=True, kw_only=True) above its class."
+        )
     return cls
 
 
 def _check_type(name: str, option: str, value: Any, default: Any) -> None:
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise UserError(f"{name}: {option} = {shown(value)} is too large; whole numbers go up to 2^63 - 1.")
+        raise UserError(
+            f"{name}: {option} = {shown(value)} is too large; whole numbers go up to 2^63 - 1."
+        )
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}.get(type(default))
+    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}.get(
+        type(default)
+    )
     fits = {
         bool: isinstance(value, bool),
         int: number and float(value).is_integer(),
@@ -195,4 +237,6 @@ def _check_type(name: str, option: str, value: Any, default: Any) -> None:
         str: isinstance(value, str),
     }.get(type(default), True)
     if not fits:
-        raise UserError(f"{name}: {option} = {shown(value)} is not {wanted}; its default is {default!r}.")
+        raise UserError(
+            f"{name}: {option} = {shown(value)} is not {wanted}; its default is {default!r}."
+        )

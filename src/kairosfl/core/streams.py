@@ -1,4 +1,6 @@
-"""Randomness as a function of (seed, purpose, round, client): nothing to store, nothing to forget on resume."""
+"""Randomness as a function of (seed, purpose, round, client): nothing to store, nothing to forget
+on resume.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ _WORDS = struct.Struct("<QQ").unpack
 
 
 def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
-    """A fresh counter-based generator for this purpose; the same arguments give the same numbers anywhere."""
+    """A fresh counter-based generator for this purpose; the same arguments give the same numbers
+    anywhere.
+    """
     words = cast(Any, _Key(_words(seed, purpose, round, client)))
     return np.random.Generator(np.random.Philox(words))
 
@@ -49,11 +53,15 @@ def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.rando
 @lru_cache(maxsize=1)  # an engine may have asked already, to prepare for them
 def drawn(seed: int, round: int, population: int, size: int) -> np.ndarray:
     """The clients that train in a round if no rule says which, ascending."""
-    return np.sort(stream(seed, "select", round).choice(population, size=min(size, population), replace=False))
+    return np.sort(
+        stream(seed, "select", round).choice(population, size=min(size, population), replace=False)
+    )
 
 
 class _Key(ISeedSequence):
-    """Seeds `Philox` with a key; its own argument `key` asks the system for entropy, too, which takes longer."""
+    """Seeds `Philox` with a key; its own argument `key` asks the system for entropy, too, which
+    takes longer.
+    """
 
     def __init__(self, words: tuple[int, int]) -> None:
         self._words = words
@@ -76,18 +84,24 @@ def normal(draw: np.random.Generator, like: Tensor) -> Tensor:
 
 
 class Streams:
-    """`stream` with one generator that is given a new key each time; the result is valid until the next call.
+    """`stream` with one generator that is given a new key each time; the result is valid until the
+    next call.
 
-    Creating a generator takes longer than shuffling a small client's samples, because it asks the system for entropy.
+    Creating a generator takes longer than shuffling a small client's samples, because it asks the
+    system for entropy.
     """
 
     def __init__(self) -> None:
         self._source = np.random.Philox(key=0)
         self._generator = np.random.Generator(self._source)
         self._fresh = cast(Any, self._source.state)
-        self._fresh["state"]["counter"] = self._fresh["buffer"] = (0,) * 4  # quicker to read than arrays
+        self._fresh["state"]["counter"] = self._fresh["buffer"] = (
+            0,
+        ) * 4  # quicker to read than arrays
 
-    def __call__(self, seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
+    def __call__(
+        self, seed: int, purpose: str, round: int = 0, client: int = 0
+    ) -> np.random.Generator:
         self._fresh["state"]["key"] = _words(seed, purpose, round, client)
         self._source.state = self._fresh
         return self._generator

@@ -1,4 +1,6 @@
-"""The table of client rows: one row per client that a rule ever wrote about, in blocks that are never copied."""
+"""The table of client rows: one row per client that a rule ever wrote about, in blocks that are
+never copied.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ BLOCK_BYTES = 1 << 26
 SMALL_ROWS = 4096  # rows in a block of small rows: no 64 MB for a handful of numbers
 
 
-Allocate = Callable[[tuple[int, ...], Tensor], Tensor]  # memory of this shape for rows like this one
+Allocate = Callable[
+    [tuple[int, ...], Tensor], Tensor
+]  # memory of this shape for rows like this one
 
 
 def alike(shape: tuple[int, ...], row: Tensor) -> Tensor:
@@ -22,9 +26,10 @@ def alike(shape: tuple[int, ...], row: Tensor) -> Tensor:
 class Table:
     """Rows of named tensors by client id. A row takes memory from the first time it is written.
 
-    Rows live in slots, numbered in the order in which clients were first seen; slots live in blocks of about 64 MB,
-    so a table grows without moving what it holds; `allocate` decides where a block lies. A default may be a single
-    number where a row is a vector, when the rule does not know yet how long the vector will be.
+    Rows live in slots, numbered in the order in which clients were first seen; slots live in blocks
+    of about 64 MB, so a table grows without moving what it holds; `allocate` decides where a block
+    lies. A default may be a single number where a row is a vector, when the rule does not know yet
+    how long the vector will be.
     """
 
     def __init__(self, default: dict[str, Tensor], allocate: Allocate = alike) -> None:
@@ -32,7 +37,9 @@ class Table:
         self.slot: dict[int, int] = {}
         self.blocks: list[dict[str, Tensor]] = []
         self.block_rows = 0  # known from the first write on
-        self.written: set[int] = set()  # clients written since `written` was last cleared, for checkpoints
+        self.written: set[int] = (
+            set()
+        )  # clients written since `written` was last cleared, for checkpoints
         self.writes = 0  # number of writes
 
     def __len__(self) -> int:
@@ -55,7 +62,11 @@ class Table:
             shape = self.blocks[0][name].shape[1:] if self.blocks else default.shape
             out = default.new_empty(len(slots), *shape)
             for row, slot in enumerate(slots):
-                out[row] = default if slot < 0 else self.blocks[slot // self.block_rows][name][slot % self.block_rows]
+                out[row] = (
+                    default
+                    if slot < 0
+                    else self.blocks[slot // self.block_rows][name][slot % self.block_rows]
+                )
             stacked[name] = out
         return stacked
 
@@ -65,7 +76,9 @@ class Table:
             self.slot.setdefault(client, len(self.slot))
 
     def write(self, ids: Tensor, rows: dict[str, Tensor]) -> None:
-        """Store rows in place. For a client without a row, names that are left out take the default."""
+        """Store rows in place. For a client without a row, names that are left out take the
+        default.
+        """
         new = set(ids.tolist()) - self.slot.keys()
         self.reserve(ids)
         self._grow(rows)
@@ -91,11 +104,19 @@ class Table:
     def _grow(self, rows: dict[str, Tensor]) -> None:
         """Blocks for every slot given out, shaped like these rows if they are the first ones."""
         like = self.blocks[0] if self.blocks else rows
-        shapes = {name: like[name].shape[1:] if name in like else value.shape for name, value in self.default.items()}
+        shapes = {
+            name: like[name].shape[1:] if name in like else value.shape
+            for name, value in self.default.items()
+        }
         if not self.blocks:
-            size = sum(shapes[name].numel() * value.element_size() for name, value in self.default.items())
+            size = sum(
+                shapes[name].numel() * value.element_size() for name, value in self.default.items()
+            )
             self.block_rows = max(1, BLOCK_BYTES // size) if size >= 1024 else SMALL_ROWS
         while len(self.blocks) * self.block_rows < len(self.slot):
             self.blocks.append(
-                {n: self.allocate((self.block_rows, *shapes[n]), value) for n, value in self.default.items()}
+                {
+                    n: self.allocate((self.block_rows, *shapes[n]), value)
+                    for n, value in self.default.items()
+                }
             )

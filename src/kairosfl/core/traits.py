@@ -18,21 +18,27 @@ class Traits:
 
     Args:
         when: Whether it selects and steps as written, after those that do, or at the very end.
-        adapts: Whether it adapts another algorithm instead of being one, whose direction FedAWARE would project.
-        server_optimizer: Whether it turns directions into steps; an algorithm has at most one such rule.
-        needs: What it cannot do without: "mass" (mean gradients, which only local sgd defines), "features" (which not
-            every model has).
-        reads: What it acts on: reports or rows of single "clients", the detector's answer ("signals"), or at most the
-            cohort's "direction". A private rule is combined only with rules that do not read clients.
+        adapts: Whether it adapts another algorithm instead of being one, whose direction FedAWARE
+        would project.
+        server_optimizer: Whether it turns directions into steps; an algorithm has at most one such
+        rule.
+        needs: What it cannot do without: "mass" (mean gradients, which only local sgd defines),
+            "features" (which not every model has).
+        reads: What it acts on: reports or rows of single "clients", the detector's answer
+            ("signals"), or at most the cohort's "direction". A private rule is combined only with
+            rules that do not read clients.
         idle: Whether observe and step are also called in rounds without a usable report.
-        private: Whether only what has noise decides anything: rounds without reports then run like all others.
-        uniform: Whether all clients have equal weight, as in some papers, instead of by their samples.
+        private: Whether only what has noise decides anything: rounds without reports then run like
+        all others.
+        uniform: Whether all clients have equal weight, as in some papers, instead of by their
+        samples.
         horizon: Whether it depends on the total number of rounds, so that none can be added later.
         weighs: Whether it weighs clients itself, and by `now.factors`.
         constraint: Whether the problem demands it, so that a search keeps it in every trial.
-        sums: Whether weighted sums of the updates and their norms are all that it needs, and never a single update.
-        late: Whether it is right for answers to an older round's order, because it needs nothing that it read when it
-            briefed, or gets it back by `memory.sent`.
+        sums: Whether weighted sums of the updates and their norms are all that it needs, and never
+        a single update.
+        late: Whether it is right for answers to an older round's order, because it needs nothing
+            that it read when it briefed, or gets it back by `memory.sent`.
         keeps: Fields marked as kept that its briefs use.
         changes: What it changes, in the words of the table of refusals.
         refuses: Why it cannot be combined with a rule that changes this, by what the other changes.
@@ -88,7 +94,9 @@ class Declarations:
 
     @property
     def reads_rounds(self) -> bool:
-        """Whether its behaviour depends on the total number of rounds, so that none can be added later."""
+        """Whether its behaviour depends on the total number of rounds, so that none can be added
+        later.
+        """
         return False
 
     @property
@@ -120,13 +128,20 @@ _DECLARED = {
 
 def declared(rule: Any, base: type) -> Traits:
     """The traits of a rule that declares them as attributes, as rules did until 0.2."""
-    own = {name for cls in type(rule).__mro__ if cls is not base and issubclass(cls, base) for name in vars(cls)}
+    own = {
+        name
+        for cls in type(rule).__mro__
+        if cls is not base and issubclass(cls, base)
+        for name in vars(cls)
+    }
     values: dict[str, Any] = {}
     for name, trait in _DECLARED.items():
         if name in own:
             values[trait] = getattr(rule, name)
     needs = {"needs_mass": "mass", "needs_features": "features"}
-    values["needs"] = frozenset(need for name, need in needs.items() if name in own and getattr(rule, name))
+    values["needs"] = frozenset(
+        need for name, need in needs.items() if name in own and getattr(rule, name)
+    )
     if "kind" in own:
         values["adapts"] = rule.kind == "adaptive"
     if "last" in own and rule.last:

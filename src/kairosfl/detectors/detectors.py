@@ -1,8 +1,9 @@
 """Detectors of critical learning periods.
 
 FGN: Yan et al., "Critical Learning Periods-Aware Adaptive Client Selection" (FedCL), Eq. 1 and 2;
-PA3Fed (AAAI 2025), Eq. 4 to 6. FedFIM: Yan, Wang and Li, "Seizing Critical Learning Periods", AAAI 2022.
-`paired` and `smoothed` are ours (growth.py): the papers' detector compares different clients with each other.
+PA3Fed (AAAI 2025), Eq. 4 to 6. FedFIM: Yan, Wang and Li, "Seizing Critical Learning Periods", AAAI
+2022. `paired` and `smoothed` are ours (growth.py): the papers' detector compares different clients
+with each other.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ COMPARE = ("rounds", "visits", "levels")
 
 
 def _rising(value: float, memory: Memory, delta: float) -> tuple[bool, Memory]:
-    """Eq. 2: (v_t − v_{t−1}) / v_{t−1} ≥ delta; the first round is critical, and zero after zero is not."""
+    """Eq. 2: (v_t − v_{t−1}) / v_{t−1} ≥ delta; the first round is critical, and zero after zero is
+    not.
+    """
     before = float(memory.state["before"])
     critical = before != before or (value - before >= delta * before and max(value, before) > 0)
     return critical, memory.replace(state={"before": torch.tensor(value, dtype=torch.float64)})
@@ -38,7 +41,9 @@ def _mean(values: Tensor, n: Tensor, weighted: bool) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Growing(Detector):
-    """A detector whose value can be compared between rounds, as in the papers, or followed as growth per round."""
+    """A detector whose value can be compared between rounds, as in the papers, or followed as
+    growth per round.
+    """
 
     delta: float = 0.01
     compare: str = "rounds"
@@ -89,15 +94,16 @@ class FGN(_Growing):
 
     Args:
         delta: The relative rise from which on a period is critical.
-        compare: "rounds" compares values of rounds, as in the papers. "visits" follows the growth of each client's
-            squared gradient per batch since its last report, "levels" that of the cohorts' medians; both are without
-            the learning rate, and no option but `fall` and `pairs` applies to them.
+        compare: "rounds" compares values of rounds, as in the papers. "visits" follows the growth
+            of each client's squared gradient per batch since its last report, "levels" that of the
+            cohorts' medians; both are without the learning rate, and no option but `fall` and
+            `pairs` applies to them.
         fall: The share of its peak below which growth ends the period.
         pairs: Pairs of visits that are needed; with fewer, "visits" is as "levels".
         include_lr: Whether the learning rate is part of the value.
         weighted: Whether clients count by their samples.
-        window: 0 compares consecutive rounds (Eq. 2); otherwise means over so many checks are compared, on a history
-            that starts as zeros.
+        window: 0 compares consecutive rounds (Eq. 2); otherwise means over so many checks are
+            compared, on a history that starts as zeros.
         every: Rounds between two checks of a window.
         forced: Checks of a window that count as critical at the start.
     """
@@ -120,17 +126,33 @@ class FGN(_Growing):
 
     @classmethod
     def released(cls) -> Self:
-        """The authors' code: window 10, checked every second round, the first five checks critical, plain mean."""
+        """The authors' code: window 10, checked every second round, the first five checks critical,
+        plain mean.
+        """
         return cls(window=10, every=2, forced=5, weighted=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check("window", self.window >= 0, "0 compares consecutive rounds, 10 is the released window")
-        self.check("window", not self.window or self.compare == "rounds", "it needs compare = 'rounds'; leave it out")
+        self.check(
+            "window", self.window >= 0, "0 compares consecutive rounds, 10 is the released window"
+        )
+        self.check(
+            "window",
+            not self.window or self.compare == "rounds",
+            "it needs compare = 'rounds'; leave it out",
+        )
         self.check("every", self.every >= 1, "check every round (1) or every few")
         self.check("forced", self.forced >= 0, "use 0 or more")
-        self.check("every", self.window > 0 or self.every == 1, "it needs a window; set one, or leave it out")
-        self.check("forced", self.window > 0 or self.forced == 0, "it needs a window; set one, or leave it out")
+        self.check(
+            "every",
+            self.window > 0 or self.every == 1,
+            "it needs a window; set one, or leave it out",
+        )
+        self.check(
+            "forced",
+            self.window > 0 or self.forced == 0,
+            "it needs a window; set one, or leave it out",
+        )
 
     def server(self, now: Round) -> State:
         if not self.window or self.compare != "rounds":
@@ -146,7 +168,9 @@ class FGN(_Growing):
 
     def of_round(self, now: Round) -> float:
         norms = now.reports.grad_sq / now.reports.epochs
-        return _mean(now.briefs.lr * norms if self.include_lr else norms, now.reports.n, self.weighted)
+        return _mean(
+            now.briefs.lr * norms if self.include_lr else norms, now.reports.n, self.weighted
+        )
 
     def decide(self, value: float, memory: Memory, now: Round) -> tuple[bool, Memory]:
         if not self.window or self.compare != "rounds":
@@ -158,7 +182,11 @@ class FGN(_Growing):
         checks = int(state["checks"]) + 1
         old, new = max(float(history[:-1].mean()), 1e-7), float(history[1:].mean())
         critical = (new - old) / old > self.delta or checks <= self.forced
-        state = {"history": history, "checks": torch.tensor(checks), "critical": torch.tensor(critical)}
+        state = {
+            "history": history,
+            "checks": torch.tensor(checks),
+            "critical": torch.tensor(critical),
+        }
         return critical, memory.replace(state=state)
 
 
@@ -168,12 +196,12 @@ class FedFIM(_Growing):
 
     Args:
         delta: The relative rise from which on a period is critical.
-        compare: "rounds" compares consecutive rounds; "visits" each client's trace with that of its last report;
-            "levels" the cohorts' medians, smoothed.
+        compare: "rounds" compares consecutive rounds; "visits" each client's trace with that of its
+            last report; "levels" the cohorts' medians, smoothed.
         fall: The share of its peak below which growth ends the period.
         pairs: Pairs of visits that are needed; with fewer, "visits" is as "levels".
-        exact: Whether the trace sums over the classes; otherwise one label per sample is drawn from the model's own
-            distribution.
+        exact: Whether the trace sums over the classes; otherwise one label per sample is drawn from
+            the model's own distribution.
     """
 
     exact: bool = True
@@ -194,7 +222,9 @@ class FedFIM(_Growing):
 
     def of_clients(self, now: Round) -> Tensor:
         if now.reports.fisher is None:
-            raise UserError("The engine reported no Fisher trace; use an engine that measures it, or detector = 'fgn'.")
+            raise UserError(
+                "The engine reported no Fisher trace; use an engine that measures it, or detector = 'fgn'."
+            )
         return now.reports.fisher
 
     def of_round(self, now: Round) -> float:
@@ -205,5 +235,9 @@ DETECTORS: dict[str, type[Spec]] = {"fgn": FGN, "fedfim": FedFIM}
 
 
 def parse_detectors(text: str, allow: Collection[str] = ()) -> tuple[Detector, ...]:
-    """`"fgn"`, `"fgn.released()"`, or several to record together, `"fgn + fedfim"`; the first one decides."""
-    return tuple(spec for spec in parse("detector", text, DETECTORS, allow) if isinstance(spec, Detector))
+    """`"fgn"`, `"fgn.released()"`, or several to record together, `"fgn + fedfim"`; the first one
+    decides.
+    """
+    return tuple(
+        spec for spec in parse("detector", text, DETECTORS, allow) if isinstance(spec, Detector)
+    )

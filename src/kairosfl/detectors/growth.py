@@ -1,18 +1,21 @@
-"""How fast a quantity of the clients grows, in its logarithm per round, and the period in which it does.
+"""How fast a quantity of the clients grows, in its logarithm per round, and the period in which it
+does.
 
-Cohorts differ more from each other than one round from the next, so a client is compared with itself:
+Cohorts differ more from each other than one round from the next, so a client is compared with
+itself:
 
     rate      (log v_i^t − log v_i^s) / (t − s)                        s: the round in which client i last reported
     growth    weighted median of the rates of recent rounds,           weight (t − s) · DECAY^(rounds ago)
 
-The weights t − s make it the slope that fits all pairs best in absolute deviation: a client's two visits tell more
-about the trend the longer they are apart. While there are too few pairs, as with 10 of 10,000 clients, or while their
-visits are more than SPAN rounds apart in the mean with these weights, as with 10 of 1,000, so that they would tell what
-the growth was long ago, the growth is that of the cohorts' medians, smoothed: a short average minus a long one, divided
-by how much longer it reaches back.
+The weights t − s make it the slope that fits all pairs best in absolute deviation: a client's two
+visits tell more about the trend the longer they are apart. While there are too few pairs, as with
+10 of 10,000 clients, or while their visits are more than SPAN rounds apart in the mean with these
+weights, as with 10 of 1,000, so that they would tell what the growth was long ago, the growth is
+that of the cohorts' medians, smoothed: a short average minus a long one, divided by how much longer
+it reaches back.
 
-The period is critical until the growth has been below the share `fall` of its own peak for PATIENCE rounds, and again
-if it ever exceeds that peak. Before anything can be said, it is critical.
+The period is critical until the growth has been below the share `fall` of its own peak for PATIENCE
+rounds, and again if it ever exceeds that peak. Before anything can be said, it is critical.
 """
 
 from __future__ import annotations
@@ -32,8 +35,12 @@ SPAN = 30  # rounds between the visits of pairs, in the mean
 def begun() -> State:
     """The state before the first round."""
     return {
-        "pairs": torch.zeros(POOL, 3, dtype=torch.float64),  # round, rounds between, rate; the oldest first
-        "levels": torch.zeros(2, 3, dtype=torch.float64),  # decayed sums of 1, log v and the round: short, long
+        "pairs": torch.zeros(
+            POOL, 3, dtype=torch.float64
+        ),  # round, rounds between, rate; the oldest first
+        "levels": torch.zeros(
+            2, 3, dtype=torch.float64
+        ),  # decayed sums of 1, log v and the round: short, long
         "rounds": torch.tensor(0),
         "peak": torch.tensor(0.0, dtype=torch.float64),
         "below": torch.tensor(0),
@@ -52,7 +59,9 @@ def logs(values: Tensor) -> Tensor:
 
 
 def pooled(levels: Tensor, memory: Memory, number: int) -> State:
-    """What is known about the growth with this round's levels, `[m]`; pairs only where rows of clients are kept."""
+    """What is known about the growth with this round's levels, `[m]`; pairs only where rows of
+    clients are kept.
+    """
     state = memory.state
     pairs = state["pairs"]
     if memory.rows:
@@ -63,11 +72,17 @@ def pooled(levels: Tensor, memory: Memory, number: int) -> State:
         pairs = torch.cat([pairs, new])[-POOL:]
     decays = torch.tensor([[DECAY], [SLOW]], dtype=torch.float64)
     now = torch.tensor([1.0, float(levels.median()), number], dtype=torch.float64)
-    return state | {"pairs": pairs, "levels": decays * state["levels"] + now, "rounds": state["rounds"] + 1}
+    return state | {
+        "pairs": pairs,
+        "levels": decays * state["levels"] + now,
+        "rounds": state["rounds"] + 1,
+    }
 
 
 def growth(state: State, number: int, least: int) -> float:
-    """Growth per round; NaN while it is not known. `least` is the number of pairs needed, each counted by its decay."""
+    """Growth per round; NaN while it is not known. `least` is the number of pairs needed, each
+    counted by its decay.
+    """
     when, between, rates = state["pairs"].unbind(1)
     recent = torch.where(between > 0, DECAY ** (number - when), 0.0)
     weights = recent * between
@@ -77,7 +92,9 @@ def growth(state: State, number: int, least: int) -> float:
         return float(rates[order][torch.searchsorted(total, total[-1] / 2)])
     if int(state["rounds"]) < WARM_UP:
         return float("nan")
-    (short, long), (now, then) = (state["levels"][:, column] / state["levels"][:, 0] for column in (1, 2))
+    (short, long), (now, then) = (
+        state["levels"][:, column] / state["levels"][:, 0] for column in (1, 2)
+    )
     return float((short - long) / (now - then))
 
 

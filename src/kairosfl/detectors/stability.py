@@ -1,7 +1,9 @@
-"""How steady a client's training is: the five measures of PA3Fed's Table 1 over a client's losses (AAAI 2025).
+"""How steady a client's training is: the five measures of PA3Fed's Table 1 over a client's losses
+(AAAI 2025).
 
-The paper names the measures and gives no formula; these are our readings. Nor does it give the window of the moving
-average. Ours is five turns: with the paper's cohorts of 10 out of 50 clients, about 25 of its 250 rounds.
+The paper names the measures and gives no formula; these are our readings. Nor does it give the
+window of the moving average. Ours is five turns: with the paper's cohorts of 10 out of 50 clients,
+about 25 of its 250 rounds.
 """
 
 from __future__ import annotations
@@ -28,11 +30,17 @@ class Stability:
 
 
 def measure(values: Sequence[float], window: int = WINDOW) -> Stability:
-    """The five measures of one client's values; NaN for fewer than two, the moving one for fewer than `window` + 1."""
+    """The five measures of one client's values; NaN for fewer than two, the moving one for fewer
+    than `window` + 1.
+    """
     curve = np.asarray(values, dtype=np.float64)
     if len(curve) < 2:
         return Stability(*[math.nan] * 5)
-    smooth = np.convolve(curve, np.full(window, 1 / window), "valid") if len(curve) > window else np.array([np.nan])
+    smooth = (
+        np.convolve(curve, np.full(window, 1 / window), "valid")
+        if len(curve) > window
+        else np.array([np.nan])
+    )
     return Stability(
         standard_deviation=float(curve.std()),
         moving_deviation=float(smooth.std()),
@@ -43,7 +51,9 @@ def measure(values: Sequence[float], window: int = WINDOW) -> Stability:
 
 
 def losses(
-    clients: Iterable[dict[str, Any]], keys: Sequence[str] = ("score", "loss"), rounds: Iterable[int] | None = None
+    clients: Iterable[dict[str, Any]],
+    keys: Sequence[str] = ("score", "loss"),
+    rounds: Iterable[int] | None = None,
 ) -> dict[int, list[float]]:
     """Every client's values in the order of its turns, from the lines of `clients.jsonl`.
 

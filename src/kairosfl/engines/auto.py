@@ -1,4 +1,6 @@
-"""Which engine suits a task: by a rule, so that the same configuration has the same engine on every start."""
+"""Which engine suits a task: by a rule, so that the same configuration has the same engine on every
+start.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,10 @@ from kairosfl.engines.batched.stack import stack
 from kairosfl.engines.precision import Precision
 from kairosfl.tasks.task import Task
 
-# On a CPU, stacking saves calls, not arithmetic. Measured on digits, random images and texts: `batched` takes 0.1 to
-# 0.9 of the loop's time within these bounds, about as long with four clients, and longer beyond 2^22 and with
-# recurrent layers, of which it runs every time step separately.
+# On a CPU, stacking saves calls, not arithmetic. Measured on digits, random images and texts:
+# `batched` takes 0.1 to 0.9 of the loop's time within these bounds, about as long with four
+# clients, and longer beyond 2^22 and with recurrent layers, of which it runs every time step
+# separately.
 COHORT = 8  # clients
 SMALL = 1 << 22  # parameters times samples in a batch
 
@@ -26,11 +29,17 @@ def pick(task: Task, recipe: Recipe, device: torch.device) -> tuple[str, str]:
         return "loop", f"fewer than {COHORT} clients in a round on a CPU"
     work = task.layout.size * recipe.batch_size
     if work > SMALL:
-        return "loop", f"{task.layout.size:,} parameters times {recipe.batch_size} samples are enough work for a CPU"
+        return (
+            "loop",
+            f"{task.layout.size:,} parameters times {recipe.batch_size} samples are enough work for a CPU",
+        )
     if any(isinstance(module, nn.RNNBase) for module in task.model.modules()):
         return "loop", "recurrent layers do not gain from stacking on a CPU"
     try:
         stack(task.model, task.trial()[0], Precision("float32"), device)
     except Unstackable as reason:
         return "loop", f"clients cannot train side by side: {reason}"
-    return "batched", f"{task.layout.size:,} parameters times {recipe.batch_size} samples are little work for a CPU"
+    return (
+        "batched",
+        f"{task.layout.size:,} parameters times {recipe.batch_size} samples are little work for a CPU",
+    )

@@ -1,4 +1,6 @@
-"""What an engine chose by measuring, stored so that a resumed run takes the same path and the next need not measure."""
+"""What an engine chose by measuring, stored so that a resumed run takes the same path and the next
+need not measure.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,9 @@ PATIENCE = 1.0  # seconds to wait for another process that writes
 class Choices:
     """Choices by name, each made once by measuring.
 
-    `made` are in force. `known` were made by an earlier process of the run, in rounds that are trained again:
-    each takes effect at the moment at which it would be measured, so that everything before it runs as it did.
-    What neither has may be in the `cache`.
+    `made` are in force. `known` were made by an earlier process of the run, in rounds that are
+    trained again: each takes effect at the moment at which it would be measured, so that everything
+    before it runs as it did. What neither has may be in the `cache`.
     """
 
     def __init__(self, cache: Cache | None = None) -> None:
@@ -44,21 +46,26 @@ class Choices:
 
     @contextlib.contextmanager
     def guessing(self) -> Iterator[None]:
-        """Within this context `choose` measures and stores nothing: it returns a known choice, or the first option."""
+        """Within this context `choose` measures and stores nothing: it returns a known choice, or
+        the first option.
+        """
         self._guessing = True
         try:
             yield
         finally:
             self._guessing = False
 
-    def choose(self, name: str, measure: Callable[[], str], among: Collection[str] = (), setting: str = "") -> str:
+    def choose(
+        self, name: str, measure: Callable[[], str], among: Collection[str] = (), setting: str = ""
+    ) -> str:
         """The choice of this name, by `measure` if it is not known yet.
 
         Args:
             name: What is chosen; a run chooses it once.
             measure: Measures which is best.
             among: What can be chosen; nothing else is taken from the cache.
-            setting: What else the measurement depends on: only one in the same setting is taken from the cache.
+            setting: What else the measurement depends on: only one in the same setting is taken
+            from the cache.
         """
         key = f"{name}, {setting}"
         choice = self._stored(name, key, among)
@@ -79,15 +86,19 @@ class Choices:
         return cached if cached in among else None
 
     def restore(self, written: Mapping[str, tuple[str, int]], rounds: int) -> None:
-        """Choices with the rounds in which they were made, for a run that resumes after `rounds` rounds."""
+        """Choices with the rounds in which they were made, for a run that resumes after `rounds`
+        rounds.
+        """
         for name, (choice, round) in written.items():
             (self.made if round <= rounds else self.known).setdefault(name, choice)
 
 
 class Cache:
-    """Choices of earlier processes under the same conditions, in a file of the user's cache directory.
+    """Choices of earlier processes under the same conditions, in a file of the user's cache
+    directory.
 
-    It only saves time: where the disk is full or read-only, or the file damaged, choices are measured as without it.
+    It only saves time: where the disk is full or read-only, or the file damaged, choices are
+    measured as without it.
 
     Args:
         folder: Where the files are.
@@ -96,13 +107,17 @@ class Cache:
 
     def __init__(self, folder: Path, conditions: Mapping[str, str]) -> None:
         self.conditions = dict(conditions)
-        digest = hashlib.sha256(json.dumps(self.conditions, sort_keys=True).encode()).hexdigest()[:16]
+        digest = hashlib.sha256(json.dumps(self.conditions, sort_keys=True).encode()).hexdigest()[
+            :16
+        ]
         self.path = folder / f"choices-{digest}.json"
         self._known: dict[str, str] | None = None
 
     @classmethod
     def of(cls, device: torch.device, precision: Precision) -> Cache | None:
-        """The choices for this GPU, these versions and this precision, unless `KAIROSFL_CACHE` is `off`."""
+        """The choices for this GPU, these versions and this precision, unless `KAIROSFL_CACHE` is
+        `off`.
+        """
         chosen = os.environ.get("KAIROSFL_CACHE")
         if chosen == "off":
             return None
@@ -135,7 +150,9 @@ class Cache:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other process reads and replaces the file meanwhile; without lock support, a choice may be lost."""
+        """No other process reads and replaces the file meanwhile; without lock support, a choice
+        may be lost.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with (self.path.parent / "choices.lock").open("ab") as file:
             until = time.monotonic() + PATIENCE
@@ -151,7 +168,9 @@ class Cache:
             content: Any = json.loads(self.path.read_bytes())
             if content["conditions"] != self.conditions:
                 return {}
-            return {key: choice for key, choice in content["choices"].items() if isinstance(choice, str)}
+            return {
+                key: choice for key, choice in content["choices"].items() if isinstance(choice, str)
+            }
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return {}
 
@@ -161,7 +180,12 @@ def _conditions(device: torch.device) -> dict[str, str]:
     triton = ""
     with contextlib.suppress(ImportError):
         triton = str(getattr(import_module("triton"), "__version__", ""))
-    found = {"kairosfl": __version__, "torch": torch.__version__, "triton": triton, "device": device.type}
+    found = {
+        "kairosfl": __version__,
+        "torch": torch.__version__,
+        "triton": triton,
+        "device": device.type,
+    }
     found["clock"] = "device"  # older entries included launch overhead
     if device.type == "cuda":
         found["device"] = torch.cuda.get_device_name(device)

@@ -1,4 +1,6 @@
-"""Whether a Ray cluster is alive. Ray ends a process whose cluster is lost without a word, at once or seconds later."""
+"""Whether a Ray cluster is alive. Ray ends a process whose cluster is lost without a word, at once
+or seconds later.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,18 @@ from typing import Any
 from kairosfl.errors import UserError
 
 LOOK = 2.0  # seconds between two looks: the raylet logs each of them
-GONE = (ConnectionRefusedError, FileNotFoundError)  # a raylet that is merely busy does not cause these
+GONE = (
+    ConnectionRefusedError,
+    FileNotFoundError,
+)  # a raylet that is merely busy does not cause these
 REACHED = 10.0  # seconds within which a cluster answers when a run begins
 SILENT = 10.0  # seconds that a head node may not answer: it may be restarting
 
 
 class Cluster:
-    """The two processes of Ray without which this one cannot go on: the raylet here, and the head node's server."""
+    """The two processes of Ray without which this one cannot go on: the raylet here, and the head
+    node's server.
+    """
 
     def __init__(self, about: Mapping[str, Any]) -> None:
         self._raylet, self._head = str(about["raylet_socket_name"]), str(about["gcs_address"])
@@ -35,7 +42,12 @@ class Cluster:
         if hasattr(socket, "AF_UNIX") and isinstance(_fault(socket.AF_UNIX, self._raylet), GONE):
             raise _dead(self._head, "its process on this machine, the raylet, does not answer")
         host, _, port = self._head.rpartition(":")
-        if _fault(socket.AF_INET6 if ":" in host else socket.AF_INET, (host.strip("[]"), int(port))) is None:
+        if (
+            _fault(
+                socket.AF_INET6 if ":" in host else socket.AF_INET, (host.strip("[]"), int(port))
+            )
+            is None
+        ):
             self._heard = time.monotonic()
         elif time.monotonic() > self._heard + SILENT:
             raise _dead(self._head, f"its head node has not answered for {SILENT:g} s")
@@ -49,9 +61,11 @@ WAITS = "import sys\nif not sys.stdin.read(): sys.stderr.write(sys.argv[1])"
 
 
 class Witness:
-    """A process that says what happened where Ray ends this one from its C++ code, in which no Python runs any more.
+    """A process that says what happened where Ray ends this one from its C++ code, in which no
+    Python runs any more.
 
-    It waits for a word through a pipe: a process that ends as it should sends it, in the end by `atexit`.
+    It waits for a word through a pipe: a process that ends as it should sends it, in the end by
+    `atexit`.
     """
 
     def __init__(self) -> None:

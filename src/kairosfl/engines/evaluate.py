@@ -27,7 +27,9 @@ class Scores:
 
     loss: float
     metrics: Mapping[str, float] = field(default_factory=dict)
-    confusion: tuple[tuple[int, ...], ...] = field(default=(), compare=False, repr=False)  # see `confusion` of metrics
+    confusion: tuple[tuple[int, ...], ...] = field(
+        default=(), compare=False, repr=False
+    )  # see `confusion` of metrics
 
     @property
     def main(self) -> float:
@@ -38,16 +40,23 @@ class Scores:
         """A metric, such as `scores.accuracy`."""
         metrics = self.__dict__.get("metrics", {})
         if name not in metrics:
-            raise AttributeError(f"the metrics are {', '.join(metrics) or 'none'}, and {name!r} is not one of them")
+            raise AttributeError(
+                f"the metrics are {', '.join(metrics) or 'none'}, and {name!r} is not one of them"
+            )
         return float(metrics[name])
 
 
 def measured(task: Task, outputs: Tensor, targets: Any) -> list[Tensor]:
-    """What adds up over samples, each `[batch, columns]` in float64: the loss, then what every metric measures.
+    """What adds up over samples, each `[batch, columns]` in float64: the loss, then what every
+    metric measures.
 
-    The last, where samples have one class each, adds up over batches: `[1, columns]`, who is taken for whom.
+    The last, where samples have one class each, adds up over batches: `[1, columns]`, who is taken
+    for whom.
     """
-    parts = [task.loss(outputs, targets), *(metric.measure(outputs, targets) for metric in task.measures.values())]
+    parts = [
+        task.loss(outputs, targets),
+        *(metric.measure(outputs, targets) for metric in task.measures.values()),
+    ]
     found = [part.double().reshape(len(part), -1) for part in parts]
     classes = task.confusable
     return [*found, confusion(outputs, targets, classes).reshape(1, -1)] if classes else found
@@ -58,7 +67,11 @@ def scored(task: Task, sums: list[list[float]], samples: int) -> Scores:
     loss, *rest = sums
     finished = zip(task.measures.items(), rest[: len(task.measures)], strict=True)
     metrics = {name: metric.finish(each, samples) for (name, metric), each in finished}
-    counts = np.array(rest[-1], dtype=np.int64).reshape(task.confusable, -1).tolist() if task.confusable else []
+    counts = (
+        np.array(rest[-1], dtype=np.int64).reshape(task.confusable, -1).tolist()
+        if task.confusable
+        else []
+    )
     return Scores(loss[0] / samples, metrics, tuple(map(tuple, counts)))
 
 
@@ -81,24 +94,40 @@ class Evaluator:
     def _measured(self, x: Tensor, samples: Samples | Streamed) -> Iterator[list[Tensor]]:
         """What was measured in every batch."""
         x = x.to(self.device)
-        for inputs, targets in samples.batches(CPU_BATCH if self.device.type == "cpu" else GPU_BATCH):
-            inputs, targets = (tree_map(lambda leaf: leaf.to(self.device), tree) for tree in (inputs, targets))
+        for inputs, targets in samples.batches(
+            CPU_BATCH if self.device.type == "cpu" else GPU_BATCH
+        ):
+            inputs, targets = (
+                tree_map(lambda leaf: leaf.to(self.device), tree) for tree in (inputs, targets)
+            )
             outputs = self.predict(x, ordered(self.task.prepared(inputs, x.dtype)))
             yield measured(self.task, outputs, targets)
 
     def evaluate(self, x: Tensor) -> Scores:
         """On the whole test set."""
-        sums = [torch.cat(parts).sum(0).tolist() for parts in zip(*self._measured(x, self.test), strict=True)]
+        sums = [
+            torch.cat(parts).sum(0).tolist()
+            for parts in zip(*self._measured(x, self.test), strict=True)
+        ]
         return scored(self.task, sums, len(self.test))
 
     def evaluate_clients(self, x: Tensor) -> np.ndarray:
-        """The main metric of every client `[N]`, on the samples that `Task.client_accuracy_on` names: its own test
-        samples (NaN for a client without any) or, if no client has any, those it trains on."""
+        """The main metric of every client `[N]`, on the samples that `Task.client_accuracy_on`
+        names: its own test samples (NaN for a client without any) or, if no client has any, those
+        it trains on."""
         own = self.task.tests
-        samples, clients = (self.test, own) if own is not None else (self.task.dataset.train, self.task.clients)
+        samples, clients = (
+            (self.test, own) if own is not None else (self.task.dataset.train, self.task.clients)
+        )
         metric = self.task.main[1]
         which, finish = (0, mean) if metric is None else (1, metric.finish)
-        found = torch.cat([parts[which] for parts in self._measured(x, samples)]).cpu().numpy()[clients.order]
-        sums = np.concatenate([np.zeros((1, found.shape[1])), np.cumsum(found, axis=0)])[clients.offsets]
+        found = (
+            torch.cat([parts[which] for parts in self._measured(x, samples)])
+            .cpu()
+            .numpy()[clients.order]
+        )
+        sums = np.concatenate([np.zeros((1, found.shape[1])), np.cumsum(found, axis=0)])[
+            clients.offsets
+        ]
         owned = zip(np.diff(sums, axis=0).tolist(), clients.sizes.tolist(), strict=True)
         return np.array([finish(total, count) if count else np.nan for total, count in owned])

@@ -22,10 +22,14 @@ class Loop(Evaluator):
         precision: "float32", or on a GPU "tf32".
     """
 
-    def __init__(self, task: Task, device: torch.device | str = "cpu", *, precision: str = "float32") -> None:
+    def __init__(
+        self, task: Task, device: torch.device | str = "cpu", *, precision: str = "float32"
+    ) -> None:
         self.precision = Precision.of(precision, torch.device(device))
         if precision == "bfloat16":
-            raise UserError("run.precision = 'bfloat16' needs run.engine = 'batched'; loop has 'float32' and 'tf32'.")
+            raise UserError(
+                "run.precision = 'bfloat16' needs run.engine = 'batched'; loop has 'float32' and 'tf32'."
+            )
         self.trainer = Trainer(task, torch.device(device))
         super().__init__(task, self.trainer.device, self.trainer.predict)
 
@@ -44,5 +48,8 @@ def one_by_one(trainer: Trainer, briefs: Briefs, precision: Precision) -> Report
     length = 0 if briefs.measures_only() else start.shape[-1]
     delta = torch.empty(len(briefs), length, dtype=start.dtype, device=trainer.device)
     with precision():
-        reports = [trainer.follow(brief, delta[row] if length else None) for row, brief in enumerate(briefs.each())]
+        reports = [
+            trainer.follow(brief, delta[row] if length else None)
+            for row, brief in enumerate(briefs.each())
+        ]
     return Reports.stack(reports, delta.to(start.device))

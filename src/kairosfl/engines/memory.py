@@ -11,8 +11,12 @@ SPARE = 0.1  # of a GPU's memory that rows leave free for training
 def available(device: torch.device) -> int:
     """Bytes of a GPU that are free, or that PyTorch holds and does not use."""
     free, _ = torch.cuda.mem_get_info(device)
-    held = torch.cuda.memory_stats_as_nested_dict(device)  # memory_reserved and memory_allocated each flatten all of it
-    return free + int(held["reserved_bytes"]["all"]["current"] - held["allocated_bytes"]["all"]["current"])
+    held = torch.cuda.memory_stats_as_nested_dict(
+        device
+    )  # memory_reserved and memory_allocated each flatten all of it
+    return free + int(
+        held["reserved_bytes"]["all"]["current"] - held["allocated_bytes"]["all"]["current"]
+    )
 
 
 def fits(device: torch.device, size: int) -> bool:

@@ -15,8 +15,9 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 
 @dataclass(frozen=True)
 class Precision:
-    """`float32` and `tf32` (19-bit products, on GPUs that have them) keep float32 throughout; `bfloat16` computes
-    activations and products in it and keeps weights, momenta and gradients in float32."""
+    """`float32` and `tf32` (19-bit products, on GPUs that have them) keep float32 throughout;
+    `bfloat16` computes activations and products in it and keeps weights, momenta and gradients in
+    float32."""
 
     name: str
 
@@ -26,7 +27,9 @@ class Precision:
         if name is None:
             return cls("tf32" if device.type == "cuda" else "float32")
         if name not in PRECISIONS:
-            raise UserError(f"run.precision = {name!r} is not a precision; {nearest(name, PRECISIONS)}")
+            raise UserError(
+                f"run.precision = {name!r} is not a precision; {nearest(name, PRECISIONS)}"
+            )
         return cls(name)
 
     def compute(self, weights: torch.dtype) -> torch.dtype:

@@ -15,8 +15,8 @@ from kairosfl.engines.evaluate import Scores
 class Engine(Protocol):
     """Turns briefs into reports and evaluates a vector: the only part that touches data or devices.
 
-    An engine may have a method `begin(briefs)`, too: it is told what `train` will be asked for next, before the last
-    round is evaluated and recorded, and returns without waiting.
+    An engine may have a method `begin(briefs)`, too: it is told what `train` will be asked for
+    next, before the last round is evaluated and recorded, and returns without waiting.
     """
 
     why: str  # how it runs the model, where there is a choice

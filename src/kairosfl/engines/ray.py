@@ -1,8 +1,9 @@
 """Engine `ray`: the cohort in shards over Ray actors, each with the data and its own engine.
 
-Shards are balanced by the steps they are expected to take. An actor that dies costs only its shard, which is tried
-once more elsewhere and then reported as failed; a new actor replaces the dead one as soon as it is up. A cluster that
-dies ends the run with a sentence: Ray itself would end the process without one, some seconds later.
+Shards are balanced by the steps they are expected to take. An actor that dies costs only its shard,
+which is tried once more elsewhere and then reported as failed; a new actor replaces the dead one as
+soon as it is up. A cluster that dies ends the run with a sentence: Ray itself would end the process
+without one, some seconds later.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ try:
     import ray
     from ray.exceptions import RayActorError, RayError
 except ImportError:
-    raise UserError("engine = 'ray' needs Ray; install it with: pip install 'kairosfl[ray]'.") from None
+    raise UserError(
+        "engine = 'ray' needs Ray; install it with: pip install 'kairosfl[ray]'."
+    ) from None
 
 STARTS = 3  # actors that may die in a row during startup; then something is wrong with all of them
 
@@ -62,7 +65,9 @@ def expected_steps(briefs: Briefs, sizes: np.ndarray) -> np.ndarray:
 
 
 def shards(steps: np.ndarray, parts: int) -> list[np.ndarray]:
-    """Row numbers in at most `parts` shards of about equal steps: the longest first, each to the lightest shard."""
+    """Row numbers in at most `parts` shards of about equal steps: the longest first, each to the
+    lightest shard.
+    """
     loads = np.zeros(min(parts, len(steps)))
     rows: list[list[int]] = [[] for _ in loads]
     for row in np.argsort(-steps, kind="stable"):
@@ -80,7 +85,9 @@ class _Actor:
         self.threads = threads
 
     def ready(self) -> None:
-        """Creates the engine; not in `__init__`, where Ray would report an exception as a dead actor."""
+        """Creates the engine; not in `__init__`, where Ray would report an exception as a dead
+        actor.
+        """
         torch.set_num_threads(self.threads)
         parcel, make, device = self.arguments
         self.device = torch.device(device)
@@ -88,7 +95,9 @@ class _Actor:
 
     def train(self, briefs: Briefs, shared: Mapping[str, np.ndarray]) -> Reports:
         """Arrays in, arrays out: Ray moves them without a copy."""
-        vectors: dict[str, Any] = {name: _tensor(array).to(self.device) for name, array in shared.items()}
+        vectors: dict[str, Any] = {
+            name: _tensor(array).to(self.device) for name, array in shared.items()
+        }
         return _arrays(self.engine.train(replace(_tensors(briefs), **vectors)))
 
     def ask(self, method: str, x: np.ndarray) -> Any:
@@ -105,7 +114,8 @@ class _Shard:
 
 
 class Ray:
-    """Trains on many processes, GPUs and machines, with the same results as `make`'s engine in one process.
+    """Trains on many processes, GPUs and machines, with the same results as `make`'s engine in one
+    process.
 
     Use it as a context manager, or call `close`.
 
@@ -136,7 +146,12 @@ class Ray:
     ) -> None:
         if actors < 1:
             raise UserError(f"run.actors = {actors} must be 1 or more.")
-        self.task, self.home, self.actors, self.choices = task, torch.device(home), actors, Choices()
+        self.task, self.home, self.actors, self.choices = (
+            task,
+            torch.device(home),
+            actors,
+            Choices(),
+        )
         self._live: list[Any] = []
         self._coming: dict[Any, Any] = {}  # the answer of `ready` → its actor
         self._stillborn = 0
@@ -145,7 +160,9 @@ class Ray:
         self._witness = Witness()
         try:
             cpus = _share(actors, gpus, threads)
-            self._class: Any = ray.remote(_Actor).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
+            self._class: Any = ray.remote(_Actor).options(
+                num_cpus=cpus, num_gpus=gpus, max_restarts=0
+            )
             self._arguments = (ray.put(_pack(task)), make, device, threads)
             for _ in range(actors):
                 self._spawn()
@@ -160,13 +177,26 @@ class Ray:
         return self.task.start().to(self.home)
 
     def train(self, briefs: Briefs) -> Reports:
-        """One report per client, in client order; the clients of a shard that was lost twice are in `failed`."""
+        """One report per client, in client order; the clients of a shard that was lost twice are in
+        `failed`.
+        """
         self._cluster.check(now=False)
-        vectors = {entry.name: getattr(briefs, entry.name) for entry in entries(Briefs) if entry.shape == "vector"}
-        shared = {name: value.cpu().numpy() for name, value in vectors.items() if value is not None and value.ndim == 1}
+        vectors = {
+            entry.name: getattr(briefs, entry.name)
+            for entry in entries(Briefs)
+            if entry.shape == "vector"
+        }
+        shared = {
+            name: value.cpu().numpy()
+            for name, value in vectors.items()
+            if value is not None and value.ndim == 1
+        }
         empty: dict[str, Any] = {name: torch.empty(0) for name in shared}
         bare, reference = replace(briefs, **empty), ray.put(shared)
-        waiting = [_Shard(rows) for rows in shards(expected_steps(briefs, self.task.clients.sizes), self.actors)]
+        waiting = [
+            _Shard(rows)
+            for rows in shards(expected_steps(briefs, self.task.clients.sizes), self.actors)
+        ]
         flying: dict[Any, tuple[_Shard, Any]] = {}
         idle = list(self._live)
         parts: list[Reports] = []
@@ -190,13 +220,20 @@ class Ray:
             except RayError as raised:
                 error = _cause(raised)
                 gone = self._gone(actor, raised)
-                reason = "its actor died" if gone else f"it raised {type(error).__name__}: {error}".splitlines()[0]
+                reason = (
+                    "its actor died"
+                    if gone
+                    else f"it raised {type(error).__name__}: {error}".splitlines()[0]
+                )
                 if not gone:
                     idle.append(actor)
                 if shard.lost is None:
                     waiting.append(_Shard(shard.rows, lost=actor))
                 else:
-                    failed += [(client, f"{reason} (second try)") for client in briefs.ids[shard.rows].tolist()]
+                    failed += [
+                        (client, f"{reason} (second try)")
+                        for client in briefs.ids[shard.rows].tolist()
+                    ]
         if not parts and error is not None and not isinstance(error, RayError):
             raise error  # every shard raised: continuing would silently train nothing
         return _join(briefs, parts, failed)
@@ -260,7 +297,9 @@ class Ray:
             self._stillborn += 1
             if self._stillborn == STARTS:
                 last = str(raised).strip().splitlines()[-1].strip()
-                raise UserError(f"{STARTS} Ray actors in a row died while starting: {last}") from None
+                raise UserError(
+                    f"{STARTS} Ray actors in a row died while starting: {last}"
+                ) from None
             self._spawn()
             return []
         except RayError as raised:
@@ -281,13 +320,21 @@ class Ray:
 
 
 def _connect(address: str | None) -> Mapping[str, Any]:
-    """Connect to a cluster, or start one here, unless this process is connected; returns where its processes are."""
-    local: dict[str, Any] = {"include_dashboard": False} if address is None and not ray.is_initialized() else {}
+    """Connect to a cluster, or start one here, unless this process is connected; returns where its
+    processes are.
+    """
+    local: dict[str, Any] = (
+        {"include_dashboard": False} if address is None and not ray.is_initialized() else {}
+    )
     if address is not None and not ray.is_initialized():
         check_reachable(address)
     try:
         context: Any = ray.init(
-            address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True, **local
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            ignore_reinit_error=True,
+            **local,
         )
     except Exception as raised:  # Ray has no type for it: a busy machine, a full disk, ports in use
         if address is not None:
@@ -304,7 +351,9 @@ def _connect(address: str | None) -> Mapping[str, Any]:
 
 
 def _share(actors: int, gpus: float, threads: int) -> float:
-    """Cores of one actor: its threads, or its share of the cores, of which there may be fewer than actors."""
+    """Cores of one actor: its threads, or its share of the cores, of which there may be fewer than
+    actors.
+    """
     have: dict[str, float] = ray.cluster_resources()
     if gpus * actors > have.get("GPU", 0.0):
         raise UserError(
@@ -343,7 +392,9 @@ def _join(briefs: Briefs, parts: list[Reports], failed: list[tuple[int, str]]) -
         to = torch.from_numpy(np.argsort(order)[begin : begin + len(part)])
         delta[to.to(delta.device)] = _tensor(part.delta).to(delta.device)
         begin += len(part)
-    columns = {entry.name: [getattr(part, entry.name) for part in parts] for entry in entries(Reports)}
+    columns = {
+        entry.name: [getattr(part, entry.name) for part in parts] for entry in entries(Reports)
+    }
     joined: dict[str, Any] = {
         name: torch.from_numpy(np.concatenate(values)[order])
         for name, values in columns.items()
@@ -393,7 +444,10 @@ def _pack(task: Task) -> dict[str, Any]:
     data = {entry.name: getattr(task.dataset, entry.name) for entry in fields(task.dataset)}
     for split in ("train", "test"):
         if isinstance(data[split], Samples):
-            data[split] = tuple(tree_map(Tensor.numpy, getattr(data[split], entry.name)) for entry in fields(Samples))
+            data[split] = tuple(
+                tree_map(Tensor.numpy, getattr(data[split], entry.name))
+                for entry in fields(Samples)
+            )
     return parts | {"dataset": data}
 
 

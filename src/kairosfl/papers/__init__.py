@@ -1,6 +1,8 @@
-"""The four papers' tables and figures, searches in their settings, and public benchmarks: what to run and to compare.
+"""The four papers' tables and figures, searches in their settings, and public benchmarks: what to
+run and to compare.
 
-One file per paper or source, data only. `kairosfl reproduce` lists the items, `kairosfl reproduce PAPER/ITEM` runs one.
+One file per paper or source, data only. `kairosfl reproduce` lists the items, `kairosfl reproduce
+PAPER/ITEM` runs one.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from kairosfl.papers.item import Cell, Item
 from kairosfl.wording import counted
 
 ITEMS: dict[str, Item] = {
-    item.key: item for paper in (fedaware, pa3fed, fedcl, alt, public, beyond) for item in paper.ITEMS
+    item.key: item
+    for paper in (fedaware, pa3fed, fedcl, alt, public, beyond)
+    for item in paper.ITEMS
 }
 
 
@@ -21,14 +25,22 @@ def find(name: str) -> Item:
     """The item called PAPER/ITEM."""
     if name not in ITEMS:
         word = name.rpartition("/")[2].lower()
-        named = [key for key, item in ITEMS.items() if re.search(rf"\b{re.escape(word)}\b", item.title.lower())]
+        named = [
+            key
+            for key, item in ITEMS.items()
+            if re.search(rf"\b{re.escape(word)}\b", item.title.lower())
+        ]
         near = ", ".join([key for key in ITEMS if name in key.split("/")] or named)
-        raise UserError(f"There is no item {name!r}; {f'choose one of {near}' if near else nearest(name, ITEMS)}")
+        raise UserError(
+            f"There is no item {name!r}; {f'choose one of {near}' if near else nearest(name, ITEMS)}"
+        )
     return ITEMS[name]
 
 
 def list_items() -> list[tuple[str, str]]:
-    """Name and title of every item, with its number of cells and how many of them have a published value."""
+    """Name and title of every item, with its number of cells and how many of them have a published
+    value.
+    """
     return [(name, f"{item.title} [{_size(item)}]") for name, item in ITEMS.items()]
 
 

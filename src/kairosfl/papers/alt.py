@@ -11,7 +11,11 @@ MOON = "moon(mu=5.0)"  # mu and temperature as in the released code; the paper g
 READINGS = (
     ("alt", "Section 2: mean cosine to the global model", "alt"),
     ("alt-min", "released code: smallest cosine of a batch", "alt(statistic='min')"),
-    ("alt-previous", "Appendix C: compared with the client's own previous model", "alt(reference='previous')"),
+    (
+        "alt-previous",
+        "Appendix C: compared with the client's own previous model",
+        "alt(reference='previous')",
+    ),
 )
 THRESHOLDS = {
     "up": "alt",
@@ -29,13 +33,18 @@ def _figure2(data: str, preset: str) -> dict[str, Cell]:
         cells[plain] = Cell(preset=preset, settings={"algorithm": algorithm}, reading=TEXT)
         for suffix, reading, rule in READINGS:
             cells[f"{plain}-{suffix}"] = Cell(
-                preset=preset, settings={"algorithm": f"{algorithm} + {rule}"}, reading=reading, baseline=plain
+                preset=preset,
+                settings={"algorithm": f"{algorithm} + {rule}"},
+                reading=reading,
+                baseline=plain,
             )
     return cells
 
 
 def _equal() -> dict[str, Cell]:
-    """FedAvg with 10, 9 and 3 epochs, and the two readings of ALT that trained about 9 and 3 in Figure 2."""
+    """FedAvg with 10, 9 and 3 epochs, and the two readings of ALT that trained about 9 and 3 in
+    Figure 2.
+    """
 
     def cell(algorithm: str, epochs: int, reading: str, baseline: int) -> Cell:
         settings = {"algorithm": f"{algorithm} + average", "train.epochs": epochs}
@@ -43,7 +52,11 @@ def _equal() -> dict[str, Cell]:
         return Cell(preset=CIFAR10, settings=settings, reading=reading, baseline=name)
 
     few = {"alt": 9, "alt-min": 3}
-    readings = {10: TEXT, 9: "about the epochs of ALT by the text", 3: "about the epochs of the released ALT"}
+    readings = {
+        10: TEXT,
+        9: "about the epochs of ALT by the text",
+        3: "about the epochs of the released ALT",
+    }
     plain = {
         f"cifar10-epochs{n}-fedavg-averaged": cell("fedavg", n, reading, 0 if n == 10 else 10)
         for n, reading in readings.items()
@@ -73,7 +86,9 @@ ITEMS = (
         title="Appendix B: threshold functions",
         cells={"cifar10-none": Cell(preset=CIFAR10, settings={"algorithm": "fedavg"})}
         | {
-            f"cifar10-{name}": Cell(preset=CIFAR10, settings={"algorithm": rule}, baseline="cifar10-none")
+            f"cifar10-{name}": Cell(
+                preset=CIFAR10, settings={"algorithm": rule}, baseline="cifar10-none"
+            )
             for name, rule in THRESHOLDS.items()
         },
         measures=("last_tenth", "epochs_round", "epochs"),

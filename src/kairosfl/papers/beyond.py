@@ -1,4 +1,6 @@
-"""Beyond the papers: the best compositions that searches find in each paper's setting, on the test set."""
+"""Beyond the papers: the best compositions that searches find in each paper's setting, on the test
+set.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import Any
 from kairosfl.papers.item import Cell, Item
 from kairosfl.papers.searches import AUGMENT, SEARCHES, cosine
 
-# What the searches on other data chose: a recipe and an algorithm, and the recipe that was best for plain averaging.
+# What the searches on other data chose: a recipe and an algorithm, and the recipe that was best for
+# plain averaging.
 CHOSEN = {
     "cifar100": ("lr0.1-augment", "fedavgm-more", "lr0.2-augment"),
     "fashion_mnist": ("lr0.2", "fedavgm", "lr0.2"),
@@ -20,10 +23,16 @@ def _elsewhere(data: str) -> dict[str, Cell]:
     preset, (recipe, _, own) = f"kairos-{data}", CHOSEN[data]  # the algorithm is in the preset
     (words, settings), same = SEARCHES[data].recipes[own], own == recipe
     return {
-        "kairos": Cell(preset=preset, reading="no published value to compare with", baseline="average"),
+        "kairos": Cell(
+            preset=preset, reading="no published value to compare with", baseline="average"
+        ),
         "average": Cell(
             preset=preset,
-            settings={**settings, "data.augment": "data.augment" in settings, "algorithm": "average"},
+            settings={
+                **settings,
+                "data.augment": "data.augment" in settings,
+                "algorithm": "average",
+            },
             reading=f"models averaged, with plain averaging's best recipe: {'the same' if same else words}",
             baseline="fedavg",
         ),
@@ -38,15 +47,22 @@ def _elsewhere(data: str) -> dict[str, Cell]:
 
 def _same(preset: str, recipe: Mapping[str, Any] | None = None) -> Cell:
     settings = {**(recipe or {}), "algorithm": "average"}
-    return Cell(preset=preset, settings=settings, reading="models averaged, with the recipe of the composition")
+    return Cell(
+        preset=preset,
+        settings=settings,
+        reading="models averaged, with the recipe of the composition",
+    )
 
 
 def _averaging(preset: str, recipe: Mapping[str, Any]) -> Cell:
     settings = {**recipe, "algorithm": "fedavg"}
-    return Cell(preset=preset, settings=settings, reading="plain averaging with its own best recipe")
+    return Cell(
+        preset=preset, settings=settings, reading="plain averaging with its own best recipe"
+    )
 
 
-# What the searches chose, and plain averaging tuned equally well, at the paper's number of rounds, on the test set.
+# What the searches chose, and plain averaging tuned equally well, at the paper's number of rounds,
+# on the test set.
 FINALS = {
     "fedaware": {
         "kairos": Cell(
@@ -55,7 +71,9 @@ FINALS = {
             reading="compared with the best published value",
             baseline="fedavg",
         ),
-        "thrifty": Cell(preset="kairos-thrifty", reading="40 % of the clients and bytes", baseline="fedavg"),
+        "thrifty": Cell(
+            preset="kairos-thrifty", reading="40 % of the clients and bytes", baseline="fedavg"
+        ),
         "thrifty-average": Cell(
             preset="kairos-thrifty",
             settings={"algorithm": "average"},
@@ -115,7 +133,11 @@ FINALS = {
         "fedavg": _averaging("fedcl-cifar10-alexnet", cosine(0.01)),
         "kairos-averaged": Cell(
             preset="fedcl-cifar10-alexnet",
-            settings={**cosine(0.01, weight_decay=5e-4), **AUGMENT, "algorithm": "fedavgm(beta=0.7) + average"},
+            settings={
+                **cosine(0.01, weight_decay=5e-4),
+                **AUGMENT,
+                "algorithm": "fedavgm(beta=0.7) + average",
+            },
             reading="searched again with models averaged",
             baseline="average",
         ),
@@ -124,7 +146,9 @@ FINALS = {
             settings={**cosine(0.01, weight_decay=5e-4), "algorithm": "average"},
             reading="models averaged, with plain averaging's best recipe: no crops and flips",
         ),
-        "average-same": _same("fedcl-cifar10-alexnet", {**cosine(0.01, weight_decay=5e-4), **AUGMENT}),
+        "average-same": _same(
+            "fedcl-cifar10-alexnet", {**cosine(0.01, weight_decay=5e-4), **AUGMENT}
+        ),
     },
     "alt": {
         "kairos": Cell(

@@ -23,11 +23,17 @@ if TYPE_CHECKING:
 Cells = Mapping[str, Mapping[str, Any]]
 COLUMNS = 3
 STEPS = ("critical", "cohort")  # integers that jump from round to round
-ACCURACIES = ("final", "last_tenth", "best")  # measures whose published value is marked at the end of a curve
+ACCURACIES = (
+    "final",
+    "last_tenth",
+    "best",
+)  # measures whose published value is marked at the end of a curve
 
 
 def draw_curves(results: Results, path: Path) -> Path | None:
-    """Save the figure as SVG; the same results give the same file. None if no run reached its first evaluation."""
+    """Save the figure as SVG; the same results give the same file. None if no run reached its first
+    evaluation.
+    """
     cells = _with(results["cells"], "accuracy")
     if not cells:
         return None
@@ -77,19 +83,27 @@ def panels(cells: Cells) -> dict[str, dict[str, Mapping[str, Any]]]:
     return found
 
 
-def curves(cells: Cells, what: str = "accuracy") -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Rounds, mean and standard deviation of every cell over the common seeds, or over its own if there are none.
+def curves(
+    cells: Cells, what: str = "accuracy"
+) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Rounds, mean and standard deviation of every cell over the common seeds, or over its own if
+    there are none.
 
     With one seed the deviation is NaN. A seed evaluated in other rounds is linearly interpolated.
     """
     seeds = set.intersection(*({run["seed"] for run in longest(cell)} for cell in cells.values()))
     return {
-        name: _curve([run["curves"][what] for run in longest(cell) if run["seed"] in seeds or not seeds], what)
+        name: _curve(
+            [run["curves"][what] for run in longest(cell) if run["seed"] in seeds or not seeds],
+            what,
+        )
         for name, cell in cells.items()
     }
 
 
-def _curve(seeds: Sequence[Mapping[str, Any]], what: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _curve(
+    seeds: Sequence[Mapping[str, Any]], what: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rounds = np.array(seeds[0]["round"], dtype=np.float64)
     values = np.stack([np.interp(rounds, seed["round"], seed["value"]) for seed in seeds])
     values *= 100 if TRACES[what].percent else 1
@@ -103,7 +117,9 @@ def _panel(axes: Axes, base: str, compared: Cells, common: int, what: str) -> No
         axes.axis("off")
         return
     colours = {name: colour(number) for number, name in enumerate(compared)}
-    skip = max(common, min(_shared(cells), base.count("-") - 1))  # leading words that the labels omit
+    skip = max(
+        common, min(_shared(cells), base.count("-") - 1)
+    )  # leading words that the labels omit
     marked = set()
     for name, (rounds, mean, deviation) in curves(cells, what).items():
         own = colours[name]
@@ -115,13 +131,17 @@ def _panel(axes: Axes, base: str, compared: Cells, common: int, what: str) -> No
         if printed is not None and printed not in marked:
             marked.add(printed)
             across = axes.get_yaxis_transform()  # x as a fraction of the panel width
-            axes.plot([1.02], [printed], "<", color=own, markersize=5, clip_on=False, transform=across)
+            axes.plot(
+                [1.02], [printed], "<", color=own, markersize=5, clip_on=False, transform=across
+            )
     axes.set_title(fill(words(base), 36), fontsize=8)
     whole(axes.xaxis)
     axes.set_xlabel("round (◂ published)" if marked else "round", fontsize=7)
     axes.tick_params(labelsize=7)
     place: Literal["lower right", "best"] = "lower right" if what == "accuracy" else "best"
-    axes.legend(fontsize=5.5, handlelength=1.2, labelspacing=0.3, loc=place, frameon=True, edgecolor="none")
+    axes.legend(
+        fontsize=5.5, handlelength=1.2, labelspacing=0.3, loc=place, frameon=True, edgecolor="none"
+    )
 
 
 def _label(name: str, skip: int) -> str:

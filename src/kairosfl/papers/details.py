@@ -12,13 +12,21 @@ from kairosfl.papers.verdicts import Agreement, agreement, compared_measures, ho
 from kairosfl.papers.words import words
 from kairosfl.report.tables import fixed, signed
 
-CAPTION = (
-    "*Mean and standard deviation over the seeds shared by all curves of a panel; triangles: published final values.*"
-)
+CAPTION = "*Mean and standard deviation over the seeds shared by all curves of a panel; triangles: published final values.*"
 CPUS = ("x86_64", "AMD64", "aarch64", "arm64")  # as the platform module names them
 VERDICT = "Verdict: "  # begins the first line of remarks that state one
 LEFT = (
-    *("cell", "reading", "name", "item", "baseline", "paper or benchmark", "claim", "measured", "verdict"),
+    *(
+        "cell",
+        "reading",
+        "name",
+        "item",
+        "baseline",
+        "paper or benchmark",
+        "claim",
+        "measured",
+        "verdict",
+    ),
     *("benchmark", "run", "their hardware", "our hardware"),
 )
 
@@ -42,7 +50,12 @@ def section(results: Results, remarks: str = "", picture: str = "") -> str:
     lines += _conclusion(results)
     readings = _distances(results)
     if len(readings) > 1:
-        lines += ["Mean distance from the published values, by reading:", "", *markdown(readings), ""]
+        lines += [
+            "Mean distance from the published values, by reading:",
+            "",
+            *markdown(readings),
+            "",
+        ]
     if verdict_line(remarks):
         first, _, remarks = remarks.partition("\n")
         lines += [f"**{first}**", ""]
@@ -59,7 +72,9 @@ def verdict_line(remarks: str) -> str:
 
 
 def _readable(results: Results) -> list[dict[str, str]]:
-    """The table with the names of cells in words; those for the command line are in the last column."""
+    """The table with the names of cells in words; those for the command line are in the last
+    column.
+    """
     rows = table(results)
     told = any(row["reading"] not in (words(row["cell"]), "text") for row in rows)
     return [
@@ -100,7 +115,10 @@ def _conclusion(results: Results) -> list[str]:
     if results.get("beat"):
         return _beaten(results, measure)
     outcomes = {name: outcome(results, cell) for name, cell in results["cells"].items()}
-    named = {word: [name for name, found in outcomes.items() if found == word] for word in get_args(Agreement)}
+    named = {
+        word: [name for name, found in outcomes.items() if found == word]
+        for word in get_args(Agreement)
+    }
     total = sum(map(len, named.values()))
     if not total:
         return []
@@ -109,7 +127,10 @@ def _conclusion(results: Results) -> list[str]:
         f"**{titles[0].upper()}{titles[1:]}: {len(named['reproduced'])} of {total} compared cells reproduced{left}.**",
         "",
     ]
-    for word, heading in (("not reproduced", "Not reproduced"), ("open", "Left open, because the seeds differ widely")):
+    for word, heading in (
+        ("not reproduced", "Not reproduced"),
+        ("open", "Left open, because the seeds differ widely"),
+    ):
         if named[word]:
             lines += [
                 f"{heading}:",
@@ -121,18 +142,26 @@ def _conclusion(results: Results) -> list[str]:
 
 
 def _distances(results: Results) -> list[dict[str, str]]:
-    """How far the cells of each reading are from the published values on average, where there is more than one cell."""
+    """How far the cells of each reading are from the published values on average, where there is
+    more than one cell.
+    """
     found: dict[str, dict[str, list[float]]] = {}
     for cell in results["cells"].values():
         for measure in results["measures"]:
             if not results.get("beat") and agreement(cell, measure):
                 off = abs(statistics.fmean(values(cell, measure)) - cell["printed"][measure])
                 found.setdefault(cell["reading"] or "text", {}).setdefault(measure, []).append(off)
-    printed = [measure for measure in results["measures"] if any(measure in each for each in found.values())]
+    printed = [
+        measure
+        for measure in results["measures"]
+        if any(measure in each for each in found.values())
+    ]
     return [
         {"reading": reading, "cells": str(max(map(len, each.values())))}
         | {
-            MEASURES[measure].title: fixed(statistics.fmean(each[measure]), MEASURES[measure].digits)
+            MEASURES[measure].title: fixed(
+                statistics.fmean(each[measure]), MEASURES[measure].digits
+            )
             if measure in each
             else "–"
             for measure in printed
@@ -148,7 +177,11 @@ def _comparisons(name: str, results: Results) -> list[str]:
     lines = []
     for measure in compared_measures(results):
         if measure in cell["printed"]:
-            ours, printed, digits = values(cell, measure), cell["printed"][measure], MEASURES[measure].digits
+            ours, printed, digits = (
+                values(cell, measure),
+                cell["printed"][measure],
+                MEASURES[measure].digits,
+            )
             where = f" ({sources[measure]})" if measure in sources else ""
             told = "" if cell["reading"] in (words(name), "text") else f"; {cell['reading']}"
             lines.append(
@@ -179,8 +212,12 @@ def _made_on(results: Results) -> str:
             for run in runs
         }
     )
-    evaluated = " or ".join(map(str, sorted({run["evaluated"] for run in runs if run.get("evaluated")})))
-    every = {"": "", "1": " Evaluated every round."}.get(evaluated, f" Evaluated every {evaluated} rounds.")
+    evaluated = " or ".join(
+        map(str, sorted({run["evaluated"] for run in runs if run.get("evaluated")}))
+    )
+    every = {"": "", "1": " Evaluated every round."}.get(
+        evaluated, f" Evaluated every {evaluated} rounds."
+    )
     return f"Run with {'; '.join(made)}.{every}"
 
 

@@ -1,4 +1,6 @@
-"""FedAWARE: Zeng et al., "On the Power of Adaptive Weighted Aggregation in Heterogeneous FL", AISTATS 2025."""
+"""FedAWARE: Zeng et al., "On the Power of Adaptive Weighted Aggregation in Heterogeneous FL",
+AISTATS 2025.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ PRESETS = {
     "agnews": "fedaware-agnews-pythia",
 }
 
-# Appendix B.1 gives grids, not choices: beta, mu, alpha and lr are from the released scripts, FedCM's from its authors.
-# FedAWARE's own alpha is 0.5, also in the paper, but 0.99 in the scripts for AG News ×AWARE.
+# Appendix B.1 gives grids, not choices: beta, mu, alpha and lr are from the released scripts,
+# FedCM's from its authors. FedAWARE's own alpha is 0.5, also in the paper, but 0.99 in the scripts
+# for AG News ×AWARE.
 BASES = {
     "fedavg": "fedavg",
     "fedavgm": "fedavgm(beta=0.7)",
@@ -69,7 +72,9 @@ RELEASED_BASES = ("fedavg", "fedavgm", "fedyogi", "fedams")  # those that the re
 EMPTY: Mapping[str, Any] = {}
 RELEASED_DATA: Mapping[str, Any] = {"data.balance": True, "data.partition_seed": 2023}
 STORED_DATA: Mapping[str, Any] = {**RELEASED_DATA, "data.fedlab": True}
-REDRAWN_DATA: Mapping[str, Any] = {"data.balance": True}  # and a partition of its own for every seed
+REDRAWN_DATA: Mapping[str, Any] = {
+    "data.balance": True
+}  # and a partition of its own for every seed
 SOLVER_READING = "released code: visits every client first, its solver"
 PARTITION_READING = "released code: its partition"
 EQUAL_READING = f"{PARTITION_READING}, equal weights"
@@ -78,7 +83,11 @@ SWAPPED = "attack(lie='swapped', share=1.0)"
 
 
 def _printed(pair: Pair | None) -> dict[str, float]:
-    return {name: value for name, value in zip(("last_tenth", "elud"), pair or (), strict=False) if value is not None}
+    return {
+        name: value
+        for name, value in zip(("last_tenth", "elud"), pair or (), strict=False)
+        if value is not None
+    }
 
 
 def _projected(base: str, *options: str) -> str:
@@ -125,44 +134,95 @@ def _table2(data: str) -> dict[str, Cell]:
     for base in RELEASED_BASES:
         aware = TABLE2[data][base][1]
         if aware is not None:
-            cell(f"{base}-aware-solver", _projected(base, RELEASED, *own), aware, SOLVER_READING, base)
+            cell(
+                f"{base}-aware-solver",
+                _projected(base, RELEASED, *own),
+                aware,
+                SOLVER_READING,
+                base,
+            )
     # Where clients are mixed up, FedAWARE's first steps are 2.7 times as long.
     longer = f"fedaware({RELEASED}, lr=2.5)"
-    cell("fedaware-longer", longer, alone, f"{RELEASED_READING}, lr = 2.5", "fedavg-released", RELEASED_DATA)
+    cell(
+        "fedaware-longer",
+        longer,
+        alone,
+        f"{RELEASED_READING}, lr = 2.5",
+        "fedavg-released",
+        RELEASED_DATA,
+    )
     equal = f"{BASES['fedprox']} + uniform"  # so that mixing clients up makes no difference
-    cell("fedprox-released", equal, TABLE2[data]["fedprox"][0], EQUAL_READING, settings=RELEASED_DATA)
-    ways = [("released", "", "", RELEASED_DATA), ("swapped", f"{SWAPPED} + ", ", mixes up clients", RELEASED_DATA)]
-    if data == "cifar10":  # whose images alone the released code crops, and whose partition it draws without a seed
-        ways.append(("stored", f"{SWAPPED} + ", ", mixes up clients, crops each image once", STORED_DATA))
-        ways.append(("redrawn", f"{SWAPPED} + ", ", mixes up clients, a partition for each seed", REDRAWN_DATA))
-        shorter = f"{SWAPPED} + fedams(lr=0.005, eps=1e-8) + fedaware(project=True, {RELEASED})"  # as its script has it
+    cell(
+        "fedprox-released", equal, TABLE2[data]["fedprox"][0], EQUAL_READING, settings=RELEASED_DATA
+    )
+    ways = [
+        ("released", "", "", RELEASED_DATA),
+        ("swapped", f"{SWAPPED} + ", ", mixes up clients", RELEASED_DATA),
+    ]
+    if (
+        data == "cifar10"
+    ):  # whose images alone the released code crops, and whose partition it draws without a seed
+        ways.append(
+            ("stored", f"{SWAPPED} + ", ", mixes up clients, crops each image once", STORED_DATA)
+        )
+        ways.append(
+            (
+                "redrawn",
+                f"{SWAPPED} + ",
+                ", mixes up clients, a partition for each seed",
+                REDRAWN_DATA,
+            )
+        )
+        # as its script has it
+        shorter = f"{SWAPPED} + fedams(lr=0.005, eps=1e-8) + fedaware(project=True, {RELEASED})"
         reading = f"{RELEASED_READING}, mixes up clients, lr = 0.005"
-        cell("fedams-aware-shorter", shorter, TABLE2[data]["fedams"][1], reading, "fedams-swapped", RELEASED_DATA)
+        cell(
+            "fedams-aware-shorter",
+            shorter,
+            TABLE2[data]["fedams"][1],
+            reading,
+            "fedams-swapped",
+            RELEASED_DATA,
+        )
         reading = f"{EQUAL_READING}, crops each image once"
         cell("fedprox-stored", equal, TABLE2[data]["fedprox"][0], reading, settings=STORED_DATA)
     for suffix, before, more, settings in ways:
         plain, whole = f"{PARTITION_READING}{more}", f"{RELEASED_READING}{more}"
         cell(f"fedavg-{suffix}", f"{before}fedavg", average, plain, settings=settings)
-        cell(f"fedaware-{suffix}", f"{before}fedaware({RELEASED})", alone, whole, f"fedavg-{suffix}", settings)
+        cell(
+            f"fedaware-{suffix}",
+            f"{before}fedaware({RELEASED})",
+            alone,
+            whole,
+            f"fedavg-{suffix}",
+            settings,
+        )
         for base in RELEASED_BASES:
             raw, aware = TABLE2[data][base]
             if base != "fedavg":
                 cell(f"{base}-{suffix}", f"{before}{BASES[base]}", raw, plain, settings=settings)
             if aware is not None:
                 algorithm = f"{before}{_projected(base, RELEASED, *own)}"
-                cell(f"{base}-aware-{suffix}", algorithm, aware, whole, f"{base}-{suffix}", settings)
+                cell(
+                    f"{base}-aware-{suffix}", algorithm, aware, whole, f"{base}-{suffix}", settings
+                )
     return cells
 
 
 def _solver() -> dict[str, Cell]:
-    """FedAvgM×AWARE with each deviation of the released code, one at a time, and with λ drawn towards uniform."""
+    """FedAvgM×AWARE with each deviation of the released code, one at a time, and with λ drawn
+    towards uniform.
+    """
     visit, solver = RELEASED.split(", ")
     readings = {
         "exact": ("exact solver", []),
         "visit": ("exact solver, visits every client first", [visit]),
         "wolfe": ("released solver", [solver]),
         "both": ("released solver, visits every client first", [visit, solver]),
-        **{f"ridge{ridge}": (f"exact solver, ridge {ridge} towards uniform", [f"ridge={ridge}"]) for ridge in RIDGES},
+        **{
+            f"ridge{ridge}": (f"exact solver, ridge {ridge} towards uniform", [f"ridge={ridge}"])
+            for ridge in RIDGES
+        },
     }
     return {
         f"cifar10-fedavgm-aware-{name}": Cell(
@@ -176,7 +236,9 @@ def _solver() -> dict[str, Cell]:
 
 
 def _scratch() -> dict[str, Cell]:
-    """FedAvg with and without AWARE on AG News, at the learning rate for published weights and at a larger one."""
+    """FedAvg with and without AWARE on AG News, at the learning rate for published weights and at a
+    larger one.
+    """
     (option,) = PROJECTED_ALPHA["agnews"]
     return {
         f"agnews-lr{lr:g}-{name}": Cell(
@@ -186,7 +248,10 @@ def _scratch() -> dict[str, Cell]:
             baseline="" if name == "fedavg" else f"agnews-lr{lr:g}-fedavg",
         )
         for lr in (1e-4, 3e-2)
-        for name, algorithm in (("fedavg", "fedavg"), ("fedavg-aware", _projected("fedavg", option)))
+        for name, algorithm in (
+            ("fedavg", "fedavg"),
+            ("fedavg-aware", _projected("fedavg", option)),
+        )
     }
 
 
@@ -197,7 +262,10 @@ def _grid() -> dict[str, Cell]:
         "fedcm": [f"fedcm(alpha={value})" for value in (0.1, 0.3, 0.5, 0.7, 0.9)],
         "fedprox": [f"fedprox(mu={value})" for value in (0.01, 0.1, 1.0, 10.0)],
         "feddyn": [f"feddyn(alpha={value})" for value in (0.1, 0.01, 0.001)],
-        "fedyogi": [f"fedyogi(lr={10**power:.4g}, tau=1e-4)" for power in (-3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5, 1)],
+        "fedyogi": [
+            f"fedyogi(lr={10**power:.4g}, tau=1e-4)"
+            for power in (-3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5, 1)
+        ],
         "fedams": [
             f"fedams(lr={lr}, eps={eps})"
             for lr in (1.0, 0.1, 0.01, 0.001, 0.0001)
@@ -205,7 +273,9 @@ def _grid() -> dict[str, Cell]:
         ],
     }
     return {
-        f"cifar10-{base}-{number}": Cell(preset=PRESETS["cifar10"], settings={"algorithm": rule}, reading=rule)
+        f"cifar10-{base}-{number}": Cell(
+            preset=PRESETS["cifar10"], settings={"algorithm": rule}, reading=rule
+        )
         for base, grid in rules.items()
         for number, rule in enumerate(grid, 1)
     }
@@ -214,12 +284,15 @@ def _grid() -> dict[str, Cell]:
 def _figure4(data: str) -> dict[str, Cell]:
     preset = PRESETS[data]
     cells = {
-        f"{data}-fedavg-full": Cell(preset=preset, settings={"algorithm": "fedavg", "train.cohort": 100}),
+        f"{data}-fedavg-full": Cell(
+            preset=preset, settings={"algorithm": "fedavg", "train.cohort": 100}
+        ),
         f"{data}-fedavg": Cell(preset=preset, settings={"algorithm": "fedavg"}),
     }
     for alpha in (0.1, 0.3, 0.5, 0.7, 0.9):
         cells[f"{data}-na-alpha{alpha}"] = Cell(
-            preset=preset, settings={"algorithm": f"fedaware(alpha={alpha}, adaptive=False, normalise=False)"}
+            preset=preset,
+            settings={"algorithm": f"fedaware(alpha={alpha}, adaptive=False, normalise=False)"},
         )
         for suffix, reading, option in (("", UNIT, ""), ("-raw", RAW, ", normalise=False")):
             cells[f"{data}-alpha{alpha}{suffix}"] = Cell(
@@ -234,7 +307,8 @@ def _figure4(data: str) -> dict[str, Cell]:
 def _fedavg(degrees: tuple[float, ...], **more: Any) -> dict[str, Cell]:
     return {
         f"cifar10-dir{degree:g}": Cell(
-            preset=PRESETS["cifar10"], settings={"algorithm": "fedavg", "data.alpha": degree, **more}
+            preset=PRESETS["cifar10"],
+            settings={"algorithm": "fedavg", "data.alpha": degree, **more},
         )
         for degree in degrees
     }
@@ -325,7 +399,10 @@ ITEMS = (
             name: TABLE2_CELLS[name]
             for data in ("cifar100", "cifar10", "agnews")
             for base in ("fedavgm", "fedyogi", "fedams")
-            for name in (f"{data}-{base}", *(f"{data}-{base}-aware{way}" for way in ("", "-raw", "-solver")))
+            for name in (
+                f"{data}-{base}",
+                *(f"{data}-{base}-aware{way}" for way in ("", "-raw", "-solver")),
+            )
         },
         measures=("last_tenth", "elud", "rounds_to", "train_loss"),
         traces=("train_loss", "elud"),
@@ -360,7 +437,11 @@ ITEMS = (
                 reading=words,
             )
             for name, words, settings in (
-                ("cifar10-mixed", "the first ten clients balanced, the others not", {"data.partition": "mixed"}),
+                (
+                    "cifar10-mixed",
+                    "the first ten clients balanced, the others not",
+                    {"data.partition": "mixed"},
+                ),
                 ("cifar10-dir0.1", "all 20 clients unbalanced", {}),
                 ("cifar10-iid", "all 20 clients balanced", {"data.partition": "iid"}),
             )

@@ -1,4 +1,5 @@
-"""FedCL: "Critical Learning Periods-Aware Adaptive Client Selection in Federated Learning" (CriticalFL, KDD 2023).
+"""FedCL: "Critical Learning Periods-Aware Adaptive Client Selection in Federated Learning"
+(CriticalFL, KDD 2023).
 
 The paper shows curves and bars but no numbers, so its claims are given in words.
 """
@@ -25,7 +26,8 @@ RELEASED_BASES = {"vrlsgd-rate": "vrlsgd(rate=0.005)", "fednova-convex": "fednov
 # Section 5.3, which does not mention the last two.
 MU = {"alexnet": 0.01, "vgg11": 0.001, "resnet18": 0.01, "lstm": 0.01}
 
-# Neither the text nor the released code gives settings for these; the released optimisers are not Reddi et al.'s.
+# Neither the text nor the released code gives settings for these; the released optimisers are not
+# Reddi et al.'s.
 FEDOPT = {
     "fedadagrad": "fedadagrad(lr=0.1)",
     "fedyogi": "fedyogi(lr=0.01)",
@@ -58,7 +60,9 @@ def pair(
 ) -> dict[str, Cell]:
     """A method without and with FedCL."""
     plain = f"{name}-{base}"
-    cells = {plain: Cell(preset=preset, settings={**settings, "algorithm": algorithm}, reading=TEXT)}
+    cells = {
+        plain: Cell(preset=preset, settings={**settings, "algorithm": algorithm}, reading=TEXT)
+    }
     for suffix, reading, rule, more in readings:
         cells[f"{plain}-{suffix}"] = Cell(
             preset=preset,
@@ -78,7 +82,9 @@ def grid(
     readings: Sequence[Reading] = BOTH,
     vary: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Cell]:
-    """Every combination; `vary` maps suffixes to further settings. The most heterogeneous data come first."""
+    """Every combination; `vary` maps suffixes to further settings. The most heterogeneous data come
+    first.
+    """
     cells: dict[str, Cell] = {}
     for alpha in alphas:
         for model in models:
@@ -88,7 +94,9 @@ def grid(
                     settings = {**MODEL.get(model, {}), "data.alpha": alpha, **more}
                     name = "-".join(filter(None, (dataset, model, f"a{alpha}", suffix)))
                     for base, algorithm in bases.items():
-                        cells |= pair(name, preset, base, algorithm.format(mu=MU[model]), settings, readings)
+                        cells |= pair(
+                            name, preset, base, algorithm.format(mu=MU[model]), settings, readings
+                        )
     return cells
 
 
@@ -132,7 +140,9 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _detection() -> dict[str, Cell]:
-    """The first of two detectors decides; with FedFIM both are recorded, as FGN costs nothing extra."""
+    """The first of two detectors decides; with FedFIM both are recorded, as FGN costs nothing
+    extra.
+    """
     readings = {
         "fgn": ("FGN", "fgn"),
         "fedfim": ("FedFIM, one label drawn per sample", "fedfim(exact=False) + fgn"),
@@ -169,7 +179,9 @@ def _random() -> dict[str, Cell]:
             rules[f"decrease{chance}"] = f"fedcl(increase=0.3, decrease={chance})"
         del rules["decrease0.3"]  # the same as increase0.3
         for name, rule in rules.items():
-            cells[f"{plain}-{name}"] = Cell(preset=preset, settings={"algorithm": rule}, baseline=plain)
+            cells[f"{plain}-{name}"] = Cell(
+                preset=preset, settings={"algorithm": rule}, baseline=plain
+            )
     return cells
 
 
@@ -178,17 +190,27 @@ ROUNDS = (
     "the minimum of as many samples per client as there are classes."
 )
 ACCURACY = grid(models=MODELS, alphas=ALPHAS) | {
-    name: replace(cell, reading="released base" if cell.reading == TEXT else f"released base; {cell.reading}")
+    name: replace(
+        cell, reading="released base" if cell.reading == TEXT else f"released base; {cell.reading}"
+    )
     for name, cell in grid(models=MODELS, alphas=ALPHAS, bases=RELEASED_BASES).items()
 }
 RESNET18 = grid(models=("resnet18",), alphas=ALPHAS, bases=BASES | FEDOPT)
 FEDOPT_CELLS = grid(models=MODELS, alphas=ALPHAS, bases=FEDOPT)
 
 
-def _item(name: str, title: str, cells: Mapping[str, Cell], *measures: str, claim: str, **more: Any) -> Item:
+def _item(
+    name: str, title: str, cells: Mapping[str, Cell], *measures: str, claim: str, **more: Any
+) -> Item:
     shown = measures or ("final", "last_tenth", "cohort", "rounds_to")
     return Item(
-        paper="fedcl", name=name, title=title, cells=cells, measures=shown, claim=claim, **({"note": ROUNDS} | more)
+        paper="fedcl",
+        name=name,
+        title=title,
+        cells=cells,
+        measures=shown,
+        claim=claim,
+        **({"note": ROUNDS} | more),
     )
 
 
@@ -238,7 +260,12 @@ ITEMS = (
     _item(
         "weight_decay",
         "Figure 13: weight decay",
-        grid(vary={f"wd{decay:g}": {"train.weight_decay": decay} for decay in (0.0, 1e-5, 1e-4, 1e-3, 1e-2)}),
+        grid(
+            vary={
+                f"wd{decay:g}": {"train.weight_decay": decay}
+                for decay in (0.0, 1e-5, 1e-4, 1e-3, 1e-2)
+            }
+        ),
         claim="FedCL helps for every weight decay, less for a large one.",
         note=f"The values of weight decay are ours. {ROUNDS}",
     ),
@@ -247,7 +274,8 @@ ITEMS = (
         "Figure 14: the number of clients",
         grid(
             vary={
-                f"n{clients}": {"data.clients": clients, "train.cohort": clients // 8} for clients in (32, 64, 128, 256)
+                f"n{clients}": {"data.clients": clients, "train.cohort": clients // 8}
+                for clients in (32, 64, 128, 256)
             }
         ),
         claim="FedCL helps for every number of clients.",
@@ -326,7 +354,11 @@ ITEMS = (
             name: cell
             for base, algorithm in BASES.items()
             for name, cell in pair(
-                "shakespeare-lstm", "fedcl-shakespeare-lstm", base, algorithm.format(mu=MU["lstm"]), {}
+                "shakespeare-lstm",
+                "fedcl-shakespeare-lstm",
+                base,
+                algorithm.format(mu=MU["lstm"]),
+                {},
             ).items()
         },
         claim="With FedCL the final accuracy is higher in every case.",

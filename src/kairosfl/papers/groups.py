@@ -19,11 +19,16 @@ from kairosfl.runs.score import usual
 def read_cells(path: Path) -> list[Group]:
     """A group for every cell, labelled by its name: the seeds with the most rounds."""
     if not path.is_file():
-        raise UserError(f"{path} does not exist; give a file that `kairosfl reproduce --results` wrote.")
+        raise UserError(
+            f"{path} does not exist; give a file that `kairosfl reproduce --results` wrote."
+        )
     cells = read(path)["cells"]
     if not cells:
         raise UserError(f"{path} has no cells; run `kairosfl reproduce` with --results first.")
-    return [Group(name, tuple(_run(path, name, cell, run) for run in longest(cell))) for name, cell in cells.items()]
+    return [
+        Group(name, tuple(_run(path, name, cell, run) for run in longest(cell)))
+        for name, cell in cells.items()
+    ]
 
 
 def cell_words(names: Sequence[str]) -> list[str]:
@@ -34,8 +39,14 @@ def cell_words(names: Sequence[str]) -> list[str]:
 
 
 def _run(path: Path, name: str, cell: dict[str, Any], run: dict[str, Any]) -> RunData:
-    curves = {TRACES[what].column: curve for what, curve in run["curves"].items() if not TRACES[what].total}
-    rounds = np.unique(np.concatenate([np.asarray(curve["round"], dtype=np.float64) for curve in curves.values()]))
+    curves = {
+        TRACES[what].column: curve
+        for what, curve in run["curves"].items()
+        if not TRACES[what].total
+    }
+    rounds = np.unique(
+        np.concatenate([np.asarray(curve["round"], dtype=np.float64) for curve in curves.values()])
+    )
     columns = {"round": rounds}
     for column, curve in curves.items():
         columns[column] = np.full(len(rounds), np.nan)

@@ -14,7 +14,9 @@ MASS = "[mass correction](rules/scaffold.md#what-the-mass-does)"
 
 
 def headline(public: Sequence[Results]) -> str:
-    """SCAFFOLD where it is published to fail, the time of FL-Simulator's run, and the values that we meet."""
+    """SCAFFOLD where it is published to fail, the time of FL-Simulator's run, and the values that
+    we meet.
+    """
     found = {each["item"].removeprefix("public/"): each for each in public}
     cells: dict[str, Cells] = {name: each["cells"] for name, each in found.items()}
     clauses = [

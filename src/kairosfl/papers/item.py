@@ -1,4 +1,6 @@
-"""An item of a paper: a table or figure as data. Each cell is a preset, its changes, and the published values."""
+"""An item of a paper: a table or figure as data. Each cell is a preset, its changes, and the
+published values.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ TEXT = "text"  # the reading of a cell that follows the paper's text
 class Cell:
     """One run of an item, for any number of seeds.
 
-    `settings` are `algorithm`, dotted keys, or whole sections; `printed` maps measures to the published values.
-    `baseline` names the cell that this one is compared with. A cell in a setting of our own is not `comparable` with
-    the published values.
+    `settings` are `algorithm`, dotted keys, or whole sections; `printed` maps measures to the
+    published values. `baseline` names the cell that this one is compared with. A cell in a setting
+    of our own is not `comparable` with the published values.
     """
 
     preset: str
@@ -34,7 +36,9 @@ class Cell:
     baseline: str = ""
     comparable: bool = True
 
-    def config(self, *, seed: int = 0, rounds: int | None = None, changes: Sequence[str] = ()) -> RunConfig:
+    def config(
+        self, *, seed: int = 0, rounds: int | None = None, changes: Sequence[str] = ()
+    ) -> RunConfig:
         """The cell as a configuration; `changes` are further `section.key=value` overrides."""
         tables = updated(presets.read(self.preset), self.settings)
         tables["seed"] = seed
@@ -47,10 +51,11 @@ class Cell:
 class Item:
     """A table or figure. The first of its `measures` is the primary one.
 
-    `claim` is what the paper says in words, `note` what a reader must know about our settings. The aim is to reproduce
-    the published values or, with `beat`, to exceed them. `traces` are curves of the figure in addition to accuracy.
-    `sources` names who published which measure, where several did: a cell that agrees with one of them is reproduced.
-    `hardware` is that of the published seconds.
+    `claim` is what the paper says in words, `note` what a reader must know about our settings. The
+    aim is to reproduce the published values or, with `beat`, to exceed them. `traces` are curves of
+    the figure in addition to accuracy. `sources` names who published which measure, where several
+    did: a cell that agrees with one of them is reproduced. `hardware` is that of the published
+    seconds.
     """
 
     paper: str
@@ -75,9 +80,10 @@ class Item:
 def choose(item: Item, cells: Sequence[str] = ()) -> dict[str, Cell]:
     """The cells that match any of the filters, or all cells without a filter.
 
-    The full name of a cell matches that cell alone. Any other filter matches when all its words, separated by spaces,
-    occur between hyphens in the cell's name: `cifar10 fedavg` matches `cifar10-h0.1-fedavg`, but neither `cifar100-…`
-    nor `…-fedavgm`. A word may contain wildcards: `fed*`. Capitals do not matter.
+    The full name of a cell matches that cell alone. Any other filter matches when all its words,
+    separated by spaces, occur between hyphens in the cell's name: `cifar10 fedavg` matches
+    `cifar10-h0.1-fedavg`, but neither `cifar100-…` nor `…-fedavgm`. A word may contain wildcards:
+    `fed*`. Capitals do not matter.
     """
 
     def matches(name: str, text: str) -> bool:
@@ -85,7 +91,9 @@ def choose(item: Item, cells: Sequence[str] = ()) -> dict[str, Cell]:
         return name == text if text in item.cells else _matches(name, text)
 
     chosen = {
-        name: cell for name, cell in item.cells.items() if not cells or any(matches(name, text) for text in cells)
+        name: cell
+        for name, cell in item.cells.items()
+        if not cells or any(matches(name, text) for text in cells)
     }
     for text in cells:
         if not any(matches(name, text) for name in item.cells):
@@ -106,14 +114,17 @@ def members(
     changes: Sequence[str] = (),
     first_seed: int = 0,
 ) -> list[Member]:
-    """The runs of an item as members of a sweep: the first seed of every cell before the second of any."""
+    """The runs of an item as members of a sweep: the first seed of every cell before the second of
+    any.
+    """
     from kairosfl.runs.sweep import Member
 
     seeds = item.seeds if seeds is None else seeds
     for name, value in (("seeds", seeds), ("rounds", rounds)):
         if value is not None and value < 1:
             raise UserError(f"{name} = {value} must be 1 or more.")
-    # Runs of different lengths are different runs: schedules and ALT's threshold depend on the length.
+    # Runs of different lengths are different runs: schedules and ALT's threshold depend on the
+    # length.
     suffix = "" if rounds is None else f"-rounds{rounds}"
     return [
         Member(

@@ -19,7 +19,9 @@ Rows = list[dict[str, Any]]
 
 @dataclass
 class RecordedRun:
-    """The records of a run, and the run with the same seed that it is compared with, if there is one."""
+    """The records of a run, and the run with the same seed that it is compared with, if there is
+    one.
+    """
 
     path: Path
     baseline: RecordedRun | None = None
@@ -36,12 +38,15 @@ class RecordedRun:
 
     def column(self, name: str) -> np.ndarray:
         """The values of a column that are not missing."""
-        return np.array([row[name] for row in self.rows if row.get(name) is not None], dtype=np.float64)
+        return np.array(
+            [row[name] for row in self.rows if row.get(name) is not None], dtype=np.float64
+        )
 
 
 @dataclass(frozen=True)
 class Measure:
-    """The heading, the number of digits, and the difference up to which a published value counts as reproduced.
+    """The heading, the number of digits, and the difference up to which a published value counts as
+    reproduced.
 
     `unit` is that of a difference; empty where the heading says it.
     """
@@ -74,7 +79,11 @@ def _last_tenth(run: RecordedRun) -> float | None:
 
 def _plain_tenth(run: RecordedRun) -> float | None:
     """Of the plain models, which are recorded apart only while models are averaged."""
-    values = [row.get("plain_accuracy", row["accuracy"]) for row in run.rows if row["accuracy"] is not None]
+    values = [
+        row.get("plain_accuracy", row["accuracy"])
+        for row in run.rows
+        if row["accuracy"] is not None
+    ]
     return 100 * float(np.mean(final_tenth(values))) if values else None
 
 
@@ -91,7 +100,11 @@ def _rounds_to(share: float) -> Callable[[RecordedRun], float | None]:
 
 def _critical_until(run: RecordedRun) -> float | None:
     """The last critical round; 0 if there was none."""
-    return float(max((row["round"] for row in run.rows if row["critical"]), default=0)) if run.rows else None
+    return (
+        float(max((row["round"] for row in run.rows if row["critical"]), default=0))
+        if run.rows
+        else None
+    )
 
 
 def _sum(name: str) -> Callable[[RecordedRun], float | None]:
@@ -126,11 +139,17 @@ def _stability(name: str) -> Callable[[RecordedRun], float | None]:
 
 
 def _spread(critical: bool) -> Callable[[RecordedRun], float | None]:
-    """Mean over clients of the standard deviation of their losses, in critical rounds or in the others."""
+    """Mean over clients of the standard deviation of their losses, in critical rounds or in the
+    others.
+    """
 
     def of(run: RecordedRun) -> float | None:
         inside = {row["round"] for row in run.rows if row["critical"] == critical}
-        found = [measure(values) for values in losses(run.clients, rounds=inside).values() if len(values) > 1]
+        found = [
+            measure(values)
+            for values in losses(run.clients, rounds=inside).values()
+            if len(values) > 1
+        ]
         return average(found).standard_deviation if found else None
 
     return of
@@ -138,7 +157,9 @@ def _spread(critical: bool) -> Callable[[RecordedRun], float | None]:
 
 @dataclass(frozen=True)
 class Trace:
-    """A column of the metrics as a curve: its heading, whether it is cumulative, and whether it is a percentage."""
+    """A column of the metrics as a curve: its heading, whether it is cumulative, and whether it is
+    a percentage.
+    """
 
     title: str
     column: str
@@ -173,7 +194,9 @@ MEASURES: dict[str, Measure] = {
     "final": Measure("final accuracy", 2, 2.0, _final, "points"),
     "best": Measure("accuracy, best round", 2, 2.0, _best, "points"),
     "last_tenth": Measure("accuracy, final 10 %", 2, 2.0, _last_tenth, "points"),
-    "plain_tenth": Measure("accuracy without averaging models, final 10 %", 2, 2.0, _plain_tenth, "points"),
+    "plain_tenth": Measure(
+        "accuracy without averaging models, final 10 %", 2, 2.0, _plain_tenth, "points"
+    ),
     "elud": Measure("e-LUDD", 2, 0.2, _average("elud")),
     "coherence": Measure("coherence, final 10 %", 3, 0.05, _ending("coherence")),
     "consensus": Measure("‖mean update‖, final 10 %", 4, 0.01, _ending("consensus")),
@@ -192,7 +215,9 @@ MEASURES: dict[str, Measure] = {
     "fisher_megabytes": Measure("megabytes of memory for FedFIM", 0, 10.0, _fisher_megabytes),
     "fisher_seconds": Measure("seconds per round for FedFIM", 3, 0.1, _average("fisher_seconds")),
     "loss_std": Measure("standard deviation", 3, 0.01, _stability("standard_deviation")),
-    "loss_moving": Measure("deviation of the moving average", 3, 0.005, _stability("moving_deviation")),
+    "loss_moving": Measure(
+        "deviation of the moving average", 3, 0.005, _stability("moving_deviation")
+    ),
     "loss_mad": Measure("mean absolute deviation", 3, 0.01, _stability("mean_absolute_deviation")),
     "loss_range": Measure("range", 3, 0.03, _stability("range")),
     "loss_change": Measure("largest change", 3, 0.03, _stability("largest_change")),

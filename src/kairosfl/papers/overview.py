@@ -47,7 +47,11 @@ def draw_overview(everything: Sequence[Results], path: Path) -> Path | None:
         every = [value for pairs in found.values() for pair in pairs for value in pair]
         low, high = min(every) - 3, max(every) + 3
         axes.fill_between(
-            [low, high], [low - BAND, high - BAND], [low + BAND, high + BAND], color="#e8e8e8", linewidth=0
+            [low, high],
+            [low - BAND, high - BAND],
+            [low + BAND, high + BAND],
+            color="#e8e8e8",
+            linewidth=0,
         )
         axes.plot([low, high], [low, high], color="#999999", linewidth=0.8)
         for number, (name, pairs) in enumerate(found.items()):
@@ -59,8 +63,12 @@ def draw_overview(everything: Sequence[Results], path: Path) -> Path | None:
                 alpha=0.8,
                 label=NAMES.get(name, name),
             )
-        axes.set(xlim=(low, high), ylim=(low, high), xlabel="published accuracy (%)", ylabel="ours (%)")
+        axes.set(
+            xlim=(low, high), ylim=(low, high), xlabel="published accuracy (%)", ylabel="ours (%)"
+        )
         axes.set_aspect("equal")
-        axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))  # no corner is free of points
+        axes.legend(
+            fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0)
+        )  # no corner is free of points
         save(figure, path, "svg")
     return path

@@ -1,4 +1,6 @@
-"""PA3Fed: "Period-Aware Adaptive Aggregation for Improved Federated Learning", AAAI 2025. No code was released."""
+"""PA3Fed: "Period-Aware Adaptive Aggregation for Improved Federated Learning", AAAI 2025. No code
+was released.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,69 @@ DEGREES = (0.1, 0.2, 0.3)
 
 # Table 2: (without, with) PA3Fed for each of the columns.
 TABLE2: dict[tuple[str, float], tuple[tuple[float, float], ...]] = {
-    ("cifar10", 0.1): ((38.66, 53.99), (40.33, 55.02), (39.38, 54.74), (42.54, 57.75), (41.47, 55.72)),
-    ("cifar10", 0.2): ((44.25, 58.85), (44.84, 58.85), (46.79, 58.90), (44.54, 58.16), (45.44, 59.56)),
-    ("cifar10", 0.3): ((48.14, 58.94), (48.17, 58.66), (49.30, 59.19), (48.61, 60.30), (47.56, 60.36)),
-    ("cifar100", 0.1): ((28.33, 36.97), (30.06, 36.59), (30.52, 37.01), (29.98, 37.12), (31.23, 38.27)),
-    ("cifar100", 0.2): ((31.84, 41.01), (33.03, 40.86), (32.65, 41.21), (32.78, 41.34), (34.47, 42.23)),
-    ("cifar100", 0.3): ((35.99, 42.23), (37.93, 43.66), (37.95, 42.08), (39.01, 43.57), (40.92, 44.79)),
-    ("fashion_mnist", 0.1): ((74.40, 78.88), (74.67, 79.02), (74.54, 80.11), (74.62, 79.41), (75.01, 79.90)),
-    ("fashion_mnist", 0.2): ((76.94, 81.60), (76.99, 81.04), (76.24, 81.23), (76.38, 80.27), (77.09, 82.04)),
-    ("fashion_mnist", 0.3): ((77.30, 81.86), (77.58, 81.99), (77.42, 81.42), (78.21, 81.04), (78.12, 81.98)),
+    ("cifar10", 0.1): (
+        (38.66, 53.99),
+        (40.33, 55.02),
+        (39.38, 54.74),
+        (42.54, 57.75),
+        (41.47, 55.72),
+    ),
+    ("cifar10", 0.2): (
+        (44.25, 58.85),
+        (44.84, 58.85),
+        (46.79, 58.90),
+        (44.54, 58.16),
+        (45.44, 59.56),
+    ),
+    ("cifar10", 0.3): (
+        (48.14, 58.94),
+        (48.17, 58.66),
+        (49.30, 59.19),
+        (48.61, 60.30),
+        (47.56, 60.36),
+    ),
+    ("cifar100", 0.1): (
+        (28.33, 36.97),
+        (30.06, 36.59),
+        (30.52, 37.01),
+        (29.98, 37.12),
+        (31.23, 38.27),
+    ),
+    ("cifar100", 0.2): (
+        (31.84, 41.01),
+        (33.03, 40.86),
+        (32.65, 41.21),
+        (32.78, 41.34),
+        (34.47, 42.23),
+    ),
+    ("cifar100", 0.3): (
+        (35.99, 42.23),
+        (37.93, 43.66),
+        (37.95, 42.08),
+        (39.01, 43.57),
+        (40.92, 44.79),
+    ),
+    ("fashion_mnist", 0.1): (
+        (74.40, 78.88),
+        (74.67, 79.02),
+        (74.54, 80.11),
+        (74.62, 79.41),
+        (75.01, 79.90),
+    ),
+    ("fashion_mnist", 0.2): (
+        (76.94, 81.60),
+        (76.99, 81.04),
+        (76.24, 81.23),
+        (76.38, 80.27),
+        (77.09, 82.04),
+    ),
+    ("fashion_mnist", 0.3): (
+        (77.30, 81.86),
+        (77.58, 81.99),
+        (77.42, 81.42),
+        (78.21, 81.04),
+        (78.12, 81.98),
+    ),
 }
 
 # Table 1: FedAvg and PA3Fed, for the loss curve of "a single local client".
@@ -45,7 +101,8 @@ TABLE1 = {
     "loss_change": (0.270, 0.170),
 }
 
-# At 0.8 per round the learning rate is negligible after 40 rounds (0.8^40 = 0.00013); nothing changes in the other 210.
+# At 0.8 per round the learning rate is negligible after 40 rounds (0.8^40 = 0.00013); nothing
+# changes in the other 210.
 SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
     "printed": ("lr x 0.8 per round, stopped after 40 rounds", {"train.rounds": 40}),
     "slow": (
@@ -59,12 +116,18 @@ SCHEDULE_NOTE = (
     "The `slow` cells run all 250 rounds with x 0.8 every ten rounds."
 )
 
-# What the text leaves open: suffix of the cell, description of the reading, the rule, and further settings.
+# What the text leaves open: suffix of the cell, description of the reading, the rule, and further
+# settings.
 Reading = tuple[str, str, str, dict[str, Any]]
 READINGS: tuple[Reading, ...] = (
     ("pa3fed", "better clients count more (prose)", "pa3fed", {}),
     ("pa3fed-letter", "Eq. 8 and 10 as written", "pa3fed(score='loss')", {}),
-    ("pa3fed-nolr", "prose; FGN without the learning rate", "pa3fed", {"run.detector": "fgn(include_lr=False)"}),
+    (
+        "pa3fed-nolr",
+        "prose; FGN without the learning rate",
+        "pa3fed",
+        {"run.detector": "fgn(include_lr=False)"},
+    ),
 )
 
 
@@ -75,12 +138,18 @@ def _table2(data: str, degree: float, base: str, schedule: str) -> dict[str, Cel
     settings = {**settings, "data.alpha": degree}
     plain = f"{data}-h{degree}-{schedule}-{base}"
 
-    def pair(name: str, algorithm: str, where: str, readings: tuple[Reading, ...]) -> dict[str, Cell]:
+    def pair(
+        name: str, algorithm: str, where: str, readings: tuple[Reading, ...]
+    ) -> dict[str, Cell]:
         own = {**settings, "algorithm": algorithm}
         comparable = schedule == "printed"
         cells = {
             name: Cell(
-                preset=PRESETS[data], settings=own, printed={"final": without}, reading=where, comparable=comparable
+                preset=PRESETS[data],
+                settings=own,
+                printed={"final": without},
+                reading=where,
+                comparable=comparable,
             )
         }
         for suffix, reading, rule, more in readings:
@@ -97,7 +166,9 @@ def _table2(data: str, degree: float, base: str, schedule: str) -> dict[str, Cel
     cells = pair(plain, BASES[base], words, READINGS)
     if base in LINEAGE:
         suffix, algorithm = LINEAGE[base]
-        cells |= pair(f"{plain}-{suffix}", algorithm, f"{base} as in FedCL's code; {words}", READINGS[:1])
+        cells |= pair(
+            f"{plain}-{suffix}", algorithm, f"{base} as in FedCL's code; {words}", READINGS[:1]
+        )
     return cells
 
 
@@ -131,7 +202,10 @@ def _figure5() -> dict[str, Cell]:
         for at, reading in LOSSES.items():
             for schedule, (words, settings) in SCHEDULES.items():
                 plain = f"cifar10-h{degree}-{at}-{schedule}"
-                for name, rule in {"fedavg": f"pa3fed(beta=0.0, at='{at}')", "pa3fed": f"pa3fed(at='{at}')"}.items():
+                for name, rule in {
+                    "fedavg": f"pa3fed(beta=0.0, at='{at}')",
+                    "pa3fed": f"pa3fed(at='{at}')",
+                }.items():
                     cells[f"{plain}-{name}"] = Cell(
                         preset=PRESETS["cifar10"],
                         settings={**settings, "algorithm": rule, "data.alpha": degree},
@@ -203,7 +277,9 @@ def _averaged() -> dict[str, Cell]:
 
     def cell(algorithm: str, reading: str = "", baseline: str = "") -> Cell:
         own = {**settings, "data.alpha": 0.1, "algorithm": f"{algorithm} + average"}
-        return Cell(preset=PRESETS["cifar10"], settings=own, reading=f"{words}{reading}", baseline=baseline)
+        return Cell(
+            preset=PRESETS["cifar10"], settings=own, reading=f"{words}{reading}", baseline=baseline
+        )
 
     readings = {
         "": ("pa3fed", ""),
@@ -234,7 +310,8 @@ ITEMS = (
         measures=tuple(TABLE1),
         note="The paper shows one client and says neither which one nor how the loss is measured; ours is the mean "
         "over the "
-        "clients that took part more than five times, with a moving average over five participations. " + SCHEDULE_NOTE,
+        "clients that took part more than five times, with a moving average over five participations. "
+        + SCHEDULE_NOTE,
     ),
     Item(
         paper="pa3fed",
@@ -264,7 +341,8 @@ ITEMS = (
         cells={
             name: cell
             for name, cell in TABLE2_CELLS.items()
-            if name.startswith("cifar10-") and not {"letter", "nolr", "convex", "rate"} & set(name.split("-"))
+            if name.startswith("cifar10-")
+            and not {"letter", "nolr", "convex", "rate"} & set(name.split("-"))
         },
         measures=("final", "rounds_to"),
         claim="With PA3Fed every method converges faster.",

@@ -1,7 +1,9 @@
-"""The pages of results, written from the files in `results/`, with the words of their items: always the same pages.
+"""The pages of results, written from the files in `results/`, with the words of their items: always
+the same pages.
 
-`make results` rewrites those of this repository: `python -m kairosfl.papers.page results docs/results.md`. The page
-itself can be read in a minute; a page for every paper, in the folder of the same name, has tables, curves and remarks.
+`make results` rewrites those of this repository: `python -m kairosfl.papers.page results
+docs/results.md`. The page itself can be read in a minute; a page for every paper, in the folder of
+the same name, has tables, curves and remarks.
 """
 
 from __future__ import annotations
@@ -31,14 +33,19 @@ furthest; columns that end in *published* are the paper's.
 
 
 def write_results_page(results: Path, page: Path) -> Path:
-    """Write the page, and one for every paper, from every JSON file in a folder; `ITEM.md` is put below its tables.
+    """Write the page, and one for every paper, from every JSON file in a folder; `ITEM.md` is put
+    below its tables.
 
     Figures are saved to `assets/results` next to the page; searches have none.
     """
     order = {item.replace("/", "-"): number for number, item in enumerate(ITEMS)}
-    files = sorted(results.glob("*.json"), key=lambda path: (order.get(path.stem, len(order)), path.stem))
+    files = sorted(
+        results.glob("*.json"), key=lambda path: (order.get(path.stem, len(order)), path.stem)
+    )
     if not files:
-        raise UserError(f"{results} contains no results (no .json file); run `kairosfl reproduce` with --results.")
+        raise UserError(
+            f"{results} contains no results (no .json file); run `kairosfl reproduce` with --results."
+        )
     everything = {path: worded(read(path)) for path in files}
     remarks = {
         found["item"]: path.with_suffix(".md").read_text(encoding="utf-8")

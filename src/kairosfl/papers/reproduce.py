@@ -49,11 +49,12 @@ def reproduce(
     progress: Progress | None = None,
     command: str = "",
 ) -> Results:
-    """Run the chosen cells and return the results, ready for `results.table`; run again, it resumes.
+    """Run the chosen cells and return the results, ready for `results.table`; run again, it
+    resumes.
 
-    `changes` are `section.key=value` overrides for every run; `results` is a directory to add the results to, those of
-    the finished rounds if the runs are interrupted; `say` prints what is skipped and how long the rest will take;
-    `progress` shows what is being done.
+    `changes` are `section.key=value` overrides for every run; `results` is a directory to add the
+    results to, those of the finished rounds if the runs are interrupted; `say` prints what is
+    skipped and how long the rest will take; `progress` shows what is being done.
     """
     state = progress.state if progress else lambda words: None
     asked = members(item, cells, seeds, rounds, changes, first_seed)
@@ -72,12 +73,17 @@ def reproduce(
         state("timing a round")
         with experiment.within_memory():
             seconds = estimate(runs, out)
-        say(f"About {duration(seconds)}, estimated from the time of one round; less where runs share a GPU.")
+        say(
+            f"About {duration(seconds)}, estimated from the time of one round; less where runs share a GPU."
+        )
     stopped: UserError | KeyboardInterrupt | None = None
     try:
         state("")
         sweep(runs, out, command=command, watch=progress.begin if progress else None, say=say)
-    except (UserError, KeyboardInterrupt) as raised:  # an error of one run is raised when the others have finished
+    except (
+        UserError,
+        KeyboardInterrupt,
+    ) as raised:  # an error of one run is raised when the others have finished
         stopped = raised
     found = _found(runs, out, item, changes)
     kept = save(found, results) if results and (found["cells"] or not stopped) else None
@@ -91,7 +97,9 @@ def reproduce(
 
 
 def available(asked: Sequence[Member], say: Callable[[str], None]) -> list[Member]:
-    """The runs whose data exists or can be downloaded; says once for every other data set what is missing."""
+    """The runs whose data exists or can be downloaded; says once for every other data set what is
+    missing.
+    """
     missing: dict[str, str | None] = {}
     for member in asked:
         source = _source(member.config)
@@ -105,7 +113,9 @@ def available(asked: Sequence[Member], say: Callable[[str], None]) -> list[Membe
 
 
 def estimate(runs: Sequence[Member], out: Path) -> float:
-    """Seconds for the remaining rounds: one run per task and detector is timed, others are scaled by work."""
+    """Seconds for the remaining rounds: one run per task and detector is timed, others are scaled
+    by work.
+    """
     speeds: dict[str, float] = {}
     total = 0.0
     for member in runs:
@@ -120,7 +130,8 @@ def estimate(runs: Sequence[Member], out: Path) -> float:
 
 
 def seconds_per_round(config: RunConfig) -> float:
-    """Seconds per round, from the second round of a throw-away run, or on a CPU from the first if that is slow.
+    """Seconds per round, from the second round of a throw-away run, or on a CPU from the first if
+    that is slow.
 
     On a GPU the first round also compiles kernels and measures methods.
     """
@@ -146,7 +157,9 @@ def seconds_per_round(config: RunConfig) -> float:
 def rounds_left(member: Member, out: Path) -> int:
     """How many rounds of a run remain."""
     folder = Folder(out / member.name)
-    return 0 if folder.finished() else max(0, member.config.train.rounds - (folder.rounds_done() or 0))
+    return (
+        0 if folder.finished() else max(0, member.config.train.rounds - (folder.rounds_done() or 0))
+    )
 
 
 def _found(runs: Sequence[Member], out: Path, item: Item, changes: Sequence[str]) -> Results:

@@ -28,7 +28,9 @@ ABOUT = ("version", "git", "torch", "python", "device", "engine", "precision")
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
-    """What identifies the cell of a run: its configuration without the seed, the rounds, and how it was executed."""
+    """What identifies the cell of a run: its configuration without the seed, the rounds, and how it
+    was executed.
+    """
     whole = tables(config)
     del whole["seed"], whole["train"]["rounds"]
     whole["run"] = {"detector": config.run.detector}
@@ -41,7 +43,9 @@ def altered(cell: Cell, changes: Sequence[str]) -> bool:
 
 
 def refuse_altered(item: Item, cells: Sequence[str], changes: Sequence[str]) -> None:
-    """Refuse changes with which runs would no longer be those of the item, before they are added to its results."""
+    """Refuse changes with which runs would no longer be those of the item, before they are added to
+    its results.
+    """
     for cell in choose(item, cells).values():
         if altered(cell, changes):
             told = " ".join(f"--set {change}" for change in changes)
@@ -53,10 +57,12 @@ def refuse_altered(item: Item, cells: Sequence[str], changes: Sequence[str]) -> 
 def collect(
     folders: Sequence[Path], item: Item, changes: Sequence[str] = (), baselines: Sequence[Path] = ()
 ) -> Results:
-    """The results of an item from run folders: every run whose configuration, with `changes`, is that of a cell.
+    """The results of an item from run folders: every run whose configuration, with `changes`, is
+    that of a cell.
 
-    Of two runs with the same cell and seed the longer one counts; of an interrupted run, the finished rounds count.
-    Runs in the folders `baselines` only serve as baselines for these; a baseline has as many rounds as its run.
+    Of two runs with the same cell and seed the longer one counts; of an interrupted run, the
+    finished rounds count. Runs in the folders `baselines` only serve as baselines for these; a
+    baseline has as many rounds as its run.
     """
     configs = {name: cell.config(changes=changes) for name, cell in item.cells.items()}
     cells = {_key(identity(config)): name for name, config in configs.items()}
@@ -97,10 +103,13 @@ def collect(
 def save(results: Results, folder: Path) -> Path:
     """Merge results into the file of their item.
 
-    Of two runs with the same cell and seed the longer one is kept; runs of an outdated configuration are dropped.
+    Of two runs with the same cell and seed the longer one is kept; runs of an outdated
+    configuration are dropped.
     """
     if not results["cells"]:
-        raise UserError(f"None of these runs is a cell of {results['item']}; see its cells in `kairosfl.papers`.")
+        raise UserError(
+            f"None of these runs is a cell of {results['item']}; see its cells in `kairosfl.papers`."
+        )
     path = folder / f"{results['item'].replace('/', '-')}.json"
     merged = _merge(read(path), results) if path.is_file() else results
     text = json.dumps(plain(merged), indent=1, ensure_ascii=False)
@@ -117,31 +126,41 @@ def read(path: Path) -> Results:
         assert all("comparable" in cell for cell in results["cells"].values())
         assert all("curves" in run for cell in results["cells"].values() for run in cell["runs"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
-        raise UserError(f"{path} does not contain results; delete it and collect them again.") from None
+        raise UserError(
+            f"{path} does not contain results; delete it and collect them again."
+        ) from None
     return results
 
 
 def worded(results: Results) -> Results:
-    """Stored results with what their item says and compares today, if it still exists; runs and settings stay."""
+    """Stored results with what their item says and compares today, if it still exists; runs and
+    settings stay.
+    """
     item = ITEMS.get(results["item"])
     if item is None:
         return results
     cells = {
-        name: cell | {key: getattr(item.cells[name], key) for key in WORDED_CELL} if name in item.cells else cell
+        name: cell | {key: getattr(item.cells[name], key) for key in WORDED_CELL}
+        if name in item.cells
+        else cell
         for name, cell in results["cells"].items()
     }
     return results | {key: getattr(item, key) for key in WORDED} | {"cells": cells}
 
 
 def longest(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The runs of a cell with the most rounds; only these count, as a mean over unequal rounds is meaningless."""
+    """The runs of a cell with the most rounds; only these count, as a mean over unequal rounds is
+    meaningless.
+    """
     most = max(run["rounds"] for run in cell["runs"])
     return [run for run in cell["runs"] if run["rounds"] == most]
 
 
 def values(cell: Mapping[str, Any], measure: str) -> list[float]:
     """A measure of every run that counts, if known."""
-    return [run["values"][measure] for run in longest(cell) if run["values"].get(measure) is not None]
+    return [
+        run["values"][measure] for run in longest(cell) if run["values"].get(measure) is not None
+    ]
 
 
 def spread(numbers: Sequence[float], digits: int) -> str:
@@ -175,10 +194,18 @@ def seeds(cell: Mapping[str, Any]) -> str:
 
 
 def table(results: Results) -> list[dict[str, str]]:
-    """One row per cell: the reading, our value, the published value, their difference, and the rounds and seeds."""
+    """One row per cell: the reading, our value, the published value, their difference, and the
+    rounds and seeds.
+    """
     cells = results["cells"]
-    printed = [m for m in results["measures"] if any(m in cell["printed"] for cell in cells.values())]
-    known = [m for m in results["measures"] if m in printed or any(values(cell, m) for cell in cells.values())]
+    printed = [
+        m for m in results["measures"] if any(m in cell["printed"] for cell in cells.values())
+    ]
+    known = [
+        m
+        for m in results["measures"]
+        if m in printed or any(values(cell, m) for cell in cells.values())
+    ]
     rows = []
     for name, cell in cells.items():
         row = {"cell": name, "reading": cell["reading"]}
@@ -192,13 +219,17 @@ def table(results: Results) -> list[dict[str, str]]:
                 value = cell["printed"].get(measure)
                 row[f"{title}: published"] = "–" if value is None else f"{value:.{digits}f}"
                 both = ours and value is not None and as_published(cell)
-                row[f"{title}: difference"] = signed(statistics.fmean(ours) - value, digits) if both else "–"
+                row[f"{title}: difference"] = (
+                    signed(statistics.fmean(ours) - value, digits) if both else "–"
+                )
         rows.append(row | {"rounds": done(cell), "seeds": seeds(cell)})
     return rows
 
 
 def gain(results: Results, name: str, measure: str) -> tuple[list[float], float | None] | None:
-    """The gain of a cell over its baseline, for every common seed, and as published. None without a baseline."""
+    """The gain of a cell over its baseline, for every common seed, and as published. None without a
+    baseline.
+    """
     cell = results["cells"][name]
     base = results["cells"].get(cell["baseline"])
     if base is None:
@@ -214,7 +245,9 @@ def gain(results: Results, name: str, measure: str) -> tuple[list[float], float 
 
 
 def _entry(run: RecordedRun, seed: int, item: Item) -> dict[str, Any]:
-    about = json.loads((run.path / "run.json").read_text()) if (run.path / "run.json").is_file() else {}
+    about = (
+        json.loads((run.path / "run.json").read_text()) if (run.path / "run.json").is_file() else {}
+    )
     return {
         "seed": seed,
         "rounds": run.rows[-1]["round"],
@@ -227,10 +260,17 @@ def _entry(run: RecordedRun, seed: int, item: Item) -> dict[str, Any]:
 
 
 def _curve(run: RecordedRun, name: str) -> dict[str, list[float]]:
-    """At most `POINTS` points of a curve, including the first and the last, with enough digits for a plot."""
+    """At most `POINTS` points of a curve, including the first and the last, with enough digits for
+    a plot.
+    """
     rounds, values = TRACES[name].of(run)
-    points = np.unique(np.linspace(0, max(len(rounds) - 1, 0), min(len(rounds), POINTS)).round().astype(int))
-    return {"round": rounds[points].tolist(), "value": [float(f"{value:.{DIGITS}g}") for value in values[points]]}
+    points = np.unique(
+        np.linspace(0, max(len(rounds) - 1, 0), min(len(rounds), POINTS)).round().astype(int)
+    )
+    return {
+        "round": rounds[points].tolist(),
+        "value": [float(f"{value:.{DIGITS}g}") for value in values[points]],
+    }
 
 
 def _rounded(value: float | None) -> float | None:
@@ -281,6 +321,10 @@ def _key(value: Mapping[str, Any]) -> str:
 def _runs(folders: Sequence[Path]) -> list[Path]:
     for folder in folders:
         if not Path(folder).is_dir():
-            raise UserError(f"{folder} is not a folder; give run folders, or folders that contain run folders.")
-    found = {path.parent.resolve() for folder in folders for path in Path(folder).rglob("metrics.jsonl")}
+            raise UserError(
+                f"{folder} is not a folder; give run folders, or folders that contain run folders."
+            )
+    found = {
+        path.parent.resolve() for folder in folders for path in Path(folder).rglob("metrics.jsonl")
+    }
     return sorted(path for path in found if (path / "config.toml").is_file())

@@ -1,7 +1,8 @@
 """Searches for the best composition in each paper's setting, at no more rounds or bytes.
 
-A search is scored on a held-out tenth of the training samples; the test set is not used. Every algorithm is tried
-with every recipe, so that no baseline is tuned less than the methods compared with it.
+A search is scored on a held-out tenth of the training samples; the test set is not used. Every
+algorithm is tried with every recipe, so that no baseline is tuned less than the methods compared
+with it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ CROPS = "crops and flips"
 
 def cosine(lr: float, **more: Any) -> dict[str, Any]:
     """Settings with a learning rate that falls from this along a cosine, and more of [train]."""
-    return {"train.schedule": "cosine", "train.lr": lr, **{f"train.{key}": value for key, value in more.items()}}
+    return {
+        "train.schedule": "cosine",
+        "train.lr": lr,
+        **{f"train.{key}": value for key, value in more.items()},
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +77,10 @@ ALEXNET: dict[str, Any] = {  # used in both settings with AlexNet
 }
 AVERAGED: dict[str, Any] = {  # the same again, with averaging of models
     "recipes": {
-        f"lr{lr}-augment": (f"lr {lr}, cosine, {CROPS}, weight decay 0.0005", cosine(lr, weight_decay=5e-4) | AUGMENT)
+        f"lr{lr}-augment": (
+            f"lr {lr}, cosine, {CROPS}, weight decay 0.0005",
+            cosine(lr, weight_decay=5e-4) | AUGMENT,
+        )
         for lr in (0.01, 0.02)
     },
     "algorithms": {
@@ -117,7 +125,8 @@ SEARCHES = {
             "fedyogi": "fedyogi(lr=0.01, tau=1e-4)",
         },
     ),
-    "fedaware-2": Search(  # around the best of the first: adaptive servers, a high learning rate with decay, crops
+    # around the best of the first: adaptive servers, a high learning rate with decay, crops
+    "fedaware-2": Search(
         **AWARE,
         recipes={
             "lr0.1-augment": (f"lr 0.1, cosine, {CROPS}", cosine(0.1) | AUGMENT),
@@ -135,12 +144,16 @@ SEARCHES = {
             "fedams": "fedams(lr=0.01, eps=1e-8)",
         },
     ),
-    "fedaware-3": Search(  # not covered by the first two, at FedAvg's bytes: gentler servers, ALT, more epochs
+    # not covered by the first two, at FedAvg's bytes: gentler servers, ALT, more epochs
+    "fedaware-3": Search(
         **AWARE,
         recipes={
             "lr0.05-augment": (f"lr 0.05, cosine, {CROPS}", cosine(0.05) | AUGMENT),
             "lr0.1-augment": (f"lr 0.1, cosine, {CROPS}", cosine(0.1) | AUGMENT),
-            "lr0.1-augment-epochs6": (f"lr 0.1, cosine, {CROPS}, 6 epochs", cosine(0.1, epochs=6) | AUGMENT),
+            "lr0.1-augment-epochs6": (
+                f"lr 0.1, cosine, {CROPS}, 6 epochs",
+                cosine(0.1, epochs=6) | AUGMENT,
+            ),
         },
         algorithms={
             "fedavg": "fedavg",
@@ -156,8 +169,14 @@ SEARCHES = {
     "fedaware-4": Search(  # around the best of the third: a little server momentum, more epochs
         **AWARE,
         recipes={
-            "lr0.1-augment-epochs6": (f"lr 0.1, cosine, {CROPS}, 6 epochs", cosine(0.1, epochs=6) | AUGMENT),
-            "lr0.1-augment-epochs10": (f"lr 0.1, cosine, {CROPS}, 10 epochs", cosine(0.1, epochs=10) | AUGMENT),
+            "lr0.1-augment-epochs6": (
+                f"lr 0.1, cosine, {CROPS}, 6 epochs",
+                cosine(0.1, epochs=6) | AUGMENT,
+            ),
+            "lr0.1-augment-epochs10": (
+                f"lr 0.1, cosine, {CROPS}, 10 epochs",
+                cosine(0.1, epochs=10) | AUGMENT,
+            ),
         },
         algorithms={
             "fedavg": "fedavg",
@@ -183,7 +202,8 @@ SEARCHES = {
             "fedavgm-pa3fed": "fedavgm(beta=0.5) + pa3fed",
         },
     ),
-    "fedaware-6": Search(  # around the best of the fifth: averaged models, flat minima, weight decay
+    # around the best of the fifth: averaged models, flat minima, weight decay
+    "fedaware-6": Search(
         **AWARE,
         recipes={
             f"epochs6-decay{decay}": (
@@ -199,7 +219,8 @@ SEARCHES = {
             "fedsam-more": "fedsam(rho=0.15) + fedavgm(beta=0.5) + average",
         },
     ),
-    "fedaware-7": Search(  # around the best of the sixth: more weight decay, a higher learning rate, more momentum
+    # around the best of the sixth: more weight decay, a higher learning rate, more momentum
+    "fedaware-7": Search(
         **AWARE,
         recipes={
             f"lr{lr}-decay{decay}": (
@@ -215,7 +236,8 @@ SEARCHES = {
             "fedavgm-more": "fedavgm(beta=0.7) + average",
         },
     ),
-    "fedaware-8": Search(  # the recipe of the seventh, with FedAWARE whose λ is drawn towards uniform
+    # the recipe of the seventh, with FedAWARE whose λ is drawn towards uniform
+    "fedaware-8": Search(
         **AWARE,
         recipes={
             f"lr{lr}": (
@@ -239,7 +261,8 @@ SEARCHES = {
         recipes={
             f"share{share}": (
                 f"{100 * share:.0f} % of the clients, the recipe of kairos",
-                cosine(0.2, epochs=6, clip=10.0, weight_decay=5e-4, cohort=round(10 * share)) | AUGMENT,
+                cosine(0.2, epochs=6, clip=10.0, weight_decay=5e-4, cohort=round(10 * share))
+                | AUGMENT,
             )
             for share in (1.0, 0.5, 0.4, 0.3, 0.2)
         },
@@ -254,7 +277,11 @@ SEARCHES = {
         recipes={
             "lr0.2": (
                 f"lr 0.2, cosine, {CROPS}, 6 epochs, gradients clipped at 10, weight decay 0.0005",
-                {**cosine(0.2, epochs=6, clip=10.0, weight_decay=5e-4), **AUGMENT, "run.detector": "fgn.paired()"},
+                {
+                    **cosine(0.2, epochs=6, clip=10.0, weight_decay=5e-4),
+                    **AUGMENT,
+                    "run.detector": "fgn.paired()",
+                },
             )
         },
         algorithms={
@@ -291,7 +318,9 @@ SEARCHES = {
             "plain": ("lr 0.01, cosine, weight decay 0.0005", cosine(0.01, weight_decay=5e-4)),
             "augment": AVERAGED["recipes"]["lr0.01-augment"],
         },
-        algorithms={name: AVERAGED["algorithms"][name] for name in ("fedavg", "fedavgm", "fedavgm-more")},
+        algorithms={
+            name: AVERAGED["algorithms"][name] for name in ("fedavg", "fedavgm", "fedavgm-more")
+        },
     ),
     "alt": Search(
         preset="alt-cifar10-cnn",
@@ -300,7 +329,10 @@ SEARCHES = {
         recipes={
             "paper": ("lr 0.01", {}),
             "cosine": ("lr 0.01, cosine", cosine(0.01)),
-            "cosine-decay": ("lr 0.01, cosine, weight decay 0.001", cosine(0.01, weight_decay=1e-3)),
+            "cosine-decay": (
+                "lr 0.01, cosine, weight decay 0.001",
+                cosine(0.01, weight_decay=1e-3),
+            ),
         },
         algorithms={"fedavg": "fedavg", "alt": "alt", "fedavgm-alt": "fedavgm(beta=0.7) + alt"},
     ),

@@ -24,7 +24,9 @@ BESIDE = "public/pfl-cifar10-iid"
 
 @dataclass(frozen=True)
 class Clock:
-    """Seconds of a whole run of pfl, and of ours in the same process where it was the same; and on what."""
+    """Seconds of a whole run of pfl, and of ours in the same process where it was the same; and on
+    what.
+    """
 
     theirs: float
     hardware: str
@@ -32,18 +34,23 @@ class Clock:
 
 
 def beside_pfl(path: Path, rounds: int) -> Clock:
-    """From what `benchmarks/against_pfl.py --out` wrote or, without that, from the milliseconds of another run."""
+    """From what `benchmarks/against_pfl.py --out` wrote or, without that, from the milliseconds of
+    another run.
+    """
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     theirs, ours = (found.get(who, {}).get("curve") for who in ("pfl", "kairos"))
     if found.get("setting") != "iid" or not theirs or not ours:
         return Clock(
-            pfl.SECONDS * rounds, f"NVIDIA H200, {1000 * pfl.SECONDS:.1f} ms a round in an earlier run of ours"
+            pfl.SECONDS * rounds,
+            f"NVIDIA H200, {1000 * pfl.SECONDS:.1f} ms a round in an earlier run of ours",
         )
     (begun, _, before), (done, _, seconds) = theirs[0], theirs[-1]
     pace = (seconds - before) / (done - begun) if done > begun else seconds / done
     device = found.get("gpu", "the same GPU")
     whole = ours[-1][2] if ours[-1][0] == rounds else None
-    return Clock(pace * rounds, f"{device}, in the same process, from rounds {begun} to {done}", whole)
+    return Clock(
+        pace * rounds, f"{device}, in the same process, from rounds {begun} to {done}", whole
+    )
 
 
 def speed(public: Sequence[Results], study: Path, link: Callable[[Results], str]) -> list[str]:
@@ -52,7 +59,9 @@ def speed(public: Sequence[Results], study: Path, link: Callable[[Results], str]
         _row(results, name, cell, link, clock)
         for results in public
         for name, cell in results["cells"].items()
-        if complete(cell) and values(cell, "total_seconds") and (clock := _clock(results, cell, study))
+        if complete(cell)
+        and values(cell, "total_seconds")
+        and (clock := _clock(results, cell, study))
     ]
     return [*markdown(rows), "", NOTE, ""] if rows else []
 

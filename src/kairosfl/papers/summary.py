@@ -1,4 +1,6 @@
-"""The page that can be read in a minute: every verdict in one table, one picture, the time on public benchmarks."""
+"""The page that can be read in a minute: every verdict in one table, one picture, the time on
+public benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from kairosfl.papers.headline import headline
 from kairosfl.papers.measures import MEASURES
 from kairosfl.papers.results import Results, complete, longest
 from kairosfl.papers.speed import speed
-from kairosfl.papers.verdicts import Agreement, Gain, claim_holds, family, gains, outcome, published, tally
+from kairosfl.papers.verdicts import (
+    Agreement,
+    Gain,
+    claim_holds,
+    family,
+    gains,
+    outcome,
+    published,
+    tally,
+)
 from kairosfl.report.tables import signed
 from kairosfl.wording import counted
 
@@ -70,9 +81,15 @@ def chapter(results: Results) -> str:
 
 
 def summary(
-    everything: Sequence[Results], remarks: Mapping[str, str], folder: str, picture: str, study: Path
+    everything: Sequence[Results],
+    remarks: Mapping[str, str],
+    folder: str,
+    picture: str,
+    study: Path,
 ) -> list[str]:
-    """The lines of the page; `study` is where the times of pfl and ours in one process are, if they are known."""
+    """The lines of the page; `study` is where the times of pfl and ours in one process are, if they
+    are known.
+    """
     public = [each for each in everything if chapter(each) == "public"]
     papers = [each for each in everything if chapter(each) not in ("public", "beyond", "searches")]
     groups = _groups([*papers, *public])
@@ -98,11 +115,17 @@ def summary(
 
 
 def counts(papers: Sequence[Results]) -> str:
-    """How many comparisons, how many published values, and how many of both were reproduced; empty without any."""
+    """How many comparisons, how many published values, and how many of both were reproduced; empty
+    without any.
+    """
     found = tally(papers)
     if not found.values:
         return ""
-    readings = " (an unclear paper has several readings of one value)" if found.comparisons > found.values else ""
+    readings = (
+        " (an unclear paper has several readings of one value)"
+        if found.comparisons > found.values
+        else ""
+    )
     left = f" and {found.open} {'is' if found.open == 1 else 'are'} open because our seeds differ widely"
     by = f"; {found.met} of the {found.values} values were reproduced by at least one reading"
     unrun = published(papers) - found.values
@@ -120,13 +143,16 @@ def _findings(papers: Sequence[Results], public: Sequence[Results]) -> list[str]
 
 
 def _groups(items: Sequence[Results]) -> list[list[Results]]:
-    """The items of a paper or a public source together, first the one whose verdict counts: the first with a claim.
+    """The items of a paper or a public source together, first the one whose verdict counts: the
+    first with a claim.
 
     A source without an accuracy to compare is left out.
     """
     groups: dict[str, list[Results]] = {}
     for each in items:
-        groups.setdefault(family(each["item"]) if chapter(each) == "public" else chapter(each), []).append(each)
+        groups.setdefault(
+            family(each["item"]) if chapter(each) == "public" else chapter(each), []
+        ).append(each)
     ranked = (sorted(group, key=lambda each: not each["claim"]) for group in groups.values())
     return [group for group in ranked if group[0]["claim"] or tally(group).values]
 
@@ -134,7 +160,9 @@ def _groups(items: Sequence[Results]) -> list[list[Results]]:
 def _verdict(group: Sequence[Results], remarks: Mapping[str, str], folder: str) -> dict[str, str]:
     """The row of a paper: the verdict on its main item."""
     first, found = group[0], tally(group)
-    title = first["title"] if chapter(first) == "public" else TITLES.get(chapter(first), chapter(first))
+    title = (
+        first["title"] if chapter(first) == "public" else TITLES.get(chapter(first), chapter(first))
+    )
     cells = [cell for each in group for cell in each["cells"].values()]
     counted_on = [*filter(complete, cells)] or cells
     return {
@@ -142,7 +170,9 @@ def _verdict(group: Sequence[Results], remarks: Mapping[str, str], folder: str) 
         "claim": first["claim"] or counted(found.values, "published value"),
         "measured": "; ".join(_measured(group)) or "no accuracy to compare",
         "seeds": _range([len(longest(cell)) for cell in counted_on]),
-        "verdict": _short_in_bold(_conclusion(first, remarks) or f"{found.met} of {found.values} reproduced"),
+        "verdict": _short_in_bold(
+            _conclusion(first, remarks) or f"{found.met} of {found.values} reproduced"
+        ),
     }
 
 
@@ -154,7 +184,9 @@ def _short_in_bold(verdict: str) -> str:
 
 def _conclusion(results: Results, remarks: Mapping[str, str]) -> str:
     """The verdict that the remarks state or, on a claim, the one that follows from its gains."""
-    return verdict_line(remarks.get(results["item"], "")) or (claim_holds(results) if results["claim"] else "")
+    return verdict_line(remarks.get(results["item"], "")) or (
+        claim_holds(results) if results["claim"] else ""
+    )
 
 
 def _measured(group: Sequence[Results]) -> list[str]:
@@ -169,15 +201,25 @@ def _measured(group: Sequence[Results]) -> list[str]:
 
 
 def mean_gain(results: Results) -> str:
-    """Our mean gain over the baselines, next to the published one where that is known, and what it is based on."""
+    """Our mean gain over the baselines, next to the published one where that is known, and what it
+    is based on.
+    """
     changes, measure = gains(results), MEASURES[results["measures"][0]]
     known = [each for each in changes if each.holds != "–" and each.printed is not None]
     shown = known or changes
     if not shown:
         return ""
     ours = signed(statistics.fmean(each.ours for each in shown), 1)
-    what = f"mean gain {ours} {measure.unit}" if measure.unit else f"mean difference {ours} in {measure.title}"
-    published = f", published {signed(statistics.fmean(each.printed or 0.0 for each in known), 1)}," if known else ""
+    what = (
+        f"mean gain {ours} {measure.unit}"
+        if measure.unit
+        else f"mean difference {ours} in {measure.title}"
+    )
+    published = (
+        f", published {signed(statistics.fmean(each.printed or 0.0 for each in known), 1)},"
+        if known
+        else ""
+    )
     return f"{what}{published} in {counted(len(shown), 'pair')} of cells{_after(shown)}"
 
 
@@ -216,7 +258,10 @@ def _row(results: Results, remarks: Mapping[str, str], folder: str) -> dict[str,
         "cells run": f"{len(outcomes)} of {whole}" if whole > len(outcomes) else str(len(outcomes)),
         "completed": str(sum(map(complete, cells))),
         "seeds": _range([len(longest(cell)) for cell in cells]),
-        **{word: str(outcomes.count(word)) if any(outcomes) else "–" for word in get_args(Agreement)},
+        **{
+            word: str(outcomes.count(word)) if any(outcomes) else "–"
+            for word in get_args(Agreement)
+        },
         "verdict": _conclusion(results, remarks),
     }
 

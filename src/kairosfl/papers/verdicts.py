@@ -17,7 +17,9 @@ Agreement = Literal["reproduced", "open", "not reproduced"]
 
 
 def agreement(cell: Mapping[str, Any], measure: str) -> Agreement | None:
-    """Whether ours agrees with the published value; None if there is none or the cell was not run as published."""
+    """Whether ours agrees with the published value; None if there is none or the cell was not run
+    as published.
+    """
     ours, printed = values(cell, measure), cell["printed"].get(measure)
     if printed is None or not ours or not as_published(cell):
         return None
@@ -34,7 +36,10 @@ def compared_measures(results: Results) -> tuple[str, ...]:
 
 def outcome(results: Results, cell: Mapping[str, Any]) -> Agreement | None:
     """The verdict on a cell, the best of all measures that count."""
-    found = [None if results.get("beat") else agreement(cell, measure) for measure in compared_measures(results)]
+    found = [
+        None if results.get("beat") else agreement(cell, measure)
+        for measure in compared_measures(results)
+    ]
     return next((word for word in get_args(Agreement) if word in found), None)
 
 
@@ -42,7 +47,8 @@ def outcome(results: Results, cell: Mapping[str, Any]) -> Agreement | None:
 class Tally:
     """How our comparisons with published values ended, and how many values these are.
 
-    A value that has several readings is compared once for each; it is `met` if one of them reproduces it.
+    A value that has several readings is compared once for each; it is `met` if one of them
+    reproduces it.
     """
 
     reproduced: int
@@ -66,7 +72,9 @@ def tally(items: Sequence[Results]) -> Tally:
 
 
 def family(item: str) -> str:
-    """The item whose published values an item compares: its own, or those of which it has other readings."""
+    """The item whose published values an item compares: its own, or those of which it has other
+    readings.
+    """
     return item.removesuffix("-readings")
 
 
@@ -78,7 +86,9 @@ def published(items: Sequence[Results]) -> int:
             _identified(item.key, name, _of_sources(item, cell))
             for item in known
             for name, cell in item.cells.items()
-            if cell.comparable and not item.beat and any(value is not None for value in _of_sources(item, cell))
+            if cell.comparable
+            and not item.beat
+            and any(value is not None for value in _of_sources(item, cell))
         }
     )
 
@@ -89,18 +99,27 @@ def _of_sources(item: Item, cell: Cell) -> list[float | None]:
 
 def _published(results: Results, name: str) -> object:
     printed = results["cells"][name]["printed"]
-    return _identified(results["item"], name, [printed.get(measure) for measure in compared_measures(results)])
+    return _identified(
+        results["item"], name, [printed.get(measure) for measure in compared_measures(results)]
+    )
 
 
 def _identified(item: str, name: str, values: Sequence[float | None]) -> object:
-    """Identifies the published value of a cell: that of other readings is the same, for the same data and method.
+    """Identifies the published value of a cell: that of other readings is the same, for the same
+    data and method.
 
     A reading of one source's value is one of the value that several sources have.
     """
     plain = ITEMS.get(family(item))
     cells = plain.cells.items() if plain else ()
-    known = [_of_sources(plain, cell) for other, cell in cells if plain and _part(other) == _part(name)]
-    fits = (each for each in known if all(value in (None, all_of) for value, all_of in zip(values, each, strict=True)))
+    known = [
+        _of_sources(plain, cell) for other, cell in cells if plain and _part(other) == _part(name)
+    ]
+    fits = (
+        each
+        for each in known
+        if all(value in (None, all_of) for value, all_of in zip(values, each, strict=True))
+    )
     return family(item), *_part(name), tuple(next(fits, values))
 
 
@@ -119,7 +138,9 @@ def holds(ours: float, printed: float | None, *, comparable: bool) -> str:
 
 @dataclass(frozen=True)
 class Gain:
-    """Our mean gain of a cell over its baseline, the published one if known, whether that holds, and the rounds."""
+    """Our mean gain of a cell over its baseline, the published one if known, whether that holds,
+    and the rounds.
+    """
 
     ours: float
     printed: float | None
@@ -129,7 +150,9 @@ class Gain:
 
 
 def gains(results: Results) -> list[Gain]:
-    """Of every cell with a baseline, on the primary measure; of several readings of one published gain, the closest."""
+    """Of every cell with a baseline, on the primary measure; of several readings of one published
+    gain, the closest.
+    """
     measure = results["measures"][0]
     found: dict[object, Gain] = {}
     for name, cell in results["cells"].items():
@@ -142,17 +165,25 @@ def gains(results: Results) -> list[Gain]:
         base = results["cells"][cell["baseline"]]["printed"].get(measure)
         key = name if printed is None or new.holds == "–" else (cell["printed"][measure], base)
         old = found.get(key)
-        if old is None or (old.printed is not None and abs(ours - old.printed) < abs(old.ours - old.printed)):
+        if old is None or (
+            old.printed is not None and abs(ours - old.printed) < abs(old.ours - old.printed)
+        ):
             found[key] = new
     return list(found.values())
 
 
 def claim_holds(results: Results) -> str:
-    """The verdict on an item's claim in words, from the gains that can be compared with published ones."""
+    """The verdict on an item's claim in words, from the gains that can be compared with published
+    ones.
+    """
     words = [each.holds for each in gains(results) if each.holds != "–"]
     if not words:
         finished = any(map(as_published, results["cells"].values()))
         return "no published numbers to compare" if finished else "open: not all rounds were run"
     if words.count("yes") >= 2 * len(words) / 3:
         return "holds"
-    return "holds in part" if 2 * (words.count("yes") + words.count("in part")) >= len(words) else "does not hold"
+    return (
+        "holds in part"
+        if 2 * (words.count("yes") + words.count("in part")) >= len(words)
+        else "does not hold"
+    )

@@ -1,4 +1,6 @@
-"""Names of cells in words that a reader of the papers knows: `cifar10-fedavgm-aware` is CIFAR-10, FedAvgM ×AWARE."""
+"""Names of cells in words that a reader of the papers knows: `cifar10-fedavgm-aware` is CIFAR-10,
+FedAvgM ×AWARE.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,9 @@ def words(name: str) -> str:
 
 def setting(part: str) -> str:
     """What a part of a cell's name says about its data or model; empty if it is part of the method."""
-    numbers = (text.format(found[1]) for pattern, text in NUMBERS if (found := re.fullmatch(pattern, part)))
+    numbers = (
+        text.format(found[1]) for pattern, text in NUMBERS if (found := re.fullmatch(pattern, part))
+    )
     return DATA.get(part) or next(numbers, "")
 
 

@@ -31,11 +31,16 @@ def path(name: str) -> Path:
 
 
 def guess(file: Path) -> str:
-    """The presets whose names are close to that of a file that does not exist, as a hint; empty if none is."""
+    """The presets whose names are close to that of a file that does not exist, as a hint; empty if
+    none is.
+    """
     close = difflib.get_close_matches(file.stem.lower(), names(), n=3, cutoff=0.5)
     return f"did you mean the preset {' or '.join(map(repr, close))}?" if close else ""
 
 
 def descriptions() -> list[tuple[str, str]]:
     """Name and first comment line of every preset, for a listing."""
-    return [(name, path(name).read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")) for name in names()]
+    return [
+        (name, path(name).read_text(encoding="utf-8").partition("\n")[0].lstrip("# "))
+        for name in names()
+    ]

@@ -1,4 +1,6 @@
-"""The files of a run folder, checked for use in a report: damaged parts are left out and named in one sentence."""
+"""The files of a run folder, checked for use in a report: damaged parts are left out and named in
+one sentence.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ Wanted = Mapping[str, Callable[[Any], bool]]
 _MOST = 2**31  # clients or rounds
 _NAMED = 5  # damaged lines or rounds of a file; the others are counted
 _ANY, _SHARE, _AMOUNT = (-math.inf, math.inf), (0.0, 1.0), (0.0, 1e18)
-_PLAIN = {float, bool, type(None)}  # types that become a number without a check; a whole one may be too large
+_PLAIN = {
+    float,
+    bool,
+    type(None),
+}  # types that become a number without a check; a whole one may be too large
 _METRICS = {
     "critical": _SHARE,
     **dict.fromkeys(("cohort", "reported", "rejected", "epochs", "epochs_total"), _AMOUNT),
@@ -69,13 +75,17 @@ def table(path: Path, say: Say, wanted: Wanted) -> dict[str, Any]:
 
 
 def _writable(value: Any) -> None:
-    """Raise a ValueError for what can be parsed but not shown: half a character, a number with thousands of digits."""
+    """Raise a ValueError for what can be parsed but not shown: half a character, a number with
+    thousands of digits.
+    """
     json.dumps(value, ensure_ascii=False, default=str).encode()
 
 
 def kept(values: Mapping[str, Any], wanted: Wanted, path: Path, say: Say) -> dict[str, Any]:
     """The values of a file, without those that are neither null nor valid."""
-    wrong = [key for key, good in wanted.items() if values.get(key) is not None and not good(values[key])]
+    wrong = [
+        key for key, good in wanted.items() if values.get(key) is not None and not good(values[key])
+    ]
     for key in wrong:
         text = repr(values[key])
         shown = text if len(text) <= 40 else f"{text[:37]}..."
@@ -83,12 +93,18 @@ def kept(values: Mapping[str, Any], wanted: Wanted, path: Path, say: Say) -> dic
     return {key: value for key, value in values.items() if key not in wrong}
 
 
-def metrics(rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], path: Path, say: Say) -> dict[str, Array]:
-    """The lines of metrics.jsonl as columns, one value per round; of `scores`, the first is the main metric."""
+def metrics(
+    rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], path: Path, say: Say
+) -> dict[str, Array]:
+    """The lines of metrics.jsonl as columns, one value per round; of `scores`, the first is the
+    main metric.
+    """
     wrong: dict[str, list[int]] = {}
     main = scores[0]
     ranges = {score.name: _range(score) for score in scores}
-    ranges |= _METRICS | {f"client_{main.name}_{which}": _range(main) for which in ("mean", "worst")}
+    ranges |= _METRICS | {
+        f"client_{main.name}_{which}": _range(main) for which in ("mean", "worst")
+    }
 
     def value(row: Mapping[str, Any], name: str) -> float:
         found = number(row.get(name), *ranges.get(name, _ANY))
@@ -99,7 +115,9 @@ def metrics(rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], path: Pa
     def column(name: str) -> Array:
         values = [row.get(name) for row in rows]
         low, high = ranges.get(name, _ANY)
-        if set(map(type, values)) <= _PLAIN | {int}:  # all at once; one by one only where something is wrong
+        if set(map(type, values)) <= _PLAIN | {
+            int
+        }:  # all at once; one by one only where something is wrong
             with contextlib.suppress(OverflowError):
                 array = np.array(values, dtype=np.float64)
                 array[~np.isfinite(array)] = np.nan
@@ -112,7 +130,9 @@ def metrics(rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], path: Pa
     _name_fields(path, wrong, say)
     intact = [row if row["round"] not in wrong.get(main.name, ()) else {} for row in rows]
     evaluated = [row.get("evaluated", row.get(main.name) is not None) is True for row in intact]
-    lost = [scored and row.get("loss", 0.0) is None for scored, row in zip(evaluated, rows, strict=True)]  # not finite
+    lost = [
+        scored and row.get("loss", 0.0) is None for scored, row in zip(evaluated, rows, strict=True)
+    ]  # not finite
     return (columns or {"round": np.zeros(0)}) | {"not_finite": np.array(lost, dtype=np.float64)}
 
 
@@ -127,7 +147,11 @@ def clients(path: Path, score: Score, say: Say) -> list[dict[str, Any]]:
     rows = []
     for row in by_round(path, say):
         if _is_list(row.get("ids"), is_whole):
-            damaged = [name for name, good in fields.items() if row.get(name) is not None and not good(row, name)]
+            damaged = [
+                name
+                for name, good in fields.items()
+                if row.get(name) is not None and not good(row, name)
+            ]
             rows.append({name: value for name, value in row.items() if name not in damaged})
         else:
             damaged = ["ids"]
@@ -138,7 +162,9 @@ def clients(path: Path, score: Score, say: Say) -> list[dict[str, Any]]:
 
 
 def number(value: Any, low: float = -math.inf, high: float = math.inf) -> float | None:
-    """A JSON value as a number, NaN if nothing was measured; None if it is not a number or out of range."""
+    """A JSON value as a number, NaN if nothing was measured; None if it is not a number or out of
+    range.
+    """
     if value is None:
         return math.nan
     if not isinstance(value, int | float):
@@ -172,7 +198,11 @@ def is_texts(value: Any) -> bool:
 
 def is_counts(value: Any) -> bool:
     """Whether it is a non-empty table of counts."""
-    widths = {len(row) for row in value} if _is_list(value, lambda row: _is_list(row, _is_amount)) else set()
+    widths = (
+        {len(row) for row in value}
+        if _is_list(value, lambda row: _is_list(row, _is_amount))
+        else set()
+    )
     return len(widths) == 1 and widths != {0}
 
 
@@ -205,11 +235,15 @@ def _by_client(row: Mapping[str, Any], name: str) -> bool:
 
 def _square(row: Mapping[str, Any], name: str) -> bool:
     value = row[name]
-    return _is_list(value, lambda each: _per_client({"ids": value, name: each}, name)) and len(value) == len(row["ids"])
+    return _is_list(value, lambda each: _per_client({"ids": value, name: each}, name)) and len(
+        value
+    ) == len(row["ids"])
 
 
 def _quantiles(row: Mapping[str, Any], name: str, within: tuple[float, float]) -> bool:
-    return _is_list(row[name], lambda value: number(value, *within) is not None) and len(row[name]) > 1
+    return (
+        _is_list(row[name], lambda value: number(value, *within) is not None) and len(row[name]) > 1
+    )
 
 
 _CLIENT_FIELDS: dict[str, Callable[[Mapping[str, Any], str], bool]] = {
@@ -232,10 +266,14 @@ def by_round(path: Path, say: Say) -> list[dict[str, Any]]:
     if damaged and _unended(path, damaged[-1]):
         damaged.pop()
     if damaged:
-        say(f"{path}: {_listed('line', damaged)} {'is' if len(damaged) == 1 else 'are'} damaged and left out.")
+        say(
+            f"{path}: {_listed('line', damaged)} {'is' if len(damaged) == 1 else 'are'} damaged and left out."
+        )
     wrong = [row["round"] for row in lines if not 0 < row["round"] < _MOST]
     if wrong:
-        say(f"{path}: {_listed('round', wrong)} cannot exist and {'is' if len(wrong) == 1 else 'are'} left out.")
+        say(
+            f"{path}: {_listed('round', wrong)} cannot exist and {'is' if len(wrong) == 1 else 'are'} left out."
+        )
     rows = {row["round"]: row for row in lines if row["round"] not in wrong}
     return [rows[number] for number in sorted(rows)]
 
@@ -253,7 +291,10 @@ def _name_fields(path: Path, wrong: Mapping[str, Sequence[int]], say: Say) -> No
 
 def _listed(word: str, numbers: Sequence[int]) -> str:
     """`line 3`, `lines 3 and 5`, `lines 1, 2, 3, 4, 5 and 12 more`."""
-    shown = [*map(str, numbers[:_NAMED]), *([f"{len(numbers) - _NAMED} more"] if len(numbers) > _NAMED else [])]
+    shown = [
+        *map(str, numbers[:_NAMED]),
+        *([f"{len(numbers) - _NAMED} more"] if len(numbers) > _NAMED else []),
+    ]
     words = f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
     return f"{word if len(numbers) == 1 else f'{word}s'} {words}"
 

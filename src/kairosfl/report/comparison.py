@@ -10,7 +10,13 @@ from typing import Any
 from kairosfl.report.read import read_study
 from kairosfl.report.tables import Row, cells, chosen_target, results, results_table
 
-WIDE = ("final", "worst clients", "cohort", "e-LUD", "seconds")  # shown only in the page and the files
+WIDE = (
+    "final",
+    "worst clients",
+    "cohort",
+    "e-LUD",
+    "seconds",
+)  # shown only in the page and the files
 
 
 @dataclass(frozen=True)
@@ -24,12 +30,18 @@ class Comparison:
 
     def table(self, columns: Sequence[str] | None = None) -> list[dict[str, str]]:
         """These columns after the algorithm, or those that fit a wide terminal."""
-        without = WIDE if columns is None else [n for n in cells(self.rows[0]) if n not in ("algorithm", *columns)]
+        without = (
+            WIDE
+            if columns is None
+            else [n for n in cells(self.rows[0]) if n not in ("algorithm", *columns)]
+        )
         return results_table(self.rows, self.target, without)
 
     def numbers(self) -> list[dict[str, Any]]:
         """All columns: each value with mean, deviation, and over how many seeds of how many it is."""
-        kept = [{"metric": row.score.name, "target": self.target} | asdict(row) for row in self.rows]
+        kept = [
+            {"metric": row.score.name, "target": self.target} | asdict(row) for row in self.rows
+        ]
         return [{key: value for key, value in row.items() if key != "score"} for row in kept]
 
     def notes(self) -> list[str]:

@@ -1,4 +1,6 @@
-"""The picture of `kairosfl demo`: how every way to spend clients ends, plain and averaged, above what it cost."""
+"""The picture of `kairosfl demo`: how every way to spend clients ends, plain and averaged, above
+what it cost.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def draw(
     schedules: Mapping[str, str],
     path: Path,
 ) -> Path:
-    """Per cent of every seed by way, schedule and kind of model, with mean and standard error; megabytes by way."""
+    """Per cent of every seed by way, schedule and kind of model, with mean and standard error;
+    megabytes by way.
+    """
     kind = picture_kind(path)
     names = [f"{way.replace(', ', ',' + chr(10))}\n{size:.1f} MB" for way, size in sent.items()]
     with style(**EMBEDDED):
@@ -35,10 +39,21 @@ def draw(
                 errors = values.std(1, ddof=1) / values.shape[1] ** 0.5
                 colour = f"C{int(averaged)}"
                 axes.plot(
-                    np.repeat(places, values.shape[1]), values.ravel(), ".", color=colour, alpha=0.3, markersize=4
+                    np.repeat(places, values.shape[1]),
+                    values.ravel(),
+                    ".",
+                    color=colour,
+                    alpha=0.3,
+                    markersize=4,
                 )
                 axes.errorbar(
-                    places, values.mean(1), errors, fmt="o" if averaged else "s", color=colour, capsize=3, label=label
+                    places,
+                    values.mean(1),
+                    errors,
+                    fmt="o" if averaged else "s",
+                    color=colour,
+                    capsize=3,
+                    label=label,
                 )
             axes.set_title(words)
             axes.set_xticks(range(len(sent)), names)

@@ -43,17 +43,26 @@ _STYLE: dict[Any, Any] = {
 STRIPS = 12  # at most: more would hide the curves
 KINDS = ("svg", "pdf", "png")
 EMBEDDED = {"svg.fonttype": "path"}  # the text of an SVG looks the same everywhere
-STYLES = ("-", "--", "-.", ":")  # a curve is distinguished by more than its colour, which print may not have
+STYLES = (
+    "-",
+    "--",
+    "-.",
+    ":",
+)  # a curve is distinguished by more than its colour, which print may not have
 # An axis in words: label, size of the unit, and how much there must be of it.
 _UNITS = {"MB": (("communication (GB)", 1000.0, 10_000.0), ("communication (MB)", 1.0, 0.0))}
 
 
 def style(**more: Any) -> AbstractContextManager[None]:
-    """The style of all plots, with further settings of matplotlib, for as long as the context lasts."""
+    """The style of all plots, with further settings of matplotlib, for as long as the context
+    lasts.
+    """
     try:
         import matplotlib
     except ImportError:
-        raise UserError("Drawing needs matplotlib; install it with: pip install 'kairosfl[cli]'.") from None
+        raise UserError(
+            "Drawing needs matplotlib; install it with: pip install 'kairosfl[cli]'."
+        ) from None
     return matplotlib.rc_context(_STYLE | more)
 
 
@@ -73,7 +82,9 @@ def picture_kind(path: Path) -> str:
 
 
 def save(figure: Figure, path: Path, kind: str, dpi: float = 180) -> None:
-    """Write a figure that is the same file on every machine: without the date, and an SVG with few digits."""
+    """Write a figure that is the same file on every machine: without the date, and an SVG with few
+    digits.
+    """
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
     if kind != "svg":
         write(path, lambda at: figure.savefig(at, format=kind, dpi=dpi, metadata=metadata))
@@ -84,14 +95,18 @@ def save(figure: Figure, path: Path, kind: str, dpi: float = 180) -> None:
 
 
 def _steady(svg: str) -> str:
-    """An SVG whose ids, hashes of all digits of its numbers, are counted instead, with positions rounded.
+    """An SVG whose ids, hashes of all digits of its numbers, are counted instead, with positions
+    rounded.
 
-    Two processors may differ in the last digit of a position. Numbers below 1, such as the scale of letters, stay.
+    Two processors may differ in the last digit of a position. Numbers below 1, such as the scale of
+    letters, stay.
     """
     hashed = dict.fromkeys(re.findall(r'id="(\w*[0-9a-f]{10})"', svg))
     names = {name: f"{name[0]}{number}" for number, name in enumerate(hashed, 1)}
     svg = re.sub(r"\w*[0-9a-f]{10}\b", lambda found: names.get(found[0], found[0]), svg)
-    return re.sub(r"<[^!>][^>]*>", lambda tag: re.sub(r"[1-9]\d*\.\d{5,}", _four_digits, tag[0]), svg)
+    return re.sub(
+        r"<[^!>][^>]*>", lambda tag: re.sub(r"[1-9]\d*\.\d{5,}", _four_digits, tag[0]), svg
+    )
 
 
 def _four_digits(number: re.Match[str]) -> str:
@@ -99,7 +114,9 @@ def _four_digits(number: re.Match[str]) -> str:
 
 
 def draw_lines(axes: Axes, picture: Lines, names: Sequence[str]) -> bool:
-    """Curves with a band of one deviation, named by their groups. Returns whether any band is visible."""
+    """Curves with a band of one deviation, named by their groups. Returns whether any band is
+    visible.
+    """
     most = max(float(series.x[-1]) for series in picture.series)
     units = _UNITS.get(picture.x_label, ((picture.x_label, 1.0, 0.0),))
     label, unit = next((text, size) for text, size, least in units if most >= least)
@@ -109,7 +126,11 @@ def draw_lines(axes: Axes, picture: Lines, names: Sequence[str]) -> bool:
         style = "--" if series.dashed else STYLES[0 if solid else series.group % len(STYLES)]
         scale = 100.0 if picture.percent else 1.0
         low, high = (edge * scale for edge in band(series, picture.percent))
-        look: dict[str, Any] = {"color": colour(series.group), "linestyle": style, "label": _name(series, names)}
+        look: dict[str, Any] = {
+            "color": colour(series.group),
+            "linestyle": style,
+            "label": _name(series, names),
+        }
         look["drawstyle"] = "steps-mid" if picture.steps else "default"
         plot(axes, series.x / unit, series.mean * scale, low, high, **look)
         banded |= bool((series.deviation > 0).any())
@@ -126,7 +147,9 @@ def explained(bands: bool, strips: str) -> list[Artist]:
     from matplotlib.patches import Patch
 
     drawn = [(f"bands: {BAND}", 0.3)] * bands + [(f"{strips}: {CRITICAL}", 0.7)] * bool(strips)
-    return [Patch(color="0.5", alpha=strength, linewidth=0, label=label) for label, strength in drawn]
+    return [
+        Patch(color="0.5", alpha=strength, linewidth=0, label=label) for label, strength in drawn
+    ]
 
 
 def whole(axis: Axis) -> None:
@@ -155,7 +178,8 @@ def band(series: Series, percent: bool) -> tuple[Array, Array]:
 def periods(
     picture: Lines, groups: Sequence[Group], *, followed: bool = False
 ) -> dict[int, list[tuple[float, float, float]]]:
-    """The critical periods to shade by group: none unless x is the round, of a few groups, and some had any.
+    """The critical periods to shade by group: none unless x is the round, of a few groups, and some
+    had any.
 
     With `followed` only those of detectors that a rule follows, or that were asked for.
     """
@@ -168,7 +192,9 @@ def periods(
 
 
 def shade(axes: Axes, found: dict[int, list[tuple[float, float, float]]]) -> str:
-    """One group: the whole height, shaded lightly. Several: a strip each at the bottom. Returns what was drawn."""
+    """One group: the whole height, shaded lightly. Several: a strip each at the bottom. Returns
+    what was drawn.
+    """
     alone = len(found) == 1
     if not alone and found:  # room for the strips below the curves
         low, high = axes.get_ylim()
@@ -176,7 +202,11 @@ def shade(axes: Axes, found: dict[int, list[tuple[float, float, float]]]) -> str
     for row, (number, spans) in enumerate(found.items()):
         foot, height, strength = (0.0, 1.0, 0.12) if alone else (row * 0.024, 0.018, 0.7)
         for left, right, share in spans:
-            look: dict[str, Any] = {"color": colour(number), "alpha": strength * share, "linewidth": 0}
+            look: dict[str, Any] = {
+                "color": colour(number),
+                "alpha": strength * share,
+                "linewidth": 0,
+            }
             axes.axvspan(left, right, foot, foot + height, **look)
     return "" if not found else "shaded" if alone else "strips"
 
@@ -189,7 +219,13 @@ def draw_heat(figure: Figure, axes: Axes, picture: HeatMap) -> None:
     low, high = picture.span
     norm = PowerNorm(picture.power, vmin=low, vmax=high)
     image = axes.imshow(
-        picture.grid, extent=extent, origin="lower", aspect="auto", cmap="viridis", norm=norm, interpolation="nearest"
+        picture.grid,
+        extent=extent,
+        origin="lower",
+        aspect="auto",
+        cmap="viridis",
+        norm=norm,
+        interpolation="nearest",
     )
     axes.grid(visible=False)
     for axis in (axes.xaxis, axes.yaxis):
@@ -216,7 +252,9 @@ def _capital(text: str) -> str:
 
 
 def legend_columns(labels: Sequence[str], width: float, points: float) -> int:
-    """As many as fit the width in inches; a legend of two lines is not filled with one entry in the second."""
+    """As many as fit the width in inches; a legend of two lines is not filled with one entry in the
+    second.
+    """
     each = (max(map(len, labels)) + 8) * points / 133  # inches
     most = max(1, min(len(labels), int(width / each)))
     return math.ceil(len(labels) / math.ceil(len(labels) / most))

@@ -29,7 +29,9 @@ def checked_kind(kind: str) -> None:
 
 
 def export_figures(dirs: Sequence[Path], folder: Path, kind: str = "svg") -> list[Path]:
-    """Every picture of the report in its own file, and captions.txt; heat maps have the letter of their group."""
+    """Every picture of the report in its own file, and captions.txt; heat maps have the letter of
+    their group.
+    """
     checked_kind(kind)
     groups, page = read_groups(dirs), Page(critical=True, followed=True)
     names = [in_words(group.label) for group in groups]
@@ -40,7 +42,10 @@ def export_figures(dirs: Sequence[Path], folder: Path, kind: str = "svg") -> lis
             name = f"{name.rpartition('-')[0]}-{letter(picture.group)}"
         path = Path(folder) / f"{name}.{kind}"
         captions[path] = write_figure([picture], groups, names, path, page)
-    write(Path(folder) / "captions.txt", "".join(f"{path.name}: {text}\n" for path, text in captions.items()))
+    write(
+        Path(folder) / "captions.txt",
+        "".join(f"{path.name}: {text}\n" for path, text in captions.items()),
+    )
     return list(captions)
 
 
@@ -51,7 +56,9 @@ def export_tables(
     groups = read_groups(dirs)
     target = chosen_target(groups, target, baseline)
     rows, pairs = results(groups, target, baseline), paired_tests(groups, baseline)
-    tables = {name: results_file(Path(name), rows, target) for name in ("results.csv", "results.tex")}
+    tables = {
+        name: results_file(Path(name), rows, target) for name in ("results.csv", "results.tex")
+    }
     if pairs:
         tables["tests.csv"] = as_csv([columns(pair) for pair in pairs])
         tables["tests.tex"] = as_latex([pair_cells(pair) for pair in pairs])
@@ -87,7 +94,8 @@ def results_file(
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
     """Rows as CSV with a header; unknown values are left empty.
 
-    Text may come from someone else's run folder: a spreadsheet would evaluate what begins like a formula.
+    Text may come from someone else's run folder: a spreadsheet would evaluate what begins like a
+    formula.
     """
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
@@ -97,7 +105,9 @@ def as_csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _defused(value: Any) -> Any:
-    """A value with an apostrophe in front where it is text that a spreadsheet would take for a formula."""
+    """A value with an apostrophe in front where it is text that a spreadsheet would take for a
+    formula.
+    """
     if isinstance(value, str) and value.startswith(FORMULA):
         return f"'{value}"
     return value
@@ -105,4 +115,6 @@ def _defused(value: Any) -> Any:
 
 def as_latex(rows: Sequence[dict[str, str]]) -> str:
     """Rows of text as a tabular."""
-    return tabular([latex(name) for name in rows[0]], [[latex(text) for text in row.values()] for row in rows])
+    return tabular(
+        [latex(name) for name in rows[0]], [[latex(text) for text in row.values()] for row in rows]
+    )

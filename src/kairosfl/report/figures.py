@@ -83,7 +83,14 @@ _CURVES = (
         ("elud",),
         note="1: all clients move in the same direction; higher: more diverse.",
     ),
-    _Curve("coherence", "signals", "Client coherence", "coherence", "metrics.jsonl holds none", ("coherence",)),
+    _Curve(
+        "coherence",
+        "signals",
+        "Client coherence",
+        "coherence",
+        "metrics.jsonl holds none",
+        ("coherence",),
+    ),
     _Curve(
         "lud",
         "signals",
@@ -104,7 +111,15 @@ _CURVES = (
         asked=_has_fedaware,
         note="0: λ is uniform; K − 1: one of K clients has all of the weight.",
     ),
-    _Curve("cohort", "decisions", "Cohort size", "clients", "metrics.jsonl holds none", ("cohort",), plain=True),
+    _Curve(
+        "cohort",
+        "decisions",
+        "Cohort size",
+        "clients",
+        "metrics.jsonl holds none",
+        ("cohort",),
+        plain=True,
+    ),
     _Curve(
         "epochs",
         "decisions",
@@ -115,7 +130,15 @@ _CURVES = (
         note="Mean over the cohort.",
         plain=True,
     ),
-    _Curve("lr", "decisions", "Learning rate", "learning rate", "metrics.jsonl holds none", ("lr",), plain=True),
+    _Curve(
+        "lr",
+        "decisions",
+        "Learning rate",
+        "learning rate",
+        "metrics.jsonl holds none",
+        ("lr",),
+        plain=True,
+    ),
     _Curve(
         "rejected",
         "decisions",
@@ -131,7 +154,13 @@ _CURVES = (
 def _measured(score: Score, section: str) -> _Curve:
     """A metric over the rounds."""
     return _Curve(
-        score.name, section, f"Test {score.words}", score.words, _UNSCORED, (score.name,), percent=score.percent
+        score.name,
+        section,
+        f"Test {score.words}",
+        score.words,
+        _UNSCORED,
+        (score.name,),
+        percent=score.percent,
     )
 
 
@@ -178,18 +207,26 @@ def _main_curves(score: Score) -> tuple[_Curve, ...]:
 
 def figures(groups: Sequence[Group]) -> tuple[list[Picture], list[LeftOut]]:
     """All plots of these groups in the order of the page, and those that are left out."""
-    drawn = [*(_lines(curve, groups) for curve in _all_curves(groups)), _worst_class(groups), _served(groups)]
+    drawn = [
+        *(_lines(curve, groups) for curve in _all_curves(groups)),
+        _worst_class(groups),
+        _served(groups),
+    ]
     made: list[Picture | LeftOut] = [each for each in drawn if each is not None]
     made = [_with_samples(each, groups) for each in made]
     for number, group in enumerate(groups):
         made += inside(number, group)
     order = list(SECTIONS)
     made.sort(key=lambda each: order.index(each.section))
-    return [e for e in made if not isinstance(e, LeftOut)], [e for e in made if isinstance(e, LeftOut)]
+    return [e for e in made if not isinstance(e, LeftOut)], [
+        e for e in made if isinstance(e, LeftOut)
+    ]
 
 
 def chart(groups: Sequence[Group], key: str, against: str = "round") -> Lines:
-    """One plot for a paper: a curve, by default the main metric, against the round, the bytes or the epochs."""
+    """One plot for a paper: a curve, by default the main metric, against the round, the bytes or
+    the epochs.
+    """
     curves = {curve.key: curve for curve in _all_curves(groups) if curve.cost is None}
     key = key or groups[0].score.name
     key = key if key in curves else key.replace("_", "-")
@@ -203,7 +240,9 @@ def chart(groups: Sequence[Group], key: str, against: str = "round") -> Lines:
 
 
 def smoothed(picture: Lines, points: int) -> Lines:
-    """Every seed's curve as the mean of this many neighbouring points, except for what the server decided."""
+    """Every seed's curve as the mean of this many neighbouring points, except for what the server
+    decided.
+    """
     if points == 1 or picture.steps:
         return picture
     series = []
@@ -224,7 +263,9 @@ def _all_curves(groups: Sequence[Group]) -> list[_Curve]:
     """What may be drawn of these groups, in the order of the page."""
     main = groups[0].score
     *curves, of_clients = _main_curves(main)
-    further = dict.fromkeys(score for group in groups for run in group.runs for score in (_LOSS, *run.scores))
+    further = dict.fromkeys(
+        score for group in groups for run in group.runs for score in (_LOSS, *run.scores)
+    )
     curves += [_measured(score, "learning") for score in further if score.name != main.name]
     return [*curves, _TRAIN_LOSS, of_clients, *_CURVES, *_recorded(groups)]
 
@@ -260,13 +301,17 @@ def _lines(curve: _Curve, groups: Sequence[Group]) -> Lines | LeftOut:
     series = []
     for number, group in enumerate(groups):
         for i, (column, name) in enumerate(zip(curve.columns, curve.names, strict=True)):
-            points = _over_cost(group, column, curve.cost) if curve.cost else _over_rounds(group, column)
+            points = (
+                _over_cost(group, column, curve.cost) if curve.cost else _over_rounds(group, column)
+            )
             made = _series(number, *points, name, i > 0, None if curve.cost else _steady(group))
             if len(made.x):
                 series.append(made)
     if not series:
         return LeftOut(curve.section, curve.title, _missing(curve, groups))
-    if curve.why == _UNASKED and all(_once(run, curve.columns[0]) for group in groups for run in group.runs):
+    if curve.why == _UNASKED and all(
+        _once(run, curve.columns[0]) for group in groups for run in group.runs
+    ):
         return LeftOut(curve.section, curve.title, _AT_THE_END)
     values = np.concatenate([each.seeds.ravel() for each in series])
     values = values[np.isfinite(values)]
@@ -295,50 +340,74 @@ def _missing(curve: _Curve, groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
     if not any(map(curve.asked, runs)):
         return curve.why
-    if curve.section in ("signals", "learning") and not any((run.column("reported") > 0).any() for run in runs):
+    if curve.section in ("signals", "learning") and not any(
+        (run.column("reported") > 0).any() for run in runs
+    ):
         return "no round had a good report"
     evaluated = any(len(run.evaluated) for run in runs)
-    return "training diverged: it was never finite" if curve.why == _UNSCORED and evaluated else curve.why
+    return (
+        "training diverged: it was never finite"
+        if curve.why == _UNSCORED and evaluated
+        else curve.why
+    )
 
 
 def _worst_class(groups: Sequence[Group]) -> Lines | None:
-    """The accuracy of the class that is recognised worst in each round, of the runs that recorded it."""
+    """The accuracy of the class that is recognised worst in each round, of the runs that recorded
+    it.
+    """
     series = []
     for number, group in enumerate(groups):
         found = [_lowest(run) for run in group.runs]
-        rounds = np.unique(np.concatenate([np.array(sorted(each), dtype=np.float64) for each in found]))
+        rounds = np.unique(
+            np.concatenate([np.array(sorted(each), dtype=np.float64) for each in found])
+        )
         values = np.array([[each.get(int(at), np.nan) for at in rounds] for each in found])
         if len(rounds):
             series.append(_series(number, rounds, values, "", False, _steady(group)))
     note = "The class of which the smallest share of test samples is recognised; it may be another one in each round."
     title, drawn = "Accuracy of the worst class", tuple(each for each in series if len(each.x))
-    return Lines("worst-class", "learning", title, note, "round", "accuracy", drawn, percent=True) if drawn else None
+    return (
+        Lines("worst-class", "learning", title, note, "round", "accuracy", drawn, percent=True)
+        if drawn
+        else None
+    )
 
 
 def _lowest(run: RunData) -> dict[int, float]:
     """By round."""
     rows = (
-        (row["round"], [each for each in row.get("class_accuracy") or () if each is not None]) for row in run.clients
+        (row["round"], [each for each in row.get("class_accuracy") or () if each is not None])
+        for row in run.clients
     )
     return {at: float(min(known)) for at, known in rows if known and at <= run.last}
 
 
 def _served(groups: Sequence[Group]) -> Lines | LeftOut:
-    """The main metric of every client with the last evaluated model, from the lowest to the highest."""
+    """The main metric of every client with the last evaluated model, from the lowest to the
+    highest.
+    """
     score = groups[0].score
     title, series, field = f"Final {score.words} of every client", [], score.quantiles
     for number, group in enumerate(groups):
-        seeds = [next((row[field] for row in reversed(run.clients) if field in row), None) for run in group.runs]
+        seeds = [
+            next((row[field] for row in reversed(run.clients) if field in row), None)
+            for run in group.runs
+        ]
         known = [np.array(values, dtype=np.float64) for values in seeds if values is not None]
         if known:
             at = np.linspace(0, 100, max(map(len, known)))
-            served = np.array([np.interp(at, np.linspace(0, 100, len(each)), each) for each in known])
+            served = np.array(
+                [np.interp(at, np.linspace(0, 100, len(each)), each) for each in known]
+            )
             series.append(_series(number, at, served, "", False))
     if not series:
         return LeftOut("learning", title, _UNASKED)
     note = f"Clients from the lowest to the highest {score.words}; the flatter, the fairer."
     x_label, drawn = "% of the clients", tuple(series)
-    return Lines("client-quantiles", "learning", title, note, x_label, score.words, drawn, score.percent)
+    return Lines(
+        "client-quantiles", "learning", title, note, x_label, score.words, drawn, score.percent
+    )
 
 
 def _over_rounds(group: Group, column: str) -> tuple[Array, Array]:
@@ -351,25 +420,36 @@ def _over_rounds(group: Group, column: str) -> tuple[Array, Array]:
 
 
 def _over_cost(group: Group, column: str, cost: Callable[[RunData], Array]) -> tuple[Array, Array]:
-    """The seeds at equal cost, as far as all of them got: interpolated at the costs of the one that spent least."""
+    """The seeds at equal cost, as far as all of them got: interpolated at the costs of the one that
+    spent least.
+    """
     curves = []
-    for run in [run for run in group.shown if np.isfinite(cost(run)[-1])] or group.shown:  # not cut to the shortest
+    for run in [
+        run for run in group.shown if np.isfinite(cost(run)[-1])
+    ] or group.shown:  # not cut to the shortest
         x, y = cost(run), run.column(column)
         known = np.isfinite(y) & (x > 0)
         curves.append((x[known], y[known]))
     at = min((x for x, _ in curves if len(x)), key=lambda x: x[-1], default=np.empty(0))
     at = at[at >= max((x[0] for x, _ in curves if len(x)), default=0.0)]
-    values = [np.interp(at, x, y, left=np.nan, right=np.nan) if len(x) else np.full(len(at), np.nan) for x, y in curves]
+    values = [
+        np.interp(at, x, y, left=np.nan, right=np.nan) if len(x) else np.full(len(at), np.nan)
+        for x, y in curves
+    ]
     return at, np.array(values)
 
 
 def _steady(group: Group) -> list[bool] | None:
-    """Which runs have not diverged: a mean that a run leaves where it diverges would jump. None: all, or none."""
+    """Which runs have not diverged: a mean that a run leaves where it diverges would jump. None:
+    all, or none.
+    """
     steady = [run.diverged is None for run in group.runs]
     return steady if any(steady) and not all(steady) else None
 
 
-def _series(number: int, x: Array, seeds: Array, name: str, dashed: bool, of: Sequence[bool] | None = None) -> Series:
+def _series(
+    number: int, x: Array, seeds: Array, name: str, dashed: bool, of: Sequence[bool] | None = None
+) -> Series:
     """Mean and deviation over the seeds, or `of` some of them, wherever any of these has a value."""
     every, seeds = seeds, seeds if of is None else seeds[np.array(of)]
     kept = np.isfinite(seeds).any(axis=0)
@@ -382,12 +462,16 @@ def _series(number: int, x: Array, seeds: Array, name: str, dashed: bool, of: Se
     alike = np.nanmax(seeds, axis=0, initial=-np.inf) == np.nanmin(
         seeds, axis=0, initial=np.inf
     )  # the mean may be rounded
-    deviation = np.where(count > 1, np.where(alike, 0.0, np.sqrt(squares / np.maximum(count - 1, 1))), np.nan)
+    deviation = np.where(
+        count > 1, np.where(alike, 0.0, np.sqrt(squares / np.maximum(count - 1, 1))), np.nan
+    )
     return Series(number, x, mean, deviation, count, every, name, dashed, of)
 
 
 def critical_periods(group: Group) -> list[tuple[float, float, float]]:
-    """Stretches of rounds (left edge, right edge, share of the seeds) in which runs were in a critical period."""
+    """Stretches of rounds (left edge, right edge, share of the seeds) in which runs were in a
+    critical period.
+    """
     rounds = np.unique(np.concatenate([run.column("round") for run in group.runs]))
     share = np.zeros((2, len(rounds)))
     for run in group.runs:
@@ -397,9 +481,15 @@ def critical_periods(group: Group) -> list[tuple[float, float, float]]:
     level = np.concatenate([[0.0], share[0] / share[1], [0.0]])
     edges = np.concatenate([rounds[:1] - 0.5, rounds + 0.5])
     turns = np.flatnonzero(np.diff(level))
-    return [(float(edges[a]), float(edges[b]), float(level[a + 1])) for a, b in pairwise(turns) if level[a + 1] > 0]
+    return [
+        (float(edges[a]), float(edges[b]), float(level[a + 1]))
+        for a, b in pairwise(turns)
+        if level[a + 1] > 0
+    ]
 
 
 def followed_periods(group: Group) -> list[tuple[float, float, float]]:
-    """Those that a rule acted on, or of a detector that was asked for; of any other they would be noise."""
+    """Those that a rule acted on, or of a detector that was asked for; of any other they would be
+    noise.
+    """
     return critical_periods(group) if group.follows_detector else []

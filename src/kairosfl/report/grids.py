@@ -18,15 +18,31 @@ MOST_ROWS = 150
 MOST_MATRICES = 6  # of cosines: the first, the last and evenly spaced ones in between
 
 _FIELDS = {
-    "weights": ("Aggregation weights", "weight", "Share of each client in the average; blank: not in the cohort."),
-    "lambda": ("AWARE's λ", "λ", "Weights of the minimum-norm direction; blank: zero, or a client not seen yet."),
+    "weights": (
+        "Aggregation weights",
+        "weight",
+        "Share of each client in the average; blank: not in the cohort.",
+    ),
+    "lambda": (
+        "AWARE's λ",
+        "λ",
+        "Weights of the minimum-norm direction; blank: zero, or a client not seen yet.",
+    ),
     "epochs": (
         "Epochs of each client",
         "epochs",
         "Local epochs before ALT stopped a client; blank: not in the cohort.",
     ),
-    "similarity": ("Similarity to the reference", "cosine", "The last cosine that ALT's stop rule checked."),
-    "score": ("PA3Fed's score", "score", "Loss, or accuracy, of the scored model on the client's own data."),
+    "similarity": (
+        "Similarity to the reference",
+        "cosine",
+        "The last cosine that ALT's stop rule checked.",
+    ),
+    "score": (
+        "PA3Fed's score",
+        "score",
+        "Loss, or accuracy, of the scored model on the client's own data.",
+    ),
 }
 _ABSENT = {
     "weights": "clients.jsonl says nothing of them",
@@ -58,14 +74,18 @@ def _client_by_round(number: int, run: RunData, field: str, whose: str) -> HeatM
     if not rows:
         return LeftOut("inside", title, _ABSENT[field], number)
     cells = [_cells(row, field) for row in rows]
-    rounds = np.concatenate([np.full(len(ids), row["round"]) for row, (ids, _) in zip(rows, cells, strict=True)])
+    rounds = np.concatenate(
+        [np.full(len(ids), row["round"]) for row, (ids, _) in zip(rows, cells, strict=True)]
+    )
     ids = np.concatenate([ids for ids, _ in cells])
     values = np.concatenate([values for _, values in cells])
     if not np.isfinite(values).any():
         return LeftOut("inside", title, "none of its values is a number", number)
     if field == "epochs" and len(set(values.tolist())) == 1:
         words = f"{values[0]:g} epoch{'' if values[0] == 1 else 's'}"
-        return LeftOut("inside", title, f"every client trained {words} whenever it took part", number)
+        return LeftOut(
+            "inside", title, f"every client trained {words} whenever it took part", number
+        )
     clients = max(int(run.partition.get("clients") or 0), int(ids.max(initial=0)) + 1)
     grid, tall, wide = _binned(ids, rounds - 1, values, clients, last)
     if tall > 1 or wide > 1:
@@ -91,11 +111,17 @@ def _cells(row: dict[str, Any], field: str) -> tuple[Array, Array]:
     values = row[field]
     pairs = values.items() if isinstance(values, dict) else zip(row["ids"], values, strict=True)
     known = [(int(client), float(value)) for client, value in pairs if value is not None]
-    return np.array([client for client, _ in known], dtype=np.int64), np.array([value for _, value in known])
+    return np.array([client for client, _ in known], dtype=np.int64), np.array(
+        [value for _, value in known]
+    )
 
 
-def _binned(ids: Array, rounds: Array, values: Array, clients: int, last: int) -> tuple[Array, int, int]:
-    """Means over blocks of `tall` clients and `wide` rounds, as small as the size of the picture allows."""
+def _binned(
+    ids: Array, rounds: Array, values: Array, clients: int, last: int
+) -> tuple[Array, int, int]:
+    """Means over blocks of `tall` clients and `wide` rounds, as small as the size of the picture
+    allows.
+    """
     tall, wide = -(-clients // MOST_ROWS), -(-last // MOST_COLUMNS)
     shape = (-(-clients // tall), -(-last // wide))
     place = (ids // tall).astype(np.int64) * shape[1] + (rounds // wide).astype(np.int64)
@@ -112,7 +138,9 @@ def _client_by_class(number: int, run: RunData, whose: str) -> HeatMap | LeftOut
     if not counts:
         clients = run.partition.get("clients")
         why = f"{clients} clients are too many to draw" if clients else "partition.json has none"
-        why = "samples do not have one class each" if clients and clients <= PICTURED_CLIENTS else why
+        why = (
+            "samples do not have one class each" if clients and clients <= PICTURED_CLIENTS else why
+        )
         why = why if (run.path / "partition.json").exists() else "partition.json is missing"
         return LeftOut("inside", title, why, number)
     table = np.array(counts, dtype=np.float64).T
@@ -141,7 +169,9 @@ def _client_by_class(number: int, run: RunData, whose: str) -> HeatMap | LeftOut
 
 
 def _class_by_round(number: int, run: RunData, whose: str) -> list[HeatMap]:
-    """The accuracy of every class in the rounds that were evaluated; no setting could add it where it is missing."""
+    """The accuracy of every class in the rounds that were evaluated; no setting could add it where
+    it is missing.
+    """
     rows = [row for row in run.clients if row.get("class_accuracy") and row["round"] <= run.last]
     classes = max((len(row["class_accuracy"]) for row in rows), default=0)
     rows = [row for row in rows if len(row["class_accuracy"]) == classes]
@@ -154,7 +184,9 @@ def _class_by_round(number: int, run: RunData, whose: str) -> list[HeatMap]:
     grid = np.full((classes, -(-run.last // wide)), np.nan)
     for place in np.unique((rounds - 1) // wide):
         here = table[(rounds - 1) // wide == place]
-        grid[:, place] = np.where(np.isfinite(here), here, 0).sum(0) / np.maximum(np.isfinite(here).sum(0), 1)
+        grid[:, place] = np.where(np.isfinite(here), here, 0).sum(0) / np.maximum(
+            np.isfinite(here).sum(0), 1
+        )
     grid[~np.isfinite(table).any(0)] = np.nan
     return [
         HeatMap(
@@ -214,29 +246,52 @@ def _class_names(run: RunData, classes: int) -> tuple[str, ...]:
 
 
 def _client_by_client(number: int, group: Group) -> list[HeatMap | LeftOut]:
-    """The cosines between the updates of a cohort, from the first run that has any, on one scale for all rounds."""
+    """The cosines between the updates of a cohort, from the first run that has any, on one scale
+    for all rounds.
+    """
     title = "Cosines between updates"
     found = ((run, [row for row in run.clients if _paired(row)]) for run in group.runs)
     run, rows = next(((run, rows) for run, rows in found if rows), (group.runs[0], []))
     if not rows:
         none = "no round in run.cosines has been reached yet, or none with two clients"
-        why = none if run.settings.get("run.cosines") else "no round was requested; set run.cosines = [1, 10]"
+        why = (
+            none
+            if run.settings.get("run.cosines")
+            else "no round was requested; set run.cosines = [1, 10]"
+        )
         return [LeftOut("inside", title, why, number)]
-    places = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_MATRICES)).round().astype(int))
+    places = np.unique(
+        np.linspace(0, len(rows) - 1, min(len(rows), MOST_MATRICES)).round().astype(int)
+    )
     note = "How alike the updates of every two clients are; blank: a client and itself. All rounds share one scale."
     if len(places) < len(rows):
-        note += f" These are {len(places)} of the {len(rows)} recorded rounds; clients.jsonl has all."
+        note += (
+            f" These are {len(places)} of the {len(rows)} recorded rounds; clients.jsonl has all."
+        )
     shown = [(rows[place], _cosines(rows[place])) for place in places]
-    scale = (min(float(np.nanmin(table)) for _, table in shown), max(float(np.nanmax(table)) for _, table in shown))
-    return [_matrix(number, title, row, table, scale, f"{note} {_whose(run, group)}".strip()) for row, table in shown]
+    scale = (
+        min(float(np.nanmin(table)) for _, table in shown),
+        max(float(np.nanmax(table)) for _, table in shown),
+    )
+    return [
+        _matrix(number, title, row, table, scale, f"{note} {_whose(run, group)}".strip())
+        for row, table in shown
+    ]
 
 
 def _matrix(
-    number: int, title: str, row: dict[str, Any], table: Array, scale: tuple[float, float], note: str
+    number: int,
+    title: str,
+    row: dict[str, Any],
+    table: Array,
+    scale: tuple[float, float],
+    note: str,
 ) -> HeatMap | LeftOut:
     tall = -(-len(table) // MOST_ROWS)
     grid = _blocks(_blocks(table, tall).T, tall).T
-    axis = "client" if max(row["ids"]) < len(row["ids"]) else "place in the cohort"  # all clients, or some in order
+    axis = (
+        "client" if max(row["ids"]) < len(row["ids"]) else "place in the cohort"
+    )  # all clients, or some in order
     ends = (-0.5, tall * len(grid) - 0.5)
     return HeatMap(
         key=f"cosines-{row['round']}-{number}",
@@ -260,7 +315,9 @@ def _paired(row: dict[str, Any]) -> bool:
 
 
 def _cosines(row: dict[str, Any]) -> Array:
-    """The matrix in the order of the clients, without the ones on its diagonal, which would dominate the colours."""
+    """The matrix in the order of the clients, without the ones on its diagonal, which would
+    dominate the colours.
+    """
     table = np.array(row["cosines"], dtype=np.float64)
     np.fill_diagonal(table, np.nan)
     ordered = np.argsort(row["ids"])

@@ -1,4 +1,6 @@
-"""The table of results as a paper prints it: LaTeX in booktabs style, the best in bold, with caption and label."""
+"""The table of results as a paper prints it: LaTeX in booktabs style, the best in bold, with
+caption and label.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,14 @@ from kairosfl.report.pictures import BAND, counted
 from kairosfl.report.ranking import best_rows
 from kairosfl.report.tables import DAGGER, Row, cells
 
-COLUMNS = ("final 10 %", "rounds to target", "MB to target", "MB")  # after the algorithm, unless others are chosen
-# How a paper would head them, and what makes the best value: {title} and {unit} are the metric's, {goal} the target.
+COLUMNS = (
+    "final 10 %",
+    "rounds to target",
+    "MB to target",
+    "MB",
+)  # after the algorithm, unless others are chosen
+# How a paper would head them, and what makes the best value: {title} and {unit} are the metric's,
+# {goal} the target.
 _HEADS = {
     "algorithm": "Algorithm",
     "seeds": "Seeds",
@@ -31,7 +39,9 @@ _HEADS = {
 
 
 def chosen_columns(text: str | None) -> tuple[str, ...]:
-    """Columns of the table of results by their names, separated by commas; spaces and signs do not matter."""
+    """Columns of the table of results by their names, separated by commas; spaces and signs do not
+    matter.
+    """
     if text is None:
         return COLUMNS
     known = {_plain(name): name for name in _HEADS if name != "algorithm"}
@@ -56,14 +66,23 @@ def paper_table(
     caption: str | None = None,
     label: str = "tab:results",
 ) -> str:
-    """The results as a `table` of LaTeX; `caption` is LaTeX, too, and by default says what the columns are."""
+    """The results as a `table` of LaTeX; `caption` is LaTeX, too, and by default says what the
+    columns are.
+    """
     shown = [cells(row) | {"algorithm": name} for row, name in zip(rows, names, strict=True)]
     score, kept = rows[0].score, ("algorithm", *columns)
     goal = "target" if math.isnan(target) else score.shown(target)
-    words = {"title": score.title, "unit": f" ({score.unit.strip()})" if score.unit else "", "goal": goal}
+    words = {
+        "title": score.title,
+        "unit": f" ({score.unit.strip()})" if score.unit else "",
+        "goal": goal,
+    }
     best = {name: best_rows(rows, name) for name in columns}
     body = [
-        [f"\\textbf{{{latex(row[name])}}}" if i in best.get(name, ()) else latex(row[name]) for name in kept]
+        [
+            f"\\textbf{{{latex(row[name])}}}" if i in best.get(name, ()) else latex(row[name])
+            for name in kept
+        ]
         for i, row in enumerate(shown)
     ]
     caption = latex(_caption(rows, columns)) if caption is None else caption
@@ -76,8 +95,16 @@ def paper_table(
 
 def _caption(rows: Sequence[Row], columns: Sequence[str]) -> str:
     counts = {len(row.seeds) for row in rows}
-    seeds = counted(max(counts), "seed") if len(counts) == 1 else f"{min(counts)} to {counted(max(counts), 'seed')}"
-    text = f"Results over {seeds}." if max(counts) == 1 else f"Mean {BAND.replace('over seeds', f'over {seeds}')}."
+    seeds = (
+        counted(max(counts), "seed")
+        if len(counts) == 1
+        else f"{min(counts)} to {counted(max(counts), 'seed')}"
+    )
+    text = (
+        f"Results over {seeds}."
+        if max(counts) == 1
+        else f"Mean {BAND.replace('over seeds', f'over {seeds}')}."
+    )
     if "final 10 %" in columns:
         text += f" {rows[0].score.title}: mean over the final 10 % of rounds."
         if any(row.dagger for row in rows):
@@ -88,8 +115,15 @@ def _caption(rows: Sequence[Row], columns: Sequence[str]) -> str:
 
 
 def tabular(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A tabular in booktabs style of what LaTeX already understands; the first column left, the others right."""
-    lines = [f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", "\\toprule", " & ".join(heads) + " \\\\", "\\midrule"]
+    """A tabular in booktabs style of what LaTeX already understands; the first column left, the
+    others right.
+    """
+    lines = [
+        f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
+        "\\toprule",
+        " & ".join(heads) + " \\\\",
+        "\\midrule",
+    ]
     lines += [" & ".join(row) + " \\\\" for row in rows]
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
 
@@ -114,7 +148,14 @@ _LATEX = {
     "×": "$\\times$",
     "·": "$\\cdot$",
     "…": "\\dots{}",
-    **{"α": "$\\alpha$", "β": "$\\beta$", "γ": "$\\gamma$", "δ": "$\\delta$", "ε": "$\\varepsilon$", "λ": "$\\lambda$"},
+    **{
+        "α": "$\\alpha$",
+        "β": "$\\beta$",
+        "γ": "$\\gamma$",
+        "δ": "$\\delta$",
+        "ε": "$\\varepsilon$",
+        "λ": "$\\lambda$",
+    },
     **{"μ": "$\\mu$", "ρ": "$\\rho$", "σ": "$\\sigma$", "τ": "$\\tau$", "₁": "$_1$", "₂": "$_2$"},
 }
 

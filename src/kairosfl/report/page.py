@@ -1,4 +1,6 @@
-"""The report: one HTML file that holds its own data, style and scripts, and opens without a network."""
+"""The report: one HTML file that holds its own data, style and scripts, and opens without a
+network.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,16 @@ from kairosfl.runs.score import Score
 _LIBRARY = "vendor/plot-0.6.17"
 _SCRIPTS = ("chart.js", "lines.js", "heat.js", "tables.js", "sweep.js", "page.js")
 DETAILED = 12
-# Evaluated rounds above which noise hides the curves: they are smoothed initially, with the raw ones faintly behind.
+# Evaluated rounds above which noise hides the curves: they are smoothed initially, with the raw
+# ones faintly behind.
 NOISY = 150
-SKEWED = ("dirichlet", "client_dirichlet", "disjoint_dirichlet", "mixed", "quantity")  # partitions that use data.alpha
+SKEWED = (
+    "dirichlet",
+    "client_dirichlet",
+    "disjoint_dirichlet",
+    "mixed",
+    "quantity",
+)  # partitions that use data.alpha
 _HINT = "Drag across a chart to zoom, double-click to reset; charts over rounds zoom together."
 _TEST = (
     "Compared with {pick}: difference{points} of the {score.words} over the final 10 % of rounds{better}, on the seeds "
@@ -44,7 +53,9 @@ def write_report(
     baseline: str | None = None,
     say: Say = silent,
 ) -> Path:
-    """Read run folders, or folders of them, and write one page about all; `say` is called with what is damaged."""
+    """Read run folders, or folders of them, and write one page about all; `say` is called with what
+    is damaged.
+    """
     out, study = Path(out), read_study(dirs)
     write(out, page(study, target=target, baseline=baseline))
     for sentence in study.all_damaged():
@@ -52,8 +63,12 @@ def write_report(
     return out
 
 
-def page(study: Study, *, target: float | None = None, baseline: str | None = None, mark: str = "") -> str:
-    """The page as text. With a mark it is a live page, which asks its server for a version newer than this mark."""
+def page(
+    study: Study, *, target: float | None = None, baseline: str | None = None, mark: str = ""
+) -> str:
+    """The page as text. With a mark it is a live page, which asks its server for a version newer
+    than this mark.
+    """
     groups = study.groups
     goal = chosen_target(groups, target, baseline)
     rows, pairs = results(groups, goal, baseline), paired_tests(groups, baseline)
@@ -78,10 +93,14 @@ def page(study: Study, *, target: float | None = None, baseline: str | None = No
 </main>
 <footer>{_HINT} {_footer(groups)}</footer>
 </div>"""
-    return shell(_title(groups), body, json.dumps(data, separators=(",", ":"), allow_nan=False), mark)
+    return shell(
+        _title(groups), body, json.dumps(data, separators=(",", ":"), allow_nan=False), mark
+    )
 
 
-def _within_bounds(pictures: list[Picture], left: list[LeftOut], groups: int) -> tuple[list[Picture], list[LeftOut]]:
+def _within_bounds(
+    pictures: list[Picture], left: list[LeftOut], groups: int
+) -> tuple[list[Picture], list[LeftOut]]:
     """Heat maps are large, so a page about many groups has those of the first ones only."""
     kept = [each for each in pictures if not isinstance(each, HeatMap) or each.group < DETAILED]
     why = f"a page has heat maps of its first {DETAILED} groups; make a report of this one alone"
@@ -127,7 +146,9 @@ def _asset(name: str) -> str:
     return files("kairosfl.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _section(name: str, groups: Sequence[Group], pictures: Sequence[Picture], left: Sequence[LeftOut]) -> str:
+def _section(
+    name: str, groups: Sequence[Group], pictures: Sequence[Picture], left: Sequence[LeftOut]
+) -> str:
     pick = _picker(groups) if name == "inside" else ""
     said = parts.detectors(groups[:DETAILED]) if name == "signals" else ""
     return f'<section id="{name}"><h2>{SECTIONS[name]}{pick}</h2>{said}{_charts(name, pictures, left)}</section>'
@@ -154,15 +175,27 @@ def _result(
     score = rows[0].score
     several = max(len(group.runs) for group in groups) > 1
     what = "Mean ± standard deviation over seeds" if several else "One seed each"
-    shown = score.words + " in per cent" * score.percent + f" ({score.direction})" * (not score.higher)
+    shown = (
+        score.words + " in per cent" * score.percent + f" ({score.direction})" * (not score.higher)
+    )
     compared = data["versus"]
-    possible = any(cell != parts.UNCOMPARED and i != int(b) for b in compared for i, cell in compared[b].items())
-    versus = {i: compared[str(b)][i] for b in data["baselines"] for i in compared[str(b)]} if possible else {}
+    possible = any(
+        cell != parts.UNCOMPARED and i != int(b)
+        for b in compared
+        for i, cell in compared[b].items()
+    )
+    versus = (
+        {i: compared[str(b)][i] for b in data["baselines"] for i in compared[str(b)]}
+        if possible
+        else {}
+    )
     about = ""
     if possible:
         pick = _baseline_picker(groups, data)
         better = "" if score.higher else ", above zero where a row is better, that is, lower"
-        about = _TEST.format(pick=pick, score=score, points=" in points" * score.percent, better=better)
+        about = _TEST.format(
+            pick=pick, score=score, points=" in points" * score.percent, better=better
+        )
         about = f'<p class="about">{about}{_clear(versus, compared)}</p>'
     table = parts.results_table(rows, varied, versus) + parts.notes(rows)
     runs = sum(len(group.runs) for group in groups)
@@ -173,7 +206,9 @@ def _result(
 {_grid(groups, varied)}{every if runs > 1 else ""}</section>"""
 
 
-def _clear(versus: Mapping[int, tuple[str, str]], every: Mapping[str, Mapping[int, tuple[str, str]]]) -> str:
+def _clear(
+    versus: Mapping[int, tuple[str, str]], every: Mapping[str, Mapping[int, tuple[str, str]]]
+) -> str:
     """What shaded p-values are, if there are any, with this baseline or another that can be chosen."""
     if not any(parts.CLEAR in p for each in every.values() for _, p in each.values()):
         return ""
@@ -224,9 +259,14 @@ def _grid(groups: Sequence[Group], varied: Mapping[str, Sequence[str]]) -> str:
     )
     problems = list(dict.fromkeys(group.problem for group in groups))
     if len(problems) > 1:
-        data = "".join(f'<option value="{escape(each)}">{escape(each)}</option>' for each in problems)
+        data = "".join(
+            f'<option value="{escape(each)}">{escape(each)}</option>' for each in problems
+        )
         pick += f'<label>data <select id="grid-data">{data}</select></label>'
-    title, note = f"{score.title} by two parameters", f"Final 10 % of rounds; the {score.best} of the groups in a cell."
+    title, note = (
+        f"{score.title} by two parameters",
+        f"Final 10 % of rounds; the {score.best} of the groups in a cell.",
+    )
     return (
         f'<div class="controls picks">{pick}</div><div class="charts" style="--across:1"><figure id="fig-grid" '
         f'class="wide" data-title="{escape(title)}"><figcaption><b>{escape(title)}</b>'
@@ -245,7 +285,8 @@ def _picker(groups: Sequence[Group]) -> str:
     if len(groups) == 1:
         return ""
     options = "".join(
-        f'<option value="{i}">{letter(i)}  {escape(group.label)}</option>' for i, group in enumerate(groups)
+        f'<option value="{i}">{letter(i)}  {escape(group.label)}</option>'
+        for i, group in enumerate(groups)
     )
     return f'<select id="inside-select" aria-label="which run">{options}</select>'
 
@@ -287,7 +328,10 @@ def _title(groups: Sequence[Group]) -> str:
 def _facts(groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
     known = {key: runs[0].about[key] for key in ("clients", "partition") if key in runs[0].about}
-    settings = {**runs[0].settings, **{f"data.{key}": value for key, value in known.items()}}  # what they came to
+    settings = {
+        **runs[0].settings,
+        **{f"data.{key}": value for key, value in known.items()},
+    }  # what they came to
     apart = set(differing(runs))
     facts = []
     for name, text in (
@@ -316,16 +360,27 @@ def _state(groups: Sequence[Group], to_come: int, live: bool) -> str:
     asked = len(runs) + to_come
     reasons, done = [run.stopped for run in runs if run.stopped], sum(run.done for run in runs)
     of = f" of {asked} runs" if asked > 1 else ""
-    text = f"{len(reasons) if of else ''}{of} stopped: {escape(reasons[0])}".strip() if reasons else ""
+    text = (
+        f"{len(reasons) if of else ''}{of} stopped: {escape(reasons[0])}".strip() if reasons else ""
+    )
     going = asked > done + len(reasons)
     if going:
         rounds = sum(run.rounds for run in runs)
         planned = sum(run.planned for run in runs) + to_come * max(run.planned for run in runs)
         so_far = f"{done}{of} finished" if of else "unfinished"
-        text = "; ".join(filter(None, (f"{so_far}, {rounds:,} of {counted(planned, 'round')}", text)))
+        text = "; ".join(
+            filter(None, (f"{so_far}, {rounds:,} of {counted(planned, 'round')}", text))
+        )
     return f" · <span{' id=live' if live and going else ''}>{text}</span>" if text else ""
 
 
 def _footer(groups: Sequence[Group]) -> str:
-    versions = sorted({str(run.about["version"]) for group in groups for run in group.runs if run.about.get("version")})
+    versions = sorted(
+        {
+            str(run.about["version"])
+            for group in groups
+            for run in group.runs
+            if run.about.get("version")
+        }
+    )
     return escape(f"Made by kairosfl {', '.join(versions)}." if versions else "Made by kairosfl.")

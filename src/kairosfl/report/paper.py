@@ -1,4 +1,6 @@
-"""Figures as a paper prints them: its column's width, no title, labels in words, and a caption that names the bands."""
+"""Figures as a paper prints them: its column's width, no title, labels in words, and a caption that
+names the bands.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,20 @@ if TYPE_CHECKING:
 
 COLUMN = 3.25  # inches: a column of ICML; NeurIPS and ICLR have one of 5.5
 ASPECT = 0.62  # height of a panel by its width
-_INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27, "bp": 1 / 72}  # pt as TeX has it
+_INCHES = {
+    "in": 1.0,
+    "cm": 1 / 2.54,
+    "mm": 1 / 25.4,
+    "pt": 1 / 72.27,
+    "bp": 1 / 72,
+}  # pt as TeX has it
 _LARGEST = 100  # inches
 _FONTS = {
     "sans": {"font.family": "sans-serif"},
-    "serif": {"font.family": "STIXGeneral", "mathtext.fontset": "stix"},  # looks like Times, and comes with matplotlib
+    "serif": {
+        "font.family": "STIXGeneral",
+        "mathtext.fontset": "stix",
+    },  # looks like Times, and comes with matplotlib
 }
 _PRINT = {
     "font.size": 8,
@@ -71,7 +82,9 @@ def inches(text: str) -> float:
     found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(in|cm|mm|pt|bp)\s*", text)
     size = float(found[1]) * _INCHES[found[2]] if found else math.nan
     if not 0.5 <= size <= _LARGEST:
-        raise UserError(f"{text!r} is not a length for a figure; give one with its unit: 3.25in, 8.4cm, 84mm or 234pt.")
+        raise UserError(
+            f"{text!r} is not a length for a figure; give one with its unit: 3.25in, 8.4cm, 84mm or 234pt."
+        )
     return size
 
 
@@ -83,12 +96,18 @@ def limits(text: str) -> tuple[float, float]:
     except ValueError:
         ends = math.nan, math.nan
     if not -math.inf < ends[0] < ends[1] < math.inf:
-        raise UserError(f"{text!r} is not a range of the y-axis; give LOW:HIGH as the axis shows them, such as 60:75.")
+        raise UserError(
+            f"{text!r} is not a range of the y-axis; give LOW:HIGH as the axis shows them, such as 60:75."
+        )
     return ends
 
 
 def write_figure(
-    pictures: Sequence[Picture], groups: Sequence[Group], names: Sequence[str], path: Path, page: Page
+    pictures: Sequence[Picture],
+    groups: Sequence[Group],
+    names: Sequence[str],
+    path: Path,
+    page: Page,
 ) -> str:
     """Draw these pictures side by side into a PDF, SVG or PNG; returns a caption."""
     kind = draw.picture_kind(path)
@@ -97,19 +116,29 @@ def write_figure(
     return caption(pictures, groups, names, page)
 
 
-def make_figure(pictures: Sequence[Picture], groups: Sequence[Group], names: Sequence[str], page: Page) -> Figure:
+def make_figure(
+    pictures: Sequence[Picture], groups: Sequence[Group], names: Sequence[str], page: Page
+) -> Figure:
     """The pictures side by side with one legend above them; to be called within `page.style()`."""
     figure = draw.new_figure(page.width, page.height or ASPECT * page.width / len(pictures))
     entries: dict[str, Artist] = {}
-    for axes, picture in zip(figure.subplots(1, len(pictures), squeeze=False)[0], pictures, strict=True):
+    for axes, picture in zip(
+        figure.subplots(1, len(pictures), squeeze=False)[0], pictures, strict=True
+    ):
         if isinstance(picture, HeatMap):
             draw.draw_heat(figure, axes, picture)
             continue
         draw.draw_lines(axes, smoothed(picture, page.smooth), names)
-        strips = draw.shade(axes, draw.periods(picture, groups, followed=page.followed)) if page.critical else ""
+        strips = (
+            draw.shade(axes, draw.periods(picture, groups, followed=page.followed))
+            if page.critical
+            else ""
+        )
         handles, labels = axes.get_legend_handles_labels()
         entries |= dict(zip(labels, handles, strict=True)) if len(labels) > 1 else {}
-        entries |= {str(each.get_label()): each for each in draw.explained(bands=False, strips=strips)}
+        entries |= {
+            str(each.get_label()): each for each in draw.explained(bands=False, strips=strips)
+        }
     if page.y_range:
         figure.axes[0].set_ylim(*page.y_range)
     if entries:
@@ -120,7 +149,9 @@ def make_figure(pictures: Sequence[Picture], groups: Sequence[Group], names: Seq
     return figure
 
 
-def caption(pictures: Sequence[Picture], groups: Sequence[Group], names: Sequence[str], page: Page) -> str:
+def caption(
+    pictures: Sequence[Picture], groups: Sequence[Group], names: Sequence[str], page: Page
+) -> str:
     """What the figure shows, and what lines, bands and shading are, for the paper's text."""
     shown = [_shown(picture, names) for picture in pictures]
     text = f"{shown[0]}." if len(shown) == 1 else f"From left to right: {'; '.join(shown)}."
@@ -134,9 +165,13 @@ def caption(pictures: Sequence[Picture], groups: Sequence[Group], names: Sequenc
         text += f" Lines: mean over {seeds}; bands: {BAND}."
     else:
         text += f" {'Mean over ' if most > 1 else ''}{seeds}{' per curve' if most == 1 < len(groups) else ''}."
-    if len(groups) > 1 and any(picture.x_label != "round" and picture.section != "learning" for picture in lines):
+    if len(groups) > 1 and any(
+        picture.x_label != "round" and picture.section != "learning" for picture in lines
+    ):
         text += " Seeds are compared at equal cost."
-    if page.critical and any(draw.periods(picture, groups, followed=page.followed) for picture in lines):
+    if page.critical and any(
+        draw.periods(picture, groups, followed=page.followed) for picture in lines
+    ):
         text += f" {'Shaded' if len(groups) == 1 else 'Strips at the bottom'}: {CRITICAL}."
     if page.smooth > 1 and not all(picture.steps for picture in lines):
         text += f" Every point is the mean of {page.smooth} neighbouring ones."
@@ -146,6 +181,10 @@ def caption(pictures: Sequence[Picture], groups: Sequence[Group], names: Sequenc
 def _shown(picture: Picture, names: Sequence[str]) -> str:
     if isinstance(picture, HeatMap):
         return f"{picture.title} ({names[picture.group]})"
-    against = {"round": "by round", "MB": "against communication", "client epochs": "against local epochs"}
+    against = {
+        "round": "by round",
+        "MB": "against communication",
+        "client epochs": "against local epochs",
+    }
     title = picture.y_label[:1].upper() + picture.y_label[1:]
     return f"{title} {against.get(picture.x_label, f'by {picture.x_label}')}"

@@ -1,4 +1,6 @@
-"""Parts of the page as HTML: tables, figures, and how to repeat a run. All text from folders is escaped here."""
+"""Parts of the page as HTML: tables, figures, and how to repeat a run. All text from folders is
+escaped here.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ _HEADS = {
 }
 
 
-# Columns that are hidden until they are chosen; so are the parameters of a sweep, which labels contain.
+# Columns that are hidden until they are chosen; so are the parameters of a sweep, which labels
+# contain.
 EXTRA = ("final", "epochs", "cohort", "e-LUD", "seconds")
 PARAMETER = "="  # before the names of columns that are parameters
 AFTER = "final 10 %"  # the comparison follows this column
@@ -60,15 +63,30 @@ def results_table(
     """The table of results; the best values on the same data are highlighted."""
     score = rows[0].score
     about = {name: text.format(score, score.best.capitalize()) for name, text in _HEADS.items()}
-    best = {name: best_rows(rows, name) for name in ("final 10 %", "final", "best", "worst clients")}
+    best = {
+        name: best_rows(rows, name) for name in ("final 10 %", "final", "best", "worst clients")
+    }
     body = ""
     for i, row in enumerate(rows):
-        shown = {name: _cell(name, escape(value), i in best.get(name, ())) for name, value in cells(row).items()}
-        first = shown.pop("algorithm").replace(">", f">{key(i)}", 1).replace("</td>", f"{_flags(row)}</td>")
-        own = "".join(_cell(f"{PARAMETER}{name}", escape(values[i])) for name, values in varied.items())
+        shown = {
+            name: _cell(name, escape(value), i in best.get(name, ()))
+            for name, value in cells(row).items()
+        }
+        first = (
+            shown.pop("algorithm")
+            .replace(">", f">{key(i)}", 1)
+            .replace("</td>", f"{_flags(row)}</td>")
+        )
+        own = "".join(
+            _cell(f"{PARAMETER}{name}", escape(values[i])) for name, values in varied.items()
+        )
         shown[AFTER] += "".join(map(_cell, _COMPARED, versus.get(i, UNCOMPARED))) if versus else ""
         body += f'<tr data-group="{i}">{first}{own}{"".join(shown.values())}</tr>'
-    return table("results", {name: about.get(name, "") for name in _columns(rows, varied, bool(versus))}, body)
+    return table(
+        "results",
+        {name: about.get(name, "") for name in _columns(rows, varied, bool(versus))},
+        body,
+    )
 
 
 def _columns(rows: Sequence[Row], varied: Iterable[str], compared: bool) -> list[str]:
@@ -113,9 +131,7 @@ def runs_table(groups: Sequence[Group]) -> str:
             shown = cells(row)
             state = _state(run)
             mark = ' class="flag"' if state != "finished" else ""
-            body += (
-                f'<tr data-group="{i}"><td>{key(i)}{escape(group.label)}</td><td>{run.seed}</td><td{mark}>{state}</td>'
-            )
+            body += f'<tr data-group="{i}"><td>{key(i)}{escape(group.label)}</td><td>{run.seed}</td><td{mark}>{state}</td>'
             body += "".join(f"<td>{escape(shown[name])}</td>" for name in heads[3:8])
             body += f"<td>{escape(run.path.name)}</td></tr>"
     return table("runs", dict.fromkeys(heads, ""), body)
@@ -128,11 +144,17 @@ def _state(run: RunData) -> str:
 
 
 def versus(pairs: Sequence[Pair]) -> dict[str, tuple[str, str]]:
-    """For each group that is compared with a baseline, by label: the difference with its interval, and p.
+    """For each group that is compared with a baseline, by label: the difference with its interval,
+    and p.
 
     The intervals are drawn as well, on one scale.
     """
-    ends = [end for pair in pairs for end in (pair.low, pair.high, pair.difference.mean, 0.0) if math.isfinite(end)]
+    ends = [
+        end
+        for pair in pairs
+        for end in (pair.low, pair.high, pair.difference.mean, 0.0)
+        if math.isfinite(end)
+    ]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
 
     def at(value: float) -> str:
@@ -174,11 +196,15 @@ def sentences(kind: str, lines: Iterable[str]) -> str:
 
 def notes(rows: Sequence[Row]) -> str:
     """Notes on the runs of each row that qualify its numbers."""
-    return sentences("notes", (f"{key(i)} {escape(note)}" for i, row in enumerate(rows) for note in row.notes))
+    return sentences(
+        "notes", (f"{key(i)} {escape(note)}" for i, row in enumerate(rows) for note in row.notes)
+    )
 
 
 def detectors(groups: Sequence[Group]) -> str:
-    """What the detectors said whose answers a rule acts on, or that were asked for; flicker in one sentence."""
+    """What the detectors said whose answers a rule acts on, or that were asked for; flicker in one
+    sentence.
+    """
     lines: list[str] = []
     flickering: dict[str, list[int]] = {}
     ignored = [i for i, group in enumerate(groups) if not group.follows_detector]
@@ -195,7 +221,9 @@ def detectors(groups: Sequence[Group]) -> str:
             lines.append(f"{key(members[0])} {escape(detected(groups[members[0]]))}")
             continue
         marks = " ".join(map(key, members))
-        lines.append(f"{marks} detector {escape(name)}: flicker; it switched too often to mark a period")
+        lines.append(
+            f"{marks} detector {escape(name)}: flicker; it switched too often to mark a period"
+        )
     if ignored:
         marks = " ".join(map(key, ignored))
         lines.append(f"{marks} no rule acts on the detector, so what it said is not drawn")
@@ -204,12 +232,19 @@ def detectors(groups: Sequence[Group]) -> str:
 
 def figure(picture: Picture) -> str:
     """An empty figure that the scripts draw into."""
-    kind = "hero" if picture.section == "result" else "wide" if picture.key.startswith("partition") else ""
+    kind = (
+        "hero"
+        if picture.section == "result"
+        else "wide"
+        if picture.key.startswith("partition")
+        else ""
+    )
     inside = f' data-inside="{picture.group}"' if isinstance(picture, HeatMap) else ""
     target = ' data-target="yes"' if picture.section in ("result", "cost") else ""
     note = f'<span class="about">{escape(picture.note)}</span>' if picture.note else ""
     if not isinstance(picture, HeatMap):
-        note += '<span class="about shading"></span>'  # an explanation of the shading, filled in when it is drawn
+        # an explanation of the shading, filled in when it is drawn
+        note += '<span class="about shading"></span>'
     return (
         f'<figure id="fig-{picture.key}" class="{kind}" data-title="{escape(picture.title)}"{inside}{target}>'
         f'<figcaption><b>{escape(picture.title)}</b>{note}</figcaption><div class="plot"></div></figure>'
@@ -244,14 +279,23 @@ def repeat(groups: Sequence[Group]) -> str:
 def _recipe(number: int, group: Group, open_: bool) -> str:
     run = group.runs[0]
     commands = list(dict.fromkeys(_command(each) for each in group.runs))  # a sweep is one
-    facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in _surroundings(run).items())
+    facts = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>"
+        for name, value in _surroundings(run).items()
+    )
     return (
         f'<details id="recipe-{number}"{" open" if open_ else ""}><summary>{key(number)}{escape(group.label)}</summary>'
         + _block(
-            f"command-{number}", "command" if len(commands) == 1 else "commands, one per seed", "\n".join(commands)
+            f"command-{number}",
+            "command" if len(commands) == 1 else "commands, one per seed",
+            "\n".join(commands),
         )
         + '<div class="rest">'
-        + (_block(f"config-{number}", f"config.toml (seed {run.seed})", run.config.strip()) if run.config else "")
+        + (
+            _block(f"config-{number}", f"config.toml (seed {run.seed})", run.config.strip())
+            if run.config
+            else ""
+        )
         + f'<dl class="dl">{facts}</dl></div></details>'
     )
 
@@ -271,9 +315,22 @@ def _command(run: RunData) -> str:
 
 
 def _surroundings(run: RunData) -> dict[str, str]:
-    names = ("version", "git", "python", "torch", "numpy", "platform", "device", "engine", "precision", "parameters")
+    names = (
+        "version",
+        "git",
+        "python",
+        "torch",
+        "numpy",
+        "platform",
+        "device",
+        "engine",
+        "precision",
+        "parameters",
+    )
     more = ("clients", "population_hash", "data_hashes", "started")
-    facts = {name.replace("_", " "): run.about[name] for name in (*names, *more) if run.about.get(name)}
+    facts = {
+        name.replace("_", " "): run.about[name] for name in (*names, *more) if run.about.get(name)
+    }
     return {name: _plain(value) for name, value in facts.items()}
 
 

@@ -36,9 +36,14 @@ def payload(
     """All that the scripts of the page read."""
     score = groups[0].score
     baselines = [number for number, row in enumerate(rows) if row.baseline]
-    sets_goal = not given and len(by_problem(rows)) == 1  # the baseline that is chosen on the page does
+    sets_goal = (
+        not given and len(by_problem(rows)) == 1
+    )  # the baseline that is chosen on the page does
     return {
-        "groups": [_group(i, group, row, sets_goal) for i, (group, row) in enumerate(zip(groups, rows, strict=True))],
+        "groups": [
+            _group(i, group, row, sets_goal)
+            for i, (group, row) in enumerate(zip(groups, rows, strict=True))
+        ],
         "lines": [_lines(each) for each in pictures if isinstance(each, Lines)],
         "heats": [_heat(each) for each in pictures if isinstance(each, HeatMap)],
         "runs": [_run(number, run) for number, group in enumerate(groups) for run in group.shown],
@@ -47,7 +52,12 @@ def payload(
         "versus": _versus(groups, rows, baselines),
         "words": {"band": BAND, "critical": CRITICAL, "target": target_words(rows, target, given)},
         "target": target if math.isfinite(target) else None,
-        "metric": {"scale": score.scale, "sign": score.sign, "words": score.words, "percent": score.percent},
+        "metric": {
+            "scale": score.scale,
+            "sign": score.sign,
+            "words": score.words,
+            "percent": score.percent,
+        },
     }
 
 
@@ -74,9 +84,13 @@ def _group(number: int, group: Group, row: Row, sets_goal: bool) -> dict[str, An
         "problem": group.problem,
         "seeds": [run.seed for run in group.runs],
         "final": _rounded(row.last_tenth.mean) if row.compared else None,
-        "goal": _rounded(group.score.rounded(row.last_tenth.mean)) if row.compared and sets_goal else None,
+        "goal": _rounded(group.score.rounded(row.last_tenth.mean))
+        if row.compared and sets_goal
+        else None,
         "reached": reached(f"{group.label}, the baseline,", row.when),
-        "critical": [[left, right, round(share, 3)] for left, right, share in followed_periods(group)],
+        "critical": [
+            [left, right, round(share, 3)] for left, right, share in followed_periods(group)
+        ],
     }
 
 
@@ -158,7 +172,9 @@ def _rounded(value: float, digits: int = DIGITS) -> float | int | None:
 
 
 def short(values: Numbers) -> Numbers | dict[str, float | int]:
-    """A long list that is constant or rises in whole steps, as rounds do, as its first value, step and length."""
+    """A long list that is constant or rises in whole steps, as rounds do, as its first value, step
+    and length.
+    """
     if len(values) < LONG or any(value is None for value in values):
         return values
     first, step = values[0], values[1] - values[0]  # type: ignore[operator]

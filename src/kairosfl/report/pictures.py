@@ -14,7 +14,8 @@ from kairosfl.wording import counted as counted
 BAND = "± standard deviation over seeds"
 CRITICAL = "critical learning periods"
 
-# Okabe and Ito's colours, without the yellow, which is hard to see on white: safe for colour-blind readers.
+# Okabe and Ito's colours, without the yellow, which is hard to see on white: safe for colour-blind
+# readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
 
 SECTIONS = {
@@ -29,7 +30,9 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: the mean over the seeds at each x, its deviation, how many seeds, and every seed's own values."""
+    """One curve: the mean over the seeds at each x, its deviation, how many seeds, and every seed's
+    own values.
+    """
 
     group: int
     x: Array
@@ -59,7 +62,9 @@ class Lines:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A value per cell of one group's first run, NaN if there is none; row 0 is drawn at the bottom."""
+    """A value per cell of one group's first run, NaN if there is none; row 0 is drawn at the
+    bottom.
+    """
 
     key: str
     section: str
@@ -105,6 +110,8 @@ def colour(group: int) -> str:
 
 
 def letter(group: int) -> str:
-    """The letter of a group, so that curves need not be distinguished by colour: A to Z, then AA, AB and so on."""
+    """The letter of a group, so that curves need not be distinguished by colour: A to Z, then AA,
+    AB and so on.
+    """
     tens, ones = divmod(group, 26)
     return (letter(tens - 1) if tens else "") + chr(ord("A") + ones)

@@ -20,7 +20,8 @@ _COST: dict[str, Callable[[Row], Spread]] = {
 
 
 def best_rows(rows: Sequence[Row], column: str) -> set[int]:
-    """The best of those on the same data that can be compared, if there are several, in a column that can be ranked.
+    """The best of those on the same data that can be compared, if there are several, in a column
+    that can be ranked.
 
     What it cost to reach the target is ranked only if every seed got there.
     """
@@ -34,7 +35,9 @@ def best_rows(rows: Sequence[Row], column: str) -> set[int]:
         return set()
     best: set[int] = set()
     for mine in by_problem(rows).values():
-        ranked = {i: known[i] for i in mine if rows[i].compared and math.isfinite(known.get(i, math.nan))}
+        ranked = {
+            i: known[i] for i in mine if rows[i].compared and math.isfinite(known.get(i, math.nan))
+        }
         if len(ranked) > 1:
             best |= {i for i, value in ranked.items() if value == max(ranked.values())}
     return best

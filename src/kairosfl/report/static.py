@@ -24,20 +24,24 @@ from kairosfl.report.figures import figures
 from kairosfl.report.pictures import Lines, letter
 from kairosfl.report.read import read_groups
 
-# After the main metric, which is drawn large, and what it cost: an adaptive cohort or number of epochs tells more than
-# the loss.
+# After the main metric, which is drawn large, and what it cost: an adaptive cohort or number of
+# epochs tells more than the loss.
 _ORDER = ("cohort", "epochs", "loss", "fgn")
 
 
 def draw_comparison(dirs: Sequence[Path], path: Path) -> Path:
-    """The main metric with its band and the critical periods, and next to it the two most informative plots."""
+    """The main metric with its band and the critical periods, and next to it the two most
+    informative plots.
+    """
     kind = picture_kind(path)
     groups = read_groups(dirs)
     drawn = {each.key: each for each in figures(groups)[0] if isinstance(each, Lines)}
     main = groups[0].score.name
     order = [key for key in dict.fromkeys((main, f"{main}-bytes", *_ORDER)) if key in drawn]
     if not order:
-        raise UserError(f"No run in {', '.join(map(str, dirs))} has written a metric that can be drawn.")
+        raise UserError(
+            f"No run in {', '.join(map(str, dirs))} has written a metric that can be drawn."
+        )
     names = [f"{letter(i)}  {short(group.label)}" for i, group in enumerate(groups)]
     names = names if len(groups) > 1 else [short(groups[0].label)]
     with style(**EMBEDDED):
@@ -52,7 +56,9 @@ def draw_comparison(dirs: Sequence[Path], path: Path) -> Path:
             strips = shade(places[place], periods(drawn[key], groups, followed=True)) or strips
             places[place].set_title(drawn[key].title)
         handles = [*places["main"].get_legend_handles_labels()[0], *explained(bands, strips)]
-        columns = legend_columns([str(each.get_label()) for each in handles], figure.get_figwidth(), 8)
+        columns = legend_columns(
+            [str(each.get_label()) for each in handles], figure.get_figwidth(), 8
+        )
         figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=8)
         save(figure, path, kind)
     return path

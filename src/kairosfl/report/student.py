@@ -13,8 +13,8 @@ SIGNS = 8  # seeds, from which on it says something that all differ in the same 
 def paired_t(differences: Sequence[float]) -> float:
     """The two-sided p-value of "the mean difference is zero"; NaN if they say nothing about chance.
 
-    That is with fewer than two differences, and where a few of them agree to the last digit, which happens with few
-    test samples. Of many that agree it is the p of a sign test.
+    That is with fewer than two differences, and where a few of them agree to the last digit, which
+    happens with few test samples. Of many that agree it is the p of a sign test.
     """
     n = len(differences)
     if n < 2 or alike(differences):
@@ -30,7 +30,11 @@ def paired_t(differences: Sequence[float]) -> float:
 def agree(differences: Sequence[float]) -> bool:
     """Whether several differences are the same, up to rounding, and not zero."""
     largest = max(map(abs, differences), default=0.0)
-    return len(differences) > 1 and largest > 0 and max(differences) - min(differences) < 1e-9 * largest
+    return (
+        len(differences) > 1
+        and largest > 0
+        and max(differences) - min(differences) < 1e-9 * largest
+    )
 
 
 def alike(differences: Sequence[float]) -> bool:
@@ -40,12 +44,18 @@ def alike(differences: Sequence[float]) -> bool:
 
 def interval(mean: float, deviation: float, count: int) -> tuple[float, float]:
     """The confidence interval of the mean of `count` differences; NaN with fewer than two."""
-    half = student_quantile(1 - CONFIDENCE, count - 1) * deviation / math.sqrt(count) if count > 1 else math.nan
+    half = (
+        student_quantile(1 - CONFIDENCE, count - 1) * deviation / math.sqrt(count)
+        if count > 1
+        else math.nan
+    )
     return mean - half, mean + half
 
 
 def student_tail(t: float, freedom: int) -> float:
-    """P(|T| > |t|) for whole degrees of freedom, in closed form (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    """P(|T| > |t|) for whole degrees of freedom, in closed form (Abramowitz and Stegun 26.7.3 and
+    26.7.4).
+    """
     angle = math.atan(abs(t) / math.sqrt(freedom))
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = freedom % 2

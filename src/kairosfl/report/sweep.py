@@ -10,7 +10,8 @@ from typing import Any
 from kairosfl.report.read import Group, differing
 
 NONE = "–"  # the group does not have this parameter
-MANY = 8  # groups, above which they are coloured and split by parameters to begin with, and values of these
+# groups, above which they are coloured and split by parameters to begin with, and values of these
+MANY = 8
 
 
 def parameters(groups: Sequence[Group]) -> dict[str, list[str]]:
@@ -26,7 +27,9 @@ def parameters(groups: Sequence[Group]) -> dict[str, list[str]]:
 
 
 def crossed(varied: Mapping[str, Sequence[str]]) -> tuple[str, str] | None:
-    """The two parameters of which the most combinations were run, numbers first; None if no two were crossed."""
+    """The two parameters of which the most combinations were run, numbers first; None if no two
+    were crossed.
+    """
     best: tuple[tuple[bool, int], str, str] | None = None
     for up, across in combinations(varied, 2):
         run = len(set(zip(varied[up], varied[across], strict=True)))
@@ -38,15 +41,23 @@ def crossed(varied: Mapping[str, Sequence[str]]) -> tuple[str, str] | None:
 
 
 def told_apart(varied: Mapping[str, Sequence[str]]) -> tuple[str, str]:
-    """What many groups are coloured and split by to begin with: the two parameters that tell the most of them apart."""
+    """What many groups are coloured and split by to begin with: the two parameters that tell the
+    most of them apart.
+    """
     few = [name for name, values in varied.items() if len(values) > MANY >= len(set(values))]
     pairs = permutations(few, 2)
     first = few[0] if few else ""
-    return max(pairs, key=lambda pair: len(set(zip(*map(varied.get, pair), strict=True))), default=(first, ""))
+    return max(
+        pairs,
+        key=lambda pair: len(set(zip(*map(varied.get, pair), strict=True))),
+        default=(first, ""),
+    )
 
 
 def rule_options(algorithm: str) -> tuple[str, dict[str, str]]:
-    """`fedprox(mu=0.1) + alt` as `fedprox + alt` and {"fedprox.mu": "0.1"}; as it is if it cannot be parsed."""
+    """`fedprox(mu=0.1) + alt` as `fedprox + alt` and {"fedprox.mu": "0.1"}; as it is if it cannot
+    be parsed.
+    """
     try:
         rules = _rules(ast.parse(algorithm, mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,4 +1,6 @@
-"""Results of the runs: mean ± deviation over seeds, what a target costs, and each algorithm against a baseline."""
+"""Results of the runs: mean ± deviation over seeds, what a target costs, and each algorithm against
+a baseline.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Spread:
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
         given = [float(value) for value in values]
-        known = [value for value in given if abs(value) < 1e150]  # the deviation of larger values overflows
+        known = [
+            value for value in given if abs(value) < 1e150
+        ]  # the deviation of larger values overflows
         mean = statistics.fmean(known) if known else math.nan
         deviation = statistics.stdev(known) if len(known) > 1 else math.nan
         return cls(mean, deviation, len(known), len(given))
@@ -48,7 +52,9 @@ class Spread:
         return self.text(score.digits(size), score.scale)
 
     def text(self, digits: int = 1, scale: float = 1.0) -> str:
-        """As shown in a table: a dash for none, a deviation if values differ, a count if it is not all of them."""
+        """As shown in a table: a dash for none, a deviation if values differ, a count if it is not
+        all of them.
+        """
         if not self.count:
             return "–"
         shown = fixed(self.mean * scale, digits)
@@ -83,7 +89,8 @@ class Row:
     elud: Spread
     seconds: Spread
     notes: tuple[str, ...]  # what qualifies its numbers
-    dagger: bool = False  # `last_tenth` is after the last round: models are averaged only since one of the tenth
+    # `last_tenth` is after the last round: models are averaged only since one of the tenth
+    dagger: bool = False
 
     @property
     def when(self) -> str:
@@ -98,10 +105,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Pair:
-    """An algorithm against the baseline, or the best against the second best, on the seeds that both have finished.
+    """An algorithm against the baseline, or the best against the second best, on the seeds that
+    both have finished.
 
-    It is about the main metric over the final 10 % of rounds: how much better the second is, which is second minus
-    first, or first minus second if lower is better.
+    It is about the main metric over the final 10 % of rounds: how much better the second is, which
+    is second minus first, or first minus second if lower is better.
     """
 
     first: str  # the baseline, or the second best
@@ -109,7 +117,8 @@ class Pair:
     score: Score
     seeds: tuple[int, ...]
     difference: Spread
-    low: float  # the 95 % interval of the mean difference; NaN where the seeds say nothing about chance
+    # the 95 % interval of the mean difference; NaN where the seeds say nothing about chance
+    low: float
     high: float
     p: float  # of the paired t-test; likewise
     adjusted: float  # Holm's correction for all comparisons on these data that could be tested
@@ -133,7 +142,10 @@ def _row(group: Group, target: float, baseline: bool) -> Row:
 
     def over(value: Callable[[RunData], float]) -> Spread:
         """Over the seeds: runs with the same seed count as one."""
-        return Spread.of(_mean(np.array([value(run) for run in group.shown if run.seed == seed])) for seed in seeds)
+        return Spread.of(
+            _mean(np.array([value(run) for run in group.shown if run.seed == seed]))
+            for seed in seeds
+        )
 
     return Row(
         label=group.label,
@@ -149,7 +161,9 @@ def _row(group: Group, target: float, baseline: bool) -> Row:
         final=over(lambda run: _last(scored(run)[1])),
         last_tenth=over(last_tenth),
         best=over(_best),
-        worst_clients=over(lambda run: _last(run.column(f"client_{run.score.name}_worst")[run.evaluated])),
+        worst_clients=over(
+            lambda run: _last(run.column(f"client_{run.score.name}_worst")[run.evaluated])
+        ),
         rounds_to_target=over(lambda run: reach(run, run.column("round"), target)),
         bytes_to_target=over(lambda run: reach(run, run.total("bytes_down", "bytes_up"), target)),
         bytes=over(lambda run: _last(run.total("bytes_down", "bytes_up"))),
@@ -163,7 +177,9 @@ def _row(group: Group, target: float, baseline: bool) -> Row:
 
 
 def scored(run: RunData) -> tuple[NDArray[np.intp], Array]:
-    """Indices of the rounds that were evaluated, and the main metric in them; infinitely bad if it was not finite."""
+    """Indices of the rounds that were evaluated, and the main metric in them; infinitely bad if it
+    was not finite.
+    """
     values = run.column(run.score.name)[run.evaluated]
     return run.evaluated, np.where(np.isfinite(values), values, -run.score.sign * math.inf)
 
@@ -180,7 +196,9 @@ def reach(run: RunData, cost: Array, target: float) -> float:
     return float(cost[there[0]]) if len(there) else math.nan
 
 
-def chosen_target(groups: Sequence[Group], target: float | None, baseline: str | None = None) -> float:
+def chosen_target(
+    groups: Sequence[Group], target: float | None, baseline: str | None = None
+) -> float:
     """The requested target, checked, or the default one."""
     if target is None:
         return default_target(groups, baseline)
@@ -189,24 +207,34 @@ def chosen_target(groups: Sequence[Group], target: float | None, baseline: str |
 
 
 def default_target(groups: Sequence[Group], baseline: str | None = None) -> float:
-    """What the baseline reaches in the end, as a short number; on several data, the worst of these; NaN if unknown."""
+    """What the baseline reaches in the end, as a short number; on several data, the worst of these;
+    NaN if unknown.
+    """
     score = groups[0].score
-    values = [_mean(np.array(list(_by_seed(groups[i]).values()))) for i in baselines(groups, baseline).values()]
+    values = [
+        _mean(np.array(list(_by_seed(groups[i]).values())))
+        for i in baselines(groups, baseline).values()
+    ]
     known = [score.sign * value for value in values if math.isfinite(value)]
     return score.rounded(score.sign * min(known)) if known else math.nan
 
 
 def baselines(groups: Sequence[Group], name: str | None = None) -> dict[str, int]:
-    """The group on each problem that others are compared with: the named one, else plain averaging, else the first.
+    """The group on each problem that others are compared with: the named one, else plain averaging,
+    else the first.
 
     Of several, such as plain averaging with different learning rates, it is the best one.
     """
     if name is not None and not any(_is_called(name, i, group) for i, group in enumerate(groups)):
         labels = ", ".join(group.label for group in groups[:8]) + (" …" if len(groups) > 8 else "")
-        raise UserError(f"baseline = {name!r} is none of the groups; use a letter or one of these: {labels}.")
+        raise UserError(
+            f"baseline = {name!r} is none of the groups; use a letter or one of these: {labels}."
+        )
     found = {}
     for problem, mine in by_problem(groups).items():
-        plain = [i for i in mine if groups[i].runs[0].algorithm.strip().lower() == PLAIN] or mine[:1]
+        plain = [i for i in mine if groups[i].runs[0].algorithm.strip().lower() == PLAIN] or mine[
+            :1
+        ]
         wanted = plain if name is None else [i for i in mine if _is_called(name, i, groups[i])]
         if wanted:
             found[problem] = max(wanted, key=lambda i: _final(groups[i]))  # the first of equals
@@ -233,11 +261,17 @@ def paired_tests(groups: Sequence[Group], baseline: str | None = None) -> list[P
 
 
 def against(groups: Sequence[Group], baseline: int, mine: Iterable[int]) -> list[Pair]:
-    """These groups against this one; also the best of them against the second best, if it is neither of the two."""
+    """These groups against this one; also the best of them against the second best, if it is
+    neither of the two.
+    """
     members = list(mine)
     made = [pair for i in members if i != baseline and (pair := _pair(groups[baseline], groups[i]))]
     best = sorted((i for i in members if groups[i].compared), key=lambda i: -_final(groups[i]))[:2]
-    if len(best) == 2 and baseline not in best and (last := _pair(groups[best[1]], groups[best[0]])):
+    if (
+        len(best) == 2
+        and baseline not in best
+        and (last := _pair(groups[best[1]], groups[best[0]]))
+    ):
         made.append(replace(last, runner_up=True))
     count = sum(math.isfinite(pair.p) for pair in made)
     corrected = zip(made, holm([pair.p for pair in made]), strict=True)
@@ -275,7 +309,9 @@ def _by_seed(group: Group) -> dict[int, float]:
 
 
 def fixed(value: float, digits: int) -> str:
-    """A number with this many decimals; halves are rounded away from zero, as in the page's scripts."""
+    """A number with this many decimals; halves are rounded away from zero, as in the page's
+    scripts.
+    """
     if abs(value) >= 1e9:  # it has exploded
         return f"{value:.{digits}e}"
     exact = Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, Context(prec=400))
@@ -356,25 +392,49 @@ def bounds(pair: Pair) -> str:
     return "–" if math.isnan(pair.low) else " to ".join(signed(end, digits) for end in ends)
 
 
-def results_table(rows: Sequence[Row], target: float, without: Sequence[str] = ()) -> list[dict[str, str]]:
-    """The table of results as text, one dictionary per row, with metric and target named in its columns."""
+def results_table(
+    rows: Sequence[Row], target: float, without: Sequence[str] = ()
+) -> list[dict[str, str]]:
+    """The table of results as text, one dictionary per row, with metric and target named in its
+    columns.
+    """
     score = rows[0].score
     goal = "target" if math.isnan(target) else score.shown(target)
-    heads = {name: f"{score.stated} {name}".lstrip() for name in ("final 10 %", "final", "best", "worst clients")}
-    shown = ({name: value for name, value in cells(row).items() if name not in without} for row in rows)
-    return [{heads.get(name, name.replace("target", goal)): value for name, value in row.items()} for row in shown]
+    heads = {
+        name: f"{score.stated} {name}".lstrip()
+        for name in ("final 10 %", "final", "best", "worst clients")
+    }
+    shown = (
+        {name: value for name, value in cells(row).items() if name not in without} for row in rows
+    )
+    return [
+        {heads.get(name, name.replace("target", goal)): value for name, value in row.items()}
+        for row in shown
+    ]
 
 
 def columns(row: Row | Pair) -> dict[str, Any]:
-    """A row or test as numbers by column: mean, deviation and count of each value, lists as their length."""
+    """A row or test as numbers by column: mean, deviation and count of each value, lists as their
+    length.
+    """
     flat: dict[str, Any] = {}
     for name, value in vars(row).items():
         if isinstance(value, Spread):
-            flat |= {name: value.mean, f"{name}_deviation": value.deviation, f"{name}_count": value.count}
+            flat |= {
+                name: value.mean,
+                f"{name}_deviation": value.deviation,
+                f"{name}_count": value.count,
+            }
         elif isinstance(value, Score):
             flat["metric"] = value.name
         else:
-            flat[name] = "; ".join(value) if name == "notes" else len(value) if isinstance(value, tuple) else value
+            flat[name] = (
+                "; ".join(value)
+                if name == "notes"
+                else len(value)
+                if isinstance(value, tuple)
+                else value
+            )
     return flat
 
 

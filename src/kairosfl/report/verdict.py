@@ -1,4 +1,6 @@
-"""The result in a sentence or two: the best algorithm against the baseline, and how far that can be trusted."""
+"""The result in a sentence or two: the best algorithm against the baseline, and how far that can be
+trusted.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def _summary(rows: Sequence[Row], pairs: Sequence[Pair]) -> str:
 def _alone(row: Row) -> str:
     score = row.score
     peak = f"its best round has {row.best.of_score(score)}{score.unit}"
-    epochs = "1 client epoch" if row.epochs.text(0) == "1" else f"{row.epochs.text(0)} client epochs"
+    epochs = (
+        "1 client epoch" if row.epochs.text(0) == "1" else f"{row.epochs.text(0)} client epochs"
+    )
     note = " It diverged." if row.diverged and not row.compared else ""
     if not row.last_tenth.count:
         return f"<b>{escape(row.label)}</b> has no final result.{note}"
@@ -65,11 +69,21 @@ def _compared(rows: Sequence[Row], every: Sequence[Row], pairs: Sequence[Pair]) 
     base = next((row for row in every if row.baseline), None)
     if base is None or base not in rows:
         why = "" if base is None else " diverged" if base.finished else " has not finished"
-        reason = f"The baseline, <b>{escape(base.label)}</b>,{why}" if base else "The baseline is not on these data"
+        reason = (
+            f"The baseline, <b>{escape(base.label)}</b>,{why}"
+            if base
+            else "The baseline is not on these data"
+        )
         return f"{_reached(best, rows)}. {reason}, so nothing is compared with it."
     shown = order[1] if base is best else best
-    pair = next((pair for pair in pairs if (pair.first, pair.second) == (base.label, shown.label)), None)
-    better = score.sign * (shown.last_tenth.mean - base.last_tenth.mean) if pair is None else pair.difference.mean
+    pair = next(
+        (pair for pair in pairs if (pair.first, pair.second) == (base.label, shown.label)), None
+    )
+    better = (
+        score.sign * (shown.last_tenth.mean - base.last_tenth.mean)
+        if pair is None
+        else pair.difference.mean
+    )
     gap = score.scale * abs(better)  # on the shared seeds, where there are any
     digits = score.digits(best.last_tenth.mean)
     level = gap < 0.5 * 10**-digits
@@ -83,9 +97,13 @@ def _compared(rows: Sequence[Row], every: Sequence[Row], pairs: Sequence[Pair]) 
 
 
 def _runner_up(best: Row, second: Row, pairs: Sequence[Pair]) -> str:
-    """The second best, if the seeds do not tell it from the best and it has not been named as the baseline."""
+    """The second best, if the seeds do not tell it from the best and it has not been named as the
+    baseline.
+    """
     names = (second.label, best.label)
-    pair = next((pair for pair in pairs if pair.runner_up and (pair.first, pair.second) == names), None)
+    pair = next(
+        (pair for pair in pairs if pair.runner_up and (pair.first, pair.second) == names), None
+    )
     if pair is None or pair.adjusted < 0.05:
         return ""
     score = second.score

@@ -32,7 +32,11 @@ class LivePage:
     """The page about a folder, rebuilt when a file in it has changed, at a limited rate."""
 
     def __init__(
-        self, folder: Path, target: float | None = None, say: Say = silent, baseline: str | None = None
+        self,
+        folder: Path,
+        target: float | None = None,
+        say: Say = silent,
+        baseline: str | None = None,
     ) -> None:
         self.folder, self.target, self.say, self.baseline = folder, target, say, baseline
         self._said: set[str] = set()
@@ -68,11 +72,26 @@ class LivePage:
                 self.say(sentence)
             return page(study, target=self.target, baseline=self.baseline, mark=mark)
         except UserError as error:
-            words = str(error) if any(self.folder.rglob("metrics.jsonl")) else "Waiting for the first round."
+            words = (
+                str(error)
+                if any(self.folder.rglob("metrics.jsonl"))
+                else "Waiting for the first round."
+            )
             body = '<div id="page"><header><p class="over"><span id="live">Kairos report, live</span></p>'
             body += f'<h1>{escape(self.folder.name)}</h1><p class="verdict">{escape(words)}</p></header></div>'
-            nothing: dict[str, Any] = {"groups": [], "lines": [], "heats": [], "runs": [], "words": {}}
-            nothing |= {"target": None, "metric": {"scale": 1, "sign": 1}, "varied": {}, "versus": {}}
+            nothing: dict[str, Any] = {
+                "groups": [],
+                "lines": [],
+                "heats": [],
+                "runs": [],
+                "words": {},
+            }
+            nothing |= {
+                "target": None,
+                "metric": {"scale": 1, "sign": 1},
+                "varied": {},
+                "versus": {},
+            }
             return shell(self.folder.name, body, json.dumps(nothing), mark)
 
 
@@ -83,7 +102,9 @@ class _Server(ThreadingHTTPServer):
         """Ignore a peer that goes away; report any other fault in one line."""
         error = sys.exception()
         if not isinstance(error, OSError | None):
-            sys.stderr.write(f"kairosfl: a request failed: {type(error).__name__}: {first_line(error)}\n")
+            sys.stderr.write(
+                f"kairosfl: a request failed: {type(error).__name__}: {first_line(error)}\n"
+            )
 
 
 def serve(
@@ -99,15 +120,21 @@ def serve(
         wrong = f"{folder} is not a directory" if folder.exists() else f"{folder} does not exist"
         raise UserError(f"{wrong}; give the folder that a run or a sweep writes to.")
     begun = next(folder.rglob("metrics.jsonl"), None)
-    if target is not None and begun:  # otherwise it is not known yet what the target is of: the page will say so
+    if (
+        target is not None and begun
+    ):  # otherwise it is not known yet what the target is of: the page will say so
         read_run(begun.parent).score.check(target)
     live = LivePage(folder, target, say, baseline)
     try:
         return _Server((host, port), _handler(live, host))
     except OverflowError:
-        raise UserError(f"port = {port} is not a port; use 1 to 65535, or 0 for a free one.") from None
+        raise UserError(
+            f"port = {port} is not a port; use 1 to 65535, or 0 for a free one."
+        ) from None
     except OSError as error:
-        raise UserError(f"Cannot serve on {host}:{port} ({error.strerror or error}); choose another --port.") from None
+        raise UserError(
+            f"Cannot serve on {host}:{port} ({error.strerror or error}); choose another --port."
+        ) from None
 
 
 def watch(
@@ -144,22 +171,29 @@ def _handler(live: LivePage, host: str) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             path, _, query = self.path.partition("?")
             if host in _LOOPBACK and not self._asks_here():
-                # A foreign name that resolves to this machine is another site trying to read the page.
+                # A foreign name that resolves to this machine is another site trying to read the
+                # page.
                 self._answer(HTTPStatus.FORBIDDEN, b"")
             elif path != "/":
                 self._answer(HTTPStatus.NOT_FOUND, b"")
             else:
                 text = live.newer("".join(parse_qs(query).get("since", [])))
-                self._answer(HTTPStatus.NO_CONTENT if text is None else HTTPStatus.OK, (text or "").encode())
+                self._answer(
+                    HTTPStatus.NO_CONTENT if text is None else HTTPStatus.OK, (text or "").encode()
+                )
 
         def _asks_here(self) -> bool:
-            """Whether the request names this machine once, as browsers do: a host and perhaps a port."""
+            """Whether the request names this machine once, as browsers do: a host and perhaps a
+            port.
+            """
             names = self.headers.get_all("Host", [])
             match = _HOST.fullmatch(names[0].strip().lower()) if len(names) == 1 else None
             return match is not None and match["name"].strip("[]") in _LOOPBACK
 
         def parse_request(self) -> bool:
-            """Requests without a version have no headers: nothing is read for them, and nothing answered."""
+            """Requests without a version have no headers: nothing is read for them, and nothing
+            answered.
+            """
             if len(self.raw_requestline.split()) < 3:
                 self.close_connection = True
                 return False

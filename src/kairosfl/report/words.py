@@ -25,13 +25,32 @@ _RULES = {
     "attack": "attack",
 }
 _SETTINGS = {
-    **{"alpha": "α", "beta": "β", "beta1": "β₁", "beta2": "β₂", "gamma": "γ", "delta": "δ", "epsilon": "ε", "eps": "ε"},
-    **{"lam": "λ", "mu": "μ", "rho": "ρ", "sigma": "σ", "tau": "τ", "lr": "learning rate", "name": "data"},
+    **{
+        "alpha": "α",
+        "beta": "β",
+        "beta1": "β₁",
+        "beta2": "β₂",
+        "gamma": "γ",
+        "delta": "δ",
+        "epsilon": "ε",
+        "eps": "ε",
+    },
+    **{
+        "lam": "λ",
+        "mu": "μ",
+        "rho": "ρ",
+        "sigma": "σ",
+        "tau": "τ",
+        "lr": "learning rate",
+        "name": "data",
+    },
 }
 
 
 def in_words(label: str) -> str:
-    """A group's label with rules by their papers' names and settings by their symbols; the rest stays as it is."""
+    """A group's label with rules by their papers' names and settings by their symbols; the rest
+    stays as it is.
+    """
     from kairosfl.rules import RULES
 
     rules = {name: rule.__name__ for name, rule in RULES.items()} | _RULES
@@ -49,9 +68,18 @@ def renamed(labels: Sequence[str], names: Sequence[str], default: Sequence[str])
     """What to call each label: as asked by `LABEL=TEXT`, or by default."""
     found = dict(zip(labels, default, strict=True))
     for each in names:
-        label = next((label for label in sorted(labels, key=len, reverse=True) if each.startswith(f"{label}=")), None)
+        label = next(
+            (
+                label
+                for label in sorted(labels, key=len, reverse=True)
+                if each.startswith(f"{label}=")
+            ),
+            None,
+        )
         if label is None:
             given = each.rpartition("=")[0] or each
-            raise UserError(f"--name {each!r} is not LABEL=TEXT with a label of these runs; {nearest(given, labels)}")
+            raise UserError(
+                f"--name {each!r} is not LABEL=TEXT with a label of these runs; {nearest(given, labels)}"
+            )
         found[label] = each.removeprefix(f"{label}=")
     return [found[label] for label in labels]

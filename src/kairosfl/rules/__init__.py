@@ -84,20 +84,29 @@ RULES: Registry[type[Spec]] = Registry(
 
 
 def FedAvg() -> Algorithm:
-    """No rule at all: McMahan et al., "Communication-Efficient Learning of Deep Networks", AISTATS 2017."""
+    """No rule at all: McMahan et al., "Communication-Efficient Learning of Deep Networks", AISTATS
+    2017.
+    """
     return Algorithm()
 
 
-def parse(text: str | Sequence[str | Mapping[str, Any]], *, allow: Collection[str] = ()) -> Algorithm:
+def parse(
+    text: str | Sequence[str | Mapping[str, Any]], *, allow: Collection[str] = ()
+) -> Algorithm:
     """An algorithm from text, `"fedprox(mu=0.01) + fedavgm"`, or from a list as TOML has it.
 
     Args:
-        text: The sum of rules; `"fedavg"` is the empty one. An entry of a list is text, or a table such as
-            `{rule = "fedprox", mu = 0.01}`.
-        allow: Modules that a dotted name such as `"mine.Rule"` may import; those already imported need no permission.
+        text: The sum of rules; `"fedavg"` is the empty one. An entry of a list is text, or a table
+            such as `{rule = "fedprox", mu = 0.01}`.
+        allow: Modules that a dotted name such as `"mine.Rule"` may import; those already imported
+        need no permission.
     """
     if isinstance(text, str):
-        specs = parse_spec("rule", without_fedavg(text), RULES, _allowed(allow)) if without_fedavg(text) else ()
+        specs = (
+            parse_spec("rule", without_fedavg(text), RULES, _allowed(allow))
+            if without_fedavg(text)
+            else ()
+        )
         for spec in specs:
             if not isinstance(spec, Rule):
                 raise UserError(f"{spec.name()} is not a rule; give the name of one.")
@@ -110,7 +119,9 @@ def parse(text: str | Sequence[str | Mapping[str, Any]], *, allow: Collection[st
         options = dict(entry) if isinstance(entry, Mapping) else {}
         name = options.pop("rule", None)
         if not isinstance(name, str):
-            raise UserError(f"algorithm: the entry {entry!r} has no rule; write {{rule = 'fedprox', ...}}.")
+            raise UserError(
+                f"algorithm: the entry {entry!r} has no rule; write {{rule = 'fedprox', ...}}."
+            )
         if name == "fedavg" and options:
             raise UserError(f"fedavg has no option {next(iter(options))!r}; it has none.")
         if name != "fedavg":

@@ -1,16 +1,19 @@
-"""The privacy account: Rényi divergences of Poisson-sampled Gaussian rounds, and the filter that ends a run in time.
+"""The privacy account: Rényi divergences of Poisson-sampled Gaussian rounds, and the filter that
+ends a run in time.
 
-A round at sampling rate q with noise multiplier z costs ρ_α(q, z) at order α, by Google's dp-accounting. Rates may
-depend on the noised results of earlier rounds, so the account is a *filter* (Feldman and Zrnic, "Individual Privacy
-Accounting via a Rényi Filter", NeurIPS 2021): a round is run only if afterwards some order α is within its budget,
+A round at sampling rate q with noise multiplier z costs ρ_α(q, z) at order α, by Google's
+dp-accounting. Rates may depend on the noised results of earlier rounds, so the account is a
+*filter* (Feldman and Zrnic, "Individual Privacy Accounting via a Rényi Filter", NeurIPS 2021): a
+round is run only if afterwards some order α is within its budget,
 
     Σ ρ_α ≤ ε − log(1/δ_α) / (α − 1),    δ_α = δ · w_α / c_α,    c_α = (1 − 1/α)^(α − 1) / α
 
-with weights w_α that are fixed before the first round and sum to 1. Which order is within its budget may depend on the
-results, too: with the privacy loss L, the runs that α admits have E (1 − e^(ε − L))⁺ ≤ w_α δ, because
-(1 − e^(ε − L))⁺ ≤ c_α e^((α − 1)(L − ε)) and e^((α − 1)(L − Σ ρ_α)) is a supermartingale. Over all orders that is δ.
-One order alone is dp-accounting's conversion, and w_α = c_α is the textbook's log(1/δ) / (α − 1). Here the order that
-pays for most rounds of the planned size has nine tenths; the others, for rounds of other sizes, share the last tenth.
+with weights w_α that are fixed before the first round and sum to 1. Which order is within its
+budget may depend on the results, too: with the privacy loss L, the runs that α admits have E (1 −
+e^(ε − L))⁺ ≤ w_α δ, because (1 − e^(ε − L))⁺ ≤ c_α e^((α − 1)(L − ε)) and e^((α − 1)(L − Σ ρ_α)) is
+a supermartingale. Over all orders that is δ. One order alone is dp-accounting's conversion, and w_α
+= c_α is the textbook's log(1/δ) / (α − 1). Here the order that pays for most rounds of the planned
+size has nine tenths; the others, for rounds of other sizes, share the last tenth.
 """
 
 from __future__ import annotations
@@ -29,9 +32,37 @@ Floats = NDArray[np.float64]
 
 # Those that dp-accounting has by default, written out so that no release changes a run.
 ORDERS = (*(1 + x / 10 for x in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
-# Those of the filter: coarse, because the weights are shared among them, and fast, because few are fractional.
+# Those of the filter: coarse, because the weights are shared among them, and fast, because few are
+# fractional.
 COARSE = (
-    *(1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 24, 28, 32, 40, 48, 63),
+    *(
+        1.5,
+        2,
+        2.5,
+        3,
+        3.5,
+        4,
+        4.5,
+        5,
+        5.5,
+        6,
+        7,
+        8,
+        9,
+        10,
+        11,
+        12,
+        14,
+        16,
+        18,
+        20,
+        24,
+        28,
+        32,
+        40,
+        48,
+        63,
+    ),
     *(128, 256, 512, 1024),
 )
 FAVOURED = 0.9
@@ -55,7 +86,9 @@ def _cost(rate: float, multiplier: float, orders: tuple[float, ...]) -> Floats:
     accountant = dp.rdp.RdpAccountant(orders, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
     logger = logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it warns of orders whose series does not converge and counts them as infinite
+    logger.setLevel(
+        logging.ERROR
+    )  # it warns of orders whose series does not converge and counts them as infinite
     try:
         accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier)))
     finally:
@@ -71,12 +104,16 @@ def cost(rate: float, multiplier: float) -> Floats:
 
 
 def running(spent: Floats, delta: float) -> float:
-    """The ε of what has been spent, as if it had been planned in advance: dp-accounting's own figure."""
+    """The ε of what has been spent, as if it had been planned in advance: dp-accounting's own
+    figure.
+    """
     return float(library().rdp.compute_epsilon(ORDERS, spent, delta)[0])
 
 
 def budgets(rate: float, multiplier: float, epsilon: float, delta: float) -> Floats:
-    """What every order of `ORDERS` may spend, for a run that is planned with rounds of this rate and noise."""
+    """What every order of `ORDERS` may spend, for a run that is planned with rounds of this rate
+    and noise.
+    """
     limits = _limits(epsilon, delta, FAVOURED)
     best = int(np.argmax(limits / _cost(rate, multiplier, COARSE)))
     shares = np.array([(1 - 1 / order) ** (order - 1) / order for order in COARSE])
@@ -97,7 +134,9 @@ def _limits(epsilon: float, delta: float, weights: float | Floats) -> Floats:
 
 
 def calibrated(rate: float, rounds: int, epsilon: float, delta: float) -> float:
-    """The smallest noise multiplier, to four digits, with which the budget pays for this many rounds at this rate."""
+    """The smallest noise multiplier, to four digits, with which the budget pays for this many
+    rounds at this rate.
+    """
     limits = _limits(epsilon, delta, FAVOURED)
 
     def enough(multiplier: float) -> bool:

@@ -5,8 +5,9 @@
     T(r) = (a + b) − b · r / R    "down"
     T(r) = a                      "fixed"
 
-f are the features: what enters the model's last linear layer. Section 2 compares with the global model as received;
-the listing in Appendix C with the client's own last model, `reference = "previous"`.
+f are the features: what enters the model's last linear layer. Section 2 compares with the global
+model as received; the listing in Appendix C with the client's own last model, `reference =
+"previous"`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from kairosfl.rules.pairs import SAID
 
 @dataclass(frozen=True, kw_only=True)
 class ALT(Rule):
-    """Lets well-aligned clients train longer and stops the others early; `train.epochs` is the maximum."""
+    """Lets well-aligned clients train longer and stops the others early; `train.epochs` is the
+    maximum.
+    """
 
     kind = "adaptive"
     needs_features = True
@@ -37,10 +40,16 @@ class ALT(Rule):
 
     def __post_init__(self) -> None:
         self.check("a", -1 <= self.a <= 1, "it is a cosine, -1 to 1")
-        self.check("threshold", self.threshold in ("up", "down", "fixed"), "use 'up', 'down' or 'fixed'")
-        self.check("statistic", self.statistic in ("mean", "min"), "use 'mean' or 'min' (released code)")
+        self.check(
+            "threshold", self.threshold in ("up", "down", "fixed"), "use 'up', 'down' or 'fixed'"
+        )
+        self.check(
+            "statistic", self.statistic in ("mean", "min"), "use 'mean' or 'min' (released code)"
+        )
         self.check("per", self.per in ("epoch", "batch"), "use 'epoch' or 'batch'")
-        self.check("reference", self.reference in ("global", "previous"), "use 'global' or 'previous'")
+        self.check(
+            "reference", self.reference in ("global", "previous"), "use 'global' or 'previous'"
+        )
 
     @property
     def reads(self) -> Reads:  # type: ignore[override]
@@ -53,7 +62,11 @@ class ALT(Rule):
     def verdict(self, memory: Memory, now: Round) -> str | None:
         if memory.state["stopped"]:
             return None
-        why = ": train.epochs = 1 leaves nothing to stop" if now.recipe.epochs == 1 and self.per == "epoch" else ""
+        why = (
+            ": train.epochs = 1 leaves nothing to stop"
+            if now.recipe.epochs == 1 and self.per == "epoch"
+            else ""
+        )
         return f"alt never stopped a client{why}, so this run equals one without it"
 
     def note_with(self, other: Rule) -> str | None:
@@ -83,7 +96,11 @@ class ALT(Rule):
             reference = torch.where(seen[:, None], memory.rows["model"], briefs.start)
         below = torch.full((len(briefs),), self.limit(now), dtype=torch.float64)
         return replace(
-            briefs, stop_below=below, stop_statistic=self.statistic, stop_per=self.per, stop_reference=reference
+            briefs,
+            stop_below=below,
+            stop_statistic=self.statistic,
+            stop_per=self.per,
+            stop_reference=reference,
         )
 
     def observe(self, memory: Memory, now: Round) -> Memory:

@@ -1,4 +1,5 @@
-"""Attack: a share of the clients lies about its updates. For simulations only; a deployed server refuses it.
+"""Attack: a share of the clients lies about its updates. For simulations only; a deployed server
+refuses it.
 
     sign      −strength · Δ_i                         1       Li et al., "RSA", AAAI 2019
     scaled    strength · Δ_i                          10      Bagdasaryan et al., "How to Backdoor FL", AISTATS 2020
@@ -7,8 +8,9 @@
     inner     −strength · μ                           0.5     Xie et al., "Fall of Empires", UAI 2019
     swapped   Δ_j of another liar j of the round      –       the server of FedAWARE's released code, by mistake
 
-μ and σ are the mean and the deviation of the honest updates of the round, coordinate by coordinate: these liars see
-what the honest clients send. Of m reports with f liars z_max = Φ⁻¹((m − f − s) / (m − f)), s = ⌊m / 2 + 1⌋ − f.
+μ and σ are the mean and the deviation of the honest updates of the round, coordinate by coordinate:
+these liars see what the honest clients send. Of m reports with f liars z_max = Φ⁻¹((m − f − s) / (m
+− f)), s = ⌊m / 2 + 1⌋ − f.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ STRENGTH = {"sign": 1.0, "scaled": 10.0, "random": 1.0, "little": 0.0, "inner": 
 
 @dataclass(frozen=True, kw_only=True)
 class Attack(Rule):
-    """The same clients lie in every round: a `share` of the population, drawn by the seed of the run.
+    """The same clients lie in every round: a `share` of the population, drawn by the seed of the
+    run.
 
-    `strength = 0` is the default of the lie. It must be written before every other rule that acts on reports.
+    `strength = 0` is the default of the lie. It must be written before every other rule that acts
+    on reports.
     """
 
     kind = "adaptive"
@@ -48,19 +52,31 @@ class Attack(Rule):
         swapped = self.lie == "swapped"
         within = 0 <= self.share < 1 or (swapped and self.share == 1)
         self.check("share", within, "use at least 0 and below 1; only with lie='swapped' also 1")
-        self.check("strength", self.strength >= 0, "use a number above 0, or 0 for the default of the lie")
-        self.check("strength", not (swapped and self.strength), "leave it out: swapped updates stay as they are")
+        self.check(
+            "strength", self.strength >= 0, "use a number above 0, or 0 for the default of the lie"
+        )
+        self.check(
+            "strength",
+            not (swapped and self.strength),
+            "leave it out: swapped updates stay as they are",
+        )
 
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
         first = next(rule for rule in now.rules if acts(rule, "receive"))
         if not isinstance(first, Attack):
-            raise UserError(f"attack must be written before {first.name()}, which acts on reports too; put it first.")
-        lying = torch.from_numpy(np.isin(reports.ids.numpy(), liars(now.seed, now.population, self.share)))
+            raise UserError(
+                f"attack must be written before {first.name()}, which acts on reports too; put it first."
+            )
+        lying = torch.from_numpy(
+            np.isin(reports.ids.numpy(), liars(now.seed, now.population, self.share))
+        )
         if not lying.any():
             return reports
         delta, own = reports.delta.clone(), reports.delta[lying.to(reports.delta.device)]
         honest = reports.delta[~lying.to(reports.delta.device)]
-        delta[lying.to(delta.device)] = self._lies(own, honest if len(honest) else own, now, reports.ids[lying])
+        delta[lying.to(delta.device)] = self._lies(
+            own, honest if len(honest) else own, now, reports.ids[lying]
+        )
         return replace(reports, delta=delta)
 
     def _lies(self, own: Tensor, honest: Tensor, now: Round, ids: Tensor) -> Tensor:
@@ -72,7 +88,9 @@ class Attack(Rule):
         if self.lie == "scaled":
             return strength * own
         if self.lie == "random":
-            drawn = [now.stream("attack", int(client)).standard_normal(own.shape[1]) for client in ids]
+            drawn = [
+                now.stream("attack", int(client)).standard_normal(own.shape[1]) for client in ids
+            ]
             return strength * torch.from_numpy(np.stack(drawn)).to(own)
         if self.lie == "inner":
             return (-strength * honest.mean(0)).expand_as(own)

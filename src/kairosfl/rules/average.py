@@ -1,11 +1,12 @@
-"""Averaging of global models: Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", 1992.
+"""Averaging of global models: Polyak and Juditsky, "Acceleration of Stochastic Approximation by
+Averaging", 1992.
 
     result     x̄_T = Σ_k decay^{T−k} x_k / Σ_k decay^{T−k}       x_k: the model after round k
 
-over the models of a window at the end of the run. Dividing by the sum of the weights is the bias correction of an
-exponential average. The window opens when the share `share` of the run's learning rates, Σ_t lr_t, is left: with a
-constant rate that is the final 10 % of rounds, with one that decays it is longer, because later models lie closer
-together. Training goes on as without the rule.
+over the models of a window at the end of the run. Dividing by the sum of the weights is the bias
+correction of an exponential average. The window opens when the share `share` of the run's learning
+rates, Σ_t lr_t, is left: with a constant rate that is the final 10 % of rounds, with one that
+decays it is longer, because later models lie closer together. Training goes on as without the rule.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ from kairosfl.core.run import Round
 
 @dataclass(frozen=True, kw_only=True)
 class Average(Rule):
-    """The result is the mean of the last global models; before the window opens, it is the model itself.
+    """The result is the mean of the last global models; before the window opens, it is the model
+    itself.
 
-    `share` is a share of the sum of the learning rates (`of = "lr"`) or of the rounds (`of = "rounds"`). With `decay`
-    below 1, older models of the window count less.
+    `share` is a share of the sum of the learning rates (`of = "lr"`) or of the rounds (`of =
+    "rounds"`). With `decay` below 1, older models of the window count less.
     """
 
     kind = "adaptive"
-    sees_idle = True  # a round without reports leaves the model as it was, and that model counts again
+    sees_idle = (
+        True  # a round without reports leaves the model as it was, and that model counts again
+    )
     reads = "direction"
 
     share: float = 0.1
@@ -45,9 +49,15 @@ class Average(Rule):
         return cls(share=1.0, decay=0.95)
 
     def __post_init__(self) -> None:
-        self.check("share", 0 < self.share <= 1, "use a number above 0 and at most 1; 1 averages all rounds")
+        self.check(
+            "share",
+            0 < self.share <= 1,
+            "use a number above 0 and at most 1; 1 averages all rounds",
+        )
         self.check("of", self.of in ("lr", "rounds"), "use 'lr' or 'rounds'")
-        self.check("decay", 0 < self.decay <= 1, "use a number above 0 and at most 1; 1 is the plain mean")
+        self.check(
+            "decay", 0 < self.decay <= 1, "use a number above 0 and at most 1; 1 is the plain mean"
+        )
 
     @property
     def reads_rounds(self) -> bool:

@@ -1,7 +1,7 @@
 """A budget of clients or of bytes, spent over time and never exceeded; our own rule.
 
-FedCL (KDD 2023) compares algorithms at 0.95 to 1.1 times the clients. Here the total is given, and what is left to
-choose is when to spend it.
+FedCL (KDD 2023) compares algorithms at 0.95 to 1.1 times the clients. Here the total is given, and
+what is left to choose is when to spend it.
 
     total        share · cohort · rounds clients, or `megabytes`
     by plan      |M^t| ∝ plan_t: relative cohort sizes over equal parts of the run; none: the same in every round
@@ -32,11 +32,13 @@ from kairosfl.wording import counted
 
 @dataclass(frozen=True, kw_only=True)
 class Budget(Rule):
-    """Spends a total of clients or bytes by a plan, or while the detector says that the period is critical.
+    """Spends a total of clients or bytes by a plan, or while the detector says that the period is
+    critical.
 
-    `share` is of `train.cohort` × `train.rounds`; `megabytes`, if above 0, replaces it and counts what the metrics
-    count, down and up. By detector, `final` is the share of rounds at the end that have the whole cohort, unless the
-    models are averaged, and `rest` the share of an even cohort that a critical period leaves to every later round.
+    `share` is of `train.cohort` × `train.rounds`; `megabytes`, if above 0, replaces it and counts
+    what the metrics count, down and up. By detector, `final` is the share of rounds at the end that
+    have the whole cohort, unless the models are averaged, and `rest` the share of an even cohort
+    that a critical period leaves to every later round.
     """
 
     kind = "adaptive"
@@ -53,17 +55,31 @@ class Budget(Rule):
     rest: float = 0.5
 
     def __post_init__(self) -> None:
-        listed = isinstance(self.plan, list | tuple) and all(isinstance(part, int | float) for part in self.plan)
+        listed = isinstance(self.plan, list | tuple) and all(
+            isinstance(part, int | float) for part in self.plan
+        )
         self.check(
-            "plan", listed and all(part > 0 for part in self.plan) and sum(self.plan) < math.inf, "list numbers above 0"
+            "plan",
+            listed and all(part > 0 for part in self.plan) and sum(self.plan) < math.inf,
+            "list numbers above 0",
         )
         object.__setattr__(self, "plan", tuple(map(float, self.plan)))
         self.check("share", self.share > 0, "use a number above 0")
-        self.check("megabytes", self.megabytes >= 0, "use a number above 0, or 0 for a share of the clients")
+        self.check(
+            "megabytes",
+            self.megabytes >= 0,
+            "use a number above 0, or 0 for a share of the clients",
+        )
         self.check("by", self.by in ("plan", "detector"), "use 'plan' or 'detector'")
-        self.check("plan", not (self.plan and self.by == "detector"), "leave it out, or use by = 'plan'")
+        self.check(
+            "plan", not (self.plan and self.by == "detector"), "leave it out, or use by = 'plan'"
+        )
         self.check("final", 0 <= self.final < 1, "use at least 0 and below 1")
-        self.check("rest", 0 <= self.rest < 1, "use at least 0 and below 1; 0 leaves one client to every later round")
+        self.check(
+            "rest",
+            0 <= self.rest < 1,
+            "use at least 0 and below 1; 0 leaves one client to every later round",
+        )
 
     @property
     def reads_rounds(self) -> bool:
@@ -113,9 +129,14 @@ class Budget(Rule):
         left, later = self._left(memory, now), now.rounds - now.number - 1
         limit = left - later
         if self.megabytes:  # however much a client can cost at most
-            limit = min(limit, (round(self.megabytes * 1e6) - int(memory.state["bytes"])) // _most(now) - later)
+            limit = min(
+                limit,
+                (round(self.megabytes * 1e6) - int(memory.state["bytes"])) // _most(now) - later,
+            )
         done = int(memory.state["clients"])
-        wanted = self._planned(done, left, now) if self.by == "plan" else self._detected(done, left, now)
+        wanted = (
+            self._planned(done, left, now) if self.by == "plan" else self._detected(done, left, now)
+        )
         return max(1, min(wanted, limit, self.largest_cohort(now.cohort, now.population)))
 
     def _total(self, now: Round) -> int:
@@ -160,7 +181,11 @@ class Budget(Rule):
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         clients, spent = int(memory.state["clients"]), int(memory.state["bytes"])
-        used, total = (spent / 1e6, self.megabytes) if self.megabytes else (float(clients), float(self._total(now)))
+        used, total = (
+            (spent / 1e6, self.megabytes)
+            if self.megabytes
+            else (float(clients), float(self._total(now)))
+        )
         unit = "MB" if self.megabytes else "clients"
         if used < 0.95 * total:
             return f"budget spent {used:.4g} of {total:.4g} {unit}; a cohort is never larger than its plan allows"
@@ -179,7 +204,12 @@ def scaled(heights: Sequence[float], total: int) -> list[float]:
 
 def _most(now: Round) -> int:
     """What one client can cost at most, whatever the rules send."""
-    sent = [entry for kind in (Briefs, Reports) for entry in fields(kind) if entry.travels and not entry.alone]
+    sent = [
+        entry
+        for kind in (Briefs, Reports)
+        for entry in fields(kind)
+        if entry.travels and not entry.alone
+    ]
     vectors = sum(entry.shape == "vector" for entry in sent)
     numbers = sum(entry.number for entry in sent)
     if not any(acts(rule, "brief") for rule in now.rules):

@@ -1,11 +1,13 @@
-"""CenteredClipping: Karimireddy, He and Jaggi, "Learning from History for Byzantine Robust Optimization", ICML 2021.
-NormClipping: Sun, Kairouz, Suresh and McMahan, "Can You Really Backdoor Federated Learning?", 2019.
+"""CenteredClipping: Karimireddy, He and Jaggi, "Learning from History for Byzantine Robust
+Optimization", ICML 2021. NormClipping: Sun, Kairouz, Suresh and McMahan, "Can You Really Backdoor
+Federated Learning?", 2019.
 
     centred    v ← v + Σ p_i (Δ_i − v) · min(1, tau / ‖Δ_i − v‖)        `iterations` times from the last round's v
     norm       Δ_i ← Δ_i · min(1, norm / ‖Δ_i‖)
 
-Both act when reports are received: of the last iteration, v + the clipped Δ_i − v takes the place of Δ_i, and the mean
-of these is the new v. So whatever a rule remembers about single clients is bounded too.
+Both act when reports are received: of the last iteration, v + the clipped Δ_i − v takes the place
+of Δ_i, and the mean of these is the new v. So whatever a rule remembers about single clients is
+bounded too.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from kairosfl.rules.robust import Guard, middle
 
 @dataclass(frozen=True, kw_only=True)
 class NormClipping(Guard):
-    """No update is longer than `norm`; 0 is the median of the cohort's lengths, whatever their unit."""
+    """No update is longer than `norm`; 0 is the median of the cohort's lengths, whatever their
+    unit.
+    """
 
     norm: float = 0.0
 
@@ -36,15 +40,18 @@ class NormClipping(Guard):
         self.check("norm", self.norm >= 0, "use a length above 0, or 0 for the cohort's median")
 
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
-        return replace(reports, delta=clipped(reports.delta, self.norm)) if len(reports) else reports
+        return (
+            replace(reports, delta=clipped(reports.delta, self.norm)) if len(reports) else reports
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CenteredClipping(Guard):
-    """No update is further than `tau` from the last direction; 0 is the median of the cohort's distances.
+    """No update is further than `tau` from the last direction; 0 is the median of the cohort's
+    distances.
 
-    The paper's 10 is a length of its gradients with momentum, and updates of other models have other lengths. It
-    averages uniformly.
+    The paper's 10 is a length of its gradients with momentum, and updates of other models have
+    other lengths. It averages uniformly.
     """
 
     tau: float = 0.0
@@ -78,7 +85,9 @@ class CenteredClipping(Guard):
         return replace(reports, delta=delta)
 
     def observe(self, memory: Memory, now: Round) -> Memory:
-        return memory.replace(state={"center": now.weights.to(now.reports.delta) @ now.reports.delta})
+        return memory.replace(
+            state={"center": now.weights.to(now.reports.delta) @ now.reports.delta}
+        )
 
 
 def clipped(vectors: Tensor, longest: float = 0.0) -> Tensor:

@@ -2,9 +2,9 @@
 
     mean = (seen / N) · Σ n_i v_i / Σ n_i      over the clients seen; n_i = 1 where the models are averaged uniformly
 
-A client never seen counts as zeros of average size; once all have been, it is Σ p_i v_i. Adding (|S| / N) Σ p_i
-(v_i⁺ − v_i) in every round, with p_i over the cohort S, is the same for uniform weights; for sample weights it drifts
-away, and the run converges to a wrong point.
+A client never seen counts as zeros of average size; once all have been, it is Σ p_i v_i. Adding
+(|S| / N) Σ p_i (v_i⁺ − v_i) in every round, with p_i over the cohort S, is the same for uniform
+weights; for sample weights it drifts away, and the run converges to a wrong point.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def mean(memory: Memory, now: Round) -> Tensor:
 
 
 def changed(memory: Memory, vectors: Tensor, now: Round, counts: Tensor | None = None) -> Memory:
-    """After the reporters' vectors became `vectors`, `[m, d]`; by default they count as the models do."""
+    """After the reporters' vectors became `vectors`, `[m, d]`; by default they count as the models
+    do.
+    """
     state, n, before = memory.state, now.counts() if counts is None else counts, memory.rows["n"]
     after = {
         "sum": state["sum"] + n.to(vectors) @ vectors - before.to(vectors) @ memory.rows["vector"],

@@ -18,7 +18,9 @@ from kairosfl.core.run import Round
 
 @dataclass(frozen=True, kw_only=True)
 class FedAMS(Rule):
-    """Adaptive server steps whose second moment never falls. `option` 1 bounds it from below, 2 is FedAMSGrad."""
+    """Adaptive server steps whose second moment never falls. `option` 1 bounds it from below, 2 is
+    FedAMSGrad.
+    """
 
     reads = "direction"
     server_optimizer = True

@@ -1,4 +1,5 @@
-"""FedAWARE: Zeng et al., "On the Power of Adaptive Weighted Aggregation in Heterogeneous FL and Beyond", AISTATS 2025.
+"""FedAWARE: Zeng et al., "On the Power of Adaptive Weighted Aggregation in Heterogeneous FL and
+Beyond", AISTATS 2025.
 
     m_i ← (1 − alpha) m_i + alpha Δ_i          for the clients of this round                        (Eq. 3)
     λ = argmin ‖Σ λ_i m_i‖²,  λ ≥ 0, Σ λ_i = 1  over every client seen so far                       (Eq. 2)
@@ -6,8 +7,8 @@
     α_i beside PA3Fed: of the λ_i of this round's clients, λ_i α_i, with the same sum                (ours)
     ×AWARE: x ← x + lr · ⟨d̃, d⟩ / ⟨d, d⟩ · d   with another method's direction d̃                    (Proposition 3.1)
 
-The released code puts m_i / ‖m_i‖ for m_i in both lines, and so does `normalise`. The Gram matrix of the m_i is kept
-and refreshed only where an m_i changed.
+The released code puts m_i / ‖m_i‖ for m_i in both lines, and so does `normalise`. The Gram matrix
+of the m_i is kept and refreshed only where an m_i changed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from kairosfl.rules.minnorm import Floats, frank_wolfe, min_norm
 
 SOLVERS = ("active_set", "frank_wolfe")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-NOWHERE = 1e-5  # of the longest average: a mean shorter than this is rounding error without a direction
+NOWHERE = (
+    1e-5  # of the longest average: a mean shorter than this is rounding error without a direction
+)
 NARROW, WIDE = 1 << 13, 1 << 16  # columns at a time: a piece of a block stays in a core's cache
 LARGE = 1 << 20  # on a GPU, which is fastest with few large pieces
 TOGETHER = 16  # rows: a block has a single one if the model is large
@@ -36,12 +39,13 @@ TOGETHER = 16  # rows: a block has a single one if the model is large
 
 @dataclass(frozen=True, kw_only=True)
 class FedAWARE(Rule):
-    """Steps along the shortest mean of all clients' moving averages, a direction with a positive product with each.
+    """Steps along the shortest mean of all clients' moving averages, a direction with a positive
+    product with each.
 
-    With a base method it projects that method's direction onto its own; `project` forces or forbids it. `explore`
-    visits every client once and averages plainly until then. `adaptive = False` is the ablation of Figure 4: moving
-    averages weighted by samples. `ridge` draws λ towards uniform. `layers`, `clusters`, `dtype` and `store` trade
-    memory for precision.
+    With a base method it projects that method's direction onto its own; `project` forces or forbids
+    it. `explore` visits every client once and averages plainly until then. `adaptive = False` is
+    the ablation of Figure 4: moving averages weighted by samples. `ridge` draws λ towards uniform.
+    `layers`, `clusters`, `dtype` and `store` trade memory for precision.
     """
 
     kind = "adaptive"
@@ -64,12 +68,32 @@ class FedAWARE(Rule):
     def __post_init__(self) -> None:
         self.check("alpha", 0 < self.alpha <= 1, "use above 0 and at most 1; the paper uses 0.5")
         self.check("lr", self.lr > 0, "use a number above 0")
-        self.check("project", self.project in (None, True, False), "use true, false, or none to decide by the rules")
-        self.check("solver", self.solver in SOLVERS, "use 'active_set' or 'frank_wolfe' (released code)")
-        self.check("ridge", 0 <= self.ridge < float("inf"), "use 0 for the shortest mean or more, and finite")
-        self.check("ridge", not self.ridge or self.solver == "active_set", "use solver='active_set', or 0")
-        self.check("layers", self.layers >= 0, "use 0 for all parameters or how many of the last tensors to keep")
-        self.check("clusters", self.clusters >= 0, "use 0 for an average per client or the number of clusters")
+        self.check(
+            "project",
+            self.project in (None, True, False),
+            "use true, false, or none to decide by the rules",
+        )
+        self.check(
+            "solver", self.solver in SOLVERS, "use 'active_set' or 'frank_wolfe' (released code)"
+        )
+        self.check(
+            "ridge",
+            0 <= self.ridge < float("inf"),
+            "use 0 for the shortest mean or more, and finite",
+        )
+        self.check(
+            "ridge", not self.ridge or self.solver == "active_set", "use solver='active_set', or 0"
+        )
+        self.check(
+            "layers",
+            self.layers >= 0,
+            "use 0 for all parameters or how many of the last tensors to keep",
+        )
+        self.check(
+            "clusters",
+            self.clusters >= 0,
+            "use 0 for an average per client or the number of clusters",
+        )
         self.check("dtype", self.dtype in DTYPES, "use 'float32' or 'bfloat16'")
         self.check("store", self.store in ("device", "cpu"), "use 'device' or 'cpu'")
 
@@ -91,7 +115,10 @@ class FedAWARE(Rule):
         )
 
     def server(self, now: Round) -> State:
-        slot = {"gram": torch.zeros(0, 0, dtype=torch.float64), "lambda": torch.zeros(0, dtype=torch.float64)}
+        slot = {
+            "gram": torch.zeros(0, 0, dtype=torch.float64),
+            "lambda": torch.zeros(0, dtype=torch.float64),
+        }
         if self.explore:
             slot["seen"] = torch.zeros(now.population, dtype=torch.bool)
         if self.clusters:
@@ -119,15 +146,22 @@ class FedAWARE(Rule):
         if len(unseen) >= plan.size:
             return replace(plan, eligible=unseen)
         more = min(plan.size - len(unseen), len(others))
-        return replace(plan, ids=np.append(unseen, now.stream("explore").choice(others, more, replace=False)))
+        return replace(
+            plan, ids=np.append(unseen, now.stream("explore").choice(others, more, replace=False))
+        )
 
     def observe(self, memory: Memory, now: Round) -> Memory:
         rows, reports = memory.rows, now.reports
-        state = {**memory.state, "changed": reports.ids}  # until the step, which also removes the updates again
+        state = {
+            **memory.state,
+            "changed": reports.ids,
+        }  # until the step, which also removes the updates again
         own = strides(now)
         if self.layers:
             state["updates"] = own
-        if self.explore:  # a failed client counts as visited: one dead client must not prolong the exploration
+        if (
+            self.explore
+        ):  # a failed client counts as visited: one dead client must not prolong the exploration
             state["seen"] = state["seen"].clone()
             state["seen"][reports.ids] = True
             state["seen"][[client for client, _ in reports.failed]] = True
@@ -142,7 +176,9 @@ class FedAWARE(Rule):
             )
         else:
             updates = own[:, offset:].to(rows["average"].device, torch.float32)
-            written["average"] = rows["average"].float().reshape(len(reports), -1).lerp(updates, self.alpha)
+            written["average"] = (
+                rows["average"].float().reshape(len(reports), -1).lerp(updates, self.alpha)
+            )
         return memory.replace(state=state, rows=written)
 
     def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
@@ -170,7 +206,9 @@ class FedAWARE(Rule):
             shares = np.bincount(groups, mine, len(shares)).astype(np.float64)
         state["lambda"] = torch.from_numpy(mine)
         if updates is None:
-            aware = weighted_sum(shares / np.where(lengths > 0, lengths, 1) if self.normalise else shares, blocks)
+            aware = weighted_sum(
+                shares / np.where(lengths > 0, lengths, 1) if self.normalise else shares, blocks
+            )
         else:
             aware = self._over_reporters(torch.from_numpy(mine[slots]), updates)
         aware = aware.to(direction)
@@ -180,11 +218,17 @@ class FedAWARE(Rule):
         return self.lr * aware, memory.replace(state=state)
 
     def record(self, memory: Memory, now: Round) -> dict[str, float]:
-        """Local update diversity (Definition 4.1) and χ² to uniform weights (Corollary 4.1), of the averages and λ."""
+        """Local update diversity (Definition 4.1) and χ² to uniform weights (Corollary 4.1), of the
+        averages and λ.
+        """
         mine: Floats = memory.state["lambda"].cpu().numpy()
         if not len(mine):  # still exploring
             return {}
-        groups = torch.cat(list(memory.table.column("cluster"))).numpy() if self.clusters else np.arange(len(mine))
+        groups = (
+            torch.cat(list(memory.table.column("cluster"))).numpy()
+            if self.clusters
+            else np.arange(len(mine))
+        )
         gram = memory.state["gram"].cpu().numpy()
         if self.normalise:
             lengths = np.sqrt(np.diag(gram))
@@ -193,12 +237,19 @@ class FedAWARE(Rule):
         shares = np.bincount(groups, mine)
         square = float(shares @ gram @ shares)
         diversity = float(np.sqrt(shares @ np.diag(gram) / square)) if square > 0 else float("inf")
-        return {"lud": diversity, "chi_square": float(len(mine) * ((mine - 1 / len(mine)) ** 2).sum())}
+        return {
+            "lud": diversity,
+            "chi_square": float(len(mine) * ((mine - 1 / len(mine)) ** 2).sum()),
+        }
 
-    def _shares(self, gram: Floats, lengths: Floats, groups: np.ndarray, state: State, table: Table) -> Floats:
+    def _shares(
+        self, gram: Floats, lengths: Floats, groups: np.ndarray, state: State, table: Table
+    ) -> Floats:
         """λ for every average. Averages of length zero carry no information and are left out."""
         if not self.adaptive:
-            samples: Floats = np.bincount(groups, torch.cat(list(table.column("n"))).numpy()).astype(np.float64)
+            samples: Floats = np.bincount(
+                groups, torch.cat(list(table.column("n"))).numpy()
+            ).astype(np.float64)
             samples /= samples.sum()
             return samples
         shares: Floats = np.zeros(len(gram))
@@ -220,8 +271,12 @@ class FedAWARE(Rule):
         return shares
 
     def _over_reporters(self, shares: Tensor, updates: Tensor) -> Tensor:
-        """Σ λ_i over this round's full updates, λ renormalised over them; uniform if λ is zero for all of them."""
-        shares = shares / shares.sum() if shares.sum() > 0 else torch.full_like(shares, 1 / len(shares))
+        """Σ λ_i over this round's full updates, λ renormalised over them; uniform if λ is zero for
+        all of them.
+        """
+        shares = (
+            shares / shares.sum() if shares.sum() > 0 else torch.full_like(shares, 1 / len(shares))
+        )
         if self.normalise:
             lengths = torch.stack([row.norm() for row in updates]).cpu().double()
             shares = shares / torch.where(lengths > 0, lengths, 1.0)
@@ -230,8 +285,12 @@ class FedAWARE(Rule):
     def _projects(self, rules: Sequence[Rule]) -> bool:
         return any(rule.kind == "base" for rule in rules) if self.project is None else self.project
 
-    def _clustered(self, averages: Tensor, clusters: Tensor, updates: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-        """The clusters' new averages, and the clients' clusters: new clients start one or join the nearest."""
+    def _clustered(
+        self, averages: Tensor, clusters: Tensor, updates: Tensor, order: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The clusters' new averages, and the clients' clusters: new clients start one or join the
+        nearest.
+        """
         clusters = clusters.clone()
         centres = averages.to(torch.float32, copy=True).reshape(len(averages), updates.shape[1])
         before = len(centres)
@@ -248,17 +307,23 @@ class FedAWARE(Rule):
         return centres.to(averages.dtype), clusters
 
     def _zeros(self, x: Tensor, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=DTYPES[self.dtype], device="cpu" if self.store == "cpu" else x.device)
+        return torch.zeros(
+            shape, dtype=DTYPES[self.dtype], device="cpu" if self.store == "cpu" else x.device
+        )
 
 
 def _makes_directions_only(rule: Rule) -> bool:
     """Whether a rule changes nothing but the cohort's direction, or weights that λ does not know."""
     makes = rule.uniform or acts(rule, "combine") or acts(rule, "step")
-    return makes and not any(acts(rule, hook) for hook in ("select", "brief", "receive", "weigh", "result"))
+    return makes and not any(
+        acts(rule, hook) for hook in ("select", "brief", "receive", "weigh", "result")
+    )
 
 
 def reweighed(shares: Floats, slots: np.ndarray, factors: Floats) -> Floats:
-    """λ with the part of this round's reporters, which stays as large, dealt out by their factors as well."""
+    """λ with the part of this round's reporters, which stays as large, dealt out by their factors
+    as well.
+    """
     part = shares[slots] * factors
     if not part.sum() > 0:
         return shares
@@ -268,7 +333,9 @@ def reweighed(shares: Floats, slots: np.ndarray, factors: Floats) -> Floats:
 
 
 def projected(direction: Tensor, onto: Tensor, least: float) -> Tensor:
-    """⟨direction, onto⟩ / ⟨onto, onto⟩ · onto; the direction unchanged if `onto` is shorter than `least`."""
+    """⟨direction, onto⟩ / ⟨onto, onto⟩ · onto; the direction unchanged if `onto` is shorter than
+    `least`.
+    """
     square = onto @ onto
     return onto * ((direction @ onto) / square) if float(square) > least**2 else direction
 
@@ -276,7 +343,9 @@ def projected(direction: Tensor, onto: Tensor, least: float) -> Tensor:
 def pieces(
     blocks: Iterable[Tensor], width: int, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Blocks of rows in column chunks, small ones together: which rows and columns, and the values, on this device."""
+    """Blocks of rows in column chunks, small ones together: which rows and columns, and the values,
+    on this device.
+    """
     first = 0
     for together in grouped(blocks):
         rows = slice(first, first + sum(map(len, together)))
@@ -300,7 +369,9 @@ def grouped(blocks: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def products(rows: Tensor, blocks: list[Tensor]) -> Floats:
-    """Inner products of these rows with every row of the blocks, `[m, K]`, summed over the pieces in float64."""
+    """Inner products of these rows with every row of the blocks, `[m, K]`, summed over the pieces
+    in float64.
+    """
     # A GPU multiplies float32 with ten bits when TF32 is on.
     width, dtype = (NARROW, torch.float32) if rows.device.type == "cpu" else (LARGE, torch.float64)
     found = torch.zeros(len(rows), sum(map(len, blocks)), dtype=torch.float64, device=rows.device)
@@ -313,7 +384,9 @@ def refreshed(gram: Floats, found: Floats, changed: np.ndarray) -> Floats:
     """The Gram matrix with the products of the changed rows updated, enlarged for new rows."""
     fresh = np.zeros((found.shape[1], found.shape[1]))
     fresh[: len(gram), : len(gram)] = gram
-    found[:, changed] = (found[:, changed] + found[:, changed].T) / 2  # products of float32 pieces are not symmetric
+    found[:, changed] = (
+        found[:, changed] + found[:, changed].T
+    ) / 2  # products of float32 pieces are not symmetric
     fresh[changed] = found
     fresh[:, changed] = found.T
     return fresh

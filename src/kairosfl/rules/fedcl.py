@@ -1,4 +1,5 @@
-"""FedCL: "Critical Learning Periods-Aware Adaptive Client Selection in Federated Learning" (CriticalFL, KDD 2023).
+"""FedCL: "Critical Learning Periods-Aware Adaptive Client Selection in Federated Learning"
+(CriticalFL, KDD 2023).
 
 |M^{t+1}| = min(2 |M^t|, M)        inside a critical period      (Algorithm 2)
 |M^{t+1}| = max(|M^t| / 2, m / 2)  outside it
@@ -23,11 +24,12 @@ from kairosfl.rules.fedaware import FedAWARE
 class FedCL(Rule):
     """Doubles the cohort inside a critical period and halves it outside.
 
-    `cap` is a fraction of the population, `floor` of the starting cohort. With `once`, the cohort no longer doubles
-    after reaching the cap; `every` is the number of rounds between changes. `increase` and `decrease` are the random
-    baselines of Appendix A.4: a round doubles or halves the cohort with these probabilities; the detector is ignored.
-    With `budget` above 0, the run asks no more than this share of `train.cohort` × `train.rounds` clients, and leaves
-    `rest` of an even cohort, at least one client, to every later round.
+    `cap` is a fraction of the population, `floor` of the starting cohort. With `once`, the cohort
+    no longer doubles after reaching the cap; `every` is the number of rounds between changes.
+    `increase` and `decrease` are the random baselines of Appendix A.4: a round doubles or halves
+    the cohort with these probabilities; the detector is ignored. With `budget` above 0, the run
+    asks no more than this share of `train.cohort` × `train.rounds` clients, and leaves `rest` of an
+    even cohort, at least one client, to every later round.
     """
 
     kind = "adaptive"
@@ -52,14 +54,32 @@ class FedCL(Rule):
         return cls(increase=0.3, decrease=0.3)
 
     def __post_init__(self) -> None:
-        self.check("cap", 0 < self.cap <= 1, "it is a fraction of all clients, above 0 and at most 1")
-        self.check("floor", 0 < self.floor <= 1, "it is a fraction of the starting cohort, above 0 and at most 1")
+        self.check(
+            "cap", 0 < self.cap <= 1, "it is a fraction of all clients, above 0 and at most 1"
+        )
+        self.check(
+            "floor",
+            0 < self.floor <= 1,
+            "it is a fraction of the starting cohort, above 0 and at most 1",
+        )
         self.check("every", self.every >= 1, "use 1 for every round")
         self.check("increase", 0 <= self.increase <= 1, "it is a probability")
-        self.check("budget", self.budget >= 0, "use a share of all clients asked, or 0 for no limit")
-        self.check("rest", 0 <= self.rest <= 1, "use 0 to 1; 0 leaves one client to every later round")
-        self.check("rest", self.budget > 0 or self.rest == FedCL.rest, "it needs a budget; set one, or leave it out")
-        self.check("decrease", 0 <= self.decrease <= 1 - self.increase, "increase and decrease must sum to at most 1")
+        self.check(
+            "budget", self.budget >= 0, "use a share of all clients asked, or 0 for no limit"
+        )
+        self.check(
+            "rest", 0 <= self.rest <= 1, "use 0 to 1; 0 leaves one client to every later round"
+        )
+        self.check(
+            "rest",
+            self.budget > 0 or self.rest == FedCL.rest,
+            "it needs a budget; set one, or leave it out",
+        )
+        self.check(
+            "decrease",
+            0 <= self.decrease <= 1 - self.increase,
+            "increase and decrease must sum to at most 1",
+        )
 
     @property
     def reads_rounds(self) -> bool:
@@ -97,14 +117,19 @@ class FedCL(Rule):
                 f"a budget {times(self.budget * now.cohort)} times as large or more."
             )
         spent = {"spent": torch.tensor(0)} if self.budget else {}
-        return {"size": torch.tensor(0), "capped": torch.tensor(False)} | spent  # size 0: the starting cohort
+        return {
+            "size": torch.tensor(0),
+            "capped": torch.tensor(False),
+        } | spent  # size 0: the starting cohort
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         unchanged = None if memory.state["size"] else "fedcl never changed the size of the cohort"
         return "; ".join(sentence for sentence in (unchanged, self._half(now)) if sentence) or None
 
     def _half(self, now: Round) -> str | None:
-        """That cohort and detector are not of the same schedule, neither the paper's nor the released code's."""
+        """That cohort and detector are not of the same schedule, neither the paper's nor the
+        released code's.
+        """
         printed, released = FedCL(), type(self).released()
         detector = now.detectors[0]
         if not self.reads_periods or not isinstance(detector, FGN):
@@ -129,7 +154,9 @@ class FedCL(Rule):
         if self.budget:
             each = max(self.rest * self._total(now) / now.rounds, 1.0)
             left, later = self._total(now) - int(memory.state["spent"]), now.rounds - now.number - 1
-            size = min(size, max(int(left - each * later + 1e-9), 1))  # 1: it was begun with a smaller rest
+            size = min(
+                size, max(int(left - each * later + 1e-9), 1)
+            )  # 1: it was begun with a smaller rest
         return replace(plan, size=size)
 
     def _total(self, now: Round) -> int:
@@ -154,7 +181,9 @@ class FedCL(Rule):
         elif shrink:
             size = max(size - max(size // 2, 1), bottom)
         after = memory.state["size"] if size == before else torch.tensor(size)
-        return memory.replace(state=memory.state | {"size": after, "capped": memory.state["capped"] | (size >= top)})
+        return memory.replace(
+            state=memory.state | {"size": after, "capped": memory.state["capped"] | (size >= top)}
+        )
 
     def _moves(self, now: Round) -> tuple[bool, bool]:
         if not (self.increase or self.decrease):
@@ -164,7 +193,9 @@ class FedCL(Rule):
 
 
 def times(clients: float) -> str:
-    """How many times a budget of so many clients a round must be as large to be one a round, rounded up."""
+    """How many times a budget of so many clients a round must be as large to be one a round,
+    rounded up.
+    """
     return f"{math.ceil(100 / clients) / 100:.2f}"
 
 

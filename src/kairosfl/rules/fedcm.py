@@ -3,8 +3,9 @@
     local     g = alpha · ∇f_i(w) + (1 − alpha) · Δ
     server    Δ ← Σ p_i (x − w_i) / mass_i,    x ← x + lr · Σ p_i (w_i − x)
 
-Weight decay is kept out of Δ: the clients add it themselves, and it would be counted again in every round. With
-`decay` it stays in, as in FL-Simulator's code; where Δ has settled, it is then 1 / alpha times as strong.
+Weight decay is kept out of Δ: the clients add it themselves, and it would be counted again in every
+round. With `decay` it stays in, as in FL-Simulator's code; where Δ has settled, it is then 1 /
+alpha times as strong.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class FedCM(Rule):
         return self.weights == "uniform"
 
     def conflicts_with(self, other: Rule) -> str | None:
-        if other.server_optimizer and (getattr(other, "beta", 0.0) > 0 or getattr(other, "beta1", 0.0) > 0):
+        if other.server_optimizer and (
+            getattr(other, "beta", 0.0) > 0 or getattr(other, "beta1", 0.0) > 0
+        ):
             return (
                 "both reuse the previous directions, FedCM in every local step and the server in its momentum, and "
                 "together they overshoot"
@@ -54,7 +57,10 @@ class FedCM(Rule):
     def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
         if self.alpha == 1:
             return briefs
-        return replace(briefs.pushed((1 - self.alpha) * memory.state["momentum"]), scale=briefs.scale * self.alpha)
+        return replace(
+            briefs.pushed((1 - self.alpha) * memory.state["momentum"]),
+            scale=briefs.scale * self.alpha,
+        )
 
     def observe(self, memory: Memory, now: Round) -> Memory:
         gradient = (-now.weights / now.reports.mass).to(now.reports.delta) @ strides(now)

@@ -22,7 +22,9 @@ from kairosfl.rules import everyone
 
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(Rule):
-    """Modifies every client's loss so that its optimum moves to the global one. A small `alpha` corrects slowly."""
+    """Modifies every client's loss so that its optimum moves to the global one. A small `alpha`
+    corrects slowly.
+    """
 
     last = True  # −h / alpha moves the model; no other rule's momentum should accumulate it
 
@@ -30,7 +32,9 @@ class FedDyn(Rule):
     weights: str = "uniform"
 
     def __post_init__(self) -> None:
-        self.check("alpha", self.alpha > 0, "use a number above 0; the paper uses 0.1, 0.01 and 0.001")
+        self.check(
+            "alpha", self.alpha > 0, "use a number above 0; the paper uses 0.1, 0.01 and 0.001"
+        )
         self.check("weights", self.weights in ("uniform", "samples"), "use 'uniform' or 'samples'")
 
     @property

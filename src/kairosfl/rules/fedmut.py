@@ -2,14 +2,16 @@
 
     Δ = x^t − x^{t−1},    start_j[k] = x^t[k] + alpha · s_{j,k} · Δ[k]    for every tensor k of the model
 
-Half of the cohort has s = +1, half s = −(1 − ρ), drawn anew for every tensor; in an odd cohort one has 0.
-ρ = rate · (1 − min((t − 1) / bound, 1)): early mutants lean forward on average, later ones centre on x.
+Half of the cohort has s = +1, half s = −(1 − ρ), drawn anew for every tensor; in an odd cohort one
+has 0. ρ = rate · (1 − min((t − 1) / bound, 1)): early mutants lean forward on average, later ones
+centre on x.
 
     x^{t+1} = Σ p_j w_j + (1 − M) · (mean of start_j − Σ p_j start_j)
 
-For uniform p that is the mean of the trained mutants. Mutations come from the server and should cancel whatever the
-clients' weights: otherwise the next step would be alpha times the remainder, and so on. M, from 0 to 1, is the fraction
-of its mutation that a client's training undid, by least squares over the cohort, for every tensor.
+For uniform p that is the mean of the trained mutants. Mutations come from the server and should
+cancel whatever the clients' weights: otherwise the next step would be alpha times the remainder,
+and so on. M, from 0 to 1, is the fraction of its mutation that a client's training undid, by least
+squares over the cohort, for every tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from kairosfl.rules.fedopt import FedOpt
 
 @dataclass(frozen=True, kw_only=True)
 class FedMut(Rule):
-    """Starts the clients around the model instead of at it, which leads to flatter minima. `alpha = 0` is FedAvg."""
+    """Starts the clients around the model instead of at it, which leads to flatter minima. `alpha =
+    0` is FedAvg.
+    """
 
     last = True  # the forward lean of early mutants is not a direction for another rule's momentum
 
@@ -94,7 +98,9 @@ class FedMut(Rule):
         lean = memory.state.get("lean")
         if lean is None:
             return direction, memory
-        return direction + lean.to(direction), memory.replace(state={"previous": memory.state["previous"]})
+        return direction + lean.to(direction), memory.replace(
+            state={"previous": memory.state["previous"]}
+        )
 
     def _lean(self, memory: Memory, now: Round) -> Tensor:
         """How far the reporters' mutants are from x on average."""
@@ -108,7 +114,9 @@ class FedMut(Rule):
 
 
 def undone(away: Tensor, own: Tensor) -> float:
-    """The fraction of the clients' mutations, `[m, k]`, that their training undid: 0 to 1, by least squares."""
+    """The fraction of the clients' mutations, `[m, k]`, that their training undid: 0 to 1, by least
+    squares.
+    """
     apart = away - away.mean(0)
     if apart.square().sum() <= 1e-12 * away.square().sum():  # all on one side
         apart = away

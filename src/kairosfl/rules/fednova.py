@@ -2,9 +2,9 @@
 
     d_i = Δ_i / a_i,    x ← x + τ_eff Σ p_i d_i,    τ_eff = Σ p_i a_i
 
-a_i is how far a unit gradient moves the weights: the mass, which knows momentum, proximal pull and weight decay.
-With FedProx the paper takes τ_eff = Σ p_i · steps_i · lr_i instead. FedCL's released code divides the weights
-p_i / a_i by their sum, which is τ_eff = 1 / Σ (p_i / a_i): `convex`.
+a_i is how far a unit gradient moves the weights: the mass, which knows momentum, proximal pull and
+weight decay. With FedProx the paper takes τ_eff = Σ p_i · steps_i · lr_i instead. FedCL's released
+code divides the weights p_i / a_i by their sum, which is τ_eff = 1 / Σ (p_i / a_i): `convex`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from kairosfl.rules.fedprox import FedProx
 
 @dataclass(frozen=True, kw_only=True)
 class FedNova(Rule):
-    """Averages the clients' mean gradients, not their updates, so that more local steps do not mean more influence.
+    """Averages the clients' mean gradients, not their updates, so that more local steps do not mean
+    more influence.
 
-    `momentum` is the server's (gmf), on the normalised direction. `convex` keeps the new model
-    in the convex hull of the clients', where a client's few steps would otherwise be extrapolated. With equal steps it
-    is FedAvg, except with FedProx.
+    `momentum` is the server's (gmf), on the normalised direction. `convex` keeps the new model in
+    the convex hull of the clients', where a client's few steps would otherwise be extrapolated.
+    With equal steps it is FedAvg, except with FedProx.
     """
 
     needs_mass = True
@@ -53,6 +54,7 @@ class FedNova(Rule):
     def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
         if not self.momentum:
             return direction, memory
-        # In units of gradient, as in the paper, so that a falling learning rate does not act on old momentum twice.
+        # In units of gradient, as in the paper, so that a falling learning rate does not act on old
+        # momentum twice.
         velocity = self.momentum * memory.state["velocity"] + direction / now.lr
         return now.lr * velocity, memory.replace(state={"velocity": velocity})

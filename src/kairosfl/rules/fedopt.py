@@ -1,4 +1,5 @@
-"""FedAdagrad, FedAdam, FedYogi: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
+"""FedAdagrad, FedAdam, FedYogi: Reddi et al., "Adaptive Federated Optimization", ICLR 2021,
+Algorithm 2.
 
 Δ = Σ p_i Δ_i,    m ← beta1 · m + (1 − beta1) Δ
 v ← v + Δ²                                   Adagrad
@@ -21,7 +22,9 @@ from kairosfl.core.run import Round
 
 @dataclass(frozen=True, kw_only=True)
 class FedOpt(Rule):
-    """An adaptive optimiser on the server; its three subclasses define how the second moment is updated."""
+    """An adaptive optimiser on the server; its three subclasses define how the second moment is
+    updated.
+    """
 
     reads = "direction"
     server_optimizer = True
@@ -36,7 +39,11 @@ class FedOpt(Rule):
         self.check("tau", self.tau > 0, "use a number above 0")
 
     def server(self, now: Round) -> State:
-        return {"m": torch.zeros_like(now.x), "v": torch.full_like(now.x, self.tau**2), "t": torch.tensor(0)}
+        return {
+            "m": torch.zeros_like(now.x),
+            "v": torch.full_like(now.x, self.tau**2),
+            "t": torch.tensor(0),
+        }
 
     @abstractmethod
     def second(self, v: Tensor, square: Tensor) -> Tensor:
@@ -93,7 +100,9 @@ class FedAdam(FedOpt):
 
 @dataclass(frozen=True, kw_only=True)
 class FedYogi(FedAdam):
-    """Like FedAdam, but the second moment changes by the size of Δ² alone, so one large round does not erase it."""
+    """Like FedAdam, but the second moment changes by the size of Δ² alone, so one large round does
+    not erase it.
+    """
 
     lr: float = 0.01
 

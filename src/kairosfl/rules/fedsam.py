@@ -1,4 +1,5 @@
-"""FedSAM and MoFedSAM: Qu et al., "Generalized Federated Learning via Sharpness Aware Minimization", ICML 2022.
+"""FedSAM and MoFedSAM: Qu et al., "Generalized Federated Learning via Sharpness Aware
+Minimization", ICML 2022.
 
     w̃ = w + rho · ∇L(w) / ‖∇L(w)‖,    g = ∇L(w̃)        at every local step, on the same batch
 
@@ -16,7 +17,8 @@ from kairosfl.core.run import Round
 
 @dataclass(frozen=True, kw_only=True)
 class FedSAM(Rule):
-    """Clients look for flat minima: the gradient of a step is taken at the sharpest point nearby. `rho = 0` is FedAvg.
+    """Clients look for flat minima: the gradient of a step is taken at the sharpest point nearby.
+    `rho = 0` is FedAvg.
 
     Every local step takes two gradients.
     """

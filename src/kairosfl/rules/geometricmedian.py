@@ -1,8 +1,10 @@
-"""GeometricMedian: Pillutla, Kakade and Harchaoui, "Robust Aggregation for Federated Learning" (RFA), 2022.
+"""GeometricMedian: Pillutla, Kakade and Harchaoui, "Robust Aggregation for Federated Learning"
+(RFA), 2022.
 
     z ← Σ β_i Δ_i / Σ β_i,    β_i = p_i / max(nu, ‖z − Δ_i‖)        `iterations` times from z = 0
 
-The smoothed Weiszfeld algorithm (Algorithm 2) for the point with the smallest weighted sum of distances.
+The smoothed Weiszfeld algorithm (Algorithm 2) for the point with the smallest weighted sum of
+distances.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from kairosfl.rules.robust import Robust, taking_part
 
 @dataclass(frozen=True, kw_only=True)
 class GeometricMedian(Robust):
-    """The vector nearest to all updates at once. It begins at the model, not at the mean, which one liar can move far.
+    """The vector nearest to all updates at once. It begins at the model, not at the mean, which one
+    liar can move far.
 
     `nu` keeps the factor of an update on which z lies finite. The paper weighs by `"samples"`.
     """
@@ -42,7 +45,9 @@ class GeometricMedian(Robust):
         updates, weights = taking_part(now)
         z = torch.zeros_like(updates[0])
         for _ in range(self.iterations):
-            away = torch.cat([squared_norms(row[None] - z) for row in updates]).double().sqrt().cpu()
+            away = (
+                torch.cat([squared_norms(row[None] - z) for row in updates]).double().sqrt().cpu()
+            )
             beta = weights / away.clamp(min=self.nu)
             z = (beta / beta.sum()).to(updates) @ updates
         return z.to(direction)

@@ -1,4 +1,5 @@
-"""Krum: Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries", NeurIPS 2017.
+"""Krum: Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries", NeurIPS
+2017.
 
     score      s_i = Σ ‖Δ_i − Δ_j‖² over the m − f − 2 reports j nearest to i
     Krum       the report with the lowest score                                keep = 1
@@ -23,7 +24,9 @@ from kairosfl.rules.robust import Robust, distances, liars, nearest
 
 @dataclass(frozen=True, kw_only=True)
 class Krum(Robust):
-    """Only the reports closest to their neighbours count: `keep` of them, or with 0 all but the presumed liars."""
+    """Only the reports closest to their neighbours count: `keep` of them, or with 0 all but the
+    presumed liars.
+    """
 
     share: float = 0.2
     keep: int = 1
@@ -49,7 +52,9 @@ class Krum(Robust):
             return factors
         f = liars(self.share, len(now.reports), k)
         updates = now.reports.delta
-        squares = distances(updates if k == len(factors) else updates[taking.to(updates.device)]).square()
+        squares = distances(
+            updates if k == len(factors) else updates[taking.to(updates.device)]
+        ).square()
         scores = squares.sort(dim=1).values[:, 1 : 1 + max(k - f - 2, 1)].sum(1)
         kept = nearest(scores, now.reports.ids[taking])[: self.keep or k - f]
         mask = torch.zeros_like(factors)

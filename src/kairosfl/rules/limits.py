@@ -1,11 +1,13 @@
-"""Limits: what a single client may claim, whatever it reports. Ours; the template of a deployment has it.
+"""Limits: what a single client may claim, whatever it reports. Ours; the template of a deployment
+has it.
 
     samples    n_i, at most `weight` / m of the sum
     update     Δ_i ← Δ_i · min(1, norm · median ‖Δ‖ / ‖Δ_i‖); also for Δ_i / mass_i where a rule uses mean gradients
     numbers    Σ ‖∇L‖² per epoch and the Fisher trace, at most `numbers` times their medians
     weight     after all other rules: at most `weight` / m of the sum
 
-over the m reports of the round. A cap T of a sum is the T with T = share · Σ min(v_i, T); values above it become T.
+over the m reports of the round. A cap T of a sum is the T with T = share · Σ min(v_i, T); values
+above it become T.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from kairosfl.rules.robust import Guard, middle
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(Guard):
-    """Bounds the weight, the length and the numbers of every report by those of the cohort. 0 turns a bound off."""
+    """Bounds the weight, the length and the numbers of every report by those of the cohort. 0 turns
+    a bound off.
+    """
 
     weight: float = 1.5
     norm: float = 1.5
@@ -54,7 +58,9 @@ class Limits(Guard):
             if isinstance(rule, Limits):
                 break
             if acts(rule, "weigh"):
-                raise UserError(f"limits must be written after {rule.name()}, whose weights it limits; put it last.")
+                raise UserError(
+                    f"limits must be written after {rule.name()}, whose weights it limits; put it last."
+                )
         return capped(factors, self.weight / int((factors > 0).sum())) if self.weight else factors
 
     def _updates(self, reports: Reports, rules: Iterable[Rule]) -> Tensor:
@@ -81,7 +87,9 @@ def capped(values: Tensor, share: float) -> Tensor:
     if not values.max() > share * values.sum():
         return values
     ordered = values.sort(descending=True).values
-    rest = ordered.flip(0).cumsum(0).flip(0)  # summed from below: next to one huge value the others would vanish
+    rest = (
+        ordered.flip(0).cumsum(0).flip(0)
+    )  # summed from below: next to one huge value the others would vanish
     for above, value in enumerate(ordered.tolist()):
         if above * share < 1 and value <= (cap := share * rest[above] / (1 - above * share)):
             return values.minimum(cap)

@@ -1,10 +1,12 @@
-"""Local differential privacy by the Gaussian mechanism: every client adds noise to its update before it is sent.
+"""Local differential privacy by the Gaussian mechanism: every client adds noise to its update
+before it is sent.
 
     client      Δ_i ← Δ_i · min(1, C / ‖Δ_i‖) + σ · N(0, 1) in every entry
     noise       the smallest σ for which Φ(s/2σ − εσ/s) − e^ε Φ(−s/2σ − εσ/s) ≤ δ,    s = 2C
 
-Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, Theorem 8: exact, not a bound.
-k reports of a client cost what one with σ / √k does (Dong, Roth and Su, "Gaussian Differential Privacy", JRSS-B 2022).
+Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, Theorem 8:
+exact, not a bound. k reports of a client cost what one with σ / √k does (Dong, Roth and Su,
+"Gaussian Differential Privacy", JRSS-B 2022).
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from kairosfl.rules.pa3fed import PA3Fed
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPrivacy(Rule):
-    """Clients clip their updates to `clip` and add noise, so that each report is (`epsilon`, `delta`)-private.
+    """Clients clip their updates to `clip` and add noise, so that each report is (`epsilon`,
+    `delta`)-private.
 
     It holds against the server as well, for any two sets of data that a client could have.
     """
@@ -42,7 +45,9 @@ class LocalPrivacy(Rule):
     def __post_init__(self) -> None:
         self.check("epsilon", self.epsilon > 0, "use a number above 0")
         self.check("delta", 0 < self.delta < 1, "use a small probability, such as 1e-6")
-        self.check("clip", self.clip > 0, "use a number above 0, about the norm of a typical update")
+        self.check(
+            "clip", self.clip > 0, "use a number above 0, about the norm of a typical update"
+        )
 
     def conflicts_with(self, other: Rule) -> str | None:
         chance = isinstance(other, FedCL) and (other.increase or other.decrease)
@@ -65,7 +70,9 @@ class LocalPrivacy(Rule):
 
     def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
         clip = torch.full((len(briefs),), self.clip, dtype=torch.float64)
-        return replace(briefs, update_clip=clip, update_noise=memory.state["noise"].expand(len(briefs)))
+        return replace(
+            briefs, update_clip=clip, update_noise=memory.state["noise"].expand(len(briefs))
+        )
 
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
         return replace(reports, loss=torch.full_like(reports.loss, math.nan))  # nobody told it
@@ -76,7 +83,9 @@ class LocalPrivacy(Rule):
         return memory.replace(state={**memory.state, "most": most}, rows={"reports": reports})
 
     def record(self, memory: Memory, now: Round) -> dict[str, float]:
-        return {"local_epsilon": self.total(float(memory.state["noise"]), int(memory.state["most"]))}
+        return {
+            "local_epsilon": self.total(float(memory.state["noise"]), int(memory.state["most"]))
+        }
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         most = int(memory.state["most"])
@@ -90,5 +99,7 @@ class LocalPrivacy(Rule):
         if not reports:
             return 0.0
         return float(
-            accounting.library().get_epsilon_gaussian(noise / (2 * self.clip * math.sqrt(reports)), self.delta)
+            accounting.library().get_epsilon_gaussian(
+                noise / (2 * self.clip * math.sqrt(reports)), self.delta
+            )
         )

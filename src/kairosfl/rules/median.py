@@ -1,10 +1,12 @@
-"""Median, TrimmedMean: Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed Learning", ICML 2018.
+"""Median, TrimmedMean: Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed
+Learning", ICML 2018.
 
     median          x[k] ← x[k] + the middle of {Δ_i[k]}, of two middle ones their mean              (Definition 1)
     trimmed mean    x[k] ← x[k] + the mean of {Δ_i[k]} without the f largest and the f smallest        (Definition 2)
 
-for every coordinate k, with f = ⌈share · m⌉ of m reports. Where another rule has weighed the reports, the middle is
-that of the weight: at most half of it lies below and above, and f / m of it is trimmed on either side.
+for every coordinate k, with f = ⌈share · m⌉ of m reports. Where another rule has weighed the
+reports, the middle is that of the weight: at most half of it lies below and above, and f / m of it
+is trimmed on either side.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class Median(Robust):
 
 @dataclass(frozen=True, kw_only=True)
 class TrimmedMean(Robust):
-    """The mean of every coordinate without its extremes. `share` is the share of liars to withstand; 0 is the mean."""
+    """The mean of every coordinate without its extremes. `share` is the share of liars to
+    withstand; 0 is the mean.
+    """
 
     share: float = 0.2
 
@@ -54,7 +58,9 @@ class TrimmedMean(Robust):
 
 
 def by_coordinate(statistic: ByWeight, now: Round) -> Tensor:
-    """A statistic of the sorted values, `[k, part]`, and of the weight up to each, over all coordinates."""
+    """A statistic of the sorted values, `[k, part]`, and of the weight up to each, over all
+    coordinates.
+    """
     updates, weights = taking_part(now)
     weights, found = weights.to(updates.device), []
     for part in updates.split(max(PART // len(updates), 1), dim=1):

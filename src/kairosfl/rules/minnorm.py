@@ -1,12 +1,14 @@
-"""The point of least norm in the convex hull of vectors that are known by their inner products alone.
+"""The point of least norm in the convex hull of vectors that are known by their inner products
+alone.
 
     min λᵀGλ    over    λ ≥ 0, Σ λ_i = 1
 
-With unit vectors u_i = v_i / ‖v_i‖, C their cosines and a_i = min‖v‖ / ‖v_i‖ this is a least-squares problem without
-an equation: z ≥ 0 minimises zᵀCz + (aᵀz − 1)², and λ ∝ a·z (Wolfe, "Finding the nearest point in a polytope", 1976).
-A ridge makes its solution unique. Exchanging whole blocks of indices finds it in a handful of linear systems almost
-always (Júdice and Pires, 1994; Kim and Park, 2011); Lawson and Hanson's active set, which descends in every step
-and therefore terminates, takes over if that does not converge.
+With unit vectors u_i = v_i / ‖v_i‖, C their cosines and a_i = min‖v‖ / ‖v_i‖ this is a
+least-squares problem without an equation: z ≥ 0 minimises zᵀCz + (aᵀz − 1)², and λ ∝ a·z (Wolfe,
+"Finding the nearest point in a polytope", 1976). A ridge makes its solution unique. Exchanging
+whole blocks of indices finds it in a handful of linear systems almost always (Júdice and Pires,
+1994; Kim and Park, 2011); Lawson and Hanson's active set, which descends in every step and
+therefore terminates, takes over if that does not converge.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ EXCHANGES = 20
 
 
 def gap(gram: Floats, weights: Floats) -> float:
-    """Duality gap λᵀGλ − min_i (Gλ)_i: half of the most by which λᵀGλ can exceed the least squared norm."""
+    """Duality gap λᵀGλ − min_i (Gλ)_i: half of the most by which λᵀGλ can exceed the least squared
+    norm.
+    """
     slopes = gram @ weights
     return float(weights @ slopes - slopes.min())
 
@@ -31,8 +35,8 @@ def gap(gram: Floats, weights: Floats) -> float:
 def min_norm(gram: Floats, start: Floats | None = None) -> Floats:
     """λ of the point of least norm, `[K]` for a Gram matrix `[K, K]`.
 
-    The positive entries of `start` are the first guess at those of λ; they change the time, not the answer. Equal
-    vectors get equal weights.
+    The positive entries of `start` are the first guess at those of λ; they change the time, not the
+    answer. Equal vectors get equal weights.
     """
     squares = np.diag(gram)
     if not squares.min() > 0:  # a vector of length zero is the answer
@@ -72,12 +76,16 @@ def _exchange(matrix: Floats, a: Floats, inside: Mask) -> tuple[Floats, bool]:
 
 
 def _active_set(matrix: Floats, a: Floats, z: Floats) -> Floats:
-    """Descend from z ≥ 0: go to the best point on the active indices, drop those it makes negative, add one; repeat."""
+    """Descend from z ≥ 0: go to the best point on the active indices, drop those it makes negative,
+    add one; repeat.
+    """
     inside, lowest = z > 0, np.inf
     while True:
         now, aim = z, _solve(matrix, a, inside)
         while (falling := inside & (aim <= 0)).any():
-            ratios = np.where(falling, np.divide(now, now - aim, out=np.zeros(len(a)), where=now > aim), np.inf)
+            ratios = np.where(
+                falling, np.divide(now, now - aim, out=np.zeros(len(a)), where=now > aim), np.inf
+            )
             now = (now + ratios.min() * (aim - now)).clip(min=0)
             inside = inside & (now > 0)
             inside[np.argmin(ratios)] = False
@@ -94,7 +102,8 @@ def _active_set(matrix: Floats, a: Floats, z: Floats) -> Floats:
 
 
 def frank_wolfe(gram: Floats, iterations: int = 1000, tolerance: float = 1e-5) -> Floats:
-    """λ by the released code's Frank-Wolfe: from the best pair, until λ changes by less than `tolerance` in total.
+    """λ by the released code's Frank-Wolfe: from the best pair, until λ changes by less than
+    `tolerance` in total.
 
     It does not test the duality gap, which on a hundred unit vectors ends at 1e-5 to 1e-4.
     """
@@ -120,7 +129,9 @@ def frank_wolfe(gram: Floats, iterations: int = 1000, tolerance: float = 1e-5) -
 
 
 def _between(one: Floats, product: Floats, two: Floats) -> tuple[Floats, Floats]:
-    """How much of the first of two vectors the shortest point between them takes, and that point's squared norm."""
+    """How much of the first of two vectors the shortest point between them takes, and that point's
+    squared norm.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         part = (two - product) / (one + two - 2 * product)
     cost = two + part * (product - two)

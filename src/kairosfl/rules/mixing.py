@@ -1,11 +1,13 @@
-"""Bucketing: Karimireddy, He and Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", ICLR 2022.
-NNM: Allouah et al., "Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity", AISTATS 2023.
+"""Bucketing: Karimireddy, He and Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via
+Bucketing", ICLR 2022. NNM: Allouah et al., "Fixing by Mixing: A Recipe for Optimal Byzantine ML
+under Heterogeneity", AISTATS 2023.
 
     bucketing    the reports in random order in buckets of `size`; a bucket is one report, the mean of its own, with
                  their weight
     NNM          Δ_i ← the mean of the m − f reports nearest to Δ_i, itself among them,    f = ⌈share · m⌉
 
-Honest clients with different data look like liars to a median. Both make the updates more alike before a robust rule.
+Honest clients with different data look like liars to a median. Both make the updates more alike
+before a robust rule.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Mixing(Guard):
 
 @dataclass(frozen=True, kw_only=True)
 class Bucketing(Mixing):
-    """Means of `size` reports drawn at random take the place of reports. Without a robust rule it is FedAvg."""
+    """Means of `size` reports drawn at random take the place of reports. Without a robust rule it
+    is FedAvg.
+    """
 
     size: int = 2
 
@@ -77,7 +81,10 @@ class Bucketing(Mixing):
         total = torch.zeros(int(bucket.max()) + 1, dtype=torch.float64).index_add(0, bucket, counts)
         shares = torch.zeros(len(total), len(counts), dtype=torch.float64)
         shares[bucket, torch.arange(len(counts))] = counts / total[bucket]
-        return replace(reports, delta=(shares.to(reports.delta) @ reports.delta)[bucket.to(reports.delta.device)])
+        return replace(
+            reports,
+            delta=(shares.to(reports.delta) @ reports.delta)[bucket.to(reports.delta.device)],
+        )
 
     def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
         ids = now.reports.ids
@@ -89,7 +96,9 @@ class Bucketing(Mixing):
         return summed
 
     def _buckets(self, ids: Tensor, now: Round) -> Tensor:
-        """The bucket of each report; the same in `receive` and in `weigh`, whatever the order of the reports."""
+        """The bucket of each report; the same in `receive` and in `weigh`, whatever the order of
+        the reports.
+        """
         drawn = torch.from_numpy(now.stream("bucketing").permutation(len(ids)) // self.size)
         return drawn[ids.argsort().argsort()]
 

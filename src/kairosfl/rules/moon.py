@@ -2,8 +2,8 @@
 
     loss = CE + mu · CE([cos(z, z_global), cos(z, z_previous)] / temperature, 0)
 
-z are the features: what enters the model's last linear layer. A client that never took part has no previous model
-and trains without the term.
+z are the features: what enters the model's last linear layer. A client that never took part has no
+previous model and trains without the term.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from kairosfl.core.run import Round
 
 @dataclass(frozen=True, kw_only=True)
 class MOON(Rule):
-    """Keeps a client's features near the global model's and away from its own last ones. `mu = 0` is FedAvg."""
+    """Keeps a client's features near the global model's and away from its own last ones. `mu = 0`
+    is FedAvg.
+    """
 
     needs_features = True
 
@@ -47,7 +49,9 @@ class MOON(Rule):
         mu = self.mu * memory.rows["seen"].double()
         if not mu.any():
             return briefs
-        return replace(briefs, contrast=mu, temperature=self.temperature, previous=memory.rows["model"])
+        return replace(
+            briefs, contrast=mu, temperature=self.temperature, previous=memory.rows["model"]
+        )
 
     def observe(self, memory: Memory, now: Round) -> Memory:
         seen = torch.ones_like(memory.rows["seen"])

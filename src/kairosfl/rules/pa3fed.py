@@ -27,12 +27,13 @@ NOTICEABLE = 0.01  # a smaller relative change of a weight counts as none
 
 @dataclass(frozen=True, kw_only=True)
 class PA3Fed(Rule):
-    """Clients whose own performance improved since their last turn count more, while the period is critical.
+    """Clients whose own performance improved since their last turn count more, while the period is
+    critical.
 
-    `score = "log_likelihood"` follows the prose (better counts more); `"loss"` is Eq. 8 and 10 to the letter, its
-    exact inverse; `"accuracy"` is Eq. 9, from 0 to 1. `at` says which model is scored: after local training, or the
-    global model before it. `change` is which change counts more: "better", or "small", which takes the paper's
-    stability for a score that hardly moves.
+    `score = "log_likelihood"` follows the prose (better counts more); `"loss"` is Eq. 8 and 10 to
+    the letter, its exact inverse; `"accuracy"` is Eq. 9, from 0 to 1. `at` says which model is
+    scored: after local training, or the global model before it. `change` is which change counts
+    more: "better", or "small", which takes the paper's stability for a score that hardly moves.
     """
 
     kind = "adaptive"
@@ -61,7 +62,9 @@ class PA3Fed(Rule):
         return f"pa3fed changed no client's weight by more than {change}, so this run is nearly the same as without it"
 
     def server(self, now: Round) -> State:
-        return {"change": torch.tensor(0.0, dtype=torch.float64)}  # the largest relative change of a weight so far
+        return {
+            "change": torch.tensor(0.0, dtype=torch.float64)
+        }  # the largest relative change of a weight so far
 
     def client(self, now: Round) -> State:
         return {"score": torch.tensor(float("nan"), dtype=torch.float64)}
@@ -70,20 +73,27 @@ class PA3Fed(Rule):
         return briefs.measured(self._measurement)
 
     def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
-        return factors * self._factors(memory, now) if self.always or now.signals.critical else factors
+        return (
+            factors * self._factors(memory, now) if self.always or now.signals.critical else factors
+        )
 
     def _factors(self, memory: Memory, now: Round) -> Tensor:
         worse = memory.rows["score"] - self._score(now.reports)
-        exponent = (-self.beta * (worse.abs() if self.change == "small" else worse)).nan_to_num(nan=0.0)
-        # Only ratios matter: with the largest factor at 1, a score that exploded does not overflow. The smallest stays
-        # above 0, so that a client with an absurd score cannot silence all others before limits caps its weight.
+        exponent = (-self.beta * (worse.abs() if self.change == "small" else worse)).nan_to_num(
+            nan=0.0
+        )
+        # Only ratios matter: with the largest factor at 1, a score that exploded does not overflow.
+        # The smallest stays above 0, so that a client with an absurd score cannot silence all
+        # others before limits caps its weight.
         return torch.exp((exponent - exponent.max()).clamp(min=SMALLEST))
 
     def observe(self, memory: Memory, now: Round) -> Memory:
         change = memory.state["change"]
         if self.always or now.signals.critical:
             factors, counts = self._factors(memory, now), now.counts()
-            change = torch.maximum(change, (factors * counts.sum() / (factors @ counts) - 1).abs().max())
+            change = torch.maximum(
+                change, (factors * counts.sum() / (factors @ counts) - 1).abs().max()
+            )
         return memory.replace(state={"change": change}, rows={"score": self._score(now.reports)})
 
     def _score(self, reports: Reports) -> Tensor:

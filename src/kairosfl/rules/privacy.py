@@ -1,15 +1,18 @@
-"""Client-level differential privacy: McMahan et al., "Learning Differentially Private Recurrent Models", ICLR 2018.
+"""Client-level differential privacy: McMahan et al., "Learning Differentially Private Recurrent
+Models", ICLR 2018.
 
     cohort      every client takes part with probability q = m / N, independently; m is the size that the rules planned
     client      Δ_i ← Δ_i · min(1, C / ‖Δ_i‖)
     server      Δ = (Σ Δ_i + z C · N(0, 1)) / m,    x ← x + Δ, or as another rule steps along Δ
     account     the cost of (q, z) is added in every round, also in one without reports; `accounting.py`
 
-Adaptive clipping: Andrew et al., "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021, Algorithm 1:
+Adaptive clipping: Andrew et al., "Differentially Private Learning with Adaptive Clipping", NeurIPS
+2021, Algorithm 1:
 
     b = (Σ (1[‖Δ_i‖ ≤ C] − 1/2) + σ_b N(0, 1)) / m + 1/2,    C ← C · exp(−clip_lr · (b − quantile))
 
-The updates' noise grows to (z⁻² − (2σ_b)⁻²)^(−1/2), so that both together cost what z does; σ_b = max(m / 20, z).
+The updates' noise grows to (z⁻² − (2σ_b)⁻²)^(−1/2), so that both together cost what z does; σ_b =
+max(m / 20, z).
 """
 
 from __future__ import annotations
@@ -37,12 +40,14 @@ SHORTEST_SECRET = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy(Rule):
-    """Clips every client's update, adds noise, keeps the account, and ends the run before the budget is overspent.
+    """Clips every client's update, adds noise, keeps the account, and ends the run before the
+    budget is overspent.
 
-    `noise` is the noise multiplier z; 0 calibrates it, so that the budget lasts for `train.rounds` of the planned size.
-    `quantile` is the fraction of updates that adaptive clipping leaves unclipped; 0 keeps `clip` as it is. `population`
-    and `noise_cohort` simulate a larger federation, whose ε is hypothetical. `key` names the environment variable with
-    the secret from which noise and cohorts are drawn; without it they follow from the seed, which clients know.
+    `noise` is the noise multiplier z; 0 calibrates it, so that the budget lasts for `train.rounds`
+    of the planned size. `quantile` is the fraction of updates that adaptive clipping leaves
+    unclipped; 0 keeps `clip` as it is. `population` and `noise_cohort` simulate a larger
+    federation, whose ε is hypothetical. `key` names the environment variable with the secret from
+    which noise and cohorts are drawn; without it they follow from the seed, which clients know.
     """
 
     kind = "adaptive"
@@ -63,15 +68,29 @@ class Privacy(Rule):
 
     def __post_init__(self) -> None:
         self.check("epsilon", self.epsilon > 0, "use a number above 0")
-        self.check("delta", 0 < self.delta < 1, "use a probability well below 1 / population, such as 1e-6")
-        self.check("clip", self.clip > 0, "use a number above 0, about the norm of a typical update")
+        self.check(
+            "delta", 0 < self.delta < 1, "use a probability well below 1 / population, such as 1e-6"
+        )
+        self.check(
+            "clip", self.clip > 0, "use a number above 0, about the norm of a typical update"
+        )
         self.check("noise", self.noise >= 0, "use a multiplier above 0, or 0 to calibrate it")
-        self.check("quantile", 0 <= self.quantile < 1, "use a fraction below 1, such as 0.5, or 0 for a fixed clip")
+        self.check(
+            "quantile",
+            0 <= self.quantile < 1,
+            "use a fraction below 1, such as 0.5, or 0 for a fixed clip",
+        )
         self.check("clip_lr", self.clip_lr > 0, "use a number above 0; the paper uses 0.2")
         self.check(
-            "population", self.population >= 0, "use the clients of the larger federation, or 0 for the real ones"
+            "population",
+            self.population >= 0,
+            "use the clients of the larger federation, or 0 for the real ones",
         )
-        self.check("noise_cohort", self.noise_cohort >= 0, "use the larger federation's cohort, or 0 for the real one")
+        self.check(
+            "noise_cohort",
+            self.noise_cohort >= 0,
+            "use the larger federation's cohort, or 0 for the real one",
+        )
 
     @property
     def uniform(self) -> bool:
@@ -99,7 +118,9 @@ class Privacy(Rule):
         return None
 
     def largest_cohort(self, cohort: int, population: int) -> int:
-        return min(population, math.ceil(cohort + 10 * math.sqrt(cohort) + 20))  # more has a probability below e^−40
+        return min(
+            population, math.ceil(cohort + 10 * math.sqrt(cohort) + 20)
+        )  # more has a probability below e^−40
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         count, cohort = self.population or now.population, self.noise_cohort or now.cohort
@@ -123,12 +144,22 @@ class Privacy(Rule):
     def server(self, now: Round) -> State:
         accounting.library()
         few = now.population
-        self.check("population", not self.population or self.population >= few, f"{few} clients are simulated")
-        self.check("noise_cohort", self.noise_cohort <= (self.population or few), "give a population that is larger")
+        self.check(
+            "population",
+            not self.population or self.population >= few,
+            f"{few} clients are simulated",
+        )
+        self.check(
+            "noise_cohort",
+            self.noise_cohort <= (self.population or few),
+            "give a population that is larger",
+        )
         self._draw("", now)  # refuses a key without a secret
         rate = self._rate(now.cohort, now)
         z = self.noise or accounting.calibrated(rate, now.rounds, self.epsilon, self.delta)
-        self._split(z, self.expected(now.cohort, now), now)  # refuses noise that leaves nothing for the updates
+        self._split(
+            z, self.expected(now.cohort, now), now
+        )  # refuses noise that leaves nothing for the updates
         return {
             "noise": torch.tensor(z, dtype=torch.float64),
             "clip": torch.tensor(self.clip, dtype=torch.float64),
@@ -138,7 +169,9 @@ class Privacy(Rule):
 
     def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
         if plan.ids is not None or plan.eligible is not None:
-            raise UserError("privacy draws every client with the same probability, and another rule chose clients.")
+            raise UserError(
+                "privacy draws every client with the same probability, and another rule chose clients."
+            )
         size = min(plan.size, now.population)
         after = memory.state["spent"] + self._cost(size, memory, now)
         if not (after <= memory.state["budget"]).any():
@@ -150,12 +183,18 @@ class Privacy(Rule):
         return Plan(size=size, ids=np.flatnonzero(drawn))
 
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
-        factors = (float(memory.state["clip"]) / _lengths(reports)).clamp(max=1.0)  # a length of 0 gives 1
+        factors = (float(memory.state["clip"]) / _lengths(reports)).clamp(
+            max=1.0
+        )  # a length of 0 gives 1
         return replace(reports, delta=reports.delta * factors.to(reports.delta)[:, None])
 
     def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
         expected = self.expected(now.size, now)
-        scale = self._split(float(memory.state["noise"]), expected, now)[0] * float(memory.state["clip"]) / expected
+        scale = (
+            self._split(float(memory.state["noise"]), expected, now)[0]
+            * float(memory.state["clip"])
+            / expected
+        )
         return now.reports.delta.sum(0) / now.size + scale * self.normal("update", now, direction)
 
     def observe(self, memory: Memory, now: Round) -> Memory:
@@ -164,13 +203,18 @@ class Privacy(Rule):
         if self.quantile:
             expected = self.expected(now.size, now)
             short = _lengths(now.reports) <= UNCLIPPED * float(state["clip"])
-            noise = self._split(float(state["noise"]), expected, now)[1] * self._draw("count", now).standard_normal()
+            noise = (
+                self._split(float(state["noise"]), expected, now)[1]
+                * self._draw("count", now).standard_normal()
+            )
             below = float((short.double() - 0.5).sum()) / now.size + noise / expected + 0.5
             state["clip"] = state["clip"] * math.exp(-self.clip_lr * (below - self.quantile))
         return memory.replace(state=state)
 
     def expected(self, size: int, now: Round) -> float:
-        """The expected cohort that the noise is for, when `size` clients are to take part in the simulation."""
+        """The expected cohort that the noise is for, when `size` clients are to take part in the
+        simulation.
+        """
         scale = self.noise_cohort / now.cohort if self.noise_cohort else 1.0
         return min(size * scale, self.population or now.population)
 
@@ -182,10 +226,14 @@ class Privacy(Rule):
         return self.expected(size, now) / (self.population or now.population)
 
     def _cost(self, size: int, memory: Memory, now: Round) -> Tensor:
-        return torch.from_numpy(accounting.cost(self._rate(size, now), float(memory.state["noise"])).copy())
+        return torch.from_numpy(
+            accounting.cost(self._rate(size, now), float(memory.state["noise"])).copy()
+        )
 
     def _split(self, z: float, expected: float, now: Round) -> tuple[float, float]:
-        """The multiplier of the updates' noise and that of the count's, which together with the detector's cost z."""
+        """The multiplier of the updates' noise and that of the count's, which together with the
+        detector's cost z.
+        """
         count = max(expected / 20, z)
         others = (2 * count) ** -2 if self.quantile else 0.0
         others += sum(detector.multiplier**-2 for detector in now.detectors)
@@ -212,4 +260,8 @@ class Privacy(Rule):
 def _lengths(reports: Reports) -> Tensor:
     """‖Δ_i‖, `[m]`."""
     rows = reports.delta
-    return squared_norms(rows).double().sqrt() if len(rows) else torch.empty(0, dtype=torch.float64, device=rows.device)
+    return (
+        squared_norms(rows).double().sqrt()
+        if len(rows)
+        else torch.empty(0, dtype=torch.float64, device=rows.device)
+    )

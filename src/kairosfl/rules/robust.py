@@ -1,4 +1,6 @@
-"""What the robust rules share: how many liars they expect, whose reports take part, and what they refuse."""
+"""What the robust rules share: how many liars they expect, whose reports take part, and what they
+refuse.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ PART = 1 << 22  # numbers that are sorted at a time
 
 
 class Guard(Rule):
-    """A rule that limits what a lying client can do. It changes no objective, so FedAWARE treats it as adaptive."""
+    """A rule that limits what a lying client can do. It changes no objective, so FedAWARE treats it
+    as adaptive.
+    """
 
     kind = "adaptive"
     constraint = True
@@ -40,7 +44,9 @@ class Guard(Rule):
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         first = next(rule for rule in now.rules if isinstance(rule, Guard))
-        exposed = [rule.name() for rule in now.rules if isinstance(rule, SCAFFOLD | VRLSGD | FedDyn)]
+        exposed = [
+            rule.name() for rule in now.rules if isinstance(rule, SCAFFOLD | VRLSGD | FedDyn)
+        ]
         if not exposed or first is not self:
             return None
         return (
@@ -50,9 +56,11 @@ class Guard(Rule):
 
 
 class Robust(Guard):
-    """A rule that replaces the mean of the cohort. Clients count equally, since what they claim may be a lie.
+    """A rule that replaces the mean of the cohort. Clients count equally, since what they claim may
+    be a lie.
 
-    It protects the direction alone. Reports of weight zero take no part, so that buckets count once.
+    It protects the direction alone. Reports of weight zero take no part, so that buckets count
+    once.
     """
 
     @property
@@ -75,7 +83,9 @@ class Robust(Guard):
 
 
 def liars(share: float, reports: int, inputs: int) -> int:
-    """How many of `inputs` vectors may be lies when a share of the reports is: always fewer than half."""
+    """How many of `inputs` vectors may be lies when a share of the reports is: always fewer than
+    half.
+    """
     return max(min(math.ceil(share * reports - 1e-9), (inputs - 1) // 2), 0)
 
 
@@ -88,7 +98,9 @@ def taking_part(now: Round) -> tuple[Tensor, Tensor]:
 
 
 def distances(vectors: Tensor) -> Tensor:
-    """‖v_i − v_j‖ in float64 on the CPU, `[k, k]`; by differences, since the form with products cancels."""
+    """‖v_i − v_j‖ in float64 on the CPU, `[k, k]`; by differences, since the form with products
+    cancels.
+    """
     return torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist").double().cpu()
 
 

@@ -1,11 +1,12 @@
-"""SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020.
+"""SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+ICML 2020.
 
     local        g = ∇f_i(w) − c_i + c
     option II    c_i⁺ = c_i − c + (x − w_i) / mass_i          mass_i = K · lr for plain SGD
     server       x ← x + lr_g · Σ p_i Δ_i,    c = Σ p_i c_i over all clients
 
-For uniform weights that is the paper's c ← c + (1 / N) Σ (c_i⁺ − c_i). With the mass instead of K · lr,
-−Δ_i / mass_i is the mean local gradient under momentum, weight decay and early stops too.
+For uniform weights that is the paper's c ← c + (1 / N) Σ (c_i⁺ − c_i). With the mass instead of K ·
+lr, −Δ_i / mass_i is the mean local gradient under momentum, weight decay and early stops too.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from kairosfl.rules.vrlsgd import VRLSGD
 
 @dataclass(frozen=True, kw_only=True)
 class SCAFFOLD(Rule):
-    """Corrects every local gradient by the global minus the client's own mean gradient. `lr` is the server's.
+    """Corrects every local gradient by the global minus the client's own mean gradient. `lr` is the
+    server's.
 
-    `weights="models"` averages the models by samples and c uniformly, as NIID-Bench's released code does.
-    `divisor="steps"` is K · lr to the letter, which makes c too large under momentum, unless the correction is added to
-    the steps, after the momentum, instead of to the gradients: `correct="steps"`, as the released code does.
+    `weights="models"` averages the models by samples and c uniformly, as NIID-Bench's released code
+    does. `divisor="steps"` is K · lr to the letter, which makes c too large under momentum, unless
+    the correction is added to the steps, after the momentum, instead of to the gradients:
+    `correct="steps"`, as the released code does.
     """
 
     needs_mass = True
@@ -44,11 +47,17 @@ class SCAFFOLD(Rule):
 
     def __post_init__(self) -> None:
         self.check("lr", self.lr > 0, "use a number above 0")
-        self.check("weights", self.weights in ("uniform", "samples", "models"), "use 'uniform', 'samples' or 'models'")
+        self.check(
+            "weights",
+            self.weights in ("uniform", "samples", "models"),
+            "use 'uniform', 'samples' or 'models'",
+        )
         self.check("divisor", self.divisor in ("mass", "steps"), "use 'mass' or 'steps'")
         self.check("correct", self.correct in ("gradients", "steps"), "use 'gradients' or 'steps'")
         fits = self.correct == "gradients" or self.divisor == "steps"
-        self.check("correct", fits, "it needs divisor = 'steps', since the mass is that of gradients")
+        self.check(
+            "correct", fits, "it needs divisor = 'steps', since the mass is that of gradients"
+        )
 
     @property
     def uniform(self) -> bool:
@@ -77,7 +86,9 @@ class SCAFFOLD(Rule):
     def observe(self, memory: Memory, now: Round) -> Memory:
         c = mean_gradients(now) if self.divisor == "mass" else _by_steps(now)
         c += memory.rows["vector"] - everyone.mean(memory, now)
-        return everyone.changed(memory, c, now, torch.ones_like(now.counts()) if self.weights == "models" else None)
+        return everyone.changed(
+            memory, c, now, torch.ones_like(now.counts()) if self.weights == "models" else None
+        )
 
     def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
         return self.lr * direction, memory

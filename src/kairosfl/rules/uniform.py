@@ -1,4 +1,5 @@
-"""Uniform weights: every client of the cohort counts equally, as in FL-Simulator and in many papers' analyses.
+"""Uniform weights: every client of the cohort counts equally, as in FL-Simulator and in many
+papers' analyses.
 
 server  x ← x + Σ Δ_i / m    instead of    x + Σ n_i Δ_i / Σ n_i
 """
@@ -12,7 +13,9 @@ from kairosfl.core.rule import Rule
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform(Rule):
-    """Weights clients equally instead of by their samples, whatever it is added to. It has no options."""
+    """Weights clients equally instead of by their samples, whatever it is added to. It has no
+    options.
+    """
 
     kind = "adaptive"
     reads = "direction"

@@ -3,9 +3,10 @@
     local     g = ∇f_i(w) − Δ_i
     server    Δ_i ← Δ_i + rate · (G_i − Σ p_j G_j),    G_i = (x − w_i) / mass_i the mean local gradient
 
-The centred form keeps Σ n_i Δ_i = 0 over all clients, independent of who takes part. p_j are the weights before any
-other rule changes them: with PA3Fed's, which change every round, that sum would drift, and the run with it. The paper's
-(x̂ − w_i) / (k · lr) is the same for equal steps; with unequal steps, taken literally, it ends where FedAvg does.
+The centred form keeps Σ n_i Δ_i = 0 over all clients, independent of who takes part. p_j are the
+weights before any other rule changes them: with PA3Fed's, which change every round, that sum would
+drift, and the run with it. The paper's (x̂ − w_i) / (k · lr) is the same for equal steps; with
+unequal steps, taken literally, it ends where FedAvg does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Checkpoints: a complete `Run` in safetensors plus JSON; of the client rows, only those that changed.
+"""Checkpoints: a complete `Run` in safetensors plus JSON; of the client rows, only those that
+changed.
 
-A checkpoint is `checkpoint-000040.json`, which names every file it needs with its checksum, `state-000040.safetensors`
-(the model, the states, and where each client row is) and the `rows-*.safetensors` written since the first one. The
-JSON is renamed into place last, so a checkpoint is either complete or absent. The last two are kept.
+A checkpoint is `checkpoint-000040.json`, which names every file it needs with its checksum,
+`state-000040.safetensors` (the model, the states, and where each client row is) and the
+`rows-*.safetensors` written since the first one. The JSON is renamed into place last, so a
+checkpoint is either complete or absent. The last two are kept.
 """
 
 from __future__ import annotations
@@ -35,21 +37,27 @@ T = TypeVar("T")
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of one run folder. Remembers where every row is and the checksums of the files."""
+    """The checkpoints of one run folder. Remembers where every row is and the checksums of the
+    files.
+    """
 
     folder: Path
-    places: list[dict[int, tuple[str, int]]] = field(default_factory=list)  # per table: client -> (file, row)
+    places: list[dict[int, tuple[str, int]]] = field(
+        default_factory=list
+    )  # per table: client -> (file, row)
     sums: dict[str, int] = field(default_factory=dict)  # checksum of every file that is in use
     took: float = 0.0  # seconds, by the last one
     ended: float = 0.0  # when it was complete
     before: float = 0.0  # `written` at that time
-    written: ClassVar[float] = 0.0  # seconds that the checkpoints of all runs in this process have taken
+    written: ClassVar[float] = (
+        0.0  # seconds that the checkpoints of all runs in this process have taken
+    )
 
     def due(self, round: int, every: int) -> bool:
         """Whether to write one after this round: every `every` rounds.
 
-        With 0, every ten, unless those of all runs would take more than a tenth of the time: the rows of a large
-        cohort's control variates can be gigabytes.
+        With 0, every ten, unless those of all runs would take more than a tenth of the time: the
+        rows of a large cohort's control variates can be gigabytes.
         """
         if round % (every or EVERY):
             return False
@@ -61,7 +69,9 @@ class Checkpoints:
     def save(self, run: Run, about: dict[str, Any]) -> None:
         """Write a checkpoint of the run between two rounds."""
         if run.x.is_cuda:
-            torch.cuda.synchronize(run.x.device)  # what was asked of it before is not part of the time
+            torch.cuda.synchronize(
+                run.x.device
+            )  # what was asked of it before is not part of the time
         began = time.perf_counter()
         self.places = self.places or [{} for _ in run.every_table]
         mark = f"{run.round:06d}"
@@ -69,12 +79,20 @@ class Checkpoints:
         tensors = {"x": run.x}
         if run.base is not None:
             tensors["base"] = run.base
-        tensors |= {f"state.{i}.{name}": value for i, state in enumerate(run.states) for name, value in state.items()}
+        tensors |= {
+            f"state.{i}.{name}": value
+            for i, state in enumerate(run.states)
+            for name, value in state.items()
+        }
         files = sorted({file for places in self.places for file, _ in places.values()})
         for i, (table, places) in enumerate(zip(run.every_table, self.places, strict=True)):
             tensors[f"table.{i}.ids"] = torch.tensor(table.ids, dtype=torch.int64)
-            tensors[f"table.{i}.file"] = torch.tensor([files.index(places[c][0]) for c in table.ids], dtype=torch.int64)
-            tensors[f"table.{i}.row"] = torch.tensor([places[c][1] for c in table.ids], dtype=torch.int64)
+            tensors[f"table.{i}.file"] = torch.tensor(
+                [files.index(places[c][0]) for c in table.ids], dtype=torch.int64
+            )
+            tensors[f"table.{i}.row"] = torch.tensor(
+                [places[c][1] for c in table.ids], dtype=torch.int64
+            )
         state = f"state-{mark}.safetensors"
         self._write(state, tensors)
         for table in run.every_table:
@@ -99,14 +117,20 @@ class Checkpoints:
         self.before = Checkpoints.written
 
     def load(self, blank: Run) -> tuple[Run, list[str]]:
-        """The newest intact checkpoint loaded into a blank run, and a line for each broken one that was skipped.
+        """The newest intact checkpoint loaded into a blank run, and a line for each broken one that
+        was skipped.
 
         Broken ones are renamed to `*.broken`, and their rounds are trained again.
         """
-        (run, self.places, self.sums), passed = _newest(self.folder, lambda path: _load(path, blank))
+        (run, self.places, self.sums), passed = _newest(
+            self.folder, lambda path: _load(path, blank)
+        )
         for path, _ in passed:
             mark = path.stem.removeprefix("checkpoint-")
-            for file in [path, *(each for each in self.folder.glob(f"*-{mark}.safetensors") if each.is_dir())]:
+            for file in [
+                path,
+                *(each for each in self.folder.glob(f"*-{mark}.safetensors") if each.is_dir()),
+            ]:
                 with suppress(OSError):
                     file.rename(file.with_suffix(".broken"))
         return run, _skipped(passed)
@@ -127,13 +151,20 @@ class Checkpoints:
         return [name]
 
     def _stale(self, places: dict[int, tuple[str, int]]) -> set[int]:
-        """Clients whose rows are the last few in use of a file: moving them keeps disk use within a small factor."""
+        """Clients whose rows are the last few in use of a file: moving them keeps disk use within a
+        small factor.
+        """
         alive: dict[str, list[int]] = {}
         written: dict[str, int] = {}
         for client, (file, row) in places.items():
             alive.setdefault(file, []).append(client)
             written[file] = max(written.get(file, 0), row + 1)
-        return {c for file, clients in alive.items() if 4 * len(clients) < written[file] for c in clients}
+        return {
+            c
+            for file, clients in alive.items()
+            if 4 * len(clients) < written[file]
+            for c in clients
+        }
 
     def _write(self, name: str, tensors: dict[str, Tensor]) -> None:
         whole = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
@@ -142,11 +173,16 @@ class Checkpoints:
 
     def _tidy(self) -> None:
         """Remove the files that no remaining checkpoint needs."""
-        notes = [path for path in sorted(self.folder.glob("checkpoint-*.json")) if not path.is_dir()]
+        notes = [
+            path for path in sorted(self.folder.glob("checkpoint-*.json")) if not path.is_dir()
+        ]
         for old in notes[:-KEPT]:
             old.unlink()
         needed = {name for note in notes[-KEPT:] for name in read_json(note).get("sums", {})}
-        for file in [*self.folder.glob("state-*.safetensors"), *self.folder.glob("rows-*.safetensors")]:
+        for file in [
+            *self.folder.glob("state-*.safetensors"),
+            *self.folder.glob("rows-*.safetensors"),
+        ]:
             if file.name not in needed and not file.is_dir():
                 file.unlink()
                 self.sums.pop(file.name, None)
@@ -176,7 +212,9 @@ class Note:
             raise ValueError("it does not hold a JSON object")
         content.setdefault("time", 0.0)  # checkpoints of 0.2 have none
         for each in fields(cls):
-            kind = {"int": int, "float": float, "dict": dict, "list": list}[str(each.type).partition("[")[0]]
+            kind = {"int": int, "float": float, "dict": dict, "list": list}[
+                str(each.type).partition("[")[0]
+            ]
             if type(content.get(each.name)) is not kind:
                 raise ValueError(f"its {each.name!r} is missing or has the wrong type")
         note = cls(**{each.name: content[each.name] for each in fields(cls)})
@@ -196,7 +234,9 @@ class Note:
 
 
 def _newest(folder: Path, read: Callable[[Path], T]) -> tuple[T, list[tuple[Path, str]]]:
-    """What `read` returns for the newest checkpoint that it can read, and the newer ones with their faults."""
+    """What `read` returns for the newest checkpoint that it can read, and the newer ones with their
+    faults.
+    """
     passed: list[tuple[Path, str]] = []
     for path in sorted(folder.glob("checkpoint-*.json"), reverse=True):
         try:
@@ -216,7 +256,9 @@ def _load(path: Path, blank: Run) -> tuple[Run, Places, dict[str, int]]:
     if tensors["x"].shape != blank.x.shape or tensors["x"].dtype != blank.x.dtype:
         raise ValueError(f"its model is {_form(tensors['x'])}, the run's is {_form(blank.x)}")
     tables, places = [], []
-    none = torch.empty(0, dtype=torch.int64)  # of a table that checkpoints did not have when this one was written
+    none = torch.empty(
+        0, dtype=torch.int64
+    )  # of a table that checkpoints did not have when this one was written
     for i, table in enumerate(blank.every_table):
         table = Table(table.default, table.allocate)
         stored = {part: tensors.get(f"table.{i}.{part}") for part in ("ids", "file", "row")}
@@ -254,7 +296,9 @@ def _load(path: Path, blank: Run) -> tuple[Run, Places, dict[str, int]]:
 
 
 def _signals(content: dict[str, Any]) -> Signals:
-    """The signals in a checkpoint's JSON; those of 0.2 had the values of two detectors under names of their own."""
+    """The signals in a checkpoint's JSON; those of 0.2 had the values of two detectors under names
+    of their own.
+    """
     unknown = content.keys() - {"critical", "values", "elud", "coherence", "fgn", "fisher"}
     if unknown:
         raise ValueError(f"its signals have an unknown {sorted(unknown)[0]!r}")
@@ -275,7 +319,9 @@ def _number(value: Any) -> float:
 
 
 def model(folder: Path) -> tuple[Tensor, int]:
-    """The model in the newest intact checkpoint of a run folder, and the number of rounds it was trained."""
+    """The model in the newest intact checkpoint of a run folder, and the number of rounds it was
+    trained.
+    """
 
     def read(path: Path) -> tuple[Tensor, int]:
         note = Note.read(path)
@@ -286,7 +332,9 @@ def model(folder: Path) -> tuple[Tensor, int]:
 
 
 def states(folder: Path) -> dict[int, dict[str, Tensor]]:
-    """What every rule, then every detector remembers in the newest intact checkpoint of a run folder, by its number."""
+    """What every rule, then every detector remembers in the newest intact checkpoint of a run
+    folder, by its number.
+    """
 
     def read(path: Path) -> dict[int, dict[str, Tensor]]:
         note = Note.read(path)
@@ -308,7 +356,9 @@ def newest(checkpoints: Path, blank: Run) -> tuple[Run, list[str]]:
 
 
 def _skipped(passed: list[tuple[Path, str]]) -> list[str]:
-    return [f"{path.name} is broken ({reason}); trying the one before it" for path, reason in passed]
+    return [
+        f"{path.name} is broken ({reason}); trying the one before it" for path, reason in passed
+    ]
 
 
 def rounds_done(checkpoints: Path) -> int | None:
@@ -342,8 +392,12 @@ def _read_rows(path: Path, rule: int, rows: Tensor, table: Table) -> dict[str, T
         found = {key: file.get_tensor(f"{rule}.{key}")[rows] for key in table.default}
     for name, default in table.default.items():
         # A default of one number may represent a vector, whose length is not known here.
-        if found[name].dtype != default.dtype or (default.ndim and found[name].shape[1:] != default.shape):
-            raise ValueError(f"{path.name} has rows {_form(found[name])}, but a row is {_form(default)}")
+        if found[name].dtype != default.dtype or (
+            default.ndim and found[name].shape[1:] != default.shape
+        ):
+            raise ValueError(
+                f"{path.name} has rows {_form(found[name])}, but a row is {_form(default)}"
+            )
     return {name: value.to(table.default[name].device) for name, value in found.items()}
 
 

@@ -1,4 +1,6 @@
-"""The combinations of the lists under [sweep], without importing torch: mistakes in any are named before it is."""
+"""The combinations of the lists under [sweep], without importing torch: mistakes in any are named
+before it is.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def combinations(tables: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], di
             raise UserError(f"sweep.{key} = {values!r} must be a list of values to try.")
         section = key.partition(".")[0]
         if section not in {"algorithm", "seed", *SECTIONS}:
-            raise UserError(f"Unknown key sweep.{key}; {nearest(section, ['algorithm', 'seed', *SECTIONS])}")
+            raise UserError(
+                f"Unknown key sweep.{key}; {nearest(section, ['algorithm', 'seed', *SECTIONS])}"
+            )
     count = math.prod(map(len, lists.values()))
     if count > MOST:
         raise UserError(

@@ -1,4 +1,6 @@
-"""The configuration of one experiment: a TOML file in which every key has a default and every mistake is named."""
+"""The configuration of one experiment: a TOML file in which every key has a default and every
+mistake is named.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,15 @@ if TYPE_CHECKING:
     from kairosfl.core.rule import Algorithm
     from kairosfl.tasks.crops import Crops
 
-# Mistakes that can be seen without importing torch, which takes seconds, are named before it is imported.
+# Mistakes that can be seen without importing torch, which takes seconds, are named before it is
+# imported.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """[data]: the data set and how it is divided among the clients; options of the loader are further keys."""
+    """[data]: the data set and how it is divided among the clients; options of the loader are
+    further keys.
+    """
 
     name: str = "digits"
     clients: int = 40  # 0 with the natural partition: all of them
@@ -43,11 +48,14 @@ class Data:
     balance: bool = False
     nearest: bool = False
     normalise: bool = True  # images by their channels' mean and deviation; else 0 to 1
-    noise: float = 0.0  # standard deviation of the noise on the last client's features, falling to 0 for the first
+    # standard deviation of the noise on the last client's features, falling to 0 for the first
+    noise: float = 0.0
     augment: bool = False
     crops: float = 1.0  # with augment: the share of images that are cropped
     padding: str = "black"  # with augment: what surrounds an image, "black", "mean" or "reflect"
-    validation: float = 0.0  # fraction of the training samples held out for evaluation instead of the test set
+    validation: float = (
+        0.0  # fraction of the training samples held out for evaluation instead of the test set
+    )
     partition_seed: int = -1  # -1: the seed of the run
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -85,19 +93,28 @@ class Execution:
     precision: str = "auto"
     threads: int = 0  # torch threads on the CPU; 0: one for small models, else one per core
     slots: int = 0  # batched: clients trained at the same time; 0: as many as memory allows
-    deterministic: bool = False  # batched: fixed slots, so that results do not depend on which clients train together
+    deterministic: bool = (
+        False  # batched: fixed slots, so that results do not depend on which clients train together
+    )
     actors: int = 2  # of the ray engine
     ray_address: str = ""  # of a Ray cluster; empty: start one on this machine
     detector: str = "fgn"
     eval_every: int = 1
     checkpoint_every: int = 0  # 0: 10, or more where writing one takes long
-    client_accuracy: bool | Literal["auto"] = "auto"  # auto: after the last round, where it is cheap
-    cosines: tuple[int, ...] = ()  # rounds for which the cosines between the clients' updates are recorded
+    client_accuracy: bool | Literal["auto"] = (
+        "auto"  # auto: after the last round, where it is cheap
+    )
+    cosines: tuple[
+        int, ...
+    ] = ()  # rounds for which the cosines between the clients' updates are recorded
     track: tuple[str, ...] = ()  # further destinations for the metrics: "tensorboard", "mlflow"
-    allow: tuple[str, ...] = ()  # modules that `algorithm` and `detector` may import by dotted names
+    allow: tuple[
+        str, ...
+    ] = ()  # modules that `algorithm` and `detector` may import by dotted names
 
 
-GIVEN = "python:"  # begins the name of data, clients and a model that were passed to `kairosfl.simulate`
+# begins the name of data, clients and a model that were passed to `kairosfl.simulate`
+GIVEN = "python:"
 ENGINES = ("auto", "loop", "batched", "ray")
 THREADS = 1024
 DEEP = 16  # tables and lists inside each other
@@ -124,7 +141,9 @@ class RunConfig:
 
     @property
     def follows_detector(self) -> bool:
-        """Whether a rule acts on the detector's answers, or another detector than the default is named."""
+        """Whether a rule acts on the detector's answers, or another detector than the default is
+        named.
+        """
         named = self.run.detector != Execution.detector
         return named or any(rule.reads_periods for rule in self.algorithm.rules)
 
@@ -152,12 +171,16 @@ def _check(seed: int, data: Data, model: Model, train: Recipe, run: Execution) -
         raise UserError(f"run.eval_every = {run.eval_every} must be 1 or more.")
     if run.checkpoint_every < 0:
         every = run.checkpoint_every
-        raise UserError(f"run.checkpoint_every = {every} must be 1 or more, or 0 for an automatic choice.")
+        raise UserError(
+            f"run.checkpoint_every = {every} must be 1 or more, or 0 for an automatic choice."
+        )
     for round in run.cosines:
         if round < 1:
             raise UserError(f"run.cosines names round {round}; rounds count from 1.")
     if not 0 <= run.threads <= THREADS:
-        raise UserError(f"run.threads = {run.threads} must be 1 to {THREADS}, or 0 for an automatic choice.")
+        raise UserError(
+            f"run.threads = {run.threads} must be 1 to {THREADS}, or 0 for an automatic choice."
+        )
     if seed < 0:
         raise UserError(f"seed = {seed} must be 0 or more.")
     if not 0 <= data.validation < 1:
@@ -165,7 +188,9 @@ def _check(seed: int, data: Data, model: Model, train: Recipe, run: Execution) -
     if not 0 <= data.noise < float("inf"):
         raise UserError(f"data.noise = {data.noise} must be 0 or more, and finite.")
     if data.clients < 0:
-        raise UserError(f"data.clients = {data.clients} must be 1 or more, or 0 if the data set has its own clients.")
+        raise UserError(
+            f"data.clients = {data.clients} must be 1 or more, or 0 if the data set has its own clients."
+        )
     if data.clients:
         train.check_cohort(data.clients)
 
@@ -180,7 +205,9 @@ def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file; of a task file `task.py`, or `task.py:function`, those that name it."""
+    """The tables of a TOML file; of a task file `task.py`, or `task.py:function`, those that name
+    it.
+    """
     if re.search(r"\.py(:\w+)?$", str(path)):
         return {"task": task_table(str(path))}
     try:
@@ -188,23 +215,35 @@ def read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; give the path of a TOML configuration.") from None
     except IsADirectoryError:
-        raise UserError(f"{path} is a folder; give a TOML file, such as {path}/config.toml.") from None
+        raise UserError(
+            f"{path} is a folder; give a TOML file, such as {path}/config.toml."
+        ) from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         if isinstance(error, UnicodeDecodeError) and b"\0" in error.object:
-            raise UserError(f"{path} is not a text file; give the path of a TOML configuration.") from None
+            raise UserError(
+                f"{path} is not a text file; give the path of a TOML configuration."
+            ) from None
         raise UserError(f"{path} is not valid TOML: {error}.") from None
     except ValueError:  # Python's limit of 4,300 digits
-        raise UserError(f"{path} contains a number that is too large; whole numbers go up to 2^63 - 1.") from None
+        raise UserError(
+            f"{path} contains a number that is too large; whole numbers go up to 2^63 - 1."
+        ) from None
     except RecursionError:
-        raise UserError(f"{path} nests tables or lists too deep; {DEEP} levels are allowed.") from None
+        raise UserError(
+            f"{path} nests tables or lists too deep; {DEEP} levels are allowed."
+        ) from None
 
 
 def task_table(text: str) -> dict[str, str]:
     """The keys of [task] from `file.py`, `file.py:function` or `package.module:function`."""
     file, colon, function = text.rpartition(":")
-    return {"file": file, "function": function} if colon and function.isidentifier() else {"file": text}
+    return (
+        {"file": file, "function": function}
+        if colon and function.isidentifier()
+        else {"file": text}
+    )
 
 
 def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> RunConfig:
@@ -215,27 +254,39 @@ def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> RunConfig
     return RunConfig(algorithm=parse(algorithm, allow=parts["run"].allow), **parts)
 
 
-def checked(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> tuple[str | list[Any], dict[str, Any]]:
+def checked(
+    tables: Mapping[str, Any], changes: Sequence[str] = ()
+) -> tuple[str | list[Any], dict[str, Any]]:
     """The algorithm and the other fields of a configuration, after the checks that need no torch."""
     tables = change(tables, changes)
     known = [each.name for each in dataclasses.fields(RunConfig)]
     for key in tables:
         if key == "sweep":
-            raise UserError("[sweep] lists values for many runs: use `kairosfl sweep`, or remove the section.")
+            raise UserError(
+                "[sweep] lists values for many runs: use `kairosfl sweep`, or remove the section."
+            )
         if key == "tune":
-            raise UserError("[tune] has ranges for a search: use `kairosfl tune`, or remove the section.")
+            raise UserError(
+                "[tune] has ranges for a search: use `kairosfl tune`, or remove the section."
+            )
         if key == "deploy":
-            raise UserError("[deploy] is for real devices: use `kairosfl deploy rehearse`, or remove the section.")
+            raise UserError(
+                "[deploy] is for real devices: use `kairosfl deploy rehearse`, or remove the section."
+            )
         if key not in known:
             homes = [f"{name}.{key}" for name, cls in SECTIONS.items() if key in _hints(cls)]
             fix = f"did you mean {' or '.join(homes)}?" if homes else nearest(key, known)
             raise UserError(f"Unknown key {key!r}; {fix}")
     if "task" in tables:
         tables = _with_task(tables)
-    parts: dict[str, Any] = {name: _section(name, cls, tables.get(name, {})) for name, cls in SECTIONS.items()}
+    parts: dict[str, Any] = {
+        name: _section(name, cls, tables.get(name, {})) for name, cls in SECTIONS.items()
+    }
     algorithm = tables.get("algorithm", "fedavg")
     if not isinstance(algorithm, str | list):
-        raise UserError(f"algorithm = {algorithm!r} must be text like 'fedprox(mu=0.01)', or a list of tables.")
+        raise UserError(
+            f"algorithm = {algorithm!r} must be text like 'fedprox(mu=0.01)', or a list of tables."
+        )
     names.check_rules(algorithm)
     parts["seed"] = _typed("seed", tables.get("seed", 0), int)
     _check(parts["seed"], parts["data"], parts["model"], parts["train"], parts["run"])
@@ -243,13 +294,20 @@ def checked(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> tuple[str
 
 
 def _with_task(tables: dict[str, Any]) -> dict[str, Any]:
-    """The tables of a run whose task is made by a function: its data and model have the function's name."""
+    """The tables of a run whose task is made by a function: its data and model have the function's
+    name.
+    """
     task = _section("task", TaskFile, tables["task"])
     if not task.file:
         if task.options or task.function != TaskFile.function:
-            raise UserError("task.file is missing; give the path of a Python file, or the name of a module.")
+            raise UserError(
+                "task.file is missing; give the path of a Python file, or the name of a module."
+            )
         return tables
-    named = {"data": {"clients": 0, "name": f"{GIVEN}{Path(task.file).name}"}, "model": {"name": GIVEN + task.function}}
+    named = {
+        "data": {"clients": 0, "name": f"{GIVEN}{Path(task.file).name}"},
+        "model": {"name": GIVEN + task.function},
+    }
     for name, own in named.items():
         table = tables.get(name, {})
         given = table.get("name", GIVEN) if isinstance(table, Mapping) else GIVEN
@@ -259,7 +317,9 @@ def _with_task(tables: dict[str, Any]) -> dict[str, Any]:
                 "model; leave one out."
             )
         tables = (
-            updated(tables, {name: {**own, **table, "name": own["name"]}}) if isinstance(table, Mapping) else tables
+            updated(tables, {name: {**own, **table, "name": own["name"]}})
+            if isinstance(table, Mapping)
+            else tables
         )
     file = str(Path(task.file).expanduser().absolute()) if task.file.endswith(".py") else task.file
     return updated(tables, {"task.file": file})
@@ -293,15 +353,21 @@ def _check_values(tables: Mapping[str, Any]) -> None:
     while waiting:
         name, value, depth = waiting.pop()
         if depth > DEEP:
-            raise UserError(f"{name.partition('.')[0]} nests tables or lists too deep; {DEEP} levels are allowed.")
+            raise UserError(
+                f"{name.partition('.')[0]} nests tables or lists too deep; {DEEP} levels are allowed."
+            )
         if isinstance(value, str) and "\0" in value:
             raise UserError(f"{name} = {value!r} contains a NUL character; remove it.")
         if isinstance(value, str) and not _is_utf8(f"{name}{value}"):
-            raise UserError(f"{name} = {value!r} is not valid UTF-8, in which config.toml is written; rename it.")
+            raise UserError(
+                f"{name} = {value!r} is not valid UTF-8, in which config.toml is written; rename it."
+            )
         if isinstance(value, datetime.date | datetime.time):
             raise UserError(f'{name} = {value} is a date or time; write it as text, "{value}".')
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise UserError(f"{name} = {shown(value)} is too large; whole numbers go up to 2^63 - 1.")
+            raise UserError(
+                f"{name} = {shown(value)} is too large; whole numbers go up to 2^63 - 1."
+            )
         if isinstance(value, Mapping):
             waiting += [(f"{name}.{key}", each, depth + 1) for key, each in value.items()]
         elif isinstance(value, list):
@@ -309,7 +375,9 @@ def _check_values(tables: Mapping[str, Any]) -> None:
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether text can be written to a file; of other bytes in an argument, Python makes surrogates."""
+    """Whether text can be written to a file; of other bytes in an argument, Python makes
+    surrogates.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -372,7 +440,9 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         raise UserError(f"{name} = {value!r} must be true, false or 'auto'.")
     if get_origin(hint) is Mapping:
         if not isinstance(value, Mapping):
-            raise UserError(f"{name} = {value!r} must be a section: write [{name}] and its keys below.")
+            raise UserError(
+                f"{name} = {value!r} must be a section: write [{name}] and its keys below."
+            )
         return dict(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -427,7 +497,11 @@ def _plain(value: Any) -> bytes:
 
 def dump(nested: Mapping[str, Any], prefix: str = "") -> str:
     """Tables as TOML: plain values first, then the sections."""
-    lines = [f"{_key(key)} = {_toml(value)}" for key, value in nested.items() if not isinstance(value, Mapping)]
+    lines = [
+        f"{_key(key)} = {_toml(value)}"
+        for key, value in nested.items()
+        if not isinstance(value, Mapping)
+    ]
     for name, section in nested.items():
         if isinstance(section, Mapping):
             home = f"{prefix}{_key(name)}"

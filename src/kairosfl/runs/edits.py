@@ -24,7 +24,12 @@ HARMLESS = frozenset(
         "allow",
     )
 )
-AUTOMATIC = {"engine": "auto", "device": "auto", "precision": "auto", "threads": 0}  # [run]: keep the earlier decision
+AUTOMATIC = {
+    "engine": "auto",
+    "device": "auto",
+    "precision": "auto",
+    "threads": 0,
+}  # [run]: keep the earlier decision
 
 
 @dataclass(frozen=True)
@@ -42,12 +47,18 @@ class Edit:
 def pinned(config: RunConfig, begun: Mapping[str, Any]) -> RunConfig:
     """The configuration with automatic choices as they were made when the run began."""
     run = config.run
-    open_ = {key for key, value in AUTOMATIC.items() if getattr(run, key) == value and f"run.{key}" in begun}
+    open_ = {
+        key
+        for key, value in AUTOMATIC.items()
+        if getattr(run, key) == value and f"run.{key}" in begun
+    }
     return replace(config, run=replace(run, **{key: begun[f"run.{key}"] for key in open_}))
 
 
 def edits(config: RunConfig, begun: Mapping[str, Any]) -> list[Edit]:
-    """Every key in which a configuration differs from what the run began with (dotted keys, JSON values)."""
+    """Every key in which a configuration differs from what the run began with (dotted keys, JSON
+    values).
+    """
     now = flat(config)
     default = flat(RunConfig())  # for keys that did not exist when the run began
     keys = [*now, *(key for key in begun if key not in now)]
@@ -58,7 +69,8 @@ def edits(config: RunConfig, begun: Mapping[str, Any]) -> list[Edit]:
 def harmful(config: RunConfig, begun: Mapping[str, Any]) -> list[str]:
     """In words, the edits with which the remaining rounds would give other numbers.
 
-    Slots are an exception: they may change the last digits, but a run that ran out of memory needs fewer to resume.
+    Slots are an exception: they may change the last digits, but a run that ran out of memory needs
+    fewer to resume.
     """
     counting = [rule.name() for rule in config.algorithm.rules if rule.reads_rounds]
     counting += ["the cosine"] if config.train.schedule == "cosine" else []
@@ -67,7 +79,9 @@ def harmful(config: RunConfig, begun: Mapping[str, Any]) -> list[str]:
         if edit.key == "train.rounds" and counting:
             depend = "depends" if len(counting) == 1 else "depend"
             found.append(f"{edit}, on which {' and '.join(counting)} {depend}")
-        elif edit.key not in {*HARMLESS, "train.rounds"} and (edit.key != "run.slots" or config.run.deterministic):
+        elif edit.key not in {*HARMLESS, "train.rounds"} and (
+            edit.key != "run.slots" or config.run.deterministic
+        ):
             found.append(str(edit))
     return found
 

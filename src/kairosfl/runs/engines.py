@@ -23,14 +23,17 @@ if TYPE_CHECKING:
     from kairosfl.engines.batched import Batched
 
 DEVICES = ("cpu", "cuda")
-SMALL = 1 << 22  # parameters times samples in a batch below which a second thread costs more than it gains
+SMALL = (
+    1 << 22
+)  # parameters times samples in a batch below which a second thread costs more than it gains
 
 
 def resolve_engine(config: RunConfig, task: Task) -> tuple[RunConfig, str]:
-    """The configuration with `auto` replaced by what suits task and machine, and the reason if the engine was `auto`.
+    """The configuration with `auto` replaced by what suits task and machine, and the reason if the
+    engine was `auto`.
 
-    Refuses what does not fit together. The engine depends only on the configuration and the kind of device, so that a
-    run started twice uses the same one.
+    Refuses what does not fit together. The engine depends only on the configuration and the kind of
+    device, so that a run started twice uses the same one.
     """
     fits.check(config, task)
     device = config.run.device
@@ -52,7 +55,9 @@ def resolve_engine(config: RunConfig, task: Task) -> tuple[RunConfig, str]:
         engine, because = pick(task, config.train, torch.device(device))
     if precision == "auto":
         precision = "tf32" if device.startswith("cuda") and engine == "batched" else "float32"
-    resolved = replace(config.run, device=device, engine=engine, precision=precision, threads=threads)
+    resolved = replace(
+        config.run, device=device, engine=engine, precision=precision, threads=threads
+    )
     return replace(config, run=resolved), because
 
 
@@ -61,15 +66,20 @@ def largest(config: RunConfig, task: Task) -> int:
     return config.algorithm.largest_cohort(config.train.cohort, len(task.clients))
 
 
-def build_engine(config: RunConfig, task: Task, cohorts: Sequence[int] = (), because: str = "") -> Engine:
+def build_engine(
+    config: RunConfig, task: Task, cohorts: Sequence[int] = (), because: str = ""
+) -> Engine:
     """The engine that a resolved configuration names; sets torch's number of threads.
 
-    `cohorts` are the largest cohorts of the runs that use it, by default of this run; `because` is why it was chosen.
+    `cohorts` are the largest cohorts of the runs that use it, by default of this run; `because` is
+    why it was chosen.
     """
     torch.set_num_threads(config.run.threads)
     engine = _engine(config, task, cohorts)
     if because:
-        engine.why = f"{engine.why}; chosen because {because}" if engine.why else f"chosen because {because}"
+        engine.why = (
+            f"{engine.why}; chosen because {because}" if engine.why else f"chosen because {because}"
+        )
     return engine
 
 
@@ -102,11 +112,15 @@ def _engine(config: RunConfig, task: Task, cohorts: Sequence[int]) -> Engine:
 def method(config: RunConfig, engine: Engine) -> str:
     """How a resolved configuration is run, in one line."""
     run = config.run
-    return f"engine {run.engine} on {run.device}, {run.precision}" + (f": {engine.why}" if engine.why else "")
+    return f"engine {run.engine} on {run.device}, {run.precision}" + (
+        f": {engine.why}" if engine.why else ""
+    )
 
 
 class SharedEngine(Evaluator):
-    """One run's view of an engine that it shares: its own clients and start, the engine's model and test set."""
+    """One run's view of an engine that it shares: its own clients and start, the engine's model and
+    test set.
+    """
 
     def __init__(self, engine: Batched, task: Task) -> None:
         super().__init__(task, engine.device, engine.predict, engine.test)
@@ -122,4 +136,6 @@ class SharedEngine(Evaluator):
 
     def train(self, briefs: Briefs) -> Reports:
         """Never called: the sweep submits the briefs of all runs together."""
-        raise UserError("A run on a shared engine trains together with the others; use Batched.submit.")
+        raise UserError(
+            "A run on a shared engine trains together with the others; use Batched.submit."
+        )

@@ -1,4 +1,6 @@
-"""An experiment: from a configuration to a task, an engine and a run folder that survives interruptions."""
+"""An experiment: from a configuration to a task, an engine and a run folder that survives
+interruptions.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def _load(name: str, validation: float, normalise: bool, options: str) -> DataSe
     return held_out(dataset, validation) if validation else dataset
 
 
-_NOISED: dict[str, tuple[DataSet, DataSet]] = {}  # the last one, as the runs of a sweep share it too
+_NOISED: dict[
+    str, tuple[DataSet, DataSet]
+] = {}  # the last one, as the runs of a sweep share it too
 
 
 def _noisy(dataset: DataSet, clients: Population, noise: float, seed: int) -> DataSet:
@@ -102,7 +106,9 @@ def divide(config: RunConfig, dataset: DataSet) -> Population:
 
 
 def build_task(config: RunConfig, client: int | None = None) -> Task:
-    """The data, the clients and the model that a configuration names; `client`: a device that has only its own data."""
+    """The data, the clients and the model that a configuration names; `client`: a device that has
+    only its own data.
+    """
     with within_memory():
         task = taskfile.build(config, divide, client) if config.task.file else _build_task(config)
     if not len(task.dataset.test) and client is None:
@@ -118,7 +124,9 @@ def _build_task(config: RunConfig) -> Task:
     chosen = dict(config.model.options)
     if dataset.vocabulary and "vocabulary" in models.options(config.model.name):
         chosen.setdefault("vocabulary", dataset.vocabulary)
-    model = models.build(config.model.name, shape=dataset.shape, classes=dataset.outputs, seed=config.seed, **chosen)
+    model = models.build(
+        config.model.name, shape=dataset.shape, classes=dataset.outputs, seed=config.seed, **chosen
+    )
     return Task(model, dataset, clients, augment=config.data.augmentation())
 
 
@@ -135,9 +143,9 @@ def record(
 ) -> RecordedRun:
     """A run that is recorded in a folder: yields briefs, is sent reports, returns the summary.
 
-    It writes a line of metrics after every round, and checkpoints as `run.checkpoint_every` says and when closed.
-    `start` replaces the engine's initial model. `watch` is called with the metrics and the vector of every round, and
-    ends the run by returning False.
+    It writes a line of metrics after every round, and checkpoints as `run.checkpoint_every` says
+    and when closed. `start` replaces the engine's initial model. `watch` is called with the metrics
+    and the vector of every round, and ends the run by returning False.
     """
     folder.tidy()
     x = engine.start()
@@ -173,7 +181,9 @@ def record(
     settings, about = flatten(tables(config)), read_json(folder.path / "run.json")
     tracked = [TRACKERS[name](folder.path, settings, run.round) for name in config.run.track]
     listeners: list[Notify] = [*([notify] if notify else []), *tracked]
-    rounds_done = _record_rounds(config, task, engine, folder, setup, run, checkpoints, listeners, watch)
+    rounds_done = _record_rounds(
+        config, task, engine, folder, setup, run, checkpoints, listeners, watch
+    )
     del run
     try:
         with within_memory():
@@ -201,7 +211,9 @@ def _record_rounds(
     listeners: list[Notify],
     watch: Watch | None,
 ) -> Generator[Briefs, Reports, tuple[int, dict[str, Any]]]:
-    """The rounds of a run, each recorded before the next one's reports; returns how many, and what the rules say."""
+    """The rounds of a run, each recorded before the next one's reports; returns how many, and what
+    the rules say.
+    """
     note = {"algorithm": str(config.algorithm), "detector": config.run.detector}
     saved, chosen, recording = run.round, len(engine.choices.made), False
     clients_file, metrics_file = folder.path / "clients.jsonl", folder.path / "metrics.jsonl"
@@ -232,19 +244,27 @@ def _record_rounds(
                 if begin and briefs is not None:
                     begin(briefs)  # it trains while this round is evaluated and recorded
                 outcome = result(run, setup)
-                scores = engine.evaluate(outcome) if last or run.round % config.run.eval_every == 0 else None
+                scores = (
+                    engine.evaluate(outcome)
+                    if last or run.round % config.run.eval_every == 0
+                    else None
+                )
                 whole = scores is not None and measures_clients(config, task, last=last)
                 own = engine.evaluate_clients(outcome) if whole else None
                 plain = engine.evaluate(run.x) if scores and outcome is not run.x else None
                 row = recorded(run, setup) | metrics.from_elsewhere(run)
                 row |= metrics.row(run, task, scores, own, time.perf_counter() - began, plain)
-                row["samples"] = run.record.reports.samples(told) if run.record and run.record.reports else 0
+                row["samples"] = (
+                    run.record.reports.samples(told) if run.record and run.record.reports else 0
+                )
                 cosines = run.round in config.run.cosines
                 folder.check_lock()
                 if run.round > first:
                     folder.check_records(clients_file.name)
                     folder.check_records(metrics_file.name)
-                append_json(clients_file, metrics.clients_row(run, task, own, scores, cosines=cosines))
+                append_json(
+                    clients_file, metrics.clients_row(run, task, own, scores, cosines=cosines)
+                )
                 append_json(metrics_file, row)
                 _log_rejections(run, setup, folder)
                 for listen in listeners:
@@ -252,7 +272,11 @@ def _record_rounds(
                 if len(engine.choices.made) > chosen:
                     chosen = len(engine.choices.made)
                     folder.choose(engine.choices.made, run.round)
-                if last or checkpoints.due(run.round, config.run.checkpoint_every) or run.idle >= IDLE_LIMIT:
+                if (
+                    last
+                    or checkpoints.due(run.round, config.run.checkpoint_every)
+                    or run.idle >= IDLE_LIMIT
+                ):
                     keep()
                 if _failed(run, last=last):
                     raise UserError(_idle(run))
@@ -281,7 +305,9 @@ def _log_rejections(run: Run, setup: Setup, folder: Folder) -> None:
     for client, reason in run.record.rejected if run.record else ():
         folder.log(f"round {run.round}: client {client} does not count: {reason}")
     if run.idle:
-        folder.log(f"round {run.round}: no good report" + ("" if moves else ", the model does not change"))
+        folder.log(
+            f"round {run.round}: no good report" + ("" if moves else ", the model does not change")
+        )
 
 
 def _flicker(setup: Setup, rows: list[dict[str, Any]]) -> list[str]:
@@ -306,7 +332,9 @@ def _failed(run: Run, *, last: bool) -> bool:
 def _idle(run: Run) -> str:
     why = "log.txt says why"  # of a run that was continued
     if run.record:
-        why = f"last reason: {run.record.rejected[-1][1] if run.record.rejected else 'none reported'}"
+        why = (
+            f"last reason: {run.record.rejected[-1][1] if run.record.rejected else 'none reported'}"
+        )
     return (
         f"{counted(run.idle, 'round')} in a row had no good report ({why}); the model is as after round "
         f"{run.round - run.idle}. Lower train.lr or train.weight_decay, see whether the loss is finite, or fix the "
@@ -361,9 +389,16 @@ def execute(recorded: RecordedRun, engine: Engine) -> dict[str, Any]:
 
 
 def start(
-    config: RunConfig, path: Path, *, command: str = "", notify: Notify | None = None, say: Say = silent
+    config: RunConfig,
+    path: Path,
+    *,
+    command: str = "",
+    notify: Notify | None = None,
+    say: Say = silent,
 ) -> dict[str, Any]:
-    """Run a configuration in a new folder; returns the summary. `say` is called with a line on how it is run."""
+    """Run a configuration in a new folder; returns the summary. `say` is called with a line on how
+    it is run.
+    """
     folder = Folder(path, say)
     folder.check_free()
     task = build_task(config)
@@ -379,13 +414,19 @@ def start(
         return summary | _ceiling(config, task, folder, summary)
 
 
-def _ceiling(config: RunConfig, task: Task, folder: Folder, summary: dict[str, Any]) -> dict[str, Any]:
-    """Which share of the device's ceiling a finished run reached, added to its summary; empty if not measured."""
+def _ceiling(
+    config: RunConfig, task: Task, folder: Folder, summary: dict[str, Any]
+) -> dict[str, Any]:
+    """Which share of the device's ceiling a finished run reached, added to its summary; empty if
+    not measured.
+    """
     from kairosfl.bench import of_the_ceiling
 
     if config.run.engine not in ("loop", "batched"):
         return {}
-    share = of_the_ceiling(task, config.train, torch.device(config.run.device), config.run.precision, summary)
+    share = of_the_ceiling(
+        task, config.train, torch.device(config.run.device), config.run.precision, summary
+    )
     if share is None:
         return {}
     with suppress(UserError):  # the disk may be full
@@ -421,7 +462,9 @@ def reopen(
     notify: Notify | None = None,
     watch: Watch | None = None,
 ) -> RecordedRun:
-    """A recorded run that was stopped, from its last intact checkpoint, or from the start if it has none."""
+    """A recorded run that was stopped, from its last intact checkpoint, or from the start if it has
+    none.
+    """
     folder.check_lock()
     folder.check_places()
     if folder.begun():
@@ -434,7 +477,9 @@ def reopen(
 
 
 def given(key: str, folder: str) -> tuple[Tensor | None, dict[str, Any]]:
-    """The model of the run folder that a key names, and its origin for `run.json`; None if the key is empty."""
+    """The model of the run folder that a key names, and its origin for `run.json`; None if the key
+    is empty.
+    """
     if not folder:
         return None, {}
     Folder(Path(folder)).check_start(key)

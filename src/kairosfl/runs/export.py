@@ -32,8 +32,9 @@ from kairosfl.tasks.tree import Tree, leaves
 def load(folder: str | PathLike[str], model: nn.Module | None = None) -> nn.Module:
     """The trained model of a run, on the CPU and in evaluation mode.
 
-    It is the model of the newest intact checkpoint with `result` of the rules applied: what the run evaluates. It takes
-    inputs as clients train on them, so uint8 images need `kairosfl.tasks.prepare.prepare` first.
+    It is the model of the newest intact checkpoint with `result` of the rules applied: what the run
+    evaluates. It takes inputs as clients train on them, so uint8 images need
+    `kairosfl.tasks.prepare.prepare` first.
 
     Args:
         folder: A run folder, as `kairosfl run` writes it.
@@ -53,26 +54,34 @@ def load(folder: str | PathLike[str], model: nn.Module | None = None) -> nn.Modu
     return trained
 
 
-def export(folder: Path, out: Path | None = None, *, force: bool = False, onnx: bool = False) -> Path:
+def export(
+    folder: Path, out: Path | None = None, *, force: bool = False, onnx: bool = False
+) -> Path:
     """Write the trained model of a run for other programs; returns what was written.
 
     Args:
         folder: A run folder whose model and data are built by name or by a task file.
-        out: The file, with the model's own names as safetensors, or as ONNX if it ends in ".onnx". For a model with
-            peft's adapters, any other name is a directory, which gets the adapters alone, in peft's format. By default
-            "adapter" for such a model, or else "model.safetensors" or "model.onnx".
+        out: The file, with the model's own names as safetensors, or as ONNX if it ends in ".onnx".
+            For a model with peft's adapters, any other name is a directory, which gets the adapters
+            alone, in peft's format. By default "adapter" for such a model, or else
+            "model.safetensors" or "model.onnx".
         force: Whether to overwrite it.
-        onnx: Whether to write ONNX; the first dimension of inputs and outputs, the batch, may have any length.
+        onnx: Whether to write ONNX; the first dimension of inputs and outputs, the batch, may have
+        any length.
     """
     config = _config(folder)
     task = _task(folder, config)
     model = _trained(folder, config, task.model)
     if out is None:
-        out = Path("model.onnx" if onnx else "adapter" if has_adapters(model) else "model.safetensors")
+        out = Path(
+            "model.onnx" if onnx else "adapter" if has_adapters(model) else "model.safetensors"
+        )
     onnx = onnx or out.suffix == ".onnx"
     apart = has_adapters(model) and not onnx and out.suffix != ".safetensors"
     if out.is_dir() and not apart:
-        raise UserError(f"{out} is a directory; give the name of a file, such as {out / 'model.safetensors'}.")
+        raise UserError(
+            f"{out} is a directory; give the name of a file, such as {out / 'model.safetensors'}."
+        )
     ending = ".onnx" if onnx else ".safetensors"
     if out.suffix != ending and not apart:
         raise UserError(f"{out} must end in {ending!r}{'' if onnx else ', or in .onnx for ONNX'}.")
@@ -88,14 +97,19 @@ def export(folder: Path, out: Path | None = None, *, force: bool = False, onnx: 
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether peft made adapters in the model, as `get_peft_model` or transformers' `add_adapter` does."""
+    """Whether peft made adapters in the model, as `get_peft_model` or transformers' `add_adapter`
+    does.
+    """
     return bool(getattr(model, "peft_config", None)) and hasattr(model, "save_pretrained")
 
 
 def save_state(model: nn.Module, out: Path) -> None:
     """Write the whole state as safetensors, with the model's own names."""
-    # Tied weights are one tensor with several names, of which safetensors would refuse all but one: each is copied.
-    whole = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
+    # Tied weights are one tensor with several names, of which safetensors would refuse all but one:
+    # each is copied.
+    whole = {
+        name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()
+    }
     write(out, lambda path: save_file(whole, path, {"format": "pt"}))
 
 
@@ -107,21 +121,34 @@ def beyond_adapters(model: nn.Module) -> list[str]:
     kept = {
         tensor.data_ptr()
         for name in names
-        for tensor in get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False).values()
+        for tensor in get_peft_model_state_dict(
+            model, adapter_name=name, save_embedding_layers=False
+        ).values()
     }
-    return [name for name, parameter in vector.trained(model).items() if parameter.data_ptr() not in kept]
+    return [
+        name
+        for name, parameter in vector.trained(model).items()
+        if parameter.data_ptr() not in kept
+    ]
 
 
 def save_adapters(model: nn.Module, out: Path) -> None:
-    """Write the adapters alone to a directory, from which `peft.PeftModel.from_pretrained` reads them."""
+    """Write the adapters alone to a directory, from which `peft.PeftModel.from_pretrained` reads
+    them.
+    """
     if left := beyond_adapters(model):
         raise UserError(
             f"peft's format holds adapters alone, but {left[0]!r} was trained as well; name it in modules_to_save, or "
             f"export the whole model to a file, such as {out.with_suffix('.safetensors')}."
         )
     save: Any = model.save_pretrained
-    # Embeddings are among the adapters or frozen; to find out by itself, peft would ask the Hub about the base model.
-    options = {"save_embedding_layers": False} if "save_embedding_layers" in signature(save).parameters else {}
+    # Embeddings are among the adapters or frozen; to find out by itself, peft would ask the Hub
+    # about the base model.
+    options = (
+        {"save_embedding_layers": False}
+        if "save_embedding_layers" in signature(save).parameters
+        else {}
+    )
     with tempfile.TemporaryDirectory() as made:
         save(made, **options)
         for file in sorted(path for path in Path(made).rglob("*") if path.is_file()):
@@ -135,7 +162,9 @@ def _config(path: Path) -> RunConfig:
     config = folder.config()
     folder.check_version()
     if folder.rounds_done() is None:
-        raise UserError(f"{path} has no checkpoint, so there is no model to load; start the run again.")
+        raise UserError(
+            f"{path} has no checkpoint, so there is no model to load; start the run again."
+        )
     return config
 
 
@@ -149,7 +178,9 @@ def _task(path: Path, config: RunConfig) -> Task:
     about, task = read_json(path / "run.json"), build_task(config)
     now = facts(task)
     # A Flower app may have a task of its own, of which the configuration knows nothing.
-    for name in now if about.get("engine") == "flower" else ("parameters", "layout_hash", "base_hash"):
+    for name in (
+        now if about.get("engine") == "flower" else ("parameters", "layout_hash", "base_hash")
+    ):
         if name in about and about[name] != now[name]:
             raise UserError(
                 f"{path} was not trained with what its config.toml builds now ({name} {about[name]!r} then, "
@@ -168,7 +199,11 @@ def _trained(path: Path, config: RunConfig, model: nn.Module) -> nn.Module:
         )
     clients = about.get("clients") or config.data.clients
     setup = Setup(
-        config.algorithm, config.train, clients, vector.layout_of(model), parse_detectors(config.run.detector)
+        config.algorithm,
+        config.train,
+        clients,
+        vector.layout_of(model),
+        parse_detectors(config.run.detector),
     )
     run, skipped = newest(path / "checkpoint", Run.start(x, setup, seed=config.seed))
     for line in skipped:
@@ -210,4 +245,6 @@ def _write_onnx(model: nn.Module, inputs: Tree, path: Path) -> None:
     except Exception as error:  # whatever the exporter does not support in this model
         cause = error.__cause__ or error  # the exporter's own message begins with advice
         reason = first_line(cause)
-        raise UserError(f"torch cannot write this model as ONNX ({reason}); leave out --onnx.") from error
+        raise UserError(
+            f"torch cannot write this model as ONNX ({reason}); leave out --onnx."
+        ) from error

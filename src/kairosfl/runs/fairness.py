@@ -1,4 +1,6 @@
-"""When a model is measured on every client's own data: on request, or after the last round where that is cheap."""
+"""When a model is measured on every client's own data: on request, or after the last round where
+that is cheap.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,9 @@ def recorded(folder: Path) -> Path:
     if file.is_file():
         return file
     if (folder / "sweep.json").exists():
-        raise UserError(f"{folder} is a sweep; continue it with the `kairosfl sweep` that began it.")
+        raise UserError(
+            f"{folder} is a sweep; continue it with the `kairosfl sweep` that began it."
+        )
     if not folder.exists():
         raise UserError(f"{folder} does not exist; give a run folder.")
     raise UserError(f"{folder} is not a run folder: it has no config.toml.")
@@ -35,8 +37,14 @@ def check_runs(folders: Sequence[Path]) -> None:
     """Refuse folders that do not exist, and a single one without a run."""
     for folder in folders:
         if not folder.exists():
-            raise UserError(f"{folder} does not exist; give a run folder or a folder of run folders.")
-    if len(folders) == 1 and not (folders[0] / "sweep.json").exists() and not any(folders[0].rglob("metrics.jsonl")):
+            raise UserError(
+                f"{folder} does not exist; give a run folder or a folder of run folders."
+            )
+    if (
+        len(folders) == 1
+        and not (folders[0] / "sweep.json").exists()
+        and not any(folders[0].rglob("metrics.jsonl"))
+    ):
         raise no_run(folders[0])
 
 
@@ -49,11 +57,14 @@ def no_run(folder: Path) -> UserError:
 
 
 def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
-    """Write a file atomically: text, bytes, or what a function writes to the temporary path it is given.
+    """Write a file atomically: text, bytes, or what a function writes to the temporary path it is
+    given.
 
     A link remains a link. A device or pipe, which cannot be replaced, is written to directly.
     """
-    target = Path(os.path.realpath(path)) if path.is_symlink() else path  # Path.resolve fails where links form a loop
+    target = (
+        Path(os.path.realpath(path)) if path.is_symlink() else path
+    )  # Path.resolve fails where links form a loop
     temporary = target.with_name(f".{target.name}.part")
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -71,7 +82,9 @@ def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"Cannot write {path}: {reason}; free the disk or choose another place.") from None
+        raise UserError(
+            f"Cannot write {path}: {reason}; free the disk or choose another place."
+        ) from None
     except BaseException:  # Ctrl-C
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -115,11 +128,15 @@ def append_json(path: Path, value: dict[str, Any]) -> None:
         with path.open("ab") as handle:
             handle.write(f"{_line(value)}\n".encode())
     except OSError as error:
-        raise UserError(f"Cannot write {path}: {error.strerror or error}; free the disk, then resume.") from None
+        raise UserError(
+            f"Cannot write {path}: {error.strerror or error}; free the disk, then resume."
+        ) from None
 
 
 def _line(value: dict[str, Any]) -> str:
-    """As JSON; going through all lists for numbers that JSON does not have takes longer than writing them."""
+    """As JSON; going through all lists for numbers that JSON does not have takes longer than
+    writing them.
+    """
     value = {key: plain(each) if isinstance(each, float) else each for key, each in value.items()}
     try:
         return _STRICT.encode(value)
@@ -132,8 +149,8 @@ def read_lines(
 ) -> Iterator[dict[str, Any]]:
     """The lines of a JSON Lines file that are objects with the number of a round.
 
-    Any other line, and one that lacks one of `needs` (a name and the type of its value), is skipped; `damaged` is
-    called with its number, counted from 1.
+    Any other line, and one that lacks one of `needs` (a name and the type of its value), is
+    skipped; `damaged` is called with its number, counted from 1.
     """
     for number, _, row in _lines(path, needs):
         if row is not None:
@@ -142,10 +159,16 @@ def read_lines(
             damaged(number)
 
 
-def cut_lines(path: Path, rounds: int, damaged: Callable[[int], None], needs: Needs = NOTHING) -> None:
-    """Drop the lines of rounds after `rounds`, and damaged ones. `damaged` is called for those that cost a round."""
+def cut_lines(
+    path: Path, rounds: int, damaged: Callable[[int], None], needs: Needs = NOTHING
+) -> None:
+    """Drop the lines of rounds after `rounds`, and damaged ones. `damaged` is called for those that
+    cost a round.
+    """
     kept: list[bytes] = []
-    doubtful: list[int] = []  # damaged if a round that is kept follows them; otherwise left by a killed process
+    doubtful: list[
+        int
+    ] = []  # damaged if a round that is kept follows them; otherwise left by a killed process
     last = 0
     for number, line, row in _lines(path, needs):
         if row is None or row["round"] > rounds:
@@ -162,7 +185,9 @@ def cut_lines(path: Path, rounds: int, damaged: Callable[[int], None], needs: Ne
 
 
 def _lines(path: Path, needs: Needs) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
-    """Number, text and content of each line that is not blank; the content is None if it is damaged."""
+    """Number, text and content of each line that is not blank; the content is None if it is
+    damaged.
+    """
     try:
         with path.open("rb") as handle:
             for number, line in enumerate(handle, 1):

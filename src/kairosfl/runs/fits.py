@@ -1,4 +1,6 @@
-"""Whether a task, a model and an algorithm fit together: checked once, before anything is trained or written."""
+"""Whether a task, a model and an algorithm fit together: checked once, before anything is trained
+or written.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,23 @@ from kairosfl.tasks.vector import trained
 
 
 def check(config: RunConfig, task: Task) -> None:
-    """Try model, loss and metrics on a few samples, and what the rules and detectors need beyond them.
+    """Try model, loss and metrics on a few samples, and what the rules and detectors need beyond
+    them.
 
     Raises:
         UserError: Names what does not fit, and the fix.
     """
-    if next(iter(trained(task.model).values())).is_meta:  # a deployed server keeps shapes only and trains nothing
+    if next(
+        iter(trained(task.model).values())
+    ).is_meta:  # a deployed server keeps shapes only and trains nothing
         return
     task.check()
     comparing = [rule.name() for rule in config.algorithm.rules if rule.needs_features]
     if comparing:
         task.check_features(" and ".join(comparing))
-    measured = {detector.measure for detector in parse_detectors(config.run.detector, config.run.allow)}
+    measured = {
+        detector.measure for detector in parse_detectors(config.run.detector, config.run.allow)
+    }
     if measured & {FISHER, FISHER_SAMPLED} and task.dataset.kind not in CLASSED:
         raise UserError(
             f"run.detector = {config.run.detector!r} measures the Fisher information of class probabilities, but data "

@@ -49,7 +49,9 @@ class Folder:
 
     path: Path
     say: Say = silent  # called with what the user should see immediately, in addition to the log
-    guard: Lock | None = None  # held while a run is recorded: the folder's own, or that of its sweep
+    guard: Lock | None = (
+        None  # held while a run is recorded: the folder's own, or that of its sweep
+    )
 
     @property
     def checkpoints(self) -> Path:
@@ -58,10 +60,14 @@ class Folder:
     def log(self, line: str) -> None:
         """Append a line to the log."""
         try:
-            with (self.path / "log.txt").open("a", encoding="utf-8", errors="backslashreplace") as handle:
+            with (self.path / "log.txt").open(
+                "a", encoding="utf-8", errors="backslashreplace"
+            ) as handle:
                 handle.write(line + "\n")
         except OSError as error:
-            raise UserError(f"Cannot write {self.path / 'log.txt'}: {error.strerror}; free the disk.") from None
+            raise UserError(
+                f"Cannot write {self.path / 'log.txt'}: {error.strerror}; free the disk."
+            ) from None
 
     def warn(self, line: str) -> None:
         """Append a line to the log and pass it to `say`."""
@@ -112,7 +118,9 @@ class Folder:
         self.describe(config, task, command, **more)
 
     def describe(self, config: RunConfig, task: Task, command: str, **more: Any) -> None:
-        """Record the run's configuration and environment; `more` is added to it, or replaces entries."""
+        """Record the run's configuration and environment; `more` is added to it, or replaces
+        entries.
+        """
         write_json(self.path / "run.json", describe(config, task, command) | more)
         write_json(self.path / "partition.json", metrics.partition_note(task))
 
@@ -120,13 +128,17 @@ class Folder:
         """Whether the run has finished and was not given more rounds since."""
         summary = self.summary()
         done = summary.get("rounds")
-        return done is not None and bool(summary.get("finished") or done >= self.config().train.rounds)
+        return done is not None and bool(
+            summary.get("finished") or done >= self.config().train.rounds
+        )
 
     def summary(self) -> dict[str, Any]:
         """The summary written at the end; empty if it is missing or damaged."""
         return read_json(self.path / "summary.json")
 
-    def summarise(self, rounds: int, ending: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
+    def summarise(
+        self, rounds: int, ending: Mapping[str, Any], about: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Write the summary of this many rounds, with what the rules said at the end.
 
         `about` is what `run.json` said when the run started: it is written again where it was lost.
@@ -150,13 +162,18 @@ class Folder:
 
     def rows(self, damaged: Callable[[int], None] | None = None) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl` that are intact."""
-        return list(read_lines(self.path / "metrics.jsonl", damaged, metrics.needed(self.main().name)))
+        return list(
+            read_lines(self.path / "metrics.jsonl", damaged, metrics.needed(self.main().name))
+        )
 
     def cut(self, rounds: int) -> None:
         """Drop the lines of rounds that will be trained again."""
         if rounds:
             self.check_records("metrics.jsonl")
-        for name, needs in (("metrics.jsonl", metrics.needed(self.main().name)), ("clients.jsonl", {})):
+        for name, needs in (
+            ("metrics.jsonl", metrics.needed(self.main().name)),
+            ("clients.jsonl", {}),
+        ):
             cut_lines(self.path / name, rounds, self._damaged(name), needs)
 
     def check_records(self, name: str) -> None:
@@ -166,25 +183,36 @@ class Folder:
 
     def _damaged(self, name: str) -> Callable[[int], None]:
         def damaged(number: int) -> None:
-            self.warn(f"line {number} of {self.path / name} is damaged: the records of its round are lost")
+            self.warn(
+                f"line {number} of {self.path / name} is damaged: the records of its round are lost"
+            )
 
         return damaged
 
     def begun(self) -> bool:
-        """Whether there is a checkpoint of a trained round; before that, a run may be edited freely."""
-        return any(path.name != f"checkpoint-{0:06d}.json" for path in self.checkpoints.glob("checkpoint-*.json"))
+        """Whether there is a checkpoint of a trained round; before that, a run may be edited
+        freely.
+        """
+        return any(
+            path.name != f"checkpoint-{0:06d}.json"
+            for path in self.checkpoints.glob("checkpoint-*.json")
+        )
 
     def rounds_done(self) -> int | None:
         """Rounds done in the newest checkpoint; None if there is none."""
         return rounds_done(self.checkpoints)
 
     def origin(self) -> dict[str, Any]:
-        """The configuration that the run began with, by dotted keys; empty if that was not recorded."""
+        """The configuration that the run began with, by dotted keys; empty if that was not
+        recorded.
+        """
         config = read_json(self.path / "run.json").get("config")
         return flatten(config) if isinstance(config, dict) and self.begun() else {}
 
     def config(self) -> RunConfig:
-        """The configuration to continue with: as recorded, with no edit that would change the results."""
+        """The configuration to continue with: as recorded, with no edit that would change the
+        results.
+        """
         file = recorded(self.path)
         origin = self.origin()
         config = pinned(load(file), origin)
@@ -216,7 +244,9 @@ class Folder:
     def check_start(self, key: str) -> None:
         """Refuse a folder without a model to start from, which a key names."""
         if self.rounds_done() is None:
-            raise UserError(f"{key} = {str(self.path)!r} is not a run folder with a checkpoint; name one.")
+            raise UserError(
+                f"{key} = {str(self.path)!r} is not a run folder with a checkpoint; name one."
+            )
         self.check_version()
 
     def check_rounds(self, config: RunConfig) -> None:
@@ -231,18 +261,31 @@ class Folder:
     def check_places(self) -> None:
         """Refuse a directory where a file will be written, before anything is changed."""
         more = () if self.begun() else ("partition.json",)
-        for name in ("metrics.jsonl", "clients.jsonl", "log.txt", "run.json", "summary.json", *more):
+        for name in (
+            "metrics.jsonl",
+            "clients.jsonl",
+            "log.txt",
+            "run.json",
+            "summary.json",
+            *more,
+        ):
             if (self.path / name).is_dir():
-                raise UserError(f"{self.path / name} is a directory, where a file is needed; move it away.")
+                raise UserError(
+                    f"{self.path / name} is a directory, where a file is needed; move it away."
+                )
 
     def check(self, config: RunConfig, task: Task) -> None:
-        """Before a run resumes: log what was edited, and refuse data or a model other than it began with."""
+        """Before a run resumes: log what was edited, and refuse data or a model other than it began
+        with.
+        """
         about, origin, now = read_json(self.path / "run.json"), self.origin(), facts(task)
         self.check_version()
         for name, value in now.items():
             if name in about and about[name] != value:
                 if name == "data_hashes":
-                    raise UserError(f"{self.path} cannot be resumed: {_changed(about[name], value)}")
+                    raise UserError(
+                        f"{self.path} cannot be resumed: {_changed(about[name], value)}"
+                    )
                 raise UserError(
                     f"{self.path} cannot be resumed: its {name.replace('_', ' ')} was {about[name]!r} and is {value!r} "
                     "now; restore the data and the model it began with."
@@ -253,26 +296,46 @@ class Folder:
         for edit in edits(config, origin) if origin else ():
             self.warn(f"continues with {edit}")
         if not origin:
-            self.warn(f"{self.path / 'run.json'} does not record what the run began with: config.toml is used as it is")
-            write_json(self.path / "run.json", describe(config, task, "") | about | {"config": tables(config)})
+            self.warn(
+                f"{self.path / 'run.json'} does not record what the run began with: config.toml is used as it is"
+            )
+            write_json(
+                self.path / "run.json",
+                describe(config, task, "") | about | {"config": tables(config)},
+            )
 
     def choices(self) -> dict[str, tuple[str, int]]:
-        """What the engine chose by measuring, and in which round; damaged entries are measured again."""
+        """What the engine chose by measuring, and in which round; damaged entries are measured
+        again.
+        """
         written = read_json(self.path / "choices.json")
-        pairs = {name: (e.get("choice"), e.get("round")) for name, e in written.items() if isinstance(e, dict)}
-        return {name: (c, r) for name, (c, r) in pairs.items() if isinstance(c, str) and isinstance(r, int)}
+        pairs = {
+            name: (e.get("choice"), e.get("round"))
+            for name, e in written.items()
+            if isinstance(e, dict)
+        }
+        return {
+            name: (c, r)
+            for name, (c, r) in pairs.items()
+            if isinstance(c, str) and isinstance(r, int)
+        }
 
     def choose(self, made: Mapping[str, str], round: int) -> None:
         """Record what the engine has chosen so far."""
         written = self.choices()
-        new = {name: {"choice": choice, "round": written.get(name, ("", round))[1]} for name, choice in made.items()}
+        new = {
+            name: {"choice": choice, "round": written.get(name, ("", round))[1]}
+            for name, choice in made.items()
+        }
         write_json(self.path / "choices.json", new)
 
 
 def _changed(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Which files of the data, or of the task, are not those that a run began with."""
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
-    shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    shown = ", ".join(names[:NAMED]) + (
+        f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    )
     return f"{shown} changed since it began; restore the data and the model it began with."
 
 
@@ -287,7 +350,8 @@ def facts(task: Task) -> dict[str, Any]:
         "population_hash": task.clients.hash(),
         "data_hashes": dict(task.dataset.hashes),
         "loss": getattr(task.loss, "__name__", type(task.loss).__name__),
-        "metrics": facts_of(task.measures) or [{"name": "loss", "better": "lower", "percent": False}],
+        "metrics": facts_of(task.measures)
+        or [{"name": "loss", "better": "lower", "percent": False}],
     }
 
 
@@ -297,7 +361,9 @@ def versions(config: RunConfig) -> dict[str, str]:
         "version": __version__,
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "device": torch.cuda.get_device_name() if config.run.device.startswith("cuda") else platform.machine(),
+        "device": torch.cuda.get_device_name()
+        if config.run.device.startswith("cuda")
+        else platform.machine(),
     }
 
 
@@ -323,14 +389,16 @@ def describe(config: RunConfig, task: Task, command: str) -> dict[str, Any]:
 
 
 def _git() -> str | None:
-    """The commit of the sources, with `-dirty` if they were edited since; KAIROSFL_COMMIT, if it is set, for a copy
-    without its repository."""
+    """The commit of the sources, with `-dirty` if they were edited since; KAIROSFL_COMMIT, if it is
+    set, for a copy without its repository."""
     if commit := os.environ.get("KAIROSFL_COMMIT"):
         return commit
     package = Path(__file__).parents[1]
     try:
         commit, edits = (
-            subprocess.run(["git", *words], cwd=package, capture_output=True, text=True, timeout=5, check=True).stdout
+            subprocess.run(
+                ["git", *words], cwd=package, capture_output=True, text=True, timeout=5, check=True
+            ).stdout
             for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--", "."))
         )
     except (OSError, subprocess.SubprocessError):

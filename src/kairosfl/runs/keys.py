@@ -12,7 +12,11 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as one, with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        flat |= (
+            flatten(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping)
+            else {f"{prefix}{key}": value}
+        )
     return flat
 
 
@@ -34,4 +38,7 @@ def updated(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def _copied(tables: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in tables.items()}
+    return {
+        key: _copied(value) if isinstance(value, Mapping) else value
+        for key, value in tables.items()
+    }

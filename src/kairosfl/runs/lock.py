@@ -23,7 +23,9 @@ ABOVE = 2  # levels between a run and its study, at most
 
 
 class Displaced(UserError):
-    """The lock of a folder was removed while this process held it: nothing more may be written there."""
+    """The lock of a folder was removed while this process held it: nothing more may be written
+    there.
+    """
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ class Lock:
 
 @contextmanager
 def lock(folder: Path, patience: float = 0.0) -> Iterator[Lock]:
-    """Lock a folder, waiting up to this many seconds. The lock ends with the process, however it ends."""
+    """Lock a folder, waiting up to this many seconds. The lock ends with the process, however it
+    ends.
+    """
     until = time.monotonic() + patience
     while True:
         with _open(folder) as file:
@@ -71,10 +75,15 @@ def lock(folder: Path, patience: float = 0.0) -> Iterator[Lock]:
 
 @contextmanager
 def within_study(folder: Path) -> Iterator[None]:
-    """Keep a sweep or a search from starting while one of its runs is continued alone, and the other way round."""
+    """Keep a sweep or a search from starting while one of its runs is continued alone, and the
+    other way round.
+    """
     with ExitStack() as files:
         for parent in folder.absolute().parents[:ABOVE]:
-            if not any((parent / name).is_file() for name in STUDIES) or not (parent / NAME).is_file():
+            if (
+                not any((parent / name).is_file() for name in STUDIES)
+                or not (parent / NAME).is_file()
+            ):
                 continue
             with suppress(PermissionError):
                 file = files.enter_context((parent / NAME).open("ab"))
@@ -100,7 +109,9 @@ def _open(folder: Path) -> BinaryIO:
         folder.mkdir(parents=True, exist_ok=True)
         return (folder / NAME).open("ab")
     except OSError as error:
-        raise UserError(f"Cannot write into {folder}: {error.strerror}; choose another place.") from None
+        raise UserError(
+            f"Cannot write into {folder}: {error.strerror}; choose another place."
+        ) from None
 
 
 def _taken(file: BinaryIO, *, shared: bool = False) -> bool:

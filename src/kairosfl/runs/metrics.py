@@ -30,7 +30,9 @@ def row(
     seconds: float,
     plain: Scores | None = None,
 ) -> dict[str, Any]:
-    """One line of metrics.jsonl; `plain` are the scores of the model itself, where the result is another vector."""
+    """One line of metrics.jsonl; `plain` are the scores of the model itself, where the result is
+    another vector.
+    """
     record, signals = run.record, run.signals
     assert record is not None
     reports = record.reports
@@ -59,7 +61,9 @@ def row(
         "fisher_seconds": _all(reports, "fisher_seconds", sum),
         "fisher_bytes": _all(reports, "fisher_bytes", max) or None,
         f"client_{main}_mean": float(np.nanmean(own)) if own is not None else None,
-        f"client_{main}_worst": worst_tenth(own, higher=is_higher(metric)) if own is not None else None,
+        f"client_{main}_worst": worst_tenth(own, higher=is_higher(metric))
+        if own is not None
+        else None,
         "seconds": seconds,
         **({f"plain_{main}": plain.main} if plain else {}),
     }
@@ -89,13 +93,22 @@ def worst_tenth(values: np.ndarray, *, higher: bool = True) -> float:
 
 
 def clients_row(
-    run: Run, task: Task, own: np.ndarray | None, scores: Scores | None = None, *, cosines: bool = False
+    run: Run,
+    task: Task,
+    own: np.ndarray | None,
+    scores: Scores | None = None,
+    *,
+    cosines: bool = False,
 ) -> dict[str, Any]:
     """One line of clients.jsonl; `own` is the main metric of every client, if requested."""
     record = run.record
     assert record is not None
     reports = record.reports
-    line: dict[str, Any] = {"round": run.round, "ids": record.ids.tolist(), "rejected": list(record.rejected)}
+    line: dict[str, Any] = {
+        "round": run.round,
+        "ids": record.ids.tolist(),
+        "rejected": list(record.rejected),
+    }
     if own is not None:
         quantiles = np.nanquantile(own, np.linspace(0, 1, QUANTILES)).tolist()
         line[f"{task.main[0]}_quantiles"] = [float(f"{value:.4g}") for value in quantiles]
@@ -105,7 +118,9 @@ def clients_row(
         return line
     if cosines:
         line["cosines"] = np.round(cosine_matrix(reports.delta).double().cpu().numpy(), 4).tolist()
-    score = next((found for name in AFTER + BEFORE if (found := getattr(reports, name)) is not None), None)
+    score = next(
+        (found for name in AFTER + BEFORE if (found := getattr(reports, name)) is not None), None
+    )
     return line | {
         "n": reports.n.tolist(),
         "weights": record.weights.tolist(),
@@ -119,7 +134,9 @@ def clients_row(
 
 
 def _by_class(confusion: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """The accuracy of every class, None for one without samples, and for few classes who is taken for whom."""
+    """The accuracy of every class, None for one without samples, and for few classes who is taken
+    for whom.
+    """
     right = [row[i] / sum(row) if sum(row) else None for i, row in enumerate(confusion)]
     accuracy = [None if share is None else float(f"{share:.4g}") for share in right]
     counts = [list(row[:-1]) for row in confusion] if len(confusion) <= CONFUSED_CLASSES else None
@@ -131,7 +148,11 @@ def _lambda(run: Run) -> dict[str, float] | None:
     for slot, table in zip(run.states, run.tables, strict=True):
         if "lambda" in slot and len(slot["lambda"]) == len(table):
             values = slot["lambda"].tolist()
-            return {str(client): value for client, value in zip(table.ids, values, strict=True) if value > 1e-6}
+            return {
+                str(client): value
+                for client, value in zip(table.ids, values, strict=True)
+                if value > 1e-6
+            }
     return None
 
 
@@ -142,7 +163,11 @@ def partition_note(task: Task) -> dict[str, Any]:
     if labels is not None and len(clients) <= PICTURED_CLIENTS and dataset.classes <= 1000:
         owner = np.repeat(np.arange(len(clients)), clients.sizes)
         pairs = owner * dataset.classes + labels[clients.order]
-        counts = np.bincount(pairs, minlength=len(clients) * dataset.classes).reshape(len(clients), -1).tolist()
+        counts = (
+            np.bincount(pairs, minlength=len(clients) * dataset.classes)
+            .reshape(len(clients), -1)
+            .tolist()
+        )
     return {
         "clients": len(clients),
         "classes": dataset.classes,
@@ -152,9 +177,20 @@ def partition_note(task: Task) -> dict[str, Any]:
     }
 
 
-# The columns of metrics.jsonl that a summary needs besides the main metric; a line without one of them is damaged.
+# The columns of metrics.jsonl that a summary needs besides the main metric; a line without one of
+# them is damaged.
 NEEDED: dict[str, Any] = dict.fromkeys(("loss", "elud"), int | float | None) | dict.fromkeys(
-    ("cohort", "rejected", "critical", "epochs_total", "steps", "bytes_down", "bytes_up", "seconds"), int | float
+    (
+        "cohort",
+        "rejected",
+        "critical",
+        "epochs_total",
+        "steps",
+        "bytes_down",
+        "bytes_up",
+        "seconds",
+    ),
+    int | float,
 )
 
 
@@ -168,7 +204,9 @@ def scored_rows(rows: list[dict[str, Any]], main: str) -> list[dict[str, Any]]:
     return [row for row in rows if row.get("evaluated", row[main] is not None)]
 
 
-def summary(rows: list[dict[str, Any]], rounds: int, main: str = "accuracy", higher: bool = True) -> dict[str, Any]:
+def summary(
+    rows: list[dict[str, Any]], rounds: int, main: str = "accuracy", higher: bool = True
+) -> dict[str, Any]:
     """The summary of a run of this many rounds, from the lines of metrics that exist."""
     rows = [row for row in rows if row["round"] <= rounds]
     written = {row["round"] for row in rows}
@@ -188,7 +226,11 @@ def summary(rows: list[dict[str, Any]], rounds: int, main: str = "accuracy", hig
         "best_round": best["round"] if best else None,
         f"last_tenth_{main}": float(np.mean(tenth)) if tenth and None not in tenth else None,
         # Of the model itself, where a rule makes another vector the result.
-        **({f"plain_{main}": plain[-1], f"plain_last_tenth_{main}": _mean(final_tenth(plain))} if apart else {}),
+        **(
+            {f"plain_{main}": plain[-1], f"plain_last_tenth_{main}": _mean(final_tenth(plain))}
+            if apart
+            else {}
+        ),
         "bytes_down": sum(row["bytes_down"] for row in rows),
         "bytes_up": sum(row["bytes_up"] for row in rows),
         "average_cohort": float(np.mean([row["cohort"] for row in rows])) if rows else None,
@@ -204,7 +246,9 @@ def summary(rows: list[dict[str, Any]], rounds: int, main: str = "accuracy", hig
 
 
 def _rate(rows: list[dict[str, Any]]) -> float | None:
-    """Samples trained on in a second of the rounds, evaluation included; None where that was not recorded."""
+    """Samples trained on in a second of the rounds, evaluation included; None where that was not
+    recorded.
+    """
     seconds = sum(row["seconds"] for row in rows)
     known = [row["samples"] for row in rows if isinstance(row.get("samples"), int)]
     return sum(known) / seconds if seconds and len(known) == len(rows) else None
@@ -212,7 +256,9 @@ def _rate(rows: list[dict[str, Any]]) -> float | None:
 
 def judged(marks: list[tuple[int, bool]]) -> str:
     """Whether the detector's answers, by round, make one period or flicker."""
-    starts = [i for i, (_, critical) in enumerate(marks) if critical and not (i and marks[i - 1][1])]
+    starts = [
+        i for i, (_, critical) in enumerate(marks) if critical and not (i and marks[i - 1][1])
+    ]
     if not starts:
         return "no critical period"
     if all(critical for _, critical in marks):
@@ -220,8 +266,13 @@ def judged(marks: list[tuple[int, bool]]) -> str:
     if len(starts) > 2:
         switched = sum(a != b for (_, a), (_, b) in itertools.pairwise(marks))
         return f"switched {switched} times in {len(marks)} rounds: {FLICKER}"
-    ends = [next((i for i in range(start, len(marks)) if not marks[i][1]), len(marks)) - 1 for start in starts]
-    spans = " and ".join(f"{marks[a][0]} to {marks[b][0]}" for a, b in zip(starts, ends, strict=True))
+    ends = [
+        next((i for i in range(start, len(marks)) if not marks[i][1]), len(marks)) - 1
+        for start in starts
+    ]
+    spans = " and ".join(
+        f"{marks[a][0]} to {marks[b][0]}" for a, b in zip(starts, ends, strict=True)
+    )
     return f"critical in rounds {spans}: {'one period' if len(starts) == 1 else 'two periods'}"
 
 

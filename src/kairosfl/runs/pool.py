@@ -1,7 +1,8 @@
-"""Recorded runs that train together: on one batched engine side by side, on any other one after another.
+"""Recorded runs that train together: on one batched engine side by side, on any other one after
+another.
 
-Runs are added at any time, also while others train. `advance` does a piece of work and yields the runs that ended in
-it, each with its summary or with the error that stopped it.
+Runs are added at any time, also while others train. `advance` does a piece of work and yields the
+runs that ended in it, each with its summary or with the error that stopped it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Pending:
         data, run = self.config.data, self.config.run
         threads = run.threads if run.device == "cpu" else None
         engine = [threads, *(getattr(run, name) for name in ENGINE)]
-        noised = (data, experiment.partition_seed(self.config)) if data.noise else ()  # then clients' samples differ
+        noised = (
+            (data, experiment.partition_seed(self.config)) if data.noise else ()
+        )  # then clients' samples differ
         alike = (
             data.name,
             data.options,
@@ -70,15 +73,30 @@ class Pending:
         task, dataset = self.task, self.task.dataset
         measured = [(name, id(metric.measure)) for name, metric in task.measures.items()]
         same = id(dataset.train), id(dataset.test), id(task.loss), measured, task.augment
-        form = repr(task.model), dataset.kind, dataset.classes, dataset.mean, dataset.std, dataset.vocabulary
+        form = (
+            repr(task.model),
+            dataset.kind,
+            dataset.classes,
+            dataset.mean,
+            dataset.std,
+            dataset.vocabulary,
+        )
         return repr((self.config.task, same, form))
 
     def open(self, engine: Engine, command: str) -> experiment.RecordedRun:
         """Begin it, or continue it if it was begun."""
-        config, task, folder, notify, watch = self.config, self.task, self.folder, self.notify, self.watch
+        config, task, folder, notify, watch = (
+            self.config,
+            self.task,
+            self.folder,
+            self.notify,
+            self.watch,
+        )
         if self.begun:
             return experiment.reopen(config, task, engine, folder, notify=notify, watch=watch)
-        return experiment.begin(config, task, engine, folder, command=command, notify=notify, watch=watch)
+        return experiment.begin(
+            config, task, engine, folder, command=command, notify=notify, watch=watch
+        )
 
 
 class Together:
@@ -98,7 +116,9 @@ class Together:
         self.waiting.append(run)
 
     def advance(self) -> Iterator[tuple[Pending, Outcome]]:
-        """Begin the runs that fit, and train until one cohort is complete. An error of the engine's own is raised."""
+        """Begin the runs that fit, and train until one cohort is complete. An error of the engine's
+        own is raised.
+        """
         for run in starting(self.waiting, list(self.active), self.engine.room):
             self.waiting.remove(run)
             yield from self._next_round(run, None)
@@ -107,13 +127,17 @@ class Together:
                 ticket = self.engine.collect()
             yield from self._next_round(self._training.pop(ticket), ticket.reports())
 
-    def _next_round(self, run: Pending, reports: Reports | None) -> Iterator[tuple[Pending, Outcome]]:
+    def _next_round(
+        self, run: Pending, reports: Reports | None
+    ) -> Iterator[tuple[Pending, Outcome]]:
         """The next round of a run, the first without reports; or its end."""
         try:
             with experiment.within_memory():
                 if run not in self.active:
                     self.active[run] = run.open(SharedEngine(self.engine, run.task), self.command)
-                briefs = next(self.active[run]) if reports is None else self.active[run].send(reports)
+                briefs = (
+                    next(self.active[run]) if reports is None else self.active[run].send(reports)
+                )
                 self._training[self.engine.submit(run.task, briefs)] = run
         except StopIteration as end:
             del self.active[run]
@@ -182,7 +206,9 @@ class InTurn:
 
 
 def starting(waiting: Sequence[Pending], active: Sequence[Pending], room: int) -> list[Pending]:
-    """Which runs to begin in addition to the active ones, so that their largest cohorts fit; one run always does."""
+    """Which runs to begin in addition to the active ones, so that their largest cohorts fit; one
+    run always does.
+    """
     chosen: list[Pending] = []
     taken = sum(run.largest for run in active)
     for run in waiting:

@@ -1,4 +1,6 @@
-"""The metric that runs are judged by: its name in words, which values are better, and how they are shown."""
+"""The metric that runs are judged by: its name in words, which values are better, and how they are
+shown.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from kairosfl.errors import UserError
 from kairosfl.tasks.kinds import KINDS
 
 _WORDS = {
-    **{name: name.upper() for name in ("rmse", "mse", "mae", "mape", "auc", "auroc", "f1", "bleu", "cer", "wer")},
+    **{
+        name: name.upper()
+        for name in ("rmse", "mse", "mae", "mape", "auc", "auroc", "f1", "bleu", "cer", "wer")
+    },
     **{"r2": "R²", "iou": "IoU", "miou": "mIoU", "map": "mAP"},
 }
 _SPELLED = "AEFHILMNORSX"  # letters whose names begin with a vowel
@@ -84,7 +89,9 @@ class Score:
         return f"{self.name}_quantiles"
 
     def digits(self, size: float) -> int:
-        """How many decimals a value of this size is shown with: two in per cent, else four significant digits."""
+        """How many decimals a value of this size is shown with: two in per cent, else four
+        significant digits.
+        """
         if self.percent or not size or not math.isfinite(size):
             return 2
         before = math.floor(math.log10(abs(size)))  # the point, from 1e9 on in scientific notation
@@ -111,13 +118,17 @@ class Score:
     def check(self, value: float) -> None:
         """Refuse a target that is not a value of it."""
         if self.percent and not 0 < value <= 1:
-            raise UserError(f"target = {value:g} is not {self.with_article}; give a fraction, such as 0.6 for 60 %.")
+            raise UserError(
+                f"target = {value:g} is not {self.with_article}; give a fraction, such as 0.6 for 60 %."
+            )
         if not math.isfinite(value):
             raise UserError(f"target = {value:g} is not {self.with_article}; give a finite number.")
 
 
 def usual(name: str) -> Score:
-    """A metric of which only the name is known; if no kind of task has it, higher is assumed to be better."""
+    """A metric of which only the name is known; if no kind of task has it, higher is assumed to be
+    better.
+    """
     known = {own: metric for kind in KINDS.values() for own, metric in kind.metrics.items()}
     if name in known:
         return Score(name, known[name].better == "higher", known[name].percent)
@@ -125,7 +136,9 @@ def usual(name: str) -> Score:
 
 
 def scores(about: Mapping[str, Any], named: object = None) -> tuple[Score, ...]:
-    """The metrics in run.json, the main one first; if there are none, the one that metrics.jsonl names or accuracy."""
+    """The metrics in run.json, the main one first; if there are none, the one that metrics.jsonl
+    names or accuracy.
+    """
     known = about.get("metrics")
     if not known or not is_metrics(known):
         return (usual(named if isinstance(named, str) and named else "accuracy"),)

@@ -5,7 +5,8 @@
     algorithm = ["fedavg", "scaffold"]
     data.alpha = [0.1, 0.5]
 
-A sweep that is started again in the same folder continues: finished runs are left alone, unfinished ones resume.
+A sweep that is started again in the same folder continues: finished runs are left alone, unfinished
+ones resume.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def expand(tables: Mapping[str, Any]) -> list[Member]:
         config = resolve(combination)
         key = repr(config)
         if key in twins:
-            raise UserError(f"[sweep] asks twice for the same run, as {twins[key]!r} and as {name!r}; leave one out.")
+            raise UserError(
+                f"[sweep] asks twice for the same run, as {twins[key]!r} and as {name!r}; leave one out."
+            )
         twins[key] = name
         named[name] = number = named.get(name, 0) + 1
         members.append(Member(name if number == 1 else f"{name}~{number}", settings, config))
@@ -68,12 +71,14 @@ def sweep(
 ) -> dict[str, Any]:
     """Run all members under `out`, those with the batched engine together; their summaries by name.
 
-    `watch` is called for each run with its name and the rounds it has done, and returns a listener for its metrics;
-    `say` is called with a line on how the runs of an engine are run. A run that fails does not stop the others; it is
-    named at the end.
+    `watch` is called for each run with its name and the rounds it has done, and returns a listener
+    for its metrics; `say` is called with a line on how the runs of an engine are run. A run that
+    fails does not stop the others; it is named at the end.
     """
     if (out / "config.toml").exists():
-        raise UserError(f"{out} contains a run, and a sweep needs its own folder; give another --out.")
+        raise UserError(
+            f"{out} contains a run, and a sweep needs its own folder; give another --out."
+        )
     for member in members:
         start = member.config.model.start
         if start and not (out / member.name / "config.toml").is_file():

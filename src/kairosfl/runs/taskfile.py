@@ -1,4 +1,6 @@
-"""Task files: a Python function that makes the task of a run, named by `[task]` of its configuration."""
+"""Task files: a Python function that makes the task of a run, named by `[task]` of its
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ from kairosfl.tasks.task import Task
 Function = Callable[..., Any]
 Divide = Callable[[RunConfig, DataSet], Population]
 OF_TASK = ("model", "clients", "loss", "metrics")
-OF_DATA = {*inspect.signature(from_any).parameters, *(each.name for each in fields(DataSet))} - {"fields"}
+OF_DATA = {*inspect.signature(from_any).parameters, *(each.name for each in fields(DataSet))} - {
+    "fields"
+}
 KEYS = sorted({*OF_TASK, *OF_DATA})  # of a dict that a function returns
 SETTINGS = tuple(each.name for each in fields(Data) if each.name not in ("name", "options"))
 PREPARING = ("normalise", "noise")  # built-in data
@@ -45,13 +49,19 @@ _SAMPLES: WeakValueDictionary[str, Samples] = WeakValueDictionary()  # by their 
 
 
 def build(config: RunConfig, divide: Divide, client: int | None = None) -> Task:
-    """The task that the function of a configuration makes; `client`: for a device that has the data of one client."""
+    """The task that the function of a configuration makes; `client`: for a device that has the data
+    of one client.
+    """
     path = source(config.task.file)
     if path is not None and not path.is_file():
         raise UserError(
             f"task.file = {str(path)!r} does not exist; give the path of a Python file, or a module's name."
         )
-    key = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() if path is not None else ""
+    key = (
+        hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+        if path is not None
+        else ""
+    )
     function = _function(config.task.file, config.task.function, key)
     asked = json.dumps(_arguments(config, function, client), sort_keys=True, default=str)
     made = _make(config.task.file, config.task.function, key, asked, config.seed)
@@ -81,7 +91,9 @@ def for_client(function: Function) -> Callable[[int | None], Task]:
         else:
             made = function(client) if first is not None else function()
         if not isinstance(made, Task):
-            raise UserError(f"{function.__name__}() returned a {type(made).__name__}; a deployment needs a Task.")
+            raise UserError(
+                f"{function.__name__}() returned a {type(made).__name__}; a deployment needs a Task."
+            )
         return made
 
     return make
@@ -113,8 +125,8 @@ def _imported(file: str, key: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up while they are made. Afterwards it is forgotten, so that what the file defines is
-    # sent to Ray's processes by value: they could not import it.
+    # Dataclasses look their module up while they are made. Afterwards it is forgotten, so that what
+    # the file defines is sent to Ray's processes by value: they could not import it.
     sys.modules[spec.name] = module
     try:
         with _importable(path.parent):
@@ -145,7 +157,9 @@ def explained(file: str, doing: str) -> Iterator[None]:
     try:
         yield
         if sys.stdout is not None and sys.stdout.closed:
-            raise UserError(f"{file} closes sys.stdout, on which the results are printed; leave it open.")
+            raise UserError(
+                f"{file} closes sys.stdout, on which the results are printed; leave it open."
+            )
     except (UserError, KeyboardInterrupt, MemoryError, torch.OutOfMemoryError):
         raise
     except ModuleNotFoundError as error:
@@ -153,12 +167,16 @@ def explained(file: str, doing: str) -> Iterator[None]:
             raise UserError(
                 f"task.file = {file!r} cannot be imported; give a module's name or the path of a file."
             ) from error
-        raise UserError(f"{_where(error, file)}: {error}, while {doing}; install it, or correct the name.") from error
+        raise UserError(
+            f"{_where(error, file)}: {error}, while {doing}; install it, or correct the name."
+        ) from error
     except BaseException as error:  # also SystemExit, and what is the user's own
         said = str(error).strip().splitlines() or [""]
         kind = type(error).__name__
         text = f"{kind}: {said[0]}" if said[0] else kind
-        raise UserError(f"{_where(error, file)}: {text}, while {doing}; --verbose shows the traceback.") from error
+        raise UserError(
+            f"{_where(error, file)}: {text}, while {doing}; --verbose shows the traceback."
+        ) from error
     finally:
         torch.set_grad_enabled(grad)
 
@@ -168,7 +186,11 @@ def _where(error: BaseException, file: str) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == file or Path(frame.filename).stem == file.rpartition(".")[2]]
+    own = [
+        frame
+        for frame in frames
+        if frame.filename == file or Path(frame.filename).stem == file.rpartition(".")[2]
+    ]
     frame = (own or frames)[-1]
     return f"{frame.filename}, line {frame.lineno}"
 
@@ -182,12 +204,20 @@ def _arguments(config: RunConfig, function: Function, client: int | None) -> dic
         if option not in parameters and not more:
             hint = nearest(option, parameters) if parameters else "it takes none"
             raise UserError(f"task.options.{option} is not an argument of {name}; {hint}")
-    settings = {"seed": config.seed, "client": client} | {key: getattr(config.data, key) for key in SETTINGS}
+    settings = {"seed": config.seed, "client": client} | {
+        key: getattr(config.data, key) for key in SETTINGS
+    }
     if not config.data.clients:
         del settings["clients"]  # not given
-    if client is None and "client" in parameters and parameters["client"].default is not inspect.Parameter.empty:
+    if (
+        client is None
+        and "client" in parameters
+        and parameters["client"].default is not inspect.Parameter.empty
+    ):
         del settings["client"]
-    asked = {key: value for key, value in settings.items() if key in parameters} | dict(config.task.options)
+    asked = {key: value for key, value in settings.items() if key in parameters} | dict(
+        config.task.options
+    )
     for key, parameter in parameters.items():
         required = parameter.default is parameter.empty and parameter.kind in (
             parameter.POSITIONAL_OR_KEYWORD,
@@ -200,27 +230,45 @@ def _arguments(config: RunConfig, function: Function, client: int | None) -> dic
 
 @lru_cache(maxsize=16)
 def _make(file: str, name: str, key: str, arguments: str, seed: int) -> Task | dict[str, Any]:
-    """What the function returns; torch draws by the seed of the run, and by nothing that came before."""
+    """What the function returns; torch draws by the seed of the run, and by nothing that came
+    before.
+    """
     path = source(file)
     place = path.parent if path is not None else Path.cwd()
-    with torch.random.fork_rng(devices=[]), explained(file, f"calling {name}()"), _importable(place):
+    with (
+        torch.random.fork_rng(devices=[]),
+        explained(file, f"calling {name}()"),
+        _importable(place),
+    ):
         torch.default_generator.manual_seed(seed)
         made = _function(file, name, key)(**json.loads(arguments))
     if isinstance(made, Task):
         return replace(made, dataset=_once(made.dataset))
-    given = dict(zip(("model", "train", "test"), made, strict=False)) if isinstance(made, tuple) else made
-    good = isinstance(given, Mapping) and isinstance(given.get("model"), nn.Module) and "train" in given
+    given = (
+        dict(zip(("model", "train", "test"), made, strict=False))
+        if isinstance(made, tuple)
+        else made
+    )
+    good = (
+        isinstance(given, Mapping)
+        and isinstance(given.get("model"), nn.Module)
+        and "train" in given
+    )
     if not good or (isinstance(made, tuple) and len(made) > 3):
         raise UserError(f"{name}() in {file} returned {_returned(made)}; return {FORMS}.")
     given = dict(given)
     for key in given:
         if key not in KEYS:
-            raise UserError(f"{name}() in {file} returned a dict with the key {key!r}; {nearest(str(key), KEYS)}")
+            raise UserError(
+                f"{name}() in {file} returned a dict with the key {key!r}; {nearest(str(key), KEYS)}"
+            )
     others = {key: given.pop(key) for key in OF_TASK if key in given}
     try:
         dataset = from_any(given.pop("train"), given.pop("test", None), **given)
     except TypeError as error:
-        raise UserError(f"{name}() in {file} returned a dict that makes no task: {error}.") from error
+        raise UserError(
+            f"{name}() in {file} returned a dict that makes no task: {error}."
+        ) from error
     return {**others, "dataset": _once(dataset)}
 
 
@@ -249,10 +297,16 @@ def _kind(made: Any) -> str:
 
 
 def _once(dataset: DataSet) -> DataSet:
-    """The data set with the samples of an equal one that another run has, so that they can share an engine."""
+    """The data set with the samples of an equal one that another run has, so that they can share an
+    engine.
+    """
 
     def once(samples: Any) -> Any:
-        return _SAMPLES.setdefault(digest(samples), samples) if isinstance(samples, Samples) else samples
+        return (
+            _SAMPLES.setdefault(digest(samples), samples)
+            if isinstance(samples, Samples)
+            else samples
+        )
 
     return replace(dataset, train=once(dataset.train), test=once(dataset.test))
 
@@ -275,11 +329,16 @@ def _task(config: RunConfig, made: Mapping[str, Any], divide: Divide) -> Task:
 
 
 def _check_unused(config: RunConfig, function: Function, made: Task | Mapping[str, Any]) -> None:
-    """Refuse settings of [data] that would have no effect, such as those that deal samples which have their clients."""
+    """Refuse settings of [data] that would have no effect, such as those that deal samples which
+    have their clients.
+    """
     if isinstance(made, Task):
         unused, what = SETTINGS, "a Task with its clients"
     elif made.get("clients") is not None:
-        unused, what = (*PREPARING, *DEALING, "clients", "validation", "partition_seed"), "data with its clients"
+        unused, what = (
+            (*PREPARING, *DEALING, "clients", "validation", "partition_seed"),
+            "data with its clients",
+        )
     elif made["dataset"].keys is not None:
         unused, what = (*PREPARING, *DEALING), "data with its clients"
     else:

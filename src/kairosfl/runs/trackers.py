@@ -32,7 +32,9 @@ class TensorBoard(Tracker):
     """Event files in the run folder: `tensorboard --logdir runs`."""
 
     def __init__(self, folder: Path, settings: dict[str, Any], done: int) -> None:
-        self.writer = library("tensorboard").SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
+        self.writer = library("tensorboard").SummaryWriter(
+            str(folder / "tensorboard"), purge_step=done + 1
+        )
 
     def __call__(self, row: dict[str, Any]) -> None:
         for name, value in numbers(row).items():
@@ -43,7 +45,9 @@ class TensorBoard(Tracker):
 
 
 class MLflow(Tracker):
-    """A run on the tracking server that MLflow's own settings name; other runs may be open at the same time."""
+    """A run on the tracking server that MLflow's own settings name; other runs may be open at the
+    same time.
+    """
 
     def __init__(self, folder: Path, settings: dict[str, Any], done: int) -> None:
         self.library = library("mlflow")
@@ -56,17 +60,23 @@ class MLflow(Tracker):
                 return
             self.id = self.client.create_run(self._experiment(), run_name=folder.name).info.run_id
             write(known, self.id)
-            params = [self.library.entities.Param(name, str(value)) for name, value in settings.items()]
+            params = [
+                self.library.entities.Param(name, str(value)) for name, value in settings.items()
+            ]
             self.client.log_batch(self.id, params=params)
 
     def __call__(self, row: dict[str, Any]) -> None:
         now = int(time.time() * 1000)
-        values = [self.library.entities.Metric(*pair, now, row["round"]) for pair in numbers(row).items()]
+        values = [
+            self.library.entities.Metric(*pair, now, row["round"]) for pair in numbers(row).items()
+        ]
         with self._explained():
             self.client.log_batch(self.id, metrics=values)
 
     def close(self) -> None:
-        with suppress(self.library.MlflowException):  # the server may be gone, but the run itself has ended
+        with suppress(
+            self.library.MlflowException
+        ):  # the server may be gone, but the run itself has ended
             self.client.set_terminated(self.id)
 
     def _experiment(self) -> str:
@@ -89,7 +99,10 @@ class MLflow(Tracker):
             ) from None
 
 
-TRACKERS: dict[str, type[TensorBoard] | type[MLflow]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+TRACKERS: dict[str, type[TensorBoard] | type[MLflow]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+}
 
 
 LIBRARIES = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow"}
@@ -107,11 +120,15 @@ def check(names: tuple[str, ...]) -> None:
     """Refuse a tracker that does not exist."""
     for name in names:
         if name not in TRACKERS:
-            raise UserError(f"run.track names {name!r}, which does not exist; {nearest(name, TRACKERS)}")
+            raise UserError(
+                f"run.track names {name!r}, which does not exist; {nearest(name, TRACKERS)}"
+            )
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
     """The loggable values of a row: everything but the round and what was not measured."""
-    kept = {name: value for name, value in row.items() if name not in ("round", "metric", "evaluated")}
+    kept = {
+        name: value for name, value in row.items() if name not in ("round", "metric", "evaluated")
+    }
     known = {name: value for name, value in kept.items() if value is not None}
     return {name: float(value) for name, value in known.items() if math.isfinite(value)}

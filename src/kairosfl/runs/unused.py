@@ -32,7 +32,9 @@ NEEDS: Mapping[str, Needed] = {
     "train.eps": _among("train.optimizer", "adamw"),
     "train.clip_after": lambda config: (config.train.clip > 0, "with train.clip = 0.0"),
     **{
-        f"data.{option}": _among("data.partition", *(name for name, used in OPTIONS.items() if option in used))
+        f"data.{option}": _among(
+            "data.partition", *(name for name, used in OPTIONS.items() if option in used)
+        )
         for option in SETTINGS
     },
     "data.crops": lambda config: (config.data.augment, "without data.augment = true"),
@@ -44,7 +46,9 @@ DEFAULTS = {"train": Recipe(), "data": Data(), "run": Execution()}
 
 
 def unused(configs: Sequence[RunConfig]) -> list[str]:
-    """One sentence for every setting that differs from its default and has no effect in any of these runs."""
+    """One sentence for every setting that differs from its default and has no effect in any of
+    these runs.
+    """
     found = [_unused(config) for config in configs]
     return [said for key, said in found[0].items() if all(key in each for each in found)]
 
@@ -65,5 +69,7 @@ def _unused(config: RunConfig) -> dict[str, str]:
             "train.epochs if that is not meant."
         )
     if config.train.schedule == "steps" and not config.train.milestones:
-        said["train.schedule"] = "train.schedule = 'steps' has no train.milestones: the learning rate stays the same."
+        said["train.schedule"] = (
+            "train.schedule = 'steps' has no train.milestones: the learning rate stays the same."
+        )
     return said

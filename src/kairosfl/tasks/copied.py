@@ -1,5 +1,5 @@
-"""Tasks of tokens whose targets are their inputs: a model would learn to copy them, and look better than one that
-predicts."""
+"""Tasks of tokens whose targets are their inputs: a model would learn to copy them, and look better
+than one that predicts."""
 
 from __future__ import annotations
 
@@ -39,5 +39,9 @@ def _copied(inputs: Any, targets: Any) -> bool:
     repeated = torch.equal(targets[:, 1:], targets[:, :-1])  # also equal to what is shifted
     if int(counted.sum()) < PLACES or repeated:
         return False
-    tokens = [leaf for leaf in leaves(inputs) if leaf.shape == targets.shape and not leaf.is_floating_point()]
+    tokens = [
+        leaf
+        for leaf in leaves(inputs)
+        if leaf.shape == targets.shape and not leaf.is_floating_point()
+    ]
     return any(torch.equal(leaf[counted].to(targets.dtype), targets[counted]) for leaf in tokens)

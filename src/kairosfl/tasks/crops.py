@@ -1,6 +1,7 @@
 """Random crops and mirror images, on the device and from counted keys.
 
-Every image is moved by its own key alone, so one client's batch [b,...] and stacked ones [m,b,...] give equal bits.
+Every image is moved by its own key alone, so one client's batch [b,...] and stacked ones [m,b,...]
+give equal bits.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ class Crops:
 
     Args:
         share: The share of the images that are cropped; chosen anew for every step.
-        padding: What surrounds an image before it is cropped: "black", the "mean" colour of the data set, or the
-            image itself mirrored ("reflect"). Images that are not stored as bytes have zeros for the first two.
+        padding: What surrounds an image before it is cropped: "black", the "mean" colour of the
+            data set, or the image itself mirrored ("reflect"). Images that are not stored as bytes
+            have zeros for the first two.
     """
 
     share: float = 1.0
@@ -31,9 +33,13 @@ class Crops:
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
-            raise UserError(f"data.crops = {self.share} must be between 0 and 1, the share of images that are cropped.")
+            raise UserError(
+                f"data.crops = {self.share} must be between 0 and 1, the share of images that are cropped."
+            )
         if self.padding not in PADDINGS:
-            raise UserError(f"data.padding = {self.padding!r} is unknown; use {', '.join(map(repr, PADDINGS))}.")
+            raise UserError(
+                f"data.padding = {self.padding!r} is unknown; use {', '.join(map(repr, PADDINGS))}."
+            )
 
 
 PLAIN = Crops()
@@ -48,10 +54,11 @@ def augment(
     padding: int = 4,
     flip: bool = True,
 ) -> Tensor:
-    """Crops of images [...,C,H,W] after padding by so many pixels, and a mirror image of every other one.
+    """Crops of images [...,C,H,W] after padding by so many pixels, and a mirror image of every
+    other one.
 
-    `keys` [...] are those of `sample_keys`; the result for an image depends on its key and on nothing else. `mean` is
-    that of the channels of bytes, as a part of 255.
+    `keys` [...] are those of `sample_keys`; the result for an image depends on its key and on
+    nothing else. `mean` is that of the channels of bytes, as a part of 255.
     """
     channels, height, width = images.shape[-3:]
     bits = keys.reshape(-1, 1)
@@ -68,7 +75,9 @@ def augment(
     columns = columns + right
     if crops.padding == "reflect":
         rows, columns = _reflected(rows, height), _reflected(columns, width)
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[
+        :, None, :
+    ]
     source = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
     flat = images.reshape(-1, channels, height * width)
     moved = flat.gather(2, source.view(-1, 1, height * width).expand(-1, channels, -1))
@@ -85,4 +94,6 @@ def _reflected(places: Tensor, side: int) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _colour(mean: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor([round(255 * value) for value in mean], dtype=torch.uint8, device=device).view(-1, 1)
+    return torch.tensor(
+        [round(255 * value) for value in mean], dtype=torch.uint8, device=device
+    ).view(-1, 1)

@@ -26,11 +26,11 @@ class Samples:
     """Inputs and targets of samples that are in memory.
 
     Args:
-        inputs: A tensor whose first dimension counts the samples: uint8 images `[n, C, H, W]`, tokens `[n, L]`, float
-            features `[n, ...]`; or a tuple or a dict of such tensors, with which the model is called as
-            `model(*inputs)` or `model(**inputs)`.
-        targets: What the loss compares the outputs with: classes as int64 `[n]`, numbers, masks, tokens; or a tuple or
-            a dict of tensors for a loss of your own.
+        inputs: A tensor whose first dimension counts the samples: uint8 images `[n, C, H, W]`,
+            tokens `[n, L]`, float features `[n, ...]`; or a tuple or a dict of such tensors, with
+            which the model is called as `model(*inputs)` or `model(**inputs)`.
+        targets: What the loss compares the outputs with: classes as int64 `[n]`, numbers, masks,
+            tokens; or a tuple or a dict of tensors for a loss of your own.
     """
 
     inputs: Tree
@@ -38,20 +38,32 @@ class Samples:
 
     def __post_init__(self) -> None:
         for what, tree in (("inputs", self.inputs), ("targets", self.targets)):
-            if not isinstance(tree, torch.Tensor) and not (isinstance(tree, tuple | dict) and leaves(tree)):
-                raise UserError(f"{what} is a {type(tree).__name__}; give a tensor, or a tuple or dict of tensors.")
+            if not isinstance(tree, torch.Tensor) and not (
+                isinstance(tree, tuple | dict) and leaves(tree)
+            ):
+                raise UserError(
+                    f"{what} is a {type(tree).__name__}; give a tensor, or a tuple or dict of tensors."
+                )
             sizes = [len(leaf) if leaf.ndim else 0 for leaf in leaves(tree)]
             if len(set(sizes)) > 1:
-                raise UserError(f"the tensors of {what} have {sizes} samples; give the same number in each.")
+                raise UserError(
+                    f"the tensors of {what} have {sizes} samples; give the same number in each."
+                )
         if rows(self.inputs) != rows(self.targets):
-            raise UserError(f"{rows(self.inputs)} inputs have {rows(self.targets)} targets; give one target each.")
+            raise UserError(
+                f"{rows(self.inputs)} inputs have {rows(self.targets)} targets; give one target each."
+            )
 
     def __len__(self) -> int:
         return rows(self.targets)
 
-    def read(self, chosen: torch.Tensor | slice, keys: torch.Tensor | None = None) -> tuple[Any, Any]:
+    def read(
+        self, chosen: torch.Tensor | slice, keys: torch.Tensor | None = None
+    ) -> tuple[Any, Any]:
         """Inputs and targets of these samples; `keys` are for `Streamed` ones."""
-        return tree_map(lambda leaf: leaf[chosen], self.inputs), tree_map(lambda leaf: leaf[chosen], self.targets)
+        return tree_map(lambda leaf: leaf[chosen], self.inputs), tree_map(
+            lambda leaf: leaf[chosen], self.targets
+        )
 
     def batches(self, size: int) -> Iterator[tuple[Any, Any]]:
         """All samples in their order, `size` at a time."""
@@ -65,7 +77,8 @@ class Samples:
     def to(self, device: torch.device) -> Samples:
         """The samples on a device."""
         return Samples(
-            tree_map(lambda leaf: leaf.to(device), self.inputs), tree_map(lambda leaf: leaf.to(device), self.targets)
+            tree_map(lambda leaf: leaf.to(device), self.inputs),
+            tree_map(lambda leaf: leaf.to(device), self.targets),
         )
 
 
@@ -75,22 +88,25 @@ class DataSet:
 
     Args:
         name: What reports call it.
-        train: The training samples, which are divided among the clients; `Streamed` ones are read batch by batch.
+        train: The training samples, which are divided among the clients; `Streamed` ones are read
+        batch by batch.
         test: The samples on which the global model is evaluated.
-        classes: The number of classes; targets are 0 to `classes - 1`. Of tokens it is the vocabulary of the targets,
-            of several labels their number, of numbers 0. By default counted.
-        mean: One number per channel. With `std`, uint8 images become (x/255 - mean)/std on the device; without
-            them inputs are used as they are.
+        classes: The number of classes; targets are 0 to `classes - 1`. Of tokens it is the
+            vocabulary of the targets, of several labels their number, of numbers 0. By default
+            counted.
+        mean: One number per channel. With `std`, uint8 images become (x/255 - mean)/std on the
+            device; without them inputs are used as they are.
         std: One number per channel, as many as in `mean`.
         vocabulary: The number of token ids, 0 for other inputs.
         labels: The class names.
-        keys: The natural client (0 to K - 1) of each training sample where the data has one, a writer or a speaker.
+        keys: The natural client (0 to K - 1) of each training sample where the data has one, a
+        writer or a speaker.
         test_keys: The same for each test sample, -1 for samples of no client.
         key_names: The names of the natural clients.
         hashes: The md5 sums of the files that were read.
         notes: Further numbers to print, such as how many roles a play has.
-        kind: "classification", "binary", "multilabel", "regression", "segmentation" or "language"; by default inferred
-            from the targets. "" is a task of another kind, with its own loss.
+        kind: "classification", "binary", "multilabel", "regression", "segmentation" or "language";
+            by default inferred from the targets. "" is a task of another kind, with its own loss.
     """
 
     name: str
@@ -113,9 +129,13 @@ class DataSet:
             raise UserError(f"data set {self.name!r} has no training samples.")
         if self.kind is None:
             own = self.train.targets
-            object.__setattr__(self, "kind", infer(own, self.vocabulary) if isinstance(own, torch.Tensor) else "")
+            object.__setattr__(
+                self, "kind", infer(own, self.vocabulary) if isinstance(own, torch.Tensor) else ""
+            )
         if self.kind and self.kind not in KINDS:
-            raise UserError(f"kind = {self.kind!r} of data set {self.name!r} is unknown; {nearest(self.kind, KINDS)}")
+            raise UserError(
+                f"kind = {self.kind!r} of data set {self.name!r} is unknown; {nearest(self.kind, KINDS)}"
+            )
         if not self.classes and self.kind:
             object.__setattr__(self, "classes", _classes(self.kind, (self.train, self.test)))
             self._check_count()
@@ -137,7 +157,9 @@ class DataSet:
             raise UserError(f"data set {self.name!r} has {counts}; give one of each per channel.")
 
     def _check_count(self) -> None:
-        """Refuse counted classes that cannot be meant: a label that is an identifier makes a model of millions."""
+        """Refuse counted classes that cannot be meant: a label that is an identifier makes a model
+        of millions.
+        """
         count = len(self.train) + len(self.test)
         if self.kind == "classification" and self.classes > max(count, MANY):
             raise UserError(
@@ -152,7 +174,9 @@ class DataSet:
 
     @property
     def unit(self) -> tuple[str, int]:
-        """What speed is measured in, "images", "tokens" or "samples", and how many of them a sample has."""
+        """What speed is measured in, "images", "tokens" or "samples", and how many of them a sample
+        has.
+        """
         shape = self.shape
         if self.vocabulary and shape:
             return "tokens", shape[0]
@@ -160,7 +184,9 @@ class DataSet:
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model should return for each sample, or for each of its tokens or pixels."""
+        """How many numbers a model should return for each sample, or for each of its tokens or
+        pixels.
+        """
         return self.classes or leaves(self.train.targets)[0][0].numel()
 
     @property
@@ -178,7 +204,8 @@ class DataSet:
 
 
 def held_out(dataset: DataSet, part: float) -> DataSet:
-    """The data set with a fraction of its training samples, the same for every run, instead of its test samples.
+    """The data set with a fraction of its training samples, the same for every run, instead of its
+    test samples.
 
     Args:
         dataset: The data set, whose own test samples are left out.
@@ -187,7 +214,11 @@ def held_out(dataset: DataSet, part: float) -> DataSet:
     order = stream(0, "validation").permutation(len(dataset.train))
     count = round(part * len(order))
     if not 0 < count < len(order):
-        fix = "a fraction above 0 and below 1" if not 0 < part < 1 else f"a {'larger' if part < 0.5 else 'smaller'} one"
+        fix = (
+            "a fraction above 0 and below 1"
+            if not 0 < part < 1
+            else f"a {'larger' if part < 0.5 else 'smaller'} one"
+        )
         raise UserError(
             f"data.validation = {part} leaves {len(order) - count} of {len(order)} samples for training; use {fix}."
         )
@@ -226,13 +257,19 @@ def _check_finite(name: str, split: str, what: str, values: Tree) -> None:
 
 def _check_targets(name: str, split: str, targets: Tree, kind: str | None, classes: int) -> None:
     _check_finite(name, split, "a target", targets)
-    if kind not in ("classification", "segmentation", "language") or not isinstance(targets, torch.Tensor):
+    if kind not in ("classification", "segmentation", "language") or not isinstance(
+        targets, torch.Tensor
+    ):
         return
     if targets.is_floating_point():
-        raise UserError(f"the {split} targets of data set {name!r} are {targets.dtype}; {kind} needs whole numbers.")
+        raise UserError(
+            f"the {split} targets of data set {name!r} are {targets.dtype}; {kind} needs whole numbers."
+        )
     if kind == "classification" and (targets.dtype != torch.int64 or targets.ndim != 1):
         shape, dtype = list(targets.shape), targets.dtype
-        raise UserError(f"targets must be int64 of shape [n] for classification, not {dtype} of shape {shape}.")
+        raise UserError(
+            f"targets must be int64 of shape [n] for classification, not {dtype} of shape {shape}."
+        )
     counted = targets if kind == "classification" else targets[targets != IGNORED]
     if not counted.numel():
         return

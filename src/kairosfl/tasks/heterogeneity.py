@@ -1,4 +1,6 @@
-"""Measures of how much clients differ: label entropy, earth mover's distance, and inequality of sizes."""
+"""Measures of how much clients differ: label entropy, earth mover's distance, and inequality of
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ Floats = npt.NDArray[np.float64]
 BLOCK = 2**24  # counts in memory at a time
 
 
-def label_counts(targets: Ints, population: Population, classes: int, first: int = 0, last: int = -1) -> Ints:
+def label_counts(
+    targets: Ints, population: Population, classes: int, first: int = 0, last: int = -1
+) -> Ints:
     """Samples of every class `[clients, classes]`.
 
     Args:
@@ -29,11 +33,14 @@ def label_counts(targets: Ints, population: Population, classes: int, first: int
     clients = len(offsets) - 1
     labels = targets[population.order[offsets[0] : offsets[-1]]]
     owner = np.repeat(np.arange(clients), np.diff(offsets))
-    return np.bincount(owner * classes + labels, minlength=clients * classes).reshape(clients, classes)
+    return np.bincount(owner * classes + labels, minlength=clients * classes).reshape(
+        clients, classes
+    )
 
 
 def label_entropy(counts: Ints) -> Floats:
-    """Entropy of each client's labels in bits: 0 for one class, log2(classes) when all are as frequent.
+    """Entropy of each client's labels in bits: 0 for one class, log2(classes) when all are as
+    frequent.
 
     Args:
         counts: Samples of every class, `[clients, classes]`.
@@ -45,9 +52,11 @@ def label_entropy(counts: Ints) -> Floats:
 
 
 def earth_movers_distance(counts: Ints, whole: Ints) -> Floats:
-    """Earth mover's distance between each client's label distribution and that of all clients (Zhao et al. 2018).
+    """Earth mover's distance between each client's label distribution and that of all clients (Zhao
+    et al. 2018).
 
-    The sum over classes of |p_i(c) - p(c)|, which is 0 for equal distributions and 2 for disjoint ones.
+    The sum over classes of |p_i(c) - p(c)|, which is 0 for equal distributions and 2 for disjoint
+    ones.
 
     Args:
         counts: Samples of every class, `[clients, classes]`.
@@ -58,7 +67,8 @@ def earth_movers_distance(counts: Ints, whole: Ints) -> Floats:
 
 
 def size_gini(sizes: Ints) -> float:
-    """Gini coefficient of the clients' sizes: 0 when all are equal, towards 1 when one client has all.
+    """Gini coefficient of the clients' sizes: 0 when all are equal, towards 1 when one client has
+    all.
 
     Args:
         sizes: Number of samples of each client.

@@ -17,11 +17,14 @@ def flip_labels(task: Task, clients: Iterable[int]) -> Task:
 
     Args:
         task: A classification task.
-        clients: The clients that lie, such as `kairosfl.rules.attack.liars(seed, len(task.clients), 0.2)`.
+        clients: The clients that lie, such as `kairosfl.rules.attack.liars(seed, len(task.clients),
+        0.2)`.
     """
     train = task.dataset.train
     if task.dataset.labels_of_train is None or not isinstance(train, Samples):
-        raise UserError(f"data set {task.dataset.name!r} has no labels in memory that could be flipped.")
+        raise UserError(
+            f"data set {task.dataset.name!r} has no labels in memory that could be flipped."
+        )
     targets = torch.from_numpy(task.dataset.labels_of_train.copy())
     for client in clients:
         mine = torch.from_numpy(task.clients[int(client)].astype("int64"))

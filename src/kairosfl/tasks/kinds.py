@@ -49,12 +49,16 @@ def place_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 def _places(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The loss `[batch, places]` of every token or pixel, and which count."""
     places = targets.flatten(1)
-    losses = F.cross_entropy(_by_class(outputs, targets), places, reduction="none", ignore_index=IGNORED)
+    losses = F.cross_entropy(
+        _by_class(outputs, targets), places, reduction="none", ignore_index=IGNORED
+    )
     return losses, (places != IGNORED).to(losses.dtype)
 
 
 def _by_class(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Scores `[batch, classes, places]`, from `[batch, classes, ...]` or, of tokens, `[batch, places, classes]`."""
+    """Scores `[batch, classes, places]`, from `[batch, classes, ...]` or, of tokens, `[batch,
+    places, classes]`.
+    """
     if targets.ndim == 2 and outputs.shape[1] == targets.shape[1]:
         return outputs.transpose(1, 2)
     return class_scores(outputs).flatten(2)
@@ -70,7 +74,9 @@ def _r2(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _explained(sums: list[float], samples: int) -> float:
-    """1 - (mean squared error / variance of the targets), the mean over the outputs whose targets vary."""
+    """1 - (mean squared error / variance of the targets), the mean over the outputs whose targets
+    vary.
+    """
     error, first, second = np.array(sums).reshape(3, -1) / samples
     variance = second - first**2
     varies = variance > 0
@@ -82,7 +88,9 @@ def _hits(outputs: Tensor, targets: Tensor) -> Tensor:
     pair = outputs.shape[1:] == (2,) and targets.numel() == len(targets)  # scores of both classes
     scores = outputs[:, 1] - outputs[:, 0] if pair else outputs
     found, wanted = scores.reshape(len(targets), -1) > 0, targets.reshape(len(targets), -1) > 0
-    return torch.stack([(found & wanted).sum(1), (found & ~wanted).sum(1), (~found & wanted).sum(1)], 1)
+    return torch.stack(
+        [(found & wanted).sum(1), (found & ~wanted).sum(1), (~found & wanted).sum(1)], 1
+    )
 
 
 def _f1(sums: list[float], samples: int) -> float:
@@ -105,7 +113,9 @@ def _overlap(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _iou(sums: list[float], samples: int) -> float:
     half = len(sums) // 2
-    ratios = [both / either for both, either in zip(sums[:half], sums[half:], strict=True) if either]
+    ratios = [
+        both / either for both, either in zip(sums[:half], sums[half:], strict=True) if either
+    ]
     return sum(ratios) / len(ratios) if ratios else float("nan")
 
 
@@ -143,17 +153,23 @@ class Kind:
 
 
 _ACCURACY = Metric(correct, percent=True)
-_BINARY = Metric(lambda outputs, targets: correct(outputs, targets.reshape(len(targets)).long()), percent=True)
+_BINARY = Metric(
+    lambda outputs, targets: correct(outputs, targets.reshape(len(targets)).long()), percent=True
+)
 _F1 = Metric(_hits, finish=_f1, percent=True)
 
 KINDS: dict[str, Kind] = {
     "classification": Kind(cross_entropy, {"accuracy": _ACCURACY}),
     "binary": Kind(logit_entropy, {"accuracy": _BINARY, "f1": _F1}),
-    "multilabel": Kind(multilabel_entropy, {"f1": _F1, "exact_match": Metric(_exact, percent=True)}),
+    "multilabel": Kind(
+        multilabel_entropy, {"f1": _F1, "exact_match": Metric(_exact, percent=True)}
+    ),
     "regression": Kind(
         squared_error,
         {
-            "rmse": Metric(squared_error, "lower", lambda sums, samples: math.sqrt(sums[0] / samples)),
+            "rmse": Metric(
+                squared_error, "lower", lambda sums, samples: math.sqrt(sums[0] / samples)
+            ),
             "mae": Metric(lambda outputs, targets: _error(outputs, targets).abs().mean(1), "lower"),
             "r2": Metric(_r2, finish=_explained),
         },
@@ -173,7 +189,10 @@ KINDS: dict[str, Kind] = {
         },
     ),
 }
-CLASSED = ("classification", "binary")  # one class per sample: what partitions by label and heterogeneity are about
+CLASSED = (
+    "classification",
+    "binary",
+)  # one class per sample: what partitions by label and heterogeneity are about
 
 
 def infer(targets: Tensor, vocabulary: int) -> str:

@@ -25,8 +25,8 @@ class Metric:
     """A number that says how good a model is.
 
     Args:
-        measure: From the outputs and targets of a batch to numbers for each sample, `[batch]` or `[batch, k]`, which
-            are summed over all samples.
+        measure: From the outputs and targets of a batch to numbers for each sample, `[batch]` or
+            `[batch, k]`, which are summed over all samples.
         better: Which values are better, "higher" or "lower".
         finish: From the `k` sums and the number of samples to the metric; by default the mean.
         percent: Whether it is a fraction that is shown in per cent.
@@ -44,7 +44,18 @@ class Metric:
 
 # Names with a meaning of their own in metrics.jsonl: of columns, and of what rules record.
 TAKEN = {
-    *("round", "metric", "evaluated", "loss", "train_loss", "cohort", "reported", "rejected", "critical", "fgn"),
+    *(
+        "round",
+        "metric",
+        "evaluated",
+        "loss",
+        "train_loss",
+        "cohort",
+        "reported",
+        "rejected",
+        "critical",
+        "fgn",
+    ),
     *(
         "fedfim",
         "noisedfgn",
@@ -64,31 +75,49 @@ TAKEN = {
 
 
 def named(metrics: Mapping[str, Metric | Measure]) -> dict[str, Metric]:
-    """Metrics by name, the main one first; a plain function is a mean over samples that is better when higher."""
+    """Metrics by name, the main one first; a plain function is a mean over samples that is better
+    when higher.
+    """
     found: dict[str, Metric] = {}
     for name, metric in metrics.items():
-        if not isinstance(name, str) or not name.isidentifier() or name in TAKEN or name.startswith("client_"):
-            raise UserError(f"metrics cannot have the name {name!r}: use a word that no other column has.")
+        if (
+            not isinstance(name, str)
+            or not name.isidentifier()
+            or name in TAKEN
+            or name.startswith("client_")
+        ):
+            raise UserError(
+                f"metrics cannot have the name {name!r}: use a word that no other column has."
+            )
         if not callable(metric) and not isinstance(metric, Metric):
-            raise UserError(f"metrics[{name!r}] is a {type(metric).__name__}; give a function or a Metric.")
+            raise UserError(
+                f"metrics[{name!r}] is a {type(metric).__name__}; give a function or a Metric."
+            )
         found[name] = metric if isinstance(metric, Metric) else Metric(metric)
     return found
 
 
 def facts(metrics: Mapping[str, Metric]) -> list[dict[str, Any]]:
     """What `run.json` says about them, the main one first."""
-    return [{"name": name, "better": metric.better, "percent": metric.percent} for name, metric in metrics.items()]
+    return [
+        {"name": name, "better": metric.better, "percent": metric.percent}
+        for name, metric in metrics.items()
+    ]
 
 
 def class_scores(outputs: Tensor) -> Tensor:
-    """A score for every class `[n, classes, ...]`; a single logit, `[n]` or `[n, 1, ...]`, is class 1 against zero."""
+    """A score for every class `[n, classes, ...]`; a single logit, `[n]` or `[n, 1, ...]`, is class
+    1 against zero.
+    """
     if outputs.ndim == 1:
         outputs = outputs[:, None]
     return torch.cat([torch.zeros_like(outputs), outputs], 1) if outputs.shape[1] == 1 else outputs
 
 
 def confusion(outputs: Tensor, targets: Tensor, classes: int) -> Tensor:
-    """How many samples of each class are taken for which `[classes, classes + 1]`; the last column is for any other."""
+    """How many samples of each class are taken for which `[classes, classes + 1]`; the last column
+    is for any other.
+    """
     each = torch.arange(classes, device=outputs.device)
     wanted = (targets.reshape(-1, 1) == each).double()
     found = (class_scores(outputs).argmax(1)[:, None] == each).double()
@@ -96,5 +125,7 @@ def confusion(outputs: Tensor, targets: Tensor, classes: int) -> Tensor:
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Which samples are correct: the highest score is the target's; a single logit is compared with zero."""
+    """Which samples are correct: the highest score is the target's; a single logit is compared with
+    zero.
+    """
     return class_scores(outputs).argmax(1) == targets

@@ -17,10 +17,12 @@ from kairosfl.tasks.streamed import Streamed
 
 
 def noisy(dataset: DataSet, clients: Population, noise: float, seed: int) -> DataSet:
-    """The data set with Gaussian noise: client i of N has noise of standard deviation noise · i / (N - 1).
+    """The data set with Gaussian noise: client i of N has noise of standard deviation noise · i /
+    (N - 1).
 
-    Images are measured from 0 to 1, before normalisation. Test samples have the noise of one client after another, so
-    that a model is evaluated on all levels. The noise of a sample is the same in every epoch.
+    Images are measured from 0 to 1, before normalisation. Test samples have the noise of one client
+    after another, so that a model is evaluated on all levels. The noise of a sample is the same in
+    every epoch.
 
     Args:
         dataset: Images or other real numbers.
@@ -41,10 +43,14 @@ def noisy(dataset: DataSet, clients: Population, noise: float, seed: int) -> Dat
     return replace(dataset, train=next(noised), test=next(noised), mean=(), std=())
 
 
-def _added(samples: Samples | Streamed, dataset: DataSet, levels: np.ndarray, purpose: str, seed: int) -> Tensor:
+def _added(
+    samples: Samples | Streamed, dataset: DataSet, levels: np.ndarray, purpose: str, seed: int
+) -> Tensor:
     inputs = samples.inputs
     if not isinstance(inputs, torch.Tensor) or isinstance(samples, Streamed):
-        raise UserError("data.noise can only be added to inputs that are one tensor in memory; set it to 0.")
+        raise UserError(
+            "data.noise can only be added to inputs that are one tensor in memory; set it to 0."
+        )
     clear: Tensor = prepare(inputs, dataset)
     drawn = stream(seed, purpose).standard_normal(clear.shape, dtype=np.float32)
     drawn *= levels.astype(np.float32).reshape(-1, *[1] * (clear.ndim - 1))

@@ -1,7 +1,9 @@
-"""Partitions: pure functions that assign samples to clients, with the same indices on every platform.
+"""Partitions: pure functions that assign samples to clients, with the same indices on every
+platform.
 
-Random numbers come from numpy's Philox. Random shares are rounded to fixed point before samples are split, so
-that the last bits of a platform's logarithm cannot move a sample from one client to another.
+Random numbers come from numpy's Philox. Random shares are rounded to fixed point before samples are
+split, so that the last bits of a platform's logarithm cannot move a sample from one client to
+another.
 """
 
 from __future__ import annotations
@@ -45,19 +47,21 @@ def dirichlet(
     balance: bool = False,
     nearest: bool = False,
 ) -> Population:
-    """Label skew: every class is split among the clients in shares drawn from a symmetric Dirichlet(alpha).
+    """Label skew: every class is split among the clients in shares drawn from a symmetric
+    Dirichlet(alpha).
 
     Args:
         targets: The class of each sample.
         clients: The number of clients.
         seed: Of the random numbers, 0 or more.
         alpha: The smaller, the fewer classes a client has; a large alpha is nearly IID.
-        minimum: A draw that leaves a client with fewer samples is repeated, at most 50 times; after that samples
-            are moved from the largest clients.
-        balance: Whether a client that already holds its equal part n/N gets nothing of the classes that come
-            after (as in FedLab and in the released code of FedCL).
-        nearest: Whether the cuts of a class are rounded to the nearest sample. By default they are rounded down, as
-            is common, which gives the last client one sample of nearly every class.
+        minimum: A draw that leaves a client with fewer samples is repeated, at most 50 times; after
+            that samples are moved from the largest clients.
+        balance: Whether a client that already holds its equal part n/N gets nothing of the classes
+            that come after (as in FedLab and in the released code of FedCL).
+        nearest: Whether the cuts of a class are rounded to the nearest sample. By default they are
+            rounded down, as is common, which gives the last client one sample of nearly every
+            class.
     """
     _check(len(targets), clients, minimum)
     _check_alpha(alpha)
@@ -80,11 +84,15 @@ def dirichlet(
     keys = targets[shuffled].astype(np.uint16) if len(present) <= 2**16 else targets[shuffled]
     by_class = shuffled[np.argsort(keys, kind="stable")]
     owner = np.empty(len(targets), dtype=np.int32)
-    owner[by_class] = np.repeat(np.tile(np.arange(clients, dtype=np.int32), len(present)), counts.ravel())
+    owner[by_class] = np.repeat(
+        np.tile(np.arange(clients, dtype=np.int32), len(present)), counts.ravel()
+    )
     return Population.from_owner(fill(rng, owner, clients, minimum), clients)
 
 
-def quantity(targets: Ints, clients: int, seed: int, *, alpha: float, minimum: int = 1) -> Population:
+def quantity(
+    targets: Ints, clients: int, seed: int, *, alpha: float, minimum: int = 1
+) -> Population:
     """Quantity skew: sizes in shares drawn from Dirichlet(alpha), samples uniform.
 
     Args:
@@ -97,14 +105,17 @@ def quantity(targets: Ints, clients: int, seed: int, *, alpha: float, minimum: i
     _check(len(targets), clients, minimum)
     _check_alpha(alpha)
     rng = _generator(seed, 3)
-    counts = redraw(lambda: cut(len(targets), dirichlet_shares(rng, clients, alpha))[None], minimum)[0]
+    counts = redraw(
+        lambda: cut(len(targets), dirichlet_shares(rng, clients, alpha))[None], minimum
+    )[0]
     owner = np.empty(len(targets), dtype=np.int32)
     owner[rng.permutation(len(targets))] = np.repeat(np.arange(clients, dtype=np.int32), counts)
     return Population.from_owner(fill(rng, owner, clients, minimum), clients)
 
 
 def shards(targets: Ints, clients: int, seed: int, *, shards: int = 2) -> Population:
-    """Pathological label skew: samples sorted by class and cut into shards, `shards` to each client.
+    """Pathological label skew: samples sorted by class and cut into shards, `shards` to each
+    client.
 
     Args:
         targets: The class of each sample.
@@ -125,9 +136,11 @@ def shards(targets: Ints, clients: int, seed: int, *, shards: int = 2) -> Popula
 
 
 def labels(targets: Ints, clients: int, seed: int, *, labels_per_client: int = 2) -> Population:
-    """Few labels each, as NIID-Bench deals them: client i has class i mod K and others drawn at random.
+    """Few labels each, as NIID-Bench deals them: client i has class i mod K and others drawn at
+    random.
 
-    The samples of a class are divided equally among the clients that have it; sizes therefore differ.
+    The samples of a class are divided equally among the clients that have it; sizes therefore
+    differ.
 
     Args:
         targets: The class of each sample.
@@ -149,17 +162,22 @@ def labels(targets: Ints, clients: int, seed: int, *, labels_per_client: int = 2
         has[client, first] = has[client, others] = True
     owner = np.full(len(targets), -1, dtype=np.int32)
     for label in range(classes):
-        samples, owners = rng.permutation(np.flatnonzero(targets == label)), np.flatnonzero(has[:, label])
+        samples, owners = (
+            rng.permutation(np.flatnonzero(targets == label)),
+            np.flatnonzero(has[:, label]),
+        )
         if len(owners):
             owner[samples] = owners[even_runs(len(samples), len(owners))]
     return Population.from_owner(owner, clients)
 
 
 def client_dirichlet(targets: Ints, clients: int, seed: int, *, alpha: float) -> Population:
-    """Label skew with equal sizes: every client draws the classes of its n/N samples from its own Dirichlet(alpha).
+    """Label skew with equal sizes: every client draws the classes of its n/N samples from its own
+    Dirichlet(alpha).
 
-    As in the released code of FedDyn and in FL-Simulator, where classes are not divided: one that is drawn more often
-    than it has samples is used again from its beginning, and of one that is drawn less often some have no client.
+    As in the released code of FedDyn and in FL-Simulator, where classes are not divided: one that
+    is drawn more often than it has samples is used again from its beginning, and of one that is
+    drawn less often some have no client.
 
     Args:
         targets: The class of each sample.
@@ -186,14 +204,16 @@ def client_dirichlet(targets: Ints, clients: int, seed: int, *, alpha: float) ->
 
 
 def disjoint_dirichlet(targets: Ints, clients: int, seed: int, *, alpha: float) -> Population:
-    """As `client_dirichlet`, but no sample has two clients: Hsu, Qi and Brown 2019, TensorFlow Federated, pfl-research.
+    """As `client_dirichlet`, but no sample has two clients: Hsu, Qi and Brown 2019, TensorFlow
+    Federated, pfl-research.
 
-    One client after another draws its n/N samples. Those of a class that is exhausted are drawn from its other classes
-    and, if they are exhausted too, from whatever is left.
+    One client after another draws its n/N samples. Those of a class that is exhausted are drawn
+    from its other classes and, if they are exhausted too, from whatever is left.
 
     Args:
         targets: The class of each sample.
-        clients: The number of clients; samples that are left when all have n/N, rounded down, have none.
+        clients: The number of clients; samples that are left when all have n/N, rounded down, have
+        none.
         seed: Of the random numbers, 0 or more.
         alpha: The smaller, the fewer classes a client has.
     """
@@ -215,14 +235,18 @@ def disjoint_dirichlet(targets: Ints, clients: int, seed: int, *, alpha: float) 
     return _dealt(rng, targets, taken)
 
 
-def counts(targets: Ints, clients: int, seed: int, *, class_counts: Sequence[Sequence[int]]) -> Population:
-    """As many samples of each class as a table says, such as that of another program's partition; drawn at random.
+def counts(
+    targets: Ints, clients: int, seed: int, *, class_counts: Sequence[Sequence[int]]
+) -> Population:
+    """As many samples of each class as a table says, such as that of another program's partition;
+    drawn at random.
 
     Args:
         targets: The class of each sample.
         clients: The number of clients.
         seed: Of the random numbers, 0 or more.
-        class_counts: For each client, how many samples of each class it has; samples that are left have no client.
+        class_counts: For each client, how many samples of each class it has; samples that are left
+        have no client.
     """
     _check(len(targets), clients, minimum=1)
     table = checked(class_counts, clients, np.bincount(targets))
@@ -239,7 +263,8 @@ def mixed(
     balance: bool = False,
     nearest: bool = False,
 ) -> Population:
-    """Two kinds of clients: the first half IID, the others label-skewed by Dirichlet(alpha) on the samples left.
+    """Two kinds of clients: the first half IID, the others label-skewed by Dirichlet(alpha) on the
+    samples left.
 
     Args:
         targets: The class of each sample.
@@ -252,19 +277,29 @@ def mixed(
     """
     _check(len(targets), clients, minimum)
     iid_clients = clients // 2
-    skewed = partial(dirichlet, seed=seed, alpha=alpha, minimum=minimum, balance=balance, nearest=nearest)
+    skewed = partial(
+        dirichlet, seed=seed, alpha=alpha, minimum=minimum, balance=balance, nearest=nearest
+    )
     if not iid_clients:
         return skewed(targets, clients)
-    first, rest = np.split(_generator(seed, 6).permutation(len(targets)), [len(targets) * iid_clients // clients])
-    kinds = ((first, iid(targets[first], iid_clients, seed)), (rest, skewed(targets[rest], clients - iid_clients)))
+    first, rest = np.split(
+        _generator(seed, 6).permutation(len(targets)), [len(targets) * iid_clients // clients]
+    )
+    kinds = (
+        (first, iid(targets[first], iid_clients, seed)),
+        (rest, skewed(targets[rest], clients - iid_clients)),
+    )
     owner = np.empty(len(targets), dtype=np.int32)
     for (samples, assigned), before in zip(kinds, (0, iid_clients), strict=True):
-        owner[samples[assigned.order]] = before + np.repeat(np.arange(len(assigned)), assigned.sizes)
+        owner[samples[assigned.order]] = before + np.repeat(
+            np.arange(len(assigned)), assigned.sizes
+        )
     return Population.from_owner(owner, clients)
 
 
 def natural(keys: Ints, clients: int | None, seed: int, *, minimum: int = 1) -> Population:
-    """One client per key (writer, speaker) with at least `minimum` samples; `clients` of them, or all.
+    """One client per key (writer, speaker) with at least `minimum` samples; `clients` of them, or
+    all.
 
     Args:
         keys: The natural client of each sample.
@@ -277,7 +312,9 @@ def natural(keys: Ints, clients: int | None, seed: int, *, minimum: int = 1) -> 
     sizes = np.bincount(keys)
     enough = np.flatnonzero(sizes >= minimum)
     if not len(enough):
-        raise UserError(f"data.minimum is {minimum}, but no natural client has that many samples; lower it.")
+        raise UserError(
+            f"data.minimum is {minimum}, but no natural client has that many samples; lower it."
+        )
     if clients is None:
         clients, found = len(enough), np.count_nonzero(sizes)
         if clients < found:
@@ -322,7 +359,9 @@ OPTIONS = {  # what each uses
     "mixed": ("alpha", "minimum", "balance", "nearest"),
     "natural": ("minimum",),
 }
-SETTINGS = tuple(dict.fromkeys(each for used in OPTIONS.values() for each in used))  # of all of them
+SETTINGS = tuple(
+    dict.fromkeys(each for used in OPTIONS.values() for each in used)
+)  # of all of them
 BY_NUMBER = ("iid", "quantity")  # these do not look at the classes
 
 
@@ -344,22 +383,28 @@ def partition(
 
     Args:
         dataset: Its training samples are divided among the clients.
-        name: One of `PARTITIONS`, such as "iid", "dirichlet", "quantity", "shards", "labels" or "natural".
+        name: One of `PARTITIONS`, such as "iid", "dirichlet", "quantity", "shards", "labels" or
+        "natural".
         clients: The number of clients; with "natural", None for all.
-        seed: Of the random numbers, 0 or more: the same seed gives the same partition on every platform.
-        alpha: Of the Dirichlet ones, "mixed" and "quantity"; the smaller, the more the clients differ.
+        seed: Of the random numbers, 0 or more: the same seed gives the same partition on every
+        platform.
+        alpha: Of the Dirichlet ones, "mixed" and "quantity"; the smaller, the more the clients
+        differ.
         minimum: The least number of samples of a client.
         shards: Of "shards": how many each client gets.
         labels_per_client: Of "labels": how many classes each client has.
         class_counts: Of "counts": for each client, how many samples of each class it has.
         balance: Of "dirichlet" and "mixed": whether clients get about as many samples each.
-        nearest: Of "dirichlet" and "mixed": whether cuts are rounded to the nearest sample, not down.
+        nearest: Of "dirichlet" and "mixed": whether cuts are rounded to the nearest sample, not
+        down.
 
     Returns:
         The training samples of each client.
     """
     if name not in PARTITIONS:
-        raise UserError(f"data.partition is {name!r}, which does not exist; {errors.nearest(name, PARTITIONS)}")
+        raise UserError(
+            f"data.partition is {name!r}, which does not exist; {errors.nearest(name, PARTITIONS)}"
+        )
     if name == "natural":
         if dataset.keys is None:
             raise UserError(
@@ -367,9 +412,20 @@ def partition(
             )
         return replace(natural(dataset.keys, clients, seed, minimum=minimum), dealt=name)
     if clients is None:
-        raise UserError(f"data.clients is missing: partition {name!r} needs the number of clients; give at least 1.")
-    given: dict[str, Any] = {"alpha": alpha, "minimum": minimum, "balance": balance, "nearest": nearest}
-    given |= {"shards": shards, "labels_per_client": labels_per_client, "class_counts": class_counts}
+        raise UserError(
+            f"data.clients is missing: partition {name!r} needs the number of clients; give at least 1."
+        )
+    given: dict[str, Any] = {
+        "alpha": alpha,
+        "minimum": minimum,
+        "balance": balance,
+        "nearest": nearest,
+    }
+    given |= {
+        "shards": shards,
+        "labels_per_client": labels_per_client,
+        "class_counts": class_counts,
+    }
     labels = dataset.labels_of_train if name in BY_NUMBER else dataset.with_labels().labels_of_train
     if labels is None and name not in BY_NUMBER:
         raise UserError(
@@ -378,7 +434,8 @@ def partition(
         )
     numbers = np.zeros(len(dataset.train), dtype=np.int64) if labels is None else labels
     return replace(
-        PARTITIONS[name](numbers, clients, seed, **{each: given[each] for each in OPTIONS[name]}), dealt=name
+        PARTITIONS[name](numbers, clients, seed, **{each: given[each] for each in OPTIONS[name]}),
+        dealt=name,
     )
 
 

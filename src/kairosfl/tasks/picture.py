@@ -34,7 +34,9 @@ def draw_partition(path: str | os.PathLike[str], dataset: DataSet, population: P
         ) from None
     labels = dataset.labels_of_train
     if labels is None:
-        raise UserError(f"data set {dataset.name!r} has no class for each sample, which the picture would show.")
+        raise UserError(
+            f"data set {dataset.name!r} has no class for each sample, which the picture would show."
+        )
     counts = label_counts(labels, population, dataset.classes)
     few = len(population) <= DISCS
     figure = Figure(figsize=(10, 6), layout="constrained")
@@ -57,7 +59,9 @@ def draw_partition(path: str | os.PathLike[str], dataset: DataSet, population: P
     main.set_ylabel("class")
     main.set_ylim(dataset.classes - 0.5, -0.5)
     if dataset.classes <= NAMED:
-        names = [_short(label) for label in dataset.labels] or [str(c) for c in range(dataset.classes)]
+        names = [_short(label) for label in dataset.labels] or [
+            str(c) for c in range(dataset.classes)
+        ]
         main.set_yticks(range(dataset.classes), names)
     top.set_ylabel("samples")
     top.set_title(_title(describe(dataset, population)), fontsize="medium")
@@ -70,7 +74,9 @@ def draw_partition(path: str | os.PathLike[str], dataset: DataSet, population: P
         figure.savefig(part, dpi=150)
         os.replace(part, target)
     except OSError as error:
-        raise UserError(f"Cannot write {target}: {error.strerror or error}; choose another path.") from None
+        raise UserError(
+            f"Cannot write {target}: {error.strerror or error}; choose another path."
+        ) from None
 
 
 def _discs(axes: Axes, counts: Ints) -> None:
@@ -103,7 +109,9 @@ def _columns(counts: Ints) -> tuple[Floats, Floats, Floats]:
 def _clients(count: int) -> str:
     if count <= DISCS:
         return "client"
-    merged = f"; a column is the mean of about {count / COLUMNS:.0f}" if count > 1.5 * COLUMNS else ""
+    merged = (
+        f"; a column is the mean of about {count / COLUMNS:.0f}" if count > 1.5 * COLUMNS else ""
+    )
     return f"{count:,} clients, sorted by their main class{merged}"
 
 

@@ -24,7 +24,8 @@ class Population:
         order: Indices of training samples, those of each client together.
         offsets: Where each client's samples begin and the last one's end, `[clients + 1]`.
         keys: The natural client (writer, speaker) that each client is, if there are such.
-        tests: Which samples of the test set are whose; a client may have none, and clients may share some.
+        tests: Which samples of the test set are whose; a client may have none, and clients may
+        share some.
         shared: Whether a training sample may belong to several clients, or to one more than once.
         dealt: The partition that dealt the samples; empty if the clients were given.
     """
@@ -39,10 +40,18 @@ class Population:
     def __post_init__(self) -> None:
         if self.offsets.ndim != 1 or len(self.offsets) < 2:
             raise UserError("a population needs at least one client.")
-        if self.offsets[0] != 0 or self.offsets[-1] != len(self.order) or np.any(np.diff(self.offsets) < 0):
-            raise UserError(f"offsets must rise from 0 to the number of samples, {len(self.order)}.")
+        if (
+            self.offsets[0] != 0
+            or self.offsets[-1] != len(self.order)
+            or np.any(np.diff(self.offsets) < 0)
+        ):
+            raise UserError(
+                f"offsets must rise from 0 to the number of samples, {len(self.order)}."
+            )
         if self.tests is not None and len(self.tests) != len(self):
-            raise UserError(f"tests has {len(self.tests)} clients; give one list for each of the {len(self)}.")
+            raise UserError(
+                f"tests has {len(self.tests)} clients; give one list for each of the {len(self)}."
+            )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -88,7 +97,9 @@ class Population:
         """
         if len(owner) and int(owner.max()) >= clients:
             sample = int(owner.argmax())
-            raise UserError(f"sample {sample} belongs to client {owner[sample]}, but there are only {clients} clients.")
+            raise UserError(
+                f"sample {sample} belongs to client {owner[sample]}, but there are only {clients} clients."
+            )
         owned = owner >= 0
         sizes = np.bincount(owner[owned], minlength=clients)
         order = np.argsort(owner, kind="stable")[len(owner) - int(owned.sum()) :]
@@ -97,12 +108,15 @@ class Population:
         return cls(order.astype(np.int32 if len(owner) < 2**31 else np.int64), offsets, keys, tests)
 
     @classmethod
-    def from_lists(cls, clients: Sequence[Ints], *, tests: Sequence[Ints] | None = None) -> Population:
+    def from_lists(
+        cls, clients: Sequence[Ints], *, tests: Sequence[Ints] | None = None
+    ) -> Population:
         """From one array of sample indices per client.
 
         Args:
             clients: For each client, the indices of its samples in the training set.
-            tests: For each client, the indices of its own samples in the test set, if clients have some.
+            tests: For each client, the indices of its own samples in the test set, if clients have
+            some.
         """
         lists = [_indices(indices, number) for number, indices in enumerate(clients)]
         offsets = np.zeros(len(lists) + 1, dtype=np.int64)
@@ -111,7 +125,8 @@ class Population:
         return cls(order, offsets, tests=None if tests is None else Population.from_lists(tests))
 
     def check(self, samples: int) -> None:
-        """Refuse a client without data, a sample that does not exist and, unless `shared`, a sample owned twice.
+        """Refuse a client without data, a sample that does not exist and, unless `shared`, a sample
+        owned twice.
 
         Args:
             samples: The number of training samples.
@@ -122,7 +137,9 @@ class Population:
         empty = np.flatnonzero(self.sizes == 0)
         if len(empty):
             more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
-            raise UserError(f"client {empty[0]}{more} has no data; give it samples or leave it out.")
+            raise UserError(
+                f"client {empty[0]}{more} has no data; give it samples or leave it out."
+            )
         self.check_range(samples)
         owners = np.bincount(self.order, minlength=samples)
         if owners.max() > 1 and not self.shared:
@@ -133,7 +150,9 @@ class Population:
         """Refuse a sample that does not exist."""
         wrong = self.order[(self.order < 0) | (self.order >= samples)]
         if len(wrong):
-            raise UserError(f"the population names sample {wrong[0]}; the data has {what} 0 to {samples - 1}.")
+            raise UserError(
+                f"the population names sample {wrong[0]}; the data has {what} 0 to {samples - 1}."
+            )
 
 
 def _indices(indices: Any, number: int) -> Ints:
@@ -141,7 +160,9 @@ def _indices(indices: Any, number: int) -> Ints:
     try:
         numbers = np.asarray(indices)
     except (TypeError, ValueError):
-        raise UserError(f"clients[{number}] is not a list of sample indices; give whole numbers, [n].") from None
+        raise UserError(
+            f"clients[{number}] is not a list of sample indices; give whole numbers, [n]."
+        ) from None
     if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
         raise UserError(
             f"clients[{number}] has {numbers.dtype} values of shape {list(numbers.shape)}; give the indices of the "
@@ -151,8 +172,8 @@ def _indices(indices: Any, number: int) -> Ints:
 
 
 def own_tests(dataset: DataSet, population: Population) -> Population | None:
-    """Each client's own test samples (some may have none), or None if neither the population nor the keys of the data
-    assign them."""
+    """Each client's own test samples (some may have none), or None if neither the population nor
+    the keys of the data assign them."""
     if population.tests is not None:
         return population.tests
     keys = population.keys if population.keys is not None else _keys(dataset, population)
@@ -166,10 +187,14 @@ def own_tests(dataset: DataSet, population: Population) -> Population | None:
 
 
 def _keys(dataset: DataSet, population: Population) -> Ints | None:
-    """The natural key of each client, if all samples of a client share one and no two clients have the same."""
+    """The natural key of each client, if all samples of a client share one and no two clients have
+    the same.
+    """
     if dataset.keys is None or not population.sizes.all():
         return None
     keys = dataset.keys[population.order]
     first = keys[population.offsets[:-1]]
-    natural = np.array_equal(keys, np.repeat(first, population.sizes)) and len(np.unique(first)) == len(first)
+    natural = np.array_equal(keys, np.repeat(first, population.sizes)) and len(
+        np.unique(first)
+    ) == len(first)
     return first if natural and first.min() >= 0 else None

@@ -1,6 +1,8 @@
-"""From stored inputs to what a model sees, on the device: normalisation, and the keys of what is random about it.
+"""From stored inputs to what a model sees, on the device: normalisation, and the keys of what is
+random about it.
 
-Every operation acts on each sample alone, so one client's batch [b,...] and stacked ones [m,b,...] give equal bits.
+Every operation acts on each sample alone, so one client's batch [b,...] and stacked ones [m,b,...]
+give equal bits.
 """
 
 from __future__ import annotations
@@ -31,14 +33,22 @@ def _normalised(inputs: torch.Tensor, dataset: DataSet) -> torch.Tensor:
     if inputs.dtype != torch.uint8:
         return inputs
     scale, shift = affine(dataset.mean, dataset.std, inputs.device)
-    # Two operations, each rounded: a fused one would give different bits on other devices and at the end of a vector.
+    # Two operations, each rounded: a fused one would give different bits on other devices and at
+    # the end of a vector.
     return inputs.float().mul_(scale).add_(shift)
 
 
 @lru_cache(maxsize=16)
-def affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """What uint8 images are multiplied by and what is then added, one number per channel or one for all."""
-    means, stds = torch.tensor(mean or (0.0,), dtype=torch.float64), torch.tensor(std or (1.0,), dtype=torch.float64)
+def affine(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What uint8 images are multiplied by and what is then added, one number per channel or one for
+    all.
+    """
+    means, stds = (
+        torch.tensor(mean or (0.0,), dtype=torch.float64),
+        torch.tensor(std or (1.0,), dtype=torch.float64),
+    )
     scale, shift = 1 / (255 * stds), -means / stds
     return scale.float().view(-1, 1, 1).to(device), shift.float().view(-1, 1, 1).to(device)
 
@@ -62,7 +72,9 @@ def sample_keys(
 
 
 def ordered(inputs: Tree) -> Any:
-    """Images channels-last on a CPU, where convolutions and poolings are twice as fast; anything else as it is."""
+    """Images channels-last on a CPU, where convolutions and poolings are twice as fast; anything
+    else as it is.
+    """
 
     def one(leaf: torch.Tensor) -> torch.Tensor:
         images = leaf.ndim == 4 and leaf.device.type == "cpu"
@@ -74,9 +86,13 @@ def ordered(inputs: Tree) -> Any:
 def mislabelled(
     targets: torch.Tensor, keys: torch.Tensor, noise: float | torch.Tensor, dataset: DataSet
 ) -> torch.Tensor:
-    """The classes, of which a fraction `noise` is replaced by one of the others, chosen by the samples' keys."""
+    """The classes, of which a fraction `noise` is replaced by one of the others, chosen by the
+    samples' keys.
+    """
     if dataset.kind not in CLASSED:
-        raise UserError(f"label_noise needs one class per sample, and data set {dataset.name!r} is {dataset.kind!r}.")
+        raise UserError(
+            f"label_noise needs one class per sample, and data set {dataset.name!r} is {dataset.kind!r}."
+        )
     least = noise * 2**16  # rounded, so that float32 and float64 choose the same samples
     wrong = keys & 0xFFFF < (least.round() if isinstance(least, torch.Tensor) else round(least))
     others = 1 + (((keys >> 16) & 0xFFFFFF) * (dataset.classes - 1) >> 24)
@@ -85,7 +101,9 @@ def mislabelled(
 
 
 def _mix(keys: torch.Tensor) -> torch.Tensor:
-    """The finaliser of splitmix64 after adding the golden ratio: every input bit moves every output bit."""
+    """The finaliser of splitmix64 after adding the golden ratio: every input bit moves every output
+    bit.
+    """
     keys = keys + _signed(0x9E3779B97F4A7C15)
     keys = (keys ^ _shift(keys, 30)) * _signed(0xBF58476D1CE4E5B9)
     keys = (keys ^ _shift(keys, 27)) * _signed(0x94D049BB133111EB)

@@ -1,4 +1,6 @@
-"""Shares of the samples: random ones in fixed point, the arithmetic that makes whole samples of them, and tables."""
+"""Shares of the samples: random ones in fixed point, the arithmetic that makes whole samples of
+them, and tables.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ Shares = npt.NDArray[np.int64]  # fixed point: a client's share in units of 1 / 
 
 SHARE_UNIT = 10**9
 REDRAWS = 50
-# If more clients than this are below the minimum, a redraw succeeds with probability about e^-64: move samples instead.
+# If more clients than this are below the minimum, a redraw succeeds with probability about e^-64:
+# move samples instead.
 HOPELESS = 64
 
 
@@ -25,11 +28,15 @@ def even_runs(samples: int, runs: int) -> npt.NDArray[np.int32]:
 
 
 def dirichlet_shares(
-    rng: np.random.Generator, clients: int, alpha: float, allowed: npt.NDArray[np.bool_] | None = None
+    rng: np.random.Generator,
+    clients: int,
+    alpha: float,
+    allowed: npt.NDArray[np.bool_] | None = None,
 ) -> Shares:
     """One draw of a symmetric Dirichlet, rounded to fixed point.
 
-    Computed in logarithms, because a gamma variate underflows for small alpha: Gamma(a) = Gamma(a + 1) * U^(1/a).
+    Computed in logarithms, because a gamma variate underflows for small alpha: Gamma(a) = Gamma(a +
+    1) * U^(1/a).
     """
     logs = np.log(rng.standard_gamma(alpha + 1, clients))
     logs += np.log1p(-rng.random(clients)) / alpha
@@ -47,13 +54,16 @@ def cut(samples: int, shares: Shares, *, nearest: bool = False) -> Ints:
     """
     ends = np.cumsum(shares)
     half = ends[-1] // 2 if nearest else 0
-    # Rounding may push the cumulative sum past the unit; samples * sum fits into 63 bits for up to 9e9 samples.
+    # Rounding may push the cumulative sum past the unit; samples * sum fits into 63 bits for up to
+    # 9e9 samples.
     counts: Ints = np.diff((ends * samples + half) // ends[-1], prepend=0)
     return counts
 
 
 def redraw(draw: Callable[[], Ints], minimum: int) -> Ints:
-    """Draw counts [classes, clients] until every client has its minimum, as long as a redraw can plausibly succeed."""
+    """Draw counts [classes, clients] until every client has its minimum, as long as a redraw can
+    plausibly succeed.
+    """
     counts = draw()
     for _ in range(REDRAWS):
         if not 0 < np.count_nonzero(counts.sum(axis=0) < minimum) <= HOPELESS:
@@ -63,7 +73,9 @@ def redraw(draw: Callable[[], Ints], minimum: int) -> Ints:
 
 
 def fill(rng: np.random.Generator, owner: Ints, clients: int, minimum: int) -> Ints:
-    """Give every client its minimum, taking random samples one by one from the client that is largest at the time."""
+    """Give every client its minimum, taking random samples one by one from the client that is
+    largest at the time.
+    """
     sizes = np.bincount(owner, minlength=clients)
     missing = np.maximum(minimum - sizes, 0)
     if not missing.any():
@@ -79,11 +91,15 @@ def fill(rng: np.random.Generator, owner: Ints, clients: int, minimum: int) -> I
 
 
 def from_largest(sizes: Ints, total: int) -> Ints:
-    """How many samples each client gives when `total` are taken one by one from the largest (lowest id first)."""
+    """How many samples each client gives when `total` are taken one by one from the largest (lowest
+    id first).
+    """
     low, high = 0, int(sizes.max())
     while low < high:  # find the highest cap on client sizes that frees at least `total` samples
         level = (low + high + 1) // 2
-        low, high = (level, high) if np.maximum(sizes - level, 0).sum() >= total else (low, level - 1)
+        low, high = (
+            (level, high) if np.maximum(sizes - level, 0).sum() >= total else (low, level - 1)
+        )
     gives = np.maximum(sizes - low, 0)
     surplus = int(gives.sum()) - total
     gives[np.flatnonzero(gives)[len(np.flatnonzero(gives)) - surplus :]] -= 1
@@ -91,7 +107,9 @@ def from_largest(sizes: Ints, total: int) -> Ints:
 
 
 def checked(class_counts: Sequence[Sequence[int]], clients: int, present: Ints) -> Ints:
-    """A table `[clients, classes]` of samples, refused where it does not fit to the clients and the samples present."""
+    """A table `[clients, classes]` of samples, refused where it does not fit to the clients and the
+    samples present.
+    """
     if len(class_counts) != clients:
         raise UserError(
             f"data.class_counts has {len(class_counts)} rows, but data.clients is {clients}; give one row for each "

@@ -1,4 +1,6 @@
-"""Samples that are read when a batch needs them: data larger than memory, and transforms that are drawn anew."""
+"""Samples that are read when a batch needs them: data larger than memory, and transforms that are
+drawn anew.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ class Streamed:
     """Inputs and targets that stay where they are until a batch needs them.
 
     Args:
-        fetch: From the numbers of samples, and a seed for each if their transforms are drawn anew, to inputs and
-            targets in memory.
+        fetch: From the numbers of samples, and a seed for each if their transforms are drawn anew,
+            to inputs and targets in memory.
         count: The number of samples.
         known: The targets of all samples if they need not be read, which partitions by class need.
         device: Where batches are put.
@@ -41,7 +43,9 @@ class Streamed:
     def __len__(self) -> int:
         return self.count
 
-    def read(self, chosen: torch.Tensor | slice, keys: torch.Tensor | None = None) -> tuple[Any, Any]:
+    def read(
+        self, chosen: torch.Tensor | slice, keys: torch.Tensor | None = None
+    ) -> tuple[Any, Any]:
         """Inputs and targets of these samples; `keys` seed their transforms."""
         numbers = range(self.count)[chosen] if isinstance(chosen, slice) else chosen.tolist()
         inputs, targets = self.fetch(numbers, None if keys is None else keys.flatten().tolist())
@@ -59,7 +63,12 @@ class Streamed:
         """Only these samples."""
         numbers, fetch = chosen.tolist(), self.fetch
         known = None if self.known is None else self.known[chosen]
-        return Streamed(lambda some, seeds: fetch([numbers[i] for i in some], seeds), len(numbers), known, self.device)
+        return Streamed(
+            lambda some, seeds: fetch([numbers[i] for i in some], seeds),
+            len(numbers),
+            known,
+            self.device,
+        )
 
     def to(self, device: torch.device) -> Streamed:
         """The samples with their batches on a device."""
@@ -81,7 +90,9 @@ class Streamed:
             return self
         parts = [targets for _, targets in self.batches(256)]
         if not all(isinstance(part, torch.Tensor) for part in parts):
-            raise UserError("samples with several targets each have no class to divide them by; give the clients.")
+            raise UserError(
+                "samples with several targets each have no class to divide them by; give the clients."
+            )
         return replace(self, known=torch.cat(parts).cpu())
 
     def digest(self) -> str:
@@ -89,14 +100,18 @@ class Streamed:
         found = hashlib.md5(str(self.count).encode(), usedforsecurity=False)
         for chosen in (slice(0, 1), slice(self.count - 1, self.count)):
             for leaf in (
-                leaf for tree in self.read(chosen, torch.zeros(1, dtype=torch.int64)) for leaf in leaves(tree)
+                leaf
+                for tree in self.read(chosen, torch.zeros(1, dtype=torch.int64))
+                for leaf in leaves(tree)
             ):
                 found.update(leaf.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return found.hexdigest()
 
 
 def reading(data: Any) -> str:
-    """What reading costs where samples are read for each batch, as the end of a sentence; empty where they are not."""
+    """What reading costs where samples are read for each batch, as the end of a sentence; empty
+    where they are not.
+    """
     if not isinstance(data, Streamed):
         return ""
     count, began = min(32, len(data)), time.perf_counter()
@@ -105,10 +120,12 @@ def reading(data: Any) -> str:
 
 
 def of_items(items: Any, collate: Callable[[list[Any]], tuple[Any, Any]]) -> Streamed:
-    """A map-style data set, whose `items[i]` is a pair of input and target; transforms inside it are drawn anew.
+    """A map-style data set, whose `items[i]` is a pair of input and target; transforms inside it
+    are drawn anew.
 
     Args:
-        items: The data set. Its attribute `targets`, which those of torchvision have, is used if there is one.
+        items: The data set. Its attribute `targets`, which those of torchvision have, is used if
+        there is one.
         collate: From a list of its pairs to inputs and targets.
     """
 
@@ -127,13 +144,17 @@ def of_items(items: Any, collate: Callable[[list[Any]], tuple[Any, Any]]) -> Str
 def of_arrays(x: np.ndarray, targets: Any) -> Streamed:
     """An array on disk, such as a `numpy.memmap`, and its targets in memory."""
     if len(x) != rows(targets):
-        raise UserError(f"the memory map has {len(x)} inputs and {rows(targets)} targets; give as many.")
+        raise UserError(
+            f"the memory map has {len(x)} inputs and {rows(targets)} targets; give as many."
+        )
 
     def fetch(numbers: Sequence[int], _: Sequence[int] | None) -> tuple[Any, Any]:
         chosen = np.fromiter(numbers, dtype=np.int64, count=len(numbers))
         inputs = torch.from_numpy(np.ascontiguousarray(x[chosen]))
         wanted = torch.from_numpy(chosen)
-        return inputs.float() if inputs.is_floating_point() else inputs, tree_map(lambda leaf: leaf[wanted], targets)
+        return inputs.float() if inputs.is_floating_point() else inputs, tree_map(
+            lambda leaf: leaf[wanted], targets
+        )
 
     return Streamed(fetch, len(x), targets if isinstance(targets, torch.Tensor) else None)
 
@@ -147,7 +168,9 @@ def chained(parts: Sequence[Any]) -> Streamed:
         for place, number in enumerate(numbers):
             which = int(np.searchsorted(ends, number, side="right"))
             row = torch.tensor([number - int(ends[which]) + len(parts[which])])
-            found.append(parts[which].read(row, None if seeds is None else torch.tensor([seeds[place]])))
+            found.append(
+                parts[which].read(row, None if seeds is None else torch.tensor([seeds[place]]))
+            )
         inputs, targets = zip(*found, strict=True)
         return join(torch.cat, list(inputs)), join(torch.cat, list(targets))
 
@@ -158,7 +181,9 @@ def chained(parts: Sequence[Any]) -> Streamed:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Torch, numpy and Python draw from this seed, and go on afterwards as if nothing had been drawn."""
+    """Torch, numpy and Python draw from this seed, and go on afterwards as if nothing had been
+    drawn.
+    """
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     torch.default_generator.manual_seed(seed % 2**63)
     np.random.seed(seed % 2**32)

@@ -39,14 +39,16 @@ class Task:
         model: Any module; its parameters as they are now are the start of the run.
         dataset: Training and test samples.
         clients: The training samples of each client, as from `partition`.
-        loss: From outputs and targets of a batch to one loss per sample, `[batch]`; by default that of the data's kind.
+        loss: From outputs and targets of a batch to one loss per sample, `[batch]`; by default that
+        of the data's kind.
         augment: Whether images are randomly cropped and flipped while training; `Crops` says how.
-        metrics: What is measured on the test set, by name, the main one first; by default those of the data's kind. A
-            plain function returns a number per sample, whose mean is better when higher; for others use `Metric`.
+        metrics: What is measured on the test set, by name, the main one first; by default those of
+            the data's kind. A plain function returns a number per sample, whose mean is better when
+            higher; for others use `Metric`.
         own: Names of trained parameters that never leave a client, or patterns such as "head.*".
 
-    Of the model, the parameters with `requires_grad` are trained and sent. The others and the buffers are the base,
-    which every client has and no training step changes.
+    Of the model, the parameters with `requires_grad` are trained and sent. The others and the
+    buffers are the base, which every client has and no training step changes.
     """
 
     model: nn.Module
@@ -64,12 +66,16 @@ class Task:
         kind = KINDS.get(self.dataset.kind or "")
         if self.loss is None:
             if kind is None:
-                raise UserError(f"data set {self.dataset.name!r} is of no known kind; give its task a loss.")
+                raise UserError(
+                    f"data set {self.dataset.name!r} is of no known kind; give its task a loss."
+                )
             object.__setattr__(self, "loss", kind.loss)
         usual = kind is not None and (self.loss is kind.loss or self.metrics is None)
         if self.dataset.kind == "language" and usual:
             check_targets(self.dataset)
-        if self.augment and (not isinstance(self.dataset.train.inputs, Tensor) or len(self.dataset.shape) != 3):
+        if self.augment and (
+            not isinstance(self.dataset.train.inputs, Tensor) or len(self.dataset.shape) != 3
+        ):
             raise UserError(
                 "data.augment = true needs images [channels, height, width] alone as input; set it to false."
             )
@@ -86,18 +92,24 @@ class Task:
         return named(own)
 
     def _judges(self, metrics: Mapping[str, Metric]) -> bool:
-        """Whether the usual metrics of this kind can judge the model's outputs, which a loss of one's own may not."""
+        """Whether the usual metrics of this kind can judge the model's outputs, which a loss of
+        one's own may not.
+        """
         if self.loss is KINDS[self.dataset.kind or ""].loss:
             return True
         try:
             _, outputs, targets = self._tried
-            return all(len(metric.measure(outputs, targets)) == len(outputs) for metric in metrics.values())
+            return all(
+                len(metric.measure(outputs, targets)) == len(outputs) for metric in metrics.values()
+            )
         except Exception:  # the outputs are of another form
             return False
 
     @cached_property
     def confusable(self) -> int:
-        """The number of classes, if outputs are scores of classes and these are few enough to be recorded; else 0."""
+        """The number of classes, if outputs are scores of classes and these are few enough to be
+        recorded; else 0.
+        """
         usual = [KINDS[name].metrics["accuracy"] for name in CLASSED]
         few = self.dataset.classes <= MOST_CLASSES
         return self.dataset.classes if few and self.measures.get("accuracy") in usual else 0
@@ -129,13 +141,21 @@ class Task:
     @cached_property
     def own_names(self) -> frozenset[str]:
         """The names of the trained parameters that never leave a client."""
-        names = [name for name in trained(self.model) if any(fnmatch(name, pattern) for pattern in self.own)]
+        names = [
+            name
+            for name in trained(self.model)
+            if any(fnmatch(name, pattern) for pattern in self.own)
+        ]
         for pattern in self.own:
             if not any(fnmatch(name, pattern) for name in names):
                 listed = ", ".join(trained(self.model))
-                raise UserError(f"own = {pattern!r} is the name of no trained parameter; there are {listed}.")
+                raise UserError(
+                    f"own = {pattern!r} is the name of no trained parameter; there are {listed}."
+                )
         if names and len(names) == len(trained(self.model)):
-            raise UserError(f"own = {list(self.own)} leaves nothing to share; leave some parameters out.")
+            raise UserError(
+                f"own = {list(self.own)} leaves nothing to share; leave some parameters out."
+            )
         return frozenset(names)
 
     def own_start(self) -> Tensor | None:
@@ -162,13 +182,21 @@ class Task:
         return bool(self.augment) or isinstance(self.dataset.train, Streamed)
 
     def augmented(self, inputs: Any, keys: Tensor) -> Any:
-        """Stored training inputs, cropped and flipped by these keys if so asked for: before they are normalised."""
+        """Stored training inputs, cropped and flipped by these keys if so asked for: before they
+        are normalised.
+        """
         crops = self.augment
-        return augment(inputs, keys, crops, mean=self.dataset.mean) if isinstance(crops, Crops) else inputs
+        return (
+            augment(inputs, keys, crops, mean=self.dataset.mean)
+            if isinstance(crops, Crops)
+            else inputs
+        )
 
     @property
     def client_accuracy_on(self) -> Literal["test", "train"]:
-        """On which samples the accuracy of each client is measured: its own test samples, or else what it trains on."""
+        """On which samples the accuracy of each client is measured: its own test samples, or else
+        what it trains on.
+        """
         return "train" if self.tests is None else "test"
 
     def start(self) -> Tensor:
@@ -176,10 +204,14 @@ class Task:
         if not self.own:
             return flatten(self.model)
         tensors = trained(self.model)
-        return torch.cat([tensors[entry.name].detach().reshape(-1) for entry in self.layout.entries])
+        return torch.cat(
+            [tensors[entry.name].detach().reshape(-1) for entry in self.layout.entries]
+        )
 
     def trial(self) -> tuple[Any, Any]:
-        """The first training samples as the model sees them, and their targets, to try the model on."""
+        """The first training samples as the model sees them, and their targets, to try the model
+        on.
+        """
         inputs, targets = self.dataset.train.read(torch.arange(min(TRIAL, len(self.dataset.train))))
         return self.prepared(inputs, next(iter(trained(self.model).values())).dtype), targets
 
@@ -195,7 +227,8 @@ class Task:
         return cast(prepare(inputs, self.dataset), dtype)
 
     def check(self) -> None:
-        """Try the model, the loss and the metrics on a few samples, and refuse what does not fit with the shapes.
+        """Try the model, the loss and the metrics on a few samples, and refuse what does not fit
+        with the shapes.
 
         Raises:
             UserError: Names what fails or has the wrong shape.
@@ -208,7 +241,9 @@ class Task:
             raise
         except Exception as error:  # the user's forward: anything may come out of it
             shape = shapes(self.trial()[0])
-            raise UserError(f"{model} fails on training inputs of shape {shape}: {first_line(error)}") from error
+            raise UserError(
+                f"{model} fails on training inputs of shape {shape}: {first_line(error)}"
+            ) from error
         count = rows(targets)
         made = f"outputs of shape {shapes(outputs)} and targets of shape {shapes(targets)}"
         self._check_outputs(model, inputs, outputs, targets)
@@ -222,7 +257,9 @@ class Task:
                 raise UserError(f"{name} fails on {made}: {first_line(error)}") from error
             per_sample = isinstance(numbers, Tensor) and numbers.ndim and len(numbers) == count
             if not per_sample or (name == "loss" and numbers.shape != (count,)):
-                found = list(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
+                found = (
+                    list(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
+                )
                 raise UserError(
                     f"{name} returned {found} for {made}; return one number per sample, shape [{count}], such as by "
                     "reduction='none' and a mean over the other dimensions."
@@ -235,29 +272,40 @@ class Task:
 
     def _has_gradient(self, outputs: Tree, targets: Any) -> bool:
         with torch.enable_grad():  # clones, which a loss may change in place
-            watched = tree_map(lambda leaf: leaf.detach().requires_grad_(leaf.is_floating_point()).clone(), outputs)
+            watched = tree_map(
+                lambda leaf: leaf.detach().requires_grad_(leaf.is_floating_point()).clone(), outputs
+            )
             return self.loss(watched, targets).requires_grad
 
     def check_features(self, who: str) -> None:
-        """Refuse a model whose features, the input of its last `nn.Linear`, are not one row per sample.
+        """Refuse a model whose features, the input of its last `nn.Linear`, are not one row per
+        sample.
 
         Args:
             who: What would compare them.
         """
         model, heard = copy.deepcopy(self.model).eval(), []
-        last_linear(model).register_forward_pre_hook(lambda _, arguments: heard.append(arguments[0]))
+        last_linear(model).register_forward_pre_hook(
+            lambda _, arguments: heard.append(arguments[0])
+        )
         inputs, targets = self.trial()
         with torch.no_grad():
             call(model, inputs)
         if not heard or len(heard[-1]) != rows(targets):
-            found = f"is given {list(heard[-1].shape)} for {rows(targets)} samples" if heard else "is not used"
+            found = (
+                f"is given {list(heard[-1].shape)} for {rows(targets)} samples"
+                if heard
+                else "is not used"
+            )
             raise UserError(
                 f"{who} compares features, the input of the last nn.Linear, but that of {type(self.model).__name__} "
                 f"{found}; leave {who} out, or use a model that ends with an nn.Linear."
             )
 
     def _check_outputs(self, model: str, inputs: Tree, outputs: Tensor, targets: Any) -> None:
-        """Refuse outputs of a shape that is wrong in a way that the usual loss of this kind would not notice."""
+        """Refuse outputs of a shape that is wrong in a way that the usual loss of this kind would
+        not notice.
+        """
         kind, classes = self.dataset.kind, self.dataset.classes
         if not kind or self.loss is not KINDS[kind].loss:
             return
@@ -268,7 +316,11 @@ class Task:
                 "targets are classes, give them as whole numbers."
             )
         logit = classes <= 2 and outputs.shape in ((len(outputs),), (len(outputs), 1))
-        if kind == "classification" and not logit and (outputs.ndim != 2 or outputs.shape[1] < classes):
+        if (
+            kind == "classification"
+            and not logit
+            and (outputs.ndim != 2 or outputs.shape[1] < classes)
+        ):
             numbers = ""
             if outputs.numel() == len(outputs):
                 numbers = ", or pass kind='regression' if the targets are numbers"

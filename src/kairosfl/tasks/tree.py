@@ -1,4 +1,6 @@
-"""Inputs and targets of samples: a tensor, or a tuple or dict of tensors with the same first dimension."""
+"""Inputs and targets of samples: a tensor, or a tuple or dict of tensors with the same first
+dimension.
+"""
 
 from __future__ import annotations
 

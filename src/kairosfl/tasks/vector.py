@@ -1,4 +1,6 @@
-"""A model as one flat vector: its trained tensors, where each of them is, and the base, which is not trained."""
+"""A model as one flat vector: its trained tensors, where each of them is, and the base, which is
+not trained.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ from kairosfl.tasks.forward import call
 from kairosfl.tasks.tree import Tree, rows, tree_map
 
 TYPES = {torch.float16, torch.float32, torch.float64}
-WRAPPERS = (torch.jit.ScriptModule, nn.DataParallel, nn.parallel.DistributedDataParallel)  # not with other weights
+WRAPPERS = (
+    torch.jit.ScriptModule,
+    nn.DataParallel,
+    nn.parallel.DistributedDataParallel,
+)  # not with other weights
 
 
 def layout_of(model: nn.Module, own: Collection[str] = ()) -> Layout:
@@ -31,13 +37,23 @@ def layout_of(model: nn.Module, own: Collection[str] = ()) -> Layout:
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What the vector holds: the parameters with `requires_grad`, in the model's order, tied ones once."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    """What the vector holds: the parameters with `requires_grad`, in the model's order, tied ones
+    once.
+    """
+    return {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
 
 
 def base(model: nn.Module) -> dict[str, Tensor]:
-    """What it does not: frozen parameters and buffers. They belong to the task and are shared by all clients."""
-    frozen = {name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    """What it does not: frozen parameters and buffers. They belong to the task and are shared by
+    all clients.
+    """
+    frozen = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if not parameter.requires_grad
+    }
     return {**frozen, **dict(model.named_buffers())}
 
 
@@ -51,7 +67,9 @@ def base_hash(model: nn.Module) -> str | None:
 
 
 def replicas(model: nn.Module, device: torch.device, count: int) -> list[nn.Module]:
-    """Copies of the model on a device, each with trained parameters of its own; they share one base."""
+    """Copies of the model on a device, each with trained parameters of its own; they share one
+    base.
+    """
     shared = {id(tensor): _moved(tensor, device) for tensor in base(model).values()}
     return [copy.deepcopy(model, dict(shared)).to(device) for _ in range(count)]
 
@@ -62,18 +80,22 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def check_state(model: nn.Module) -> None:
-    """Refuse a model with nothing to train, of a kind that cannot be trained as a vector, or known to keep running
-    statistics, which averaging would lose."""
+    """Refuse a model with nothing to train, of a kind that cannot be trained as a vector, or known
+    to keep running statistics, which averaging would lose."""
     if not trained(model):
         none = next(model.parameters(), None) is None
         state = "has no parameters" if none else "has only frozen parameters (requires_grad=False)"
         raise UserError(f"The model {type(model).__name__} {state}: leave at least one to train.")
     if isinstance(model, WRAPPERS):
-        raise UserError(f"The model is a {type(model).__name__}; give the module that it was made from.")
+        raise UserError(
+            f"The model is a {type(model).__name__}; give the module that it was made from."
+        )
     dtypes = {parameter.dtype for parameter in trained(model).values()}
     if len(dtypes) > 1:
         listed = ", ".join(sorted(map(str, dtypes)))
-        raise UserError(f"The trained parameters are of several types ({listed}): convert them to one.")
+        raise UserError(
+            f"The trained parameters are of several types ({listed}): convert them to one."
+        )
     if not dtypes <= TYPES:
         raise UserError(
             f"The trained parameters are {dtypes.pop()}, in which small steps are lost: use model.float(); frozen ones "
@@ -82,7 +104,9 @@ def check_state(model: nn.Module) -> None:
     check_shapes(model)
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            raise UserError(f"{name!r} of the model has sparse gradients; set its `sparse` to False.")
+            raise UserError(
+                f"{name!r} of the model has sparse gradients; set its `sparse` to False."
+            )
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None:
             raise _changing(model, f"{name}.running_mean".lstrip("."))
 
@@ -91,20 +115,30 @@ def check_shapes(model: nn.Module) -> None:
     """Refuse a model with parameters or buffers whose shapes only its first batch will decide."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
-            raise UserError(f"{name!r} of the model has no shape yet; run the model on a batch first.")
+            raise UserError(
+                f"{name!r} of the model has no shape yet; run the model on a batch first."
+            )
 
 
-def check_base(model: nn.Module, inputs: Tree, targets: Tree, loss: Callable[[Any, Any], Tensor]) -> None:
-    """Refuse a model if a training step, tried on a copy with a few samples, changes more than what is trained."""
+def check_base(
+    model: nn.Module, inputs: Tree, targets: Tree, loss: Callable[[Any, Any], Tensor]
+) -> None:
+    """Refuse a model if a training step, tried on a copy with a few samples, changes more than what
+    is trained.
+    """
     some = next(iter(trained(model).values()))
-    keeps = any(module._buffers for module in model.modules()) or base(model)  # buffers, even if still None
+    keeps = any(module._buffers for module in model.modules()) or base(
+        model
+    )  # buffers, even if still None
     if not keeps or some.is_meta:  # a model on the meta device was checked when it had values
         return
     trial = copy.deepcopy(model).train()
     before = {name: _bytes(tensor).clone() for name, tensor in base(trial).items()}
     try:
         with torch.random.fork_rng(devices=[some.device] if some.is_cuda else []):
-            there = [tree_map(lambda leaf: leaf.to(some.device), tree) for tree in (inputs, targets)]
+            there = [
+                tree_map(lambda leaf: leaf.to(some.device), tree) for tree in (inputs, targets)
+            ]
             losses = loss(call(trial, there[0]), there[1])
             if losses.requires_grad:
                 torch.autograd.backward(losses.mean())
@@ -116,7 +150,9 @@ def check_base(model: nn.Module, inputs: Tree, targets: Tree, loss: Callable[[An
             f"The model {type(model).__name__} fails on a trial batch of {rows(inputs)} training samples: {reason}"
         ) from error
     if not losses.requires_grad:
-        raise UserError("The loss does not depend on any trained parameter: check which ones are frozen.")
+        raise UserError(
+            "The loss does not depend on any trained parameter: check which ones are frozen."
+        )
     for name, tensor in base(trial).items():
         if name not in before or not torch.equal(_bytes(tensor), before[name]):
             raise _changing(model, name)
@@ -144,6 +180,8 @@ def flatten(model: nn.Module) -> Tensor:
 def load(model: nn.Module, x: Tensor) -> nn.Module:
     """The model with its trained parameters copied from the vector."""
     with torch.no_grad():
-        for (_, value), parameter in zip(layout_of(model).views(x), trained(model).values(), strict=True):
+        for (_, value), parameter in zip(
+            layout_of(model).views(x), trained(model).values(), strict=True
+        ):
             parameter.copy_(value.reshape(parameter.shape))
     return model

@@ -1,8 +1,10 @@
-"""How far a budget goes: how many rounds a trial has in each stage, and which trials go on to the next.
+"""How far a budget goes: how many rounds a trial has in each stage, and which trials go on to the
+next.
 
-A stage is a complete run of every trial in it, with its whole schedule of the learning rate; the last one has the
-rounds of the file, the one before it a third of them. Much shorter runs would choose wrongly: what regularises, such as
-crops and flips, pays off late. Each stage gets the same part of the budget, so about a third of the trials go on.
+A stage is a complete run of every trial in it, with its whole schedule of the learning rate; the
+last one has the rounds of the file, the one before it a third of them. Much shorter runs would
+choose wrongly: what regularises, such as crops and flips, pays off late. Each stage gets the same
+part of the budget, so about a third of the trials go on.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class Budget:
             if not (math.isfinite(value) and value > 0):
                 raise UserError(f"--{name} {value} must be above 0 and finite.")
             if value > LARGEST.get(name, math.inf):
-                raise UserError(f"--{name} {value} is more than a search can use; give at most {LARGEST[name]}.")
+                raise UserError(
+                    f"--{name} {value} is more than a search can use; give at most {LARGEST[name]}."
+                )
         if trials is not None and trials < LEAST:
             raise UserError(f"--trials {trials} is too few to search; give {LEAST} or more.")
         if trials is not None and trials > MOST:
@@ -74,7 +78,8 @@ class Budget:
     def check(self, rounds: int, dearest: float = 0.0, largest: float = 0.0) -> None:
         """Refuse a budget with which no three trials could finish.
 
-        `dearest` are the bytes of the dearest trial, and `largest` those it may send if its rules choose large cohorts.
+        `dearest` are the bytes of the dearest trial, and `largest` those it may send if its rules
+        choose large cohorts.
         """
         sent = max(LEAST * dearest, len(stages(rounds)) * largest)
         least = {"rounds": float(LEAST * rounds), "bytes": sent}.get(self.kind, 0.0)
@@ -87,7 +92,9 @@ class Budget:
 
     def used(self, outcome: Outcome) -> float:
         """What a run used of it, but for minutes, which the clock counts."""
-        return {"trials": 1.0, "rounds": outcome.rounds, "bytes": outcome.bytes, "minutes": 0.0}[self.kind]
+        return {"trials": 1.0, "rounds": outcome.rounds, "bytes": outcome.bytes, "minutes": 0.0}[
+            self.kind
+        ]
 
     def allows(self, amount: float, stages: int) -> bool:
         """Whether the first stage may use this many trials, rounds or bytes."""
@@ -110,11 +117,12 @@ class Budget:
         speed: float,
         prices: Mapping[int, float] | None = None,
     ) -> list[int]:
-        """The trials that go on to a stage, best first: a third of them, or fewer if the budget ends before.
+        """The trials that go on to a stage, best first: a third of them, or fewer if the budget
+        ends before.
 
-        `ranked` are those of the stage before; `keep` are trials that are chosen before others; `earlier` is what other
-        runs used; `speed` is in steps of clients per second; `prices` are those of the runs, by default in proportion
-        to the stage before.
+        `ranked` are those of the stage before; `keep` are trials that are chosen before others;
+        `earlier` is what other runs used; `speed` is in steps of clients per second; `prices` are
+        those of the runs, by default in proportion to the stage before.
         """
         best = [outcome.trial for outcome in ranked[: math.ceil(len(ranked) / ETA)]]
         best += [trial for trial in dict.fromkeys(keep) if trial not in best]
@@ -129,7 +137,9 @@ class Budget:
             costs = {outcome.trial: growth * outcome.steps / max(speed, 1e-9) for outcome in ranked}
         else:
             left -= sum(earlier.values())
-            costs = {outcome.trial: growth * self.used(outcome) for outcome in ranked} | dict(prices or {})
+            costs = {outcome.trial: growth * self.used(outcome) for outcome in ranked} | dict(
+                prices or {}
+            )
 
         # The best one first: the clock is an estimate, so it is tried at least.
         chosen: set[int] = set()

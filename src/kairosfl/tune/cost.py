@@ -1,4 +1,6 @@
-"""What the private runs of a search cost their clients together: they all train on the same ones, so costs add up."""
+"""What the private runs of a search cost their clients together: they all train on the same ones,
+so costs add up.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from kairosfl.wording import counted
 
 @dataclass(frozen=True)
 class Cost:
-    """The ε that several runs have spent, at a δ; `one` is that of the rule, for a single run or report."""
+    """The ε that several runs have spent, at a δ; `one` is that of the rule, for a single run or
+    report.
+    """
 
     name: str  # as metrics.jsonl has it
     epsilon: float
@@ -65,7 +69,11 @@ def costs(folders: Iterable[Path]) -> list[Cost]:
 
 def _central(runs: Collection[tuple[Rule, dict[str, Tensor]]]) -> Cost | None:
     """Rényi divergences of independent noise add up, order by order."""
-    begun = [(rule, state) for rule, state in runs if "spent" in state and float(state["spent"].max()) > 0]
+    begun = [
+        (rule, state)
+        for rule, state in runs
+        if "spent" in state and float(state["spent"].max()) > 0
+    ]
     if not begun:
         return None
     total = np.sum([state["spent"].numpy() for _, state in begun], axis=0)
@@ -83,5 +91,12 @@ def _local(runs: Collection[tuple[Rule, dict[str, Tensor]]]) -> Cost | None:
     rule, state = begun[0]
     assert isinstance(rule, LocalPrivacy)
     reports = sum(int(state["most"]) for _, state in begun)
-    # With the same ε and δ, noise is the same multiple of the length of updates, also where trials clip differently.
-    return Cost("local_epsilon", rule.total(float(state["noise"]), reports), rule.delta, rule.epsilon, len(begun))
+    # With the same ε and δ, noise is the same multiple of the length of updates, also where trials
+    # clip differently.
+    return Cost(
+        "local_epsilon",
+        rule.total(float(state["noise"]), reports),
+        rule.delta,
+        rule.epsilon,
+        len(begun),
+    )

@@ -1,7 +1,9 @@
-"""What the problem demands of every trial: privacy, robust rules, limits, the liars that are simulated, a budget.
+"""What the problem demands of every trial: privacy, robust rules, limits, the liars that are
+simulated, a budget.
 
-These rules of the file's algorithm (`Rule.constraint`) are not choices. A search over other algorithms appends them to
-every proposal, plain averaging too, and refuses proposals that cannot be combined with them.
+These rules of the file's algorithm (`Rule.constraint`) are not choices. A search over other
+algorithms appends them to every proposal, plain averaging too, and refuses proposals that cannot be
+combined with them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ from kairosfl.rules import Attack, LocalPrivacy, parse
 from kairosfl.runs.config import RunConfig
 
 PLAIN = "fedavg"
-PROMISES = ("epsilon", "delta", "population", "noise_cohort", "key")  # options that say what is promised
+PROMISES = (
+    "epsilon",
+    "delta",
+    "population",
+    "noise_cohort",
+    "key",
+)  # options that say what is promised
 
 
 def shields(rule: type[Rule] | Rule) -> bool:
@@ -48,7 +56,9 @@ class Demands:
         return any(map(shields, self.rules))
 
     def within(self, text: str) -> str:
-        """The text of an algorithm with the demanded rules that it lacks; its own text is left as it is."""
+        """The text of an algorithm with the demanded rules that it lacks; its own text is left as
+        it is.
+        """
         algorithm = parse(text)
         if not algorithm.rules:
             return self.plain
@@ -59,7 +69,9 @@ class Demands:
         return " + ".join([*first, text, *last])
 
     def ordered(self, algorithm: Algorithm) -> Algorithm:
-        """With the demanded rules after the chosen ones, whose weights `limits` limits; `attack` comes before all."""
+        """With the demanded rules after the chosen ones, whose weights `limits` limits; `attack`
+        comes before all.
+        """
         kinds = {type(rule) for rule in self.rules}
         first = [rule for rule in algorithm.rules if isinstance(rule, Attack)]
         chosen = [rule for rule in algorithm.rules if type(rule) not in kinds and rule not in first]
@@ -87,7 +99,9 @@ class Demands:
         return True
 
     def check(self, name: str, text: str) -> None:
-        """Refuse an algorithm of [tune] that changes what is demanded, or cannot be combined with it."""
+        """Refuse an algorithm of [tune] that changes what is demanded, or cannot be combined with
+        it.
+        """
         demanded = {type(rule): rule for rule in self.rules}
         for rule in parse(text).rules if text else ():
             asked_for = demanded.get(type(rule))

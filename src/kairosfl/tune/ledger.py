@@ -1,4 +1,6 @@
-"""What the runs of a search have used of its budget: round by round, so that a round trained again counts once."""
+"""What the runs of a search have used of its budget: round by round, so that a round trained again
+counts once.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class Ledger:
 
 @dataclass(eq=False)
 class Metered(Pending):
-    """A run that stops before a round that the budget does not pay for; its summary then says `unpaid`."""
+    """A run that stops before a round that the budget does not pay for; its summary then says
+    `unpaid`.
+    """
 
     key: Key = (0, 0)
     ledger: Ledger = field(default_factory=lambda: Ledger("trials", 0))

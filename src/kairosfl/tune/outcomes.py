@@ -21,7 +21,9 @@ EXPLODED = 1000.0  # times the first loss: diverged
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one run of a trial ended: `round` is the number of rounds it was to have, `score` higher is better."""
+    """How one run of a trial ended: `round` is the number of rounds it was to have, `score` higher
+    is better.
+    """
 
     trial: int
     round: int
@@ -42,12 +44,17 @@ class Outcome:
 
 
 def measure(
-    trial: int, planned: int, folder: Path, stopped: str = "", failed: bool = False, finished: str = ""
+    trial: int,
+    planned: int,
+    folder: Path,
+    stopped: str = "",
+    failed: bool = False,
+    finished: str = "",
 ) -> Outcome:
     """The outcome of a run that has ended.
 
-    `stopped` is why it did not finish; `finished` is why it finished before its last round, such as a budget of privacy
-    that is spent.
+    `stopped` is why it did not finish; `finished` is why it finished before its last round, such as
+    a budget of privacy that is spent.
     """
     rows = list(read_lines(folder / "metrics.jsonl"))
     metric = Folder(folder).main()
@@ -60,7 +67,10 @@ def measure(
     # The score is that of the last round which had reports.
     last = max((row["round"] for row in rows if row["reported"]), default=0)
     scored = scored_rows([row for row in rows if row["round"] <= last], metric.name)
-    values = [row[metric.name] for row in ending(scored, [f"plain_{metric.name}" in row for row in scored])]
+    values = [
+        row[metric.name]
+        for row in ending(scored, [f"plain_{metric.name}" in row for row in scored])
+    ]
     score = float(np.mean(values)) if values and None not in values and not stopped else None
     finite = score is not None and math.isfinite(score)
 
@@ -86,7 +96,9 @@ def measure(
 def exploded(row: dict[str, Any], first: float | None) -> bool:
     """Whether a round's loss on validation samples says that the run has diverged."""
     loss = row.get("loss")
-    return loss is not None and (not math.isfinite(loss) or (first is not None and loss > EXPLODED * max(first, 1e-3)))
+    return loss is not None and (
+        not math.isfinite(loss) or (first is not None and loss > EXPLODED * max(first, 1e-3))
+    )
 
 
 def save(path: Path, outcome: Outcome) -> None:

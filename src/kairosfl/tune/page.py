@@ -82,13 +82,21 @@ def _importance(found: Result) -> str:
         for name, share in sorted(found.importances.items(), key=lambda item: -item[1])
     )
     note = f"Share in being among the best trials after {found.stages[0]} rounds, by PED-ANOVA."
-    return f"<p>{note} It says what mattered within these ranges, not which value is best.</p>{bars}"
+    return (
+        f"<p>{note} It says what mattered within these ranges, not which value is best.</p>{bars}"
+    )
 
 
 def _scored(found: Result) -> list[tuple[int, float]]:
     """Trials with their scores after the first stage."""
-    pairs = ((trial.number, found.ended.get((trial.number, found.stages[0]))) for trial in found.trials)
-    return [(number, each.score) for number, each in pairs if each is not None and each.score is not None]
+    pairs = (
+        (trial.number, found.ended.get((trial.number, found.stages[0]))) for trial in found.trials
+    )
+    return [
+        (number, each.score)
+        for number, each in pairs
+        if each is not None and each.score is not None
+    ]
 
 
 def _names(found: Result) -> list[str]:
@@ -97,15 +105,22 @@ def _names(found: Result) -> list[str]:
 
 
 def _positions(values: Sequence[Any]) -> tuple[list[float], list[tuple[float, str]]]:
-    """Where values are between 0 and 1, and the marks of the axis; logarithmic if they span more than a factor 20."""
+    """Where values are between 0 and 1, and the marks of the axis; logarithmic if they span more
+    than a factor 20.
+    """
     if any(isinstance(each, str | bool) for each in values) or len(set(values)) <= 3:
         kinds = sorted(dict.fromkeys(values), key=str)
         places = {each: (k + 0.5) / len(kinds) for k, each in enumerate(kinds)}
-        return [places[each] for each in values], [(place, brief(each)) for each, place in places.items()]
+        return [places[each] for each in values], [
+            (place, brief(each)) for each, place in places.items()
+        ]
     log = min(values) > 0 and max(values) > 20 * min(values)
     moved = [math.log(each) if log else float(each) for each in values]
     low, high = min(moved), max(moved)
-    return [(each - low) / (high - low) for each in moved], [(0.0, brief(min(values))), (1.0, brief(max(values)))]
+    return [(each - low) / (high - low) for each in moved], [
+        (0.0, brief(min(values))),
+        (1.0, brief(max(values))),
+    ]
 
 
 def _slices(found: Result) -> str:
@@ -123,7 +138,11 @@ def _slices(found: Result) -> str:
         dots = ""
         for trial, place in zip(mine, places, strict=True):
             x = LEFT + place * (WIDTH - LEFT - MARGIN)
-            y = HEIGHT - MARGIN - (scores[trial.number] - low) / ((high - low) or 1) * (HEIGHT - 2 * MARGIN)
+            y = (
+                HEIGHT
+                - MARGIN
+                - (scores[trial.number] - low) / ((high - low) or 1) * (HEIGHT - 2 * MARGIN)
+            )
             ring = ' stroke="#d84315" stroke-width="2"' if trial.number == best else ""
             hint = f"trial {trial.number}: {found.show(scores[trial.number])}, {words(trial)}"
             dots += (
@@ -146,8 +165,14 @@ def _slices(found: Result) -> str:
 def _parallel(found: Result) -> str:
     """One line per trial through all of its parameters, darker for better ones."""
     scores = dict(_scored(found))
-    names = [name for name in _names(found) if "." not in name or name.split(".")[0] in ("train", "data", "model")]
-    mine = [t for t in found.trials if t.number in scores and all(name in t.params for name in names)]
+    names = [
+        name
+        for name in _names(found)
+        if "." not in name or name.split(".")[0] in ("train", "data", "model")
+    ]
+    mine = [
+        t for t in found.trials if t.number in scores and all(name in t.params for name in names)
+    ]
     if len(mine) < 2 or not names:
         return "<p>Too few trials.</p>"
     gap, height = 130, 220
@@ -157,7 +182,9 @@ def _parallel(found: Result) -> str:
     lines = ""
     for rank, k in enumerate(order):
         at = [*(places[k] for places, _ in columns), ends[k]]
-        points = " ".join(f"{60 + gap * c:.0f},{height - 30 - p * (height - 70):.1f}" for c, p in enumerate(at))
+        points = " ".join(
+            f"{60 + gap * c:.0f},{height - 30 - p * (height - 70):.1f}" for c, p in enumerate(at)
+        )
         shade = 0.08 + 0.8 * (rank / len(order)) ** 3
         last = rank == len(order) - 1
         lines += (
@@ -168,13 +195,17 @@ def _parallel(found: Result) -> str:
     for c, name in enumerate([*names, found.metric.name]):
         x = 60 + gap * c
         marks = columns[c][1] if c < len(columns) else []
-        heads += f'<text x="{x}" y="16" text-anchor="middle" font-weight="bold">{escape(name)}</text>'
+        heads += (
+            f'<text x="{x}" y="16" text-anchor="middle" font-weight="bold">{escape(name)}</text>'
+        )
         heads += f'<line x1="{x}" x2="{x}" y1="40" y2="{height - 30}" stroke="currentColor" stroke-opacity="0.3"/>'
         heads += "".join(
             f'<text x="{x + 4}" y="{height - 30 - at * (height - 70) + 3:.1f}">{escape(text[:18])}</text>'
             for at, text in marks
         )
-    return f'<svg width="{120 + gap * len(names)}" height="{height}" role="img">{lines}{heads}</svg>'
+    return (
+        f'<svg width="{120 + gap * len(names)}" height="{height}" role="img">{lines}{heads}</svg>'
+    )
 
 
 def _table(found: Result) -> str:
@@ -187,8 +218,16 @@ def _table(found: Result) -> str:
         cells = ""
         for rounds in found.stages:
             each = found.ended.get((trial.number, rounds))
-            shown = "" if each is None else found.show(each.score) if each.score is not None else each.state
+            shown = (
+                ""
+                if each is None
+                else found.show(each.score)
+                if each.score is not None
+                else each.state
+            )
             hint = f' title="{escape(each.reason)}"' if each is not None and each.reason else ""
             cells += f'<td class="number"{hint}>{escape(shown)}</td>'
-        rows += f'<tr><td class="number">{trial.number}</td>{cells}<td>{escape(words(trial))}</td></tr>'
+        rows += (
+            f'<tr><td class="number">{trial.number}</td>{cells}<td>{escape(words(trial))}</td></tr>'
+        )
     return f"<table><thead><tr><th>trial</th>{head}<th>settings</th></tr></thead><tbody>{rows}</tbody></table>"

@@ -1,8 +1,10 @@
-"""What a run sends before it has begun: bytes up and down, by what the rules of its algorithm tell clients.
+"""What a run sends before it has begun: bytes up and down, by what the rules of its algorithm tell
+clients.
 
-The briefs of one client are made as in a round, once as of a client that never took part and once as of one that did.
-Rules that choose cohorts are priced at their largest one until a run with the same rules has ended, then at somewhat
-more than that run sent; cohorts drawn by Poisson sampling at three standard deviations above what is expected.
+The briefs of one client are made as in a round, once as of a client that never took part and once
+as of one that did. Rules that choose cohorts are priced at their largest one until a run with the
+same rules has ended, then at somewhat more than that run sent; cohorts drawn by Poisson sampling at
+three standard deviations above what is expected.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ def _of_one_client(config: RunConfig, task: Task) -> tuple[float, float]:
     new, _ = brief(run, setup, now, client)
     for table in run.tables:
         rows = table.rows(client)
-        flags = {name: torch.ones_like(row) for name, row in rows.items() if row.dtype == torch.bool}
+        flags = {
+            name: torch.ones_like(row) for name, row in rows.items() if row.dtype == torch.bool
+        }
         if flags:
             table.write(client, {**rows, **flags})
     seen, _ = brief(run, setup, now, client)

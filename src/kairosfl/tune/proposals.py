@@ -1,7 +1,7 @@
 """Optuna's study of a search: which trials there are, and what they scored in their first stage.
 
-A proposal depends on the seed, the number of the trial and the scores told so far, and on nothing else, so a search
-that was interrupted goes on with the trials it would have had.
+A proposal depends on the seed, the number of the trial and the scores told so far, and on nothing
+else, so a search that was interrupted goes on with the trials it would have had.
 """
 
 from __future__ import annotations
@@ -74,11 +74,15 @@ class Proposals:
                 self.told.add(each.number)
 
     def _add(self, number: int, settings: Mapping[str, Any], params: Mapping[str, Any]) -> Trial:
-        self.trials.append(Trial(number, settings, params, self.space.demands.is_plain(settings["algorithm"])))
+        self.trials.append(
+            Trial(number, settings, params, self.space.demands.is_plain(settings["algorithm"]))
+        )
         return self.trials[-1]
 
     def ask(self) -> Trial:
-        """The next trial. The first is the file as it is, the second plain averaging with the file's recipe."""
+        """The next trial. The first is the file as it is, the second plain averaging with the
+        file's recipe.
+        """
         number, own = len(self.trials), str(self.config.algorithm)
         if number == 0:
             return self._ask(self.space.own(self.config), {"algorithm": own})
@@ -93,38 +97,57 @@ class Proposals:
             return None
         demands = self.space.demands
         given = {**best.params, "algorithm": demands.plain, "add": ""}
-        return self._ask(given, {**best.recipe, "algorithm": demands.only(best.settings["algorithm"])})
+        return self._ask(
+            given, {**best.recipe, "algorithm": demands.only(best.settings["algorithm"])}
+        )
 
-    def _ask(self, given: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None) -> Trial:
+    def _ask(
+        self, given: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None
+    ) -> Trial:
         number = len(self.trials)
         seed = int(np.random.SeedSequence([self.config.seed, number]).generate_state(1)[0])
         samplers = self.optuna.samplers
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", self.optuna.exceptions.ExperimentalWarning)
-            sampler = samplers.TPESampler(seed=seed, n_startup_trials=STARTUP, multivariate=True, group=True)
-            self.study.sampler = sampler if given is None else samplers.PartialFixedSampler(dict(given), sampler)
+            sampler = samplers.TPESampler(
+                seed=seed, n_startup_trials=STARTUP, multivariate=True, group=True
+            )
+            self.study.sampler = (
+                sampler if given is None else samplers.PartialFixedSampler(dict(given), sampler)
+            )
             asked = self.study.ask()
             drawn = self.space.suggest(asked, given)
         asked.set_user_attr("settings", dict(settings or drawn))
         return self._add(asked.number, settings or drawn, asked.params)
 
     def tell(self, outcome: Outcome) -> None:
-        """Record how the first stage of a trial ended, once. One that diverged counts as worse than any score."""
+        """Record how the first stage of a trial ended, once. One that diverged counts as worse than
+        any score.
+        """
         if outcome.trial in self.told:
             return
         self.told.add(outcome.trial)
         states = self.optuna.trial.TrialState
-        state = {"complete": states.COMPLETE, "diverged": states.PRUNED, "failed": states.FAIL}[outcome.state]
-        self.study.tell(outcome.trial, outcome.score if outcome.state == "complete" else None, state=state)
+        state = {"complete": states.COMPLETE, "diverged": states.PRUNED, "failed": states.FAIL}[
+            outcome.state
+        ]
+        self.study.tell(
+            outcome.trial, outcome.score if outcome.state == "complete" else None, state=state
+        )
 
     def importances(self) -> dict[str, float]:
-        """How much each parameter mattered for being among the best, as shares of 1; without those that few trials had.
+        """How much each parameter mattered for being among the best, as shares of 1; without those
+        that few trials had.
 
-        By PED-ANOVA, over the scores of the first stage, in which all trials had the same number of rounds; trials
-        that diverged count like the worst of the others.
+        By PED-ANOVA, over the scores of the first stage, in which all trials had the same number of
+        rounds; trials that diverged count like the worst of the others.
         """
         states = self.optuna.trial.TrialState
-        trials = [each for each in self.study.get_trials() if each.state in (states.COMPLETE, states.PRUNED)]
+        trials = [
+            each
+            for each in self.study.get_trials()
+            if each.state in (states.COMPLETE, states.PRUNED)
+        ]
         scores = [each.value for each in trials if each.value is not None]
         if len(scores) < FEW or min(scores) == max(scores):
             return {}
@@ -132,7 +155,9 @@ class Proposals:
         for each in trials:
             value = min(scores) if each.value is None else each.value
             copy.add_trial(
-                self.optuna.trial.create_trial(params=each.params, distributions=each.distributions, value=value)
+                self.optuna.trial.create_trial(
+                    params=each.params, distributions=each.distributions, value=value
+                )
             )
         share = max(0.1, min(0.5, TOP / len(trials)))
         with warnings.catch_warnings():

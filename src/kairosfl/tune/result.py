@@ -1,4 +1,6 @@
-"""What a search found: the best trial as a configuration, what plain averaging reached, and what mattered."""
+"""What a search found: the best trial as a configuration, what plain averaging reached, and what
+mattered.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ NEGLIGIBLE = 0.005  # importance
 
 @dataclass(frozen=True)
 class Result:
-    """Everything that a search found. Scores are higher for better trials; `show` prints them as the metric is."""
+    """Everything that a search found. Scores are higher for better trials; `show` prints them as
+    the metric is.
+    """
 
     out: Path
     metric: Score
@@ -39,16 +43,24 @@ class Result:
         return self.metric.measured(score if score is None or self.metric.higher else -score)
 
     def ranked(self) -> list[tuple[Trial, Outcome]]:
-        """Every trial with its last score, those with the most rounds first, and of these the best first."""
+        """Every trial with its last score, those with the most rounds first, and of these the best
+        first.
+        """
         last = {
             trial.number: next(
-                (e for r in reversed(self.stages) if (e := self.ended.get((trial.number, r))) and e.score is not None),
+                (
+                    e
+                    for r in reversed(self.stages)
+                    if (e := self.ended.get((trial.number, r))) and e.score is not None
+                ),
                 None,
             )
             for trial in self.trials
         }
         found = [(self.trials[number], each) for number, each in last.items() if each is not None]
-        return sorted(found, key=lambda pair: (-pair[1].round, -(pair[1].score or 0.0), pair[0].number))
+        return sorted(
+            found, key=lambda pair: (-pair[1].round, -(pair[1].score or 0.0), pair[0].number)
+        )
 
     @property
     def best(self) -> tuple[Trial, Outcome]:
@@ -56,7 +68,9 @@ class Result:
         ranked = self.ranked()
         reasons = [outcome.reason for outcome in self.ended.values() if outcome.state != "complete"]
         if not ranked and len(reasons) == len(self.ended) > 0:
-            raise UserError(f"No trial in {self.out} has finished; the first ended with: {reasons[0]}")
+            raise UserError(
+                f"No trial in {self.out} has finished; the first ended with: {reasons[0]}"
+            )
         if not ranked:
             raise UserError(
                 f"No trial has finished in {self.out}; give a larger budget and run the same command again."
@@ -69,7 +83,9 @@ class Result:
 
     def of(self, number: int) -> Outcome | None:
         """How a trial ended in the last stage it was in."""
-        return next((e for rounds in reversed(self.stages) if (e := self.ended.get((number, rounds)))), None)
+        return next(
+            (e for rounds in reversed(self.stages) if (e := self.ended.get((number, rounds)))), None
+        )
 
     def best_tables(self) -> dict[str, Any]:
         """The best trial as a configuration with the file's rounds, evaluated on the test set."""
@@ -150,7 +166,11 @@ class Result:
         return "running" if begun else "not begun"
 
     def _row(self, trial: Trial) -> dict[str, Any]:
-        mine = {rounds: each for rounds in self.stages if (each := self.ended.get((trial.number, rounds)))}
+        mine = {
+            rounds: each
+            for rounds in self.stages
+            if (each := self.ended.get((trial.number, rounds)))
+        }
         last = list(mine.values())[-1] if mine else None
         return {
             "trial": trial.number,
@@ -165,7 +185,9 @@ class Result:
 def result(search: Search) -> Result:
     """What a search has found so far."""
     ended = search.ended
-    folder = next((search.folder(*key) for key, each in ended.items() if each.score is not None), search.out)
+    folder = next(
+        (search.folder(*key) for key, each in ended.items() if each.score is not None), search.out
+    )
     return Result(
         search.out,
         Folder(folder).main(),

@@ -1,10 +1,12 @@
-"""The search: trials run side by side, the best third goes on to more rounds, until the budget is used.
+"""The search: trials run side by side, the best third goes on to more rounds, until the budget is
+used.
 
-A trial begins when the budget pays for it and for what the running ones may still use; `Metered` runs stop before a
-round that it does not pay for. Trials that promise privacy have seeds of their own: with the same noise in two of them,
-the difference of their models would have none.
+A trial begins when the budget pays for it and for what the running ones may still use; `Metered`
+runs stop before a round that it does not pay for. Trials that promise privacy have seeds of their
+own: with the same noise in two of them, the difference of their models would have none.
 
-A search started again in the same folder continues: ended runs are left alone, unfinished ones resume.
+A search started again in the same folder continues: ended runs are left alone, unfinished ones
+resume.
 """
 
 from __future__ import annotations
@@ -50,7 +52,11 @@ PARALLEL = 16  # trials at a time
 SCORED = 100  # evaluations of a run
 SAVED = 10  # checkpoints of a run
 RECENT = 16  # pieces of work, the longest of which must fit into what is left of the time
-ABOUT = ("config", "space", "parallel")  # what a search must have in common with the one that began in its folder
+ABOUT = (
+    "config",
+    "space",
+    "parallel",
+)  # what a search must have in common with the one that began in its folder
 
 
 class Show(Protocol):
@@ -74,7 +80,8 @@ class Search:
         nested: The tables of the configuration, with [tune] if there is one.
         out: Its folder.
         budget: What all runs may use together.
-        parallel: Trials that run at the same time; proposals do not depend on which of them end first.
+        parallel: Trials that run at the same time; proposals do not depend on which of them end
+        first.
     """
 
     def __init__(
@@ -88,11 +95,19 @@ class Search:
         command: str = "",
     ) -> None:
         rest = {key: value for key, value in nested.items() if key != "tune"}
-        self.nested, self.out, self.budget, self.show, self.command = rest, out, budget, show, command
+        self.nested, self.out, self.budget, self.show, self.command = (
+            rest,
+            out,
+            budget,
+            show,
+            command,
+        )
         self.began = time.monotonic()
         config = resolve(rest)
         task = experiment.build_task(config)
-        self.space = overridden(defaults(config, task.dataset.shape), nested.get("tune", {}), config)
+        self.space = overridden(
+            defaults(config, task.dataset.shape), nested.get("tune", {}), config
+        )
         held = {"data.validation": config.data.validation or VALIDATION}
         config, self.because = resolve_engine(resolve(updated(tables(config), held)), task)
         self.config, self.stages = config, stages(config.train.rounds)
@@ -105,7 +120,9 @@ class Search:
         self.pools: dict[str, Together | InTurn] = {}
         self.running: dict[Pending, tuple[Trial, int]] = {}
         self.ended: dict[Key, Outcome] = {}
-        self.unpaid: set[Key] = set()  # runs that stopped because the budget did not pay for a round
+        self.unpaid: set[Key] = (
+            set()
+        )  # runs that stopped because the budget did not pay for a round
         self.earlier = 0.0
         self.guard: Lock | None = None
         self._took: deque[float] = deque(maxlen=RECENT)  # seconds of each piece of work
@@ -137,7 +154,9 @@ class Search:
         for part in ABOUT if before else ():
             then, wanted = (flatten({part: each[part]}) for each in (before, now))
             for key in {**then, **wanted}:
-                began = then.get(key, default.get(key))  # the key may not have existed when the search began
+                began = then.get(
+                    key, default.get(key)
+                )  # the key may not have existed when the search began
                 if began != wanted.get(key):
                     raise UserError(
                         f"{self.out} was begun with {key} = {began!r}, and now it is {wanted.get(key)!r}; give "
@@ -152,14 +171,18 @@ class Search:
         self._write()
 
     def _check_budget(self, task: Task) -> None:
-        """Refuse a budget that is too small; one of bytes is judged by what the searched algorithms send."""
+        """Refuse a budget that is too small; one of bytes is judged by what the searched algorithms
+        send.
+        """
         rounds, prices = self.config.train.rounds, []
         if self.budget.kind == "bytes":
             for algorithm in self.space.algorithm.values:
                 for more in self.space.add.values:
                     with suppress(UserError):  # they cannot be combined
                         text = self.space.combined(algorithm, more)
-                        prices.append(price(resolve(updated(tables(self.config), {"algorithm": text})), task))
+                        prices.append(
+                            price(resolve(updated(tables(self.config), {"algorithm": text})), task)
+                        )
         planned = max((sent.vectors for sent in prices), default=0.0)
         self.budget.check(rounds, planned, max((sent.most for sent in prices), default=0.0))
 
@@ -180,13 +203,14 @@ class Search:
         return self.earlier + time.monotonic() - self.began
 
     def _explore(self) -> None:
-        """The first stage: new trials as long as its part of the budget lasts; the last one is plain averaging with the
-        best recipe."""
+        """The first stage: new trials as long as its part of the budget lasts; the last one is
+        plain averaging with the best recipe."""
         first, proposals = self.stages[0], self.proposals
 
-        # A proposal waits for the trial `parallel` before it and knows of none after that one, so that it does not
-        # depend on which of them end first. Where the clock is the budget it does anyway. When the budget does not seem
-        # to pay for one more, those that run are waited for: they may have used less than they might have.
+        # A proposal waits for the trial `parallel` before it and knows of none after that one, so
+        # that it does not depend on which of them end first. Where the clock is the budget it does
+        # anyway. When the budget does not seem to pay for one more, those that run are waited for:
+        # they may have used less than they might have.
         number = waited = 0
         while not self.unpaid:
             timed = self.budget.kind == "minutes"
@@ -208,13 +232,19 @@ class Search:
 
         # Trials of an earlier session that the budget still pays for, which may be the last one.
         for trial in proposals.trials[number:]:
-            if not self.unpaid and self._pays(trial.number, self._tell(trial.number), reserve=False):
+            if not self.unpaid and self._pays(
+                trial.number, self._tell(trial.number), reserve=False
+            ):
                 self._begin(trial, first)
         self._drain()
 
         self._tell(len(proposals.trials))
         ranked = self._ranked(first)
-        twin = proposals.plain_twin(proposals.trials[ranked[0].trial]) if ranked and self._room() else None
+        twin = (
+            proposals.plain_twin(proposals.trials[ranked[0].trial])
+            if ranked and self._room()
+            else None
+        )
         if twin is not None and self._pays(twin.number, self._tell(twin.number), reserve=False):
             self._begin(twin, first)
             self._drain()
@@ -232,10 +262,11 @@ class Search:
             self._work()
 
     def _pays(self, number: int, told: list[Outcome], *, reserve: bool) -> bool:
-        """Whether the budget pays for this trial, which is proposed if there is none of this number.
+        """Whether the budget pays for this trial, which is proposed if there is none of this
+        number.
 
-        What the trials before it may use that have not ended is kept for them, and with `reserve` what plain averaging
-        with the best recipe will use.
+        What the trials before it may use that have not ended is kept for them, and with `reserve`
+        what plain averaging with the best recipe will use.
         """
         first, stages = self.stages[0], len(self.stages)
         if self.budget.kind == "minutes":
@@ -248,26 +279,38 @@ class Search:
         spent = sum(map(self.budget.used, told))
         ended = {outcome.trial for outcome in told}
         trials = self.proposals.trials
-        spent += sum(self._price(trial, first, told) for trial in trials[:number] if trial.number not in ended)
+        spent += sum(
+            self._price(trial, first, told)
+            for trial in trials[:number]
+            if trial.number not in ended
+        )
         again = self._price_of_plain(first, told) if reserve else 0.0
         least = {"trials": 1.0, "rounds": float(first)}.get(self.budget.kind, 0.0)
         if not self.budget.allows(spent + least + again, stages):
             return False
-        return self.budget.allows(spent + self._price(self._proposed(number), first, told) + again, stages)
+        return self.budget.allows(
+            spent + self._price(self._proposed(number), first, told) + again, stages
+        )
 
     def _proposed(self, number: int) -> Trial:
         trials = self.proposals.trials
         return trials[number] if number < len(trials) else self.proposals.ask()
 
     def _price(self, trial: Trial, rounds: int, ended: Iterable[Outcome]) -> float:
-        """What a run of a trial may use of the budget, with what is known from those that have ended."""
+        """What a run of a trial may use of the budget, with what is known from those that have
+        ended.
+        """
         if self.budget.kind != "bytes":
             return {"trials": 1.0, "rounds": float(rounds)}.get(self.budget.kind, 0.0)
         trials, alike = self.proposals.trials, _kinds(trial)
         shares = []
         for outcome in ended:
             if outcome.rounds and _kinds(trials[outcome.trial]) == alike:
-                most = self._priced(trials[outcome.trial], outcome.round).most * outcome.rounds / outcome.round
+                most = (
+                    self._priced(trials[outcome.trial], outcome.round).most
+                    * outcome.rounds
+                    / outcome.round
+                )
                 shares.append(outcome.bytes / most if most else 0.0)
         return self._priced(trial, rounds).after(shares)
 
@@ -289,14 +332,20 @@ class Search:
 
     def _tell(self, count: int) -> list[Outcome]:
         """Tell Optuna which of the first `count` trials have ended, and how."""
-        told = [each for number in range(count) if (each := self.ended.get((number, self.stages[0])))]
+        told = [
+            each for number in range(count) if (each := self.ended.get((number, self.stages[0])))
+        ]
         for each in told:
             self.proposals.tell(each)
         return told
 
     def _ranked(self, rounds: int) -> list[Outcome]:
         """The trials that finished a stage, best first."""
-        found = [each for (_, planned), each in self.ended.items() if planned == rounds and each.score is not None]
+        found = [
+            each
+            for (_, planned), each in self.ended.items()
+            if planned == rounds and each.score is not None
+        ]
         return sorted(found, key=lambda each: (-(each.score or 0.0), each.trial))
 
     def _go_on(self, stage: int) -> None:
@@ -316,7 +365,10 @@ class Search:
             earlier={0: self.ledger.of(others)},
             clock=self.clock(),
             speed=sum(each.steps for each in earlier) / self.clock(),
-            prices={outcome.trial: self._price(trials[outcome.trial], rounds, earlier) for outcome in ranked},
+            prices={
+                outcome.trial: self._price(trials[outcome.trial], rounds, earlier)
+                for outcome in ranked
+            },
         )
         self.show.say(
             f"stage {stage + 1} of {len(self.stages)}: {len(chosen)} of {counted(len(ranked), 'trial')}, "
@@ -327,22 +379,30 @@ class Search:
         self._drain()
 
     def _kept(self, ranked: list[Trial]) -> list[int]:
-        """Trials that go on in any case: the best of plain averaging, and the best with and without crops and flips."""
+        """Trials that go on in any case: the best of plain averaging, and the best with and without
+        crops and flips.
+        """
         groups = [[trial for trial in ranked if trial.plain]]
-        groups += [[t for t in ranked if t.params.get("data.augment") is value] for value in (False, True)]
+        groups += [
+            [t for t in ranked if t.params.get("data.augment") is value] for value in (False, True)
+        ]
         return [group[0].number for group in groups if group]
 
     def trial_config(self, settings: Mapping[str, Any], rounds: int, number: int = 0) -> RunConfig:
-        """The configuration of a trial in a stage: its schedule is that of the whole run, in fewer rounds.
+        """The configuration of a trial in a stage: its schedule is that of the whole run, in fewer
+        rounds.
 
-        With privacy it has a seed of its own, among the same clients: its noise must be independent of other runs'.
+        With privacy it has a seed of its own, among the same clients: its noise must be independent
+        of other runs'.
         """
         config = resolve(updated(tables(self.config), settings))
         train, part, every = config.train, rounds / config.train.rounds, config.run.checkpoint_every
         short: dict[str, Any] = {
             "train.rounds": rounds,
             "run.eval_every": max(1, rounds // SCORED),
-            "run.checkpoint_every": every if rounds // SAVED <= (every or EVERY) else rounds // SAVED,
+            "run.checkpoint_every": every
+            if rounds // SAVED <= (every or EVERY)
+            else rounds // SAVED,
             "run.client_accuracy": False,
         }
         if train.schedule == "exponential":
@@ -350,7 +410,9 @@ class Search:
         if train.schedule == "steps":
             short["train.milestones"] = [round(each * part) for each in train.milestones]
         if any(map(shields, config.algorithm.rules)):
-            short["seed"] = int(np.random.SeedSequence([config.seed, number, rounds]).generate_state(1)[0])
+            short["seed"] = int(
+                np.random.SeedSequence([config.seed, number, rounds]).generate_state(1)[0]
+            )
             short["data.partition_seed"] = experiment.partition_seed(config)
         return resolve(updated(tables(config), short))
 
@@ -380,7 +442,11 @@ class Search:
         folder = Folder(path, guard=self.guard)
         try:
             begun = (path / "config.toml").is_file()
-            config = folder.config() if begun else self.trial_config(trial.settings, rounds, trial.number)
+            config = (
+                folder.config()
+                if begun
+                else self.trial_config(trial.settings, rounds, trial.number)
+            )
             key = trial.number, rounds
             run = Metered(
                 path.name,
@@ -464,14 +530,20 @@ class Search:
                     self._end(trial, rounds, stopped, failed=False, finished=finished)
         except Displaced:  # another process may be searching here
             raise
-        except UserError as error:  # the engine's own: none of its runs can continue, but a new engine may
+        except (
+            UserError
+        ) as error:  # the engine's own: none of its runs can continue, but a new engine may
             del self.pools[kind]
             pool.close()
             for run in [*pool.active, *pool.waiting]:
                 self._end(*self.running.pop(run), str(error), failed=True)
 
-    def _end(self, trial: Trial, rounds: int, stopped: str, *, failed: bool, finished: str = "") -> None:
-        """Record how a run ended. One that stopped before its first round has failed, a later one has diverged."""
+    def _end(
+        self, trial: Trial, rounds: int, stopped: str, *, failed: bool, finished: str = ""
+    ) -> None:
+        """Record how a run ended. One that stopped before its first round has failed, a later one
+        has diverged.
+        """
         path = self.folder(trial.number, rounds)
         failed = failed or (bool(stopped) and not (path / "metrics.jsonl").exists())
         outcome = outcomes.measure(trial.number, rounds, path, stopped, failed, finished)
@@ -480,10 +552,14 @@ class Search:
         self._write()
         metric = Folder(path).main()
         if outcome.score is None:
-            self.show.say(f"trial {trial.number}, {trial.settings['algorithm']}: {outcome.state}: {outcome.reason}")
+            self.show.say(
+                f"trial {trial.number}, {trial.settings['algorithm']}: {outcome.state}: {outcome.reason}"
+            )
         elif self._ranked(rounds)[0] is outcome or rounds != self.stages[0]:
             shown = metric.measured(outcome.score if metric.higher else -outcome.score)
-            self.show.say(f"trial {trial.number}, {outcome.length}: {shown} on validation samples, {words(trial)}")
+            self.show.say(
+                f"trial {trial.number}, {outcome.length}: {shown} on validation samples, {words(trial)}"
+            )
 
     def _count(self, key: Key, row: dict[str, Any]) -> None:
         """After every round of every run: how much of the budget is used."""
@@ -495,7 +571,9 @@ class Search:
             part = len(self.ended) / (total * sum(ETA**-stage for stage in range(len(self.stages))))
         else:
             part = self.ledger.used / total
-        self.show.update(min(part, 1.0), f"{len(self.running)} running, {counted(len(self.ended), 'run')} ended")
+        self.show.update(
+            min(part, 1.0), f"{len(self.running)} running, {counted(len(self.ended), 'run')} ended"
+        )
 
 
 def _kinds(trial: Trial) -> tuple[str, ...]:
@@ -523,7 +601,10 @@ def _stops_early() -> Callable[[dict[str, Any], torch.Tensor], bool | None]:
 def words(trial: Trial) -> str:
     """The settings of a trial in a few words."""
     shown = {key.rpartition(".")[2]: value for key, value in trial.recipe.items()}
-    parts = [f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in shown.items()]
+    parts = [
+        f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in shown.items()
+    ]
     return ", ".join([_rounded(trial.settings["algorithm"]), *parts])
 
 

@@ -8,7 +8,8 @@
     train.clip = 10.0                                # not searched
     fedavgm.beta = {low = 0.5, high = 0.95}          # an option of a rule
 
-What it does not name keeps its default range. What the file's algorithm demands stays in every trial: `demands.py`.
+What it does not name keeps its default range. What the file's algorithm demands stays in every
+trial: `demands.py`.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ Domain = Range | Choice
 
 @dataclass(frozen=True)
 class Space:
-    """What is searched: the algorithm, a rule added to it, keys of the configuration, and options of rules."""
+    """What is searched: the algorithm, a rule added to it, keys of the configuration, and options
+    of rules.
+    """
 
     algorithm: Choice
     add: Choice
@@ -91,8 +94,12 @@ class Space:
     fixed: Mapping[str, Any]  # keys that every trial has, besides those of the file
     demands: Demands = field(default_factory=Demands)  # rules that every trial keeps
 
-    def suggest(self, trial: optuna.Trial, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The settings of a trial. Where values are `given`, only keys whose range contains them are set."""
+    def suggest(
+        self, trial: optuna.Trial, given: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The settings of a trial. Where values are `given`, only keys whose range contains them
+        are set.
+        """
         drawn = {
             name: domain.suggest(trial, name)
             for name, domain in {"algorithm": self.algorithm, "add": self.add, **self.keys}.items()
@@ -102,10 +109,16 @@ class Space:
         more = drawn.pop("add", "" if given else self.add.values[0])
         return {**self.fixed, **drawn, "algorithm": self._with_options(trial, text, more, given)}
 
-    def _with_options(self, trial: optuna.Trial, text: str, more: str, given: Mapping[str, Any] | None) -> str:
-        """The algorithm as text, with the options that are searched; those that are written out stay."""
+    def _with_options(
+        self, trial: optuna.Trial, text: str, more: str, given: Mapping[str, Any] | None
+    ) -> str:
+        """The algorithm as text, with the options that are searched; those that are written out
+        stay.
+        """
         whole = parse(text)
-        if more and not {type(rule) for rule in parse(more).rules} & {type(rule) for rule in whole.rules}:
+        if more and not {type(rule) for rule in parse(more).rules} & {
+            type(rule) for rule in whole.rules
+        }:
             text = f"{text} + {more}"
             try:
                 whole = self.demands.ordered(whole + parse(more))
@@ -140,14 +153,19 @@ class Space:
         """As plain values, to compare with and to print."""
         domains = {"algorithm": self.algorithm, "add": self.add, **self.keys, **self.options}
         shown = {
-            name: list(d.values) if isinstance(d, Choice) else dataclasses.asdict(d) for name, d in domains.items()
+            name: list(d.values) if isinstance(d, Choice) else dataclasses.asdict(d)
+            for name, d in domains.items()
         }
         return shown | dict(self.fixed)
 
 
 def _written(text: str) -> set[tuple[str, str | None]]:
     """The options that an algorithm's text names, by rule."""
-    calls = [node for node in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(node, ast.Call)]
+    calls = [
+        node
+        for node in ast.walk(ast.parse(text.strip(), mode="eval"))
+        if isinstance(node, ast.Call)
+    ]
     return {(ast.unparse(call.func), word.arg) for call in calls for word in call.keywords}
 
 
@@ -158,7 +176,9 @@ def defaults(config: RunConfig, shape: Sequence[int]) -> Space:
     keys: dict[str, Domain] = {
         "train.lr": Range(min(low, train.lr), max(high, train.lr), log=True),
         "train.schedule": _choice(("constant", "cosine"), train.schedule),
-        "train.epochs": Range(max(1, train.epochs // 2), 2 * train.epochs + 2, log=True, whole=True),
+        "train.epochs": Range(
+            max(1, train.epochs // 2), 2 * train.epochs + 2, log=True, whole=True
+        ),
         "train.clip": _choice((0.0, 10.0), train.clip),
         "train.weight_decay": _choice((0.0, 1e-4, 1e-3), train.weight_decay),
     }
@@ -166,7 +186,11 @@ def defaults(config: RunConfig, shape: Sequence[int]) -> Space:
         keys["data.augment"] = Choice((False, True))
     adaptive = {"lr": Range(1e-3, 0.1, log=True), "tau": Range(1e-4, 1e-2, log=True)}
     options: dict[str, Domain] = {"fedavgm.beta": Range(0.3, 0.95)}
-    options |= {f"{rule}.{name}": domain for rule in ("fedadam", "fedyogi") for name, domain in adaptive.items()}
+    options |= {
+        f"{rule}.{name}": domain
+        for rule in ("fedadam", "fedyogi")
+        for name, domain in adaptive.items()
+    }
     add = ("", "average") if "average" in RULES else ("",)
     demands = Demands.of(config)
     servers = dict.fromkeys(demands.within(text) for text in SERVERS if demands.allows(text))
@@ -188,7 +212,9 @@ def _choice(values: Sequence[Any], own: Any) -> Choice:
 def overridden(space: Space, table: Any, config: RunConfig) -> Space:
     """The space with what a [tune] table says instead; refused if a value could not be used."""
     if not isinstance(table, Mapping):
-        raise UserError(f"tune = {table!r} must be a section: write [tune] and the keys to search below.")
+        raise UserError(
+            f"tune = {table!r} must be a section: write [tune] and the keys to search below."
+        )
     keys, options, fixed = dict(space.keys), dict(space.options), dict(space.fixed)
     chosen = {"algorithm": space.algorithm, "add": space.add}
     for name, value in _flat(table).items():
@@ -234,14 +260,18 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _texts(name: str, value: Any, demands: Demands) -> tuple[str, ...]:
     texts = value if isinstance(value, list) else [value]
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise UserError(f"tune.{name} = {value!r} must be a list of texts such as 'fedavgm' or 'fedprox(mu=0.1)'.")
+        raise UserError(
+            f"tune.{name} = {value!r} must be a list of texts such as 'fedavgm' or 'fedprox(mu=0.1)'."
+        )
     for text in texts:
         if text or name == "algorithm":
             parse(text)
         demands.check(name, text)
     if name == "add":
         return tuple(dict.fromkeys(texts))
-    return tuple(dict.fromkeys(demands.within(text) for text in (PLAIN, *texts)))  # plain averaging always competes
+    return tuple(
+        dict.fromkeys(demands.within(text) for text in (PLAIN, *texts))
+    )  # plain averaging always competes
 
 
 def _option(name: str, rule: str, option: str, value: Any) -> Domain:
@@ -251,7 +281,9 @@ def _option(name: str, rule: str, option: str, value: Any) -> Domain:
         raise UserError(f"tune.{name}: {rule} has no option {option!r}; {nearest(option, fields)}")
     if issubclass(kind, Rule):
         check_option(name, kind, option)
-    domain = _domain(name, value, isinstance(fields[option], int) and not isinstance(fields[option], bool))
+    domain = _domain(
+        name, value, isinstance(fields[option], int) and not isinstance(fields[option], bool)
+    )
     for each in domain.ends():
         parse([{"rule": rule, option: each}])
     return domain
@@ -268,12 +300,16 @@ def _domain(name: str, value: Any, whole: bool) -> Domain:
     numbers = [value.get(end) for end in ("low", "high")]
     fits = all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers)
     if wrong or not fits or not isinstance(value.get("log", False), bool):
-        raise UserError(f"tune.{name} = {dict(value)!r} must be like {{low = 0.01, high = 0.3, log = true}}.")
+        raise UserError(
+            f"tune.{name} = {dict(value)!r} must be like {{low = 0.01, high = 0.3, log = true}}."
+        )
     low, high = value["low"], value["high"]
     if not low < high or (value.get("log") and low <= 0):
         rule = "low below high, and both above 0 with log" if value.get("log") else "low below high"
         raise UserError(f"tune.{name} = {dict(value)!r} needs {rule}.")
-    return Range(low, high, value.get("log", False), whole and isinstance(low, int) and isinstance(high, int))
+    return Range(
+        low, high, value.get("log", False), whole and isinstance(low, int) and isinstance(high, int)
+    )
 
 
 def _try(name: str, config: RunConfig, settings: Mapping[str, Any]) -> None:

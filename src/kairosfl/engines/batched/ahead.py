@@ -1,4 +1,6 @@
-"""The next round before the server asks for it: as plain averaging would ask, compared with what it does ask."""
+"""The next round before the server asks for it: as plain averaging would ask, compared with what it
+does ask.
+"""
 
 from __future__ import annotations
 
@@ -30,26 +32,37 @@ class Luck:
 
 
 def averages(briefs: Briefs, delta: Tensor, device: torch.device) -> bool:
-    """Whether what follows these updates can be guessed, nothing changing but the model and the clients, and trained.
+    """Whether what follows these updates can be guessed, nothing changing but the model and the
+    clients, and trained.
 
     A stop rule's steps follow from each other on the host, which has no time for them now.
     """
     asked = (briefs.measure or None, briefs.stop_below, briefs.update_clip, briefs.update_noise)
-    plain = all(each is None for each in asked) and briefs.vectors_down() == 1 and briefs.start.ndim == 1
+    plain = (
+        all(each is None for each in asked)
+        and briefs.vectors_down() == 1
+        and briefs.start.ndim == 1
+    )
     return plain and delta.nbytes <= LARGEST and delta.device.type == device.type
 
 
 def guessed(briefs: Briefs, n: Tensor, delta: Tensor, clients: tuple[int, ...]) -> Briefs:
-    """The next round's briefs if the server moves the model by the mean of these updates, weighted by samples.
+    """The next round's briefs if the server moves the model by the mean of these updates, weighted
+    by samples.
 
-    Values that are not finite keep their old ones: training such a model may fail, and the server will ask for another.
+    Values that are not finite keep their old ones: training such a model may fail, and the server
+    will ask for another.
     """
     weights = n.double()
     x = (upload((weights / weights.sum()).to(delta.dtype), delta.device) @ delta).add_(briefs.start)
     start = torch.where(x.isfinite(), x, briefs.start)
     lr = briefs.lr if briefs.next_lr is None else torch.full_like(briefs.lr, briefs.next_lr)
     return changed(
-        briefs, round=torch.full((len(clients),), briefs.newest + 1), ids=torch.tensor(clients), start=start, lr=lr
+        briefs,
+        round=torch.full((len(clients),), briefs.newest + 1),
+        ids=torch.tensor(clients),
+        start=start,
+        lr=lr,
     )
 
 

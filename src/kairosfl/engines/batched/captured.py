@@ -1,4 +1,6 @@
-"""For models that cannot be stacked, on a GPU: one client after another, with forward and backward as one graph."""
+"""For models that cannot be stacked, on a GPU: one client after another, with forward and backward
+as one graph.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,17 @@ LARGEST = 32  # samples in a trial batch
 
 
 def capture(trainer: Trainer) -> None:
-    """Let this trainer replay captured batches, with unchanged results; `Unstackable` says why it cannot."""
+    """Let this trainer replay captured batches, with unchanged results; `Unstackable` says why it
+    cannot.
+    """
     plain = trainer.differentiate
     sizes = trainer.task.clients.sizes
     client = int(np.argmin(sizes))
     size = min(max(1, int(sizes[client]) // 4), LARGEST)
-    start, how = trainer.task.start(), {"lr": 1e-3, "batch_size": size, "epochs": 2, "drop_last": True}
+    start, how = (
+        trainer.task.start(),
+        {"lr": 1e-3, "batch_size": size, "epochs": 2, "drop_last": True},
+    )
     brief = Brief(seed=0, round=0, client=client, start=start, **how)
     try:
         trainer.differentiate = _unwaiting(plain)
@@ -48,23 +55,35 @@ class Pass:
 
 
 class Captured:
-    """The derivative of a batch: one graph for every batch shape that recurs, as odd last batches rarely do."""
+    """The derivative of a batch: one graph for every batch shape that recurs, as odd last batches
+    rarely do.
+    """
 
     def __init__(self, plain: Differentiate) -> None:
         self.plain = plain
         self._passes: dict[tuple[object, ...], Pass | None] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, inputs: Tree, targets: Tree, brief: Brief, still: dict[str, Tensor]) -> Derivative:
+    def __call__(
+        self, inputs: Tree, targets: Tree, brief: Brief, still: dict[str, Tensor]
+    ) -> Derivative:
         stops = brief.stop_statistic if brief.stop_below is not None else None
-        form = (tuple(leaf.shape for leaf in leaves(inputs)), tuple(still), stops, brief.contrast, brief.temperature)
+        form = (
+            tuple(leaf.shape for leaf in leaves(inputs)),
+            tuple(still),
+            stops,
+            brief.contrast,
+            brief.temperature,
+        )
         if form not in self._passes:
             self._passes[form] = None
             return self.plain(inputs, targets, brief, still)
         known = self._passes[form]
         if known is None:
             known = self._passes[form] = self._capture(inputs, targets, brief, still)
-        for held, given in zip(known.given, (*leaves(inputs), *leaves(targets), *still.values()), strict=True):
+        for held, given in zip(
+            known.given, (*leaves(inputs), *leaves(targets), *still.values()), strict=True
+        ):
             held.copy_(given)
         known.graph.replay()
         return known.left
@@ -83,7 +102,9 @@ class Captured:
 
 
 def end_capture() -> None:
-    """After a failed capture the random generator believes it is still running; a successful one resets it."""
+    """After a failed capture the random generator believes it is still running; a successful one
+    resets it.
+    """
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.zeros(1, device="cuda")
 

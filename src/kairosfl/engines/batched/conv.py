@@ -1,6 +1,8 @@
-"""Ways to convolve stacked clients: one grouped convolution, or patches times weights, stored or gathered on the fly.
+"""Ways to convolve stacked clients: one grouped convolution, or patches times weights, stored or
+gathered on the fly.
 
-Images are `[m·b, C, H, W]`, weights `[m, O, h, w, C / groups]`, biases `[m, O]`. The engine measures which is fastest.
+Images are `[m·b, C, H, W]`, weights `[m, O, h, w, C / groups]`, biases `[m, O]`. The engine
+measures which is fastest.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Shape:
 
     def size(self, height: int, width: int) -> Pair:
         """Height and width of the output."""
-        sides = zip((height, width), self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        sides = zip(
+            (height, width), self.kernel, self.stride, self.padding, self.dilation, strict=True
+        )
         rows, columns = ((side + 2 * p - d * (k - 1) - 1) // s + 1 for side, k, s, p, d in sides)
         return rows, columns
 
@@ -47,14 +51,24 @@ class Method(Protocol):
         """Whether it reads images channels last."""
         ...
 
-    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
+    def forward(
+        self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False
+    ) -> Tensor:
         """The outputs or, if `relu`, what a ReLU makes of them."""
         ...
 
     def backward(
-        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, slopes: Slopes, inward: bool, masked: bool = False
+        self,
+        shape: Shape,
+        dy: Tensor,
+        x: Tensor,
+        w: Tensor,
+        slopes: Slopes,
+        inward: bool,
+        masked: bool = False,
     ) -> Tensor | None:
-        """The gradient of the images, if `inward`; those of weights and bias are written into `slopes`.
+        """The gradient of the images, if `inward`; those of weights and bias are written into
+        `slopes`.
 
         If `masked`, the images are what a ReLU returned, and the gradient is that of its input.
         """
@@ -66,7 +80,9 @@ class Grouped:
 
     last: ClassVar[bool] = False
 
-    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
+    def forward(
+        self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False
+    ) -> Tensor:
         m = len(w)
         y = F.conv2d(
             _beside(x, m),
@@ -80,7 +96,14 @@ class Grouped:
         return _below(y.relu_() if relu else y, m)
 
     def backward(
-        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, slopes: Slopes, inward: bool, masked: bool = False
+        self,
+        shape: Shape,
+        dy: Tensor,
+        x: Tensor,
+        w: Tensor,
+        slopes: Slopes,
+        inward: bool,
+        masked: bool = False,
     ) -> Tensor | None:
         m = len(w)
         dx, slope, _ = torch.ops.aten.convolution_backward(
@@ -122,7 +145,9 @@ class Columns:
 
     last: ClassVar[bool] = False
 
-    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
+    def forward(
+        self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False
+    ) -> Tensor:
         m = len(w)
         columns, weights = _patches(shape, x, m), w.to(x.dtype).flatten(2).mT
         weights = weights.contiguous() if slow_transposed(x) else weights
@@ -137,7 +162,14 @@ class Columns:
         return y.relu_() if relu else y
 
     def backward(
-        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, slopes: Slopes, inward: bool, masked: bool = False
+        self,
+        shape: Shape,
+        dy: Tensor,
+        x: Tensor,
+        w: Tensor,
+        slopes: Slopes,
+        inward: bool,
+        masked: bool = False,
     ) -> Tensor | None:
         m = len(w)
         rows = dy.permute(0, 2, 3, 1).reshape(m, -1, shape.outputs)
@@ -145,7 +177,9 @@ class Columns:
         total(dy, slopes[1])
         if not inward:
             return None
-        return _masked(_spread(shape, torch.bmm(rows, w.to(dy.dtype).flatten(2)), x.shape), x, masked)
+        return _masked(
+            _spread(shape, torch.bmm(rows, w.to(dy.dtype).flatten(2)), x.shape), x, masked
+        )
 
 
 def _patches(shape: Shape, x: Tensor, m: int) -> Tensor:
@@ -172,7 +206,9 @@ def _spread(shape: Shape, columns: Tensor, size: torch.Size) -> Tensor:
     for i in range(kernel_h):
         for j in range(kernel_w):
             y, z = i * shape.dilation[0], j * shape.dilation[1]
-            part = total[:, y : y + down * (rows - 1) + 1 : down, z : z + right * (wide - 1) + 1 : right]
+            part = total[
+                :, y : y + down * (rows - 1) + 1 : down, z : z + right * (wide - 1) + 1 : right
+            ]
             part.add_(patches[:, :, :, i, j])
     return total[:, top : top + height, left : left + width].permute(0, 3, 1, 2)
 
@@ -193,7 +229,9 @@ def total(dy: Tensor, db: Tensor | None) -> None:
     if db is None:
         return
     if dy.is_contiguous(memory_format=torch.channels_last):
-        torch.sum(dy.permute(0, 2, 3, 1).reshape(len(db), -1, db.shape[1]), 1, dtype=db.dtype, out=db)
+        torch.sum(
+            dy.permute(0, 2, 3, 1).reshape(len(db), -1, db.shape[1]), 1, dtype=db.dtype, out=db
+        )
     else:
         db.copy_(dy.unflatten(0, (len(db), -1)).sum((1, 3, 4), dtype=db.dtype))
 
@@ -206,12 +244,21 @@ class Gathered:
     kernels: Any
     dot: str
 
-    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
+    def forward(
+        self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False
+    ) -> Tensor:
         y: Tensor = self.kernels.forward(shape, last(x), w, b, relu, self.dot)
         return y
 
     def backward(
-        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, slopes: Slopes, inward: bool, masked: bool = False
+        self,
+        shape: Shape,
+        dy: Tensor,
+        x: Tensor,
+        w: Tensor,
+        slopes: Slopes,
+        inward: bool,
+        masked: bool = False,
     ) -> Tensor | None:
         x, dy = last(x), last(dy)
         self.kernels.weights(shape, x, dy, *slopes, self.dot)
@@ -228,12 +275,21 @@ class Depthwise:
     last: ClassVar[bool] = True
     kernels: Any
 
-    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
+    def forward(
+        self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False
+    ) -> Tensor:
         y: Tensor = self.kernels.forward(shape, last(x), w, b)
         return y.relu_() if relu else y
 
     def backward(
-        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, slopes: Slopes, inward: bool, masked: bool = False
+        self,
+        shape: Shape,
+        dy: Tensor,
+        x: Tensor,
+        w: Tensor,
+        slopes: Slopes,
+        inward: bool,
+        masked: bool = False,
     ) -> Tensor | None:
         dy = last(dy)
         self.kernels.weights(shape, last(x), dy, *slopes)
@@ -244,7 +300,9 @@ class Depthwise:
 
 @dataclass(frozen=True)
 class Cropped:
-    """Another way, without the taps that meet nothing but padding: of a 3 × 3 kernel on a single pixel, all but one."""
+    """Another way, without the taps that meet nothing but padding: of a 3 × 3 kernel on a single
+    pixel, all but one.
+    """
 
     way: Method
     shape: Shape
@@ -255,11 +313,20 @@ class Cropped:
     def last(self) -> bool:
         return self.way.last
 
-    def forward(self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
+    def forward(
+        self, shape: Shape, x: Tensor, w: Tensor, b: Tensor | None, relu: bool = False
+    ) -> Tensor:
         return self.way.forward(self.shape, x, self._of(w).contiguous(), b, relu)
 
     def backward(
-        self, shape: Shape, dy: Tensor, x: Tensor, w: Tensor, slopes: Slopes, inward: bool, masked: bool = False
+        self,
+        shape: Shape,
+        dy: Tensor,
+        x: Tensor,
+        w: Tensor,
+        slopes: Slopes,
+        inward: bool,
+        masked: bool = False,
     ) -> Tensor | None:
         w, (dw, db) = self._of(w).contiguous(), slopes
         kept = torch.empty(w.shape, dtype=dw.dtype, device=dw.device)
@@ -273,14 +340,29 @@ class Cropped:
 
 @cache
 def cropped(shape: Shape, height: int, width: int) -> tuple[Shape, slice, slice] | None:
-    """The convolution without the taps that meet nothing but padding, and which are left; None if that is all."""
+    """The convolution without the taps that meet nothing but padding, and which are left; None if
+    that is all.
+    """
     size = shape.size(height, width)
-    sides = zip((height, width), size, shape.kernel, shape.stride, shape.padding, shape.dilation, strict=True)
+    sides = zip(
+        (height, width),
+        size,
+        shape.kernel,
+        shape.stride,
+        shape.padding,
+        shape.dilation,
+        strict=True,
+    )
     rows, columns = (_met(*side) for side in sides)
     (top, left), (down, right) = shape.padding, shape.dilation
     padding = (top - rows.start * down, left - columns.start * right)
     small = replace(shape, kernel=(len(rows), len(columns)), padding=padding)
-    if small == shape or not (rows and columns) or min(padding) < 0 or small.size(height, width) != size:
+    if (
+        small == shape
+        or not (rows and columns)
+        or min(padding) < 0
+        or small.size(height, width) != size
+    ):
         return None
     return small, slice(rows.start, rows.stop), slice(columns.start, columns.stop)
 
@@ -288,7 +370,9 @@ def cropped(shape: Shape, height: int, width: int) -> tuple[Shape, slice, slice]
 def _met(side: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int) -> range:
     """The taps, from the first to the last, that meet a pixel of a side of this length."""
     places = range(-padding, stride * outputs - padding, stride)
-    met = [tap for tap in range(kernel) if any(0 <= place + tap * dilation < side for place in places)]
+    met = [
+        tap for tap in range(kernel) if any(0 <= place + tap * dilation < side for place in places)
+    ]
     return range(met[0], met[-1] + 1) if met else range(0)
 
 
@@ -304,10 +388,17 @@ def pair(sides: tuple[int, ...] | str) -> Pair:
 
 
 def methods(shape: Shape, x: Tensor, clients: int, dot: str) -> dict[str, Method]:
-    """The ways available for this convolution of such images, by name; the first is used if nothing is measured."""
+    """The ways available for this convolution of such images, by name; the first is used if nothing
+    is measured.
+    """
     found: dict[str, Method] = {}
     module = kernels("conv", x)
-    if shape.groups == 1 and module is not None and shape.dilation == (1, 1) and _countable(shape, x, clients):
+    if (
+        shape.groups == 1
+        and module is not None
+        and shape.dilation == (1, 1)
+        and _countable(shape, x, clients)
+    ):
         found["gathered"] = Gathered(module, dot)
     if shape.groups == 1:
         found["columns"] = Columns()

@@ -1,4 +1,6 @@
-"""Dropout over stacked clients: masks that are a function of the client, the step, the layer and the position."""
+"""Dropout over stacked clients: masks that are a function of the client, the step, the layer and
+the position.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _LOW = 0xFFFFFFFF
 
 
 class StackedDropout(nn.Module):
-    """Masks from counters: a function of the client's key, the layer and the position, not of the other clients."""
+    """Masks from counters: a function of the client's key, the layer and the position, not of the
+    other clients.
+    """
 
     def __init__(self, p: float, number: int, frame: Frame) -> None:
         super().__init__()
@@ -25,7 +29,9 @@ class StackedDropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if axis := samples_axis(x, self.frame):  # such as of a sequence that comes first
-            return StackedDropout.forward(self, x.movedim(axis, 0)).movedim(0, axis)  # not another call of the layer
+            return StackedDropout.forward(self, x.movedim(axis, 0)).movedim(
+                0, axis
+            )  # not another call of the layer
         keys = self.frame.keys
         module: Any = kernels("dropout", x)
         if keys is not None and self.p and module is not None:
@@ -43,7 +49,9 @@ def samples_axis(x: Tensor, frame: Frame) -> int:
     if not frame.samples or (x.ndim and len(x) % frame.samples == 0):
         return 0
     if frame.samples not in x.shape:
-        raise Unstackable(f"a dropout is given a tensor {tuple(x.shape)} without an axis of the samples")
+        raise Unstackable(
+            f"a dropout is given a tensor {tuple(x.shape)} without an axis of the samples"
+        )
     return x.shape.index(frame.samples)
 
 
@@ -74,7 +82,9 @@ def keep(seeds: Tensor, p: float, count: int) -> Tensor:
 
 
 def least(p: float) -> int:
-    """The least of the random numbers that are kept, so that an element is dropped with probability p."""
+    """The least of the random numbers that are kept, so that an element is dropped with probability
+    p.
+    """
     return int(p * 2**32)
 
 

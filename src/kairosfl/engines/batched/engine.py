@@ -1,4 +1,6 @@
-"""Engine `batched`: clients of one run or of many trained side by side, on a GPU or, for tiny models, a CPU."""
+"""Engine `batched`: clients of one run or of many trained side by side, on a GPU or, for tiny
+models, a CPU.
+"""
 
 from __future__ import annotations
 
@@ -47,16 +49,16 @@ AHEAD = 0.02  # seconds of work left queued on the device while the caller is bu
 class Batched(Evaluator):
     """Trains as `Loop` does, many clients at a time. `why` says how the model is run.
 
-    The servers have room for the vectors of `room` clients; `home` is the host if one cohort's vectors are more than
-    the device should hold.
+    The servers have room for the vectors of `room` clients; `home` is the host if one cohort's
+    vectors are more than the device should hold.
 
     Args:
         task: What is learnt.
         device: Where clients train.
         precision: "float32", "tf32" or "bfloat16"; by default "tf32" on a GPU.
         slots: How many clients train at the same time, by default as many as memory allows.
-        deterministic: Whether that number is fixed, so that a client's result does not depend, to the bit, on which
-            other clients train at the same time.
+        deterministic: Whether that number is fixed, so that a client's result does not depend, to
+            the bit, on which other clients train at the same time.
         cohorts: The largest cohort of each run that will train here.
     """
 
@@ -83,7 +85,9 @@ class Batched(Evaluator):
         self._fixed = deterministic
         self._limit = slots or (FIXED_SLOTS if deterministic else None)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        if self._stream is not None:  # or memory would be used again while a cohort that nobody asked for still trains
+        if (
+            self._stream is not None
+        ):  # or memory would be used again while a cohort that nobody asked for still trains
             finalize(self, self._stream.synchronize)
         self._alike = {task}
         self._steps: Steps | None = None
@@ -93,8 +97,12 @@ class Batched(Evaluator):
         self._work: Work | None = None
         self._begun: Ticket | None = None  # what `train` will, or may, be asked for next
         self._luck = Luck()  # of guesses what that is
-        self._overlaps = self._stream is not None  # the device trains while the host does something else
-        self._free = 0  # bytes of the device that a server may still use before they are counted again
+        self._overlaps = (
+            self._stream is not None
+        )  # the device trains while the host does something else
+        self._free = (
+            0  # bytes of the device that a server may still use before they are counted again
+        )
         way = plain(task, self.predict, self.precision)
         self._evaluator = (
             GraphEvaluator(task, self.test, way, self.precision, self.choices)
@@ -118,9 +126,13 @@ class Batched(Evaluator):
                 self._evaluator.other = single(self._work)
 
     def _alone(self, reason: str) -> str:
-        """Train one client after another, on a GPU by captured graphs if possible; `why` says how and why."""
+        """Train one client after another, on a GPU by captured graphs if possible; `why` says how
+        and why.
+        """
         if self.precision.name == "bfloat16":
-            raise UserError(f"run.precision = 'bfloat16' needs a model that stacks, and here {reason}; use 'float32'.")
+            raise UserError(
+                f"run.precision = 'bfloat16' needs a model that stacks, and here {reason}; use 'float32'."
+            )
         how = "one client after another"
         if self.device.type == "cuda":
             try:
@@ -155,7 +167,8 @@ class Batched(Evaluator):
             return super().evaluate(x)
 
     def begin(self, briefs: Briefs) -> None:
-        """On a GPU: start what `train` will be asked for next, so that it trains while the last round is evaluated.
+        """On a GPU: start what `train` will be asked for next, so that it trains while the last
+        round is evaluated.
 
         A cohort that is not asked for after all is trained in vain.
         """
@@ -175,15 +188,22 @@ class Batched(Evaluator):
         return ticket.reports()
 
     def _look_ahead(self, ticket: Ticket) -> None:
-        """While this cohort trains: put the next one's samples in order and, where rounds are short, begin with it.
+        """While this cohort trains: put the next one's samples in order and, where rounds are
+        short, begin with it.
 
-        The device is then busy while the server works. A cohort that turns out to be another is trained in vain.
+        The device is then busy while the server works. A cohort that turns out to be another is
+        trained in vain.
         """
         briefs, delta, steps = ticket.briefs, ticket.delta, self._steps
         coming = self._schedules.foresee(Draw.of(self.task, briefs))
         if coming is None or steps is None or self._training() or steps.expected(coming[1]) > AHEAD:
             return
-        if not (self._overlaps and self._luck and self._schedules.luck.hit and averages(briefs, delta, self.device)):
+        if not (
+            self._overlaps
+            and self._luck
+            and self._schedules.luck.hit
+            and averages(briefs, delta, self.device)
+        ):
             return
         try:
             with torch.cuda.stream(self._stream) if self._stream else nullcontext():
@@ -217,7 +237,9 @@ class Batched(Evaluator):
                 while begun not in self._done:
                     self._advance()
             self._done.remove(begun)
-            self._await(begun)  # or its memory would be used again while the device still writes to it
+            self._await(
+                begun
+            )  # or its memory would be used again while the device still writes to it
 
     def _await(self, ticket: Ticket) -> None:
         """What the caller launches from now on follows the end of this cohort's training."""
@@ -225,7 +247,9 @@ class Batched(Evaluator):
             torch.cuda.current_stream(self.device).wait_event(ticket.ready)
 
     def train_many(self, cohorts: Sequence[tuple[Task, Briefs]]) -> list[Reports]:
-        """The reports of several runs' cohorts, trained together; the runs share model and data, not partitions."""
+        """The reports of several runs' cohorts, trained together; the runs share model and data,
+        not partitions.
+        """
         tickets = [self.submit(task, briefs) for task, briefs in cohorts]
         done: set[int] = set()
         while not all(id(ticket) in done for ticket in tickets):
@@ -256,7 +280,9 @@ class Batched(Evaluator):
         return ticket
 
     def _say_apart(self, apart: tuple[str, ...]) -> None:
-        """Let `why` say which briefs are followed one client after another although the model stacks."""
+        """Let `why` say which briefs are followed one client after another although the model
+        stacks.
+        """
         if self.precision.name == "bfloat16":
             raise UserError(
                 f"run.precision = 'bfloat16' needs clients that are stacked, and briefs with {', '.join(apart)} are "
@@ -283,12 +309,16 @@ class Batched(Evaluator):
         return ticket
 
     def _make_room(self, clients: int) -> None:
-        """Before a server processes this many reports: halve the slots if it would run out of memory.
+        """Before a server processes this many reports: halve the slots if it would run out of
+        memory.
 
-        Its next cohort may be twice as large, as FedCL's are. Asking for the memory takes longer than a small round's
-        arithmetic: what was free is counted down, and asked for again when it may be used up.
+        Its next cohort may be twice as large, as FedCL's are. Asking for the memory takes longer
+        than a small round's arithmetic: what was free is counted down, and asked for again when it
+        may be used up.
         """
-        wanted = 2 * SERVER_VECTORS * clients * self.task.layout.size * self.trainer.w.element_size()
+        wanted = (
+            2 * SERVER_VECTORS * clients * self.task.layout.size * self.trainer.w.element_size()
+        )
         if self._slots is None or self._asked == 1 or self._fixed or self.home.type != "cuda":
             return
         self._free -= wanted
@@ -306,7 +336,9 @@ class Batched(Evaluator):
         return bool(self._waiting) or (self._slots is not None and any(self._slots.jobs))
 
     def _idles(self) -> bool:
-        """Whether the device would finish its queue before the caller returns, although there is more to do."""
+        """Whether the device would finish its queue before the caller returns, although there is
+        more to do.
+        """
         waits = self._overlaps and self._training()
         return waits and self._steps is not None and self._steps.queued() < AHEAD
 
@@ -359,13 +391,17 @@ class Batched(Evaluator):
         self._done.append(ticket)
 
     def _ready(self) -> Slots:
-        """Slots for all clients that train or wait, as far as memory allows; replacing slots restarts their clients."""
+        """Slots for all clients that train or wait, as far as memory allows; replacing slots
+        restarts their clients.
+        """
         assert self._work is not None
         held = self._slots
         length = max((job.length for job in self._waiting), default=0)
         if held is not None:
             wanted = len(self._waiting) + len(held.jobs) - held.jobs.count(None)
-            grows = wanted > held.state.slots and (self._limit is None or held.state.slots < self._limit)
+            grows = wanted > held.state.slots and (
+                self._limit is None or held.state.slots < self._limit
+            )
             if not grows and length <= held.state.length:
                 return held
             length = max(length, held.state.length)
@@ -375,7 +411,9 @@ class Batched(Evaluator):
         if self._limit is None:
             kind = joint(self._waiting)
             self._limit = affordable(self._work, kind, length, dtype, self.device, self._reserved)
-        count = min(self._limit, next(size for size in widths(1 << 16) if size >= len(self._waiting)))
+        count = min(
+            self._limit, next(size for size in widths(1 << 16) if size >= len(self._waiting))
+        )
         self._asked, self._free = self._limit if self._fixed else count, 0
         state = State(self._work.stack.frame.layout, self._asked, length, dtype, self.device)
         self._steps = Steps(self._work, state)

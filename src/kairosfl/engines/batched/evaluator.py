@@ -1,4 +1,6 @@
-"""Evaluation as one captured graph: the test set stays on the device, and a few sums are copied back."""
+"""Evaluation as one captured graph: the test set stays on the device, and a few sums are copied
+back.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,16 @@ Predict = Callable[[Tensor, Any], Tensor]
 class GraphEvaluator:
     """Scores of one vector after another on a GPU; if there is an `other` way, by the faster one."""
 
-    def __init__(self, task: Task, test: Samples, way: Predict, precision: Precision, choices: Choices) -> None:
-        self.task, self.test, self.way, self.precision, self.choices = task, test, way, precision, choices
+    def __init__(
+        self, task: Task, test: Samples, way: Predict, precision: Precision, choices: Choices
+    ) -> None:
+        self.task, self.test, self.way, self.precision, self.choices = (
+            task,
+            test,
+            way,
+            precision,
+            choices,
+        )
         self.other: Predict | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -57,11 +67,16 @@ class GraphEvaluator:
             except Exception:  # it would only have been faster
                 return "plain"
             with torch.cuda.device(self._x.device):
-                times = {name: min(timed(graph.replay) for _ in range(3)) for name, graph in graphs.items()}
+                times = {
+                    name: min(timed(graph.replay) for _ in range(3))
+                    for name, graph in graphs.items()
+                }
             return min(times, key=times.__getitem__)
 
         what = f"{self.task.model!r} {self.task.layout} {self.task.dataset.shape}"
-        setting = f"{len(self.test)} samples, model {hashlib.sha256(what.encode()).hexdigest()[:16]}"
+        setting = (
+            f"{len(self.test)} samples, model {hashlib.sha256(what.encode()).hexdigest()[:16]}"
+        )
         chosen = self.choices.choose("evaluation", measure, ways, setting)
         return graphs.get(chosen) or self._captured(ways[chosen])
 

@@ -17,7 +17,11 @@ _plain = ContextVar("plain", default=False)
 
 def kernels(name: str, tensor: Tensor) -> ModuleType | None:
     """The module of kernels with this name, if they support such a tensor."""
-    if tensor.device.type != "cuda" or tensor.dtype not in (torch.float32, torch.bfloat16) or _plain.get():
+    if (
+        tensor.device.type != "cuda"
+        or tensor.dtype not in (torch.float32, torch.bfloat16)
+        or _plain.get()
+    ):
         return None
     return _module(name) if _able(tensor.device.index or 0) else None
 
@@ -51,18 +55,21 @@ MKL = torch.backends.mkl.is_available()
 
 
 def slow_transposed(tensor: Tensor) -> bool:
-    """Whether a batched product is slow if its second factor is transposed: on a CPU without MKL, such as ARM's, where
-    small ones take up to ten times as long."""
+    """Whether a batched product is slow if its second factor is transposed: on a CPU without MKL,
+    such as ARM's, where small ones take up to ten times as long."""
     return tensor.is_cpu and not MKL
 
 
-PAUSE = 2_000_000  # device cycles, about a millisecond: longer than the host takes to queue what is timed
+# device cycles, about a millisecond: longer than the host takes to queue what is timed
+PAUSE = 2_000_000
 
 
 def timed(action: Callable[[], object]) -> float:
-    """Seconds of device time. The device is kept busy while the host queues the action, so launch overhead is excluded.
+    """Seconds of device time. The device is kept busy while the host queues the action, so launch
+    overhead is excluded.
 
-    Captured steps have no launch overhead either, so a kernel that is slow to launch may still be the fastest.
+    Captured steps have no launch overhead either, so a kernel that is slow to launch may still be
+    the fastest.
     """
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(PAUSE)

@@ -1,4 +1,6 @@
-"""What the stacked layers of one pass share: rows of weights and of gradients, dropout keys, features."""
+"""What the stacked layers of one pass share: rows of weights and of gradients, dropout keys,
+features.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,21 @@ from kairosfl.engines.choices import Choices
 
 
 class Frame:
-    """Layers read their weights from `rows` and, in the backward pass, write their gradients into `gradients`.
+    """Layers read their weights from `rows` and, in the backward pass, write their gradients into
+    `gradients`.
 
-    Layers with large weights write their gradients themselves, to where the optimiser reads them. The others
-    take a `leaf`, whose gradient autograd returns. `tape` is an input of every layer of the first kind, so that its
-    backward runs although autograd knows nothing of its weights.
+    Layers with large weights write their gradients themselves, to where the optimiser reads them.
+    The others take a `leaf`, whose gradient autograd returns. `tape` is an input of every layer of
+    the first kind, so that its backward runs although autograd knows nothing of its weights.
     """
 
     def __init__(self, layout: RowLayout, uses: dict[int, int]) -> None:
         self.layout = layout
         # Gradients that are accumulated from zero: of tensors used more than once, or never.
         self.shared = frozenset(index for index, count in uses.items() if count != 1)
-        self.fixed: list[Tensor] = []  # frozen tensors of stacked layers, numbered after those in the rows
+        self.fixed: list[
+            Tensor
+        ] = []  # frozen tensors of stacked layers, numbered after those in the rows
         self.compute = torch.float32  # type of activations
         self.last = False  # whether images are read channels last
         self.dot = "ieee"  # how Triton multiplies float32
@@ -40,7 +45,9 @@ class Frame:
         self.samples = 0  # of all clients in this pass
         self.tape = torch.empty(0)
         self.held: dict[int, Tensor] = {}  # leaves that a pass shares between its uses of a tensor
-        self.written: set[int | None] = set()  # biases whose gradient the layer after theirs has written
+        self.written: set[int | None] = (
+            set()
+        )  # biases whose gradient the layer after theirs has written
         self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # of the backward pass
         self._leaves: list[tuple[int, Tensor]] = []
 
@@ -127,7 +134,9 @@ class Frame:
         indices = [index for index, _ in self._leaves]
         try:
             with self.around():
-                slopes = torch.autograd.grad(end, [self.tape, *leaves], slope, allow_unused=True)[1:]
+                slopes = torch.autograd.grad(end, [self.tape, *leaves], slope, allow_unused=True)[
+                    1:
+                ]
         finally:
             self.features, self._leaves, self.held = None, [], {}
         for index, slope in zip(indices, slopes, strict=True):

@@ -1,4 +1,6 @@
-"""Steps captured once per kind and replayed, without launching single kernels or copying from the host."""
+"""Steps captured once per kind and replayed, without launching single kernels or copying from the
+host.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ WARM = 2  # steps without effect before the capture, which compile kernels and c
 
 
 class Steps:
-    """Takes steps of any kind on one state; on a GPU by captured graphs, which share one pool of memory, unless
-    the samples are read from the host."""
+    """Takes steps of any kind on one state; on a GPU by captured graphs, which share one pool of
+    memory, unless the samples are read from the host."""
 
     def __init__(self, work: Work, state: State) -> None:
         self.work, self.state = work, state
@@ -27,7 +29,9 @@ class Steps:
         self._seconds: dict[Kind, float] = {}
         self._eager: set[Kind] = set()  # kinds that cannot be captured
         self._queue: deque[tuple[torch.cuda.Event, float]] = deque()
-        captures = state.device.type == "cuda" and not isinstance(work.data, Streamed)  # which the host reads
+        captures = state.device.type == "cuda" and not isinstance(
+            work.data, Streamed
+        )  # which the host reads
         self._pool = torch.cuda.graph_pool_handle() if captures else None
 
     def __call__(self, kind: Kind, count: int) -> None:

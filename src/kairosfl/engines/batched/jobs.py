@@ -1,4 +1,6 @@
-"""Jobs, each one client's brief prepared for a slot, and tickets, a cohort's jobs and their results so far."""
+"""Jobs, each one client's brief prepared for a slot, and tickets, a cohort's jobs and their results
+so far.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ NONZERO = {
 
 @dataclass(eq=False)
 class Ticket:
-    """A cohort in training. `reals` and `numbers` are columns of the slots as clients begin, `ends` as they end."""
+    """A cohort in training. `reals` and `numbers` are columns of the slots as clients begin, `ends`
+    as they end.
+    """
 
     task: Task
     briefs: Briefs
@@ -51,7 +55,9 @@ class Ticket:
     scores: dict[str, Tensor] = field(default_factory=dict)  # [m] float64
     fishers: list[Fisher] = field(default_factory=list)  # of each client, if requested
     ready: torch.cuda.Event | None = None  # recorded when the device has filled all this
-    answer: Reports | None = None  # once it is known; from the loop, where the model cannot be stacked
+    answer: Reports | None = (
+        None  # once it is known; from the loop, where the model cannot be stacked
+    )
     began: float = field(default_factory=time.perf_counter)
 
     @classmethod
@@ -64,16 +70,31 @@ class Ticket:
     def prepare(self, schedule: Schedule, device: torch.device) -> None:
         """Prepare its clients for slots."""
         briefs, clients = self.briefs, self.briefs.ids.tolist()
-        batch = self.briefs.batch_size.clamp(max=self.task.clients.largest).tolist()  # beyond that all would be padding
+        batch = self.briefs.batch_size.clamp(
+            max=self.task.clients.largest
+        ).tolist()  # beyond that all would be padding
         count, total = schedule.batches, schedule.batches * schedule.epochs
         real = reals(briefs)
         lengths, kinds = (schedule.end * schedule.epochs).tolist(), _kinds(briefs, batch, real)
-        rows = zip(clients, schedule.mine, batch, count.tolist(), total.tolist(), lengths, kinds, strict=True)
+        rows = zip(
+            clients,
+            schedule.mine,
+            batch,
+            count.tolist(),
+            total.tolist(),
+            lengths,
+            kinds,
+            strict=True,
+        )
         self.jobs = [Job(self, row, *each) for row, each in enumerate(rows)]
         self.n, self.order = torch.from_numpy(schedule.n.astype(np.int64)), schedule.order
         numbers = np.zeros((len(Whole) + len(Sum) + len(REALS), len(clients)), dtype=np.int64)
         wholes, floats = numbers[: len(Whole)], numbers[len(Whole) :].view(np.float64)
-        wholes[Whole.TOTAL], wholes[Whole.SIZE], wholes[Whole.END] = total, schedule.size, schedule.end
+        wholes[Whole.TOTAL], wholes[Whole.SIZE], wholes[Whole.END] = (
+            total,
+            schedule.size,
+            schedule.end,
+        )
         wholes[Whole.BATCHES], wholes[Whole.CLIENT] = count, clients
         wholes[Whole.LATE], wholes[Whole.LABELS] = briefs.clip_after, word(briefs.seed, "labels")
         if self.task.varies:
@@ -89,11 +110,17 @@ class Ticket:
         self.numbers, self.reals = there[: -len(REALS)], there[-len(REALS) :].view(torch.float64)
         self.ends = torch.empty_like(self.numbers)
 
-    def take(self, rows: Tensor | slice, layout: RowLayout, weights: Tensor, numbers: Tensor) -> None:
+    def take(
+        self, rows: Tensor | slice, layout: RowLayout, weights: Tensor, numbers: Tensor
+    ) -> None:
         """The results of some of its clients."""
         start = self.briefs.start
         there = rows if isinstance(rows, slice) else rows.to(start.device)
-        delta = self.delta[there] if isinstance(there, slice) else self.delta.new_empty(len(there), self.delta.shape[1])
+        delta = (
+            self.delta[there]
+            if isinstance(there, slice)
+            else self.delta.new_empty(len(there), self.delta.shape[1])
+        )
         layout.subtract(weights, start if start.ndim == 1 else start[there], delta)
         if not isinstance(there, slice):
             self.delta[there] = delta
@@ -103,7 +130,9 @@ class Ticket:
         """Whether the cohort is complete now that so many more of its clients are."""
         self.left -= clients
         if not self.left:
-            self.jobs = []  # they refer back to the ticket: without them its memory is freed with the last reference
+            # they refer back to the ticket: without them its memory is freed with the last
+            # reference
+            self.jobs = []
         return not self.left
 
     def reports(self) -> Reports:
@@ -117,7 +146,9 @@ class Ticket:
             "epochs": steps // batches + steps % batches / batches,
             "loss": sums[Sum.LOSS] / wholes[Whole.SAMPLES],
             "grad_sq": sums[Sum.GRAD_SQ],
-            "seconds": np.full(len(self.n), (time.perf_counter() - self.began) / max(1, len(self.n))),
+            "seconds": np.full(
+                len(self.n), (time.perf_counter() - self.began) / max(1, len(self.n))
+            ),
         }
         if self.briefs.stop_below is not None:
             columns["similarity"] = sums[Sum.SIMILARITY]
@@ -160,7 +191,9 @@ class Job:
 def joint(jobs: Iterable[Job]) -> Kind:
     """A kind of step that suits all of these clients."""
     kinds = [job.kind for job in jobs]
-    return reduce(or_, dict(zip(map(id, kinds), kinds, strict=True)).values())  # from a cache; hashing takes longer
+    return reduce(
+        or_, dict(zip(map(id, kinds), kinds, strict=True)).values()
+    )  # from a cache; hashing takes longer
 
 
 def cohorts(jobs: Iterable[Job]) -> dict[Ticket, list[Job]]:
@@ -205,4 +238,6 @@ def check_alike(task: Task, own: Task) -> None:
     }
     for what, same in alike.items():
         if not same:
-            raise UserError(f"A task with another {what} cannot share this engine: give it an engine of its own.")
+            raise UserError(
+                f"A task with another {what} cannot share this engine: give it an engine of its own."
+            )

@@ -1,4 +1,6 @@
-"""Layers over stacked clients: activations `[m·b, ...]`, client after client, and weights of each client's own."""
+"""Layers over stacked clients: activations `[m·b, ...]`, client after client, and weights of each
+client's own.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class StackedLinear(nn.Module):
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, tape: Tensor, frame: Frame, weight: int, bias: int | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, tape: Tensor, frame: Frame, weight: int, bias: int | None
+    ) -> Tensor:
         ctx.save_for_backward(x)
         ctx.frame, ctx.rows, ctx.weight, ctx.bias = frame, frame.rows, weight, bias
 
@@ -66,7 +70,9 @@ class _Linear(torch.autograd.Function):
             b = None if bias is None else frame.weight(bias).to(x.dtype)
             if slow_transposed(x):
                 right = x.mT.contiguous()
-                turned = torch.bmm(w, right) if b is None else torch.baddbmm(b.unsqueeze(2), w, right)
+                turned = (
+                    torch.bmm(w, right) if b is None else torch.baddbmm(b.unsqueeze(2), w, right)
+                )
                 return turned.mT.contiguous()
             return torch.bmm(x, w.mT) if b is None else torch.baddbmm(b.unsqueeze(1), x, w.mT)
 
@@ -76,7 +82,14 @@ class _Linear(torch.autograd.Function):
         places = frame.layout.places
         at = None if bias is None else places[bias].offset
         y: Tensor = module.forward(
-            x, frame.rows, places[weight].offset, at, places[weight].shape[0], frame.dot, plain, frame.choices
+            x,
+            frame.rows,
+            places[weight].offset,
+            at,
+            places[weight].shape[0],
+            frame.dot,
+            plain,
+            frame.choices,
         )
         return y
 
@@ -87,7 +100,11 @@ class _Linear(torch.autograd.Function):
         if frame.optimiser is not None and ctx.weight not in frame.shared:
             stepped, dx = frame.optimiser.linear(x, dy, ctx.weight, inward)
         if not stepped:
-            dx = torch.bmm(dy, frame.layout.view(ctx.rows, ctx.weight).to(x.dtype)) if inward else None
+            dx = (
+                torch.bmm(dy, frame.layout.view(ctx.rows, ctx.weight).to(x.dtype))
+                if inward
+                else None
+            )
             with frame.writing(ctx.weight) as (dw,):
                 if dw.dtype == dy.dtype:
                     torch.bmm(dy.mT, x, out=dw)
@@ -100,16 +117,19 @@ class _Linear(torch.autograd.Function):
 
 
 def _biases(frame: Frame, weight: int, bias: int | None) -> tuple[int | None, int | None]:
-    """The bias to add with the product, and the one to add after it, because it or the weight is frozen."""
+    """The bias to add with the product, and the one to add after it, because it or the weight is
+    frozen.
+    """
     together = frame.frozen(weight) is None and frame.frozen(bias) is None
     return (bias, None) if together else (None, bias)
 
 
 class StackedConv2d(nn.Module):
-    """Every client's convolution, by one of the methods in `conv`, and the ReLU that follows, if it is fused.
+    """Every client's convolution, by one of the methods in `conv`, and the ReLU that follows, if it
+    is fused.
 
-    Where the only reader of that ReLU is another convolution, the reader returns the gradient of the ReLU's input: it
-    knows where the ReLU was above zero from its own input.
+    Where the only reader of that ReLU is another convolution, the reader returns the gradient of
+    the ReLU's input: it knows where the ReLU was above zero from its own input.
     """
 
     def __init__(self, shape: conv.Shape, weight: int, bias: int | None, frame: Frame) -> None:
@@ -117,7 +137,9 @@ class StackedConv2d(nn.Module):
         self.shape, self.weight, self.frame = shape, weight, frame
         self.bias, self.late = _biases(frame, weight, bias)
         self.relu = False  # returns relu(y)
-        self.masks = False  # its input is such a y, and it returns the gradient of what the ReLU saw
+        self.masks = (
+            False  # its input is such a y, and it returns the gradient of what the ReLU saw
+        )
         self.masked = False  # the only reader of its output masks
         self.leaves_bias = False  # the next layer's kernel computes the gradient of the bias
 
@@ -143,7 +165,9 @@ class StackedConv2d(nn.Module):
         return cls(shape, found(find(layer.weight)), find(layer.bias), frame)
 
     def method(self, x: Tensor, inward: bool) -> conv.Method:
-        """The fastest on a GPU, once there are enough clients for a fair measurement; otherwise the first available."""
+        """The fastest on a GPU, once there are enough clients for a fair measurement; otherwise the
+        first available.
+        """
         frame, name = self.frame, f"conv {self.shape} {tuple(x.shape[1:])} {x.dtype}"
         ways = conv.methods(self.shape, x, frame.clients, frame.dot)
         trains = frame.gradients is not None
@@ -157,7 +181,10 @@ class StackedConv2d(nn.Module):
 
     def _trial(self, x: Tensor, inward: bool, way: conv.Method) -> None:
         """Run this layer forward and backward as a step does; the gradients are discarded."""
-        w, b = self.frame.weight(self.weight), None if self.bias is None else self.frame.weight(self.bias)
+        w, b = (
+            self.frame.weight(self.weight),
+            None if self.bias is None else self.frame.weight(self.bias),
+        )
         slopes = torch.empty_like(w), None if b is None or self.leaves_bias else torch.empty_like(b)
         y = way.forward(self.shape, x, w, b, self.relu)
         way.backward(self.shape, y, x, w, slopes, inward, self.masks)
@@ -168,7 +195,15 @@ class StackedConv2d(nn.Module):
         if frozen is None:
             y = _Conv.apply(x, self.frame.tape, self)  # type: ignore[no-untyped-call]
         else:
-            y = F.conv2d(x, frozen.to(x.dtype), None, shape.stride, shape.padding, shape.dilation, shape.groups)
+            y = F.conv2d(
+                x,
+                frozen.to(x.dtype),
+                None,
+                shape.stride,
+                shape.padding,
+                shape.dilation,
+                shape.groups,
+            )
         if self.late is None:
             return y
         bias = self.frame.leaf(self.late).to(x.dtype)[:, None, :, None, None]
@@ -184,8 +219,8 @@ class _Conv(torch.autograd.Function):
         ctx.layer, ctx.rows, ctx.method = layer, frame.rows, method
         bias = None if layer.bias is None else frame.weight(layer.bias)
         y = method.forward(layer.shape, x, frame.weight(layer.weight), bias, layer.relu)
-        # A model may change its activations in place, which autograd does not allow for a view; only `Grouped` of one
-        # client returns one.
+        # A model may change its activations in place, which autograd does not allow for a view;
+        # only `Grouped` of one client returns one.
         y = y.clone() if y._is_view() else y
         ctx.save_for_backward(x, y if layer.relu and not layer.masked else None)
         return y
@@ -198,7 +233,9 @@ class _Conv(torch.autograd.Function):
         w = layer.frame.layout.view(ctx.rows, layer.weight)
         bias = None if layer.bias in layer.frame.written else layer.bias
         with layer.frame.writing(layer.weight, bias) as slopes:
-            dx = ctx.method.backward(layer.shape, dy, x, w, slopes, ctx.needs_input_grad[0], layer.masks)
+            dx = ctx.method.backward(
+                layer.shape, dy, x, w, slopes, ctx.needs_input_grad[0], layer.masks
+            )
         return dx, None, None
 
 
@@ -240,9 +277,11 @@ def _numbers(tokens: Tensor) -> Tensor:
 
 
 class StackedGroupNorm(nn.Module):
-    """One normalisation of all samples, every client's own scale and shift, and the activation that follows, if any.
+    """One normalisation of all samples, every client's own scale and shift, and the activation that
+    follows, if any.
 
-    The kernel also finds the gradient of the bias of the convolution `before` it, whose output nothing else reads.
+    The kernel also finds the gradient of the bias of the convolution `before` it, whose output
+    nothing else reads.
     """
 
     def __init__(self, layer: nn.GroupNorm, find: Find, frame: Frame) -> None:
@@ -299,10 +338,18 @@ class StackedLayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.layer_norm(x, self.over, eps=self.eps)
-        return _affine(y, self.frame, self.weight, self.bias, (1,) * (x.ndim - len(self.over)) + tuple(self.over))
+        return _affine(
+            y,
+            self.frame,
+            self.weight,
+            self.bias,
+            (1,) * (x.ndim - len(self.over)) + tuple(self.over),
+        )
 
 
-def _affine(x: Tensor, frame: Frame, weight: int | None, bias: int | None, shape: tuple[int, ...]) -> Tensor:
+def _affine(
+    x: Tensor, frame: Frame, weight: int | None, bias: int | None, shape: tuple[int, ...]
+) -> Tensor:
     if weight is None:
         return x
     y = x.unflatten(0, (frame.clients, -1))

@@ -1,5 +1,6 @@
-"""A model run for many clients by its own forward: activations are plain tensors `[m·b, ...]`, client after client, and
-every trained parameter is a `Stacked`, which shows the shape of one client's and holds all clients'."""
+"""A model run for many clients by its own forward: activations are plain tensors `[m·b, ...]`,
+client after client, and every trained parameter is a `Stacked`, which shows the shape of one
+client's and holds all clients'."""
 
 from __future__ import annotations
 
@@ -25,13 +26,23 @@ from kairosfl.tasks.forward import call
 from kairosfl.tasks.tree import Tree, rows
 from kairosfl.tasks.vector import layout_of, trained
 
-# Whole layers that have a stacked form, as their functions would be one call too many or keep the batch elsewhere.
-WHOLE = (nn.RNN, nn.GRU, nn.LSTM, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+# Whole layers that have a stacked form, as their functions would be one call too many or keep the
+# batch elsewhere.
+WHOLE = (
+    nn.RNN,
+    nn.GRU,
+    nn.LSTM,
+    nn.MultiheadAttention,
+    nn.TransformerEncoderLayer,
+    nn.TransformerEncoder,
+)
 SDPA = F.scaled_dot_product_attention
 
 
 class Stacked(Tensor):
-    """One client's tensor to the model; `value` holds all clients', `[m, *shape]`. `lifts` says what operations do."""
+    """One client's tensor to the model; `value` holds all clients', `[m, *shape]`. `lifts` says
+    what operations do.
+    """
 
     lift: Lift
     number: int | None  # of a parameter
@@ -79,8 +90,9 @@ class Stacked(Tensor):
 class Lift:
     """What the stacked tensors of one model share.
 
-    `seen` remembers, for every way in which parameters met a tensor in the trials, along which axes that tensor fitted
-    a batch (None: along none): in training another size may happen to equal that of the batch.
+    `seen` remembers, for every way in which parameters met a tensor in the trials, along which axes
+    that tensor fitted a batch (None: along none): in training another size may happen to equal that
+    of the batch.
     """
 
     def __init__(self, frame: Frame) -> None:
@@ -140,7 +152,9 @@ class Dropout(StackedDropout):
     def forward(self, x: Tensor) -> Tensor:
         calls = self.lift.dropped
         if not self.lift.forwards and calls[self.number] > 1:
-            raise Unstackable("it calls a dropout several times, and computes it again for its backward pass")
+            raise Unstackable(
+                "it calls a dropout several times, and computes it again for its backward pass"
+            )
         before = calls[self.number] if self.lift.forwards else 0
         calls[self.number] += self.lift.forwards
         if not before:
@@ -150,7 +164,9 @@ class Dropout(StackedDropout):
 
 
 class Lifted:
-    """The model's own forward with stacked parameters. Frozen ones stay as they are, so that all clients share them."""
+    """The model's own forward with stacked parameters. Frozen ones stay as they are, so that all
+    clients share them.
+    """
 
     def __init__(self, model: nn.Module, reason: str, device: torch.device) -> None:
         self.model = copy.deepcopy(model).to(device).train()
@@ -161,7 +177,9 @@ class Lifted:
         self.lift = Lift(self.frame)
         self.why, self.drops = f"stacked by lifting its parameters: {reason}", False
         self._mode = _Mode(self.lift)
-        self._places = {id(parameter): number for number, parameter in enumerate(trained(self.model).values())}
+        self._places = {
+            id(parameter): number for number, parameter in enumerate(trained(self.model).values())
+        }
         linear = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
         if linear:
             linear[-1].register_forward_pre_hook(self._hear, with_kwargs=True)
@@ -197,7 +215,11 @@ class Lifted:
             for name, layer in list(parent._modules.items()):
                 if layer is None:
                     continue
-                mine = [self._places[id(each)] for each in layer.parameters() if id(each) in self._places]
+                mine = [
+                    self._places[id(each)]
+                    for each in layer.parameters()
+                    if id(each) in self._places
+                ]
                 if id(layer) not in new and type(layer) is nn.Dropout:
                     new[id(layer)] = Dropout(layer.p, 2 * INNER + len(new), self.lift)
                     self.drops |= layer.p > 0
@@ -206,7 +228,9 @@ class Lifted:
                         new[id(layer)] = LAYERS[type(layer)](layer, find, self.frame)
                     except Unstackable:  # its functions may do
                         continue
-                    new[id(layer)].register_forward_pre_hook(lambda _, __, mine=mine: self.lift.use(*mine))
+                    new[id(layer)].register_forward_pre_hook(
+                        lambda _, __, mine=mine: self.lift.use(*mine)
+                    )
                     self.drops |= _drops(layer)
                 if id(layer) in new:
                     parent._modules[name] = new[id(layer)]
@@ -215,7 +239,9 @@ class Lifted:
         self.frame.features = (*arguments, *named.values())[0]
 
     def settled(self) -> Lifted:
-        """After trials: what they showed holds, and gradients of parameters used once are written, not added up."""
+        """After trials: what they showed holds, and gradients of parameters used once are written,
+        not added up.
+        """
         places, uses = range(len(self.frame.layout.places)), self.lift.uses
         self.frame.shared = frozenset(index for index in places if uses[index] != 1)
         self.lift.learns = False
@@ -258,20 +284,63 @@ def lift_forward(lift: Lift) -> Iterator[None]:
 
 def _drops(layer: nn.Module) -> bool:
     parts = [getattr(part, "dropout", 0.0) for part in layer.modules()]
-    inner = any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in layer.modules())
+    inner = any(
+        isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in layer.modules()
+    )
     return inner or any(isinstance(part, float) and part > 0 for part in parts)
 
 
 # Python code that reads numbers of the activations may decide by those of other clients.
-READS = ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__", "__contains__")
+READS = (
+    "item",
+    "tolist",
+    "numpy",
+    "__bool__",
+    "__float__",
+    "__int__",
+    "__index__",
+    "__array__",
+    "__contains__",
+)
 
 
-DRAWS = {"rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal", "multinomial"}
-DRAWS |= {"bernoulli", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "rrelu", "alpha_dropout"}
+DRAWS = {
+    "rand",
+    "rand_like",
+    "randn",
+    "randn_like",
+    "randint",
+    "randint_like",
+    "randperm",
+    "normal",
+    "multinomial",
+}
+DRAWS |= {
+    "bernoulli",
+    "bernoulli_",
+    "normal_",
+    "uniform_",
+    "random_",
+    "exponential_",
+    "rrelu",
+    "alpha_dropout",
+}
 DRAWS |= {"feature_alpha_dropout", "gumbel_softmax"}
 
 
-PRODUCTS = ("matmul", "bmm", "mm", "__matmul__", "einsum", "baddbmm", "addmm", "linear", "conv1d", "conv2d", "conv3d")
+PRODUCTS = (
+    "matmul",
+    "bmm",
+    "mm",
+    "__matmul__",
+    "einsum",
+    "baddbmm",
+    "addmm",
+    "linear",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+)
 
 
 class _Random(Exception):
@@ -279,7 +348,8 @@ class _Random(Exception):
 
 
 class _Mode(TorchFunctionMode):
-    """Dropout functions with masks of each client's own, attention in one type, and no decisions by activations.
+    """Dropout functions with masks of each client's own, attention in one type, and no decisions by
+    activations.
 
     What depends on token numbers or masks alone may be read: it says what to skip.
     """
@@ -303,24 +373,39 @@ class _Mode(TorchFunctionMode):
         if name in PRODUCTS:
             args = self._alike(args)
         result = func(*args, **kwargs)
-        if type(result) is Tensor and not result.is_floating_point() and any(map(_told, tree_leaves((args, kwargs)))):
+        if (
+            type(result) is Tensor
+            and not result.is_floating_point()
+            and any(map(_told, tree_leaves((args, kwargs))))
+        ):
             result.told = True  # type: ignore[attr-defined]
         return result
 
-    def _drop(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool = True) -> Any:
+    def _drop(
+        self,
+        x: Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+        train: bool = True,
+    ) -> Any:
         if not (training and train and p):
             return x
         y = self._mask(p)(x)
         return x.copy_(y) if inplace else y
 
-    def _drop_channels(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    def _drop_channels(
+        self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Any:
         if not (training and p):
             return x
         return x * self._mask(p)(x.new_ones(x.shape[:2])).view(*x.shape[:2], *(1,) * (x.ndim - 2))
 
     def _alike(self, args: Any) -> Any:
         """Factors of one type: a constant in float32 may have turned one of them into that."""
-        kinds = {each.dtype for each in args if isinstance(each, Tensor) and each.is_floating_point()}
+        kinds = {
+            each.dtype for each in args if isinstance(each, Tensor) and each.is_floating_point()
+        }
         compute = self.lift.frame.compute
         if len(kinds) < 2 or compute not in kinds:
             return args
@@ -338,7 +423,9 @@ class _Mode(TorchFunctionMode):
         if not values.ndim or len(values) % lift.frame.samples:
             raise Unstackable(f"it draws random numbers {tuple(values.shape)} for a whole batch")
         lift.drawn += 1
-        drawn = bits(seeded(keys, 4 * INNER + lift.drawn), values.numel() // len(keys)).view(values.shape)
+        drawn = bits(seeded(keys, 4 * INNER + lift.drawn), values.numel() // len(keys)).view(
+            values.shape
+        )
         if name != "bernoulli_":
             return (drawn >> 8).to(values.dtype) / 2**24
         p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
@@ -347,7 +434,9 @@ class _Mode(TorchFunctionMode):
     def _mask(self, p: float) -> StackedDropout:
         lift = self.lift
         if not lift.forwards:  # calls are numbered, and this would be one more
-            raise Unstackable("it calls a dropout function in a part that is computed again for its backward pass")
+            raise Unstackable(
+                "it calls a dropout function in a part that is computed again for its backward pass"
+            )
         self.draws, lift.drawn = True, lift.drawn + 1
         return StackedDropout(p, 4 * INNER + lift.drawn, lift.frame)
 

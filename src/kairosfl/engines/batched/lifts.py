@@ -16,10 +16,47 @@ from kairosfl.engines.batched.layers import Unstackable, _Embedding, _GroupNorm
 from kairosfl.engines.batched.lifted import Lift, Stacked
 from kairosfl.engines.batched.mapping import RULES, affine, alone, general, rule, spread, wrap
 
-READS = {"item", "tolist", "__bool__", "__float__", "__int__", "__index__", "numpy", "__array__", "equal", "allclose"}
-FACTS = {"size", "dim", "numel", "__len__", "stride", "is_contiguous", "is_floating_point", "is_complex", "nelement"}
-FACTS |= {"element_size", "ndimension", "get_device", "storage_offset", "__hash__", "__repr__", "requires_grad_"}
-FACTS |= {"is_same_size", "is_signed", "data_ptr", "untyped_storage", "is_pinned", "has_names", "type"}
+READS = {
+    "item",
+    "tolist",
+    "__bool__",
+    "__float__",
+    "__int__",
+    "__index__",
+    "numpy",
+    "__array__",
+    "equal",
+    "allclose",
+}
+FACTS = {
+    "size",
+    "dim",
+    "numel",
+    "__len__",
+    "stride",
+    "is_contiguous",
+    "is_floating_point",
+    "is_complex",
+    "nelement",
+}
+FACTS |= {
+    "element_size",
+    "ndimension",
+    "get_device",
+    "storage_offset",
+    "__hash__",
+    "__repr__",
+    "requires_grad_",
+}
+FACTS |= {
+    "is_same_size",
+    "is_signed",
+    "data_ptr",
+    "untyped_storage",
+    "is_pinned",
+    "has_names",
+    "type",
+}
 VIEWS = {"T", "mT", "H", "mH", "real", "imag", "data"}
 
 
@@ -31,13 +68,22 @@ def apply(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             wanted = func.__self__.__name__
             if wanted not in VIEWS:
                 return func(*args)
-            return alone(args[0].lift, lambda x: getattr(x.detach() if wanted == "data" else x, wanted), args, {})
+            return alone(
+                args[0].lift,
+                lambda x: getattr(x.detach() if wanted == "data" else x, wanted),
+                args,
+                {},
+            )
         if name in FACTS:
             return func(*args, **kwargs)
         if name in READS:
             raise Unstackable(f"it reads a parameter's values ({name.strip('_')})")
         if name.startswith("new_") or name.endswith("_like"):  # constants of its type
-            return func(torch.empty(args[0].shape, dtype=args[0].dtype, device=args[0].device), *args[1:], **kwargs)
+            return func(
+                torch.empty(args[0].shape, dtype=args[0].dtype, device=args[0].device),
+                *args[1:],
+                **kwargs,
+            )
         plain = name.strip("_") if name.startswith("__") else name
         leaves, _ = tree_flatten((args, kwargs))
         lift = next(leaf for leaf in leaves if isinstance(leaf, Stacked)).lift
@@ -51,7 +97,14 @@ def apply(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @rule("layer_norm")
 def _layer_norm(
-    lift: Lift, x: Any, over: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any, **__: Any
+    lift: Lift,
+    x: Any,
+    over: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    *_: Any,
+    **__: Any,
 ) -> Any:
     return _normed(lift, x, weight, bias, lambda x: F.layer_norm(x, over, eps=eps), tuple(over))
 
@@ -61,18 +114,33 @@ def _rms_norm(lift: Lift, x: Any, over: Any, weight: Any = None, eps: float | No
     return _normed(lift, x, weight, None, lambda x: F.rms_norm(x, over, eps=eps), tuple(over))
 
 
-def _normed(lift: Lift, x: Any, weight: Any, bias: Any, norm: Callable[[Tensor], Tensor], over: tuple[int, ...]) -> Any:
+def _normed(
+    lift: Lift,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    norm: Callable[[Tensor], Tensor],
+    over: tuple[int, ...],
+) -> Any:
     key = ("norm", *(tuple(each.shape) for each in (weight, bias) if isinstance(each, Stacked)))
     axis = None if isinstance(x, Stacked) else lift.batch(key, x)
     if axis is None:
         return NotImplemented
     y = norm(x).movedim(axis, 0)
-    return affine(y, lift.frame.clients, weight, bias, (1,) * (y.ndim - len(over)) + over).movedim(0, axis)
+    return affine(y, lift.frame.clients, weight, bias, (1,) * (y.ndim - len(over)) + over).movedim(
+        0, axis
+    )
 
 
 @rule("group_norm")
 def _group_norm(
-    lift: Lift, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+    lift: Lift,
+    x: Any,
+    groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    *_: Any,
 ) -> Any:
     if isinstance(x, Stacked) or lift.batch(("group_norm",), x) != 0:
         return NotImplemented
@@ -81,7 +149,9 @@ def _group_norm(
     own = [each.number if isinstance(each, Stacked) else None for each in (weight, bias)]
     if module is not None and x.ndim == 4 and None not in own and module.fits(x.shape[1], groups):
         lift.use(*own)
-        fused: Tensor = _GroupNorm.apply(x, frame.tape, _Norm(frame, own[0], own[1], groups, eps), module)  # type: ignore[no-untyped-call]
+        fused: Tensor = _GroupNorm.apply(
+            x, frame.tape, _Norm(frame, own[0], own[1], groups, eps), module
+        )  # type: ignore[no-untyped-call]
         return fused
     # In channels-last order PyTorch's variance is E[x²] − E[x]², which is inaccurate.
     y = F.group_norm(x.contiguous(), groups, eps=eps)
@@ -93,7 +163,9 @@ class _Norm:
 
     activation, before = "", None
 
-    def __init__(self, frame: Any, weight: int | None, bias: int | None, groups: int, eps: float) -> None:
+    def __init__(
+        self, frame: Any, weight: int | None, bias: int | None, groups: int, eps: float
+    ) -> None:
         self.frame, self.weight, self.bias, self.groups, self.eps = frame, weight, bias, groups, eps
 
 
@@ -151,7 +223,11 @@ def _embedding(
 
 @rule("getitem")
 def _getitem(lift: Lift, table: Any, index: Any) -> Any:
-    looked = isinstance(index, Tensor) and not isinstance(index, Stacked) and index.dtype in (torch.int64, torch.int32)
+    looked = (
+        isinstance(index, Tensor)
+        and not isinstance(index, Stacked)
+        and index.dtype in (torch.int64, torch.int32)
+    )
     if not isinstance(table, Stacked) or not looked or not index.ndim:
         return NotImplemented
     return _embedding(lift, index, table) if table.ndim == 2 else NotImplemented
@@ -175,7 +251,11 @@ def _expand(lift: Lift, stacked: Any, *sizes: Any, **_: Any) -> Any:
         return NotImplemented
     front = (1,) * (len(sizes) - stacked.ndim) + tuple(stacked.shape)
     grows = front[0] == 1 and sizes[0] > 0
-    if not grows or lift.batch(("expand", tuple(stacked.shape), len(sizes)), torch.empty(sizes[0], 0)) is None:
+    if (
+        not grows
+        or lift.batch(("expand", tuple(stacked.shape), len(sizes)), torch.empty(sizes[0], 0))
+        is None
+    ):
         return NotImplemented
     m = lift.frame.clients
     return stacked.value.reshape(m, *front).expand(m, sizes[0] // m, *sizes[1:]).flatten(0, 1)
@@ -186,7 +266,11 @@ def _repeat(lift: Lift, stacked: Any, *sizes: Any) -> Any:
     sizes = tuple(sizes[0]) if not isinstance(sizes[0], int) else sizes
     front = (1,) * (len(sizes) - stacked.ndim) + tuple(stacked.shape)
     fits = len(sizes) == len(front) and front[0] == 1
-    if not fits or lift.batch(("repeat", tuple(stacked.shape), len(sizes)), torch.empty(sizes[0], 0)) is None:
+    if (
+        not fits
+        or lift.batch(("repeat", tuple(stacked.shape), len(sizes)), torch.empty(sizes[0], 0))
+        is None
+    ):
         return NotImplemented
     m = lift.frame.clients
     value = stacked.value.reshape(m, *front).repeat(1, 1, *sizes[1:])
@@ -197,18 +281,24 @@ def _repeat(lift: Lift, stacked: Any, *sizes: Any) -> Any:
 def _cat(lift: Lift, tensors: Any, dim: int = 0, **_: Any) -> Any:
     shapes = tuple(tuple(each.shape) if isinstance(each, Stacked) else None for each in tensors)
     axes = {
-        lift.batch(("cat", dim, shapes, place), each) for place, each in enumerate(tensors) if shapes[place] is None
+        lift.batch(("cat", dim, shapes, place), each)
+        for place, each in enumerate(tensors)
+        if shapes[place] is None
     }
     if axes <= {None}:
         return NotImplemented
     if axes != {0}:
         raise Unstackable("it joins a parameter and a batch that is not along the first axis")
     rows = next(len(each) for each in tensors if not isinstance(each, Stacked))
-    return torch.cat([spread(lift, each, rows) if isinstance(each, Stacked) else each for each in tensors], dim)
+    return torch.cat(
+        [spread(lift, each, rows) if isinstance(each, Stacked) else each for each in tensors], dim
+    )
 
 
 @rule("scaled_dot_product_attention")
-def _attention(lift: Lift, q: Any, k: Any, v: Any, mask: Any = None, *rest: Any, **named: Any) -> Any:
+def _attention(
+    lift: Lift, q: Any, k: Any, v: Any, mask: Any = None, *rest: Any, **named: Any
+) -> Any:
     mask = named.pop("attn_mask", mask)
     plain = next((each for each in (q, k, v) if not isinstance(each, Stacked)), None)
     if plain is None or lift.batch(("attention",), plain) != 0:
@@ -218,7 +308,9 @@ def _attention(lift: Lift, q: Any, k: Any, v: Any, mask: Any = None, *rest: Any,
         if not isinstance(each, Stacked):
             return each
         front = (
-            each if each.ndim == plain.ndim else alone(lift, lambda x: x[(None,) * (plain.ndim - x.ndim)], (each,), {})
+            each
+            if each.ndim == plain.ndim
+            else alone(lift, lambda x: x[(None,) * (plain.ndim - x.ndim)], (each,), {})
         )
         return spread(lift, front, len(plain)).to(plain.dtype)
 

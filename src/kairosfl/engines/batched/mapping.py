@@ -1,7 +1,7 @@
 """What any operation does with stacked parameters, and a registry of those that do something else.
 
-Operations on parameters and constants alone give stacked tensors again, by vmap over the clients. Any other operation
-is mapped over the clients as well.
+Operations on parameters and constants alone give stacked tensors again, by vmap over the clients.
+Any other operation is mapped over the clients as well.
 """
 
 from __future__ import annotations
@@ -33,9 +33,45 @@ POINTWISE = {
     "rmul",
     "rdiv",
 }
-POINTWISE |= {"rtruediv", "truediv", "pow", "rpow", "maximum", "minimum", "fmax", "fmin", "where", "lerp", "addcmul"}
-POINTWISE |= {"addcdiv", "atan2", "xlogy", "hypot", "remainder", "fmod", "floor_divide", "eq", "ne", "lt", "le", "gt"}
-POINTWISE |= {"ge", "iadd", "isub", "imul", "itruediv", "idiv", "clamp", "masked_fill", "copysign", "logaddexp"}
+POINTWISE |= {
+    "rtruediv",
+    "truediv",
+    "pow",
+    "rpow",
+    "maximum",
+    "minimum",
+    "fmax",
+    "fmin",
+    "where",
+    "lerp",
+    "addcmul",
+}
+POINTWISE |= {
+    "addcdiv",
+    "atan2",
+    "xlogy",
+    "hypot",
+    "remainder",
+    "fmod",
+    "floor_divide",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+}
+POINTWISE |= {
+    "ge",
+    "iadd",
+    "isub",
+    "imul",
+    "itruediv",
+    "idiv",
+    "clamp",
+    "masked_fill",
+    "copysign",
+    "logaddexp",
+}
 BELOW = {"add_", "sub_", "mul_", "div_", "pow_", "addcmul_", "lerp_", "masked_fill_", "clamp_"}
 
 
@@ -57,7 +93,8 @@ def general(lift: Lift, name: str, func: Any, args: Any, kwargs: dict[str, Any])
     axes: list[int | None] = []
     for place, leaf in enumerate(leaves):
         plain = isinstance(leaf, Tensor) and not isinstance(leaf, Stacked)
-        # A parameter has no axis for the samples: what it lines up with along the first axis is not a batch.
+        # A parameter has no axis for the samples: what it lines up with along the first axis is not
+        # a batch.
         alike = pointwise and plain and (leaf.ndim < rank or _begins(leaves, rank))
         axes.append(lift.batch((*key, place), leaf) if plain and not alike else None)
     if all(axis is None for axis in axes):
@@ -65,7 +102,10 @@ def general(lift: Lift, name: str, func: Any, args: Any, kwargs: dict[str, Any])
     m = lift.frame.clients
     if pointwise and all(axis in (0, None) for axis in axes):
         result = func_of(
-            func, tree_unflatten([_lined(leaf, axis, rank, m) for leaf, axis in zip(leaves, axes, strict=True)], spec)
+            func,
+            tree_unflatten(
+                [_lined(leaf, axis, rank, m) for leaf, axis in zip(leaves, axes, strict=True)], spec
+            ),
         )
         return leaves[0] if name in BELOW else result.flatten(0, 1)
     return _mapped(lift, func, leaves, axes, spec)
@@ -73,7 +113,10 @@ def general(lift: Lift, name: str, func: Any, args: Any, kwargs: dict[str, Any])
 
 def _begins(leaves: list[Any], rank: int) -> bool:
     """Whether a parameter fills the first axis."""
-    return any(isinstance(leaf, Stacked) and leaf.ndim == rank and rank and leaf.shape[0] > 1 for leaf in leaves)
+    return any(
+        isinstance(leaf, Stacked) and leaf.ndim == rank and rank and leaf.shape[0] > 1
+        for leaf in leaves
+    )
 
 
 def func_of(func: Any, given: Any) -> Any:
@@ -109,7 +152,9 @@ def wrap(lift: Lift, value: Tensor) -> Stacked:
 
 
 def _mapped(lift: Lift, func: Any, leaves: list[Any], axes: list[int | None], spec: Any) -> Any:
-    """The operation mapped over the clients; the samples of its results are where those of its arguments are."""
+    """The operation mapped over the clients; the samples of its results are where those of its
+    arguments are.
+    """
     m, axis = lift.frame.clients, next(axis for axis in axes if axis is not None)
     values, at = [], []
     for leaf, own in zip(leaves, axes, strict=True):
@@ -119,7 +164,11 @@ def _mapped(lift: Lift, func: Any, leaves: list[Any], axes: list[int | None], sp
         elif own is not None:
             values.append(leaf.unflatten(own, (m, -1)))
             at.append(own)
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Stacked) or axes[place] is not None]
+    places = [
+        place
+        for place, leaf in enumerate(leaves)
+        if isinstance(leaf, Stacked) or axes[place] is not None
+    ]
 
     def one(*values: Tensor) -> Any:
         here = list(leaves)
@@ -128,7 +177,9 @@ def _mapped(lift: Lift, func: Any, leaves: list[Any], axes: list[int | None], sp
         return func_of(func, tree_unflatten(here, spec))
 
     results = vmap(one, tuple(at), axis)(*values)
-    return tree_map(lambda each: each.flatten(axis, axis + 1) if isinstance(each, Tensor) else each, results)
+    return tree_map(
+        lambda each: each.flatten(axis, axis + 1) if isinstance(each, Tensor) else each, results
+    )
 
 
 def spread(lift: Lift, stacked: Stacked, rows: int) -> Tensor:
@@ -140,10 +191,14 @@ def spread(lift: Lift, stacked: Stacked, rows: int) -> Tensor:
 
 
 def affine(y: Tensor, m: int, weight: Any, bias: Any, shape: tuple[int, ...]) -> Tensor:
-    """Scale and shift, of each client's own or of all; `shape` is theirs, lined up with one sample's."""
+    """Scale and shift, of each client's own or of all; `shape` is theirs, lined up with one
+    sample's.
+    """
     if weight is None and bias is None:
         return y
-    rows = y.unflatten(0, (m, -1)) if isinstance(weight, Stacked) or isinstance(bias, Stacked) else y
+    rows = (
+        y.unflatten(0, (m, -1)) if isinstance(weight, Stacked) or isinstance(bias, Stacked) else y
+    )
     w, b = (
         each.value.reshape(m, *shape).to(y.dtype)
         if isinstance(each, Stacked)

@@ -14,11 +14,16 @@ MOST = 256
 SHARE = 0.7  # of the free memory: evaluation, captured steps and the server need the rest
 CPU_BYTES = 1 << 31
 SERVER_SHARE = 0.4  # of a GPU's memory, for the server's vectors
-SERVER_VECTORS = 4  # for every client of a cohort: its update, its correction, its row, and a temporary copy
+SERVER_VECTORS = (
+    4  # for every client of a cohort: its update, its correction, its row, and a temporary copy
+)
 
 
-def affordable(work: Work, kind: Kind, length: int, dtype: torch.dtype, device: torch.device, reserved: int = 0) -> int:
-    """The number of slots that free memory allows, at least one, from the peak of one step of two clients.
+def affordable(
+    work: Work, kind: Kind, length: int, dtype: torch.dtype, device: torch.device, reserved: int = 0
+) -> int:
+    """The number of slots that free memory allows, at least one, from the peak of one step of two
+    clients.
 
     On a GPU `reserved` bytes of what is free are left to the servers.
     """
@@ -26,7 +31,8 @@ def affordable(work: Work, kind: Kind, length: int, dtype: torch.dtype, device: 
     if device.type != "cuda":
         row = layout.width * dtype.itemsize
         return max(1, min(MOST, CPU_BYTES // (row * (4 + len(kind.needs())))))
-    gc.collect()  # traced models of earlier engines are reference cycles that keep their slots alive
+    # traced models of earlier engines are reference cycles that keep their slots alive
+    gc.collect()
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     before = torch.cuda.memory_allocated(device)
@@ -48,8 +54,9 @@ def affordable(work: Work, kind: Kind, length: int, dtype: torch.dtype, device: 
 
 
 def home(cohorts: Sequence[int], size: int, device: torch.device) -> tuple[torch.device, int, int]:
-    """Where the servers of runs with cohorts up to these keep models, updates and tables (the engine's device or,
-    if too large, the host), how many clients' vectors have room there, and how many bytes of the device they take.
+    """Where the servers of runs with cohorts up to these keep models, updates and tables (the
+    engine's device or, if too large, the host), how many clients' vectors have room there, and how
+    many bytes of the device they take.
     """
     if device.type != "cuda":
         return device, sum(cohorts), 0

@@ -15,9 +15,11 @@ from kairosfl.engines.batched.frame import Frame
 
 
 class ReluPool(nn.Module):
-    """ReLU, 2×2 max-pooling and dropout; `flat`: what follows flattens it, and would copy what is channels last.
+    """ReLU, 2×2 max-pooling and dropout; `flat`: what follows flattens it, and would copy what is
+    channels last.
 
-    The kernel also finds the gradient of the bias of the convolution `before` it, whose output nothing else reads.
+    The kernel also finds the gradient of the bias of the convolution `before` it, whose output
+    nothing else reads.
     """
 
     def __init__(self, flat: bool, frame: Frame) -> None:
@@ -28,7 +30,11 @@ class ReluPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         module: Any = kernels("pool", x)
-        if module is not None and x.ndim == 4 and (self.drop is None or not samples_axis(x, self.frame)):
+        if (
+            module is not None
+            and x.ndim == 4
+            and (self.drop is None or not samples_axis(x, self.frame))
+        ):
             y: Tensor = _ReluPool.apply(x, self, module)  # type: ignore[no-untyped-call]
             return y
         pooled = F.max_pool2d(x.relu(), 2)

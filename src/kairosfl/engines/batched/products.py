@@ -80,11 +80,19 @@ def _addmm(lift: Lift, bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha
 
 @rule("einsum")
 def _einsum(lift: Lift, equation: Any, *operands: Any) -> Any:
-    operands = tuple(operands[0]) if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
+    operands = (
+        tuple(operands[0])
+        if len(operands) == 1 and isinstance(operands[0], (list, tuple))
+        else operands
+    )
     if not isinstance(equation, str) or "->" not in equation or "." in equation:
         return NotImplemented
     inward, outward = equation.replace(" ", "").split("->")
-    key = ("einsum", equation, *(tuple(each.shape) for each in operands if isinstance(each, Stacked)))
+    key = (
+        "einsum",
+        equation,
+        *(tuple(each.shape) for each in operands if isinstance(each, Stacked)),
+    )
     letters = set()
     for place, (term, each) in enumerate(zip(inward.split(","), operands, strict=True)):
         axis = None if isinstance(each, Stacked) else lift.batch((*key, place), each)
@@ -135,12 +143,16 @@ def _conv(
         late = None if own is not None else bias
         key = (weight.number, own, stride, padding, dilation, groups)
         if key not in lift.convolutions:
-            shape = conv.Shape(x.shape[1], weight.shape[0], conv.pair(weight.shape[2:]), *key[2:5], groups)
+            shape = conv.Shape(
+                x.shape[1], weight.shape[0], conv.pair(weight.shape[2:]), *key[2:5], groups
+            )
             lift.convolutions[key] = StackedConv2d(shape, weight.number, own, frame)
         lift.use(weight.number, own)
         y = lift.convolutions[key](x)
     else:
-        y = _grouped(frame.clients, function, x, weight.value, groups, stride, padding, dilation=dilation)
+        y = _grouped(
+            frame.clients, function, x, weight.value, groups, stride, padding, dilation=dilation
+        )
     return y if late is None else affine(y, frame.clients, None, late, (1, y.shape[1]) + (1,) * n)
 
 
@@ -159,10 +171,14 @@ def _padded(x: Tensor, padding: str, kernel: Any, dilation: tuple[int, ...]) -> 
     return F.pad(x, sides), 0
 
 
-def _grouped(m: int, function: Any, x: Tensor, value: Tensor, groups: int, *options: Any, **named: Any) -> Tensor:
+def _grouped(
+    m: int, function: Any, x: Tensor, value: Tensor, groups: int, *options: Any, **named: Any
+) -> Tensor:
     """All clients as the groups of one convolution."""
     beside = x.unflatten(0, (m, -1)).transpose(0, 1).flatten(1, 2)
-    y = function(beside, value.to(x.dtype).flatten(0, 1), None, *options, groups=m * groups, **named)
+    y = function(
+        beside, value.to(x.dtype).flatten(0, 1), None, *options, groups=m * groups, **named
+    )
     merged: Tensor = y.unflatten(1, (m, -1)).transpose(0, 1).flatten(0, 1)
     return merged
 
@@ -184,7 +200,9 @@ def _conv_transpose(
     n, m, x = weight.ndim - 2, lift.frame.clients, x.to(lift.frame.compute)
     function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[n - 1]
     if isinstance(weight, Stacked):
-        y = _grouped(m, function, x, weight.value, groups, stride, padding, output_padding, dilation=dilation)
+        y = _grouped(
+            m, function, x, weight.value, groups, stride, padding, output_padding, dilation=dilation
+        )
     else:
         y = function(x, weight, None, stride, padding, output_padding, groups, dilation)
     return affine(y, m, None, bias, (1, y.shape[1]) + (1,) * n)

@@ -1,7 +1,9 @@
-"""Recurrent layers over stacked clients, step by step: `[m, b, time, width]`, every client's own weights.
+"""Recurrent layers over stacked clients, step by step: `[m, b, time, width]`, every client's own
+weights.
 
-What enters the gates needs no recurrence and is one product for all steps, and so are the gradients of the weights.
-Between them a step is one product and one cell, forward and backward; an LSTM's are one kernel on a GPU.
+What enters the gates needs no recurrence and is one product for all steps, and so are the gradients
+of the weights. Between them a step is one product and one cell, forward and backward; an LSTM's are
+one kernel on a GPU.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ Backward = Callable[[State, State, State], tuple[Tensor, Tensor, State]]
 
 
 class Cell(NamedTuple):
-    """A step: from what the input and the recurrent product add to the gates, and the state before it.
+    """A step: from what the input and the recurrent product add to the gates, and the state before
+    it.
 
-    `forward` returns the state after the step and what `backward` needs. From the gradient of that state, `backward`
-    returns those of both products, and that of the state before the step without what reaches it by the product.
+    `forward` returns the state after the step and what `backward` needs. From the gradient of that
+    state, `backward` returns those of both products, and that of the state before the step without
+    what reaches it by the product.
     """
 
     forward: Forward
@@ -37,7 +41,12 @@ class Cell(NamedTuple):
 
 def _lstm(into: Tensor, back: Tensor, before: State) -> tuple[State, State]:
     enter, forget, candidate, leave = (into + back).chunk(4, -1)
-    enter, forget, candidate, leave = enter.sigmoid(), forget.sigmoid(), candidate.tanh(), leave.sigmoid()
+    enter, forget, candidate, leave = (
+        enter.sigmoid(),
+        forget.sigmoid(),
+        candidate.tanh(),
+        leave.sigmoid(),
+    )
     cell = forget * before[1] + enter * candidate
     top = cell.tanh()
     return (leave * top, cell), (enter, forget, candidate, leave, top)
@@ -99,15 +108,21 @@ CELLS = {
 
 
 class _Steps(torch.autograd.Function):
-    """All steps of a layer in one direction: the hidden state after each, and the rest of the last state."""
+    """All steps of a layer in one direction: the hidden state after each, and the rest of the last
+    state.
+    """
 
     @staticmethod
-    def forward(ctx: Any, mode: str, into: Tensor, recurrent: Tensor, bias: Tensor | None, *begin: Tensor) -> State:
+    def forward(
+        ctx: Any, mode: str, into: Tensor, recurrent: Tensor, bias: Tensor | None, *begin: Tensor
+    ) -> State:
         ctx.cell, ctx.begin, ctx.kept = CELLS[mode], begin, []
         outputs, state = [], begin
         for entering in into.unbind(2):
             back = torch.bmm(state[0], recurrent.mT)
-            after, kept = ctx.cell.forward(entering, back if bias is None else back + bias[:, None], state)
+            after, kept = ctx.cell.forward(
+                entering, back if bias is None else back + bias[:, None], state
+            )
             if any(ctx.needs_input_grad):
                 ctx.kept.append((kept, state[1:]))
             outputs.append(after[0])
@@ -125,7 +140,9 @@ class _Steps(torch.autograd.Function):
         for step in reversed(range(y.shape[2])):
             kept, rest = ctx.kept[step]
             state = (before[:, :, step], *rest)
-            entering, product, direct = ctx.cell.backward((slope[0] + slopes[0][:, :, step], *slope[1:]), kept, state)
+            entering, product, direct = ctx.cell.backward(
+                (slope[0] + slopes[0][:, :, step], *slope[1:]), kept, state
+            )
             into.append(entering)
             back.append(product)
             slope = (torch.baddbmm(direct[0], product, recurrent), *direct[1:])
@@ -140,9 +157,17 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, module: Any, into: Tensor, recurrent: Tensor, hidden: Tensor, cell: Tensor, dot: str
+        ctx: Any,
+        module: Any,
+        into: Tensor,
+        recurrent: Tensor,
+        hidden: Tensor,
+        cell: Tensor,
+        dot: str,
     ) -> State:
-        y, cells, gates = module.forward(into, recurrent, hidden, cell, dot, keeps=any(ctx.needs_input_grad))
+        y, cells, gates = module.forward(
+            into, recurrent, hidden, cell, dot, keeps=any(ctx.needs_input_grad)
+        )
         ctx.save_for_backward(recurrent, hidden, y, cells, gates)
         ctx.module, ctx.dot = module, dot
         return y, cells[:, :, -1].to(y.dtype)
@@ -159,7 +184,11 @@ class _Fused(torch.autograd.Function):
 
 def _of_weights(ctx: Any, products: Tensor, before: Tensor) -> Tensor | None:
     """The gradient of the recurrent weights, of all steps at once."""
-    return torch.bmm(products.flatten(1, 2).mT, before.flatten(1, 2)) if ctx.needs_input_grad[2] else None
+    return (
+        torch.bmm(products.flatten(1, 2).mT, before.flatten(1, 2))
+        if ctx.needs_input_grad[2]
+        else None
+    )
 
 
 class StackedRecurrent(nn.Module):
@@ -169,11 +198,18 @@ class StackedRecurrent(nn.Module):
         super().__init__()
         if layer.proj_size:
             raise Unstackable("an LSTM projects its outputs")
-        self.frame, self.first, self.width, self.mode = frame, layer.batch_first, layer.hidden_size, layer.mode
+        self.frame, self.first, self.width, self.mode = (
+            frame,
+            layer.batch_first,
+            layer.hidden_size,
+            layer.mode,
+        )
         self.sides = 2 if layer.bidirectional else 1
         self.weights = [[find(weight) for weight in group] for group in layer.all_weights]
         numbers = range(inner(find, layer), inner(find, layer) + layer.num_layers)
-        self.drops = nn.ModuleList(StackedDropout(layer.dropout, number, frame) for number in numbers)
+        self.drops = nn.ModuleList(
+            StackedDropout(layer.dropout, number, frame) for number in numbers
+        )
 
     def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
         x = x if self.first else x.transpose(0, 1)
@@ -187,21 +223,30 @@ class StackedRecurrent(nn.Module):
                 ends.append(end)
             x = torch.cat(outputs, -1) if self.sides > 1 else outputs[0]
         states = tuple(torch.stack(each).flatten(1, 2) for each in zip(*ends, strict=True))
-        return (x if self.first else x.transpose(0, 1)), (states if self.mode == "LSTM" else states[0])
+        return (x if self.first else x.transpose(0, 1)), (
+            states if self.mode == "LSTM" else states[0]
+        )
 
     def _begins(self, x: Tensor, hx: Any) -> list[State]:
         m, groups = self.frame.clients, len(self.weights)
         if hx is None:
             zeros = x.new_zeros(m, len(x) // m, self.width)
             return [(zeros, zeros) if self.mode == "LSTM" else (zeros,)] * groups
-        given = [each.to(x.dtype).unflatten(1, (m, -1)) for each in (hx if self.mode == "LSTM" else (hx,))]
+        given = [
+            each.to(x.dtype).unflatten(1, (m, -1))
+            for each in (hx if self.mode == "LSTM" else (hx,))
+        ]
         return [tuple(each[group] for each in given) for group in range(groups)]
 
     def _run(self, x: Tensor, group: int, begin: State) -> tuple[Tensor, State]:
-        inward, recurrent, *biases = (self.frame.leaf(found(index)).to(x.dtype) for index in self.weights[group])
+        inward, recurrent, *biases = (
+            self.frame.leaf(found(index)).to(x.dtype) for index in self.weights[group]
+        )
         rows = x.unflatten(0, (self.frame.clients, -1))
         into = torch.bmm(rows.flatten(1, 2), inward.mT).unflatten(1, rows.shape[1:3])
-        late = biases.pop() if biases and self.mode == "GRU" else None  # its reset gate multiplies this bias, too
+        late = (
+            biases.pop() if biases and self.mode == "GRU" else None
+        )  # its reset gate multiplies this bias, too
         if biases:
             into = into + sum(biases)[:, None, None]  # type: ignore[index]
         module: Any = kernels("recurrent", into) if self.mode == "LSTM" else None

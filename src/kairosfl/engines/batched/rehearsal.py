@@ -1,4 +1,6 @@
-"""The kernels of a step, compiled side by side before a first step would wait for one after another."""
+"""The kernels of a step, compiled side by side before a first step would wait for one after
+another.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,21 @@ from kairosfl.engines.batched.recurrent import StackedRecurrent
 from kairosfl.engines.batched.update import Optimiser
 
 # Those with kernels.
-LAYERS = (StackedConv2d, StackedGroupNorm, StackedLinear, StackedDropout, StackedRecurrent, ReluPool)
+LAYERS = (
+    StackedConv2d,
+    StackedGroupNorm,
+    StackedLinear,
+    StackedDropout,
+    StackedRecurrent,
+    ReluPool,
+)
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The layers of a stacked model, and what they were given in a pass: the shape of a sample, if it was derived."""
+    """The layers of a stacked model, and what they were given in a pass: the shape of a sample, if
+    it was derived.
+    """
 
     seen: dict[nn.Module, tuple[torch.Size, bool]] = field(default_factory=dict)
 
@@ -35,11 +46,14 @@ class Rehearsal:
 
         def remember(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
             x = _samples_first(layer, given[0])
-            # The weights of a recurrent layer are leaves of their own, which the tape does not reach.
+            # The weights of a recurrent layer are leaves of their own, which the tape does not
+            # reach.
             self.seen[layer] = (x.shape[1:], x.requires_grad or isinstance(layer, StackedRecurrent))
 
         fused = {layer.drop for layer in model.modules() if isinstance(layer, ReluPool)}
-        layers = [layer for layer in model.modules() if isinstance(layer, LAYERS) and layer not in fused]
+        layers = [
+            layer for layer in model.modules() if isinstance(layer, LAYERS) and layer not in fused
+        ]
         hooks = [layer.register_forward_pre_hook(remember) for layer in layers]
         try:
             yield
@@ -56,24 +70,33 @@ class Rehearsal:
         optimiser: Optimiser | None = None,
         surround: Callable[[], None] = lambda: None,
     ) -> None:
-        """Compile the kernels that the layers launch for this many samples per client, and those that `surround` does.
+        """Compile the kernels that the layers launch for this many samples per client, and those
+        that `surround` does.
 
-        With `gradients`, this covers the backward pass and dropout, and leaves the gradients zeroed; with None, only
-        the forward pass. Errors are ignored: they recur in the first real pass, which handles them.
+        With `gradients`, this covers the backward pass and dropout, and leaves the gradients
+        zeroed; with None, only the forward pass. Errors are ignored: they recur in the first real
+        pass, which handles them.
         """
         module: Any = kernels("launch", rows)
         if module is None or not self.seen:
             return
         frame.samples = len(rows) * samples
-        keys = None if gradients is None else torch.zeros(len(rows), 1, dtype=torch.int64, device=rows.device)
+        keys = (
+            None
+            if gradients is None
+            else torch.zeros(len(rows), 1, dtype=torch.int64, device=rows.device)
+        )
         frame.open(rows, gradients, keys, optimiser)
         try:
             # Raises with versions of Triton that cannot compile in parallel.
             with suppress(Exception), frame.choices.guessing(), module.rehearsal():
-                # Last layer first, as in a backward pass: a layer may compute the bias gradient of the one before it.
+                # Last layer first, as in a backward pass: a layer may compute the bias gradient of
+                # the one before it.
                 for layer, (shape, inward) in reversed(self.seen.items()):
                     with suppress(Exception):
-                        _there_and_back(layer, (frame.samples, *shape), inward and gradients is not None, frame)
+                        _there_and_back(
+                            layer, (frame.samples, *shape), inward and gradients is not None, frame
+                        )
                 with suppress(Exception):
                     surround()
         finally:

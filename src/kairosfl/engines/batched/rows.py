@@ -1,7 +1,8 @@
 """Models as rows of one matrix `[m, width]`, laid out for the matrix units.
 
-Every tensor starts at a multiple of 128 bytes, or matrix products do not use the tensor cores, and the weights of
-convolutions lie as (outputs, height, width, inputs), so that the inputs of one pixel are neighbours.
+Every tensor starts at a multiple of 128 bytes, or matrix products do not use the tensor cores, and
+the weights of convolutions lie as (outputs, height, width, inputs), so that the inputs of one pixel
+are neighbours.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ STRIP = 64  # columns of a matrix that one program steps
 
 @dataclass(frozen=True)
 class Place:
-    """Where one tensor is: `shape` is its shape in a row, `swapped` whether that is (O, H, W, I) for (O, I, H, W)."""
+    """Where one tensor is: `shape` is its shape in a row, `swapped` whether that is (O, H, W, I)
+    for (O, I, H, W).
+    """
 
     shape: tuple[int, ...]
     offset: int  # in a row
@@ -46,7 +49,9 @@ class RowLayout:
         places, offset = [], 0
         for entry in layout.entries:
             swapped = len(entry.shape) == 4
-            outputs_last = (entry.shape[0], *entry.shape[2:], entry.shape[1]) if swapped else entry.shape
+            outputs_last = (
+                (entry.shape[0], *entry.shape[2:], entry.shape[1]) if swapped else entry.shape
+            )
             places.append(Place(outputs_last, offset, swapped))
             offset += -(-entry.size // ALIGN) * ALIGN
         return cls(tuple(places), offset)
@@ -75,8 +80,12 @@ class RowLayout:
         return found
 
     def strips(self) -> list[int]:
-        """For every tensor where its columns begin in a list of the strips of all matrices, and the end."""
-        counts = [-(-place.shape[1] // STRIP) if len(place.shape) == 2 else 0 for place in self.places]
+        """For every tensor where its columns begin in a list of the strips of all matrices, and the
+        end.
+        """
+        counts = [
+            -(-place.shape[1] // STRIP) if len(place.shape) == 2 else 0 for place in self.places
+        ]
         return [sum(counts[:index]) for index in range(len(counts) + 1)]
 
     def pack(self, vectors: Tensor) -> Tensor:
@@ -85,7 +94,11 @@ class RowLayout:
         for place, piece in zip(self.places, self._split(vectors), strict=True):
             if place.swapped:
                 outputs, height, width, inputs = place.shape
-                piece = piece.view(-1, outputs, inputs, height, width).permute(0, 1, 3, 4, 2).reshape(piece.shape)
+                piece = (
+                    piece.view(-1, outputs, inputs, height, width)
+                    .permute(0, 1, 3, 4, 2)
+                    .reshape(piece.shape)
+                )
             pieces.append(piece)
             gap = -place.size % ALIGN
             if gap:
@@ -106,7 +119,9 @@ class RowLayout:
             module.fill(vectors.expand(len(rows), -1), rows, self._pieces(module, rows.device))
 
     def subtract(self, rows: Tensor, start: Tensor, out: Tensor) -> None:
-        """Rows minus `start`, `[d]` or `[m, d]`, as vectors: in one pass, unless they differ in device or type."""
+        """Rows minus `start`, `[d]` or `[m, d]`, as vectors: in one pass, unless they differ in
+        device or type.
+        """
         module: Any = kernels("passes", out)
         if rows.device != out.device or rows.dtype != out.dtype:
             self.unpack(rows, out)
@@ -114,7 +129,9 @@ class RowLayout:
         elif module is not None and start.stride(-1) == 1:
             module.subtract(rows, start.expand_as(out), out, self._pieces(module, rows.device))
         else:
-            for part, begin, vector in zip(*self._parts(rows, start.expand_as(out), out), strict=True):
+            for part, begin, vector in zip(
+                *self._parts(rows, start.expand_as(out), out), strict=True
+            ):
                 torch.sub(part, begin, out=vector)
 
     def _pieces(self, module: Any, device: torch.device) -> Tensor:
@@ -129,7 +146,10 @@ class RowLayout:
 
     def _parts(self, rows: Tensor, *vectors: Tensor) -> list[list[Tensor]]:
         """Every tensor in the rows, and the same in vectors `[m, d]`."""
-        found = [list(rows.split_with_sizes(self._gapped, 1)[::2]), *(list(self._split(each)) for each in vectors)]
+        found = [
+            list(rows.split_with_sizes(self._gapped, 1)[::2]),
+            *(list(self._split(each)) for each in vectors),
+        ]
         for index, place in enumerate(self.places):
             if place.swapped:
                 natural = self.natural(rows, index)

@@ -1,4 +1,6 @@
-"""The samples that every client of a cohort trains on, in order: a round ahead if the cohort can be guessed."""
+"""The samples that every client of a cohort trains on, in order: a round ahead if the cohort can be
+guessed.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Draw(NamedTuple):
 
     @classmethod
     def of(cls, task: Task, briefs: Briefs) -> Self:
-        ids, batch, epochs = (tuple(column.tolist()) for column in (briefs.ids, briefs.batch_size, briefs.epochs))
+        ids, batch, epochs = (
+            tuple(column.tolist()) for column in (briefs.ids, briefs.batch_size, briefs.epochs)
+        )
         return cls(task, briefs.seed, briefs.newest, ids, batch, epochs, briefs.drop_last)
 
     def next(self) -> Self:
@@ -59,7 +63,9 @@ class Schedule:
 
 
 class Schedules:
-    """The schedule of a draw. `foresee` works out the next round's while the device trains and the host would wait."""
+    """The schedule of a draw. `foresee` works out the next round's while the device trains and the
+    host would wait.
+    """
 
     def __init__(self, device: torch.device, drops: bool) -> None:
         self._device, self._drops = device, drops
@@ -86,20 +92,32 @@ class Schedules:
         begin, stop = owned.offsets[ids], owned.offsets[ids + 1]
         mine = [owned.order[a:b] for a, b in zip(begin.tolist(), stop.tolist(), strict=True)]
         n, epochs = stop - begin, np.array(draw.epochs, dtype=np.int64)
-        size, end, steps = epoch_of(n, np.array(draw.batch, dtype=np.int64), drop_last=draw.drop_last)
-        drops = [word(draw.seed, "dropout", draw.round, client) for client in draw.clients] if self._drops else []
+        size, end, steps = epoch_of(
+            n, np.array(draw.batch, dtype=np.int64), drop_last=draw.drop_last
+        )
+        drops = (
+            [word(draw.seed, "dropout", draw.round, client) for client in draw.clients]
+            if self._drops
+            else []
+        )
         order = upload(self._order(draw, mine, end.tolist()), self._device)
         return Schedule(mine, n, size, end, steps, epochs, drops, order)
 
     def _order(self, draw: Draw, mine: list[np.ndarray], ends: list[int]) -> np.ndarray:
         """The samples of every client in the order of `client.trainer.batches`, epoch after epoch."""
-        longest = max((end * times for end, times in zip(ends, draw.epochs, strict=True)), default=0)
+        longest = max(
+            (end * times for end, times in zip(ends, draw.epochs, strict=True)), default=0
+        )
         order = np.zeros((len(mine), longest), dtype=np.int64)
-        for row, client, samples, end, times in zip(order, draw.clients, mine, ends, draw.epochs, strict=True):
+        for row, client, samples, end, times in zip(
+            order, draw.clients, mine, ends, draw.epochs, strict=True
+        ):
             stream = self._streams(draw.seed, "batches", draw.round, client)
             for begin in range(0, end * times, end):
                 used = row[begin : begin + end]
-                mixed = used if end == len(samples) else np.empty_like(samples)  # more if the last batch is dropped
+                mixed = (
+                    used if end == len(samples) else np.empty_like(samples)
+                )  # more if the last batch is dropped
                 mixed[:] = samples
                 stream.shuffle(mixed)
                 if mixed is not used:

@@ -1,4 +1,6 @@
-"""What briefs request about models: losses or accuracies of many, each on its own client's samples; Fisher traces."""
+"""What briefs request about models: losses or accuracies of many, each on its own client's samples;
+Fisher traces.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ SAMPLES = 2048  # per batch, over all clients
 
 
 def measure(work: Work, trainer: Trainer, ticket: Ticket) -> None:
-    """What a cohort's briefs request about the model before training; makes room for what they request after it."""
+    """What a cohort's briefs request about the model before training; makes room for what they
+    request after it.
+    """
     briefs, device = ticket.briefs, trainer.device
     for row, brief in enumerate(briefs.each() if briefs.measure & {FISHER, FISHER_SAMPLED} else ()):
         mine = upload(ticket.jobs[row].mine.astype(np.int64), device)

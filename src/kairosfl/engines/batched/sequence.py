@@ -49,7 +49,11 @@ class StackedAttention(nn.Module):
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
         weights = self.frame.leaf(self.weight).to(query.dtype).chunk(3, 1)
-        biases = self.frame.leaf(self.bias).to(query.dtype).chunk(3, 1) if self.bias is not None else (None,) * 3
+        biases = (
+            self.frame.leaf(self.bias).to(query.dtype).chunk(3, 1)
+            if self.bias is not None
+            else (None,) * 3
+        )
         given = (query, key, value)
         q, k, v = (self._project(*each) for each in zip(given, weights, biases, strict=True))
         mask = _added(attn_mask, q.dtype)
@@ -65,7 +69,11 @@ class StackedAttention(nn.Module):
         """Of every head: `[m·b, heads, time, width]`."""
         x = x if self.first else x.transpose(0, 1)
         rows = x.reshape(self.frame.clients, -1, x.shape[-1])
-        y = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+        y = (
+            torch.bmm(rows, weight.mT)
+            if bias is None
+            else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+        )
         return y.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -91,8 +99,12 @@ class StackedEncoderLayer(nn.Module):
         self.before, self.activation = layer.norm_first, layer.activation
         self.attention = StackedAttention(layer.self_attn, find, frame)
         self.first, self.attention.first = layer.self_attn.batch_first, True
-        self.linear1, self.linear2 = (StackedLinear(each, find, frame) for each in (layer.linear1, layer.linear2))
-        self.norm1, self.norm2 = (StackedLayerNorm(each, find, frame) for each in (layer.norm1, layer.norm2))
+        self.linear1, self.linear2 = (
+            StackedLinear(each, find, frame) for each in (layer.linear1, layer.linear2)
+        )
+        self.norm1, self.norm2 = (
+            StackedLayerNorm(each, find, frame) for each in (layer.norm1, layer.norm2)
+        )
         number = inner(find, layer)
         self.drops = nn.ModuleList(
             StackedDropout(each.p, number + i, frame)

@@ -1,7 +1,8 @@
 """Slots: waiting clients move in, those in training are kept at the front, finished ones move out.
 
-A step acts on the first `width` slots. Widths come in a few sizes, so that few steps have to be captured; one of them
-is the usual number of clients. A finished client stays until its cohort is complete or its slot is needed.
+A step acts on the first `width` slots. Widths come in a few sizes, so that few steps have to be
+captured; one of them is the usual number of clients. A finished client stays until its cohort is
+complete or its slot is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ POLL = 8  # steps between two checks of clients that may stop at any batch
 
 
 def widths(slots: int) -> list[int]:
-    """1 to 8, then four sizes for every doubling, and the number of slots: few slots are wasted, few steps captured."""
+    """1 to 8, then four sizes for every doubling, and the number of slots: few slots are wasted,
+    few steps captured.
+    """
     sizes, size = [], 1
     while size < slots:
         sizes.append(size)
@@ -32,7 +35,13 @@ class Slots:
     """The jobs in a state's slots and those that wait."""
 
     def __init__(
-        self, state: State, waiting: deque[Job], run: Callable[[Kind, int], None], *, fixed: bool, usual: int
+        self,
+        state: State,
+        waiting: deque[Job],
+        run: Callable[[Kind, int], None],
+        *,
+        fixed: bool,
+        usual: int,
     ) -> None:
         self.state = state
         self.waiting = waiting
@@ -45,7 +54,9 @@ class Slots:
 
     def active(self) -> list[int]:
         """Slots whose clients still train, as far as the host knows."""
-        return [slot for slot, job in enumerate(self.jobs) if job is not None and job.done < job.limit]
+        return [
+            slot for slot, job in enumerate(self.jobs) if job is not None and job.done < job.limit
+        ]
 
     def advance(self, retire: Retire) -> None:
         """Move clients in and out and train until some have finished; `retire` is called for them."""
@@ -67,7 +78,9 @@ class Slots:
         briefs = job.ticket.briefs
         if briefs.stop_below is None:
             return left
-        return min(left, POLL if briefs.stop_per == "batch" else job.batches - job.done % job.batches)
+        return min(
+            left, POLL if briefs.stop_per == "batch" else job.batches - job.done % job.batches
+        )
 
     def _width(self, used: int) -> int:
         if self._fixed:
@@ -76,7 +89,9 @@ class Slots:
         return used if self._any else next(size for size in self._widths if size >= used)
 
     def _poll(self, stops: bool) -> None:
-        """Ask the device which clients have stopped; the answer is read one round of steps later, without waiting."""
+        """Ask the device which clients have stopped; the answer is read one round of steps later,
+        without waiting.
+        """
         if stops:
             totals = self.state.wholes[Whole.TOTAL]
             event = None
@@ -99,8 +114,12 @@ class Slots:
     def _settle(self, retire: Retire) -> None:
         """Move complete cohorts out and waiting clients in; keep those in training at the front."""
         finished = cohorts(job for job in self.jobs if job is not None and job.done >= job.limit)
-        if self.jobs.count(None) >= len(self.waiting):  # only cohorts without clients that train or wait
-            finished = {ticket: mine for ticket, mine in finished.items() if len(mine) == ticket.left}
+        if self.jobs.count(None) >= len(
+            self.waiting
+        ):  # only cohorts without clients that train or wait
+            finished = {
+                ticket: mine for ticket, mine in finished.items() if len(mine) == ticket.left
+            }
         for ticket, mine in finished.items():
             retire(ticket, mine)
             for job in mine:
@@ -118,7 +137,8 @@ class Slots:
             kind = self.waiting[0].kind
             if kind not in kinds:
                 if self._fixed and kinds:
-                    break  # a step of another kind has other operations and may differ in the last bits
+                    # a step of another kind has other operations and may differ in the last bits
+                    break
                 if any(kind.adamw != other.adamw for other in kinds):
                     break  # a step has one optimiser for all clients
                 kinds.append(kind)
@@ -143,8 +163,8 @@ class Slots:
     def _load_vectors(self, here: slice | Tensor, jobs: list[Job]) -> None:
         """The model-sized rows of some clients of one cohort.
 
-        Every client is compared with some model, if only with its own start and weight 0: at zero weights a model may
-        give NaN, and 0 · NaN is NaN.
+        Every client is compared with some model, if only with its own start and weight 0: at zero
+        weights a model may give NaN, and 0 · NaN is NaN.
         """
         state, briefs = self.state, jobs[0].ticket.briefs
         rows, needs = [job.row for job in jobs], joint(jobs).needs()
@@ -156,12 +176,16 @@ class Slots:
         start = chosen(briefs.start)
         state.fill(state.w, here, start)
         if "anchor" in needs or "anchor" in state.extra:
-            if "anchor" not in state.extra:  # also for clients in training, which may now be compared with it
+            if (
+                "anchor" not in state.extra
+            ):  # also for clients in training, which may now be compared with it
                 state.rows("anchor").copy_(state.w)
             state.fill(state.rows("anchor"), here, start)
         if "push" in needs and briefs.push is not None:
             push = chosen(briefs.push)
-            if briefs.push_after:  # momentum that begins with push, and gradients that keep it there
+            if (
+                briefs.push_after
+            ):  # momentum that begins with push, and gradients that keep it there
                 state.fill(state.v, here, push)
                 state.moved = True
                 push = push * (1 - briefs.momentum[rows]).to(push)[:, None]

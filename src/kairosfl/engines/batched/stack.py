@@ -25,10 +25,12 @@ Way = TypeVar("Way", bound=Stack)
 
 
 def stack(model: nn.Module, samples: Tree, precision: Precision, device: torch.device) -> Stack:
-    """The model for many clients, tested on a few prepared samples; raises `Unstackable` with the reason.
+    """The model for many clients, tested on a few prepared samples; raises `Unstackable` with the
+    reason.
 
-    Every way is tried in a training step of two clients with different weights, on the device and in the precision
-    in which it will run; the first whose outputs and gradients are those of each client alone is used.
+    Every way is tried in a training step of two clients with different weights, on the device and
+    in the precision in which it will run; the first whose outputs and gradients are those of each
+    client alone is used.
     """
     trial = _Trial(model, samples, precision, device)
     try:
@@ -47,7 +49,9 @@ def stack(model: nn.Module, samples: Tree, precision: Precision, device: torch.d
 
 
 def _lifted(lifted: Lifted, trial: _Trial) -> Lifted:
-    """Ready to run, after trials at two batch sizes; a size that happens to be that of something else may fail."""
+    """Ready to run, after trials at two batch sizes; a size that happens to be that of something
+    else may fail.
+    """
     passed, failure = 0, Unstackable()
     for size in SIZES[1:]:
         try:
@@ -64,11 +68,20 @@ def _lifted(lifted: Lifted, trial: _Trial) -> Lifted:
 class _Trial:
     """Two clients with different weights must get the same outputs and gradients as each alone."""
 
-    def __init__(self, model: nn.Module, samples: Tree, precision: Precision, device: torch.device) -> None:
-        self.layout, self.samples, self.precision, self.device = layout_of(model), samples, precision, device
+    def __init__(
+        self, model: nn.Module, samples: Tree, precision: Precision, device: torch.device
+    ) -> None:
+        self.layout, self.samples, self.precision, self.device = (
+            layout_of(model),
+            samples,
+            precision,
+            device,
+        )
         self.still = replicas(model, device, 1)[0].eval()
         for module in self.still.modules():
-            if isinstance(module, nn.RNNBase):  # cuDNN computes their gradients in training mode only
+            if isinstance(
+                module, nn.RNNBase
+            ):  # cuDNN computes their gradients in training mode only
                 module.train().dropout = 0.0
         start = flatten(self.still)
         scales = torch.linspace(0.5, 1.5, len(start), dtype=start.dtype, device=device)
@@ -76,16 +89,22 @@ class _Trial:
         self._known: dict[int, tuple[Any, Tensor, Tensor]] = {}
 
     def whole(self, stacked: Way, size: int) -> Way:
-        """The stacked model, ready to run; raises `Unstackable` if it differs, or cannot compute in the precision."""
+        """The stacked model, ready to run; raises `Unstackable` if it differs, or cannot compute in
+        the precision.
+        """
         self.exact(stacked, size)
         if isinstance(stacked, Lifted) and stacked.drops:
-            self._run(stacked, self._known[size][0], keys=torch.arange(2, device=self.device)[:, None])
+            self._run(
+                stacked, self._known[size][0], keys=torch.arange(2, device=self.device)[:, None]
+            )
         compute = self.precision.compute(self.vectors.dtype)
         if isinstance(stacked, Traced) and self.device.type == "cuda":  # again, now by the kernels
             self._rehearse(stacked, size)
             with Precision("float32")():
                 self._compare(stacked, size)
-        if self.precision.name == "float32" or (self.precision.name == "tf32" and self.device.type != "cuda"):
+        if self.precision.name == "float32" or (
+            self.precision.name == "tf32" and self.device.type != "cuda"
+        ):
             return stacked
         if compute != self.vectors.dtype:
             _cast(stacked, self.vectors.dtype, compute, self.device)
@@ -97,12 +116,18 @@ class _Trial:
             if max(lost) > ROUGH:  # a deep model loses more, stacked or not
                 with self.precision.autocast(self.device):
                     alone = _losses(self._alone(size)[1:], wanted)
-                if not all(m <= ROUGH or m <= 2 * a < math.inf for m, a in zip(lost, alone, strict=True)):
-                    raise Unstackable(f"{_name(stacked)} loses its accuracy in {self.precision.name}")
+                if not all(
+                    m <= ROUGH or m <= 2 * a < math.inf for m, a in zip(lost, alone, strict=True)
+                ):
+                    raise Unstackable(
+                        f"{_name(stacked)} loses its accuracy in {self.precision.name}"
+                    )
         return stacked
 
     def exact(self, stacked: Stack, size: int) -> None:
-        """Compare at this batch size, in float32; layer by layer, at first without kernels, which must be rehearsed."""
+        """Compare at this batch size, in float32; layer by layer, at first without kernels, which
+        must be rehearsed.
+        """
         stacked.frame.compute = self.vectors.dtype
         with ExitStack() as inside:
             inside.enter_context(Precision("float32")())
@@ -115,19 +140,27 @@ class _Trial:
                 except Unstackable:
                     raise
                 except Exception as error:  # such as a gradient that exists in training mode only
-                    raise Unstackable(f"it cannot be tried in evaluation mode ({line(error)})") from error
+                    raise Unstackable(
+                        f"it cannot be tried in evaluation mode ({line(error)})"
+                    ) from error
             self._compare(stacked, size)
 
     def _compare(self, stacked: Stack, size: int) -> None:
         samples, wanted, slopes = self._known[size]
         outputs, found = self._run(stacked, samples)
         if not alike(outputs, wanted):
-            raise Unstackable(f"{_name(stacked)} gives different outputs than one client after another")
+            raise Unstackable(
+                f"{_name(stacked)} gives different outputs than one client after another"
+            )
         # By tensor, since rounding may flip a ReLU: a single number says little.
         most = float(slopes.norm())
-        for (_, mine), (_, theirs) in zip(self.layout.views(found), self.layout.views(slopes), strict=True):
+        for (_, mine), (_, theirs) in zip(
+            self.layout.views(found), self.layout.views(slopes), strict=True
+        ):
             if not (mine - theirs).norm() <= 0.02 * theirs.norm() + 1e-3 * most:
-                raise Unstackable(f"{_name(stacked)} gives different gradients than one client after another")
+                raise Unstackable(
+                    f"{_name(stacked)} gives different gradients than one client after another"
+                )
 
     def _rehearse(self, stacked: Stack, size: int) -> None:
         if isinstance(stacked, Traced):
@@ -140,11 +173,14 @@ class _Trial:
         samples = tree_map(lambda each: each[taken].to(self.device), self.samples)
         outputs, slopes = [], []
         parameters = list(trained(self.still).values())
-        # The weights are loaded, not given for a call: a part that is computed again for its backward needs them, too.
+        # The weights are loaded, not given for a call: a part that is computed again for its
+        # backward needs them, too.
         for client, vector in enumerate(self.vectors):
             load(self.still, vector)
             outputs.append(call(self.still, _part(samples, client * size, size)))
-            found = torch.autograd.grad(_probe(outputs[-1], 1), parameters, allow_unused=True, materialize_grads=True)
+            found = torch.autograd.grad(
+                _probe(outputs[-1], 1), parameters, allow_unused=True, materialize_grads=True
+            )
             slopes.append(torch.cat([each.reshape(-1) for each in found]))
         if not self._known:
             self._separate(samples, outputs[0].detach())
@@ -155,13 +191,19 @@ class _Trial:
         load(self.still, self.vectors[0])
         try:
             with torch.no_grad():
-                single = torch.cat([call(self.still, _part(samples, row, 1)) for row in range(len(wanted))])
+                single = torch.cat(
+                    [call(self.still, _part(samples, row, 1)) for row in range(len(wanted))]
+                )
         except Exception as error:  # BatchNorm without running statistics rejects a single sample
             raise Unstackable(f"it fails on a single sample ({line(error)})") from error
         if not alike(single, wanted):
-            raise Unstackable("the samples of a batch change each other's outputs, so that batches cannot be filled up")
+            raise Unstackable(
+                "the samples of a batch change each other's outputs, so that batches cannot be filled up"
+            )
 
-    def _run(self, stacked: Stack, samples: Tree, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _run(
+        self, stacked: Stack, samples: Tree, keys: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         frame = stacked.frame
         weights = frame.layout.pack(self.vectors)
         gradients = torch.zeros_like(weights)
@@ -189,9 +231,14 @@ def _probe(outputs: Tensor, clients: int) -> Tensor:
 
 
 def _losses(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[float]:
-    """How far outputs and gradients are off, relative to their length; infinite where they are not finite."""
+    """How far outputs and gradients are off, relative to their length; infinite where they are not
+    finite.
+    """
     off = [
-        float((mine.to(theirs.dtype) - theirs).norm() / theirs.norm().clamp(min=torch.finfo(theirs.dtype).tiny))
+        float(
+            (mine.to(theirs.dtype) - theirs).norm()
+            / theirs.norm().clamp(min=torch.finfo(theirs.dtype).tiny)
+        )
         for mine, theirs in zip(found, wanted, strict=True)
     ]
     return [each if math.isfinite(each) else math.inf for each in off]
@@ -200,15 +247,17 @@ def _losses(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[float]:
 def _cast(stacked: Stack, weights: torch.dtype, compute: torch.dtype, device: torch.device) -> None:
     """Make it compute in this type, including its frozen layers.
 
-    Buffers keep their own type, since a table or a mask could lose its meaning; activations that they convert to
-    float32 are cast back where they enter the next frozen layer.
+    Buffers keep their own type, since a table or a mask could lose its meaning; activations that
+    they convert to float32 are cast back where they enter the next frozen layer.
     """
     frame = stacked.frame
     frame.compute, frame.fixed = compute, [tensor.to(compute) for tensor in frame.fixed]
     if isinstance(stacked, Lifted):
         stacked.place(device)
     for module in stacked.model.modules():
-        frozen = [each for each in module.parameters(recurse=False) if not isinstance(each, Stacked)]
+        frozen = [
+            each for each in module.parameters(recurse=False) if not isinstance(each, Stacked)
+        ]
         own = [parameter for parameter in frozen if parameter.dtype == weights]
         for parameter in own:
             parameter.data = parameter.to(compute)
@@ -218,14 +267,22 @@ def _cast(stacked: Stack, weights: torch.dtype, compute: torch.dtype, device: to
 
 def _casting(compute: torch.dtype) -> Callable[..., tuple[Any, Any]]:
     def cast(value: Any) -> Any:
-        return value.to(compute) if isinstance(value, Tensor) and value.is_floating_point() else value
+        return (
+            value.to(compute) if isinstance(value, Tensor) and value.is_floating_point() else value
+        )
 
-    return lambda _, args, named: (tuple(map(cast, args)), {name: cast(value) for name, value in named.items()})
+    return lambda _, args, named: (
+        tuple(map(cast, args)),
+        {name: cast(value) for name, value in named.items()},
+    )
 
 
 def _name(stacked: Stack) -> str:
     names = {Mapped: "vmap", Lifted: "stacking"}
-    return next((name for kind, name in names.items() if isinstance(stacked, kind)), "stacking layer by layer")
+    return next(
+        (name for kind, name in names.items() if isinstance(stacked, kind)),
+        "stacking layer by layer",
+    )
 
 
 def alike(found: Tensor, wanted: Tensor) -> bool:

@@ -66,12 +66,16 @@ class Kind:
 
     @property
     def fuses(self) -> bool:
-        """Whether layers may step in their backward pass: not if the whole gradient has to be known first."""
+        """Whether layers may step in their backward pass: not if the whole gradient has to be known
+        first.
+        """
         return not (self.clip or self.adamw or self.sam)
 
     @property
     def holds(self) -> bool:
-        """Whether large layers may step once the length of the whole gradient is known, without writing their own."""
+        """Whether large layers may step once the length of the whole gradient is known, without
+        writing their own.
+        """
         return self.clip and not (self.late or self.adamw or self.sam)
 
     def __or__(self, other: Kind) -> Kind:
@@ -102,14 +106,29 @@ _FLAGS = tuple(entry.name for entry in fields(Kind) if entry.name not in ("width
 class State:
     """Buffers at fixed addresses for `slots` clients, as captured steps need them."""
 
-    def __init__(self, layout: RowLayout, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.layout, self.slots, self.length, self.dtype, self.device = layout, slots, length, dtype, device
+    def __init__(
+        self, layout: RowLayout, slots: int, length: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.layout, self.slots, self.length, self.dtype, self.device = (
+            layout,
+            slots,
+            length,
+            dtype,
+            device,
+        )
         self.w, self.v, self.g = (self._rows() for _ in range(3))
         self.moved = False  # whether a step may have written momenta; until then all are zero
-        self.extra: dict[str, Tensor] = {}  # anchor, push, second moments, ...: where a brief needs them
+        self.extra: dict[
+            str, Tensor
+        ] = {}  # anchor, push, second moments, ...: where a brief needs them
         self.reals = torch.zeros(len(REALS), slots, dtype=dtype, device=device)
-        self.numbers = torch.zeros(len(Whole) + len(Sum), slots, dtype=torch.int64, device=device)  # copied together
-        self.wholes, self.sums = self.numbers[: len(Whole)], self.numbers[len(Whole) :].view(torch.float64)
+        self.numbers = torch.zeros(
+            len(Whole) + len(Sum), slots, dtype=torch.int64, device=device
+        )  # copied together
+        self.wholes, self.sums = (
+            self.numbers[: len(Whole)],
+            self.numbers[len(Whole) :].view(torch.float64),
+        )
         self.order = torch.zeros(slots, length, dtype=torch.int64, device=device)
         self.strips = layout.strips()
         self._blocks: dict[frozenset[int], Tensor] = {}
@@ -155,6 +174,12 @@ def upload(numbers: Any, device: torch.device) -> Tensor:
 
 
 def places(numbers: list[int], device: torch.device) -> slice | Tensor:
-    """An index of these positions: a slice if they are consecutive, which needs neither an upload nor a gather."""
+    """An index of these positions: a slice if they are consecutive, which needs neither an upload
+    nor a gather.
+    """
     first, count = numbers[0], len(numbers)
-    return slice(first, first + count) if numbers == list(range(first, first + count)) else upload(numbers, device)
+    return (
+        slice(first, first + count)
+        if numbers == list(range(first, first + count))
+        else upload(numbers, device)
+    )

@@ -1,4 +1,6 @@
-"""One training step of the clients in the slots; nothing in it depends on the host, so it can be captured."""
+"""One training step of the clients in the slots; nothing in it depends on the host, so it can be
+captured.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Work:
     compute: torch.dtype  # of activations; the weights keep theirs
 
     def prepared(self, samples: Tensor, keys: Tensor | None = None) -> tuple[Any, Any]:
-        """These samples as the model sees them, in training transformed by these keys, and their targets."""
+        """These samples as the model sees them, in training transformed by these keys, and their
+        targets.
+        """
         if keys is None and (images := self._images(samples)) is not None:
             return images, tree_map(lambda leaf: leaf[samples], self.data.targets)
         inputs, targets = self.data.read(samples, keys)
@@ -43,24 +47,43 @@ class Work:
 
     def _images(self, samples: Tensor) -> Tensor | None:
         """The inputs, read and prepared by one kernel, where there is one for them."""
-        stored, dataset = self.data.inputs if isinstance(self.data, Samples) else None, self.task.dataset
-        if not isinstance(stored, Tensor) or stored.ndim != 4 or stored.dtype != torch.uint8 or dataset.vocabulary:
+        stored, dataset = (
+            self.data.inputs if isinstance(self.data, Samples) else None,
+            self.task.dataset,
+        )
+        if (
+            not isinstance(stored, Tensor)
+            or stored.ndim != 4
+            or stored.dtype != torch.uint8
+            or dataset.vocabulary
+        ):
             return None
-        module: Any = kernels("batch", stored.new_empty(0, dtype=self.compute)) if stored.is_contiguous() else None
+        module: Any = (
+            kernels("batch", stored.new_empty(0, dtype=self.compute))
+            if stored.is_contiguous()
+            else None
+        )
         if module is None:
             return None
         scale, shift = affine(dataset.mean, dataset.std, stored.device)
-        images: Tensor = module.images(stored, samples, scale, shift, self.compute, self.stack.frame.last)
+        images: Tensor = module.images(
+            stored, samples, scale, shift, self.compute, self.stack.frame.last
+        )
         return images
 
     def rehearse(self, state: State, kind: Kind) -> None:
         """Have the kernels compiled that steps of this kind need; gradients are zeros afterwards."""
         if not isinstance(self.stack, Traced):
             return
-        frame, live = self.stack.frame, torch.zeros(kind.width, dtype=torch.bool, device=state.device)
+        frame, live = (
+            self.stack.frame,
+            torch.zeros(kind.width, dtype=torch.bool, device=state.device),
+        )
         optimiser = Optimiser(state, kind, live, frame.dot)
         surround = partial(_surround, self, state, kind, optimiser)
-        self.stack.rehearsal(frame, state.w[: kind.width], state.g[: kind.width], kind.batch, optimiser, surround)
+        self.stack.rehearsal(
+            frame, state.w[: kind.width], state.g[: kind.width], kind.batch, optimiser, surround
+        )
 
     def rehearse_one(self, rows: Tensor, samples: int) -> None:
         """Compile the kernels of a forward pass of one model on this many samples."""
@@ -78,7 +101,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Batch:
-    """The samples of this step, `[a, b]`: their indices, and each one's share in the mean, 0 for padding."""
+    """The samples of this step, `[a, b]`: their indices, and each one's share in the mean, 0 for
+    padding.
+    """
 
     samples: Tensor
     share: Tensor
@@ -95,7 +120,9 @@ def step(work: Work, state: State, kind: Kind) -> None:
     if kind.mislabel:
         targets = _mislabelled(work, batch, state, kind, targets)
     keys = batch.keys[:, None] if work.stack.drops else None
-    still = {name: work.features(rows, inputs, keys) for name, rows in _references(state, kind).items()}
+    still = {
+        name: work.features(rows, inputs, keys) for name, rows in _references(state, kind).items()
+    }
     optimiser = Optimiser(state, kind, batch.live, work.stack.frame.dot)
     loss, features = _derive(work, state, kind, batch, (inputs, targets), keys, still, optimiser)
     with torch.no_grad():
@@ -107,7 +134,9 @@ def step(work: Work, state: State, kind: Kind) -> None:
             state.w[: kind.width] = state.extra["here"][: kind.width]
         squares = optimiser.finish()
         if at_start is not None:  # as reported; those of clients without a radius are as trained
-            squares = torch.where(state.reals[Real.radius, : kind.width] > 0, at_start, squares.sum(1))[:, None]
+            squares = torch.where(
+                state.reals[Real.radius, : kind.width] > 0, at_start, squares.sum(1)
+            )[:, None]
         if kind.stop and features is not None:
             reference = still["reference" if kind.reference else "anchor"]
             _stop(state, kind, batch, drift(features, reference, masked=keys is not None))
@@ -115,13 +144,17 @@ def step(work: Work, state: State, kind: Kind) -> None:
 
 
 def _surround(work: Work, state: State, kind: Kind, optimiser: Optimiser) -> None:
-    """What a step launches before and after the model, in a rehearsal: it changes nothing but gradients."""
+    """What a step launches before and after the model, in a rehearsal: it changes nothing but
+    gradients.
+    """
     batch = _batch(state, kind)
     samples = torch.zeros_like(batch.samples).flatten()
     if not work.task.varies:
         work._images(samples)
     loss = torch.zeros(kind.width, dtype=state.dtype, device=state.device)
-    outputs = torch.zeros(len(samples), work.task.dataset.classes, dtype=state.dtype, device=state.device)
+    outputs = torch.zeros(
+        len(samples), work.task.dataset.classes, dtype=state.dtype, device=state.device
+    )
     if _entropy(work, kind, outputs, samples):  # another loss may not be defined for these
         loss, _ = _loss(work, kind, batch, outputs, samples)
     squares = loss[:, None] if kind.adamw else optimiser.finish()
@@ -138,7 +171,9 @@ def _derive(
     still: dict[str, Tensor],
     optimiser: Optimiser,
 ) -> tuple[Tensor, Tensor | None]:
-    """Fill the gradients at the clients' weights; returns every client's loss, and the features if needed."""
+    """Fill the gradients at the clients' weights; returns every client's loss, and the features if
+    needed.
+    """
     frame, (inputs, targets) = work.stack.frame, samples
     frame.open(state.w[: kind.width], state.g[: kind.width], keys, optimiser)
     outputs = work.stack(inputs).to(state.dtype)
@@ -153,11 +188,15 @@ def _derive(
     return loss.detach(), None if features is None else features.detach()
 
 
-def _loss(work: Work, kind: Kind, batch: Batch, outputs: Tensor, targets: Tree) -> tuple[Tensor, Tensor | None]:
+def _loss(
+    work: Work, kind: Kind, batch: Batch, outputs: Tensor, targets: Tree
+) -> tuple[Tensor, Tensor | None]:
     """Every client's loss, and the gradient of the outputs where a kernel computes both."""
     module: Any = kernels("loss", outputs) if _entropy(work, kind, outputs, targets) else None
     if module is None or outputs.shape[1] > module.CLASSES:
-        return (work.task.loss(outputs, targets).view(batch.samples.shape) * batch.share).sum(1), None
+        return (work.task.loss(outputs, targets).view(batch.samples.shape) * batch.share).sum(
+            1
+        ), None
     found: tuple[Tensor, Tensor] = module.entropy(outputs, targets, batch.share)
     return found
 
@@ -171,11 +210,15 @@ def _entropy(work: Work, kind: Kind, outputs: Tensor, targets: Tree) -> bool:
 
 
 def _climb(state: State, kind: Kind, live: Tensor) -> Tensor:
-    """SAM: move every live client to the sharpest point within its radius, to first order; ‖∇L‖² before that."""
+    """SAM: move every live client to the sharpest point within its radius, to first order; ‖∇L‖²
+    before that.
+    """
     w, g, here = (rows[: kind.width] for rows in (state.w, state.g, state.extra["here"]))
     squares = square_norms(g)
     here.copy_(w)
-    w.addcmul_(g, (state.reals[Real.radius, : kind.width] * live / (squares.sqrt() + SAM_EPS))[:, None])
+    w.addcmul_(
+        g, (state.reals[Real.radius, : kind.width] * live / (squares.sqrt() + SAM_EPS))[:, None]
+    )
     return squares
 
 
@@ -185,8 +228,11 @@ ODD = 0x1E3779B97F4A7C15  # spreads the keys of the steps
 def _sample_keys(work: Work, batch: Batch, whole: Tensor) -> Tensor | None:
     if not work.task.varies:
         return None
-    run, client, step = (whole[each, :, None] for each in (Whole.CROPS, Whole.CLIENT, Whole.POSITION))
-    # The seed differs between runs, so it is passed where a tensor is allowed: 0 ^ seed is seed ^ 0.
+    run, client, step = (
+        whole[each, :, None] for each in (Whole.CROPS, Whole.CLIENT, Whole.POSITION)
+    )
+    # The seed differs between runs, so it is passed where a tensor is allowed: 0 ^ seed is seed ^
+    # 0.
     return sample_keys(batch.samples, seed=0, round=run, client=client, step=step).flatten()
 
 
@@ -200,7 +246,9 @@ def _mislabelled(work: Work, batch: Batch, state: State, kind: Kind, targets: Te
 def _batch(state: State, kind: Kind) -> Batch:
     module: Any = kernels("batch", state.w)
     if module is not None:
-        return Batch(*module.batch(state.wholes, state.order, state.on, kind.width, kind.batch, state.dtype))
+        return Batch(
+            *module.batch(state.wholes, state.order, state.on, kind.width, kind.batch, state.dtype)
+        )
     whole = state.wholes[:, : kind.width]
     position, size, batches = whole[Whole.POSITION], whole[Whole.SIZE], whole[Whole.BATCHES]
     live = (position < whole[Whole.TOTAL]) & state.on
@@ -237,10 +285,14 @@ def _references(state: State, kind: Kind) -> dict[str, Tensor]:
     return {name: state.extra[name][: kind.width] for name, asked in wanted.items() if asked}
 
 
-def _contrast(state: State, kind: Kind, batch: Batch, features: Tensor, still: dict[str, Tensor]) -> Tensor:
+def _contrast(
+    state: State, kind: Kind, batch: Batch, features: Tensor, still: dict[str, Tensor]
+) -> Tensor:
     """MOON's term of every client."""
     reals = state.reals[:, : kind.width]
-    toward, away = (F.cosine_similarity(features, still[name], dim=1) for name in ("anchor", "previous"))
+    toward, away = (
+        F.cosine_similarity(features, still[name], dim=1) for name in ("anchor", "previous")
+    )
     heat = reals[Real.temperature][:, None].expand(-1, kind.batch).flatten()
     logits = torch.stack([toward / heat, away / heat], 1)
     terms = -logits.log_softmax(1)[:, 0].view(batch.samples.shape)
@@ -256,7 +308,9 @@ def _stop(state: State, kind: Kind, batch: Batch, cosines: Tensor) -> None:
     similarity = torch.where(whole[Whole.LEAST] > 0, least, mean)
     looks = batch.live & (whole[Whole.STOPS] > 0)
     sums[Sum.SIMILARITY].copy_(torch.where(looks, similarity.double(), sums[Sum.SIMILARITY]))
-    flag = looks & ((whole[Whole.FLAG] > 0) | (similarity < state.reals[Real.stop_below, : kind.width]))
+    flag = looks & (
+        (whole[Whole.FLAG] > 0) | (similarity < state.reals[Real.stop_below, : kind.width])
+    )
     last = (whole[Whole.POSITION] + 1) % whole[Whole.BATCHES] == 0  # batch of the epoch
     halt = flag & (last | (whole[Whole.AT_ONCE] > 0))
     whole[Whole.TOTAL].copy_(torch.where(halt, whole[Whole.POSITION] + 1, whole[Whole.TOTAL]))

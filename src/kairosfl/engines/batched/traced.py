@@ -33,11 +33,17 @@ from kairosfl.tasks.task import last_linear
 from kairosfl.tasks.tree import Tree, rows, tree_map
 from kairosfl.tasks.vector import layout_of, trained
 
-ACTIVATIONS: dict[type, str] = {nn.ReLU: "relu", nn.SiLU: "silu", nn.GELU: "gelu"}  # that can follow a GroupNorm
+ACTIVATIONS: dict[type, str] = {
+    nn.ReLU: "relu",
+    nn.SiLU: "silu",
+    nn.GELU: "gelu",
+}  # that can follow a GroupNorm
 
 
 class Stack(Protocol):
-    """Outputs `[m·b, classes]` for inputs `[m·b, ...]` with the weights of the frame, which then holds the features."""
+    """Outputs `[m·b, classes]` for inputs `[m·b, ...]` with the weights of the frame, which then
+    holds the features.
+    """
 
     frame: Frame
     model: nn.Module  # holds the frozen tensors
@@ -48,7 +54,8 @@ class Stack(Protocol):
 
 
 class Traced:
-    """The model's own graph with its layers replaced by stacked ones; the rest acts on `[m·b, ...]` unchanged.
+    """The model's own graph with its layers replaced by stacked ones; the rest acts on `[m·b, ...]`
+    unchanged.
 
     Frozen layers are part of the rest: all clients share them, as they share buffers.
     """
@@ -66,7 +73,9 @@ class Traced:
         self._replace(traced, places)
         self.frame.last = _convolves(traced)
         self.why = "stacked layer by layer"
-        self.drops = any(isinstance(module, StackedDropout) and module.p > 0 for module in traced.modules())
+        self.drops = any(
+            isinstance(module, StackedDropout) and module.p > 0 for module in traced.modules()
+        )
         self.model: nn.Module = traced.to(device)
         self.frame.fixed = [tensor.to(device) for tensor in self.frame.fixed]
 
@@ -87,10 +96,14 @@ class Traced:
                 continue
             layer = traced.get_submodule(node.target)
             if isinstance(layer, nn.Dropout):
-                node.target = _add(traced, f"dropout_{number}", StackedDropout(layer.p, number, self.frame))
+                node.target = _add(
+                    traced, f"dropout_{number}", StackedDropout(layer.p, number, self.frame)
+                )
             elif isinstance(layer, nn.modules.dropout._DropoutNd):
                 raise Unstackable(f"it has a {type(layer).__name__}")
-            elif not _drops(layer) and not any(id(parameter) in places for parameter in layer.parameters()):
+            elif not _drops(layer) and not any(
+                id(parameter) in places for parameter in layer.parameters()
+            ):
                 if linear and layer is linear[-1]:
                     layer.register_forward_pre_hook(self._hear)
             else:
@@ -100,7 +113,9 @@ class Traced:
                     stacked = LAYERS[type(layer)](layer, find, self.frame)
                     if isinstance(stacked, StackedLinear):
                         stacked.is_head = layer is linear[-1]
-                    new[id(layer)] = _add(traced, "stacked_" + node.target.replace(".", "_"), stacked)
+                    new[id(layer)] = _add(
+                        traced, "stacked_" + node.target.replace(".", "_"), stacked
+                    )
                 node.target = new[id(layer)]
         _fuse(traced, self.frame)
         traced.delete_all_unused_submodules()
@@ -137,7 +152,9 @@ def _drops(layer: nn.Module) -> bool:
 
 
 def _dropouts(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p for module in model.modules())
+    return any(
+        isinstance(module, nn.modules.dropout._DropoutNd) and module.p for module in model.modules()
+    )
 
 
 def _add(traced: fx.GraphModule, name: str, module: nn.Module) -> str:
@@ -149,8 +166,9 @@ def _add(traced: fx.GraphModule, name: str, module: nn.Module) -> str:
 
 
 def _fuse(traced: fx.GraphModule, frame: Frame) -> None:
-    """Fuse activations that have one reader: into the GroupNorm before them, and a ReLU into the 2×2 max-pooling after
-    it (with the dropout that follows), the convolution before it or the dropout after it."""
+    """Fuse activations that have one reader: into the GroupNorm before them, and a ReLU into the
+    2×2 max-pooling after it (with the dropout that follows), the convolution before it or the
+    dropout after it."""
     for node in list(traced.graph.nodes):
         layer = _pool(traced, node) or _norm(traced, node)
         if layer is not None:
@@ -171,7 +189,11 @@ def _fuse(traced: fx.GraphModule, frame: Frame) -> None:
         elif (norm := _norm(traced, source)) is not None and not norm.activation:
             norm.activation = activation
             node.replace_all_uses_with(source)
-        elif activation == "relu" and (conv := _conv(traced, source)) is not None and len(source.users) == 1:
+        elif (
+            activation == "relu"
+            and (conv := _conv(traced, source)) is not None
+            and len(source.users) == 1
+        ):
             conv.relu = True
             if (reader := _conv(traced, user)) is not None:
                 conv.masked = reader.masks = True
@@ -199,15 +221,21 @@ def _pool(traced: fx.GraphModule, node: fx.Node) -> ReluPool | None:
 def _conv(traced: fx.GraphModule, node: fx.Node) -> StackedConv2d | None:
     """The convolution that runs here, if only here, and whose weights and bias are both trained."""
     module = _module(traced, node)
-    return module if isinstance(module, StackedConv2d) and module.own and _runs(traced, node) == 1 else None
+    return (
+        module
+        if isinstance(module, StackedConv2d) and module.own and _runs(traced, node) == 1
+        else None
+    )
 
 
 def _convolves(traced: fx.GraphModule) -> bool:
-    """Whether convolutions alone read the inputs, of which they take any order, and none passes the order on, as frozen
-    and grouped ones may: a `view` after it would fail."""
+    """Whether convolutions alone read the inputs, of which they take any order, and none passes the
+    order on, as frozen and grouped ones may: a `view` after it would fail."""
     inputs = [node for node in traced.graph.nodes if node.op == "placeholder"]
     readers = [_module(traced, user) for node in inputs for user in node.users]
-    return all(isinstance(each, StackedConv2d) and each.own and each.shape.groups == 1 for each in readers)
+    return all(
+        isinstance(each, StackedConv2d) and each.own and each.shape.groups == 1 for each in readers
+    )
 
 
 def _dropout(traced: fx.GraphModule, node: fx.Node) -> StackedDropout | None:
@@ -217,20 +245,28 @@ def _dropout(traced: fx.GraphModule, node: fx.Node) -> StackedDropout | None:
 
 
 def _take_bias(traced: fx.GraphModule, node: fx.Node, frame: Frame) -> int | None:
-    """Make this node responsible for the bias gradient of the convolution before it, if nothing else reads its output.
+    """Make this node responsible for the bias gradient of the convolution before it, if nothing
+    else reads its output.
 
     Returns the number of that bias, or None.
     """
     (source,) = node.all_input_nodes
     conv = _module(traced, source)
-    if not isinstance(conv, StackedConv2d) or conv.relu or not _once(traced, source) or conv.bias in frame.shared:
+    if (
+        not isinstance(conv, StackedConv2d)
+        or conv.relu
+        or not _once(traced, source)
+        or conv.bias in frame.shared
+    ):
         return None
     conv.leaves_bias = True
     return conv.bias
 
 
 def _activation(traced: fx.GraphModule, node: fx.Node) -> str:
-    """The name in torch.nn.functional of an activation that can be fused; empty if it is something else."""
+    """The name in torch.nn.functional of an activation that can be fused; empty if it is something
+    else.
+    """
     module = _module(traced, node)
     if isinstance(module, nn.GELU) and module.approximate != "none":
         return ""
@@ -265,7 +301,13 @@ def _flat(traced: fx.GraphModule, node: fx.Node) -> bool:
     module = _module(traced, user)
     if isinstance(module, StackedDropout):
         return _flat(traced, user)
-    return isinstance(module, nn.Flatten) or user.target in (torch.flatten, torch.reshape, "flatten", "reshape", "view")
+    return isinstance(module, nn.Flatten) or user.target in (
+        torch.flatten,
+        torch.reshape,
+        "flatten",
+        "reshape",
+        "view",
+    )
 
 
 def _halves(pool: nn.Module | None) -> bool:
@@ -274,7 +316,9 @@ def _halves(pool: nn.Module | None) -> bool:
         return False
     sides = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
     plain = not pool.ceil_mode and not pool.return_indices
-    return plain and all(side in (want, (want, want)) for side, want in zip(sides, (2, 2, 0, 1), strict=True))
+    return plain and all(
+        side in (want, (want, want)) for side, want in zip(sides, (2, 2, 0, 1), strict=True)
+    )
 
 
 def _uses(traced: fx.GraphModule, places: dict[int, int]) -> dict[int, int]:
@@ -282,7 +326,11 @@ def _uses(traced: fx.GraphModule, places: dict[int, int]) -> dict[int, int]:
     uses: Counter[int] = Counter(dict.fromkeys(places.values(), 0))
     for node in traced.graph.nodes:
         if node.op == "call_module":
-            uses.update(places[id(p)] for p in traced.get_submodule(node.target).parameters() if id(p) in places)
+            uses.update(
+                places[id(p)]
+                for p in traced.get_submodule(node.target).parameters()
+                if id(p) in places
+            )
     return dict(uses)
 
 
@@ -291,21 +339,31 @@ class Mapped:
 
     def __init__(self, model: nn.Module, reason: str, device: torch.device) -> None:
         if _dropouts(model):
-            raise Unstackable(f"{reason}, and vmap has no dropout whose masks depend on the client alone")
+            raise Unstackable(
+                f"{reason}, and vmap has no dropout whose masks depend on the client alone"
+            )
         self.model = copy.deepcopy(model).to(device).train()
         self.names = list(trained(model))
         self.frame = Frame(RowLayout.of(layout_of(model)), {})
         self.why, self.drops = f"stacked by vmap: {reason}", False
         for module in self.model.modules():
-            if isinstance(module, nn.GroupNorm):  # vmap does not support channels-last, which convolutions may use
-                module.register_forward_pre_hook(lambda _, arguments: (arguments[0].contiguous(), *arguments[1:]))
+            if isinstance(
+                module, nn.GroupNorm
+            ):  # vmap does not support channels-last, which convolutions may use
+                module.register_forward_pre_hook(
+                    lambda _, arguments: (arguments[0].contiguous(), *arguments[1:])
+                )
         self._heard: list[Tensor] = []
         if any(isinstance(module, nn.Linear) for module in self.model.modules()):
-            last_linear(self.model).register_forward_pre_hook(lambda _, arguments: self._heard.append(arguments[0]))
+            last_linear(self.model).register_forward_pre_hook(
+                lambda _, arguments: self._heard.append(arguments[0])
+            )
 
     def __call__(self, inputs: Tree) -> Tensor:
         frame = self.frame
-        weights = {name: frame.leaf(index).to(frame.compute) for index, name in enumerate(self.names)}
+        weights = {
+            name: frame.leaf(index).to(frame.compute) for index, name in enumerate(self.names)
+        }
         split = tree_map(lambda each: each.unflatten(0, (frame.clients, -1)), inputs)
         outputs, features = vmap(self._one)(weights, split)
         frame.features = features.flatten(0, 1) if features is not None else None

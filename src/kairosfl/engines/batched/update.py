@@ -2,7 +2,8 @@
 
     g = scale · clip(∇L) + pull · (w − start) + push,    then sgd or adamw as in `client.optimizers`
 
-for the clients that are live; the others keep what they have. With `clip_after`, all of g is clipped instead of ∇L.
+for the clients that are live; the others keep what they have. With `clip_after`, all of g is
+clipped instead of ∇L.
 """
 
 from __future__ import annotations
@@ -24,15 +25,22 @@ def square_norms(g: Tensor) -> Tensor:
 
 
 class Optimiser:
-    """One step of all clients. Linear layers may step in their backward pass, by `linear`; `finish` does the rest.
+    """One step of all clients. Linear layers may step in their backward pass, by `linear`; `finish`
+    does the rest.
 
-    Where gradients are clipped, large linear layers are held: their step waits for the length of the whole gradient.
+    Where gradients are clipped, large linear layers are held: their step waits for the length of
+    the whole gradient.
     """
 
     def __init__(self, state: State, kind: Kind, live: Tensor, dot: str) -> None:
         a = kind.width
         self.state, self.kind, self.live, self.dot = state, kind, live, dot
-        self.w, self.v, self.g, self.reals = state.w[:a], state.v[:a], state.g[:a], state.reals[:, :a]
+        self.w, self.v, self.g, self.reals = (
+            state.w[:a],
+            state.v[:a],
+            state.g[:a],
+            state.reals[:, :a],
+        )
         self.anchor = state.extra["anchor"][:a] if kind.pull else None
         self.push = state.extra["push"][:a] if kind.push else None
         self._done: set[int] = set()
@@ -40,11 +48,16 @@ class Optimiser:
         self._kernels: Any = None if kind.adamw else kernels("update", state.w)
         if self._kernels is not None:
             self._alive = live.view(torch.int8)
-            # The strips of linear layers, then the pieces of the rest: a layer that steps itself may split one in two.
+            # The strips of linear layers, then the pieces of the rest: a layer that steps itself
+            # may split one in two.
             pieces = len(state.blocks(frozenset(), self._kernels)) + len(state.layout.places)
-            self._partials = torch.zeros(a, state.strips[-1] + pieces, dtype=torch.float32, device=state.device)
+            self._partials = torch.zeros(
+                a, state.strips[-1] + pieces, dtype=torch.float32, device=state.device
+            )
 
-    def linear(self, x: Tensor, dy: Tensor, weight: int, inward: bool) -> tuple[bool, Tensor | None]:
+    def linear(
+        self, x: Tensor, dy: Tensor, weight: int, inward: bool
+    ) -> tuple[bool, Tensor | None]:
         """Whether the layer's weights have stepped, or will, and if so the gradient of its input."""
         module: Any = kernels("linear", self.w)
         if module is None or self._kernels is None or x.shape[1] > module.MOST:
@@ -60,7 +73,9 @@ class Optimiser:
         self._partials[:, self.state.strips[weight]] = module.squares(x, dy) * self.live
         return True, torch.bmm(dy, w.to(dy.dtype)) if inward else None
 
-    def _step(self, x: Tensor, dy: Tensor, weight: int, factor: Tensor, inward: bool) -> Tensor | None:
+    def _step(
+        self, x: Tensor, dy: Tensor, weight: int, factor: Tensor, inward: bool
+    ) -> Tensor | None:
         """A linear layer's step, and the gradient of its input."""
         module: Any = kernels("linear", self.w)
         dx: Tensor | None = module.backward(
@@ -83,13 +98,19 @@ class Optimiser:
         return dx
 
     def finish(self) -> Tensor:
-        """Step whatever has not stepped; returns ‖∇L‖² of every client, clipped as trained, in pieces `[a, pieces]`."""
+        """Step whatever has not stepped; returns ‖∇L‖² of every client, clipped as trained, in
+        pieces `[a, pieces]`.
+        """
         factor = self.reals[Real.scale]
         if self._kernels is None or self.kind.clip:
             squares = self._squares()
             if self.kind.clip:
                 late = self.state.wholes[Whole.LATE, : self.kind.width] > 0
-                shrink = torch.where(late, 1.0, self._shrink(squares)) if self.kind.late else self._shrink(squares)
+                shrink = (
+                    torch.where(late, 1.0, self._shrink(squares))
+                    if self.kind.late
+                    else self._shrink(squares)
+                )
                 squares, factor = squares * shrink.square(), factor * shrink
                 if self.kind.late:
                     self._correct(factor)
@@ -122,16 +143,21 @@ class Optimiser:
         if not self._held:
             return square_norms(self.g)
         pieces = self.state.blocks(frozenset(self._done), self._kernels)
-        self._kernels.squares(self.g, self._alive, pieces, self._partials[:, self.state.strips[-1] :])
+        self._kernels.squares(
+            self.g, self._alive, pieces, self._partials[:, self.state.strips[-1] :]
+        )
         return self._partials.sum(1)
 
     def _shrink(self, squares: Tensor) -> Tensor:
         """The factor that clips a gradient of this squared norm."""
-        # NaN times the zeros between the tensors of a row would stay there for the next client in this slot.
+        # NaN times the zeros between the tensors of a row would stay there for the next client in
+        # this slot.
         return (self.reals[Real.clip] / (squares.sqrt() + 1e-6)).clamp(max=1.0).nan_to_num(nan=1.0)
 
     def _correct(self, factor: Tensor) -> None:
-        """Scale, pull and push the gradients now, so that their norm can be taken; the step then leaves it out."""
+        """Scale, pull and push the gradients now, so that their norm can be taken; the step then
+        leaves it out.
+        """
         self.g.mul_(factor[:, None])
         if self.anchor is not None:
             self.g.addcmul_(self.w - self.anchor, self.reals[Real.pull][:, None])
@@ -142,7 +168,9 @@ class Optimiser:
     def _plain(self, factor: Tensor) -> None:
         w, v, g, reals, on = self.w, self.v, self.g, self.reals, self.live.to(self.w.dtype)
         kind = self.kind
-        if not (kind.decay or kind.pull or kind.push or kind.momentum or kind.adamw):  # all of it in one pass
+        if not (
+            kind.decay or kind.pull or kind.push or kind.momentum or kind.adamw
+        ):  # all of it in one pass
             w.addcmul_(g, (reals[Real.lr] * factor * -on)[:, None])
             return
         g.mul_((factor * on)[:, None])

@@ -1,4 +1,6 @@
-"""Trust: every report is checked against its brief before it is used; a rejected one gets a one-line reason."""
+"""Trust: every report is checked against its brief before it is used; a rejected one gets a
+one-line reason.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,26 @@ class Trust:
 
     max_norm: float = 1e4  # an update with a larger norm is rejected
     clip_norm: float = math.inf  # an update with a larger norm is scaled down to it
-    max_samples: int = 10_000_000  # a client that claims more samples is rejected: they determine its weight
+    max_samples: int = (
+        10_000_000  # a client that claims more samples is rejected: they determine its weight
+    )
     max_loss: float = 1e6  # a loss or score beyond this, positive or negative, is rejected
-    min_loss: float = 0.0  # a smaller loss or score is rejected; -inf: for a loss that may be negative
-    samples: tuple[int, ...] = ()  # how many samples each client enrolled with; one that claims more is rejected
+    min_loss: float = (
+        0.0  # a smaller loss or score is rejected; -inf: for a loss that may be negative
+    )
+    samples: tuple[
+        int, ...
+    ] = ()  # how many samples each client enrolled with; one that claims more is rejected
 
     def __post_init__(self) -> None:
         if math.isnan(self.min_loss):
-            raise UserError("deploy.min_loss = nan must be a number; use -inf for a loss that may be negative.")
+            raise UserError(
+                "deploy.min_loss = nan must be a number; use -inf for a loss that may be negative."
+            )
         if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in self.samples):
-            raise UserError(f"deploy.samples = {list(self.samples)} must be numbers of samples, each 1 or more.")
+            raise UserError(
+                f"deploy.samples = {list(self.samples)} must be numbers of samples, each 1 or more."
+            )
         for name in ("max_norm", "clip_norm", "max_samples", "max_loss"):
             if not getattr(self, name) > 0:
                 raise UserError(f"deploy.{name} = {getattr(self, name)} must be above 0.")
@@ -75,7 +87,9 @@ def _numbers(report: Report, trust: Trust) -> str | None:
         value = None if not entry.travels or entry.shape != "each" else getattr(report, entry.row)
         limit = getattr(trust, entry.limit) if entry.limit else math.inf
         if value is not None and entry.name != "ids" and entry.wrong(value, limit):
-            return entry.fault(value) + (f" (deploy.{entry.limit} = {limit})" if entry.limit else "")
+            return entry.fault(value) + (
+                f" (deploy.{entry.limit} = {limit})" if entry.limit else ""
+            )
         if value is not None and entry.limit == "max_loss" and value < trust.min_loss:
             return entry.fault(value) + f" (deploy.min_loss = {trust.min_loss:g})"
     return None
@@ -89,7 +103,9 @@ def _enrolled(report: Report, trust: Trust) -> str | None:
 
 
 def _work(report: Report, brief: Brief) -> str | None:
-    """Steps and epochs are what the brief orders for that many samples, or fewer if it may stop early."""
+    """Steps and epochs are what the brief orders for that many samples, or fewer if it may stop
+    early.
+    """
     per_epoch = int(epoch_of(report.n, brief.batch_size, drop_last=brief.drop_last).steps)
     most = per_epoch * brief.epochs
     if brief.stop_below is None and report.steps != most:

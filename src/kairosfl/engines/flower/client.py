@@ -29,7 +29,8 @@ from kairosfl.tasks.task import Task
 MakeTask = Callable[[int | None], Task]
 GRACE = 30.0  # seconds between the exception and killing the process
 GIVEN_UP = 70  # exit status of a process that exceeded the time limit of its brief
-SEEDED = "KAIROSFL_SEEDED_NOISE"  # 1: local noise as a simulation draws it, which protects nobody; for rehearsals
+# 1: local noise as a simulation draws it, which protects nobody; for rehearsals
+SEEDED = "KAIROSFL_SEEDED_NOISE"
 
 
 class _Own(Population):
@@ -40,10 +41,14 @@ class _Own(Population):
 
 
 def own(task: Task) -> Task:
-    """A task with the data of one client accepts any client id; a task with the data of all is unchanged."""
+    """A task with the data of one client accepts any client id; a task with the data of all is
+    unchanged.
+    """
     if len(task.clients) > 1:
         return task
-    return replace(task, clients=_Own(np.asarray(task.clients.order), np.asarray(task.clients.offsets)))
+    return replace(
+        task, clients=_Own(np.asarray(task.clients.order), np.asarray(task.clients.offsets))
+    )
 
 
 def client_app(
@@ -57,8 +62,9 @@ def client_app(
 ) -> ClientApp:
     """A ClientApp for the task that `make(client)` returns: the model, and the data of that client.
 
-    The node config gives the ids of the clients that a node serves: `clients="0-3"`. `update_clip` and `update_noise`
-    are what this device insists on: a brief that asks for a longer update or less noise is refused.
+    The node config gives the ids of the clients that a node serves: `clients="0-3"`. `update_clip`
+    and `update_noise` are what this device insists on: a brief that asks for a longer update or
+    less noise is refused.
     """
 
     make = for_client(make)
@@ -81,7 +87,8 @@ def client_app(
             )
         if reason := difference(asked_hashes(message.content), task):
             raise UserError(reason)
-        # Of this message alone: a secret that is kept would give two updates of one round the same noise.
+        # Of this message alone: a secret that is kept would give two updates of one round the same
+        # noise.
         secret = b"" if os.environ.get(SEEDED) == "1" else os.urandom(64)
         report = Trainer(task, torch.device(device), secret).follow(brief)
         return Message(report_record(report, brief.round, packing), reply_to=message)
@@ -109,14 +116,20 @@ def _insist(brief: Brief, clip: float, noise: float) -> None:
 def _served(context: Context) -> list[int]:
     clients = context.node_config.get("clients")
     if clients is None:
-        raise UserError("""this node serves no client; start it with --node-config 'clients="7"'.""")
+        raise UserError(
+            """this node serves no client; start it with --node-config 'clients="7"'."""
+        )
     return parse_ids(str(clients))
 
 
-def in_time(message: Message, context: Context, follow: Callable[[Message, Context], Message]) -> Message:
-    """Give up once the server no longer waits for the answer: a client that hangs would block its node forever.
+def in_time(
+    message: Message, context: Context, follow: Callable[[Message, Context], Message]
+) -> Message:
+    """Give up once the server no longer waits for the answer: a client that hangs would block its
+    node forever.
 
-    First raise an exception, which frees the node at once; a process that does not react to it is killed.
+    First raise an exception, which frees the node at once; a process that does not react to it is
+    killed.
     """
     seconds = message.metadata.ttl
     end = threading.Timer(seconds + GRACE, os._exit, (GIVEN_UP,))

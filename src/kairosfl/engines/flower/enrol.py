@@ -1,4 +1,6 @@
-"""What a node's task must have in common with the server's, by hash; a node is asked in its first brief."""
+"""What a node's task must have in common with the server's, by hash; a node is asked in its first
+brief.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,12 @@ SHOWN = 12  # digits of a hash in a message
 
 
 def task_hash(task: Task) -> str:
-    """A digest of what a vector means: layers, trained tensors, loss and kind of data; not of weights or samples."""
-    tensors = [(name, list(each.shape), str(each.dtype)) for name, each in trained(task.model).items()]
+    """A digest of what a vector means: layers, trained tensors, loss and kind of data; not of
+    weights or samples.
+    """
+    tensors = [
+        (name, list(each.shape), str(each.dtype)) for name, each in trained(task.model).items()
+    ]
     layers = [(name, type(each).__name__) for name, each in task.model.named_modules()]
     loss = getattr(task.loss, "__qualname__", type(task.loss).__name__)
     form = json.dumps([layers, tensors, loss, task.dataset.kind])

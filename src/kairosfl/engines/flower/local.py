@@ -1,4 +1,6 @@
-"""A local federation: SuperLink and SuperNodes as processes on this machine, with TLS and node authentication."""
+"""A local federation: SuperLink and SuperNodes as processes on this machine, with TLS and node
+authentication.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +27,35 @@ ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "MALLOC_ARENA_MAX": "2",  # otherwise glibc holds on to the memory of large messages in many arenas
+    # otherwise glibc holds on to the memory of large messages in many arenas
+    "MALLOC_ARENA_MAX": "2",
     "MALLOC_MMAP_THRESHOLD_": "65536",
 }
 
 
 class LocalFederation:
-    """Everything is in one folder: `certs`, `logs`, Flower's `home`, and the SuperLink's `state.db`."""
+    """Everything is in one folder: `certs`, `logs`, Flower's `home`, and the SuperLink's
+    `state.db`.
+    """
 
     node = (sys.executable, "-P", "-m", "kairosfl.engines.flower.node")  # the program of every node
 
-    def __init__(self, folder: Path, nodes: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, nodes: Sequence[str], *, environment: Mapping[str, str] | None = None
+    ) -> None:
         """`nodes` has one entry per node: the ids of the clients that it serves, such as `0-3`."""
         self.folder, self.nodes = folder.absolute(), list(nodes)
         self.port = free_port()
         here = str(Path(sys.executable).parent)  # Flower starts its commands by name
         path = os.pathsep.join([here, os.environ.get("PATH", "")])
         home = str(self.folder / "home")
-        self.environment = {**os.environ, **ENVIRONMENT, **(environment or {}), "PATH": path, "FLWR_HOME": home}
+        self.environment = {
+            **os.environ,
+            **ENVIRONMENT,
+            **(environment or {}),
+            "PATH": path,
+            "FLWR_HOME": home,
+        }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.keys: dict[str, bytes] = {}  # node → its public key
 
@@ -75,8 +88,20 @@ class LocalFederation:
 
     def start_superlink(self) -> None:
         """Start it, or restart it with its previous state, and wait until it answers."""
-        arguments = ["--host", HOST, "--port", str(self.port), "--database", str(self.folder / "state.db")]
-        arguments += ["--ssl-ca-certfile", str(self.certs / "ca.crt"), "--ssl-certfile", str(self.certs / "server.pem")]
+        arguments = [
+            "--host",
+            HOST,
+            "--port",
+            str(self.port),
+            "--database",
+            str(self.folder / "state.db"),
+        ]
+        arguments += [
+            "--ssl-ca-certfile",
+            str(self.certs / "ca.crt"),
+            "--ssl-certfile",
+            str(self.certs / "server.pem"),
+        ]
         arguments += ["--ssl-keyfile", str(self.certs / "server.key"), "--enable-supernode-auth"]
         self.start("superlink", "flower-superlink", *arguments)
         self.wait_for("superlink", lambda: _open(self.port))
@@ -103,15 +128,29 @@ class LocalFederation:
         """Register a node's key with the SuperLink."""
         public = str(self.certs / f"{node}.pub")
         done = subprocess.run(
-            ["flwr", "supernode", "register", public, NAME, "--name", node], env=self.environment, capture_output=True
+            ["flwr", "supernode", "register", public, NAME, "--name", node],
+            env=self.environment,
+            capture_output=True,
         )
         if done.returncode:
-            raise UserError(f"The SuperLink rejected the key of {node}: {done.stderr.decode().strip()[-200:]}")
+            raise UserError(
+                f"The SuperLink rejected the key of {node}: {done.stderr.decode().strip()[-200:]}"
+            )
 
     def start_node(self, node: str, clients: str, *more: str) -> None:
         """Start a node that serves these clients and authenticates with its key."""
-        arguments = ["--superlink", f"{HOST}:{self.port}", "--root-certificates", str(self.certs / "ca.crt")]
-        arguments += ["--auth-supernode-private-key", str(self.certs / node), "--port", str(free_port())]
+        arguments = [
+            "--superlink",
+            f"{HOST}:{self.port}",
+            "--root-certificates",
+            str(self.certs / "ca.crt"),
+        ]
+        arguments += [
+            "--auth-supernode-private-key",
+            str(self.certs / node),
+            "--port",
+            str(free_port()),
+        ]
         self.start(node, *self.node, *arguments, "--node-config", f'clients="{clients}"', *more)
 
     def submit(self, app: Path, run: Path, out: Path) -> subprocess.Popen[bytes]:
@@ -155,7 +194,9 @@ class LocalFederation:
         process.wait()
 
     def close(self) -> None:
-        """Stop everything, nodes first, then leftovers: a server in the middle of a run outlives its SuperLink."""
+        """Stop everything, nodes first, then leftovers: a server in the middle of a run outlives
+        its SuperLink.
+        """
         for name in sorted(self.processes, key=lambda name: name == "superlink"):
             self.kill(name, signal.SIGTERM)
         for process in self.find("flwr-"):
@@ -163,10 +204,14 @@ class LocalFederation:
                 os.kill(process, signal.SIGKILL)
 
     def find(self, name: str) -> list[int]:
-        """Running processes of this federation with `name` in their name or command line, Flower's own included."""
+        """Running processes of this federation with `name` in their name or command line, Flower's
+        own included.
+        """
         found, home = [], f"FLWR_HOME={self.environment['FLWR_HOME']}\0".encode()
         for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it has exited meanwhile, or belongs to another user
+            with contextlib.suppress(
+                OSError
+            ):  # it has exited meanwhile, or belongs to another user
                 called = (entry / "comm").read_bytes() + (entry / "cmdline").read_bytes()
                 if name.encode() in called and home in (entry / "environ").read_bytes():
                     found.append(int(entry.name))

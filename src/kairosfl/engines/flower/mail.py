@@ -238,7 +238,9 @@ class Mailbox:
         """The SuperLink may delete what it has of this answer."""
         grid = cast(HttpGrid, self._grid)
         run = grid.run.run_id
-        request = ConfirmMessageReceivedRequest(node=grid.node, run_id=run, message_object_id=answer.root)
+        request = ConfirmMessageReceivedRequest(
+            node=grid.node, run_id=run, message_object_id=answer.root
+        )
         self._client.ConfirmMessageReceived(request)
 
     def _refuse(self, answer: Arriving) -> None:

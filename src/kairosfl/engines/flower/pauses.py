@@ -1,25 +1,32 @@
-"""When to look for something that a look cannot wait for, but that comes again and again, such as the next round."""
+"""When to look for something that a look cannot wait for, but that comes again and again, such as
+the next round.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 
-AGAIN = 0.1  # seconds until Flower looks again for a part of a message that is still being sent, at first
-SOONER = 0.8  # of the time until the first look, after it turned out that what was looked for was already there
+# seconds until Flower looks again for a part of a message that is still being sent, at first
+AGAIN = 0.1
+# of the time until the first look, after it turned out that what was looked for was already there
+SOONER = 0.8
 WAITS = 4  # the last ones, of which the shortest counts
 
 
 class Guess:
-    """Nobody looks before the shortest of the last waits is over; then looks are frequent, and less and less so.
+    """Nobody looks before the shortest of the last waits is over; then looks are frequent, and less
+    and less so.
 
-    The shortest, since waits depend on one another: a node that is late makes the others wait. A wait counts as long as
-    its last look in vain. If there was none, it was shorter than the time until the first look, nobody knows by how
-    much, so that the next one is sooner.
+    The shortest, since waits depend on one another: a node that is late makes the others wait. A
+    wait counts as long as its last look in vain. If there was none, it was shorter than the time
+    until the first look, nobody knows by how much, so that the next one is sooner.
     """
 
     def __init__(self, first: float, growth: float) -> None:
-        """`first` is the shortest pause between two looks in seconds, and each is `growth` times the last."""
+        """`first` is the shortest pause between two looks in seconds, and each is `growth` times
+        the last.
+        """
         self.first, self.growth = first, growth
         self._waits: deque[float] = deque(maxlen=WAITS)
         self._began = self._vain = self._until = 0.0

@@ -1,9 +1,10 @@
 """The resident worker of a node: it has imported torch, and forks a process for every message.
 
-It takes the place of `flower-superexec` and is that program, except that a client's app starts as a fork instead of as
-a new Python. The fork then does what `flwr-clientapp` does. So every message still has its own process, which loads
-the app that the message names, keeps nothing for the next one, and may hang or die alone; the worker itself never
-imports an app. It computes nothing, so a fork has neither threads of torch nor a GPU to inherit.
+It takes the place of `flower-superexec` and is that program, except that a client's app starts as a
+fork instead of as a new Python. The fork then does what `flwr-clientapp` does. So every message
+still has its own process, which loads the app that the message names, keeps nothing for the next
+one, and may hang or die alone; the worker itself never imports an app. It computes nothing, so a
+fork has neither threads of torch nor a GPU to inherit.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 from kairosfl.engines.flower.node import WAKE, Woken
 
-PRELOAD = "KAIROSFL_PRELOAD"  # modules that the operator wants to be imported in advance, such as torchvision
+# modules that the operator wants to be imported in advance, such as torchvision
+PRELOAD = "KAIROSFL_PRELOAD"
 NAME = "flwr-clientapp"
 OFTEN = 1.0  # seconds between two looks at the installed packages
 
@@ -54,7 +56,9 @@ class Forks(SubprocessExecutor):
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        """Between two tasks: exit, to be started again, if a package was upgraded: the modules here are old."""
+        """Between two tasks: exit, to be started again, if a package was upgraded: the modules here
+        are old.
+        """
         if active_children() or time.monotonic() < self._next:  # also reaps what has exited
             return
         self._next = time.monotonic() + OFTEN
@@ -68,7 +72,9 @@ class Forks(SubprocessExecutor):
 
 
 def installed() -> frozenset[tuple[str, int, int]]:
-    """What identifies the code that a fork starts with: Kairos file by file, and the versions of torch and Flower."""
+    """What identifies the code that a fork starts with: Kairos file by file, and the versions of
+    torch and Flower.
+    """
     files = list(Path(__file__).parents[2].rglob("*.py"))
     files += [Path(torch.__file__).with_name("version.py"), Path(flwr.__file__)]
     found = set()
@@ -95,7 +101,9 @@ def _serve(spec: ExecutionSpec, wake: int | None) -> None:
         runtime_api_address=spec.runtime_api_address,
         token=spec.token,
         insecure=spec.insecure,
-        certificates=validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure),
+        certificates=validate_and_resolve_root_certificates(
+            spec.root_certificates_path, spec.insecure
+        ),
         parent_pid=spec.parent_pid,
         runtime_dependency_install=spec.runtime_dependency_install,
     )
@@ -103,7 +111,10 @@ def _serve(spec: ExecutionSpec, wake: int | None) -> None:
 
 def main() -> None:
     """Run with the arguments of `flower-superexec`."""
-    for name in ("kairosfl.engines.flower.client", *filter(None, os.environ.get(PRELOAD, "").split(","))):
+    for name in (
+        "kairosfl.engines.flower.client",
+        *filter(None, os.environ.get(PRELOAD, "").split(",")),
+    ):
         importlib.import_module(name)
     gc.freeze()  # the collector of a fork would copy every page that it looks at
     wake = int(os.environ.pop(WAKE))

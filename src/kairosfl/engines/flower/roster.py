@@ -1,8 +1,8 @@
 """The roster: which node serves which client, bound to the node's key.
 
-Node ids are assigned by Flower and may change; client ids never change. A client id belongs to the key that the
-operator wrote to `roster.json`, or else to the first key that claimed it: a node with an unknown key is asked which
-clients it serves.
+Node ids are assigned by Flower and may change; client ids never change. A client id belongs to the
+key that the operator wrote to `roster.json`, or else to the first key that claimed it: a node with
+an unknown key is asked which clients it serves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from kairosfl.engines.flower.mail import Mailbox, push, with_retries
 from kairosfl.engines.flower.wire import INTRODUCTION, NUMBERS
 from kairosfl.errors import UserError, first_line
 
-PATIENCE = 120.0  # seconds after which a node that has not said which clients it serves is asked again
+PATIENCE = (
+    120.0  # seconds after which a node that has not said which clients it serves is asked again
+)
 HOLD = 60.0  # seconds for which the first question to a key may hold up a round
 PAUSE = 2.0  # seconds between two polls of the nodes that are online
 MOST_IDS = 10_000  # the most clients that one node may claim
@@ -39,13 +41,17 @@ def parse_ids(text: str) -> list[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise UserError(f"clients = {text!r} cannot be parsed; write client ids like '7' or '0-3,7'.")
+            raise UserError(
+                f"clients = {text!r} cannot be parsed; write client ids like '7' or '0-3,7'."
+            )
         ids += range(int(first), int(last or first) + 1)
     return ids
 
 
 class Roster:
-    """Clients by id. The bindings are saved to `path`, if given, and survive a restart of the server."""
+    """Clients by id. The bindings are saved to `path`, if given, and survive a restart of the
+    server.
+    """
 
     def __init__(self, clients: int, path: Path | None = None) -> None:
         self.clients, self.path = clients, path
@@ -61,9 +67,13 @@ class Roster:
         for client in sorted(set(ids)):
             owner = self.keys.get(client, mark)
             if not 0 <= client < self.clients:
-                lines.append(f"node {node} (key {mark}) claims client {client}, which does not exist: rejected")
+                lines.append(
+                    f"node {node} (key {mark}) claims client {client}, which does not exist: rejected"
+                )
             elif owner != mark:
-                lines.append(f"node {node} (key {mark}) claims client {client} of key {owner}: rejected")
+                lines.append(
+                    f"node {node} (key {mark}) claims client {client} of key {owner}: rejected"
+                )
             else:
                 bound |= client not in self.keys
                 self.keys[client] = mark
@@ -77,7 +87,9 @@ class Roster:
     def recognise(self, node: int, key: bytes) -> list[str]:
         """A node with a known key serves the clients of that key."""
         mark = fingerprint(key)
-        return self.claim(node, key, [client for client, owner in self.keys.items() if owner == mark])
+        return self.claim(
+            node, key, [client for client, owner in self.keys.items() if owner == mark]
+        )
 
     def forget(self, nodes: Iterable[int]) -> list[str]:
         """These nodes are offline; their clients stay bound to their keys."""
@@ -94,22 +106,29 @@ def read(path: Path) -> dict[int, str]:
         keys = {int(client): key for client, key in found}
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         # Without it, the ids would be anybody's.
-        raise UserError(f"{path} cannot be read: {first_line(error)}; restore it from a backup.") from None
+        raise UserError(
+            f"{path} cannot be read: {first_line(error)}; restore it from a backup."
+        ) from None
     wrong = next((client for client, key in keys.items() if not isinstance(key, str)), None)
     if wrong is not None:
-        raise UserError(f"{path}: client {wrong} has the key {keys[wrong]!r}; write the fingerprint as text.")
+        raise UserError(
+            f"{path}: client {wrong} has the key {keys[wrong]!r}; write the fingerprint as text."
+        )
     return keys
 
 
 def save(path: Path, keys: dict[int, str]) -> None:
     """Save the bindings of clients to keys."""
     temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(json.dumps({str(client): keys[client] for client in sorted(keys)}, indent=1) + "\n")
+    temporary.write_text(
+        json.dumps({str(client): keys[client] for client in sorted(keys)}, indent=1) + "\n"
+    )
     os.replace(temporary, path)
 
 
 class NodeRegistry:
-    """Keeps the roster current: recognises new nodes or asks whom they serve, drops those that leave.
+    """Keeps the roster current: recognises new nodes or asks whom they serve, drops those that
+    leave.
 
     A round polls in one thread and assigns in another.
     """

@@ -1,7 +1,9 @@
-"""Engine `flower`: sends briefs to the nodes and checks their reports, with a deadline and a quorum.
+"""Engine `flower`: sends briefs to the nodes and checks their reports, with a deadline and a
+quorum.
 
-It pushes and pulls messages itself because Flower's own loop sleeps three seconds at a time. Every brief has exactly
-one outcome: a report, or a one-line reason why there is none. A round ends at its deadline whatever a node does.
+It pushes and pulls messages itself because Flower's own loop sleeps three seconds at a time. Every
+brief has exactly one outcome: a report, or a one-line reason why there is none. A round ends at its
+deadline whatever a node does.
 """
 
 from __future__ import annotations
@@ -29,7 +31,14 @@ from kairosfl.engines.flower.pauses import Guess
 from kairosfl.engines.flower.roster import NodeRegistry, Roster, claimed_ids
 from kairosfl.engines.flower.status import Board
 from kairosfl.engines.flower.updates import Updates
-from kairosfl.engines.flower.wire import SMALL, Malformed, Packing, brief_record, read_report, report_limit
+from kairosfl.engines.flower.wire import (
+    SMALL,
+    Malformed,
+    Packing,
+    brief_record,
+    read_report,
+    report_limit,
+)
 from kairosfl.errors import UserError
 from kairosfl.tasks.task import Task
 from kairosfl.tasks.vector import base, trained
@@ -43,8 +52,11 @@ class Settings:
 
     deadline: float = 600.0  # seconds that clients have once all briefs are sent
     quorum: float = 0.5  # fraction of the needed reports below which a round is discarded
-    over: float = 0.0  # fraction of the cohort asked in addition, to make up for clients that do not answer
-    cohort: int = 0  # of the run: where there are not enough clients to ask more, a round needs as many reports
+    over: float = (
+        0.0  # fraction of the cohort asked in addition, to make up for clients that do not answer
+    )
+    # of the run: where there are not enough clients to ask more, a round needs as many reports
+    cohort: int = 0
     wait: float = 300.0  # seconds to wait for a quorum of the cohort to be online
     on_disk: int = 256 << 20  # updates of at least this many bytes in total are kept on disk
     packing: Packing = field(default_factory=Packing)
@@ -64,7 +76,9 @@ class Settings:
         return min(clients, math.ceil(cohort * (1 + self.over) - 1e-9))
 
     def needed(self, asked: int, clients: int) -> int:
-        """The number of reports after which a round ends at once; `clients` is how many there are to ask."""
+        """The number of reports after which a round ends at once; `clients` is how many there are
+        to ask.
+        """
         enough = max(1, math.floor(asked / (1 + self.over) + 1e-9))
         return max(enough, min(self.cohort, asked)) if asked == clients else enough
 
@@ -82,7 +96,8 @@ class Flower(Evaluator):
         folder: Path | None = None,
         start: Tensor | None = None,
     ) -> None:
-        """`folder` stores the roster and, temporarily, large updates; `start` replaces the task's initial model.
+        """`folder` stores the roster and, temporarily, large updates; `start` replaces the task's
+        initial model.
 
         `task` is kept without the trained parameters of its model, which are part of the run.
         """
@@ -93,7 +108,9 @@ class Flower(Evaluator):
                 f"deploy.start has {len(self._start)} parameters, but the model has {task.layout.size}; "
                 "give a run of the same model."
             )
-        super().__init__(replace(task, model=hollow(task.model)), torch.device("cpu"), self._predict_with)
+        super().__init__(
+            replace(task, model=hollow(task.model)), torch.device("cpu"), self._predict_with
+        )
         self.roster = Roster(len(task.clients), folder / "roster.json" if folder else None)
         self._updates: Updates | None = None
         self._board, self._wanted = Board(folder), enrol.wanted(self.task)
@@ -158,12 +175,16 @@ class Flower(Evaluator):
             else:
                 failed[letter.client] = self._late("no answer")
         if len(good) < quorum:
-            failed |= dict.fromkeys(good, f"{len(good)} accepted reports do not reach the quorum of {quorum}")
+            failed |= dict.fromkeys(
+                good, f"{len(good)} accepted reports do not reach the quorum of {quorum}"
+            )
             good = {}
         self._board.end(self.roster.nodes)
         clients = sorted(good)
         delta = updates.rows([row[client] for client in clients])
-        return Reports.stack([good[client] for client in clients], delta, tuple(sorted(failed.items())))
+        return Reports.stack(
+            [good[client] for client in clients], delta, tuple(sorted(failed.items()))
+        )
 
     def _check(self, briefs: Briefs) -> None:
         """Refuse briefs that ask devices for what they cannot do yet."""
@@ -175,11 +196,15 @@ class Flower(Evaluator):
             )
 
     def _predict_with(self, vector: Tensor, inputs: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(self.task.model, dict(self.task.layout.views(vector)), (inputs,))
+        outputs: Tensor = functional_call(
+            self.task.model, dict(self.task.layout.views(vector)), (inputs,)
+        )
         return outputs
 
     def _gather(self, clients: list[int], wanted: int) -> None:
-        """Wait until `wanted` of these clients are online and no node is still being asked, at most `settings.wait`."""
+        """Wait until `wanted` of these clients are online and no node is still being asked, at most
+        `settings.wait`.
+        """
         until = time.monotonic() + self.settings.wait
         self._registry.poll()
         while time.monotonic() < until:
@@ -195,13 +220,19 @@ class Flower(Evaluator):
     def _push(self, orders: dict[int, Brief]) -> tuple[dict[str, Letter], dict[int, str]]:
         """The messages in flight by their id, and the reason for each client that got none."""
         in_flight: dict[str, Letter] = {}
-        serving = {client: self.roster.nodes[client] for client in orders if client in self.roster.nodes}
+        serving = {
+            client: self.roster.nodes[client] for client in orders if client in self.roster.nodes
+        }
         failed = {client: "no node serves it" for client in orders if client not in serving}
         packed: dict[int, list[Array]] = {}
-        small = all(orders[client].start.nbytes <= SMALL for client in serving)  # large ones are sent one by one
+        small = all(
+            orders[client].start.nbytes <= SMALL for client in serving
+        )  # large ones are sent one by one
         for clients in batched(serving, BATCH if small else 1):
             due = time.monotonic() + self.settings.deadline
-            messages = [self._message(orders[client], serving[client], packed) for client in clients]
+            messages = [
+                self._message(orders[client], serving[client], packed) for client in clients
+            ]
             for client, sent in zip(clients, push(self.grid, messages), strict=True):
                 if sent:
                     start = orders[client].start
@@ -244,5 +275,10 @@ def batched(clients: Iterable[int], size: int) -> Iterator[list[int]]:
 
 def hollow(model: nn.Module) -> nn.Module:
     """The model without its trained parameters; evaluation passes them in."""
-    shapes = {id(each): nn.Parameter(torch.empty_like(each, device="meta")) for each in trained(model).values()}
-    return copy.deepcopy(model, {**shapes, **{id(each): each for each in base(model).values()}}).eval()
+    shapes = {
+        id(each): nn.Parameter(torch.empty_like(each, device="meta"))
+        for each in trained(model).values()
+    }
+    return copy.deepcopy(
+        model, {**shapes, **{id(each): each for each in base(model).values()}}
+    ).eval()

@@ -1,4 +1,6 @@
-"""What a deployed run is doing: the server writes it to `status.json`, and `kairosfl deploy status` reads it."""
+"""What a deployed run is doing: the server writes it to `status.json`, and `kairosfl deploy status`
+reads it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ SHOWN = 5  # lines of the log, and clients without any event
 
 
 class Board:
-    """The round in progress, written to the run folder; a disk that is full does not stop the round."""
+    """The round in progress, written to the run folder; a disk that is full does not stop the
+    round.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._path, self._next = folder / FILE if folder else None, 0.0
@@ -33,13 +37,22 @@ class Board:
 
     def gather(self, round: int, clients: Iterable[int]) -> None:
         """The server waits for these clients to be online."""
-        self._round = {"round": round, "phase": "waiting for clients to be online", "asked": list(clients)}
+        self._round = {
+            "round": round,
+            "phase": "waiting for clients to be online",
+            "asked": list(clients),
+        }
         self._round |= {"began": time.time(), "reported": [], "failed": {}}
         self._write(now=False)
 
     def begin(self, needed: int, seconds: float, failed: Mapping[int, str]) -> None:
         """The briefs are sent; clients have this many seconds."""
-        self._round |= {"phase": "training", "needed": needed, "began": time.time(), "until": time.time() + seconds}
+        self._round |= {
+            "phase": "training",
+            "needed": needed,
+            "began": time.time(),
+            "until": time.time() + seconds,
+        }
         self._round["failed"] = {str(client): reason for client, reason in failed.items()}
         self._write()
 
@@ -62,8 +75,12 @@ class Board:
             return
         self._next = time.monotonic() + OFTEN
         temporary = self._path.with_name(f".{FILE}.part")
-        with contextlib.suppress(OSError):  # not flushed to disk: it matters only while the server lives
-            temporary.write_text(json.dumps({**self._round, "seen": self.seen, "written": time.time()}))
+        with contextlib.suppress(
+            OSError
+        ):  # not flushed to disk: it matters only while the server lives
+            temporary.write_text(
+                json.dumps({**self._round, "seen": self.seen, "written": time.time()})
+            )
             os.replace(temporary, self._path)
 
 
@@ -71,7 +88,11 @@ def status(path: Path) -> dict[str, Any]:
     """What the run in a folder is doing, from its files; the run need not be alive."""
     folder = Folder(path)
     config, rows, now = folder.config(), folder.rows(), read_json(path / FILE)
-    lines = (path / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines() if _log(path) else []
+    lines = (
+        (path / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+        if _log(path)
+        else []
+    )
     faults = [line for line in lines if not any(each in line for each in ROUTINE)]
     known = [int(client) for client in read_json(path / "roster.json") if client.isdecimal()]
     return {
@@ -94,7 +115,9 @@ def text(found: Mapping[str, Any], at: float | None = None) -> list[str]:
     rounds = f"{found['done']} of {counted(found['rounds'], 'round')}"
     lines = [f"{found['folder']}: {found['state']}, {rounds} ({found['algorithm']})"]
     if found["state"] == "stopped":
-        lines.append("No server is using the folder; `flwr run` starts it again from its last checkpoint.")
+        lines.append(
+            "No server is using the folder; `flwr run` starts it again from its last checkpoint."
+        )
     if last:
         score = last.get(found["metric"])
         measured = f"{found['metric']} {score:.4g}, " if isinstance(score, int | float) else ""

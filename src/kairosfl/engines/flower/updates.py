@@ -15,7 +15,9 @@ from torch import Tensor
 
 from kairosfl.core.fields import Briefs
 
-EAGER = 50  # Flower keeps each response, megabytes large, in a reference cycle; by default 20 of them would pile up
+# Flower keeps each response, megabytes large, in a reference cycle; by default 20 of them would
+# pile up
+EAGER = 50
 
 
 class Updates:
@@ -30,7 +32,9 @@ class Updates:
         if folder is None or size < on_disk:
             self._rows = torch.empty(shape, dtype=dtype)
             return
-        with tempfile.TemporaryFile(dir=folder) as file:  # unnamed, so that a crash leaves nothing behind
+        with tempfile.TemporaryFile(
+            dir=folder
+        ) as file:  # unnamed, so that a crash leaves nothing behind
             file.truncate(size)
             self._map = mmap.mmap(file.fileno(), size)
         gc.set_threshold(EAGER)
@@ -45,11 +49,15 @@ class Updates:
         if self._map is not None:
             self._map.madvise(mmap.MADV_DONTNEED)
             gc.collect()
-            with contextlib.suppress(AttributeError, OSError):  # glibc holds on to the memory of large messages
+            with contextlib.suppress(
+                AttributeError, OSError
+            ):  # glibc holds on to the memory of large messages
                 ctypes.CDLL(None).malloc_trim(0)
 
     def rows(self, filled: Sequence[int]) -> Tensor:
-        """These rows, in ascending order, as `[m, d]`; they are moved up in place, so that nothing is stored twice."""
+        """These rows, in ascending order, as `[m, d]`; they are moved up in place, so that nothing
+        is stored twice.
+        """
         for to, row in enumerate(filled):
             if to != row:
                 self._rows[to] = self._rows[row]

@@ -1,6 +1,8 @@
-"""Briefs and reports as Flower records: named numbers, and arrays of raw little-endian bytes. No pickles, no code.
+"""Briefs and reports as Flower records: named numbers, and arrays of raw little-endian bytes. No
+pickles, no code.
 
-Only the form of a client's message is validated here; `checks` decides whether a report is accepted.
+Only the form of a client's message is validated here; `checks` decides whether a report is
+accepted.
 """
 
 from __future__ import annotations
@@ -25,8 +27,15 @@ ENROL = (TASK, BASE)
 SLACK = 1 << 20  # bytes that an answer may have besides its vectors
 RAW = "kairosfl.raw"  # how the bytes of an array are to be read: as they are, little-endian
 PIECE = 5 << 20  # bytes; vectors travel in pieces, since Flower copies what it reads and writes
-SMALL = 256 << 10  # bytes; vectors up to this in total travel among the numbers, since every record is another request
-DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64, "int32": torch.int32}
+SMALL = (
+    256 << 10
+)  # bytes; vectors up to this in total travel among the numbers, since every record is another request
+DTYPES = {
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int32": torch.int32,
+}
 
 # What travels: every field of the list that the server does not compute itself.
 TOLD = tuple(entry for entry in fields(Briefs) if entry.travels)
@@ -40,7 +49,9 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True)
 class Packing:
-    """How updates are sent: in full, as float16, or only the `keep` fraction of entries largest in magnitude."""
+    """How updates are sent: in full, as float16, or only the `keep` fraction of entries largest in
+    magnitude.
+    """
 
     dtype: str = "float32"
     keep: float = 1.0
@@ -88,13 +99,21 @@ class Piece:
 
 
 def brief_record(
-    brief: Brief, packing: Packing, packed: dict[int, list[Array]], asked: Mapping[str, str] | None = None
+    brief: Brief,
+    packing: Packing,
+    packed: dict[int, list[Array]],
+    asked: Mapping[str, str] | None = None,
 ) -> RecordDict:
-    """A brief as a record. `packed` caches large vectors by their address: what briefs share is packed once.
+    """A brief as a record. `packed` caches large vectors by their address: what briefs share is
+    packed once.
 
     `asked` are the hashes that the client's task must have.
     """
-    numbers: dict[str, Any] = {"version": VERSION, "pack_dtype": packing.dtype, "pack_keep": packing.keep}
+    numbers: dict[str, Any] = {
+        "version": VERSION,
+        "pack_dtype": packing.dtype,
+        "pack_keep": packing.keep,
+    }
     numbers |= asked or {}
     vectors: dict[str, Tensor] = {}
     for entry in TOLD:
@@ -110,7 +129,9 @@ def brief_record(
         if vector.data_ptr() not in packed:
             packed[vector.data_ptr()] = [_array(piece) for piece in _pieces(vector)]
         for i, array in enumerate(packed[vector.data_ptr()]):
-            arrays[f"{name}.{i}"] = array  # one by one: the constructor would copy the arrays and hash them again
+            arrays[f"{name}.{i}"] = (
+                array  # one by one: the constructor would copy the arrays and hash them again
+            )
     return RecordDict({NUMBERS: ConfigRecord(numbers), VECTORS: arrays})
 
 
@@ -118,18 +139,26 @@ def read_brief(record: RecordDict) -> tuple[Brief, Packing]:
     """The brief in a record, and how the update should be packed."""
     numbers: dict[str, Any] = dict(record[NUMBERS])
     if numbers.get("version") != VERSION:
-        raise Malformed(f"the server uses version {numbers.get('version')!r} of the records, this client {VERSION}")
+        raise Malformed(
+            f"the server uses version {numbers.get('version')!r} of the records, this client {VERSION}"
+        )
     vectors = _found_among(numbers)
     if VECTORS in record:
         arrays = record.array_records[VECTORS].items()
-        vectors |= {key: Piece(array.dtype, array.shape, array.data) for key, array in arrays if array.stype == RAW}
+        vectors |= {
+            key: Piece(array.dtype, array.shape, array.data)
+            for key, array in arrays
+            if array.stype == RAW
+        }
     values: dict[str, Any] = {}
     for entry in TOLD:
         if entry.shape == "vector" and f"{entry.row}.0" in vectors:
             values[entry.row] = _vector(vectors, entry.row)
         elif entry.row in numbers:
             value = numbers[entry.row]
-            values[entry.row] = frozenset(filter(None, value.split(","))) if entry.kind is frozenset else value
+            values[entry.row] = (
+                frozenset(filter(None, value.split(","))) if entry.kind is frozenset else value
+            )
     return Brief(**values), Packing(numbers["pack_dtype"], numbers["pack_keep"])
 
 
@@ -141,7 +170,8 @@ def asked_hashes(record: RecordDict) -> dict[str, str]:
 def report_record(report: Report, round: int, packing: Packing) -> RecordDict:
     """A report as a record, packed as the server asked.
 
-    Large vectors are byte records rather than arrays, because Flower's reader would hold two copies of an array.
+    Large vectors are byte records rather than arrays, because Flower's reader would hold two copies
+    of an array.
     """
     numbers: dict[str, Any] = {"version": VERSION, "round": round}
     for entry in ANSWERED:
@@ -150,7 +180,9 @@ def report_record(report: Report, round: int, packing: Packing) -> RecordDict:
     delta = report.delta.detach().cpu()
     vectors = {}
     if packing.keep < 1:
-        where = torch.topk(delta.abs(), packing.count(len(delta)), sorted=False).indices.sort().values
+        where = (
+            torch.topk(delta.abs(), packing.count(len(delta)), sorted=False).indices.sort().values
+        )
         vectors["where"] = where.to(torch.int32)
         delta = delta[where]
     vectors["delta"] = delta.to(torch.float16) if packing.dtype == "float16" else delta
@@ -165,7 +197,9 @@ def report_record(report: Report, round: int, packing: Packing) -> RecordDict:
 
 def piece_record(piece: Piece) -> ConfigRecord:
     """A part of a vector as a report holds it."""
-    return ConfigRecord({"dtype": piece.dtype, "shape": list(piece.shape), "data": bytes(piece.data)})
+    return ConfigRecord(
+        {"dtype": piece.dtype, "shape": list(piece.shape), "data": bytes(piece.data)}
+    )
 
 
 def read_report(record: RecordDict, packing: Packing, out: Tensor) -> tuple[Report, int]:
@@ -179,7 +213,9 @@ def read_report(record: RecordDict, packing: Packing, out: Tensor) -> tuple[Repo
                 raise Malformed(f"its report lacks {entry.row!r}")
             continue
         # A whole number passes for a float.
-        if isinstance(value, bool) or not isinstance(value, int if entry.kind is int else int | float):
+        if isinstance(value, bool) or not isinstance(
+            value, int if entry.kind is int else int | float
+        ):
             raise Malformed(f"its {entry.row} is of type {type(value).__name__}")
         values[entry.row] = entry.kind(value)
     count = packing.count(len(out))
@@ -190,7 +226,11 @@ def read_report(record: RecordDict, packing: Packing, out: Tensor) -> tuple[Repo
         where, kept = torch.empty(count, dtype=torch.int32), torch.empty(count, dtype=out.dtype)
         _update(vectors, "where", "int32", where)
         _update(vectors, "delta", dtype, kept)
-        if not bool((where[1:] > where[:-1]).all()) or int(where[0]) < 0 or int(where[-1]) >= len(out):
+        if (
+            not bool((where[1:] > where[:-1]).all())
+            or int(where[0]) < 0
+            or int(where[-1]) >= len(out)
+        ):
             raise Malformed("the indices of its update are not ascending or out of range")
         out.zero_().index_copy_(0, where.long(), kept)
     round: int = values.pop("round")
@@ -206,9 +246,15 @@ def _parts(record: RecordDict) -> tuple[ConfigRecord, dict[str, Piece]]:
     for key, part in record.items():
         if key == NUMBERS:
             continue
-        found = [part.get(name) for name in ("dtype", "shape", "data")] if isinstance(part, ConfigRecord) else []
+        found = (
+            [part.get(name) for name in ("dtype", "shape", "data")]
+            if isinstance(part, ConfigRecord)
+            else []
+        )
         match found:
-            case [str(dtype), list(shape), bytes(data)] if all(type(length) is int for length in shape):
+            case [str(dtype), list(shape), bytes(data)] if all(
+                type(length) is int for length in shape
+            ):
                 vectors[key] = Piece(dtype, tuple(map(int, shape)), data)
             case _:
                 raise Malformed(f"its {key} has an unknown format")

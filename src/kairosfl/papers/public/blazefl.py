@@ -1,4 +1,6 @@
-"""BlazeFL: its benchmark repository (blazefl/benchmarks), CVPR Workshops 2026. A clock, not an accuracy."""
+"""BlazeFL: its benchmark repository (blazefl/benchmarks), CVPR Workshops 2026. A clock, not an
+accuracy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""FL-Simulator: the table in its repository (woodenchild95/FL-Simulator), by the authors of FedSpeed and FedSMOO."""
+"""FL-Simulator: the table in its repository (woodenchild95/FL-Simulator), by the authors of
+FedSpeed and FedSMOO.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,16 @@ def _cells() -> dict[str, Cell]:
             cells[f"{name}-{method.lower()}"] = Cell(
                 preset=PRESET,
                 settings={**skew, "algorithm": rule},
-                printed={"best": accuracy} | ({"total_seconds": SECONDS} if method == "FedAvg" else {}),
+                printed={"best": accuracy}
+                | ({"total_seconds": SECONDS} if method == "FedAvg" else {}),
                 baseline="" if method == "FedAvg" else f"{name}-fedavg",
             )
     return cells
 
 
 def _readings() -> dict[str, Cell]:
-    """Dir(0.1) as in the released code: every other image is cropped, after it is normalised; FedCM's Δ is decayed.
+    """Dir(0.1) as in the released code: every other image is cropped, after it is normalised;
+    FedCM's Δ is decayed.
 
     And MoFedSAM with these crops alone, with both values of alpha that the repository names.
     """
@@ -50,11 +54,19 @@ def _readings() -> dict[str, Cell]:
 
     def as_released(name: str, rule: str, reading: str) -> Cell:
         cell = _cells()[name]
-        return replace(cell, settings={**cell.settings, **crops, "algorithm": rule}, reading=reading, baseline="")
+        return replace(
+            cell,
+            settings={**cell.settings, **crops, "algorithm": rule},
+            reading=reading,
+            baseline="",
+        )
 
     found = {}
     for method, rule in RULES.items():
-        name, decayed = f"dir0.1-{method.lower()}", rule.replace("fedcm(alpha=0.1)", "fedcm(alpha=0.1, decay=true)")
+        name, decayed = (
+            f"dir0.1-{method.lower()}",
+            rule.replace("fedcm(alpha=0.1)", "fedcm(alpha=0.1, decay=true)"),
+        )
         reading = "crops and borders" if rule == decayed else "crops, borders and weight decay"
         found[f"{name}-released"] = as_released(name, decayed, reading)
     name, rule = "dir0.1-mofedsam", RULES["MoFedSAM"]

@@ -1,4 +1,6 @@
-"""FLUTE: the comparison in its README (microsoft/msrflute): FLUTE, FedML and Flower on the same workload."""
+"""FLUTE: the comparison in its README (microsoft/msrflute): FLUTE, FedML and Flower on the same
+workload.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""NIID-Bench: Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022, and Flower's re-run of it.
+"""NIID-Bench: Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022, and Flower's re-run
+of it.
 
-The leader board in the repository's README gives the mean of three runs; Flower's baseline `niid_bench` gives the best
-round of its own implementation in the same setting. The two differ by up to six points.
+The leader board in the repository's README gives the mean of three runs; Flower's baseline
+`niid_bench` gives the best round of its own implementation in the same setting. The two differ by
+up to six points.
 """
 
 from __future__ import annotations
@@ -58,7 +60,10 @@ def _rule(algorithm: str, mu: float) -> str:
 
 
 def _cells(parties: int) -> dict[str, Cell]:
-    tables = {"final": NIID10 if parties == 10 else NIID100, "best": FLOWER10 if parties == 10 else {}}
+    tables = {
+        "final": NIID10 if parties == 10 else NIID100,
+        "best": FLOWER10 if parties == 10 else {},
+    }
     more = {} if parties == 10 else {"data.clients": 100, "train.rounds": 500}
     cells = {}
     for skew, settings in SKEWS.items():
@@ -79,14 +84,18 @@ def _cells(parties: int) -> dict[str, Cell]:
 def _readings() -> dict[str, Cell]:
     """Other readings of cells that we do not meet, from the released code.
 
-    Its SCAFFOLD averages control variates uniformly, which matters where sizes differ, divides them by K · lr, and adds
-    the correction after the momentum. FedProx's mu is the best of {0.001, 0.01, 0.1, 1} there, chosen for each table;
-    the one that was chosen is published for two of the four skews. Its crops have the image's mirror image around it.
-    Last, all this with the very parties of each source, which can be drawn again.
+    Its SCAFFOLD averages control variates uniformly, which matters where sizes differ, divides them
+    by K · lr, and adds the correction after the momentum. FedProx's mu is the best of {0.001, 0.01,
+    0.1, 1} there, chosen for each table; the one that was chosen is published for two of the four
+    skews. Its crops have the image's mirror image around it. Last, all this with the very parties
+    of each source, which can be drawn again.
     """
 
     cell = partial(_changed, 10)
-    variates = {"why": "control variates averaged uniformly", "algorithm": "scaffold(weights='models')"}
+    variates = {
+        "why": "control variates averaged uniformly",
+        "algorithm": "scaffold(weights='models')",
+    }
     steps = {
         "why": "control variates averaged uniformly, divided by K · lr, added after the momentum",
         "algorithm": "scaffold(weights='models', divisor='steps', correct='steps')",
@@ -96,7 +105,10 @@ def _readings() -> dict[str, Cell]:
             f"{skew}-scaffold-released": cell(f"{skew}-scaffold", **variates)
             for skew in ("dir0.5", "labels2", "quantity0.5")
         }
-        | {f"{skew}-scaffold-after": cell(f"{skew}-scaffold", **steps) for skew in ("dir0.5", "labels2", "quantity0.5")}
+        | {
+            f"{skew}-scaffold-after": cell(f"{skew}-scaffold", **steps)
+            for skew in ("dir0.5", "labels2", "quantity0.5")
+        }
         | {
             f"{skew}-mu0.001-fedprox": cell(
                 f"{skew}-fedprox", "another mu of the sources' grid", algorithm="fedprox(mu=0.001)"
@@ -122,25 +134,43 @@ def _of_a_source(
     }
     cells = {}
     for skew in skews:
-        settings = {"data.partition": "counts", "data.class_counts": draw(skew), "data.padding": "reflect"}
+        settings = {
+            "data.partition": "counts",
+            "data.class_counts": draw(skew),
+            "data.padding": "reflect",
+        }
         for algorithm in ALGORITHMS:
             name = f"{skew}-{algorithm.lower()}"
-            what = "parties, borders and control variates" if algorithm == "SCAFFOLD" else "parties and borders"
+            what = (
+                "parties, borders and control variates"
+                if algorithm == "SCAFFOLD"
+                else "parties and borders"
+            )
             cell = _changed(
-                10, name, f"{what} as in {code}", algorithm=special.get(algorithm, algorithm.lower()), **settings
+                10,
+                name,
+                f"{what} as in {code}",
+                algorithm=special.get(algorithm, algorithm.lower()),
+                **settings,
             )
             cells[f"{name}-{suffix}"] = replace(cell, printed={measure: cell.printed[measure]})
     return cells
 
 
 def _readings100() -> dict[str, Cell]:
-    """SCAFFOLD under partial participation, as its paper divides and with clipped gradients; the released crops."""
+    """SCAFFOLD under partial participation, as its paper divides and with clipped gradients; the
+    released crops.
+    """
     cell = partial(_changed, 100, "dir0.5-scaffold")
     steps = "scaffold(weights='samples', divisor='steps')"
     return {
         "dir0.5-scaffold-steps": cell("as SCAFFOLD's paper has it", algorithm=steps),
-        "dir0.5-scaffold-clipped": replace(cell("not in the published recipe", **{"train.clip": 10.0}), printed={}),
-        "iid-fedavg-reflect": _changed(100, "iid-fedavg", "as in the released code", **{"data.padding": "reflect"}),
+        "dir0.5-scaffold-clipped": replace(
+            cell("not in the published recipe", **{"train.clip": 10.0}), printed={}
+        ),
+        "iid-fedavg-reflect": _changed(
+            100, "iid-fedavg", "as in the released code", **{"data.padding": "reflect"}
+        ),
     }
 
 

@@ -1,7 +1,8 @@
 """The parties of NIID-Bench and of Flower's re-run: how many samples of each class each party has.
 
-Both seed their generators before they draw the parties, NIID-Bench with 0, 1 and 2 (numpy's and Python's old
-generators), Flower with 42 by default (numpy's `default_rng`), so that their parties can be drawn again.
+Both seed their generators before they draw the parties, NIID-Bench with 0, 1 and 2 (numpy's and
+Python's old generators), Flower with 42 by default (numpy's `default_rng`), so that their parties
+can be drawn again.
 """
 
 from __future__ import annotations
@@ -36,21 +37,29 @@ def niid_bench(skew: str, seed: int = 0) -> Table:
     return _labels(lambda: drawn.randint(0, CLASSES - 1), int(skew[-1]))
 
 
-def _dirichlet(rng: np.random.Generator | np.random.RandomState, alpha: float = 0.5, minimum: int = 10) -> Table:
+def _dirichlet(
+    rng: np.random.Generator | np.random.RandomState, alpha: float = 0.5, minimum: int = 10
+) -> Table:
     """Classes one after another; a party that has its fair share gets nothing of the next ones."""
     table = np.zeros((PARTIES, CLASSES), dtype=np.int64)
     while table.sum(1).min() < minimum:
         table[:] = 0
         for label in range(CLASSES):
-            rng.shuffle(np.arange(EACH))  # the samples of the class: which ones does not matter here
-            shares = rng.dirichlet(np.full(PARTIES, alpha)) * (table.sum(1) < EACH * CLASSES / PARTIES)
+            rng.shuffle(
+                np.arange(EACH)
+            )  # the samples of the class: which ones does not matter here
+            shares = rng.dirichlet(np.full(PARTIES, alpha)) * (
+                table.sum(1) < EACH * CLASSES / PARTIES
+            )
             ends = (np.cumsum(shares / shares.sum()) * EACH).astype(int)[:-1]
             table[:, label] = np.diff(ends, prepend=0, append=EACH)
     return _listed(table)
 
 
 def _labels(draw: Callable[[], int], labels: int) -> Table:
-    """Party i has class i and others that are drawn until it has enough; a class is divided equally."""
+    """Party i has class i and others that are drawn until it has enough; a class is divided
+    equally.
+    """
     has = np.eye(PARTIES, CLASSES, dtype=bool)
     for own in has:
         while own.sum() < labels:

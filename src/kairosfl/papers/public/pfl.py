@@ -1,11 +1,14 @@
-"""pfl-research: Granqvist et al., "pfl-research: simulation framework for accelerating research in Private FL"."""
+"""pfl-research: Granqvist et al., "pfl-research: simulation framework for accelerating research in
+Private FL".
+"""
 
 from __future__ import annotations
 
 from kairosfl.papers.item import Cell, Item
 
 PRESET = "pfl-cifar10-cnn"
-SECONDS = 0.5215  # a round of pfl 0.6 on one H200, timed by us over 20 rounds, where Kairos took 5.8 ms (docs/gpu.md)
+# a round of pfl 0.6 on one H200, timed by us over 20 rounds, where Kairos took 5.8 ms (docs/gpu.md)
+SECONDS = 0.5215
 PRIVATE = "privacy(epsilon=2.0, delta=1e-6, clip=0.4, population=1_000_000, noise_cohort=1000)"
 
 ITEMS = (
@@ -28,7 +31,11 @@ ITEMS = (
         cells={
             "dir0.1-fedavg": Cell(
                 preset=PRESET,
-                settings={"data.partition": "disjoint_dirichlet", "data.alpha": 0.1, "train.rounds": 3000},
+                settings={
+                    "data.partition": "disjoint_dirichlet",
+                    "data.alpha": 0.1,
+                    "train.rounds": 3000,
+                },
             ),
         },
         measures=("last_tenth", "best", "total_seconds"),

@@ -73,9 +73,13 @@ def _check_type(option: str, value: object, hint: Any) -> None:
         str: (isinstance(value, str), "a string"),
         Sequence[int]: (_list_of(value, int), "a list of integers"),
         Sequence[str]: (_list_of(value, str), "a list of strings"),
-        str | Sequence[str]: (isinstance(value, str) or _list_of(value, str), "a string or a list of strings"),
+        str | Sequence[str]: (
+            isinstance(value, str) or _list_of(value, str),
+            "a string or a list of strings",
+        ),
         Missing: (
-            isinstance(value, str) or (isinstance(value, Mapping) and _list_of([*value, *value.values()], str)),
+            isinstance(value, str)
+            or (isinstance(value, Mapping) and _list_of([*value, *value.values()], str)),
             "a string, or a table with one for each column",
         ),
     }.get(hint, (isinstance(value, str | os.PathLike), "a path"))

@@ -1,4 +1,6 @@
-"""AG News: headlines and first sentences of four classes, as fixed-length tokens; only the texts are downloaded."""
+"""AG News: headlines and first sentences of four classes, as fixed-length tokens; only the texts
+are downloaded.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ BYTES = 257  # one token per byte value, plus padding
 
 
 def agnews(*, tokens: str = "words", length: int = 64, vocabulary: int = 8192) -> DataSet:
-    """AG News: 120,000 training and 7,600 test texts (title and description), truncated or padded to `length` tokens.
+    """AG News: 120,000 training and 7,600 test texts (title and description), truncated or padded
+    to `length` tokens.
 
     Tokens are `words`, hashed to `vocabulary` ids, or `bytes` (257 ids). Id 0 is padding.
     """
@@ -43,7 +46,9 @@ def agnews(*, tokens: str = "words", length: int = 64, vocabulary: int = 8192) -
         made: Arrays = {}
         for part, file in (("train", TRAIN), ("test", TEST)):
             classes, texts = read_csv(root / file.path)
-            encoded = [encode_bytes(t) if tokens == "bytes" else encode_words(t, vocabulary) for t in texts]
+            encoded = [
+                encode_bytes(t) if tokens == "bytes" else encode_words(t, vocabulary) for t in texts
+            ]
             made[f"{part}_inputs"] = pad(encoded, length)
             made[f"{part}_targets"] = np.array(classes, dtype=np.int64)
         return made
@@ -64,7 +69,9 @@ def read_csv(path: Path) -> tuple[list[int], list[str]]:
             if len(row) != 3:
                 raise damaged(path, f"line {reader.line_num} has {len(row)} columns instead of 3")
             if row[0] not in ("1", "2", "3", "4"):
-                raise damaged(path, f"line {reader.line_num} has class {row[0]!r} instead of 1 to 4")
+                raise damaged(
+                    path, f"line {reader.line_num} has class {row[0]!r} instead of 1 to 4"
+                )
             classes.append(int(row[0]) - 1)
             texts.append(f"{row[1]} {row[2]}".strip())
     except csv.Error as error:
@@ -73,7 +80,9 @@ def read_csv(path: Path) -> tuple[list[int], list[str]]:
 
 
 def encode_words(text: str, vocabulary: int) -> list[int]:
-    """Ids 1..vocabulary-1 of the words in a text, from a checksum that is identical on every platform."""
+    """Ids 1..vocabulary-1 of the words in a text, from a checksum that is identical on every
+    platform.
+    """
     return [1 + zlib.crc32(word.encode()) % (vocabulary - 1) for word in WORD.findall(text.lower())]
 
 

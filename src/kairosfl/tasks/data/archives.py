@@ -26,29 +26,41 @@ class Archive:
         if content.startswith(NPY):
             raise UserError(f"{file} is a single array; write inputs and targets with numpy.savez.")
         if not content.startswith(ZIP):
-            raise UserError(f"{file} is damaged: it is not an .npz archive; write it again with numpy.savez.")
+            raise UserError(
+                f"{file} is damaged: it is not an .npz archive; write it again with numpy.savez."
+            )
         try:
             self.archive: Any = np.load(io.BytesIO(content), allow_pickle=False)
             entries = self.archive.zip.infolist()
         except Exception as error:  # of a damaged file, anything may come out
             raise self._damaged(error) from None
-        self.sizes: dict[str, int] = {entry.filename.removesuffix(".npy"): entry.file_size for entry in entries}
+        self.sizes: dict[str, int] = {
+            entry.filename.removesuffix(".npy"): entry.file_size for entry in entries
+        }
 
     def __contains__(self, name: str) -> bool:
         return name in self.sizes
 
     def __getitem__(self, name: str) -> Array:
-        self.room.take(self.sizes[name], f"the array {name} in {self.file}")  # a few bytes may declare gigabytes
+        self.room.take(
+            self.sizes[name], f"the array {name} in {self.file}"
+        )  # a few bytes may declare gigabytes
         try:
             with np.errstate(all="ignore"):  # numpy multiplies the sides of any shape
                 array = self.archive[name]
         except MemoryError:
-            raise UserError(f"{self.file} declares more values in {name} than memory has; write it again.") from None
+            raise UserError(
+                f"{self.file} declares more values in {name} than memory has; write it again."
+            ) from None
         except Exception as error:
             raise self._damaged(error) from None
         if not isinstance(array, np.ndarray):
-            raise UserError(f"{self.file} has {name}, which is not an array; write it again with numpy.savez.")
+            raise UserError(
+                f"{self.file} has {name}, which is not an array; write it again with numpy.savez."
+            )
         return array.astype(array.dtype.newbyteorder("="), copy=False)
 
     def _damaged(self, error: Exception) -> UserError:
-        return UserError(f"{self.file} is damaged: it cannot be read as .npz ({first_line(error)}); write it again.")
+        return UserError(
+            f"{self.file} is damaged: it cannot be read as .npz ({first_line(error)}); write it again."
+        )

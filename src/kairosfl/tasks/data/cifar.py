@@ -1,4 +1,6 @@
-"""CIFAR-10 and CIFAR-100: 32x32 colour images in Python pickles, read without executing any code in the pickle."""
+"""CIFAR-10 and CIFAR-100: 32x32 colour images in Python pickles, read without executing any code in
+the pickle.
+"""
 
 from __future__ import annotations
 
@@ -32,19 +34,24 @@ CIFAR10_TRAIN = (
 )
 CIFAR10_TEST = File(f"{TEN}/test_batch", "40351d587109b95175f43aff81a1287e", 31035526)
 CIFAR10_META = File(f"{TEN}/batches.meta", "5ff9c542aee3614f3951f8cda6e48888", 158)
-CIFAR10 = Download(SITE + "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", TEN, archive=True)
+CIFAR10 = Download(
+    SITE + "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", TEN, archive=True
+)
 
 CIFAR100_TRAIN = File(f"{HUNDRED}/train", "16019d7e3df5f24257cddd939b257f8d", 155249918)
 CIFAR100_TEST = File(f"{HUNDRED}/test", "f0ef6b0ae62326f3e7ffdfab6717acfc")
 CIFAR100_META = File(f"{HUNDRED}/meta", "7973b15100ade9c7d40fb424638fde48", 1473)
-CIFAR100 = Download(SITE + "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", HUNDRED, archive=True)
+CIFAR100 = Download(
+    SITE + "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", HUNDRED, archive=True
+)
 
 
 def cifar10(*, fedlab: bool = False) -> DataSet:
     """CIFAR-10: 50,000 training and 10,000 test images in ten classes.
 
-    With `fedlab` as FedLab stores it with the usual transforms: each training image is cropped and mirrored once, the
-    same for all epochs and seeds, and the deviations of the channels are those of a single image on average.
+    With `fedlab` as FedLab stores it with the usual transforms: each training image is cropped and
+    mirrored once, the same for all epochs and seeds, and the deviations of the channels are those
+    of a single image on average.
     """
 
     def convert(root: Path) -> Arrays:
@@ -65,12 +72,19 @@ def cifar10(*, fedlab: bool = False) -> DataSet:
 
 
 def cifar100(*, coarse: bool = False) -> DataSet:
-    """CIFAR-100: 50,000 training and 10,000 test images in a hundred classes, or in twenty superclasses if `coarse`."""
+    """CIFAR-100: 50,000 training and 10,000 test images in a hundred classes, or in twenty
+    superclasses if `coarse`.
+    """
     kind, classes = ("coarse", 20) if coarse else ("fine", 100)
 
     def convert(root: Path) -> Arrays:
-        train, test = (_batch(root / f.path, f"{kind}_labels", classes) for f in (CIFAR100_TRAIN, CIFAR100_TEST))
-        return _arrays(train, test, _names(root / CIFAR100_META.path, f"{kind}_label_names", classes))
+        train, test = (
+            _batch(root / f.path, f"{kind}_labels", classes)
+            for f in (CIFAR100_TRAIN, CIFAR100_TEST)
+        )
+        return _arrays(
+            train, test, _names(root / CIFAR100_META.path, f"{kind}_label_names", classes)
+        )
 
     files = (CIFAR100_TRAIN, CIFAR100_TEST, CIFAR100_META)
     made, hashes = arrays("cifar100", files, [CIFAR100], convert, {"coarse": coarse})
@@ -99,9 +113,14 @@ def _batch(path: Path, key: str, classes: int) -> Batch:
     if data.ndim != 2 or data.shape[1] != 3072 or data.dtype != np.uint8:
         raise damaged(path, "'data' is not an array of 3 x 32 x 32 byte images")
     if labels.shape != (len(data),) or not np.issubdtype(labels.dtype, np.integer):
-        raise damaged(path, f"it has {len(data)} images but '{key}' is not a list of {len(data)} integers")
+        raise damaged(
+            path, f"it has {len(data)} images but '{key}' is not a list of {len(data)} integers"
+        )
     if len(labels) and (labels.min() < 0 or labels.max() >= classes):
-        raise damaged(path, f"its labels range from {labels.min()} to {labels.max()}, not from 0 to {classes - 1}")
+        raise damaged(
+            path,
+            f"its labels range from {labels.min()} to {labels.max()}, not from 0 to {classes - 1}",
+        )
     return data.reshape(-1, 3, 32, 32), labels.astype(np.int64)
 
 
@@ -121,10 +140,13 @@ def read_pickle(path: Path) -> dict[str, Any]:
         raise damaged(path, f"it is not a CIFAR pickle ({error or type(error).__name__})") from None
     if not isinstance(loaded, dict):
         raise damaged(path, "it is not a CIFAR pickle (not a dictionary)")
-    return {key.decode() if isinstance(key, bytes) else str(key): value for key, value in loaded.items()}
+    return {
+        key.decode() if isinstance(key, bytes) else str(key): value for key, value in loaded.items()
+    }
 
 
-# The globals that a pickled array refers to, in any numpy version; none of them can be used to run other code.
+# The globals that a pickled array refers to, in any numpy version; none of them can be used to run
+# other code.
 _RECONSTRUCT = np.empty(0, np.uint8).__reduce__()[0]
 _FROMBUFFER = np.empty(1, np.uint8).__reduce_ex__(5)[0]
 _ALLOWED: dict[tuple[str, str], Any] = {

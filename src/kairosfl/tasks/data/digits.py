@@ -16,7 +16,9 @@ def digits() -> DataSet:
     """scikit-learn's handwritten digits, scaled to 0..1: 1,437 for training, 360 for testing."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
-        raise UserError("data set 'digits' needs scikit-learn, which is not installed; pip install \"kairosfl[cli]\"")
+        raise UserError(
+            "data set 'digits' needs scikit-learn, which is not installed; pip install \"kairosfl[cli]\""
+        )
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if path.exists():  # read as load_digits does, which takes two seconds to import
         table = np.loadtxt(path, delimiter=",")

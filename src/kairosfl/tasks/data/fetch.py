@@ -1,4 +1,6 @@
-"""Download the missing files of a data set from its official URL, with a checksum and a progress bar."""
+"""Download the missing files of a data set from its official URL, with a checksum and a progress
+bar.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Download:
-    """An official URL, the md5 of the file it serves ("" if unknown), and whether that is an archive to unpack.
+    """An official URL, the md5 of the file it serves ("" if unknown), and whether that is an
+    archive to unpack.
 
-    A plain file is stored at `path`; for an archive, `path` is the directory whose members are extracted.
+    A plain file is stored at `path`; for an archive, `path` is the directory whose members are
+    extracted.
     """
 
     url: str
@@ -40,7 +44,9 @@ def ensure(name: str, folder: Path, files: Sequence[File], downloads: Sequence[D
         raise UserError(f"data set {name!r} needs {_listed(still)} in {folder}; copy them there.")
 
 
-def _fetch(name: str, folder: Path, missing: list[str], download: Download, last: list[str]) -> None:
+def _fetch(
+    name: str, folder: Path, missing: list[str], download: Download, last: list[str]
+) -> None:
     fix = f"copy {_listed(missing)} to {folder}, or set KAIROSFL_DATA to the directory that contains them"
     try:
         import pooch
@@ -50,7 +56,11 @@ def _fetch(name: str, folder: Path, missing: list[str], download: Download, last
         raise UserError(
             f'data set {name!r} is not in {folder}, and downloading needs pooch: pip install "kairosfl[cli]", or {fix}.'
         ) from None
-    target = Path(CACHE, "downloads", download.url.rsplit("/", 1)[-1]) if download.archive else Path(download.path)
+    target = (
+        Path(CACHE, "downloads", download.url.rsplit("/", 1)[-1])
+        if download.archive
+        else Path(download.path)
+    )
     pooch.get_logger().setLevel("ERROR")  # its log lines would repeat what the progress bar shows
     try:
         with Progress(console=Console(stderr=True)) as progress:
@@ -77,7 +87,8 @@ def _fetch(name: str, folder: Path, missing: list[str], download: Download, last
 def unpack(archive: Path, folder: Path, inside: str, last: Sequence[str]) -> None:
     """Extract an archive's members under `inside/` into the folder.
 
-    Files named in `last` are written after all others: the data set counts as present once they exist.
+    Files named in `last` are written after all others: the data set counts as present once they
+    exist.
     """
     delayed = {}
     for member, data in _members(archive):

@@ -51,7 +51,9 @@ def cache_folder() -> Path:
 
 def damaged(path: Path, why: str) -> UserError:
     """The error for a file whose contents are invalid."""
-    return UserError(f"{path} is damaged: {why}; delete it and run again, or replace it with an intact copy.")
+    return UserError(
+        f"{path} is damaged: {why}; delete it and run again, or replace it with an intact copy."
+    )
 
 
 def content(path: Path) -> bytes:
@@ -81,7 +83,9 @@ def read_text(path: Path) -> str:
 
 
 def check(folder: Path, files: Sequence[File]) -> dict[str, str]:
-    """The md5 of every file. A damaged file is an error; an intact file with another md5 is used with a warning."""
+    """The md5 of every file. A damaged file is an error; an intact file with another md5 is used
+    with a warning.
+    """
     known = _read_sums(folder)
     sums = dict(known)
     for file in files:
@@ -94,7 +98,10 @@ def check(folder: Path, files: Sequence[File]) -> dict[str, str]:
         if not file.md5 or found == file.md5:
             continue
         if file.size and stat.st_size == file.size:
-            raise damaged(path, f"it has the size of the official file, but its md5 is {found}, not {file.md5}")
+            raise damaged(
+                path,
+                f"it has the size of the official file, but its md5 is {found}, not {file.md5}",
+            )
         warnings.warn(
             f"{path} is not the official file (md5 {found}, not {file.md5}); it is used anyway, "
             "but results are not comparable with those on the official data.",
@@ -114,7 +121,8 @@ def write(path: Path, data: bytes) -> None:
 
 
 def _read_sums(folder: Path) -> dict[str, tuple[str, str]]:
-    # Checksums are reused while size and modification time are unchanged: hashing 186 MB on every start is slow.
+    # Checksums are reused while size and modification time are unchanged: hashing 186 MB on every
+    # start is slow.
     try:
         loaded = json.loads((folder / CACHE / "sums.json").read_text())
         return {path: (str(stamp), str(md5)) for path, (stamp, md5) in loaded.items()}
@@ -123,5 +131,7 @@ def _read_sums(folder: Path) -> dict[str, tuple[str, str]]:
 
 
 def _write_sums(folder: Path, sums: dict[str, tuple[str, str]]) -> None:
-    with contextlib.suppress(OSError):  # a read-only data directory: checksums are computed again next time
+    with contextlib.suppress(
+        OSError
+    ):  # a read-only data directory: checksums are computed again next time
         write(folder / CACHE / "sums.json", json.dumps(sums, indent=1).encode())

@@ -1,4 +1,6 @@
-"""The forms in which samples come: arrays, data sets of pairs, tables; read into memory, or when they are needed."""
+"""The forms in which samples come: arrays, data sets of pairs, tables; read into memory, or when
+they are needed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from kairosfl.tasks.tree import Tree, join, leaves, shapes, tree_map
 Encode = Callable[[Any], Any]
 
 
-def read_clients(clients: Sequence[Any], split: str, read: dict[str, Any]) -> list[Samples | Streamed]:
+def read_clients(
+    clients: Sequence[Any], split: str, read: dict[str, Any]
+) -> list[Samples | Streamed]:
     parts: list[Samples | Streamed | None] = []
     for number, data in enumerate(clients):
         samples = data[1] if isinstance(data, tuple) and len(data) == 2 else data
@@ -47,20 +51,36 @@ def read_samples(data: Any, split: str, read: dict[str, Any]) -> Samples | Strea
     if isinstance(data, Samples | Streamed):
         return data
     if isinstance(data, tuple) and len(data) == 2:
-        mapped = isinstance(data[0], np.memmap) if lazy is None else lazy and isinstance(data[0], np.ndarray)
-        return of_arrays(data[0], _leaves(data[1], _target)) if mapped else _arrays(data[0], data[1], split)
+        mapped = (
+            isinstance(data[0], np.memmap)
+            if lazy is None
+            else lazy and isinstance(data[0], np.ndarray)
+        )
+        return (
+            of_arrays(data[0], _leaves(data[1], _target))
+            if mapped
+            else _arrays(data[0], data[1], split)
+        )
     if hasattr(data, "column_names"):
         check_columns(data, split, [*column_names(read["input"]), read["target"]])
         return stacked(table_rows([data], read["input"], read["target"], read["encode"]), split)
     if isinstance(data, str | os.PathLike):
         raise path_given(split, data)
     if isinstance(data, DataLoader):
-        raise UserError(f"the {split} data is a DataLoader, which makes batches; give its data set, loader.dataset.")
+        raise UserError(
+            f"the {split} data is a DataLoader, which makes batches; give its data set, loader.dataset."
+        )
     if isinstance(data, torch.Tensor | np.ndarray) or not hasattr(data, "__getitem__"):
         kind = type(data).__name__
-        raise UserError(f"the {split} data is a {kind}; give (x, y) or a data set of (input, class) pairs.")
-    if lazy or (lazy is None and not isinstance(data, list) and len(data) and _must_stream(data, split)):
-        return of_items(data, lambda items: tuple(vars(stacked(pairs(items, split), split)).values()))
+        raise UserError(
+            f"the {split} data is a {kind}; give (x, y) or a data set of (input, class) pairs."
+        )
+    if lazy or (
+        lazy is None and not isinstance(data, list) and len(data) and _must_stream(data, split)
+    ):
+        return of_items(
+            data, lambda items: tuple(vars(stacked(pairs(items, split), split)).values())
+        )
     return stacked(pairs(data, split), split)
 
 
@@ -73,12 +93,17 @@ def path_given(split: str, path: str | os.PathLike[str]) -> UserError:
 
 
 def _must_stream(data: Any, split: str) -> bool:
-    """Whether a data set transforms its samples at random, or would take more than half of the memory."""
+    """Whether a data set transforms its samples at random, or would take more than half of the
+    memory.
+    """
     first = []
     for seed in (0, 1):
         with seeded(seed):
             first.append(stacked(pairs([data[0]], split), split))
-    both = [list(zip(*(leaves(getattr(one, name)) for one in first), strict=True)) for name in ("inputs", "targets")]
+    both = [
+        list(zip(*(leaves(getattr(one, name)) for one in first), strict=True))
+        for name in ("inputs", "targets")
+    ]
     large = len(data) * sum(leaf.nbytes for leaf in leaves(first[0].inputs)) > memory() / 2
     return large or not all(torch.equal(*pair) for each in both for pair in each)
 
@@ -87,10 +112,14 @@ def _arrays(x: Any, y: Any, split: str) -> Samples:
     try:
         inputs, targets = _leaves(x, _tensor), _leaves(y, _target)
     except (TypeError, ValueError) as error:
-        raise UserError(f"the {split} data cannot be made a tensor: {error}; give x and y as arrays.") from None
+        raise UserError(
+            f"the {split} data cannot be made a tensor: {error}; give x and y as arrays."
+        ) from None
     counts = [len(leaf) if leaf.ndim else 0 for leaf in (*leaves(inputs), *leaves(targets))]
     if len(set(counts)) > 1:
-        raise UserError(f"the {split} data has {counts[0]} inputs and {counts[-1]} targets; give as many.")
+        raise UserError(
+            f"the {split} data has {counts[0]} inputs and {counts[-1]} targets; give as many."
+        )
     if not counts[0]:
         raise UserError(f"the {split} data has no samples; add at least one.")
     return Samples(inputs, targets)
@@ -107,7 +136,9 @@ def joined(parts: Sequence[Samples | Streamed], split: str) -> Samples | Streame
     for number, part in enumerate(parts):
         types = [target_types(each.targets) for each in (part, parts[0])]
         if types[0] != types[1] and len(part):
-            raise UserError(f"the {split} targets of client {number} are {types[0]} and those of client 0 {types[1]}.")
+            raise UserError(
+                f"the {split} targets of client {number} are {types[0]} and those of client 0 {types[1]}."
+            )
         shapes = [form(each.inputs) for each in (part, parts[0])]
         if shapes[0] != shapes[1] and len(part):
             raise UserError(
@@ -116,7 +147,12 @@ def joined(parts: Sequence[Samples | Streamed], split: str) -> Samples | Streame
             )
     if len(parts) == 1 or any(isinstance(part, Streamed) for part in parts):
         return chained(parts) if len(parts) > 1 else parts[0]
-    return Samples(*(join(torch.cat, [getattr(part, name) for part in parts]) for name in ("inputs", "targets")))
+    return Samples(
+        *(
+            join(torch.cat, [getattr(part, name) for part in parts])
+            for name in ("inputs", "targets")
+        )
+    )
 
 
 def form(inputs: Tree) -> Any:
@@ -138,7 +174,9 @@ def stacked(pairs: Iterable[tuple[Any, Any]], split: str) -> Samples:
             inputs.append(_leaves(value, _tensor))
             targets.append(_leaves(target, _target))
         except (TypeError, ValueError) as error:
-            raise UserError(f"{split} sample {len(targets)} cannot be made a tensor: {error}; encode it.") from None
+            raise UserError(
+                f"{split} sample {len(targets)} cannot be made a tensor: {error}; encode it."
+            ) from None
         for what, trees in (("an input", inputs), ("a target", targets)):
             if (found := shapes(trees[-1])) != (first := shapes(trees[0])):
                 raise UserError(
@@ -151,13 +189,19 @@ def stacked(pairs: Iterable[tuple[Any, Any]], split: str) -> Samples:
 
 
 def _tensor(value: Any) -> torch.Tensor:
-    """A value as the tensor to store: PIL images as uint8 [C,H,W], floating-point values as float32."""
+    """A value as the tensor to store: PIL images as uint8 [C,H,W], floating-point values as
+    float32.
+    """
     if hasattr(value, "convert") and hasattr(value, "mode"):  # a PIL image
         pixels = np.array(value if value.mode in ("L", "RGB") else value.convert("RGB"))
         return torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1).contiguous()
     if isinstance(value, str):
         raise TypeError(f"{value[:40]!r} is text")
-    tensor = value.detach().cpu() if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+    tensor = (
+        value.detach().cpu()
+        if isinstance(value, torch.Tensor)
+        else torch.from_numpy(np.array(value))
+    )
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
@@ -168,7 +212,11 @@ def _target(value: Any) -> torch.Tensor:
     array = value.detach().cpu() if isinstance(value, torch.Tensor) else np.asarray(value)
     if isinstance(array, np.ndarray):
         if array.dtype.kind not in "iubf":
-            raise TypeError(f"{array.reshape(-1)[:1].tolist()[0]!r} is not a number" if array.size else "it is empty")
+            raise TypeError(
+                f"{array.reshape(-1)[:1].tolist()[0]!r} is not a number"
+                if array.size
+                else "it is empty"
+            )
         array = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
     if array.is_floating_point():
         return array.float()
@@ -180,7 +228,9 @@ def _target(value: Any) -> torch.Tensor:
 
 
 def pairs(data: Any, split: str) -> Iterator[tuple[Any, Any]]:
-    items = (data[number] for number in range(len(data))) if hasattr(data, "__len__") else iter(data)
+    items = (
+        (data[number] for number in range(len(data))) if hasattr(data, "__len__") else iter(data)
+    )
     for number, item in enumerate(items):
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise UserError(

@@ -51,15 +51,21 @@ FASHION_LABELS = (
 
 
 def mnist(*, size: int = SIDE) -> DataSet:
-    """MNIST: 60,000 training and 10,000 test images of handwritten digits, 28x28, or resized to `size` bilinearly."""
+    """MNIST: 60,000 training and 10,000 test images of handwritten digits, 28x28, or resized to
+    `size` bilinearly.
+    """
     base = "https://ossci-datasets.s3.amazonaws.com/mnist/"
     return _load("mnist", "mnist", base, MNIST_SUMS, size, 0.1307, 0.3081, tuple("0123456789"))
 
 
 def fashion_mnist(*, size: int = SIDE) -> DataSet:
-    """Fashion-MNIST: 60,000 training and 10,000 test images of clothing, 28x28, or resized to `size` bilinearly."""
+    """Fashion-MNIST: 60,000 training and 10,000 test images of clothing, 28x28, or resized to
+    `size` bilinearly.
+    """
     base = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-    return _load("fashion_mnist", "fashion-mnist", base, FASHION_SUMS, size, 0.2860, 0.3530, FASHION_LABELS)
+    return _load(
+        "fashion_mnist", "fashion-mnist", base, FASHION_SUMS, size, 0.2860, 0.3530, FASHION_LABELS
+    )
 
 
 def _load(
@@ -75,7 +81,10 @@ def _load(
     if size < 1:
         raise UserError(f"data.size is {size}; give the width of the images, such as 28 or 32.")
     files = [File(f"{folder}/{file}", inner) for file, (inner, _) in zip(NAMES, sums, strict=True)]
-    downloads = [Download(base + file, outer, f"{folder}/{file}") for file, (_, outer) in zip(NAMES, sums, strict=True)]
+    downloads = [
+        Download(base + file, outer, f"{folder}/{file}")
+        for file, (_, outer) in zip(NAMES, sums, strict=True)
+    ]
 
     def convert(root: Path) -> Arrays:
         made: Arrays = {}
@@ -83,7 +92,10 @@ def _load(
             pictures = read_idx(root / images.path, 3)
             if pictures.shape[1:] != (SIDE, SIDE):
                 height, width = pictures.shape[1:]
-                raise damaged(root / images.path, f"its images are {width} x {height} pixels, not {SIDE} x {SIDE}")
+                raise damaged(
+                    root / images.path,
+                    f"its images are {width} x {height} pixels, not {SIDE} x {SIDE}",
+                )
             made[f"{part}_inputs"] = _resize(pictures, size)[:, None]
             made[f"{part}_targets"] = read_idx(root / classes.path, 1).astype(np.int64)
         return made
@@ -97,12 +109,16 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     """An idx file of bytes: two zeros, the type, the number of dimensions, their sizes, the data."""
     data = content(path)
     if data[:4] != bytes([0, 0, 8, dimensions]):
-        raise damaged(path, f"it does not start with the header of a {dimensions}-dimensional idx file of bytes")
+        raise damaged(
+            path,
+            f"it does not start with the header of a {dimensions}-dimensional idx file of bytes",
+        )
     start = 4 + 4 * dimensions
     shape = tuple(int(n) for n in np.frombuffer(data[4:start], ">u4"))
     if len(shape) < dimensions or len(data) - start != int(np.prod(shape, dtype=np.int64)):
         raise damaged(
-            path, f"its header announces {' x '.join(map(str, shape))} bytes, but it holds {len(data) - start}"
+            path,
+            f"its header announces {' x '.join(map(str, shape))} bytes, but it holds {len(data) - start}",
         )
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
@@ -112,7 +128,10 @@ def _resize(images: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
         return images
     blocks = [
         F.interpolate(
-            torch.from_numpy(block.astype(np.float32))[:, None], (size, size), mode="bilinear", antialias=True
+            torch.from_numpy(block.astype(np.float32))[:, None],
+            (size, size),
+            mode="bilinear",
+            antialias=True,
         )[:, 0]
         for block in np.array_split(images, max(1, len(images) // 4096))
     ]

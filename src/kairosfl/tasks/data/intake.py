@@ -1,4 +1,6 @@
-"""Files that others wrote: only regular ones are read, no more than fits into memory, and texts are UTF-8."""
+"""Files that others wrote: only regular ones are read, no more than fits into memory, and texts are
+UTF-8.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ ODD_FILES = (
 
 
 def memory() -> int:
-    """Bytes that this process may take: of the machine, its control group or its own limit, whichever is least."""
+    """Bytes that this process may take: of the machine, its control group or its own limit,
+    whichever is least.
+    """
     limits = []
     if hasattr(os, "sysconf"):
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -49,7 +53,9 @@ def _group_limit(file: Path) -> int:
 
 
 class Room:
-    """The memory that is left for a data set's files: half of all, since samples are copied on their way to tensors."""
+    """The memory that is left for a data set's files: half of all, since samples are copied on
+    their way to tensors.
+    """
 
     def __init__(self) -> None:
         self.left = memory() // 2
@@ -83,29 +89,38 @@ def enough_memory(subject: object) -> Iterator[None]:
     try:
         yield
     except MemoryError:
-        raise UserError(f"{subject} takes more memory than there is; use less data, or a larger machine.") from None
+        raise UserError(
+            f"{subject} takes more memory than there is; use less data, or a larger machine."
+        ) from None
 
 
 def read_regular(file: Path, room: Room | None = None) -> bytes:
     """The bytes of a file.
 
     Raises:
-        UserError: If it is a pipe or a device, which may never end, if it is larger than memory allows, or unreadable.
+        UserError: If it is a pipe or a device, which may never end, if it is larger than memory
+        allows, or unreadable.
     """
     try:
         status = file.stat()
         odd = next((words for test, words in ODD_FILES if test(status.st_mode)), "")
         if odd:
-            raise UserError(f"{file} is {odd}, not a regular file; replace it with one, or remove it.")
+            raise UserError(
+                f"{file} is {odd}, not a regular file; replace it with one, or remove it."
+            )
         (room or Room()).check(status.st_size, file)
         return file.read_bytes()
     except OSError as error:
         reason = error.strerror or "it is gone"
-        raise UserError(f"{file} cannot be read ({reason}); make it readable, or remove it.") from None
+        raise UserError(
+            f"{file} cannot be read ({reason}); make it readable, or remove it."
+        ) from None
 
 
 def readable(name: str) -> str:
-    """The name of a file; bytes in it that are not UTF-8, which no record could hold, become `\\xe9`."""
+    """The name of a file; bytes in it that are not UTF-8, which no record could hold, become
+    `\\xe9`.
+    """
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
@@ -132,7 +147,9 @@ def not_utf8(content: bytes) -> str:
     try:
         content.decode()
     except UnicodeDecodeError as error:
-        return f"not UTF-8 (byte 0x{content[error.start]:02x} in line {_line(content, error.start)})"
+        return (
+            f"not UTF-8 (byte 0x{content[error.start]:02x} in line {_line(content, error.start)})"
+        )
     return ""
 
 

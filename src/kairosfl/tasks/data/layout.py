@@ -1,4 +1,6 @@
-"""Where the samples of each client are: the layouts of a directory with one file or directory per client."""
+"""Where the samples of each client are: the layouts of a directory with one file or directory per
+client.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,23 @@ def find_clients(place: Path) -> list[Client]:
     """The clients in a directory, sorted by name, and the test samples of no client last."""
     entries = _visible(place)
     if not entries:
-        raise UserError(f"data.path is {str(place)!r}, which is empty; add one .npz, .csv or .parquet file per client.")
+        raise UserError(
+            f"data.path is {str(place)!r}, which is empty; add one .npz, .csv or .parquet file per client."
+        )
     names = {each.name for each in entries if each.is_dir()}
     if "train" in names and names <= {"train", "test"} and len(names) == len(entries):
         own = find_clients(place / "train")
-        tests = {client.name: client.train for client in find_clients(place / "test")} if "test" in names else {}
+        tests = (
+            {client.name: client.train for client in find_clients(place / "test")}
+            if "test" in names
+            else {}
+        )
         strangers = sorted(tests.keys() - {client.name for client in own})
         if strangers:
             where = place / "test" / strangers[0]
-            raise UserError(f"{where} has no training samples in {place / 'train'}; add some, or name it as there.")
+            raise UserError(
+                f"{where} has no training samples in {place / 'train'}; add some, or name it as there."
+            )
         return [replace(client, test=tests.get(client.name, ())) for client in own]
     found: dict[str, dict[str, list[Path]]] = {}
     for entry in sorted(entries, key=lambda each: not each.is_dir()):
@@ -44,7 +54,9 @@ def find_clients(place: Path) -> list[Client]:
             found[entry.name] = _within(entry)
             continue
         if entry.suffix.lower() not in FILES:
-            raise UserError(f"{entry} is not a .csv, .npz or .parquet file; move it out of the directory.")
+            raise UserError(
+                f"{entry} is not a .csv, .npz or .parquet file; move it out of the directory."
+            )
         name, _, split = entry.stem.rpartition(".")
         if split not in ("train", "test") or not name:
             name, split = ("", "test") if entry.stem == "test" else (entry.stem, "train")
@@ -70,12 +82,17 @@ def _within(place: Path) -> dict[str, list[Path]]:
     entries = _visible(place)
     names = {each.name for each in entries if each.is_dir()}
     if "train" in names and names <= {"train", "test"}:
-        return {split: _within(place / split)["train"] if split in names else [] for split in ("train", "test")}
+        return {
+            split: _within(place / split)["train"] if split in names else []
+            for split in ("train", "test")
+        }
     if names or any(is_picture(each) for each in entries):
         return {"train": [place], "test": []}
     wrong = next((each for each in entries if each.suffix.lower() not in FILES), None)
     if wrong is not None:
-        raise UserError(f"{wrong} is not a .csv, .npz or .parquet file or a picture; move it out of the directory.")
+        raise UserError(
+            f"{wrong} is not a .csv, .npz or .parquet file or a picture; move it out of the directory."
+        )
     files = [each for each in entries if each.name != LABELS]
     tests = [each for each in files if each.stem == "test" or each.stem.endswith(".test")]
     return {"train": [each for each in files if each not in tests], "test": tests}

@@ -77,16 +77,25 @@ class Reader:
 
     def read(self, clients: Sequence[Client]) -> list[tuple[list[Part], list[Part]]]:
         """Training and test samples of each client, a part per file."""
-        raw = [([self._open(path) for path in c.train], [self._open(path) for path in c.test]) for c in clients]
-        tables = [each for own in raw for split in own for each, _ in split if isinstance(each, Table)]
+        raw = [
+            ([self._open(path) for path in c.train], [self._open(path) for path in c.test])
+            for c in clients
+        ]
+        tables = [
+            each for own in raw for split in own for each, _ in split if isinstance(each, Table)
+        ]
         inputs: list[str] = []
         kinds: dict[str, tuple[str, ...]] = {}
         if tables:
             named = [*self.categorical, *(() if isinstance(self.missing, str) else self.missing)]
             check_columns(tables, self.target, self.input, named)
-            inputs = list(self.input) or [name for name in tables[0].columns if name not in self.target]
+            inputs = list(self.input) or [
+                name for name in tables[0].columns if name not in self.target
+            ]
             if both := [name for name in self.target if name in inputs]:
-                raise UserError(f"data.input and data.target both name the column {both[0]!r}; leave it out of one.")
+                raise UserError(
+                    f"data.input and data.target both name the column {both[0]!r}; leave it out of one."
+                )
             if not inputs:
                 raise UserError(
                     f"{tables[0].file} has no column besides {self.target[0]!r} to predict it from; add one."
@@ -105,14 +114,21 @@ class Reader:
             ]
             rows = sum(len(each) for each in tables)
             what = f"{rows:,} rows of {len(self.columns):,} inputs"
-            self.room.check(8 * rows * len(self.columns), what, "use fewer of them, see data.categorical")
+            self.room.check(
+                8 * rows * len(self.columns), what, "use fewer of them, see data.categorical"
+            )
         made = []
         for train, tests in raw:
-            within = [tests for _, tests in train if tests is not None]  # in the .npz file of the client
+            within = [
+                tests for _, tests in train if tests is not None
+            ]  # in the .npz file of the client
             made.append(
                 (
                     [self._part(each, inputs, kinds) for each, _ in train],
-                    [self._part(each, inputs, kinds) for each in (*(each for each, _ in tests), *within)],
+                    [
+                        self._part(each, inputs, kinds)
+                        for each in (*(each for each, _ in tests), *within)
+                    ],
                 )
             )
         return made
@@ -120,12 +136,16 @@ class Reader:
     def _open(self, path: Path) -> tuple[Table | Part, Part | None]:
         """What a file has, and the test samples in it."""
         if path.is_dir():
-            inputs, labels, self.hashes[path] = read_pictures(path, self.size, self.target[0], self.room)
+            inputs, labels, self.hashes[path] = read_pictures(
+                path, self.size, self.target[0], self.room
+            )
             return Part(path, inputs, labels, pictures=True), None
         content = read_regular(path, self.room)
         self.hashes[path] = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if not content.strip():
-            raise UserError(f"{path} is empty; add a header and rows, or move it out of the directory.")
+            raise UserError(
+                f"{path} is empty; add a header and rows, or move it out of the directory."
+            )
         if path.suffix.lower() == ".npz":
             return self._arrays(path, content)
         if path.suffix.lower() == ".parquet":
@@ -153,9 +173,13 @@ class Reader:
         # Only numbers become tensors; targets may be names.
         for name, array, kinds in ((input, inputs, "biuf"), (target, wanted, "biufU")):
             if array.dtype.kind not in kinds:
-                raise UserError(f"{file} has {name} of type {array.dtype}; give numbers, such as float32 or int64.")
+                raise UserError(
+                    f"{file} has {name} of type {array.dtype}; give numbers, such as float32 or int64."
+                )
             if not array.ndim:
-                raise UserError(f"{file} has a single value as {name}; give an array with one row for each sample.")
+                raise UserError(
+                    f"{file} has a single value as {name}; give an array with one row for each sample."
+                )
 
         classes = wanted.ndim == 1 and wanted.dtype.kind in "iuU"
         if inputs.shape[:1] != wanted.shape[:1] or (self.kind in NAMED and not classes):
@@ -164,7 +188,9 @@ class Reader:
             raise UserError(f"{file} must have {each} in {target} for each row of {input}{fix}.")
         return Part(file, inputs, wanted)
 
-    def _part(self, source: Table | Part, inputs: list[str], kinds: dict[str, tuple[str, ...]]) -> Part:
+    def _part(
+        self, source: Table | Part, inputs: list[str], kinds: dict[str, tuple[str, ...]]
+    ) -> Part:
         if isinstance(source, Part):
             part = self._finite(source)
         else:
@@ -175,14 +201,18 @@ class Reader:
         return part
 
     def _finite(self, part: Part) -> Part:
-        """Arrays without the samples that have missing values, or as they are if those are filled in later."""
+        """Arrays without the samples that have missing values, or as they are if those are filled
+        in later.
+        """
         if part.inputs.dtype.kind != "f" or np.isfinite(part.inputs).all():
             return part
         wrong = ~np.isfinite(part.inputs).reshape(len(part), -1).all(1)
         rule = policy(self.missing, None)
         if rule == "error" or np.isinf(part.inputs).any():
             where = int(wrong.argmax())
-            raise UserError(f"{part.file} has inputs that are not finite, first in sample {where}; {FILL}.")
+            raise UserError(
+                f"{part.file} has inputs that are not finite, first in sample {where}; {FILL}."
+            )
         return part.take(np.flatnonzero(~wrong)) if rule == "drop" else part
 
 

@@ -18,7 +18,14 @@ from kairosfl.wording import counted
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 LABELS = "labels.csv"
-FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")  # whatever the name says; others run programs, as EPS does
+FORMATS = (
+    "PNG",
+    "JPEG",
+    "BMP",
+    "WEBP",
+    "GIF",
+    "TIFF",
+)  # whatever the name says; others run programs, as EPS does
 RGB = 3  # bytes of a pixel
 
 
@@ -26,12 +33,14 @@ def is_picture(file: Path) -> bool:
     return file.suffix.lower() in PICTURES
 
 
-def read_pictures(place: Path, size: Sequence[int], target: str, room: Room | None = None) -> tuple[Array, Array, str]:
+def read_pictures(
+    place: Path, size: Sequence[int], target: str, room: Room | None = None
+) -> tuple[Array, Array, str]:
     """Pixels as uint8 `[n, C, H, W]`, the names of their classes, and the md5 of all files.
 
     Args:
-        place: A directory with a sub-directory per class, or with pictures and a labels.csv, whose columns are `file`
-            and the target.
+        place: A directory with a sub-directory per class, or with pictures and a labels.csv, whose
+            columns are `file` and the target.
         size: Height and width to which pictures are resized; empty: they must have the same size.
         target: The column of labels.csv with the class.
         room: The memory that is left for them.
@@ -50,7 +59,9 @@ def read_pictures(place: Path, size: Sequence[int], target: str, room: Room | No
             raise UserError(unequal(file, pixels[-1], files[0], pixels[0]))
     digest.update("\n".join(labels).encode())
     if not pixels:
-        raise UserError(f"{place} has no pictures ({', '.join(PICTURES)}); add some, or remove the directory.")
+        raise UserError(
+            f"{place} has no pictures ({', '.join(PICTURES)}); add some, or remove the directory."
+        )
     return joined(pixels), np.array(labels, dtype=np.str_), digest.hexdigest()
 
 
@@ -72,7 +83,9 @@ def unequal(file: Path, pixels: Array, first: Path, others: Array) -> str:
 
 def _listed(place: Path, target: str, room: Room) -> tuple[list[Path], list[str]]:
     """The pictures of a client and their classes."""
-    classes = sorted(each for each in place.iterdir() if each.is_dir() and not each.name.startswith("."))
+    classes = sorted(
+        each for each in place.iterdir() if each.is_dir() and not each.name.startswith(".")
+    )
     loose = sorted(each for each in place.iterdir() if each.is_file() and is_picture(each))
     table = place / LABELS
     if loose and not table.is_file():
@@ -81,16 +94,25 @@ def _listed(place: Path, target: str, room: Room) -> tuple[list[Path], list[str]
             f"class, or add a {LABELS} with the columns file and {target}."
         )
     if not loose:
-        pairs = [(file, each.name) for each in classes for file in sorted(each.iterdir()) if is_picture(file)]
+        pairs = [
+            (file, each.name)
+            for each in classes
+            for file in sorted(each.iterdir())
+            if is_picture(file)
+        ]
         return [file for file, _ in pairs], [readable(name) for _, name in pairs]
     columns = read_csv(table, read_regular(table, room), ",", room).columns
     for name in ("file", target):
         if name not in columns:
-            raise UserError(f"{table} has no column {name!r}; give it the columns file and {target}.")
+            raise UserError(
+                f"{table} has no column {name!r}; give it the columns file and {target}."
+            )
     files = [place / str(name) for name in columns["file"]]
     for line, file in enumerate(files, 2):
         if not file.is_file():
-            raise UserError(f"{table} names {file.name} in line {line}, which does not exist; correct the line.")
+            raise UserError(
+                f"{table} names {file.name} in line {line}, which does not exist; correct the line."
+            )
     unnamed = sorted(set(loose) - set(files))
     if unnamed:
         raise UserError(f"{table} has no line for {unnamed[0].name}; add one.")
@@ -117,7 +139,9 @@ def opened(file: Path, content: bytes) -> Any:
         raise UserError(f"{file} needs Pillow to be read: pip install 'kairosfl[files]'.") from None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # what is too large is refused
+            warnings.simplefilter(
+                "ignore", Image.DecompressionBombWarning
+            )  # what is too large is refused
             return Image.open(io.BytesIO(content), formats=FORMATS)
     except Image.DecompressionBombError:
         most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
@@ -141,4 +165,6 @@ def decoded(file: Path, picture: Any, modes: Sequence[str], size: Sequence[int] 
 
 def unreadable(file: Path, error: Exception) -> UserError:
     """The error for a picture that is damaged."""
-    return UserError(f"{file} cannot be read as a picture ({first_line(error)}); replace it with an intact copy.")
+    return UserError(
+        f"{file} cannot be read as a picture ({first_line(error)}); replace it with an intact copy."
+    )

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-# A speech starts with a name in capitals and a full stop; its text is on the same line or the following ones.
+# A speech starts with a name in capitals and a full stop; its text is on the same line or the
+# following ones.
 SPEECH = re.compile(r"\s*((?:MRS\. |[0-9]\. )?[A-Z][A-Z’' -]*[A-Z])\.(?:\s+(\S.*))?$")
 HEADING = re.compile(r"\s*(ACT|SCENE|EPILOGUE|INDUCTION|DRAMATIS PERSONAE|THE END|FINIS|\*\*\*)\b")
 DIRECTION = re.compile(r"\s*\[?_?(Enter|Re-enter|Exit|Exeunt|Flourish|Alarums?|Sennet|Manet)\b")

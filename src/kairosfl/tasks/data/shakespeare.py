@@ -1,4 +1,6 @@
-"""Shakespeare: next-character prediction, one client per speaking role, each with its own training and test data."""
+"""Shakespeare: next-character prediction, one client per speaking role, each with its own training
+and test data.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,22 @@ TEST_SHARE = 5  # the last 1/5 of the samples of a role are for testing
 
 
 def shakespeare(*, stride: int = 10) -> DataSet:
-    """Shakespeare's plays: 80 characters and the one that follows, one sample every `stride` characters.
+    """Shakespeare's plays: 80 characters and the one that follows, one sample every `stride`
+    characters.
 
-    The last fifth of a role's samples is its test data; roles too short for one sample of each kind are left
-    out. Roles come from `clients.json` (role to text) if it exists, otherwise from Project Gutenberg's eBook 100.
+    The last fifth of a role's samples is its test data; roles too short for one sample of each kind
+    are left out. Roles come from `clients.json` (role to text) if it exists, otherwise from Project
+    Gutenberg's eBook 100.
     """
     if stride < 1:
         raise UserError(f"data.stride is {stride}; give at least 1 character.")
     has_roles = (data_folder() / ROLES.path).is_file()
 
     def convert(root: Path) -> Arrays:
-        return _windows(read_roles(root / ROLES.path) if has_roles else _roles_of_works(root / WORKS.path), stride)
+        return _windows(
+            read_roles(root / ROLES.path) if has_roles else _roles_of_works(root / WORKS.path),
+            stride,
+        )
 
     files = [ROLES if has_roles else WORKS]
     made, hashes = arrays("shakespeare", files, [DOWNLOAD], convert, {"stride": stride})
@@ -58,7 +65,9 @@ def shakespeare(*, stride: int = 10) -> DataSet:
 
 
 def encode(text: str) -> npt.NDArray[np.uint8]:
-    """Ids 0..79 of the characters of a text; typographic quotes and dashes become ASCII, unknown characters a space."""
+    """Ids 0..79 of the characters of a text; typographic quotes and dashes become ASCII, unknown
+    characters a space.
+    """
     codes = np.frombuffer(text.translate(PLAIN).encode("utf-32-le", "surrogatepass"), "<u4")
     table = np.full(128, SYMBOLS.index(" "), dtype=np.uint8)
     table[[ord(symbol) for symbol in SYMBOLS]] = np.arange(len(SYMBOLS), dtype=np.uint8)

@@ -1,4 +1,6 @@
-"""Cache of converted data sets: arrays built once from the official files, then memory-mapped on every start."""
+"""Cache of converted data sets: arrays built once from the official files, then memory-mapped on
+every start.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +35,27 @@ def arrays(
 ) -> tuple[Arrays, dict[str, str]]:
     """The converted arrays of a data set, and the md5 of each file they were built from.
 
-    `convert` builds the arrays from the data directory. They are cached under a hash of the files and the
-    options, so other files or options never use stale arrays.
+    `convert` builds the arrays from the data directory. They are cached under a hash of the files
+    and the options, so other files or options never use stale arrays.
     """
     folder = data_folder()
     ensure(name, folder, files, downloads)
     sums = check(folder, files)
-    return cached(folder, name, [VERSION, *sums.values(), repr(sorted((options or {}).items()))], convert), sums
+    return cached(
+        folder, name, [VERSION, *sums.values(), repr(sorted((options or {}).items()))], convert
+    ), sums
 
 
 def split(made: Arrays, name: str) -> Samples:
     """The samples stored as `name_inputs` and `name_targets` in converted arrays."""
-    return Samples(torch.from_numpy(made[f"{name}_inputs"]), torch.from_numpy(made[f"{name}_targets"]))
+    return Samples(
+        torch.from_numpy(made[f"{name}_inputs"]), torch.from_numpy(made[f"{name}_targets"])
+    )
 
 
-def cached(folder: Path, name: str, identity: Sequence[str], convert: Callable[[Path], Arrays]) -> Arrays:
+def cached(
+    folder: Path, name: str, identity: Sequence[str], convert: Callable[[Path], Arrays]
+) -> Arrays:
     """The result of `convert`, from the cache if it was already built for the same identity."""
     key = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
     place = folder / CACHE / f"{name}-{key}"
@@ -70,7 +78,9 @@ def _mapped(place: Path) -> Arrays | None:
     # Copy-on-write: torch needs writable memory, and the file must not change.
     try:
         names = [path for path in place.iterdir() if path.suffix == ".npy"]
-        return {path.stem: np.load(path, mmap_mode="c", allow_pickle=False) for path in names} or None
+        return {
+            path.stem: np.load(path, mmap_mode="c", allow_pickle=False) for path in names
+        } or None
     except (OSError, ValueError):
         return None  # missing or truncated: rebuild it
 

@@ -1,4 +1,6 @@
-"""Data generated from a seed, for benchmarks: one Gaussian cluster per class, of any size and shape."""
+"""Data generated from a seed, for benchmarks: one Gaussian cluster per class, of any size and
+shape.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ def synthetic(
 ) -> DataSet:
     """Gaussian class clusters whose centres are `separation` standard deviations from the origin.
 
-    Inputs are float vectors of length `features`, or uint8 images if a `shape` [channels, height, width] is
-    given.
+    Inputs are float vectors of length `features`, or uint8 images if a `shape` [channels, height,
+    width] is given.
     """
     for name, value in (("samples", samples), ("features", features), ("classes", classes)):
         if value < 1:
@@ -37,19 +39,27 @@ def synthetic(
         if value < 0:
             raise UserError(f"data.{name} is {value}; give 0 or more.")
     if shape and (len(shape) != 3 or min(shape) < 1):
-        raise UserError(f"data.shape is {list(shape)}; give channels, height and width, such as [3, 32, 32].")
+        raise UserError(
+            f"data.shape is {list(shape)}; give channels, height and width, such as [3, 32, 32]."
+        )
     size = tuple(shape) or (features,)
     rng = np.random.Generator(np.random.Philox(key=seed))
     centres = rng.standard_normal((classes, prod(size)), dtype=np.float32)
     centres *= separation / np.linalg.norm(centres, axis=1, keepdims=True)
-    train, test = (_draw(rng, centres, count, size, bool(shape)) for count in (samples, test_samples))
+    train, test = (
+        _draw(rng, centres, count, size, bool(shape)) for count in (samples, test_samples)
+    )
     half = (0.5,) * size[0] if shape else ()
     quarter = (0.25,) * size[0] if shape else ()
     return DataSet("synthetic", train, test, classes, mean=half, std=quarter)
 
 
 def _draw(
-    rng: np.random.Generator, centres: npt.NDArray[np.float32], count: int, size: tuple[int, ...], image: bool
+    rng: np.random.Generator,
+    centres: npt.NDArray[np.float32],
+    count: int,
+    size: tuple[int, ...],
+    image: bool,
 ) -> Samples:
     targets = rng.integers(0, len(centres), count)
     inputs = np.empty((count, *size), dtype=np.uint8 if image else np.float32)

@@ -28,7 +28,9 @@ FILL = "fill it in, or set data.missing to 'mean', 'zero' or 'drop'"
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The columns of one file: numbers as float64 with NaN for a missing value, texts as objects with None."""
+    """The columns of one file: numbers as float64 with NaN for a missing value, texts as objects
+    with None.
+    """
 
     file: Path
     columns: Mapping[str, Array]
@@ -69,12 +71,16 @@ def read_csv(file: Path, content: bytes, separator: str, room: Room | None = Non
             rows.append(row)
             lines.append(reader.line_num)
     except csv.Error as error:
-        raise UserError(f"{file} is malformed in line {reader.line_num} ({error}); fix that line.") from None
+        raise UserError(
+            f"{file} is malformed in line {reader.line_num} ({error}); fix that line."
+        ) from None
     header = [name.strip() for name in header]
     _check_header(file, header)
     room.take(8 * len(header) * len(rows), file)
     cells = zip(*rows, strict=True) if rows else [()] * len(header)
-    return Table(file, {name: _column(each) for name, each in zip(header, cells, strict=True)}, lines)
+    return Table(
+        file, {name: _column(each) for name, each in zip(header, cells, strict=True)}, lines
+    )
 
 
 def _check_header(file: Path, header: Sequence[str]) -> None:
@@ -105,8 +111,13 @@ def read_parquet(file: Path, content: bytes, room: Room | None = None) -> Table:
         source = parquet.ParquetFile(arrow.BufferReader(content))
         room.take(8 * _values_in(source.metadata), file)
 
-        # A text that fills millions of rows is stored once: read as a dictionary, it is also kept once.
-        texts = [name for name, kind in zip(*_fields(source.schema_arrow), strict=True) if _is_text(arrow, kind)]
+        # A text that fills millions of rows is stored once: read as a dictionary, it is also kept
+        # once.
+        texts = [
+            name
+            for name, kind in zip(*_fields(source.schema_arrow), strict=True)
+            if _is_text(arrow, kind)
+        ]
         source = parquet.ParquetFile(arrow.BufferReader(content), read_dictionary=texts)
         table = source.read()
         table.validate()
@@ -118,14 +129,18 @@ def read_parquet(file: Path, content: bytes, room: Room | None = None) -> Table:
     except (UserError, MemoryError):
         raise
     except Exception as error:  # of a damaged file, anything may come out
-        raise UserError(f"{file} cannot be read as .parquet ({first_line(error)}); write it again.") from None
+        raise UserError(
+            f"{file} cannot be read as .parquet ({first_line(error)}); write it again."
+        ) from None
     return Table(file, columns, range(1, table.num_rows + 1), "row")
 
 
 def _values_in(metadata: Any) -> int:
     """How many values a .parquet file declares; a small file may declare a great many."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    return sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
+    return sum(
+        group.column(number).num_values for group in groups for number in range(group.num_columns)
+    )
 
 
 def _fields(schema: Any) -> tuple[list[str], list[Any]]:
@@ -145,7 +160,12 @@ def _arrow_column(arrow: Any, column: Any) -> Array:
         kind = column.type
     if kinds.is_dictionary(kind):
         return _texts(arrow, column)
-    if kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind) or kinds.is_null(kind):
+    if (
+        kinds.is_integer(kind)
+        or kinds.is_floating(kind)
+        or kinds.is_boolean(kind)
+        or kinds.is_null(kind)
+    ):
         return np.asarray(column.cast(arrow.float64(), safe=False).to_numpy(), dtype=np.float64)
     if kinds.is_decimal(kind):
         return np.asarray(column.cast(arrow.float64(), safe=False).to_numpy(), dtype=np.float64)
@@ -187,7 +207,9 @@ def _column(cells: Sequence[str]) -> Array:
     numbers = [math.nan if cell.strip().lower() in MISSING else number(cell) for cell in cells]
     if None not in numbers:
         return np.array(numbers, dtype=np.float64)
-    return np.array([None if cell.strip().lower() in MISSING else cell.strip() for cell in cells], dtype=object)
+    return np.array(
+        [None if cell.strip().lower() in MISSING else cell.strip() for cell in cells], dtype=object
+    )
 
 
 def number(text: str) -> float | None:
@@ -198,8 +220,12 @@ def number(text: str) -> float | None:
         return None
 
 
-def check_columns(tables: Sequence[Table], targets: Sequence[str], inputs: Sequence[str], named: Sequence[str]) -> None:
-    """Refuse columns that are not there, and headers that differ; `named` are those that options mention."""
+def check_columns(
+    tables: Sequence[Table], targets: Sequence[str], inputs: Sequence[str], named: Sequence[str]
+) -> None:
+    """Refuse columns that are not there, and headers that differ; `named` are those that options
+    mention.
+    """
     first = tables[0]
     for table in tables:
         known = list(table.columns)
@@ -226,7 +252,9 @@ def check_columns(tables: Sequence[Table], targets: Sequence[str], inputs: Seque
     for name in named:
         if name not in first.columns:
             known = list(first.columns)
-            raise UserError(f"data.categorical or data.missing names the column {name!r}; {nearest(name, known)}")
+            raise UserError(
+                f"data.categorical or data.missing names the column {name!r}; {nearest(name, known)}"
+            )
 
 
 def without_missing(table: Table, used: Sequence[str], missing: Missing) -> Table:
@@ -244,26 +272,45 @@ def without_missing(table: Table, used: Sequence[str], missing: Missing) -> Tabl
 
 def absent(values: Array) -> npt.NDArray[np.bool_]:
     """Which values are missing."""
-    return np.array([each is None for each in values], dtype=bool) if values.dtype == object else np.isnan(values)
+    return (
+        np.array([each is None for each in values], dtype=bool)
+        if values.dtype == object
+        else np.isnan(values)
+    )
 
 
 def names_of(values: Array) -> Array:
     """A column as texts, numbers as they are usually written."""
     if values.dtype == object:
         return values
-    return np.array([None if math.isnan(value) else f"{value:.15g}" for value in values], dtype=object)
+    return np.array(
+        [None if math.isnan(value) else f"{value:.15g}" for value in values], dtype=object
+    )
 
 
 def categories(tables: Sequence[Table], columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The values of categorical columns in all tables, sorted."""
     return {
-        name: tuple(sorted({each for table in tables for each in names_of(table.columns[name]) if each is not None}))
+        name: tuple(
+            sorted(
+                {
+                    each
+                    for table in tables
+                    for each in names_of(table.columns[name])
+                    if each is not None
+                }
+            )
+        )
         for name in columns
     }
 
 
-def features(table: Table, inputs: Sequence[str], kinds: Mapping[str, tuple[str, ...]], missing: Missing) -> Array:
-    """The inputs `[n, features]`, categorical columns one-hot; NaN where a missing value is to be filled in."""
+def features(
+    table: Table, inputs: Sequence[str], kinds: Mapping[str, tuple[str, ...]], missing: Missing
+) -> Array:
+    """The inputs `[n, features]`, categorical columns one-hot; NaN where a missing value is to be
+    filled in.
+    """
     blocks = []
     for name in inputs:
         values = table.columns[name]
@@ -271,12 +318,16 @@ def features(table: Table, inputs: Sequence[str], kinds: Mapping[str, tuple[str,
         if lost.any() and policy(missing, name) == "error":
             raise UserError(f"{table.where(int(lost.argmax()), name)} has no value; {FILL}.")
         if name in kinds:
-            block = (names_of(values)[:, None] == np.array(kinds[name], dtype=object)[None]).astype(np.float64)
+            block = (names_of(values)[:, None] == np.array(kinds[name], dtype=object)[None]).astype(
+                np.float64
+            )
             block[lost] = math.nan
             blocks.append(block)
             continue
         if values.dtype == object:
-            row = next((i for i, each in enumerate(values) if each is not None and number(each) is None), 0)
+            row = next(
+                (i for i, each in enumerate(values) if each is not None and number(each) is None), 0
+            )
             raise UserError(
                 f"{table.where(row, name)} has {excerpt(values[row])}, which is not a finite number; "
                 f"correct it, or add {name!r} to data.categorical, which encodes each value as a "
@@ -285,13 +336,17 @@ def features(table: Table, inputs: Sequence[str], kinds: Mapping[str, tuple[str,
         if (large := np.abs(values) > LARGEST).any():
             row = int(large.argmax())
             why = "not a finite number" if np.isinf(values[row]) else "too large for float32"
-            raise UserError(f"{table.where(row, name)} has '{values[row]:g}', which is {why}; correct it.")
+            raise UserError(
+                f"{table.where(row, name)} has '{values[row]:g}', which is {why}; correct it."
+            )
         blocks.append(values[:, None])
     return np.concatenate([*blocks, np.empty((len(table), 0))], axis=1)
 
 
 def targets(table: Table, columns: Sequence[str], numeric: bool) -> Array:
-    """What to predict: `[n]` of one column, `[n, k]` of several; `numeric`: numbers, otherwise classes."""
+    """What to predict: `[n]` of one column, `[n, k]` of several; `numeric`: numbers, otherwise
+    classes.
+    """
     for name in columns:
         values = table.columns[name]
         lost = absent(values)
@@ -300,8 +355,12 @@ def targets(table: Table, columns: Sequence[str], numeric: bool) -> Array:
             raise UserError(f"{where} has no label; fill it in, or set data.missing to 'drop'.")
         if values.dtype == object and (numeric or len(columns) > 1):
             row = next(i for i, each in enumerate(values) if number(each) is None)
-            raise UserError(f"{table.where(row, name)} has {excerpt(values[row])}, which is not a number; correct it.")
-        if values.dtype == object and (found := [each for each in values if number(each) is not None]):
+            raise UserError(
+                f"{table.where(row, name)} has {excerpt(values[row])}, which is not a number; correct it."
+            )
+        if values.dtype == object and (
+            found := [each for each in values if number(each) is not None]
+        ):
             other = next(each for each in values if number(each) is None)
             raise UserError(
                 f"{table.file} has the labels {clipped(found[0])} and {excerpt(other)} in the column {name!r}; "
@@ -309,9 +368,18 @@ def targets(table: Table, columns: Sequence[str], numeric: bool) -> Array:
             )
         if values.dtype != object and (large := np.abs(values) > LARGEST).any():
             row = int(large.argmax())
-            why = "an infinite value" if np.isinf(values[row]) else f"'{values[row]:g}', which is too large for float32"
+            why = (
+                "an infinite value"
+                if np.isinf(values[row])
+                else f"'{values[row]:g}', which is too large for float32"
+            )
             raise UserError(f"{table.where(row, name)} has {why}; correct it.")
-        if values.dtype != object and not numeric and len(columns) == 1 and (wrong := values != np.floor(values)).any():
+        if (
+            values.dtype != object
+            and not numeric
+            and len(columns) == 1
+            and (wrong := values != np.floor(values)).any()
+        ):
             row = int(wrong.argmax())
             raise UserError(
                 f"{table.where(row, name)} has the label '{values[row]:g}'; a class is an integer or a name; to "

@@ -24,20 +24,28 @@ VALIDATION = File(f"{ROOT}/val/val_annotations.txt")
 SIZE = 64
 COMPLETE = {"train": 100_000, "val": 10_000}
 ARCHIVE = Download(
-    "http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de", ROOT, archive=True
+    "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    "90528d7ca1a48142e341f4ef8d21d0de",
+    ROOT,
+    archive=True,
 )
 
 Picture = tuple[Path, int]  # a file and its class
 
 
 def tinyimagenet() -> DataSet:
-    """Tiny-ImageNet-200: 100,000 training images; the 10,000 images of the validation set are the test set."""
+    """Tiny-ImageNet-200: 100,000 training images; the 10,000 images of the validation set are the
+    test set.
+    """
     files = (CLASSES, WORDS, VALIDATION)
     folder = data_folder()
     ensure("tinyimagenet", folder, files, [ARCHIVE])
     hashes = check(folder, files)
     wnids = sorted(read_text(folder / CLASSES.path).split())
-    pictures = {"train": _training(folder / ROOT, wnids), "val": _validation(folder / VALIDATION.path, wnids)}
+    pictures = {
+        "train": _training(folder / ROOT, wnids),
+        "val": _validation(folder / VALIDATION.path, wnids),
+    }
     for part, complete in COMPLETE.items():
         if len(pictures[part]) != complete:
             warnings.warn(
@@ -59,8 +67,12 @@ def tinyimagenet() -> DataSet:
 
     identity = [VERSION, *hashes.values(), _stamp(pictures["train"] + pictures["val"])]
     made = cached(folder, "tinyimagenet", identity, convert)
-    hashes |= {f"{ROOT}/{part}": str(sum_) for part, sum_ in zip(COMPLETE, made["sums"], strict=True)}
-    words = dict(line.split("\t", 1) for line in read_text(folder / WORDS.path).splitlines() if "\t" in line)
+    hashes |= {
+        f"{ROOT}/{part}": str(sum_) for part, sum_ in zip(COMPLETE, made["sums"], strict=True)
+    }
+    words = dict(
+        line.split("\t", 1) for line in read_text(folder / WORDS.path).splitlines() if "\t" in line
+    )
     labels = tuple(words.get(wnid, wnid) for wnid in wnids)
     mean, std = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
     train, test = split(made, "train"), split(made, "test")
@@ -87,10 +99,14 @@ def _validation(annotations: Path, wnids: list[str]) -> list[Picture]:
     for number, line in enumerate(read_text(annotations).splitlines(), start=1):
         columns = line.split("\t")
         if len(columns) < 2 or columns[1] not in label_of:
-            raise damaged(annotations, f"line {number} does not name an image and one of the classes")
+            raise damaged(
+                annotations, f"line {number} does not name an image and one of the classes"
+            )
         path = annotations.parent / "images" / columns[0]
         if not path.is_file():
-            raise UserError(f"{path} is missing, but line {number} of {annotations} names it; copy it there.")
+            raise UserError(
+                f"{path} is missing, but line {number} of {annotations} names it; copy it there."
+            )
         found.append((path, label_of[columns[1]]))
     return found
 
@@ -109,7 +125,9 @@ def _decode(pictures: list[Picture]) -> tuple[npt.NDArray[np.uint8], str]:
     digest = hashlib.md5(usedforsecurity=False)
     out = np.empty((len(pictures), 3, SIZE, SIZE), dtype=np.uint8)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for place, (data, picture) in enumerate(pool.map(read_jpeg, [path for path, _ in pictures])):
+        for place, (data, picture) in enumerate(
+            pool.map(read_jpeg, [path for path, _ in pictures])
+        ):
             digest.update(data)
             out[place] = picture
     return out, digest.hexdigest()

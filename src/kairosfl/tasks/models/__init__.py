@@ -1,4 +1,6 @@
-"""Models by name: `build` one, list its `options`, `describe` it. Add your own to `MODELS`, or by an entry point."""
+"""Models by name: `build` one, list its `options`, `describe` it. Add your own to `MODELS`, or by
+an entry point.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,16 @@ from kairosfl.tasks.models.norms import freeze_norms, group_norm
 from kairosfl.tasks.models.resnet import resnet18, resnet50
 from kairosfl.tasks.models.small import alt_cnn, aware_cnn, cnn, lenet, logistic, mlp, pfl_cnn
 
-__all__ = ["MODELS", "Builder", "Description", "build", "describe", "freeze_norms", "group_norm", "options"]
+__all__ = [
+    "MODELS",
+    "Builder",
+    "Description",
+    "build",
+    "describe",
+    "freeze_norms",
+    "group_norm",
+    "options",
+]
 
 Builder = Callable[..., nn.Module]
 """builder(shape, classes, *, option=default, ...): `shape` is that of one sample; options are keyword-only."""
@@ -65,7 +76,9 @@ _TYPICAL: dict[str, tuple[tuple[int, ...], int]] = {
 
 @dataclass(frozen=True)
 class Description:
-    """A one-line summary of a model, with its parameter count for one sample shape and number of classes."""
+    """A one-line summary of a model, with its parameter count for one sample shape and number of
+    classes.
+    """
 
     name: str
     summary: str
@@ -78,7 +91,9 @@ class Description:
         return f"{self.name}: {self.summary} {self.parameters:,} parameters ({size}, {self.classes} classes)"
 
 
-def build(name: str, *, shape: tuple[int, ...], classes: int, seed: int, **options: Any) -> nn.Module:
+def build(
+    name: str, *, shape: tuple[int, ...], classes: int, seed: int, **options: Any
+) -> nn.Module:
     """A model on the CPU whose initial parameters depend on nothing but the arguments.
 
     Args:
@@ -88,7 +103,8 @@ def build(name: str, *, shape: tuple[int, ...], classes: int, seed: int, **optio
         seed: Of the initial parameters.
         **options: Options of the model; `options(name)` lists them with their defaults.
     """
-    # Only the CPU's default generator is seeded, and put back: torch.manual_seed would reset every device's.
+    # Only the CPU's default generator is seeded, and put back: torch.manual_seed would reset every
+    # device's.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         return _construct(name, shape, classes, options)
@@ -124,7 +140,9 @@ def describe(
     with torch.device("meta"):
         model = _construct(name, shape, classes, options)
     summary = (inspect.getdoc(builder) or "").partition("\n")[0]
-    return Description(name, summary, tuple(shape), classes, sum(each.numel() for each in model.parameters()))
+    return Description(
+        name, summary, tuple(shape), classes, sum(each.numel() for each in model.parameters())
+    )
 
 
 def _builder(name: str) -> Builder:
@@ -133,10 +151,14 @@ def _builder(name: str) -> Builder:
     return MODELS[name]
 
 
-def _construct(name: str, shape: tuple[int, ...], classes: int, chosen: Mapping[str, Any]) -> nn.Module:
+def _construct(
+    name: str, shape: tuple[int, ...], classes: int, chosen: Mapping[str, Any]
+) -> nn.Module:
     builder = _builder(name)
     if not shape or not all(_accepts(side, int) and side > 0 for side in shape):
-        raise UserError(f"model {name} needs the shape of one sample, such as (3, 32, 32), got {shape!r}")
+        raise UserError(
+            f"model {name} needs the shape of one sample, such as (3, 32, 32), got {shape!r}"
+        )
     if not _accepts(classes, int) or classes < 1:
         raise UserError(f"model {name} needs at least 1 class, got {classes!r}")
     known = options(name)
@@ -155,7 +177,9 @@ def _construct(name: str, shape: tuple[int, ...], classes: int, chosen: Mapping[
 def _hints(builder: Builder) -> dict[str, Any]:
     try:
         return get_type_hints(builder)
-    except NameError:  # a builder whose annotations are imported only for type checkers: nothing to check
+    except (
+        NameError
+    ):  # a builder whose annotations are imported only for type checkers: nothing to check
         return {}
 
 
@@ -166,7 +190,9 @@ def _accepts(value: object, hint: object) -> bool:
     if get_origin(hint) in (Union, UnionType):
         return any(_accepts(value, each) for each in get_args(hint))
     if get_origin(hint) is tuple:
-        return isinstance(value, list | tuple) and all(_accepts(each, get_args(hint)[0]) for each in value)
+        return isinstance(value, list | tuple) and all(
+            _accepts(each, get_args(hint)[0]) for each in value
+        )
     if get_origin(hint) is Literal:
         return value in get_args(hint)
     return not isinstance(hint, type) or isinstance(value, hint)

@@ -1,6 +1,7 @@
 """AlexNet and VGG-11 as in Tables 2 and 1 of FedCL, with every bias as wide as its layer.
 
-"FedCL: Critical Learning Periods-aware Adaptive Client Selection in Federated Learning" (later CriticalFL, KDD 2023).
+"FedCL: Critical Learning Periods-aware Adaptive Client Selection in Federated Learning" (later
+CriticalFL, KDD 2023).
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ _VGG11 = (
 )
 
 
-def alexnet(shape: tuple[int, ...], classes: int, *, width: int = 4096, dropout: float = 0.05) -> nn.Module:
+def alexnet(
+    shape: tuple[int, ...], classes: int, *, width: int = 4096, dropout: float = 0.05
+) -> nn.Module:
     """FedCL's AlexNet for 32x32 images (Table 2); width=128 as in the released code."""
     checks.positive("alexnet", width=width)
     checks.probability("alexnet", dropout=dropout)
     channels, height, columns = checks.image("alexnet", shape)
     if (height, columns) != (32, 32):
-        raise UserError(f"alexnet needs 32x32 images, got {height}x{columns}: load the data with size=32")
+        raise UserError(
+            f"alexnet needs 32x32 images, got {height}x{columns}: load the data with size=32"
+        )
     return nn.Sequential(
         OrderedDict(
             conv1=nn.Conv2d(channels, 64, 3, stride=2, padding=1),
@@ -59,7 +64,9 @@ def alexnet(shape: tuple[int, ...], classes: int, *, width: int = 4096, dropout:
     )
 
 
-def vgg11(shape: tuple[int, ...], classes: int, *, width: int = 512, dropout: float = 0.2) -> nn.Module:
+def vgg11(
+    shape: tuple[int, ...], classes: int, *, width: int = 512, dropout: float = 0.2
+) -> nn.Module:
     """FedCL's VGG-11 for images whose sides are multiples of 32 (Table 1)."""
     checks.positive("vgg11", width=width)
     checks.probability("vgg11", dropout=dropout)
@@ -82,7 +89,8 @@ def vgg11(shape: tuple[int, ...], classes: int, *, width: int = 512, dropout: fl
         inputs = outputs
     layers["flatten"] = nn.Flatten()
     layers["drop9"] = nn.Dropout(dropout)
-    # Table 1 gives 4096 inputs here, but 32x32 images leave 512 after five poolings (docs/models.md).
+    # Table 1 gives 4096 inputs here, but 32x32 images leave 512 after five poolings
+    # (docs/models.md).
     layers["fc9"] = nn.Linear(inputs * (height // 32) * (columns // 32), width)
     layers["relu9"] = nn.ReLU()
     layers["fc10"] = nn.Linear(width, width)

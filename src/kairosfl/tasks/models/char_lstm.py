@@ -1,4 +1,6 @@
-"""FedCL's character model (Table 3 of the paper): an embedding and two LSTM layers predict the next character."""
+"""FedCL's character model (Table 3 of the paper): an embedding and two LSTM layers predict the next
+character.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def char_lstm(
     """FedCL's character LSTM (Table 3): 80-256-512x2-80; the vocabulary defaults to the classes."""
     checks.tokens("char_lstm", shape)
     vocabulary = classes if vocabulary is None else vocabulary
-    checks.positive("char_lstm", vocabulary=vocabulary, embedding=embedding, hidden=hidden, layers=layers)
+    checks.positive(
+        "char_lstm", vocabulary=vocabulary, embedding=embedding, hidden=hidden, layers=layers
+    )
     checks.probability("char_lstm", dropout=dropout)
     return CharLSTM(
         vocabulary=vocabulary,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from kairosfl.errors import UserError
 
 
-def image(model: str, shape: tuple[int, ...], *, least: int = 1, hint: str = "") -> tuple[int, int, int]:
+def image(
+    model: str, shape: tuple[int, ...], *, least: int = 1, hint: str = ""
+) -> tuple[int, int, int]:
     """Channels, height and width of an image sample, at least `least` pixels per side."""
     if len(shape) != 3:
         raise UserError(

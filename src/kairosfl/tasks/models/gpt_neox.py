@@ -1,7 +1,9 @@
-"""A GPT-NeoX text classifier of Pythia-70M's size, in basic operations that can be stacked over clients.
+"""A GPT-NeoX text classifier of Pythia-70M's size, in basic operations that can be stacked over
+clients.
 
-Black et al., "GPT-NeoX-20B", 2022; Biderman et al., "Pythia", ICML 2023. Submodules are named as in the
-published checkpoints. Positions, rotary tables and the causal mask are computed from the tokens: no buffers.
+Black et al., "GPT-NeoX-20B", 2022; Biderman et al., "Pythia", ICML 2023. Submodules are named as in
+the published checkpoints. Positions, rotary tables and the causal mask are computed from the
+tokens: no buffers.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _ROTARY_BASE = 10_000.0
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary position embedding on the first `rotary` dimensions of queries and keys."""
+    """Causal attention with rotary position embedding on the first `rotary` dimensions of queries
+    and keys.
+    """
 
     def __init__(self, hidden: int, heads: int, rotary: int) -> None:
         super().__init__()
@@ -44,7 +48,9 @@ class Attention(nn.Module):
     def _rotate(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         half = self.rotary // 2
         first, second, rest = torch.split(x, [half, half, self.size - self.rotary], dim=-1)
-        return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], dim=-1)
+        return torch.cat(
+            [first * cosine - second * sine, second * cosine + first * sine, rest], dim=-1
+        )
 
 
 class Block(nn.Module):
@@ -69,7 +75,9 @@ class Block(nn.Module):
 
 
 class GPTNeoX(nn.Module):
-    """Class logits of a text, from its last token or the mean of its tokens; trailing `pad` tokens are ignored."""
+    """Class logits of a text, from its last token or the mean of its tokens; trailing `pad` tokens
+    are ignored.
+    """
 
     def __init__(
         self,
@@ -102,7 +110,9 @@ class GPTNeoX(nn.Module):
         tokens = tokens.long()
         x = self.embed_in(tokens)
         positions = torch.cumsum(torch.ones_like(tokens), dim=-1) - 1
-        angles = torch.stack([positions.float() * frequency for frequency in self.frequencies], dim=-1)
+        angles = torch.stack(
+            [positions.float() * frequency for frequency in self.frequencies], dim=-1
+        )
         cosine = torch.cos(angles).type_as(x).unsqueeze(-3)
         sine = torch.sin(angles).type_as(x).unsqueeze(-3)
         future = (positions.unsqueeze(-2) > positions.unsqueeze(-1)).unsqueeze(-3)
@@ -133,11 +143,15 @@ def gpt_neox(
     pad: int = 0,
     checkpoint: str | Path | None = None,
 ) -> nn.Module:
-    """GPT-NeoX of Pythia-70M's size with a classification head, from a local checkpoint or newly initialised."""
+    """GPT-NeoX of Pythia-70M's size with a classification head, from a local checkpoint or newly
+    initialised.
+    """
     checks.tokens("gpt_neox", shape)
     checks.positive("gpt_neox", vocabulary=vocabulary, hidden=hidden, layers=layers, heads=heads)
     if hidden % heads:
-        raise UserError(f"model.hidden of gpt_neox must be a multiple of heads={heads}, got {hidden}")
+        raise UserError(
+            f"model.hidden of gpt_neox must be a multiple of heads={heads}, got {hidden}"
+        )
     rotary = int(hidden // heads * rotary_pct)
     if not 0 < rotary_pct <= 1 or rotary < 2 or rotary % 2:
         raise UserError(

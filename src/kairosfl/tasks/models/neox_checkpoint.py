@@ -26,16 +26,22 @@ _FIXED = {
 
 
 def load(model: nn.Module, path: Path, *, heads: int, rotary_pct: float) -> None:
-    """Copy a checkpoint into `model`; without a classification head in it, the model's head is left unchanged."""
+    """Copy a checkpoint into `model`; without a classification head in it, the model's head is left
+    unchanged.
+    """
     _check_configuration(path, heads=heads, rotary_pct=rotary_pct)
     found = _strip(_read(path))
     wanted = model.state_dict()
     missing = wanted.keys() - found.keys() - {_HEAD}
     if missing:
-        raise UserError(f"checkpoint {path} has no {_some(missing)}: set model.layers as in the checkpoint")
+        raise UserError(
+            f"checkpoint {path} has no {_some(missing)}: set model.layers as in the checkpoint"
+        )
     surplus = found.keys() - wanted.keys()
     if surplus:
-        raise UserError(f"checkpoint {path} has the unexpected {_some(surplus)}: set model.layers as in the checkpoint")
+        raise UserError(
+            f"checkpoint {path} has the unexpected {_some(surplus)}: set model.layers as in the checkpoint"
+        )
     for name, tensor in found.items():
         if tensor.shape != wanted[name].shape:
             raise UserError(
@@ -46,7 +52,9 @@ def load(model: nn.Module, path: Path, *, heads: int, rotary_pct: float) -> None
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file, or of a directory's safetensors files, or else of its pytorch_model files."""
+    """All tensors of a file, or of a directory's safetensors files, or else of its pytorch_model
+    files.
+    """
     if path.is_dir():
         files = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
     else:
@@ -60,12 +68,20 @@ def _read(path: Path) -> dict[str, Tensor]:
     for file in files:
         try:
             safe = file.suffix == ".safetensors"
-            state = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
+            state = (
+                load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
+            )
         except Exception as error:  # a corrupt pickle can raise anything
             kind = type(error).__name__
-            raise UserError(f"checkpoint {file} cannot be read ({kind}): download it again") from error
-        if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-            raise UserError(f"checkpoint {file} is not a dictionary of tensors: save the model's state_dict")
+            raise UserError(
+                f"checkpoint {file} cannot be read ({kind}): download it again"
+            ) from error
+        if not isinstance(state, dict) or not all(
+            isinstance(value, Tensor) for value in state.values()
+        ):
+            raise UserError(
+                f"checkpoint {file} is not a dictionary of tensors: save the model's state_dict"
+            )
         tensors |= state
     return tensors
 
@@ -73,7 +89,9 @@ def _read(path: Path) -> dict[str, Tensor]:
 def _strip(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors that a classifier uses, by their names in the model."""
     named = {name.removeprefix("gpt_neox."): tensor for name, tensor in tensors.items()}
-    return {name: named[name] for name in named if name not in _UNUSED and not name.endswith(_CONSTANTS)}
+    return {
+        name: named[name] for name in named if name not in _UNUSED and not name.endswith(_CONSTANTS)
+    }
 
 
 def _check_configuration(path: Path, *, heads: int, rotary_pct: float) -> None:
@@ -97,7 +115,9 @@ def _check_configuration(path: Path, *, heads: int, rotary_pct: float) -> None:
     for key, fixed in _FIXED.items():
         if published.get(key, fixed) != fixed:
             fix = "use another checkpoint"
-            raise UserError(f"{file} has {key} = {published[key]}, gpt_neox only supports {fixed}: {fix}")
+            raise UserError(
+                f"{file} has {key} = {published[key]}, gpt_neox only supports {fixed}: {fix}"
+            )
 
 
 def _some(names: Iterable[str]) -> str:

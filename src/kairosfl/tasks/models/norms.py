@@ -19,13 +19,15 @@ _ACTIVE = ("BatchNormAct2d", "SyncBatchNormAct")  # timm's, which go on with `dr
 def group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
     """A copy of a model in which every BatchNorm is a GroupNorm with the same weights and biases.
 
-    The running statistics of BatchNorm would stay behind on each client; GroupNorm has none. A pre-trained model needs
-    fine-tuning afterwards, because its layers then see inputs of another scale. timm's norms keep their activation.
+    The running statistics of BatchNorm would stay behind on each client; GroupNorm has none. A
+    pre-trained model needs fine-tuning afterwards, because its layers then see inputs of another
+    scale. timm's norms keep their activation.
 
     Args:
         model: Any module; it is not modified.
-        groups: Of each norm at most; a norm has the largest number that divides its channels and leaves two or more in
-            each group, since a single number minus its mean would always be 0.
+        groups: Of each norm at most; a norm has the largest number that divides its channels and
+            leaves two or more in each group, since a single number minus its mean would always be
+            0.
     """
     if groups < 1:
         raise UserError(f"groups = {groups} must be 1 or more.")
@@ -33,10 +35,12 @@ def group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
 
 
 def freeze_norms(model: nn.Module) -> nn.Module:
-    """A copy of a model in which the running statistics of every BatchNorm are constants, in training as well.
+    """A copy of a model in which the running statistics of every BatchNorm are constants, in
+    training as well.
 
-    For a pre-trained model, whose statistics are worth keeping: it computes what it did in evaluation mode, and its
-    weights and biases are trained as before. The names in its state dict stay the same.
+    For a pre-trained model, whose statistics are worth keeping: it computes what it did in
+    evaluation mode, and its weights and biases are trained as before. The names in its state dict
+    stay the same.
 
     Args:
         model: Any module; it is not modified.
@@ -53,7 +57,9 @@ class FrozenNorm(nn.Module):
     def __init__(self, norm: _BatchNorm, name: str) -> None:
         super().__init__()
         if norm.running_mean is None or norm.running_var is None:
-            raise UserError(f"{name!r} has no running statistics to freeze; use kairosfl.models.group_norm(model).")
+            raise UserError(
+                f"{name!r} has no running statistics to freeze; use kairosfl.models.group_norm(model)."
+            )
         self.eps, self.drop, self.act = norm.eps, *_after(norm, name)
         self.weight, self.bias = norm.weight, norm.bias
         for key, value in norm.named_buffers(recurse=False):
@@ -61,7 +67,9 @@ class FrozenNorm(nn.Module):
         self.train(norm.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        x = F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        )
         return self.act(self.drop(x))  # type: ignore[no-any-return]
 
 
@@ -82,7 +90,9 @@ def _with(model: nn.Module, convert: Callable[[_BatchNorm, str], nn.Module]) -> 
     made: dict[nn.Module, nn.Module] = {}  # a norm that is used in two places stays one
     names = {module: name for name, module in model.named_modules()}
     for parent in list(model.modules()):
-        for child, module in list(parent._modules.items()):  # named_children would skip a second use
+        for child, module in list(
+            parent._modules.items()
+        ):  # named_children would skip a second use
             if isinstance(module, _BatchNorm):
                 if module not in made:
                     made[module] = convert(module, names[module])
@@ -94,7 +104,9 @@ def _grouped(norm: _BatchNorm, name: str, groups: int) -> nn.GroupNorm:
     channels = norm.num_features
     drop, act = _after(norm, name)
     if channels == 1 and isinstance(norm, nn.BatchNorm1d):
-        raise UserError(f"{name!r} is a BatchNorm1d of one channel, which GroupNorm would set to 0; leave it out.")
+        raise UserError(
+            f"{name!r} is a BatchNorm1d of one channel, which GroupNorm would set to 0; leave it out."
+        )
     few = max(1, min(groups, channels // 2))
     number = next(count for count in range(few, 0, -1) if channels % count == 0)
     kind = nn.GroupNorm if type(norm) in _PLAIN else ActiveGroupNorm
@@ -113,4 +125,6 @@ def _after(norm: _BatchNorm, name: str) -> tuple[nn.Module, nn.Module]:
         return nn.Identity(), nn.Identity()
     if kind.__name__ in _ACTIVE and kind.__module__.startswith("timm."):
         return norm.get_submodule("drop"), norm.get_submodule("act")
-    raise UserError(f"{name!r} is a {kind.__name__}, which is not torch's own; build the model with GroupNorm.")
+    raise UserError(
+        f"{name!r} is a {kind.__name__}, which is not torch's own; build the model with GroupNorm."
+    )

@@ -1,6 +1,8 @@
-"""ResNet-18 and ResNet-50 with GroupNorm, a 3x3 stem for small images or the original one, and a projection head.
+"""ResNet-18 and ResNet-50 with GroupNorm, a 3x3 stem for small images or the original one, and a
+projection head.
 
-He et al., "Deep residual learning for image recognition", CVPR 2016. GroupNorm keeps all state in parameters.
+He et al., "Deep residual learning for image recognition", CVPR 2016. GroupNorm keeps all state in
+parameters.
 """
 
 from __future__ import annotations
@@ -28,14 +30,28 @@ class Residual(nn.Module):
 
 
 def resnet18(
-    shape: tuple[int, ...], classes: int, *, width: int = 64, groups: int = 32, projection: int = 0, stem: int = 3
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    width: int = 64,
+    groups: int = 32,
+    projection: int = 0,
+    stem: int = 3,
 ) -> nn.Module:
-    """ResNet-18 with GroupNorm; projection=256 adds ALT's head, stem=7 is the original 7x7 stem with pooling."""
+    """ResNet-18 with GroupNorm; projection=256 adds ALT's head, stem=7 is the original 7x7 stem
+    with pooling.
+    """
     return _resnet("resnet18", shape, classes, (2, 2, 2, 2), 1, width, groups, projection, stem)
 
 
 def resnet50(
-    shape: tuple[int, ...], classes: int, *, width: int = 64, groups: int = 32, projection: int = 0, stem: int = 3
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    width: int = 64,
+    groups: int = 32,
+    projection: int = 0,
+    stem: int = 3,
 ) -> nn.Module:
     """ResNet-50 with 3x3 stem and GroupNorm, for 64x64 images; projection=256 adds ALT's head."""
     return _resnet("resnet50", shape, classes, (3, 4, 6, 3), 4, width, groups, projection, stem)
@@ -55,7 +71,9 @@ def _resnet(
     checks.positive(name, width=width, groups=groups)
     checks.not_negative(name, projection=projection)
     if width % 2:
-        raise UserError(f"model.width of {name} must be even, so that norm groups have two channels, got {width}")
+        raise UserError(
+            f"model.width of {name} must be even, so that norm groups have two channels, got {width}"
+        )
     if stem not in (3, 7):
         raise UserError(f"model.stem of {name} must be 3, or 7 for the original stem, got {stem}")
     inputs, _, _ = checks.image(name, shape)

@@ -1,4 +1,6 @@
-"""Small models: fully connected networks, LeNet, and the CNNs of McMahan, ALT, FedAWARE and pfl-research."""
+"""Small models: fully connected networks, LeNet, and the CNNs of McMahan, ALT, FedAWARE and
+pfl-research.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from kairosfl.tasks.models import checks
 
 def logistic(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Multinomial logistic regression: a single linear layer."""
-    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), classifier=nn.Linear(math.prod(shape), classes)))
+    return nn.Sequential(
+        OrderedDict(flatten=nn.Flatten(), classifier=nn.Linear(math.prod(shape), classes))
+    )
 
 
 def mlp(shape: tuple[int, ...], classes: int, *, hidden: tuple[int, ...] = (64,)) -> nn.Module:
@@ -36,7 +40,8 @@ def cnn(shape: tuple[int, ...], classes: int, *, padding: int = 0, hidden: int =
         raise UserError(f"model.padding of cnn must be 0, 1 or 2, got {padding}")
     shrink = 4 - 2 * padding
     hint = " or set model.padding=2" if padding < 2 else ""
-    # Each convolution removes `shrink` pixels, the first pooling halves the rest, and the second needs two.
+    # Each convolution removes `shrink` pixels, the first pooling halves the rest, and the second
+    # needs two.
     channels, height, width = checks.image("cnn", shape, least=2 * (2 + shrink) + shrink, hint=hint)
     rows, columns = (((side - shrink) // 2 - shrink) // 2 for side in (height, width))
     return nn.Sequential(
@@ -123,9 +128,15 @@ def aware_cnn(shape: tuple[int, ...], classes: int, *, hidden: int = 64) -> nn.M
 
 
 def pfl_cnn(
-    shape: tuple[int, ...], classes: int, *, hidden: int = 128, dropout: tuple[float, ...] = (0.25, 0.5)
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    hidden: int = 128,
+    dropout: tuple[float, ...] = (0.25, 0.5),
 ) -> nn.Module:
-    """pfl-research's simple_cnn: two 3x3 convolutions (32, 64), one pooling, a hidden layer, dropout before both."""
+    """pfl-research's simple_cnn: two 3x3 convolutions (32, 64), one pooling, a hidden layer,
+    dropout before both.
+    """
     checks.positive("pfl_cnn", hidden=hidden)
     if len(dropout) != 2:
         raise UserError(f"model.dropout of pfl_cnn must be two numbers, got {dropout!r}")

@@ -1,6 +1,8 @@
-"""What surrounds the model in a step: choosing every client's batch, reading its images, and counting the step.
+"""What surrounds the model in a step: choosing every client's batch, reading its images, and
+counting the step.
 
-Each is one kernel: there is so little to compute that every operation by itself would take longer to start than to run.
+Each is one kernel: there is so little to compute that every operation by itself would take longer
+to start than to run.
 """
 
 # mypy: ignore-errors
@@ -20,7 +22,11 @@ from kairosfl.engines.batched.step import ODD
 PIXELS, COLUMNS = 1024, 1024  # numbers of an image, and of squares, that a program handles at once
 
 # Rows of `wholes` and `sums`, and the constant of `step`.
-POSITION, TOTAL, SIZE = tl.constexpr(int(Whole.POSITION)), tl.constexpr(int(Whole.TOTAL)), tl.constexpr(int(Whole.SIZE))
+POSITION, TOTAL, SIZE = (
+    tl.constexpr(int(Whole.POSITION)),
+    tl.constexpr(int(Whole.TOTAL)),
+    tl.constexpr(int(Whole.SIZE)),
+)
 END, BATCHES = tl.constexpr(int(Whole.END)), tl.constexpr(int(Whole.BATCHES))
 DROPS, SAMPLES = tl.constexpr(int(Whole.DROPS)), tl.constexpr(int(Whole.SAMPLES))
 LOSS, GRAD_SQ = tl.constexpr(int(Sum.LOSS)), tl.constexpr(int(Sum.GRAD_SQ))
@@ -29,7 +35,18 @@ SPREAD = tl.constexpr(ODD)
 
 @triton.jit
 def _batch(
-    wholes, order_rows, awake, samples_rows, share_rows, lengths, live, keys, slots, row, batch, BLOCK: tl.constexpr
+    wholes,
+    order_rows,
+    awake,
+    samples_rows,
+    share_rows,
+    lengths,
+    live,
+    keys,
+    slots,
+    row,
+    batch,
+    BLOCK: tl.constexpr,
 ):
     """The next batch of a client, as in `step`; one program per client, grid (m,).
 
@@ -56,7 +73,9 @@ def _batch(
     sample = tl.load(order_rows + client.to(tl.int64) * row + spot, inside, 0)
     kind = share_rows.dtype.element_ty
     divisor = tl.maximum(length, 1).to(tl.float32).to(kind).to(tl.float32)
-    share = tl.div_rn(own.to(tl.float32), divisor).to(kind)  # as PyTorch divides; `/` would be off by a bit
+    share = tl.div_rn(own.to(tl.float32), divisor).to(
+        kind
+    )  # as PyTorch divides; `/` would be off by a bit
     tl.store(samples_rows + client * batch + place, sample, inside)
     tl.store(share_rows + client * batch + place, share, inside)
     tl.store(lengths + client, length)
@@ -67,9 +86,11 @@ def _batch(
 def batch(
     wholes: Tensor, order: Tensor, awake: Tensor, clients: int, size: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Samples `[m, size]`, shares `[m, size]` of this type, lengths, who is live (bool) and keys, `[m]` each.
+    """Samples `[m, size]`, shares `[m, size]` of this type, lengths, who is live (bool) and keys,
+    `[m]` each.
 
-    `wholes`, `order` and `awake` (`on`) are those of the state, and m = `clients` the number of slots that take part.
+    `wholes`, `order` and `awake` (`on`) are those of the state, and m = `clients` the number of
+    slots that take part.
     """
     samples = torch.empty(clients, size, dtype=torch.int64, device=wholes.device)
     share = torch.empty(clients, size, dtype=dtype, device=wholes.device)
@@ -108,7 +129,8 @@ def _images(
     LAST: tl.constexpr,
     B: tl.constexpr,
 ):
-    """y = stored[sample] · scale + shift, rounded after each; one program per B numbers of an image.
+    """y = stored[sample] · scale + shift, rounded after each; one program per B numbers of an
+    image.
 
     stored          [N, C, HW]                   uint8
     samples         [n]                          int64
@@ -123,12 +145,17 @@ def _images(
     channel = place % C if LAST else place // HW
     source = channel * HW + place // C if LAST else place
     x = tl.load(stored + tl.load(samples + number) * (C * HW) + source, inside, 0).to(tl.float32)
-    y = x * tl.load(scales + channel * stride, inside, 0.0) + tl.load(shifts + channel * stride, inside, 0.0)
+    y = x * tl.load(scales + channel * stride, inside, 0.0) + tl.load(
+        shifts + channel * stride, inside, 0.0
+    )
     tl.store(y_rows + number.to(tl.int64) * (C * HW) + place, y.to(y_rows.dtype.element_ty), inside)
 
 
-def images(stored: Tensor, samples: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype, last: bool) -> Tensor:
-    """The samples `[n]` of the images `[N, C, H, W]`, normalised and of this type; channels last or contiguous.
+def images(
+    stored: Tensor, samples: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype, last: bool
+) -> Tensor:
+    """The samples `[n]` of the images `[N, C, H, W]`, normalised and of this type; channels last or
+    contiguous.
 
     `scale` and `shift` are those of `tasks.prepare`, `[C, 1, 1]` or `[1, 1, 1]`.
     """
@@ -157,7 +184,9 @@ def images(stored: Tensor, samples: Tensor, scale: Tensor, shift: Tensor, dtype:
 
 
 @triton.jit
-def _count(wholes, sums, lengths, live, losses, squares_rows, slots, row, columns, BLOCK: tl.constexpr):
+def _count(
+    wholes, sums, lengths, live, losses, squares_rows, slots, row, columns, BLOCK: tl.constexpr
+):
     """Add a step to what a live client has done; one program per client, grid (m,).
 
     wholes, sums   [numbers, slots]    int64 and float64, updated in place
@@ -170,7 +199,9 @@ def _count(wholes, sums, lengths, live, losses, squares_rows, slots, row, column
         total = tl.zeros([BLOCK], dtype=tl.float64)
         for begin in range(0, columns, BLOCK):
             place = begin + tl.arange(0, BLOCK)
-            total += tl.load(squares_rows + client.to(tl.int64) * row + place, place < columns, 0.0).to(tl.float64)
+            total += tl.load(
+                squares_rows + client.to(tl.int64) * row + place, place < columns, 0.0
+            ).to(tl.float64)
         length = tl.load(lengths + client)
         wholes += client
         sums += client
@@ -181,8 +212,12 @@ def _count(wholes, sums, lengths, live, losses, squares_rows, slots, row, column
         tl.store(wholes + POSITION * slots, tl.load(wholes + POSITION * slots) + 1)
 
 
-def count(wholes: Tensor, sums: Tensor, lengths: Tensor, live: Tensor, losses: Tensor, squares: Tensor) -> None:
-    """Add a step to `wholes` and `sums` of the state; `squares` is `[m, columns]`, its sums over columns are ‖∇L‖²."""
+def count(
+    wholes: Tensor, sums: Tensor, lengths: Tensor, live: Tensor, losses: Tensor, squares: Tensor
+) -> None:
+    """Add a step to `wholes` and `sums` of the state; `squares` is `[m, columns]`, its sums over
+    columns are ‖∇L‖².
+    """
     columns = squares.shape[1]
     block = min(COLUMNS, triton.next_power_of_2(columns))
     on(_count, (len(live),))(

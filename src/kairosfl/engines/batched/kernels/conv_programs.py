@@ -1,16 +1,18 @@
-"""Convolutions of stacked clients as implicit matrix products: patches are gathered on the fly, never stored.
+"""Convolutions of stacked clients as implicit matrix products: patches are gathered on the fly,
+never stored.
 
-In memory, images are `[m, b, H, W, C]`, outputs `[m, b, OH, OW, O]`, and the weights in a client's row
-`[O, KH, KW, C]`. A *tap* is one position (i, j) of the KH × KW kernel. The three products are
+In memory, images are `[m, b, H, W, C]`, outputs `[m, b, OH, OW, O]`, and the weights in a client's
+row `[O, KH, KW, C]`. A *tap* is one position (i, j) of the KH × KW kernel. The three products are
 
     forward            rows: output pixels    columns: outputs          sum over: taps × inputs
     gradient of x      rows: input pixels     columns: inputs           sum over: taps × outputs
     gradient of w      rows: outputs          columns: taps × inputs    sum over: output pixels, in parts
 
-Operands are loaded into the matrix units 16 bytes at a time where the compiler can prove that they are contiguous and
-aligned: a block of channels lies within one tap, starts at a multiple of the block size, and the axis that is summed
-over is the last one in memory. For the gradient of x the weights are transposed first. For the gradient of w no operand
-can be, so tf32 uses tiles of two warps, whose matrix instructions read either order.
+Operands are loaded into the matrix units 16 bytes at a time where the compiler can prove that they
+are contiguous and aligned: a block of channels lies within one tap, starts at a multiple of the
+block size, and the axis that is summed over is the last one in memory. For the gradient of x the
+weights are transposed first. For the gradient of w no operand can be, so tf32 uses tiles of two
+warps, whose matrix instructions read either order.
 """
 
 # mypy: ignore-errors
@@ -50,7 +52,8 @@ def forward(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """y = conv(x, w) + bias, or relu(y) if RELU; one program per tile of BM output pixels × BN outputs of a client.
+    """y = conv(x, w) + bias, or relu(y) if RELU; one program per tile of BM output pixels × BN
+    outputs of a client.
 
     x_rows  [m, b, H, W, C]       images, float32 or bfloat16
     w_rows  [m, O, KH, KW, C]     weights, stride `row` between clients, dtype of x
@@ -65,7 +68,8 @@ def forward(
     number = tl.program_id(0)
     p = (number // tiles) * BM + tl.arange(0, BM)
     o = (number % tiles) * BN + tl.arange(0, BN)
-    # Output pixel p is (image, row, column); (top, left) is the input pixel under its first tap, maybe in the padding.
+    # Output pixel p is (image, row, column); (top, left) is the input pixel under its first tap,
+    # maybe in the padding.
     image = p // (OH * OW)
     top = (p // OW) % OH * SH - PH
     left = p % OW * SW - PW
@@ -84,7 +88,9 @@ def forward(
             good = known & (h >= 0) & (h < H) & (wide >= 0) & (wide < W)
             spot = ((image * H + h) * W + wide) * C
             x = tl.load(x_rows + spot[:, None] + c[None, :], good[:, None], 0.0)
-            w = tl.load(w_rows + (o * (KH * KW) + tap)[:, None] * C + c[None, :], (o < O)[:, None], 0.0)
+            w = tl.load(
+                w_rows + (o * (KH * KW) + tap)[:, None] * C + c[None, :], (o < O)[:, None], 0.0
+            )
             acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision=DOT)
     else:
         # Few channels: k runs over taps × channels, and a step may span several taps.
@@ -95,15 +101,23 @@ def forward(
             h = top[:, None] + (tap // KW)[None, :]
             wide = left[:, None] + (tap % KW)[None, :]
             good = known[:, None] & (k < K)[None, :] & (h >= 0) & (h < H) & (wide >= 0) & (wide < W)
-            x = tl.load(x_rows + ((image[:, None] * H + h) * W + wide) * C + (k % C)[None, :], good, 0.0)
-            w = tl.load(w_rows + o[:, None] * K + k[None, :], (o < O)[:, None] & (k < K)[None, :], 0.0)
+            x = tl.load(
+                x_rows + ((image[:, None] * H + h) * W + wide) * C + (k % C)[None, :], good, 0.0
+            )
+            w = tl.load(
+                w_rows + o[:, None] * K + k[None, :], (o < O)[:, None] & (k < K)[None, :], 0.0
+            )
             acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision=DOT)
     if BIAS:
         acc += tl.load(b_rows + client * side + o, o < O, 0.0)[None, :]
     if RELU:
         acc = tl.where(acc < 0, 0.0, acc)  # NaN stays NaN, as it would not with tl.maximum
     y_rows += client * pixels * O
-    tl.store(y_rows + p[:, None] * O + o[None, :], acc.to(y_rows.dtype.element_ty), known[:, None] & (o < O)[None, :])
+    tl.store(
+        y_rows + p[:, None] * O + o[None, :],
+        acc.to(y_rows.dtype.element_ty),
+        known[:, None] & (o < O)[None, :],
+    )
 
 
 @triton.jit
@@ -131,7 +145,8 @@ def inward(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """dx, the gradient of the images; one program per tile of BM input pixels × BN inputs of a client.
+    """dx, the gradient of the images; one program per tile of BM input pixels × BN inputs of a
+    client.
 
     dy_rows  [m, images, OH, OW, O]    gradient of the output
     w_rows   [m, KH, KW, C, O]         weights as transposed by `_turn`, contiguous, dtype of dy
@@ -140,8 +155,9 @@ def inward(
     images   b, the images of one client
     grid     (pixel tiles × input tiles, m, SH·SW), input tiles innermost
     """
-    # Input pixels in the same residue class (line mod SH, column mod SW) are reached by the same taps. Each class has
-    # programs of its own (axis 2 of the grid), which number its pixels by p and visit these taps alone.
+    # Input pixels in the same residue class (line mod SH, column mod SW) are reached by the same
+    # taps. Each class has programs of its own (axis 2 of the grid), which number its pixels by p
+    # and visit these taps alone.
     client = tl.program_id(1).to(tl.int64)
     across = tl.program_id(2) % SW
     down = tl.program_id(2) // SW
@@ -155,8 +171,9 @@ def inward(
     line = (p // COLUMNS) % LINES * SH + down
     column = p % COLUMNS * SW + across
     known = (image < images) & (line < H) & (column < W)
-    # Output line h and tap i meet input line h·SH + i − PH. For this class the taps are first_h, first_h + SH, …,
-    # `high` of them, and the i-th of these meets output line low − i; likewise for columns.
+    # Output line h and tap i meet input line h·SH + i − PH. For this class the taps are first_h,
+    # first_h + SH, …, `high` of them, and the i-th of these meets output line low − i; likewise for
+    # columns.
     first_h = (down + PH) % SH
     first_w = (across + PW) % SW
     low = (line + PH - first_h) // SH
@@ -177,7 +194,11 @@ def inward(
         good = known & (h >= 0) & (h < OH) & (wide >= 0) & (wide < OW)
         spot = ((image * OH + h) * OW + wide) * O
         dy = tl.load(dy_rows + spot[:, None] + o[None, :], good[:, None] & (o < O)[None, :], 0.0)
-        w = tl.load(w_rows + (tap * C + c)[:, None] * O + o[None, :], (c < C)[:, None] & (o < O)[None, :], 0.0)
+        w = tl.load(
+            w_rows + (tap * C + c)[:, None] * O + o[None, :],
+            (c < C)[:, None] & (o < O)[None, :],
+            0.0,
+        )
         acc = tl.dot(dy, tl.trans(w), acc, input_precision=DOT)
     base = client * images * (H * W * C)
     spot = (((image * H + line) * W + column) * C)[:, None] + c[None, :]
@@ -188,9 +209,11 @@ def inward(
 
 
 @triton.jit
-def turn(w_rows, t_rows, row, C: tl.constexpr, O: tl.constexpr, TAPS: tl.constexpr, B: tl.constexpr):
-    """Transpose the weights of every tap: w_rows [m, O, TAPS, C], stride `row` between clients, to t_rows
-    [m, TAPS, C, O], contiguous. Grid: (tiles of B outputs × tiles of B inputs, m, TAPS)."""
+def turn(
+    w_rows, t_rows, row, C: tl.constexpr, O: tl.constexpr, TAPS: tl.constexpr, B: tl.constexpr
+):
+    """Transpose the weights of every tap: w_rows [m, O, TAPS, C], stride `row` between clients, to
+    t_rows [m, TAPS, C, O], contiguous. Grid: (tiles of B outputs × tiles of B inputs, m, TAPS)."""
     client = tl.program_id(1).to(tl.int64)
     tap = tl.program_id(2)
     tiles: tl.constexpr = (C + B - 1) // B
@@ -231,7 +254,8 @@ def weights(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Parts of dw and db, the gradients of weights and bias; one program per tile of BM outputs × BN (taps × inputs).
+    """Parts of dw and db, the gradients of weights and bias; one program per tile of BM outputs ×
+    BN (taps × inputs).
 
     x_rows   [m, b, H, W, C]                     images
     dy_rows  [m, b, OH, OW, O]                   gradient of the output, dtype of x
@@ -269,7 +293,9 @@ def weights(
             h = ((p // OW) % OH * SH)[:, None] + (tap // KW - PH)[None, :]
             wide = (p % OW * SW)[:, None] + (tap % KW - PW)[None, :]
             good = known[:, None] & (k < K)[None, :] & (h >= 0) & (h < H) & (wide >= 0) & (wide < W)
-            x = tl.load(x_rows + ((image[:, None] * H + h) * W + wide) * C + (k % C)[None, :], good, 0.0)
+            x = tl.load(
+                x_rows + ((image[:, None] * H + h) * W + wide) * C + (k % C)[None, :], good, 0.0
+            )
         dy = tl.load(dy_rows + o[:, None] + p[None, :] * O, (o < O)[:, None] & known[None, :], 0.0)
         acc = tl.dot(dy, x, acc, input_precision=DOT)
         if BIAS:

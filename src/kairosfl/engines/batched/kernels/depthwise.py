@@ -1,7 +1,9 @@
-"""Depthwise convolutions of stacked clients in channels-last order, without moving channels beside each other.
+"""Depthwise convolutions of stacked clients in channels-last order, without moving channels beside
+each other.
 
-In memory, images are `[m, b, H, W, C]`, outputs `[m, b, OH, OW, C]`, and the weights in a client's row `[C, KH·KW]`. A
-*tap* is one position of the KH × KW kernel. Every program has a tile of pixels × channels of one client.
+In memory, images are `[m, b, H, W, C]`, outputs `[m, b, OH, OW, C]`, and the weights in a client's
+row `[C, KH·KW]`. A *tap* is one position of the KH × KW kernel. Every program has a tile of pixels
+× channels of one client.
 """
 
 # mypy: ignore-errors
@@ -67,12 +69,18 @@ def _forward(
         h, wide = top + tap // KW * DH, left + tap % KW * DW
         good = known & (h >= 0) & (h < H) & (wide >= 0) & (wide < W)
         spot = ((image * H + h) * W + wide) * C
-        x = tl.load(x_rows + spot[:, None] + c[None, :], good[:, None] & real[None, :], 0.0).to(tl.float32)
+        x = tl.load(x_rows + spot[:, None] + c[None, :], good[:, None] & real[None, :], 0.0).to(
+            tl.float32
+        )
         acc += x * tl.load(w_rows + c * (KH * KW) + tap, real, 0.0)[None, :]
     if BIAS:
         acc += tl.load(b_rows + client * side + c, real, 0.0)[None, :]
     y_rows += client * each * (OH * OW * C)
-    tl.store(y_rows + p[:, None] * C + c[None, :], acc.to(y_rows.dtype.element_ty), known[:, None] & real[None, :])
+    tl.store(
+        y_rows + p[:, None] * C + c[None, :],
+        acc.to(y_rows.dtype.element_ty),
+        known[:, None] & real[None, :],
+    )
 
 
 @triton.jit
@@ -114,10 +122,16 @@ def _inward(
         up, across = up // SH, across // SW
         good = good & (up < OH) & (across < OW)
         spot = ((image * OH + up) * OW + across) * C
-        dy = tl.load(dy_rows + spot[:, None] + c[None, :], good[:, None] & real[None, :], 0.0).to(tl.float32)
+        dy = tl.load(dy_rows + spot[:, None] + c[None, :], good[:, None] & real[None, :], 0.0).to(
+            tl.float32
+        )
         acc += dy * tl.load(w_rows + c * (KH * KW) + tap, real, 0.0)[None, :]
     dx_rows += client * each * (H * W * C)
-    tl.store(dx_rows + p[:, None] * C + c[None, :], acc.to(dx_rows.dtype.element_ty), known[:, None] & real[None, :])
+    tl.store(
+        dx_rows + p[:, None] * C + c[None, :],
+        acc.to(dx_rows.dtype.element_ty),
+        known[:, None] & real[None, :],
+    )
 
 
 @triton.jit
@@ -145,7 +159,8 @@ def _weights(
     BM: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """The gradients of w and, if ROWS is KH·KW + 1, of the bias over `share` output pixels: sums [parts, m, ROWS, C].
+    """The gradients of w and, if ROWS is KH·KW + 1, of the bias over `share` output pixels: sums
+    [parts, m, ROWS, C].
 
     TAPS is a power of two, at least ROWS; grid (parts, channel tiles, m).
     """
@@ -160,13 +175,17 @@ def _weights(
     for begin in range(part * share, tl.minimum(part * share + share, pixels), BM):
         p = begin + tl.arange(0, BM)
         known = (p < pixels) & (p < part * share + share)
-        dy = tl.load(dy_rows + p[:, None] * C + c[None, :], known[:, None] & real[None, :], 0.0).to(tl.float32)
+        dy = tl.load(dy_rows + p[:, None] * C + c[None, :], known[:, None] & real[None, :], 0.0).to(
+            tl.float32
+        )
         image, top, left = p // (OH * OW), p // OW % OH * SH - PH, p % OW * SW - PW
         for tap in tl.static_range(KH * KW):
             h, wide = top + tap // KW * DH, left + tap % KW * DW
             good = known & (h >= 0) & (h < H) & (wide >= 0) & (wide < W)
             spot = ((image * H + h) * W + wide) * C
-            x = tl.load(x_rows + spot[:, None] + c[None, :], good[:, None] & real[None, :], 0.0).to(tl.float32)
+            x = tl.load(x_rows + spot[:, None] + c[None, :], good[:, None] & real[None, :], 0.0).to(
+                tl.float32
+            )
             acc += tl.where((taps == tap)[:, None], tl.sum(x * dy, 0)[None, :], 0.0)
         if ROWS > KH * KW:
             acc += tl.where((taps == KH * KW)[:, None], tl.sum(dy, 0)[None, :], 0.0)
@@ -208,12 +227,16 @@ def inward(shape: Shape, dy: Tensor, w: Tensor, height: int, width: int) -> Tens
     size = (len(dy), shape.inputs, height, width)
     dx = torch.empty(size, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
     down, across, high, wide = _tiles(each * height * width, shape.inputs)
-    on(_inward, (down, across, m))(dy, w, dx, w.stride(0), each, *_sizes(shape, height, width), high, wide, **FUSED)
+    on(_inward, (down, across, m))(
+        dy, w, dx, w.stride(0), each, *_sizes(shape, height, width), high, wide, **FUSED
+    )
     return dx
 
 
 def weights(shape: Shape, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor | None) -> None:
-    """The gradients of weights and bias, written into dw `[m, C, KH, KW, 1]` and, if wanted, db `[m, C]`."""
+    """The gradients of weights and bias, written into dw `[m, C, KH, KW, 1]` and, if wanted, db
+    `[m, C]`.
+    """
     m, taps = len(dw), shape.kernel[0] * shape.kernel[1]
     rows = taps if db is None else taps + 1
     each = len(x) // m

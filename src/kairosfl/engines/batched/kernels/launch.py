@@ -22,12 +22,16 @@ _rehearsing = ContextVar("rehearsing", default=False)
 
 
 def on(kernel, grid):
-    """The kernel on this grid, to be called with its arguments; in a rehearsal that only has it compiled."""
+    """The kernel on this grid, to be called with its arguments; in a rehearsal that only has it
+    compiled.
+    """
     return partial(kernel.warmup, grid=grid) if _rehearsing.get() else kernel[grid]
 
 
 class _Workshop(ThreadPoolExecutor):
-    """Also builds what launches a kernel, which some versions of Triton do with a C compiler; it is stored on disk."""
+    """Also builds what launches a kernel, which some versions of Triton do with a C compiler; it is
+    stored on disk.
+    """
 
     def submit(self, compile_one: Callable) -> Future:
         def build():
@@ -50,13 +54,19 @@ def _patiently(compile_one: Callable) -> object:
 def rehearsal() -> Iterator[None]:
     """Have the kernels that are launched here compiled side by side; on leaving, all are.
 
-    They do not run: what they would write stays as it is. One that cannot be compiled fails when it is launched.
+    They do not run: what they would write stays as it is. One that cannot be compiled fails when it
+    is launched.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     pool, token = _Workshop(min(MOST, cores)), _rehearsing.set(True)
     try:
         # A backward pass in a thread of its own would not see that this is a rehearsal.
-        with triton.AsyncCompileMode(pool, ignore_errors=True), torch.autograd.set_multithreading_enabled(False):
+        with (
+            triton.AsyncCompileMode(pool, ignore_errors=True),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
             yield
     finally:
         _rehearsing.reset(token)

@@ -1,8 +1,9 @@
 """Linear layers of stacked clients.
 
-With few samples per client, the cost of a linear layer is reading its weights. The backward pass reads them once, for
-both the gradient of the input and the optimiser step, and never writes their gradients. Nor does it where gradients are
-clipped: the length of a layer's gradient follows from its inputs and outputs, and it steps when that of all is known.
+With few samples per client, the cost of a linear layer is reading its weights. The backward pass
+reads them once, for both the gradient of the input and the optimiser step, and never writes their
+gradients. Nor does it where gradients are clipped: the length of a layer's gradient follows from
+its inputs and outputs, and it steps when that of all is known.
 """
 
 # mypy: ignore-errors
@@ -26,7 +27,10 @@ from kairosfl.engines.choices import Choices
 MOST = 64  # samples a client that fit into one tile
 LARGE = 1 << 20  # weights of a layer worth a measurement
 MEASURED = 8  # clients
-WIDE, DEEP = 64, 128  # outputs and inputs of a tile in the forward pass, the second if there are few samples
+WIDE, DEEP = (
+    64,
+    128,
+)  # outputs and inputs of a tile in the forward pass, the second if there are few samples
 
 
 @triton.jit
@@ -60,7 +64,8 @@ def _backward(
     BO: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """dx and the optimiser step of the weights; one program per strip of BI inputs of a client, grid (strips, m).
+    """dx and the optimiser step of the weights; one program per strip of BI inputs of a client,
+    grid (strips, m).
 
     x_rows                    [m, R, IN]         inputs, float32 or bfloat16, contiguous; R <= BR samples per client
     dy_rows                   [m, R, OUT]        gradient of the output, dtype of x, contiguous
@@ -73,8 +78,8 @@ def _backward(
     live                      [m]                int8: a client with 0 keeps its weights
     partials                  [m, ...]           float32 output, stride `columns`: ‖∇L‖² of each strip, from `column` on
 
-    The loop runs over the OUT rows of the matrix, BO at a time: each tile [BO, BI] of weights is read once, used for
-    dx += dy · w, stepped by g = dyᵀ · x, and written back.
+    The loop runs over the OUT rows of the matrix, BO at a time: each tile [BO, BI] of weights is
+    read once, used for dx += dy · w, stepped by g = dyᵀ · x, and written back.
     """
     strip = tl.program_id(0)
     client = tl.program_id(1)
@@ -92,7 +97,8 @@ def _backward(
     scale = tl.load(factors + client)
     pull = tl.load(reals + PULL_ROW * slots + client)
     if tl.load(live + client) != 0:
-        # The number of stages must be given here, or only the operands of the product are prefetched, not the momenta.
+        # The number of stages must be given here, or only the operands of the product are
+        # prefetched, not the momenta.
         for begin in tl.range(0, OUT, BO, num_stages=STAGES):
             outputs = begin + tl.arange(0, BO)
             places = base + weight + outputs[:, None] * IN + inputs[None, :]
@@ -105,17 +111,24 @@ def _backward(
             there = (samples < R)[:, None] & (outputs < OUT)[None, :]
             if INWARD:
                 acc = tl.dot(tl.load(spots, there, 0.0), w.to(x.dtype), acc, input_precision=DOT)
-            # Read a second time: a tile that two products want in different orders is not loaded ahead.
+            # Read a second time: a tile that two products want in different orders is not loaded
+            # ahead.
             turned = tl.load(tl.trans(spots), tl.trans(there), 0.0)
             g = tl.dot(turned, x, input_precision=DOT)
             total += g * g
-            w, v = stepped(g * scale, w, v, anchor, push, lr, momentum, decay, pull, PULL, PUSH, MOMENTUM)
+            w, v = stepped(
+                g * scale, w, v, anchor, push, lr, momentum, decay, pull, PULL, PUSH, MOMENTUM
+            )
             tl.store(w_rows + places, w, inside)
             if MOMENTUM:
                 tl.store(v_rows + places, v, inside)
     tl.store(partials + client * columns + column + strip, tl.sum(total))
     if INWARD:
-        tl.store(dx_rows + (first + samples)[:, None] * IN + inputs[None, :], acc.to(dx_rows.dtype.element_ty), here)
+        tl.store(
+            dx_rows + (first + samples)[:, None] * IN + inputs[None, :],
+            acc.to(dx_rows.dtype.element_ty),
+            here,
+        )
 
 
 @triton.jit
@@ -158,7 +171,11 @@ def _forward(
     if BIAS:
         acc += tl.load(w_rows + base + bias + outputs, outputs < OUT, 0.0)[None, :]
     there = (samples < R)[:, None] & (outputs < OUT)[None, :]
-    tl.store(y_rows + (first + samples)[:, None] * OUT + outputs[None, :], acc.to(y_rows.dtype.element_ty), there)
+    tl.store(
+        y_rows + (first + samples)[:, None] * OUT + outputs[None, :],
+        acc.to(y_rows.dtype.element_ty),
+        there,
+    )
 
 
 def forward(
@@ -171,7 +188,8 @@ def forward(
     plain: Callable[[], Tensor],
     choices: Choices,
 ) -> Tensor:
-    """y `[m, r, out]` from x `[m, r, in]` and the weights `[out, in]` at column `weight` of `rows` `[m, width]`.
+    """y `[m, r, out]` from x `[m, r, in]` and the weights `[out, in]` at column `weight` of `rows`
+    `[m, width]`.
 
     Uses `plain` unless that was measured to be slower; the choice is stored in `choices`.
     """
@@ -233,9 +251,9 @@ def backward(
 ) -> Tensor | None:
     """The gradient of the input `[m, r, in]`, if `inward`; the weights take their optimiser step.
 
-    x is `[m, r, in]` and dy `[m, r, out]`; w, v, anchor and push are rows `[m, width]` with one stride, in which the
-    matrix `[out, in]` starts at column `weight`. Gradients are multiplied by `factors` `[m]`. ‖∇L‖² goes to one column
-    of `partials` per strip of inputs, from `column` on.
+    x is `[m, r, in]` and dy `[m, r, out]`; w, v, anchor and push are rows `[m, width]` with one
+    stride, in which the matrix `[out, in]` starts at column `weight`. Gradients are multiplied by
+    `factors` `[m]`. ‖∇L‖² goes to one column of `partials` per strip of inputs, from `column` on.
     """
     m, samples, inputs = x.shape
     x, dy = x.contiguous(), dy.contiguous()  # for instance the last step of a sequence is strided
@@ -278,11 +296,16 @@ def backward(
 
 
 def squares(x: Tensor, dy: Tensor) -> Tensor:
-    """‖dyᵀ · x‖² of every client, `[m]`, without the product: Σ over pairs of samples of (x_i · x_j)(dy_i · dy_j).
+    """‖dyᵀ · x‖² of every client, `[m]`, without the product: Σ over pairs of samples of (x_i ·
+    x_j)(dy_i · dy_j).
 
-    Its error is some 1e-7 of Σ ‖x_i‖² ‖dy_i‖², however much of that cancels. Factors of length about 1 do not overflow.
+    Its error is some 1e-7 of Σ ‖x_i‖² ‖dy_i‖², however much of that cancels. Factors of length
+    about 1 do not overflow.
     """
-    most = [each.abs().amax((1, 2), keepdim=True).float().clamp(min=torch.finfo().tiny) for each in (x, dy)]
+    most = [
+        each.abs().amax((1, 2), keepdim=True).float().clamp(min=torch.finfo().tiny)
+        for each in (x, dy)
+    ]
     x, dy = (each.float() / scale for each, scale in zip((x, dy), most, strict=True))
     total = (torch.bmm(x, x.mT) * torch.bmm(dy, dy.mT)).sum((1, 2)).clamp(min=0)
     return total * (most[0] * most[1]).square().flatten()

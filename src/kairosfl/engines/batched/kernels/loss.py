@@ -61,13 +61,17 @@ def _entropy(
 
 
 def entropy(outputs: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """The clients' losses `[m]` and the gradient of their sum with respect to the outputs `[m·b, classes]`, float32.
+    """The clients' losses `[m]` and the gradient of their sum with respect to the outputs `[m·b,
+    classes]`, float32.
 
     Targets are `[m·b]` int64, and `share` `[m, b]` is the weight of each sample.
     """
     outputs, targets = outputs.detach().contiguous(), targets.contiguous()
     (m, batch), classes = share.shape, outputs.shape[1]
-    losses, slopes = torch.empty(m, dtype=outputs.dtype, device=outputs.device), torch.empty_like(outputs)
+    losses, slopes = (
+        torch.empty(m, dtype=outputs.dtype, device=outputs.device),
+        torch.empty_like(outputs),
+    )
     wide = triton.next_power_of_2(classes)
     high = min(TILE // wide, triton.next_power_of_2(batch))
     fixed = {"BS": high, "BC": wide, "num_warps": 4, **FUSED}

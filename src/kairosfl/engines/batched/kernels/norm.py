@@ -1,7 +1,8 @@
 """GroupNorm of stacked clients in channels-last order, with the activation that follows it.
 
-Every sample is one program: mean and variance, then its client's own scale and shift. The backward pass recomputes the
-normalised values instead of storing them, and sums up the gradient of x, which is that of a bias added just before.
+Every sample is one program: mean and variance, then its client's own scale and shift. The backward
+pass recomputes the normalised values instead of storing them, and sums up the gradient of x, which
+is that of a bias added just before.
 """
 
 # mypy: ignore-errors
@@ -73,7 +74,8 @@ def _forward(
     ACT: tl.constexpr,
     BP: tl.constexpr,
 ):
-    """y = activation(group_norm(x)); one program per sample, BP pixels × all C = G·CG channels at a time.
+    """y = activation(group_norm(x)); one program per sample, BP pixels × all C = G·CG channels at a
+    time.
 
     x_rows, y_rows  [m·each, HW, C]    float32 or bfloat16; y has the dtype of x
     stats           [m·each, 3, C]     float32 output: every channel's mean, and mean and 1/deviation of its group
@@ -131,7 +133,8 @@ def _backward(
     ACT: tl.constexpr,
     BP: tl.constexpr,
 ):
-    """dx, and each sample's part of the gradients of scale, shift and a bias in x; one program per sample.
+    """dx, and each sample's part of the gradients of scale, shift and a bias in x; one program per
+    sample.
 
     x_rows, dy_rows, dx_rows  [m·each, HW, C]    float32 or bfloat16
     stats                     [m·each, 3, C]     as written by `_forward`
@@ -167,7 +170,9 @@ def _backward(
     along = _spread(dw * w / HW, G, CG)
     level = _spread(db * w / HW, G, CG)
     normal_mean = (tl.load(stats + c) - mean) * rstd
-    tl.store(slopes + 2 * C + c, (db * w - HW * (level + normal_mean * along)) * rstd)  # the sum of dx below
+    tl.store(
+        slopes + 2 * C + c, (db * w - HW * (level + normal_mean * along)) * rstd
+    )  # the sum of dx below
     for begin in range(0, HW, BP):
         p = begin + tl.arange(0, BP)
         spots = p[:, None] * C + c[None, :]
@@ -180,8 +185,14 @@ def _backward(
 
 
 def fits(channels: int, groups: int) -> bool:
-    """Whether the kernels support it: powers of two, and all channels of a few pixels fit into a tile."""
-    return channels & (channels - 1) == 0 and groups & (groups - 1) == 0 and 16 <= channels <= TILE // 4
+    """Whether the kernels support it: powers of two, and all channels of a few pixels fit into a
+    tile.
+    """
+    return (
+        channels & (channels - 1) == 0
+        and groups & (groups - 1) == 0
+        and 16 <= channels <= TILE // 4
+    )
 
 
 def _options(x: Tensor, groups: int, activation: str) -> dict[str, int | str]:
@@ -191,27 +202,35 @@ def _options(x: Tensor, groups: int, activation: str) -> dict[str, int | str]:
     return sizes | {"num_warps": 4, **FUSED}
 
 
-def forward(x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float, activation: str) -> tuple[Tensor, Tensor]:
+def forward(
+    x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float, activation: str
+) -> tuple[Tensor, Tensor]:
     """y like x `[m·b, C, H, W]`, channels last, and `stats` `[m·b, 3, C]` for the backward pass.
 
-    w and b are `[m, C]`, float32, with the same stride between clients; `activation` is "", "relu", "silu" or "gelu".
+    w and b are `[m, C]`, float32, with the same stride between clients; `activation` is "", "relu",
+    "silu" or "gelu".
     """
     n, channels = x.shape[:2]
     y = torch.empty_like(x)
     stats = torch.empty(n, 3, channels, dtype=torch.float32, device=x.device)
-    on(_forward, (n,))(x, y, stats, w, b, w.stride(0), n // len(w), eps, **_options(x, groups, activation))
+    on(_forward, (n,))(
+        x, y, stats, w, b, w.stride(0), n // len(w), eps, **_options(x, groups, activation)
+    )
     return y, stats
 
 
 def backward(
     x: Tensor, dy: Tensor, stats: Tensor, w: Tensor, b: Tensor, groups: int, activation: str
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of x `[m·b, C, H, W]`, channels last like dy, and those of scale, shift and a bias added to x.
+    """The gradient of x `[m·b, C, H, W]`, channels last like dy, and those of scale, shift and a
+    bias added to x.
 
     The latter three are `[m, 3, C]`, float32.
     """
     n, channels = x.shape[:2]
     dx = torch.empty_like(x)
     slopes = torch.empty(n, 3, channels, dtype=torch.float32, device=x.device)
-    on(_backward, (n,))(x, dy, dx, stats, w, b, slopes, w.stride(0), n // len(w), **_options(x, groups, activation))
+    on(_backward, (n,))(
+        x, dy, dx, stats, w, b, slopes, w.stride(0), n // len(w), **_options(x, groups, activation)
+    )
     return dx, slopes.view(len(w), -1, 3, channels).sum(1)

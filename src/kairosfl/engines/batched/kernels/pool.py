@@ -1,7 +1,7 @@
 """ReLU, 2×2 max-pooling and dropout in one pass; the index of the maximum is stored in one byte.
 
-Inputs are channels last. Outputs are, too, or *flat*: contiguous, as the linear layer after them reads them. Every
-program has a tile of windows × channels of one image.
+Inputs are channels last. Outputs are, too, or *flat*: contiguous, as the linear layer after them
+reads them. Every program has a tile of windows × channels of one image.
 """
 
 # mypy: ignore-errors
@@ -19,7 +19,9 @@ from kairosfl.engines.batched.kernels.dropout import scaled, stays
 from kairosfl.engines.batched.kernels.launch import on
 
 CHANNELS = 64  # channels that a tile has at least, if there are as many
-DEAD = tl.constexpr(4)  # index that says: no pixel of the window was above zero, or their maximum was dropped
+DEAD = tl.constexpr(
+    4
+)  # index that says: no pixel of the window was above zero, or their maximum was dropped
 
 
 @triton.jit
@@ -119,7 +121,11 @@ def _backward(
     spot = c[None, :] * COUNT + source[:, None] if FLAT else source[:, None] * C + c[None, :]
     dy = tl.load(dy_rows + spot, pooled, 0.0).to(tl.float32) * scale
     if BIAS:
-        tl.store(sums + tl.program_id(0).to(tl.int64) * C + c, tl.sum(tl.where(win == DEAD, 0.0, dy), 0), c < C)
+        tl.store(
+            sums + tl.program_id(0).to(tl.int64) * C + c,
+            tl.sum(tl.where(win == DEAD, 0.0, dy), 0),
+            c < C,
+        )
     corner = dx_rows + image * (H * W * C) + ((line * W + column) * (2 * C))[:, None] + c[None, :]
     for other in tl.static_range(4):
         good = (p < ALL) & (line * 2 + other // 2 < H) & (column * 2 + other % 2 < W)
@@ -135,11 +141,14 @@ def _tiles(n: int, windows: int, channels: int, most: int) -> tuple[tuple[int, i
     return (n * triton.cdiv(windows, high), triton.cdiv(channels, wide)), high, wide
 
 
-def forward(x: Tensor, flat: bool, drops: tuple[Tensor, int, float] | None) -> tuple[Tensor, Tensor]:
-    """x `[n, C, H, W]`, channels last, to y `[n, C, H // 2, W // 2]`, contiguous if `flat`, else channels last.
+def forward(
+    x: Tensor, flat: bool, drops: tuple[Tensor, int, float] | None
+) -> tuple[Tensor, Tensor]:
+    """x `[n, C, H, W]`, channels last, to y `[n, C, H // 2, W // 2]`, contiguous if `flat`, else
+    channels last.
 
-    `drops` are the clients' keys `[m, 1]` int64, the number and the probability of dropout. The second result is
-    `wins`, `[n, H // 2, W // 2, C]`.
+    `drops` are the clients' keys `[m, 1]` int64, the number and the probability of dropout. The
+    second result is `wins`, `[n, H // 2, W // 2, C]`.
     """
     n, channels, height, width = x.shape
     size = (n, channels, height // 2, width // 2)
@@ -150,12 +159,15 @@ def forward(x: Tensor, flat: bool, drops: tuple[Tensor, int, float] | None) -> t
     keys, draw, p = drops or (wins, 0, 0.0)
     how = (keys, draw * SPREAD, least(p), scaled(p), n // len(keys))
     sizes = (height, width, channels)
-    on(_forward, grid)(x, y, wins, *how, *sizes, flat, drops is not None, high, wide, num_warps=8, **FUSED)
+    on(_forward, grid)(
+        x, y, wins, *how, *sizes, flat, drops is not None, high, wide, num_warps=8, **FUSED
+    )
     return y, wins
 
 
 def backward(dy: Tensor, wins: Tensor, size: torch.Size, p: float, slope: Tensor | None) -> Tensor:
-    """The gradient of x, `[n, C, H, W]` = `size`, channels last; dy is channels last or contiguous, p that of dropout.
+    """The gradient of x, `[n, C, H, W]` = `size`, channels last; dy is channels last or contiguous,
+    p that of dropout.
 
     Its sums over every client's images and pixels are written to `slope` `[m, C]`, if given.
     """
@@ -166,7 +178,9 @@ def backward(dy: Tensor, wins: Tensor, size: torch.Size, p: float, slope: Tensor
     biased = slope is not None
     sums = torch.empty(grid[0], channels, dtype=torch.float32, device=dy.device) if biased else dy
     sizes = (height, width, channels)
-    on(_backward, grid)(dy, wins, dx, sums, scaled(p), *sizes, flat, biased, high, wide, num_warps=4, **FUSED)
+    on(_backward, grid)(
+        dy, wins, dx, sums, scaled(p), *sizes, flat, biased, high, wide, num_warps=4, **FUSED
+    )
     if biased:
         torch.sum(sums.view(len(slope), -1, channels), 1, out=slope)
     return dx

@@ -1,7 +1,7 @@
 """LSTMs of stacked clients: a time step is one launch, forward and backward.
 
-With few samples per client, the cost of a step is reading the recurrent weights. The gates are computed where the
-product is, so that no step writes it; cells stay in float32.
+With few samples per client, the cost of a step is reading the recurrent weights. The gates are
+computed where the product is, so that no step writes it; cells stay in float32.
 """
 
 # mypy: ignore-errors
@@ -64,7 +64,9 @@ def _forward(
     d = tl.zeros([BR, BU], dtype=tl.float32)
     for k in range(0, H, BK):
         inner = k + tl.arange(0, BK)
-        h = tl.load(before[:, None] + inner[None, :], (samples < B)[:, None] & (inner < H)[None, :], 0.0)
+        h = tl.load(
+            before[:, None] + inner[None, :], (samples < B)[:, None] & (inner < H)[None, :], 0.0
+        )
         spots = own + units[:, None] * H + inner[None, :]
         there = (units < H)[:, None] & (inner < H)[None, :]
         a = tl.dot(h, tl.trans(tl.load(spots, there, 0.0)), a, input_precision=DOT)
@@ -81,7 +83,9 @@ def _forward(
     new = forget * tl.load(cells + cell, here, 0.0) + enter * candidate
     tl.store(cells + cell + H, new, here)
     kind = y.dtype.element_ty
-    tl.store(y + (row * T + step)[:, None] * H + units[None, :], (leave * _tanh(new)).to(kind), here)
+    tl.store(
+        y + (row * T + step)[:, None] * H + units[None, :], (leave * _tanh(new)).to(kind), here
+    )
     tl.store(gates + at, enter.to(kind), here)
     tl.store(gates + at + H, forget.to(kind), here)
     tl.store(gates + at + 2 * H, candidate.to(kind), here)
@@ -150,7 +154,9 @@ def _backward(
 
 
 def _tiles(gates: Tensor, dot: str, products: int) -> tuple[tuple[int, int, int], dict]:
-    """The grid of a kernel that loads tiles for so many products at once, and the sizes of its tiles."""
+    """The grid of a kernel that loads tiles for so many products at once, and the sizes of its
+    tiles.
+    """
     m, samples, _, wide = gates.shape
     half = gates.dtype == torch.bfloat16
     rounded, units = min(MOST, max(16, triton.next_power_of_2(samples))), 64 if half else 32
@@ -163,14 +169,18 @@ def _tiles(gates: Tensor, dot: str, products: int) -> tuple[tuple[int, int, int]
 def forward(
     into: Tensor, recurrent: Tensor, hidden: Tensor, cell: Tensor, dot: str, *, keeps: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs `[m, b, time, h]`, cells `[m, b, time + 1, h]` in float32 and activated gates `[m, b, time, 4h]`.
+    """Outputs `[m, b, time, h]`, cells `[m, b, time + 1, h]` in float32 and activated gates `[m, b,
+    time, 4h]`.
 
-    `into` `[m, b, time, 4h]` is what the input and both biases add to the gates, `recurrent` `[m, 4h, h]`. Unless
-    `keeps`, the gates replace it.
+    `into` `[m, b, time, 4h]` is what the input and both biases add to the gates, `recurrent` `[m,
+    4h, h]`. Unless `keeps`, the gates replace it.
     """
     m, samples, time, wide = into.shape
     into, recurrent, hidden = into.contiguous(), recurrent.contiguous(), hidden.contiguous()
-    y, gates = into.new_empty(m, samples, time, wide // 4), torch.empty_like(into) if keeps else into
+    y, gates = (
+        into.new_empty(m, samples, time, wide // 4),
+        torch.empty_like(into) if keeps else into,
+    )
     cells = torch.empty(m, samples, time + 1, wide // 4, device=into.device)
     cells[:, :, 0] = cell
     grid, sizes = _tiles(into, dot, products=4)

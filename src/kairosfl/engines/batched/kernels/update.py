@@ -1,4 +1,6 @@
-"""The optimiser in one pass over the rows: every weight, momentum and gradient is read from memory once."""
+"""The optimiser in one pass over the rows: every weight, momentum and gradient is read from memory
+once.
+"""
 
 # mypy: ignore-errors
 
@@ -16,17 +18,33 @@ from kairosfl.engines.batched.state import Real
 BLOCK = 4096
 
 # Rows of `reals`, from the list of the brief's fields.
-LR, MOMENTUM_ROW, DECAY = tl.constexpr(Real.lr), tl.constexpr(Real.momentum), tl.constexpr(Real.weight_decay)
+LR, MOMENTUM_ROW, DECAY = (
+    tl.constexpr(Real.lr),
+    tl.constexpr(Real.momentum),
+    tl.constexpr(Real.weight_decay),
+)
 PULL_ROW = tl.constexpr(Real.pull)
 
 
 @triton.jit
 def stepped(
-    g, w, v, anchor, push, lr, momentum, decay, pull, PULL: tl.constexpr, PUSH: tl.constexpr, MOMENTUM: tl.constexpr
+    g,
+    w,
+    v,
+    anchor,
+    push,
+    lr,
+    momentum,
+    decay,
+    pull,
+    PULL: tl.constexpr,
+    PUSH: tl.constexpr,
+    MOMENTUM: tl.constexpr,
 ):
     """New weights and momenta from the gradient, which is already clipped and scaled.
 
-    g, w, v, anchor and push are tiles of one shape, float32; lr, momentum, decay and pull are scalars of the client.
+    g, w, v, anchor and push are tiles of one shape, float32; lr, momentum, decay and pull are
+    scalars of the client.
     """
     g += decay * w
     if PULL:
@@ -114,12 +132,20 @@ def _squares(g_rows, live, blocks, partials, row, columns, BLOCK: tl.constexpr):
 def squares(g: Tensor, live: Tensor, pieces: Tensor, partials: Tensor) -> None:
     """Write ‖g‖² of every piece of the live rows `[m, width]` to `partials[:, : len(pieces)]`."""
     strides = (g.stride(0), partials.stride(0))
-    on(_squares, (len(pieces), len(g)))(g, live, pieces, partials, *strides, BLOCK=BLOCK, num_warps=8, **FUSED)
+    on(_squares, (len(pieces), len(g)))(
+        g, live, pieces, partials, *strides, BLOCK=BLOCK, num_warps=8, **FUSED
+    )
 
 
 def blocks(ranges: list[tuple[int, int]], device: torch.device) -> Tensor:
-    """Ranges (begin, end) of columns split into pieces for one program each: `[pieces, 2]` int32 (begin, length)."""
-    pieces = [(begin, min(BLOCK, end - begin)) for first, end in ranges for begin in range(first, end, BLOCK)]
+    """Ranges (begin, end) of columns split into pieces for one program each: `[pieces, 2]` int32
+    (begin, length).
+    """
+    pieces = [
+        (begin, min(BLOCK, end - begin))
+        for first, end in ranges
+        for begin in range(first, end, BLOCK)
+    ]
     return torch.tensor(pieces, dtype=torch.int32).to(device)
 
 
@@ -136,10 +162,11 @@ def update(
     partials: Tensor,
     momentum: bool,
 ) -> None:
-    """One step of the rows `[m, width]` in these pieces; ‖g‖² of every piece goes to `partials[:, : len(pieces)]`.
+    """One step of the rows `[m, width]` in these pieces; ‖g‖² of every piece goes to `partials[:, :
+    len(pieces)]`.
 
-    w, v, g, anchor and push are float32 with one stride between rows; `reals` is `[fields, slots]`, `factors` `[m]`,
-    `live` `[m]` int8, and `pieces` comes from `blocks`.
+    w, v, g, anchor and push are float32 with one stride between rows; `reals` is `[fields, slots]`,
+    `factors` `[m]`, `live` `[m]` int8, and `pieces` comes from `blocks`.
     """
     on(_update, (len(pieces), len(w)))(
         w,
