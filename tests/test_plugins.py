@@ -58,7 +58,10 @@ number = kairosfl_fake:number
 line = kairosfl_fake:line
 crash = kairosfl_crash:model
 """
-MISSING = "'gone' cannot be loaded from kairosfl_not_there:Rule, an entry point of fake-plugin 1.2 (ModuleNotFoundError: "
+MISSING = (
+    "'gone' cannot be loaded from kairosfl_not_there:Rule, an entry point of fake-plugin 1.2 "
+    "(ModuleNotFoundError: "
+)
 
 
 @pytest.fixture(autouse=True)

@@ -236,7 +236,10 @@ def test_a_damaged_value_is_not_a_round_that_diverged(tmp_path):
 def test_runs_with_different_main_metrics_are_refused_with_both_named(
     regression, language, tmp_path
 ):
-    sentence = r"judged by its RMSE \(lower is better\), but .*run is judged by its perplexity \(lower is better\); give"
+    sentence = (
+        r"judged by its RMSE \(lower is better\), but .*run is judged by its perplexity "
+        r"\(lower is better\); give"
+    )
     for use in (compare, lambda dirs: write_report(dirs, tmp_path / "report.html"), read_groups):
         with pytest.raises(UserError, match=sentence):
             use([regression, language])

@@ -253,7 +253,10 @@ def test_when_all_are_broken_every_one_is_named(tmp_path):
     for done in (7, 8):
         store.save(filled(done), {})
         (tmp_path / f"checkpoint-{done:06d}.json").write_text("null")
-    sentence = r"no intact checkpoint .*\(checkpoint-000008.json: it does not hold a JSON object; checkpoint-000007.json: it"
+    sentence = (
+        r"no intact checkpoint .*\(checkpoint-000008.json: it does not hold a JSON object; "
+        r"checkpoint-000007.json: it"
+    )
     with pytest.raises(UserError, match=sentence):
         Checkpoints(tmp_path).load(blank())
     assert len(list(tmp_path.glob("checkpoint-*.json"))) == 2

@@ -445,7 +445,10 @@ def test_compare_says_where_its_target_comes_from(tmp_path):
             ).exit_code
             == 0
         )
-    words = "Target: what fedavg, the baseline, reaches in the final 10 % of its rounds, rounded; --target sets another."
+    words = (
+        "Target: what fedavg, the baseline, reaches in the final 10 % of its rounds, rounded; "
+        "--target sets another."
+    )
     assert words in call("compare", tmp_path / "fedavg", tmp_path / "fedprox").stdout
     assert (
         "Target"

@@ -206,7 +206,10 @@ def test_what_a_private_search_costs_is_composed_and_said(private):
     assert cost.epsilon == pytest.approx(epsilon)
     assert cost.epsilon > 4
     assert found.numbers()["epsilon"] == cost.epsilon
-    sentence = f"privacy: the 10 runs of this search trained on the same clients and together cost epsilon = {epsilon:.3g}"
+    sentence = (
+        "privacy: the 10 runs of this search trained on the same clients and together cost "
+        f"epsilon = {epsilon:.3g}"
+    )
     assert any(line.startswith(sentence) for line in found.sentences())
     assert sentence in page(found)
 

@@ -12,7 +12,10 @@ from kairosfl.papers.verdicts import Agreement, agreement, compared_measures, ho
 from kairosfl.papers.words import words
 from kairosfl.report.tables import fixed, signed
 
-CAPTION = "*Mean and standard deviation over the seeds shared by all curves of a panel; triangles: published final values.*"
+CAPTION = (
+    "*Mean and standard deviation over the seeds shared by all curves of a panel; "
+    "triangles: published final values.*"
+)
 CPUS = ("x86_64", "AMD64", "aarch64", "arm64")  # as the platform module names them
 VERDICT = "Verdict: "  # begins the first line of remarks that state one
 LEFT = (

@@ -131,7 +131,8 @@ def runs_table(groups: Sequence[Group]) -> str:
             shown = cells(row)
             state = _state(run)
             mark = ' class="flag"' if state != "finished" else ""
-            body += f'<tr data-group="{i}"><td>{key(i)}{escape(group.label)}</td><td>{run.seed}</td><td{mark}>{state}</td>'
+            body += f'<tr data-group="{i}"><td>{key(i)}{escape(group.label)}</td>'
+            body += f"<td>{run.seed}</td><td{mark}>{state}</td>"
             body += "".join(f"<td>{escape(shown[name])}</td>" for name in heads[3:8])
             body += f"<td>{escape(run.path.name)}</td></tr>"
     return table("runs", dict.fromkeys(heads, ""), body)
