@@ -18,11 +18,10 @@ from pathlib import Path
 
 import torch
 
-from kairosfl import Task
+from kairosfl import Task, models
 from kairosfl.client.trainer import Trainer
 from kairosfl.core.fields import FISHER, FISHER_SAMPLED, Brief
-from kairosfl.tasks import models
-from kairosfl.tasks.data import load
+from kairosfl.data import load
 from kairosfl.tasks.partitions import iid
 
 LIMITS = {"FGN": 0.05, "PA3Fed's score": 0.10, "ALT's second pass": 0.40}

@@ -42,10 +42,10 @@ from kairosfl import (
     rounds,
 )
 from kairosfl.core.round import recorded
+from kairosfl.data import load
 from kairosfl.detectors import FGN
 from kairosfl.engines.batched import Batched
 from kairosfl.rules import accounting
-from kairosfl.tasks.data import load
 from kairosfl.tasks.partitions import dirichlet, iid
 
 EPSILON, DELTA, CLIP, POPULATION, NOISE_COHORT = 2.0, 1e-6, 0.4, 1_000_000, 1000

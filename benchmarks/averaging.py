@@ -23,11 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from kairosfl import Batched, Recipe, Run, Setup, Task, drive, parse, rounds
+from kairosfl import Batched, Recipe, Run, Setup, Task, drive, models, parse, rounds
+from kairosfl.data import load
 from kairosfl.detectors import FGN
 from kairosfl.rules.average import Average, opening
-from kairosfl.tasks import models
-from kairosfl.tasks.data import load
 from kairosfl.tasks.dataset import DataSet
 from kairosfl.tasks.partitions import partition
 

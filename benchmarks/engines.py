@@ -38,14 +38,14 @@ from kairosfl.core.fields import Briefs
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import Rounds, rounds
 from kairosfl.core.run import Run, Setup
+from kairosfl.data import load
 from kairosfl.detectors import FGN
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
+from kairosfl.models import build
 from kairosfl.rules import parse
-from kairosfl.tasks.data import load
 from kairosfl.tasks.dataset import DataSet, Samples
-from kairosfl.tasks.models import build
 from kairosfl.tasks.partitions import dirichlet
 from kairosfl.tasks.prepare import prepare
 from kairosfl.tasks.task import Task

@@ -19,12 +19,11 @@ from pathlib import Path
 
 import torch
 
-from kairosfl import Loop, Recipe, Run, Task, drive, parse, rounds
+from kairosfl import Loop, Recipe, Run, Task, drive, models, parse, rounds
 from kairosfl.core.run import Setup
+from kairosfl.data import load
 from kairosfl.detectors import FGN
 from kairosfl.engines.batched import Batched
-from kairosfl.tasks import models
-from kairosfl.tasks.data import load
 from kairosfl.tasks.partitions import iid
 
 COHORTS = (1, 10, 100, 1000)

@@ -21,13 +21,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kairosfl import Batched, Recipe, Run, Setup, Task, drive, parse, rounds
+from kairosfl import Batched, Recipe, Run, Setup, Task, drive, models, parse, rounds
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.round import result
+from kairosfl.data import load
 from kairosfl.detectors import FGN
 from kairosfl.engines.flower.templates import RUN
-from kairosfl.tasks import models
-from kairosfl.tasks.data import load
 from kairosfl.tasks.hostile import flip_labels
 from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.population import Population

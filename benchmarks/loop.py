@@ -17,11 +17,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kairosfl import Loop, Recipe, Run, Task, drive, parse, rounds
+from kairosfl import Loop, Recipe, Run, Task, drive, models, parse, rounds
 from kairosfl.core.run import Setup
+from kairosfl.data import load
 from kairosfl.detectors import FGN
-from kairosfl.tasks import models
-from kairosfl.tasks.data import load
 from kairosfl.tasks.partitions import iid
 from kairosfl.tasks.prepare import prepare
 

@@ -31,11 +31,10 @@ def train(text: str, seed: int, length: int = ROUNDS, cohort: int = COHORT) -> t
     """
     import torch
 
-    from kairosfl import Batched, Recipe, Run, Setup, Task, drive, parse, rounds
+    from kairosfl import Batched, Recipe, Run, Setup, Task, drive, models, parse, rounds
     from kairosfl.core.round import result
+    from kairosfl.data import load
     from kairosfl.detectors import FGN
-    from kairosfl.tasks import models
-    from kairosfl.tasks.data import load
     from kairosfl.tasks.partitions import partition
 
     torch.set_num_threads(1)

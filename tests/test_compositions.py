@@ -24,6 +24,7 @@ from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, result, rounds
 from kairosfl.core.rule import Algorithm, Rule
 from kairosfl.core.run import Run, Setup
+from kairosfl.data import load
 from kairosfl.detectors import FGN
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
@@ -32,7 +33,6 @@ from kairosfl.rules.attack import Attack
 from kairosfl.rules.localprivacy import LocalPrivacy
 from kairosfl.rules.robust import Guard
 from kairosfl.runs.checkpoint import Checkpoints
-from kairosfl.tasks.data import load
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.partitions import dirichlet
 from kairosfl.tasks.task import Task

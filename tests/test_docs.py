@@ -42,11 +42,11 @@ from kairosfl import presets
 from kairosfl.cli import app
 from kairosfl.core.fields import Briefs, Reports, table
 from kairosfl.core.recipe import OPTIMIZERS, SCHEDULES
+from kairosfl.data import DATASETS
+from kairosfl.models import MODELS
 from kairosfl.runs.config import ENGINES, PRECISIONS, SECTIONS, RunConfig, change, read
 from kairosfl.runs.sweep import expand
-from kairosfl.tasks.data import DATASETS
 from kairosfl.tasks.dataset import DataSet, Samples
-from kairosfl.tasks.models import MODELS
 from kairosfl.tasks.partitions import PARTITIONS, iid
 from kairosfl.tune.space import defaults, overridden
 

@@ -12,9 +12,9 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "kairosfl"
 FLOORS = (
-    "version errors wording lazy plugins",
+    "version errors wording lazy moved plugins",
     "core",
-    "tasks models names",
+    "tasks data models names",
     "detectors client",
     "rules",
     "engines",

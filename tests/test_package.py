@@ -20,9 +20,10 @@ import typer.main
 from typer.testing import CliRunner
 
 import kairosfl
+from kairosfl import models
 from kairosfl.cli import app
-from kairosfl.tasks import heterogeneity, models, partitions
-from kairosfl.tasks.data import own
+from kairosfl.data import own
+from kairosfl.tasks import heterogeneity, partitions
 
 ROOT = Path(__file__).parents[1]
 LAZY = ["kairosfl", "kairosfl.engines", "kairosfl.tasks"]
@@ -66,13 +67,52 @@ def test_subpackages_are_reachable_from_the_package() -> None:
         "engines.Loop",
         "detectors.FGN",
         "tasks.Task",
-        "tasks.models.build",
+        "models.build",
         "testing.check_rule",
     ]
     said = python(
         "import kairosfl\n" + "".join(f"print(kairosfl.{name}.__name__)\n" for name in names)
     )
     assert said.split() == [name.rpartition(".")[2] for name in names]
+
+
+OLD_NAMES = """
+import pickle, sys, warnings
+import kairosfl
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    from kairosfl.tasks.data.own import from_torch
+    import kairosfl.tasks.data.cifar
+    import kairosfl.tasks.models.small, kairosfl.tasks.models
+    kairosfl.tasks.data.load
+print(*(warning.category.__name__ for warning in caught))
+print(*(str(warning.message) for warning in caught), sep="\\n")
+from kairosfl.data import own
+print(own.from_torch is from_torch, kairosfl.tasks.models is kairosfl.models)
+print(sys.modules["kairosfl.tasks.models.small"] is kairosfl.models.small)
+print(pickle.loads(b"ckairosfl.tasks.models\\nDescription\\n.") is kairosfl.models.Description)
+print(kairosfl.models.small.__name__, kairosfl.models.small.__spec__.name)
+"""
+
+
+def test_modules_that_moved_are_found_by_their_old_names_with_one_warning_each() -> None:
+    assert python(OLD_NAMES).splitlines() == [
+        "DeprecationWarning DeprecationWarning",
+        "kairosfl.tasks.data is now kairosfl.data; the old name works until the next minor version.",
+        "kairosfl.tasks.models is now kairosfl.models; "
+        "the old name works until the next minor version.",
+        "True True",
+        "True",
+        "True",
+        "kairosfl.models.small kairosfl.models.small",
+    ]
+
+
+def test_an_old_name_needs_no_import_of_its_own() -> None:
+    said = python("import kairosfl; print(kairosfl.tasks.data.load is kairosfl.data.load)")
+    assert said == "True\n"
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'kairosfl\.data\.nonsense'"):
+        importlib.import_module("kairosfl.tasks.data.nonsense")
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["run", "--help"], ["--version"]])

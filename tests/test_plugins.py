@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 import kairosfl
+from kairosfl import data, models
 from kairosfl.cli import app, complete
 from kairosfl.errors import UserError
 from kairosfl.rules import RULES, parse
 from kairosfl.runs.config import resolve
-from kairosfl.tasks import data, models
 
 CODE = '''
 from dataclasses import dataclass

@@ -370,7 +370,7 @@ def test_wrong_data_is_refused() -> None:
     )
     refuse("training data cannot be made a tensor", (np.array([object()]), [0]), TEST)
     refuse("training data is a Tensor", X, TEST)
-    path = r"training data is 'xray'; if this is a path, give kairosfl.tasks.data.load\('folder', path='xray'\)"
+    path = r"training data is 'xray'; if this is a path, give kairosfl.data.load\('folder', path='xray'\)"
     refuse(path, "xray")
     refuse(path, Path("xray"), TEST)
     refuse("test data is 'xray'; if this is a path", TRAIN, "xray")

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kairosfl.tasks.models import freeze_norms, group_norm
+from kairosfl.models import freeze_norms, group_norm
 from zoo import (
     CLASSES,
     LENGTH,

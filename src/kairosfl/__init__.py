@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kairosfl import moved
 from kairosfl.lazy import attach
 from kairosfl.version import __version__
 
 if TYPE_CHECKING:
-    from kairosfl import detectors, engines, rules, tasks, testing
+    from kairosfl import data, detectors, engines, models, rules, tasks, testing
     from kairosfl.core.fields import Briefs, Reports
     from kairosfl.core.recipe import Recipe
     from kairosfl.core.round import drive, result, rounds
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from kairosfl.rules import parse
     from kairosfl.runs.export import load
     from kairosfl.simulation import History, simulate
-    from kairosfl.tasks import models
     from kairosfl.tasks.dataset import DataSet, Samples
     from kairosfl.tasks.metrics import Metric
     from kairosfl.tasks.population import Population
@@ -50,11 +50,12 @@ else:
             "Task": "kairosfl.tasks.task",
             "UserError": "kairosfl.errors",
             "check_rule": "kairosfl.testing",
+            "data": "kairosfl.data",
             "detectors": "kairosfl.detectors",
             "drive": "kairosfl.core.round",
             "engines": "kairosfl.engines",
             "load": "kairosfl.runs.export",
-            "models": "kairosfl.tasks",
+            "models": "kairosfl.models",
             "parse": "kairosfl.rules",
             "result": "kairosfl.core.round",
             "rounds": "kairosfl.core.round",
@@ -64,6 +65,8 @@ else:
             "testing": "kairosfl.testing",
         },
     )
+
+moved.install()
 
 __all__ = [
     "Algorithm",
@@ -87,6 +90,7 @@ __all__ = [
     "UserError",
     "__version__",
     "check_rule",
+    "data",
     "detectors",
     "drive",
     "engines",

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from kairosfl import presets
+from kairosfl.data import DATASETS
 from kairosfl.detectors import DETECTORS
 from kairosfl.errors import UserError
+from kairosfl.models import MODELS, describe
 from kairosfl.plugins import Registry, origin
 from kairosfl.rules import RULES
-from kairosfl.tasks.data import DATASETS
-from kairosfl.tasks.models import MODELS, describe
 from kairosfl.tasks.partitions import PARTITIONS
 
 

@@ -60,8 +60,8 @@ MODELS = {  # with their options
 _KINDS: dict[str, tuple[Collection[str], str, str]] = {
     "rule": (RULES, "kairosfl.rules:RULES", "kairosfl.rules"),
     "detector": (DETECTORS, "kairosfl.detectors:DETECTORS", ""),
-    "data": (DATA, "kairosfl.tasks.data:DATASETS", "kairosfl.data"),
-    "model": (MODELS, "kairosfl.tasks.models:MODELS", "kairosfl.models"),
+    "data": (DATA, "kairosfl.data:DATASETS", "kairosfl.data"),
+    "model": (MODELS, "kairosfl.models:MODELS", "kairosfl.models"),
     "partition": (PARTITIONS, "kairosfl.tasks.partitions:PARTITIONS", ""),
 }
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from kairosfl.core.round import result
 from kairosfl.core.rule import Algorithm, Rule
 from kairosfl.core.run import Run, Setup
+from kairosfl.data.own import from_any
 from kairosfl.detectors import parse_detectors
 from kairosfl.engines.memory import spilling
 from kairosfl.errors import UserError, nearest
@@ -34,7 +35,6 @@ from kairosfl.runs.export import beyond_adapters, has_adapters, save_adapters, s
 from kairosfl.runs.files import plain, write
 from kairosfl.runs.folder import Folder, silent
 from kairosfl.runs.lock import NAME
-from kairosfl.tasks.data.own import from_any
 from kairosfl.tasks.dataset import DataSet
 from kairosfl.tasks.digest import hashed
 from kairosfl.tasks.kinds import Loss

@@ -18,6 +18,7 @@ from kit import CLIENTS, configure, lines, make_app, order
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import rounds
 from kairosfl.core.run import Run, Setup
+from kairosfl.data import load
 from kairosfl.deploy import model_of, run_to_end
 from kairosfl.detectors import FGN
 from kairosfl.engines.flower import collect, roster, server
@@ -25,9 +26,8 @@ from kairosfl.engines.flower.client import client_app
 from kairosfl.engines.flower.local import LocalFederation
 from kairosfl.engines.flower.server import Flower, Settings
 from kairosfl.engines.flower.wire import NUMBERS, Piece, piece_record
+from kairosfl.models import build
 from kairosfl.rules import parse
-from kairosfl.tasks.data import load
-from kairosfl.tasks.models import build
 from kairosfl.tasks.partitions import dirichlet
 from kairosfl.tasks.task import Task
 

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from kairosfl import models
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, rounds
 from kairosfl.core.rule import Memory
 from kairosfl.core.run import Run, Setup
 from kairosfl.core.table import Table
+from kairosfl.data import load
 from kairosfl.detectors import FGN, Detector, FedFIM, parse_detectors
 from kairosfl.detectors.growth import DECAY, PATIENCE, SLOW, SPAN, WARM_UP, decided
 from kairosfl.engines.batched import Batched
@@ -25,8 +27,6 @@ from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
 from kairosfl.runs.checkpoint import Checkpoints
-from kairosfl.tasks import models
-from kairosfl.tasks.data import load
 from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.task import Task
 

@@ -20,10 +20,10 @@ from kairosfl.engines.batched import engine as batched_engine
 from kairosfl.engines.batched.memory import SERVER_VECTORS
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
+from kairosfl.models import build
 from kairosfl.rules import RULES, parse
 from kairosfl.tasks.crops import Crops
 from kairosfl.tasks.dataset import DataSet, Samples
-from kairosfl.tasks.models import build
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 

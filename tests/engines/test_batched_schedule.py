@@ -20,9 +20,9 @@ from kairosfl.engines.batched.ahead import identical
 from kairosfl.engines.batched.jobs import Ticket
 from kairosfl.engines.batched.schedule import Draw, Schedule, Schedules
 from kairosfl.engines.loop import Loop
+from kairosfl.models import build
 from kairosfl.rules import parse
 from kairosfl.tasks.dataset import DataSet, Samples
-from kairosfl.tasks.models import build
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 

@@ -24,11 +24,11 @@ from kairosfl.engines.batched import Batched, conv, evaluator, layers
 from kairosfl.engines.choices import Cache, Choices
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.precision import Precision
+from kairosfl.models import MODELS
 from kairosfl.runs import experiment
 from kairosfl.runs.checkpoint import model
 from kairosfl.runs.config import RunConfig, resolve
 from kairosfl.runs.folder import Folder
-from kairosfl.tasks.models import MODELS
 
 CPU = torch.device("cpu")
 SAME = {"device": "a GPU", "torch": "2"}

@@ -35,9 +35,9 @@ from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.choices import Choices
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.precision import Precision
+from kairosfl.models import build
 from kairosfl.rules import Privacy, parse
 from kairosfl.tasks.dataset import DataSet, Samples
-from kairosfl.tasks.models import build
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 

@@ -20,7 +20,7 @@ from kairosfl.bench import briefs_of
 from kairosfl.core.recipe import Recipe
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
-from kairosfl.tasks.models import build
+from kairosfl.models import build
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

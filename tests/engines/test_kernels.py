@@ -47,8 +47,8 @@ from kairosfl.engines.batched.kernels import (
 from kairosfl.engines.batched.kernels import update as optimiser
 from kairosfl.engines.choices import Choices
 from kairosfl.engines.loop import Loop
+from kairosfl.models import build
 from kairosfl.tasks.dataset import DataSet, Samples
-from kairosfl.tasks.models import build
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 from kairosfl.tasks.vector import layout_of

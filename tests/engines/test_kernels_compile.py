@@ -50,7 +50,7 @@ from kairosfl.engines.batched.kernels import batch, device, launch, linear, loss
 from kairosfl.engines.batched.kernels import recurrent as lstm
 from kairosfl.engines.batched.kernels import update as optimiser
 from kairosfl.engines.batched.state import Kind, State
-from kairosfl.tasks.models import build
+from kairosfl.models import build
 from kairosfl.tasks.task import Task
 
 READERS = (

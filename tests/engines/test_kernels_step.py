@@ -17,7 +17,7 @@ from test_batched import make_briefs, make_task
 
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.batched.kernels import batch
-from kairosfl.tasks.models import build
+from kairosfl.models import build
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kairosfl import presets
+from kairosfl import models, presets
 from kairosfl.errors import UserError
 from kairosfl.runs.config import resolve
-from kairosfl.tasks import models
 
 PAPERS = {"fedcl": "FedCL (CriticalFL, KDD 2023)", "pa3fed": "PA3Fed (AAAI 2025)"}
 PAPERS |= {"alt": "ALT (Shenaj et al., 2025)", "fedaware": "FedAWARE (AISTATS 2025)"}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from kairosfl.data import DATASETS
 from kairosfl.papers import ITEMS
 from kairosfl.papers.details import section
 from kairosfl.papers.public import parties
@@ -14,7 +15,6 @@ from kairosfl.papers.reproduce import reproduce
 from kairosfl.papers.results import save, table
 from kairosfl.papers.verdicts import outcome, published
 from kairosfl.runs import experiment
-from kairosfl.tasks.data import DATASETS
 from kairosfl.tasks.dataset import DataSet, Samples
 
 PUBLIC = {name: item for name, item in ITEMS.items() if item.paper == "public"}

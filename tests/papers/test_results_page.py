@@ -12,6 +12,7 @@ import pytest
 from tiny import ITEM
 
 from kairosfl.errors import UserError
+from kairosfl.models import options
 from kairosfl.papers import ITEMS
 from kairosfl.papers.curves import curves, draw_curves, panels
 from kairosfl.papers.details import section
@@ -22,7 +23,6 @@ from kairosfl.papers.verdicts import agreement, claim_holds, gains
 from kairosfl.papers.words import words
 from kairosfl.report.draw import _steady
 from kairosfl.runs.config import dump, tables
-from kairosfl.tasks.models import options
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,13 +12,13 @@ from reference import COHORTS, Network, Quadratic, Setting
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, rounds
 from kairosfl.core.run import Run, Setup
+from kairosfl.data import load
 from kairosfl.detectors import FGN
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
+from kairosfl.models import build
 from kairosfl.rules import Uniform, parse
-from kairosfl.tasks.data import load
-from kairosfl.tasks.models import build
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 from kairosfl.testing import check_rule

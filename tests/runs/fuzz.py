@@ -15,14 +15,14 @@ from pathlib import Path
 from random import Random
 from typing import Any, get_args, get_origin, get_type_hints
 
+from kairosfl.data import DATASETS
 from kairosfl.errors import UserError
+from kairosfl.models import MODELS
 from kairosfl.rules import RULES
 from kairosfl.runs.config import SECTIONS, RunConfig, dump, resolve, tables
 from kairosfl.runs.keys import updated
 from kairosfl.runs.periods import members
 from kairosfl.runs.sweep import LONGEST, expand
-from kairosfl.tasks.data import DATASETS
-from kairosfl.tasks.models import MODELS
 from kairosfl.tasks.partitions import PARTITIONS
 
 Tables = dict[str, Any]

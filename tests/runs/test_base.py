@@ -8,11 +8,11 @@ import pytest
 from torch import nn
 
 from kairosfl.errors import UserError
+from kairosfl.models import MODELS
 from kairosfl.runs import experiment
 from kairosfl.runs.config import RunConfig, resolve
 from kairosfl.runs.files import read_lines
 from kairosfl.runs.sweep import expand, sweep
-from kairosfl.tasks.models import MODELS
 
 
 @pytest.fixture(autouse=True)

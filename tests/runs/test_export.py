@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 import kairosfl
 from kairosfl.cli import app
 from kairosfl.errors import UserError
+from kairosfl.models import MODELS
 from kairosfl.runs import experiment
 from kairosfl.runs.config import resolve
-from kairosfl.tasks.models import MODELS
 from kairosfl.tasks.prepare import prepare
 
 

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from kairosfl import presets
 from kairosfl.cli import app, complete
 from kairosfl.core.recipe import OPTIMIZERS, SCHEDULES
+from kairosfl.data import DATASETS
 from kairosfl.detectors import DETECTORS
+from kairosfl.models import MODELS
 from kairosfl.rules import RULES
 from kairosfl.runs.config import ENGINES, PRECISIONS, SECTIONS
-from kairosfl.tasks.data import DATASETS
-from kairosfl.tasks.models import MODELS
 from kairosfl.tasks.partitions import PARTITIONS
 
 

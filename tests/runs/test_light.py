@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from kairosfl import names
+from kairosfl.data import DATASETS
 from kairosfl.detectors import DETECTORS
+from kairosfl.models import MODELS, options
 from kairosfl.rules import RULES
 from kairosfl.runs.config import SECTIONS
-from kairosfl.tasks.data import DATASETS
-from kairosfl.tasks.models import MODELS, options
 from kairosfl.tasks.partitions import PARTITIONS
 
 # Calls the command line with every line of words that it is given, and prints status, messages, and

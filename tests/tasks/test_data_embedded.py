@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from kairosfl.data import load
 from kairosfl.errors import UserError
-from kairosfl.tasks.data import load
 from kairosfl.tasks.dataset import held_out
 
 

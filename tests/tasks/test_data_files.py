@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kairosfl.data.fetch import Download, ensure, unpack
+from kairosfl.data.files import File, check, content, data_folder
+from kairosfl.data.store import arrays, cached
 from kairosfl.errors import UserError
-from kairosfl.tasks.data.fetch import Download, ensure, unpack
-from kairosfl.tasks.data.files import File, check, content, data_folder
-from kairosfl.tasks.data.store import arrays, cached
 
 TEXT = b"what the official file holds"
 MD5 = hashlib.md5(TEXT).hexdigest()
@@ -206,7 +206,7 @@ def test_sums_are_worked_out_again_only_when_a_file_changes(tmp_path, monkeypatc
     path = _place(tmp_path, "toy/a", TEXT)
     read = []
     monkeypatch.setattr(
-        "kairosfl.tasks.data.files.content", lambda p: (read.append(p), p.read_bytes())[1]
+        "kairosfl.data.files.content", lambda p: (read.append(p), p.read_bytes())[1]
     )
     for _ in range(2):
         check(tmp_path, [File("toy/a", MD5)])

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
+from kairosfl.data import load
 from kairosfl.errors import UserError
 from kairosfl.runs.config import dump, read, resolve, tables
 from kairosfl.runs.experiment import build_task, start
-from kairosfl.tasks.data import load
 from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.population import own_tests
 

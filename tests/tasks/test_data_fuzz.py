@@ -10,9 +10,9 @@ import files_fuzz
 import pytest
 import torch
 
+from kairosfl.data import load
+from kairosfl.data.tables import LARGEST
 from kairosfl.errors import UserError
-from kairosfl.tasks.data import load
-from kairosfl.tasks.data.tables import LARGEST
 
 SECONDS = 60  # for one file: what takes that long would take for ever
 

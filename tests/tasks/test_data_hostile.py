@@ -10,8 +10,8 @@ import pytest
 from files_fuzz import declaring, zipped
 from PIL import Image
 
+from kairosfl.data import intake, load
 from kairosfl.errors import UserError
-from kairosfl.tasks.data import intake, load
 
 GOOD = "a,label\n1,0\n2,1\n3,0\n4,1\n5,0\n"
 
@@ -252,7 +252,7 @@ def test_twenty_thousand_columns_take_time_in_proportion(tmp_path, monkeypatch):
         def strip(self):
             return self
 
-    from kairosfl.tasks.data import tables
+    from kairosfl.data import tables
 
     header = [Name(f"gene{number}") for number in range(20_000)]
     tables._check_header(tmp_path / "x.csv", header)

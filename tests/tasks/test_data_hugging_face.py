@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import kairosfl
-from kairosfl.tasks.data.own import from_hugging_face
+from kairosfl.data.own import from_hugging_face
 
 datasets = pytest.importorskip("datasets")
 

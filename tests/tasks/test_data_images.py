@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from kairosfl.data import load
+from kairosfl.data.cifar import read_pickle
 from kairosfl.errors import UserError
-from kairosfl.tasks.data import load
-from kairosfl.tasks.data.cifar import read_pickle
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not the official:UserWarning")
 FIX = "; delete it and run again, or replace it with an intact copy."

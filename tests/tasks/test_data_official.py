@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kairosfl.tasks.data import load
+from kairosfl.data import load
 from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.population import own_tests
 

@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from kairosfl.data.own import from_hugging_face, from_partitioner, from_torch
 from kairosfl.errors import UserError
-from kairosfl.tasks.data.own import from_hugging_face, from_partitioner, from_torch
 from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.population import own_tests
 

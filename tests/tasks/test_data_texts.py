@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from kairosfl.data import load
+from kairosfl.data.plays import roles
+from kairosfl.data.shakespeare import SYMBOLS, encode
 from kairosfl.errors import UserError
-from kairosfl.tasks.data import load
-from kairosfl.tasks.data.plays import roles
-from kairosfl.tasks.data.shakespeare import SYMBOLS, encode
 from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.population import own_tests
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kairosfl.tasks.data import load
+from kairosfl.data import load
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.heterogeneity import (
     describe,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from kairosfl.errors import UserError
-from kairosfl.tasks.models import MODELS, build, describe, options
+from kairosfl.models import MODELS, build, describe, options
 from kairosfl.tasks.task import last_linear
 from kairosfl.tasks.vector import check_state
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from kairosfl.data import load
 from kairosfl.errors import UserError
-from kairosfl.tasks.data import load
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.partitions import (
     PARTITIONS,

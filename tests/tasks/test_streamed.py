@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from kairosfl import simulate
+from kairosfl.data.own import from_any
 from kairosfl.engines.batched import Batched
-from kairosfl.tasks.data.own import from_any
 from kairosfl.tasks.dataset import Samples
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.streamed import Streamed, of_items, seeded

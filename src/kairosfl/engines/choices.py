@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from kairosfl.data.files import cache_folder
 from kairosfl.engines.precision import Precision
-from kairosfl.tasks.data.files import cache_folder
 from kairosfl.version import __version__
 
 try:

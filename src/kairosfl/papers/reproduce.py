@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from kairosfl import data
 from kairosfl.bench import wait
 from kairosfl.errors import UserError
 from kairosfl.papers.item import Item, members
@@ -21,7 +22,6 @@ from kairosfl.runs.config import RunConfig
 from kairosfl.runs.engines import build_engine, resolve_engine
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.sweep import Member, sweep
-from kairosfl.tasks import data
 from kairosfl.wording import counted
 
 PATIENCE = 10.0  # seconds; on a CPU no second round is timed after a first one that took longer

@@ -421,10 +421,10 @@ def _options(section: str, table: Mapping[str, Any]) -> Collection[str]:
 
 def _imported_options(section: str, name: str) -> Collection[str]:
     if section == "model":
-        from kairosfl.tasks.models import options
+        from kairosfl.models import options
 
         return options(name)
-    from kairosfl.tasks.data import DATASETS
+    from kairosfl.data import DATASETS
 
     return inspect.signature(DATASETS[name]).parameters
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kairosfl import data, models
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.round import recorded, result, rounds, verdicts
 from kairosfl.core.run import Run, Setup
@@ -37,7 +38,6 @@ from kairosfl.runs.interrupt import undisturbed
 from kairosfl.runs.keys import flatten
 from kairosfl.runs.lock import Displaced
 from kairosfl.runs.trackers import TRACKERS
-from kairosfl.tasks import data, models
 from kairosfl.tasks.dataset import DataSet, held_out
 from kairosfl.tasks.noise import noisy
 from kairosfl.tasks.partitions import SETTINGS, partition

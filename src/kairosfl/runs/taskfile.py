@@ -24,10 +24,10 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
+from kairosfl.data.own import from_any
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs.config import Data, RunConfig
 from kairosfl.tasks import partitions
-from kairosfl.tasks.data.own import from_any
 from kairosfl.tasks.dataset import DataSet, Samples, held_out
 from kairosfl.tasks.digest import digest, hashed
 from kairosfl.tasks.population import Population

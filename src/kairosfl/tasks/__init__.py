@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from kairosfl.lazy import attach
 
 if TYPE_CHECKING:
-    from kairosfl.tasks import data, models
-    from kairosfl.tasks.data import load
+    from kairosfl.data import load
     from kairosfl.tasks.dataset import DataSet, Samples
     from kairosfl.tasks.partitions import partition
     from kairosfl.tasks.population import Population
     from kairosfl.tasks.task import Task
 else:
-    __getattr__, __dir__ = attach(
+    _named, __dir__ = attach(
         "kairosfl.tasks",
         {
             "DataSet": "kairosfl.tasks.dataset",
             "Population": "kairosfl.tasks.population",
             "Samples": "kairosfl.tasks.dataset",
             "Task": "kairosfl.tasks.task",
-            "data": "kairosfl.tasks.data",
-            "load": "kairosfl.tasks.data",
-            "models": "kairosfl.tasks.models",
+            "load": "kairosfl.data",
             "partition": "kairosfl.tasks.partitions",
         },
     )
 
-__all__ = ["DataSet", "Population", "Samples", "Task", "data", "load", "models", "partition"]
+    def __getattr__(name: str) -> object:
+        if name in ("data", "models"):  # moved to kairosfl.data and kairosfl.models
+            return importlib.import_module(f"kairosfl.tasks.{name}")
+        return _named(name)
+
+
+__all__ = ["DataSet", "Population", "Samples", "Task", "load", "partition"]

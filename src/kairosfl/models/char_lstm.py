@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from kairosfl.tasks.models import checks
+from kairosfl.models import checks
 
 
 class CharLSTM(nn.Module):

@@ -11,7 +11,7 @@ from itertools import pairwise
 from torch import nn
 
 from kairosfl.errors import UserError
-from kairosfl.tasks.models import checks
+from kairosfl.models import checks
 
 
 def logistic(shape: tuple[int, ...], classes: int) -> nn.Module:

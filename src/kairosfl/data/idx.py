@@ -9,10 +9,10 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from kairosfl.data.fetch import Download
+from kairosfl.data.files import File, content, damaged
+from kairosfl.data.store import Arrays, arrays, split
 from kairosfl.errors import UserError
-from kairosfl.tasks.data.fetch import Download
-from kairosfl.tasks.data.files import File, content, damaged
-from kairosfl.tasks.data.store import Arrays, arrays, split
 from kairosfl.tasks.dataset import DataSet
 
 SIDE = 28

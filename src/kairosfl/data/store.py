@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kairosfl.tasks.data.fetch import Download, ensure
-from kairosfl.tasks.data.files import CACHE, File, check, data_folder
+from kairosfl.data.fetch import Download, ensure
+from kairosfl.data.files import CACHE, File, check, data_folder
 from kairosfl.tasks.dataset import Samples
 
 Arrays = dict[str, npt.NDArray[Any]]

@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kairosfl.errors import UserError
-from kairosfl.tasks.data.archives import Archive
-from kairosfl.tasks.data.intake import Room, read_regular
-from kairosfl.tasks.data.layout import Client
-from kairosfl.tasks.data.pictures import read_pictures
-from kairosfl.tasks.data.tables import (
+from kairosfl.data.archives import Archive
+from kairosfl.data.intake import Room, read_regular
+from kairosfl.data.layout import Client
+from kairosfl.data.pictures import read_pictures
+from kairosfl.data.tables import (
     FILL,
     Array,
     Missing,
@@ -29,6 +28,7 @@ from kairosfl.tasks.data.tables import (
     targets,
     without_missing,
 )
+from kairosfl.errors import UserError
 from kairosfl.wording import listed
 
 NAMED = ("classification", "binary", "")  # kinds whose target is one class; "": to be inferred

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kairosfl.data.intake import gigabytes, not_utf8, read_regular
 from kairosfl.errors import UserError
-from kairosfl.tasks.data.intake import gigabytes, not_utf8, read_regular
 
 CACHE = ".kairosfl"  # the library's own directory, next to the data sets
 LARGEST = 10**9  # bytes in a .gz file; official ones have 47 million

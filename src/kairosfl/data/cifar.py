@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kairosfl.data.fetch import Download
+from kairosfl.data.files import File, damaged
+from kairosfl.data.store import Arrays, arrays, split
 from kairosfl.tasks.crops import augment
-from kairosfl.tasks.data.fetch import Download
-from kairosfl.tasks.data.files import File, damaged
-from kairosfl.tasks.data.store import Arrays, arrays, split
 from kairosfl.tasks.dataset import DataSet
 from kairosfl.tasks.prepare import sample_keys
 

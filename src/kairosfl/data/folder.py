@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from kairosfl.data.intake import LARGEST_CLASS, readable
+from kairosfl.data.layout import Client, find_clients
+from kairosfl.data.parts import NAMED, Column, Part, Reader
+from kairosfl.data.pictures import joined, unequal
+from kairosfl.data.tables import POLICIES, Array, Missing, number, policy
 from kairosfl.errors import UserError, nearest
-from kairosfl.tasks.data.intake import LARGEST_CLASS, readable
-from kairosfl.tasks.data.layout import Client, find_clients
-from kairosfl.tasks.data.parts import NAMED, Column, Part, Reader
-from kairosfl.tasks.data.pictures import joined, unequal
-from kairosfl.tasks.data.tables import POLICIES, Array, Missing, number, policy
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.kinds import KINDS
 from kairosfl.wording import listed

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kairosfl.data.pictures import LABELS, is_picture
 from kairosfl.errors import UserError
-from kairosfl.tasks.data.pictures import LABELS, is_picture
 
 FILES = (".csv", ".npz", ".parquet")
 

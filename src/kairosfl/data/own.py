@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from kairosfl.errors import UserError
-from kairosfl.tasks.data.forms import (
+from kairosfl.data.forms import (
     Encode,
     check_columns,
     column_names,
@@ -25,7 +24,8 @@ from kairosfl.tasks.data.forms import (
     table_rows,
     target_types,
 )
-from kairosfl.tasks.data.intake import LARGEST_CLASS
+from kairosfl.data.intake import LARGEST_CLASS
+from kairosfl.errors import UserError
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.streamed import Streamed
 
@@ -49,9 +49,9 @@ def from_torch(
         train: Training pairs. Inputs may be tensors, arrays, numbers or pictures, all of one shape.
         test: Test pairs.
         name: What reports call the data set.
-        classes: The number of classes; by default counted from the labels. **fields: Further fields
-        of `DataSet`: `mean` and `std` per channel for uint8 images, `vocabulary` for
-            tokens, `labels`.
+        classes: The number of classes; by default counted from the labels.
+        **fields: Further fields of `DataSet`: `mean` and `std` per channel for uint8 images,
+            `vocabulary` for tokens, `labels`.
     """
     parts = [
         stacked(pairs(data, split), split) for data, split in ((train, "training"), (test, "test"))
@@ -117,7 +117,7 @@ def from_partitioner(
     Args:
         partitioner: With its data set assigned.
         test: The test table, or a second partitioner whose partitions are the same clients' test
-        samples.
+            samples.
         input: The column of inputs.
         target: The column of classes.
         encode: Turns one value of the input column into an array.
@@ -171,12 +171,12 @@ def from_any(
         test: The same for the test samples, in any of these forms; a list has each client's own.
             None where `train` contains them.
         input: Hugging Face: the column of inputs; by default "image", or the only column that is
-        left.
+            left.
         target: Hugging Face: the column of classes.
         client: Hugging Face: the column that names the natural client of each row.
         encode: Hugging Face: turns one value of the input column into an array.
         lazy: Whether samples are read, and random transforms drawn anew, for every batch, instead
-        of once into memory.
+            of once into memory.
         name: What reports call the data set; by default "own", or a `DataSet`'s own name.
         classes: The number of classes; by default counted from the labels.
         **fields: Further fields of `DataSet`, as in `from_torch`.

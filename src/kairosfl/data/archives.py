@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kairosfl.data.intake import Room
 from kairosfl.errors import UserError, first_line
-from kairosfl.tasks.data.intake import Room
 
 Array = npt.NDArray[Any]
 ZIP = b"PK"

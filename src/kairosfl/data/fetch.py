@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kairosfl.data.files import CACHE, File, write
 from kairosfl.errors import UserError
-from kairosfl.tasks.data.files import CACHE, File, write
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from kairosfl.errors import UserError
-from kairosfl.tasks.models import checks, neox_checkpoint
+from kairosfl.models import checks, neox_checkpoint
 
 _ROTARY_BASE = 10_000.0
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kairosfl.data.intake import LARGEST_CLASS, Room, as_text
 from kairosfl.errors import UserError, first_line, nearest
-from kairosfl.tasks.data.intake import LARGEST_CLASS, Room, as_text
 from kairosfl.wording import clipped, excerpt, listed
 
 Array = npt.NDArray[Any]

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from kairosfl.data.intake import memory
 from kairosfl.errors import UserError, nearest
-from kairosfl.tasks.data.intake import memory
 from kairosfl.tasks.dataset import Samples
 from kairosfl.tasks.streamed import Streamed, chained, of_arrays, of_items, seeded
 from kairosfl.tasks.tree import Tree, join, leaves, shapes, tree_map
@@ -88,7 +88,7 @@ def path_given(split: str, path: str | os.PathLike[str]) -> UserError:
     """The error for a path in place of samples."""
     name = os.fspath(path)
     return UserError(
-        f"the {split} data is {name!r}; if this is a path, give kairosfl.tasks.data.load('folder', path={name!r})."
+        f"the {split} data is {name!r}; if this is a path, give kairosfl.data.load('folder', path={name!r})."
     )
 
 

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from kairosfl.errors import UserError
-from kairosfl.tasks.models import checks
+from kairosfl.models import checks
 
 
 class Residual(nn.Module):

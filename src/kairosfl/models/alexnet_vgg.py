@@ -11,7 +11,7 @@ from collections import OrderedDict
 from torch import nn
 
 from kairosfl.errors import UserError
-from kairosfl.tasks.models import checks
+from kairosfl.models import checks
 
 # Output channels of VGG-11's convolutions, and whether pooling follows (Table 1).
 _VGG11 = (

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from kairosfl.data.intake import Room, read_regular, readable
+from kairosfl.data.tables import Array, read_csv
 from kairosfl.errors import UserError, first_line
-from kairosfl.tasks.data.intake import Room, read_regular, readable
-from kairosfl.tasks.data.tables import Array, read_csv
 from kairosfl.wording import counted
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from kairosfl.data.fetch import Download, ensure
+from kairosfl.data.files import File, check, damaged, data_folder, read_text
+from kairosfl.data.store import VERSION, Arrays, cached, split
 from kairosfl.errors import UserError, first_line
-from kairosfl.tasks.data.fetch import Download, ensure
-from kairosfl.tasks.data.files import File, check, damaged, data_folder, read_text
-from kairosfl.tasks.data.store import VERSION, Arrays, cached, split
 from kairosfl.tasks.dataset import DataSet
 
 ROOT = "tiny-imagenet-200"

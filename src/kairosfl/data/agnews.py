@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from kairosfl.data.fetch import Download
+from kairosfl.data.files import File, damaged, read_text
+from kairosfl.data.store import Arrays, arrays, split
 from kairosfl.errors import UserError
-from kairosfl.tasks.data.fetch import Download
-from kairosfl.tasks.data.files import File, damaged, read_text
-from kairosfl.tasks.data.store import Arrays, arrays, split
 from kairosfl.tasks.dataset import DataSet
 
 BASE = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/"

@@ -7,18 +7,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_type_hints
 
+from kairosfl.data.agnews import agnews
+from kairosfl.data.cifar import cifar10, cifar100
+from kairosfl.data.digits import digits
+from kairosfl.data.folder import folder
+from kairosfl.data.idx import fashion_mnist, mnist
+from kairosfl.data.intake import enough_memory
+from kairosfl.data.shakespeare import shakespeare
+from kairosfl.data.synthetic import synthetic
+from kairosfl.data.tables import Missing
+from kairosfl.data.tinyimagenet import tinyimagenet
 from kairosfl.errors import UserError, nearest
 from kairosfl.plugins import Registry
-from kairosfl.tasks.data.agnews import agnews
-from kairosfl.tasks.data.cifar import cifar10, cifar100
-from kairosfl.tasks.data.digits import digits
-from kairosfl.tasks.data.folder import folder
-from kairosfl.tasks.data.idx import fashion_mnist, mnist
-from kairosfl.tasks.data.intake import enough_memory
-from kairosfl.tasks.data.shakespeare import shakespeare
-from kairosfl.tasks.data.synthetic import synthetic
-from kairosfl.tasks.data.tables import Missing
-from kairosfl.tasks.data.tinyimagenet import tinyimagenet
 from kairosfl.tasks.dataset import DataSet
 
 DATASETS: Registry[Callable[..., DataSet]] = Registry(

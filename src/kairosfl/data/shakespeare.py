@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from kairosfl.data.fetch import Download
+from kairosfl.data.files import File, content, damaged, data_folder, read_text
+from kairosfl.data.plays import roles
+from kairosfl.data.store import Arrays, arrays, split
 from kairosfl.errors import UserError
-from kairosfl.tasks.data.fetch import Download
-from kairosfl.tasks.data.files import File, content, damaged, data_folder, read_text
-from kairosfl.tasks.data.plays import roles
-from kairosfl.tasks.data.store import Arrays, arrays, split
 from kairosfl.tasks.dataset import DataSet
 
 ROLES = File("shakespeare/clients.json")

@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 from kairosfl.errors import UserError, nearest
+from kairosfl.models.alexnet_vgg import alexnet, vgg11
+from kairosfl.models.char_lstm import char_lstm
+from kairosfl.models.gpt_neox import gpt_neox
+from kairosfl.models.norms import freeze_norms, group_norm
+from kairosfl.models.resnet import resnet18, resnet50
+from kairosfl.models.small import alt_cnn, aware_cnn, cnn, lenet, logistic, mlp, pfl_cnn
 from kairosfl.plugins import Registry
-from kairosfl.tasks.models.alexnet_vgg import alexnet, vgg11
-from kairosfl.tasks.models.char_lstm import char_lstm
-from kairosfl.tasks.models.gpt_neox import gpt_neox
-from kairosfl.tasks.models.norms import freeze_norms, group_norm
-from kairosfl.tasks.models.resnet import resnet18, resnet50
-from kairosfl.tasks.models.small import alt_cnn, aware_cnn, cnn, lenet, logistic, mlp, pfl_cnn
 
 __all__ = [
     "MODELS",
