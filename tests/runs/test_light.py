@@ -193,7 +193,8 @@ import signal, typer.main
 typer.main.get_command = lambda *_: exec("import signal; signal.raise_signal(signal.SIGINT)")
 """
 MOMENTS = [
-    *itertools.product(["typer", "rich", "kairosfl.cli", "kairosfl.cli.view"], [["list"]], [""]),
+    *itertools.product(["typer", "kairosfl.cli", "kairosfl.cli.view"], [["list"]], [""]),
+    ("rich", ["run", "digits.toml"], ""),  # for the progress, with every Typer
     *itertools.product(["kairosfl.runs.config", "torch"], [["run"]], [""]),
     ("kairosfl.report", ["compare", "run"], ""),
     ("", ["list"], BUILDING),
@@ -206,6 +207,7 @@ def test_ctrl_c_while_python_imports(
 ) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").touch()
+    (tmp_path / "digits.toml").write_text('[data]\nname = "digits"\nclients = 10\n')
     code = INTERRUPTED.format(module=module, words=words, before=before)
     (tmp_path / "pressed.py").write_text(code)
     command = [sys.executable, "-m", "pressed"]
