@@ -614,7 +614,7 @@ def test_the_mean_gradient_of_a_linear_loss_is_that_gradient(start: str) -> None
     reports = replace(reports, delta=reports.delta + starts - x, mass=mass(briefs, reports.steps))
     want = slopes + briefs.weight_decay[:, None] * (starts.expand(2, 3))
     torch.testing.assert_close(
-        mean_gradients(SimpleNamespace(briefs=briefs, reports=reports, x=x)),
+        mean_gradients(SimpleNamespace(briefs=briefs, reports=reports, version=x)),
         want,
         rtol=0,
         atol=1e-12,

@@ -455,7 +455,7 @@ def test_the_age_of_an_answer_and_the_model_it_was_sent() -> None:
     now = replace(now, briefs=briefs, reports=replace(_reports(), delta=delta))
     assert now.age.tolist() == [2, 0]
     assert torch.equal(now.trained(), starts + 1)
-    placed = replace(briefs, offset=starts - now.x)
+    placed = replace(briefs, offset=starts - now.x, version=now.x)
     assert torch.equal(replace(now, briefs=placed).trained(), now.x + delta)
 
 

@@ -210,11 +210,19 @@ class Trainer:
     def _chosen(self, brief: Brief, mine: Tensor) -> tuple[int | None, Tensor]:
         """The shared weights to start from, and which of the candidates they are."""
         if brief.candidates is None:
-            return None, brief.start.to(self.device)
-        candidates = brief.candidates.to(self.device)
+            return None, self._within(brief, brief.start.to(self.device))
+        candidates = self._within(brief, brief.candidates.to(self.device))
         losses = [self.score(self._joined(candidate, brief), mine) for candidate in candidates]
         choice = int(np.argmin(losses))
         return choice, candidates[choice]
+
+    def _within(self, brief: Brief, vectors: Tensor) -> Tensor:
+        """The vectors with zeros where the client has no component of a low-rank pair. Both of its
+        factors are zero there, and so are their gradients: training leaves them so.
+        """
+        if brief.rank is None:
+            return vectors
+        return vectors * self.layout.within(brief.rank).to(self.device)
 
     def _joined(self, shared: Tensor, brief: Brief) -> Tensor:
         """All trained weights: the shared ones, then the client's own."""
@@ -417,7 +425,7 @@ class Trainer:
     def _pushed(self, brief: Brief) -> Tensor:
         if brief.push is None:
             return torch.zeros_like(self.w)
-        push = brief.push.to(self.device)
+        push = self._within(brief, brief.push.to(self.device))
         return torch.cat([push, push.new_zeros(self.layout.own_size)]) if self.layout.own else push
 
     def _some(self, vector: Tensor, moving: list[int]) -> list[Tensor]:

@@ -20,6 +20,7 @@ message, and no rule sees it. A client keeps what this list marks so, and nothin
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from math import inf, nan
@@ -49,6 +50,7 @@ LARGEST = float(np.finfo(np.float64).max)
 NUMBER = (int, float)
 TRAINED = ("steps", "epochs", "loss", "grad_sq")  # what a report says about training
 NUMBER_BYTES = 8  # of a number that travels beside the vectors
+MANY = 2**31 - 1  # more steps than any client does
 SLACK = 1e-6  # for cosines and fractions of an epoch, which are rounded in transit
 
 Shape = Literal["each", "shared", "vector", "set", "own", "base"]
@@ -76,6 +78,8 @@ class Field:
     gate: str = ""  # a vector that only clients with a non-zero value of this field receive
     local: bool = False  # not sent: the server computes it
     kept: bool = False  # passes between the engine and what the client keeps
+    first: float | str = ""  # kept: before the first visit; a number, "model" or "own"
+    absent: float | str = ""  # in a joined record, for clients that were not told; "": not joined
     alone: bool = (
         False  # an engine that stacks clients may train those that are told this one after another
     )
@@ -202,19 +206,19 @@ class Cohort:
     def join(cls, parts: Sequence[Self]) -> Self:
         """One record of the clients of all parts, in ascending order of their ids.
 
-        What the parts share, such as the seed or a vector for all clients, is the first part's.
+        A vector that differs between the parts, such as the start of orders of several versions,
+        becomes a row for each client. What only some parts have is filled with what means the same
+        for the others, and left out where nothing does. Other values that the parts share, such as
+        the seed, are the first part's.
         """
         order = torch.argsort(torch.cat([part.ids for part in parts]))
         changes: dict[str, Any] = {}
         for entry in fields(cls):
             columns = [getattr(part, entry.name) for part in parts]
-            if isinstance(columns[0], Tensor) and _per_client(entry, columns[0]):
-                together = torch.cat(columns)
-                changes[entry.name] = (
-                    together[order.to(together.device)] if len(together) else together
-                )
-            elif entry.name == "failed":
+            if entry.name == "failed":
                 changes[entry.name] = tuple(failure for column in columns for failure in column)
+            elif entry.shape in ("each", "own", "vector"):
+                changes[entry.name] = _joined(entry, columns, parts, order)
         return replace(parts[0], **changes)  # type: ignore[type-var]
 
     def tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -254,6 +258,8 @@ class Cohort:
         value = getattr(self, entry.name)
         if entry.shape == "each" and value is not None:
             numbers: list[Any] = value.tolist()
+            if entry.absent == "nan":  # of clients that were not told, in a joined record
+                return [None if math.isnan(number) else number for number in numbers]
             return numbers
         if isinstance(value, Tensor) and _per_client(entry, value):
             return cast(Sequence[Any], value)
@@ -271,6 +277,34 @@ def _per_client(entry: Field, value: Tensor) -> bool:
     return entry.shape in ("each", "own")
 
 
+def _joined(
+    entry: Field, columns: list[Tensor | None], parts: Sequence[Any], order: Tensor
+) -> Tensor | None:
+    """One column from those of several parts, in the order of the client ids."""
+    first = columns[0]
+    same = all(column is first for column in columns)
+    if same and (first is None or len(parts) == 1 or not _per_client(entry, first)):
+        return first
+    rows = []
+    for column, part in zip(columns, parts, strict=True):
+        told = _absent(entry, part) if column is None else column
+        if told is None:
+            return None
+        rows.append(told if _per_client(entry, told) else told.expand(len(part), -1))
+    together = torch.cat(rows)
+    return together[order.to(together.device)] if len(together) else together
+
+
+def _absent(entry: Field, part: Any) -> Tensor | None:
+    """What stands for a column that this part does not have; None: nothing does."""
+    if entry.absent == "":
+        return None
+    if entry.shape == "vector":
+        return part.start if entry.absent == "start" else torch.zeros_like(part.start)
+    dtype = torch.int64 if entry.kind is int else torch.float64
+    return torch.full((len(part),), float(entry.absent), dtype=torch.float64).to(dtype)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Briefs(Cohort):
     """What each of m clients is told."""
@@ -281,11 +315,19 @@ class Briefs(Cohort):
     )
     ids: Tensor = each(int, "client ids, ascending", row="client")
     start: Tensor = vector("the weights to start from", writers="one")
+    version: Tensor | None = vector(
+        "the model that clients hold, where it is not the server's: delta is measured from it",
+        None,
+        writers="one",
+        local=True,
+        absent="start",
+    )
     offset: Tensor | None = vector(
         "how far a rule moves a start away from the model that the server sends",
         None,
         writers="one",
         local=True,
+        absent=0,
     )
     lr: Tensor = each(float, "learning rate", writers="many")
     momentum: Tensor = each(float, "momentum of sgd", 0.0, writers="many")
@@ -304,12 +346,21 @@ class Briefs(Cohort):
         None,
         writers="one",
         alone=True,
+        absent=MANY,
+    )
+    rank: Tensor | None = each(
+        int,
+        "how many components of every low-rank pair the client has; the others are zero for it",
+        None,
+        writers="one",
+        alone=True,
+        absent=MANY,
     )
     scale: Tensor = each(float, "factor of ∇L", 1.0, writers="many")
     pull: Tensor = each(
         float, "pull towards the start: adds pull · (w − start)", 0.0, writers="many"
     )
-    push: Tensor | None = vector("added to every gradient", None, writers="many")
+    push: Tensor | None = vector("added to every gradient", None, writers="many", absent=0)
     push_after: bool | None = shared(
         bool,
         "sgd: whether push is added to every step, after momentum, instead of to gradients",
@@ -336,6 +387,7 @@ class Briefs(Cohort):
         None,
         writers="one",
         alone=True,
+        absent=0,
     )
     optimizer: str = shared(str, "'sgd' or 'adamw'", "sgd", writers="one")
     beta1: Tensor = each(float, "adamw: decay of the first moment", 0.9, writers="one")
@@ -347,6 +399,7 @@ class Briefs(Cohort):
         "stop when the cosine between the features and a reference model's falls below",
         None,
         writers="one",
+        absent="nan",
     )
     stop_statistic: str = shared(
         str, "of the cosines in a batch: 'mean' or 'min'", "mean", writers="one"
@@ -355,7 +408,7 @@ class Briefs(Cohort):
         str, "finish the 'epoch', or stop right after the 'batch'", "epoch", writers="one"
     )
     stop_reference: Tensor | None = vector(
-        "the reference model; none: the start", None, writers="one"
+        "the reference model; none: the start", None, writers="one", absent="start"
     )
     contrast: Tensor = each(
         float,
@@ -365,16 +418,21 @@ class Briefs(Cohort):
     )
     temperature: float = shared(float, "MOON: temperature", 1.0, writers="one")
     previous: Tensor | None = vector(
-        "MOON: the client's previous model", None, writers="one", gate="contrast"
+        "MOON: the client's previous model", None, writers="one", gate="contrast", absent=0
     )
     update_clip: Tensor | None = each(
-        float, "local privacy: largest norm of the update that is sent", None, writers="one"
+        float,
+        "local privacy: largest norm of the update that is sent",
+        None,
+        writers="one",
+        absent="nan",
     )
     update_noise: Tensor | None = each(
         float,
         "local privacy: standard deviation of the noise in every entry of that update",
         None,
         writers="one",
+        absent="nan",
     )
     candidates: Tensor | None = part(
         "set",
@@ -386,10 +444,14 @@ class Briefs(Cohort):
         "base", "what was added to the frozen weights that all clients share", alone=True
     )
     own: Tensor | None = part(
-        "own", "the client's part of the model, which never leaves it", kept=True, alone=True
+        "own",
+        "the client's part of the model, which never leaves it",
+        kept=True,
+        first="own",
+        alone=True,
     )
     second: Tensor | None = vector(
-        "a second model that the client keeps", None, kept=True, alone=True
+        "a second model that the client keeps", None, kept=True, first="model", alone=True
     )
     second_lr: Tensor | None = each(
         float,
@@ -397,9 +459,15 @@ class Briefs(Cohort):
         None,
         writers="one",
         alone=True,
+        absent="nan",
     )
     second_pull: Tensor | None = each(
-        float, "pull of the second model towards its centre", None, writers="one", alone=True
+        float,
+        "pull of the second model towards its centre",
+        None,
+        writers="one",
+        alone=True,
+        absent="nan",
     )
     second_centre: str | None = shared(
         str, "its centre: 'start', or the moving weights, 'w'", None, writers="one", alone=True
@@ -420,6 +488,7 @@ class Briefs(Cohort):
         None,
         writers="one",
         alone=True,
+        absent="nan",
     )
     mixed: bool | None = shared(
         bool,
@@ -433,10 +502,24 @@ class Briefs(Cohort):
         "the share of the second model in the mixture, learnt at the client",
         None,
         kept=True,
+        first=0.5,
         alone=True,
+    )
+    owed: Tensor | None = vector(
+        "error feedback: the client's last update before it was coded", None, kept=True, first=0.0
+    )
+    owed_round: Tensor | None = each(
+        int,
+        "error feedback: the round of that update; -1: there is none",
+        None,
+        kept=True,
+        first=-1,
     )
     counted: Tensor | None = each(
         int, "in which round the client's last report that counted was ordered; -1: none did", None
+    )
+    coded: Tensor | None = each(
+        int, "bytes of the vectors, where they are sent in another form", None, local=True
     )
     measure: frozenset[str] = shared(
         frozenset,
@@ -532,9 +615,17 @@ class Briefs(Cohort):
         return sum(getattr(self, entry.name) is not None for entry in _SENT[Briefs])
 
     def bytes(self, layout: Layout, itemsize: int) -> int:
-        """Of the message that each client receives."""
+        """Of the message that a client receives which has the whole model, sent as it is."""
         floats = sum(_length(entry, getattr(self, entry.name), layout) for entry in _SENT[Briefs])
         return floats * itemsize + self.numbers() * NUMBER_BYTES
+
+    def all_bytes(self, layout: Layout, itemsize: int) -> int:
+        """Of the messages that all these clients receive."""
+        numbers = len(self) * self.numbers() * NUMBER_BYTES
+        if self.coded is not None:
+            return int(self.coded.sum()) + numbers
+        vectors = self.bytes(layout, itemsize) * len(self) - numbers
+        return vectors - self.vectors_down() * _spared(self.rank, layout) * itemsize + numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -636,6 +727,11 @@ class Reports(Cohort):
     mix: Tensor | None = each(
         float, "the share of the second model in the mixture after training", None, kept=True
     )
+    owed: Tensor | None = vector("its update before it was coded", None, kept=True)
+    owed_round: Tensor | None = each(int, "the round of that update", None, kept=True)
+    coded: Tensor | None = each(
+        int, "bytes of the update, where it is sent in another form", None, local=True
+    )
     failed: tuple[tuple[int, str], ...] = shared(
         tuple, "(client, reason) for those without a usable report", (), local=True
     )
@@ -655,9 +751,17 @@ class Reports(Cohort):
         return int(work.samples(self.steps.numpy()).sum())
 
     def bytes(self, layout: Layout, itemsize: int) -> int:
-        """Of the message that each client sends."""
+        """Of the message that a client sends which has the whole model, sent as it is."""
         floats = sum(_length(entry, getattr(self, entry.name), layout) for entry in _SENT[Reports])
         return floats * itemsize + self.numbers() * NUMBER_BYTES
+
+    def all_bytes(self, briefs: Briefs, layout: Layout, itemsize: int) -> int:
+        """Of the messages that all these clients send; the briefs are theirs."""
+        numbers = len(self) * self.numbers() * NUMBER_BYTES
+        if self.coded is not None:
+            return int(self.coded.sum()) + numbers
+        vectors = self.bytes(layout, itemsize) * len(self) - numbers
+        return vectors - _spared(briefs.rank, layout) * itemsize + numbers
 
     @classmethod
     def stack(
@@ -698,6 +802,13 @@ class Reports(Cohort):
             entry, column = checked[i]
             reasons.setdefault(row, entry.fault(column[row].item()))
         return reasons
+
+
+def _spared(rank: Tensor | None, layout: Layout) -> int:
+    """How many numbers of one vector clients with fewer components do not need, all together."""
+    if rank is None:
+        return 0
+    return sum(layout.size - layout.size_at(components) for components in rank.tolist())
 
 
 def _length(entry: Field, value: Tensor | None, layout: Layout) -> int:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
+import torch
 from torch import Tensor
+
+from kairosfl.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,32 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """Two trained tensors of which the product is added to a frozen one, as LoRA does.
+
+    Args:
+        a: The factor that inputs meet first, `[rank, inputs]`.
+        b: The other one, `[outputs, rank]`.
+        base: The frozen tensor, `[outputs, inputs]`.
+        scale: Of the product: the weights are base + scale · b a.
+    """
+
+    a: Entry
+    b: Entry
+    base: Entry
+    scale: float = 1.0
+
+    @property
+    def rank(self) -> int:
+        """How many components the pair has."""
+        return self.a.shape[0]
+
+    def product(self, vector: Tensor) -> Tensor:
+        """scale · b a of a model `[d]`, or of every client's in `[m, d]`."""
+        return self.scale * (self.b.view(vector) @ self.a.view(vector))
+
+
+@dataclass(frozen=True)
 class Layout:
     """The tensors of a model, in the order of the vectors that hold them.
 
@@ -37,11 +66,13 @@ class Layout:
         own: What is trained and never leaves its client: of length e, one vector per client.
         base: What is frozen and shared by all clients: of length b. It moves only where a rule
         rebases.
+        pairs: Which shared tensors are the factors of low-rank pairs.
     """
 
     entries: tuple[Entry, ...]
     own: tuple[Entry, ...] = ()
     base: tuple[Entry, ...] = ()
+    pairs: tuple[Pair, ...] = ()
 
     @classmethod
     def of(
@@ -49,9 +80,13 @@ class Layout:
         tensors: Mapping[str, Tensor],
         own: Mapping[str, Tensor] | None = None,
         base: Mapping[str, Tensor] | None = None,
+        pairs: Iterable[tuple[str, str, str, float]] = (),
     ) -> Layout:
-        """The layout of these tensors by name, each part in its own order."""
-        return cls(_entries(tensors), _entries(own or {}), _entries(base or {}))
+        """The layout of these tensors by name, each part in its own order; pairs by the names of
+        their tensors, and their scale.
+        """
+        layout = cls(_entries(tensors), _entries(own or {}), _entries(base or {}))
+        return replace(layout, pairs=tuple(layout._pair(*names) for names in pairs))
 
     @property
     def size(self) -> int:
@@ -67,6 +102,45 @@ class Layout:
     def base_size(self) -> int:
         """Length b of the base."""
         return _length(self.base)
+
+    def _pair(self, a: str, b: str, base: str, scale: float) -> Pair:
+        shared = {entry.name: entry for entry in self.entries}
+        frozen = {entry.name: entry for entry in self.base}
+        for name, among, kind in (
+            (a, shared, "shared"),
+            (b, shared, "shared"),
+            (base, frozen, "frozen"),
+        ):
+            if name not in among:
+                listed = ", ".join(among) or "none"
+                raise UserError(
+                    f"pairs: {name!r} is the name of no {kind} tensor of the model; there are {listed}."
+                )
+        pair = Pair(shared[a], shared[b], frozen[base], scale)
+        outputs, rank = pair.b.shape[0], pair.rank
+        if pair.b.shape != (outputs, rank) or pair.base.shape != (outputs, *pair.a.shape[1:]):
+            shapes = [list(entry.shape) for entry in (pair.a, pair.b, pair.base)]
+            raise UserError(
+                f"pairs: {a}, {b} and {base} have the shapes {shapes}; they must be [rank, inputs], "
+                "[outputs, rank] and [outputs, inputs]."
+            )
+        return pair
+
+    def within(self, rank: int) -> Tensor:
+        """Which numbers of x a client with this many components of every pair has, `[d]`."""
+        has = torch.ones(self.size, dtype=torch.bool)
+        for pair in self.pairs:
+            pair.a.view(has)[rank:] = False
+            pair.b.view(has)[:, rank:] = False
+        return has
+
+    def size_at(self, rank: int) -> int:
+        """How many they are."""
+        lost = 0
+        for pair in self.pairs:
+            over = max(pair.rank - rank, 0)
+            lost += over * (pair.a.shape[1] + pair.b.shape[0])
+        return self.size - lost
 
     def joined(self) -> Layout:
         """The layout of a vector of length d + e: what is shared, then a client's own part."""

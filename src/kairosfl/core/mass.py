@@ -23,7 +23,7 @@ def strides(now: Round) -> Tensor:
     """
     if now.briefs.offset is None:
         return now.reports.delta
-    return now.reports.delta - (now.briefs.start - now.x)
+    return now.reports.delta - (now.briefs.start - now.version)
 
 
 def mean_gradients(now: Round) -> Tensor:

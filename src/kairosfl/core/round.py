@@ -227,11 +227,17 @@ def brief(
 
 
 def _placed(before: Briefs, after: Briefs, x: Tensor) -> Briefs:
-    """The briefs with start = x + offset, whichever of the two a rule wrote."""
+    """The briefs with start = version + offset, whichever of them a rule wrote; the version is x
+    unless a rule says that clients hold another one.
+    """
+    version = x if after.version is None else after.version
+    if after.version is not before.version:
+        start = version if after.offset is None else version + after.offset
+        return changed(after, start=start)
     if after.start is not before.start:
-        return changed(after, offset=after.start - x)
+        return changed(after, version=version, offset=after.start - version)
     if after.offset is not before.offset and after.offset is not None:
-        return changed(after, start=x + after.offset)
+        return changed(after, version=version, start=version + after.offset)
     return after
 
 
@@ -278,6 +284,9 @@ def accept(
         )
     measuring = readings(reports.delta)  # on the device, while the host checks the numbers
     faults = reports.faults()
+    if briefs.candidates is not None and reports.choice is not None:
+        for row in np.flatnonzero(reports.choice.numpy() >= len(briefs.candidates)).tolist():
+            faults.setdefault(row, f"its choice is {int(reports.choice[row])}")
     seen = Measures.of(measuring)
     for row in np.flatnonzero(~np.isfinite(seen.squares)).tolist():
         faults.setdefault(row, "its update is not finite")
@@ -331,8 +340,9 @@ def conclude(
     briefs, reports, seen, rejected = accept(briefs, reports)
     if briefs.offset is not None and len(
         reports
-    ):  # measure from the model, not from where the client was placed
-        reports = changed(reports, delta=reports.delta + (briefs.start - run.x))
+    ):  # measure from the version, not from where the client was placed
+        assert briefs.version is not None
+        reports = changed(reports, delta=reports.delta + (briefs.start - briefs.version))
         seen = measured(reports.delta)
     reports = changed(reports, mass=mass(briefs, reports.steps))
     took = torch.full((len(reports),), torch.nan, dtype=torch.float64)
@@ -383,7 +393,7 @@ def conclude(
             f"{setup.algorithm} is too long; lower its lr, or train.lr."
         )
     base = _rebased(run, setup, changed(now, moved=x), memories)
-    up = len(reports) * reports.bytes(setup.layout, run.x.element_size())
+    up = reports.all_bytes(briefs, setup.layout, run.x.element_size())
     record = changed(
         record,
         weights=now.weights,
@@ -408,10 +418,10 @@ def _begun(run: Run, setup: Setup, now: Round, briefs: Briefs) -> Record:
     has cost.
     """
     size = run.x.element_size()
-    down, up = len(briefs) * briefs.bytes(setup.layout, size), 0
+    down, up = briefs.all_bytes(setup.layout, size), 0
     if now.first is not None:
         asked, answers = now.first
-        down += len(asked) * asked.bytes(setup.layout, size)
+        down += asked.all_bytes(setup.layout, size)
         up += len(answers) * answers.numbers() * NUMBER_BYTES
     none = torch.empty(0)
     return Record(none.long(), none, None, (), len(briefs), now.lr, down, up, first=now.first)

@@ -214,8 +214,14 @@ class Round:
 
     @property
     def version(self) -> Tensor:
-        """The models that the reporters were sent, `[d]` for all of them or `[m, d]`."""
-        return self.briefs.start if self.briefs.offset is None else self.x
+        """The models from which the reporters' updates are measured, `[d]` for all of them or `[m,
+        d]`: those that they were sent, or chose among the candidates.
+        """
+        if self.briefs.candidates is not None and self.reports.choice is not None:
+            return self.briefs.candidates[self.reports.choice]
+        if self.briefs.version is not None:
+            return self.briefs.version
+        return self.briefs.start
 
     def trained(self) -> Tensor:
         """The models that the reporters ended with, `[m, d]`."""

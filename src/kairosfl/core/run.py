@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.core.fields import Briefs, Reports
+from kairosfl.core.fields import Briefs, Field, Reports, fields
 from kairosfl.core.layout import Layout
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.rule import (
@@ -28,6 +28,8 @@ from kairosfl.core.rule import (
 )
 from kairosfl.core.table import Allocate, Table, alike
 from kairosfl.errors import UserError
+
+ENTRIES = {entry.name: entry for entry in fields(Briefs)}
 
 __all__ = ["NOT_YET", "Record", "Round", "Run", "Setup", "changed", "upcoming"]
 
@@ -86,10 +88,17 @@ class Setup:
 
     def kept(self, x: Tensor) -> State:
         """What a client keeps before its first visit."""
-        first = {"second": x, "mix": torch.tensor(0.5, dtype=torch.float64)}
-        if self.own is not None:
-            first["own"] = self.own.to(x)
-        return {name: first[name] for name in sorted(self.keeps)}
+        return {name: self._first(ENTRIES[name], x) for name in sorted(self.keeps)}
+
+    def _first(self, entry: Field, x: Tensor) -> Tensor:
+        if entry.first == "model":
+            return x
+        if entry.shape == "own" and self.own is not None:
+            return self.own.to(x)
+        if entry.shape == "vector":
+            return torch.full_like(x, float(entry.first))
+        dtype = torch.int64 if entry.kind is int else torch.float64
+        return torch.tensor(entry.first, dtype=dtype)
 
 
 @dataclass(frozen=True)

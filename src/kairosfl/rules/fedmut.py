@@ -83,7 +83,7 @@ class FedMut(Rule):
         if now.number == 0 or not self.alpha:
             return direction
         lean = self._lean(memory, now)
-        away, own = now.briefs.start - now.x, strides(now)
+        away, own = now.briefs.start - now.version, strides(now)
         missing = lean - now.weights.to(away) @ away
         for entry in now.layout.entries:
             part = slice(entry.offset, entry.offset + entry.size)

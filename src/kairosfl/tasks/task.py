@@ -46,6 +46,8 @@ class Task:
             the data's kind. A plain function returns a number per sample, whose mean is better when
             higher; for others use `Metric`.
         own: Names of trained parameters that never leave a client, or patterns such as "head.*".
+        pairs: Low-rank pairs of the model, as `(a, b, base, scale)`: the names of two trained
+            tensors and of the frozen one to which scale · b a is added.
 
     Of the model, the parameters with `requires_grad` are trained and sent. The others and the
     buffers are the base, which every client has and no training step changes.
@@ -58,6 +60,7 @@ class Task:
     augment: bool | Crops = False
     metrics: Mapping[str, Metric | Measure] | None = None
     own: Sequence[str] = ()
+    pairs: Sequence[tuple[str, str, str, float]] = ()
 
     def __post_init__(self) -> None:
         self.clients.check(len(self.dataset.train))
@@ -134,7 +137,7 @@ class Task:
     @cached_property
     def layout(self) -> Layout:
         """Where each trained tensor of the model is in the vector."""
-        layout = layout_of(self.model, self.own_names)
+        layout = layout_of(self.model, self.own_names, self.pairs)
         check_base(self.model, *self.trial(), self.loss)
         return layout
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -26,14 +26,18 @@ WRAPPERS = (
 )  # not with other weights
 
 
-def layout_of(model: nn.Module, own: Collection[str] = ()) -> Layout:
+def layout_of(
+    model: nn.Module,
+    own: Collection[str] = (),
+    pairs: Iterable[tuple[str, str, str, float]] = (),
+) -> Layout:
     """Where the model's tensors lie; those of which the name is in `own` stay with each client."""
     check_state(model)
     tensors = trained(model)
     shared = {name: tensor for name, tensor in tensors.items() if name not in own}
     local = {name: tensor for name, tensor in tensors.items() if name in own}
     frozen = {name: tensor for name, tensor in base(model).items() if tensor.is_floating_point()}
-    return Layout.of(shared, local, frozen)
+    return Layout.of(shared, local, frozen, pairs)
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
