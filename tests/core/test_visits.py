@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kairosfl.core.fields import Briefs, Reports
+from kairosfl.core.fields import SQUARED_LOSS, Briefs, Reports
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, personal, rounds
 from kairosfl.core.rule import Algorithm, Memory, Plan, Round, Rule, State
@@ -91,15 +91,27 @@ START = np.array([0.5, -0.3, 1.2])
 
 
 def course(
-    rule: Rule, engine: str, own: tuple[str, ...] = (), number: int = 1, **recipe: object
+    rule: Rule,
+    engine: str,
+    own: tuple[str, ...] = (),
+    number: int = 1,
+    *,
+    alone: bool = False,
+    **recipe: object,
 ) -> list[Run]:
-    """The runs after every round; each client has one batch an epoch."""
+    """The runs after every round; each client has one batch an epoch.
+
+    Engine `batched` says in `why` whether it trained them `alone`, one after another.
+    """
     job = task(own)
+    runner = ENGINES[engine](job)
     how = Recipe(rounds=number, cohort=3, batch_size=8, lr=LR, **recipe)  # type: ignore[arg-type]
     setup = Setup(
         Algorithm((rule,)), how, 3, job.layout, own=job.own_start(), sizes=job.clients.sizes
     )
-    return list(drive(rounds(Run.start(job.start(), setup, seed=0), setup), ENGINES[engine](job)))
+    runs = list(drive(rounds(Run.start(job.start(), setup, seed=0), setup), runner))
+    assert ("one client after another" in runner.why) == (alone and engine == "batched")
+    return runs
 
 
 def updates(run: Run) -> np.ndarray:
@@ -132,6 +144,24 @@ def test_a_client_stops_after_its_last_allowed_step(engine: str) -> None:
 
 
 @engines
+def test_a_client_reports_the_mean_squared_loss_of_its_first_epoch(engine: str) -> None:
+    """Oort's utility."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Asks(Rule):
+        def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+            return briefs.measured(SQUARED_LOSS)
+
+    (run,) = course(Asks(), engine, epochs=2)
+    wanted = []
+    for client in range(3):
+        x, y = samples_of(client)
+        losses = ((x @ START[:2] + 0.1) * START[2] - y) ** 2
+        wanted.append(np.mean(losses**2))
+    np.testing.assert_allclose(run.record.reports.squared_loss, wanted, rtol=1e-13)
+
+
+@engines
 def test_tensors_that_are_still_do_not_move_and_the_others_do(engine: str) -> None:
     (run,) = course(
         Tells(field="still", value=frozenset({1})), engine, weight_decay=0.1, momentum=0.5
@@ -144,7 +174,7 @@ def test_tensors_that_are_still_do_not_move_and_the_others_do(engine: str) -> No
 
 @engines
 def test_a_clients_own_part_stays_with_it_and_is_there_again_in_the_next_round(engine: str) -> None:
-    first, second = course(Tells(), engine, own=("b",), number=2)
+    first, second = course(Tells(), engine, own=("b",), number=2, alone=True)
     assert updates(first).shape == (3, 2)
     own, shared = np.full(3, START[2]), START[:2].copy()
     for run in (first, second):
@@ -168,7 +198,7 @@ def test_the_own_part_may_train_alone_first(engine: str) -> None:
         def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
             return replace(briefs, own_epochs=torch.full((len(briefs),), 2), still=frozenset({1}))
 
-    (run,) = course(FedRep(), engine, own=("b",))
+    (run,) = course(FedRep(), engine, own=("b",), alone=True)
     for client in range(3):
         w = START.copy()
         for _ in range(2):
@@ -184,7 +214,7 @@ def test_the_client_chooses_the_candidate_with_the_lowest_loss(engine: str) -> N
     others = np.stack(
         [START, START + np.array([0.4, 0.1, -0.2]), START - np.array([0.6, 0.2, 0.9])]
     )
-    (run,) = course(Tells(field="candidates", value=torch.from_numpy(others)), engine)
+    (run,) = course(Tells(field="candidates", value=torch.from_numpy(others)), engine, alone=True)
     choices = [int(np.argmin([loss(w, client) for w in others])) for client in range(3)]
     assert run.record.reports.choice.tolist() == choices
     for client, choice in enumerate(choices):
@@ -231,7 +261,7 @@ class Second(Rule):
 
 @engines
 def test_ditto_trains_a_second_model_that_is_pulled_to_the_start(engine: str) -> None:
-    first, last = course(Second(when="before"), engine, number=2, epochs=2)
+    first, last = course(Second(when="before"), engine, number=2, epochs=2, alone=True)
     seconds = np.tile(START, (3, 1))
     x = START
     for run in (first, last):
@@ -250,7 +280,8 @@ def test_ditto_trains_a_second_model_that_is_pulled_to_the_start(engine: str) ->
 
 @engines
 def test_pfedme_draws_w_towards_a_second_model_of_several_steps(engine: str) -> None:
-    (run,) = course(Second(centre="w", inner=3, pull=2.0, draw=2.0, scale=0.0), engine, epochs=2)
+    rule = Second(centre="w", inner=3, pull=2.0, draw=2.0, scale=0.0)
+    (run,) = course(rule, engine, epochs=2, alone=True)
     for client in range(3):
         w, second = START.copy(), START.copy()
         for _ in range(2):
@@ -265,7 +296,7 @@ def test_pfedme_draws_w_towards_a_second_model_of_several_steps(engine: str) -> 
 
 @engines
 def test_apfl_learns_how_much_of_the_second_model_to_mix_in(engine: str) -> None:
-    (run,) = course(Second(mixed=True, pull=0.0), engine, epochs=2)
+    (run,) = course(Second(mixed=True, pull=0.0), engine, epochs=2, alone=True)
     for client in range(3):
         w, second, mix = START.copy(), START.copy(), 0.5
         for _ in range(2):
@@ -288,7 +319,7 @@ def test_a_rule_moves_what_is_frozen_and_clients_train_on_it(engine: str) -> Non
             assert not torch.equal(now.moved, now.x)
             return base + 0.25
 
-    first, second = course(Rebases(), engine, number=2)
+    first, second = course(Rebases(), engine, number=2, alone=True)
     np.testing.assert_allclose(
         updates(first), [-LR * slope(START, client) for client in range(3)], atol=1e-14
     )
@@ -367,14 +398,14 @@ def test_a_client_learns_which_of_its_reports_counted_last(engine: str) -> None:
             told.append(now.briefs.counted.tolist())
             return memory
 
-    course(Watches(), engine, number=3)
+    course(Watches(), engine, number=3, alone=True)
     assert told == [[-1, -1], [0, -1], [0, 1, 1]]
 
 
 @engines
 def test_what_clients_keep_survives_a_checkpoint(engine: str, tmp_path) -> None:
     rule = Second(mixed=True)
-    whole = course(rule, engine, number=4)
+    whole = course(rule, engine, number=4, alone=True)
     setup = Setup(
         Algorithm((rule,)), Recipe(rounds=4, cohort=3, batch_size=8, lr=LR), 3, task().layout
     )

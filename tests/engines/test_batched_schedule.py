@@ -57,8 +57,8 @@ def test_the_next_round_is_known_until_guesses_are_wrong(
     task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedules = Schedules(torch.device("cpu"), drops=True)
-    first = Draw(task, 3, 0, (0, 4, 7), (2,) * 3, (2,) * 3, False)
-    for draw in (first, first.next(), first._replace(seed=4, round=9)):
+    first = Draw(task, 3, (0,) * 3, (0, 4, 7), (2,) * 3, (2,) * 3, False)
+    for draw in (first, first.next(), first._replace(seed=4, rounds=(9,) * 3)):
         schedules.foresee(draw)
         found, known = asked(schedules, draw.next(), monkeypatch)
         fresh, _ = asked(Schedules(torch.device("cpu"), drops=True), draw.next(), monkeypatch)
@@ -101,7 +101,7 @@ def test_a_run_is_the_same_to_the_bit_without_guessing(
 def test_another_partition_has_its_own_order(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(task, clients=Population(task.clients.order[::-1].copy(), task.clients.offsets))
     schedules = Schedules(torch.device("cpu"), drops=False)
-    draw = Draw(task, 3, 0, (0, 4, 7), (2,) * 3, (2,) * 3, False)
+    draw = Draw(task, 3, (0,) * 3, (0, 4, 7), (2,) * 3, (2,) * 3, False)
     schedules.foresee(draw)
     found, known = asked(schedules, draw.next()._replace(task=other), monkeypatch)
     assert not known

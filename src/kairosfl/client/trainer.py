@@ -157,18 +157,25 @@ class Trainer:
         scores = {name: self.score(subject, mine, name) for name in BEFORE if name in brief.measure}
         fisher = self.fisher(start, mine, brief)
         if not brief.epochs:  # measure only: no update, and nothing that is kept moves
-            seconds = time.perf_counter() - began
-            none = start.new_empty(0)
+            unmoved: dict[str, Any] = {}
+            if delta is not None:  # others of its cohort train
+                delta.zero_()
+                unmoved = {
+                    "own": start[len(shared) :] if self.layout.own else None,
+                    "second": None if second is None else second.vector,
+                    "mix": second.mix if second is not None and brief.mixed else None,
+                }
             return Report(
                 client=brief.client,
                 n=len(mine),
                 steps=0,
                 epochs=0.0,
-                delta=none,
+                delta=start.new_empty(0) if delta is None else delta,
                 loss=0.0,
                 grad_sq=0.0,
-                seconds=seconds,
+                seconds=time.perf_counter() - began,
                 choice=choice,
+                **unmoved,
                 **scores,
                 **fisher.reported(),
             )
@@ -316,7 +323,7 @@ class Trainer:
             Tensor
         ] = []  # of every step; read at the end, so that no step waits for the device
         squares: list[Tensor] = []
-        self.squared = [] if SQUARED_LOSS in brief.measure else None
+        noted: list[Tensor] | None = [] if SQUARED_LOSS in brief.measure else None
         squared: Tensor | None = None
         similarity: Tensor | float = 1.0
         samples, epochs = 0, 0.0
@@ -339,7 +346,9 @@ class Trainer:
                     for name, vector in references.items()
                 }
                 drawn = self._generators() if still and self.masks else None
+                self.squared = noted  # of this pass: what SAM or a second model adds is not one
                 loss, similar, gradients = self.differentiate(inputs, targets, brief, still)
+                self.squared = None
                 gradients = self._only(gradients, moving)
                 if brief.radius:
                     squares.append(norms(gradients).square().sum())
@@ -360,8 +369,9 @@ class Trainer:
                     if brief.stop_per == "batch" and stop:
                         break
             epochs += done / len(epoch)
-            if self.squared is not None:  # of the first epoch
-                squared, self.squared = torch.stack(self.squared).sum() / samples, None
+            if noted is not None:  # of the first epoch
+                squared = torch.stack(noted).sum() / samples
+                noted = None
             if (brief.stop_below is not None and stop) or len(losses) >= most:
                 break
         # A plain loop: from Python 3.12 on, sum() gives a different result.

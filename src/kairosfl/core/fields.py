@@ -772,6 +772,9 @@ class Reports(Cohort):
         for entry in fields(cls):
             if entry.shape == "each" and not entry.local:
                 column = [getattr(report, entry.row) for report in reports]
+                if any(number is not None for number in column):
+                    # NaN, which is rejected, for a client that only measured while others trained
+                    column = [nan if number is None else number for number in column]
                 if entry.default is MISSING or (column and column[0] is not None):
                     values[entry.name] = torch.tensor(
                         column, dtype=torch.int64 if entry.kind is int else torch.float64

@@ -37,7 +37,13 @@ def averages(briefs: Briefs, delta: Tensor, device: torch.device) -> bool:
 
     A stop rule's steps follow from each other on the host, which has no time for them now.
     """
-    asked = (briefs.measure or None, briefs.stop_below, briefs.update_clip, briefs.update_noise)
+    asked = (
+        briefs.measure or None,
+        briefs.alone or None,
+        briefs.stop_below,
+        briefs.update_clip,
+        briefs.update_noise,
+    )
     plain = (
         all(each is None for each in asked)
         and briefs.vectors_down() == 1

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.client.trainer import Trainer
-from kairosfl.core.fields import AFTER, Briefs, Reports
+from kairosfl.core.fields import AFTER, SQUARED_LOSS, Briefs, Reports
 from kairosfl.engines.batched.ahead import Luck, averages, guessed, identical
 from kairosfl.engines.batched.captured import capture, end_capture
 from kairosfl.engines.batched.evaluator import GraphEvaluator, plain, single
@@ -26,7 +26,7 @@ from kairosfl.engines.batched.jobs import Job, Ticket, check_alike, joint
 from kairosfl.engines.batched.layers import Unstackable, line
 from kairosfl.engines.batched.memory import SERVER_VECTORS, affordable, home
 from kairosfl.engines.batched.schedule import Draw, Schedules
-from kairosfl.engines.batched.scoring import measure, scores
+from kairosfl.engines.batched.scoring import PASS, measure, measured_only, scores
 from kairosfl.engines.batched.slots import Slots, widths
 from kairosfl.engines.batched.stack import stack
 from kairosfl.engines.batched.state import State, places
@@ -42,7 +42,8 @@ from kairosfl.tasks.streamed import reading
 from kairosfl.tasks.task import Task
 
 FIXED_SLOTS = 16  # used if results must not depend on which other clients train
-PASS = 1 << 28  # numbers moved out of the slots at a time
+# What briefs ask beyond plain training that is stacked; for the rest see `Briefs.alone`.
+STACKED = frozenset({"max_steps", "still", SQUARED_LOSS, "epochs = 0"})
 AHEAD = 0.02  # seconds of work left queued on the device while the caller is busy
 
 
@@ -261,19 +262,27 @@ class Batched(Evaluator):
         self.check(task)
         self._abandon()
         ticket = Ticket.of(task, briefs)
-        apart = briefs.alone
+        apart = tuple(name for name in briefs.alone if name not in STACKED)
         if self._work is None or apart:
             if self._work is not None:
                 self._say_apart(apart)
             self.trainer.task = task  # of the same model and data
             ticket.answer = one_by_one(self.trainer, briefs, self.precision)
+        elif briefs.measures_only():
+            samples = [task.clients[client] for client in briefs.ids.tolist()]
+            if self._stream is not None:
+                self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            with self._working():
+                ticket.answer = measured_only(self._work, self.trainer, briefs, samples)
         else:
             ticket.prepare(self._schedules(Draw.of(task, briefs)), self.device)
             if self._stream is not None:
                 self._stream.wait_stream(torch.cuda.current_stream(self.device))
             if briefs.measure:
                 with self._working():
-                    measure(self._work, self.trainer, ticket)
+                    samples = [job.mine for job in ticket.jobs]
+                    ticket.before = measure(self._work, self.trainer, briefs, samples)
+                    ticket.make_room_for_scores(self.device)
             self._waiting.extend(sorted(ticket.jobs, key=lambda job: -job.total))
         if not ticket.jobs:
             self._done.append(ticket)
@@ -446,6 +455,6 @@ class Batched(Evaluator):
             w = state.w[here]
             ticket.take(rows, layout, w, state.numbers[:, here])
             for name in ticket.briefs.measure.intersection(AFTER):
-                ticket.scores[name][rows] = scores(self._work, w, [job.mine for job in part], name)
+                ticket.after[name][rows] = scores(self._work, w, [job.mine for job in part], name)
         if ticket.finish(len(mine)):
             self._complete(ticket)

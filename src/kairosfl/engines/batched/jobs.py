@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from kairosfl.client.local import all_hidden
-from kairosfl.client.trainer import Fisher
-from kairosfl.core.fields import REALS, Briefs, Reports, reals
+from kairosfl.core.fields import AFTER, REALS, SQUARED_LOSS, Briefs, Reports, reals
 from kairosfl.core.streams import word
 from kairosfl.engines.batched.rows import RowLayout
 from kairosfl.engines.batched.schedule import Schedule
+from kairosfl.engines.batched.scoring import Measured
 from kairosfl.engines.batched.state import Kind, Real, Sum, Whole, upload
 from kairosfl.errors import UserError
 from kairosfl.tasks.task import Task
@@ -52,8 +52,8 @@ class Ticket:
     numbers: Tensor = field(init=False)  # [wholes and sums, m] int64, the sums as bits of float64
     ends: Tensor = field(init=False)  # as `numbers`; apart, since a client may have to begin again
     order: Tensor = field(init=False)  # [m, longest]: samples of all epochs, one by one
-    scores: dict[str, Tensor] = field(default_factory=dict)  # [m] float64
-    fishers: list[Fisher] = field(default_factory=list)  # of each client, if requested
+    before: Measured | None = None  # what was measured before training, if requested
+    after: dict[str, Tensor] = field(default_factory=dict)  # [m] float64, filled as clients finish
     ready: torch.cuda.Event | None = None  # recorded when the device has filled all this
     answer: Reports | None = (
         None  # once it is known; from the loop, where the model cannot be stacked
@@ -64,7 +64,8 @@ class Ticket:
     def of(cls, task: Task, briefs: Briefs) -> Ticket:
         """A ticket before training."""
         m, start = len(briefs), briefs.start
-        delta = torch.empty(m, start.shape[-1], dtype=start.dtype, device=start.device)
+        length = 0 if briefs.measures_only() else start.shape[-1]
+        delta = torch.empty(m, length, dtype=start.dtype, device=start.device)
         return cls(task, briefs, delta, left=m)
 
     def prepare(self, schedule: Schedule, device: torch.device) -> None:
@@ -74,6 +75,8 @@ class Ticket:
             max=self.task.clients.largest
         ).tolist()  # beyond that all would be padding
         count, total = schedule.batches, schedule.batches * schedule.epochs
+        if briefs.max_steps is not None:
+            total = np.minimum(total, briefs.max_steps.numpy())
         real = reals(briefs)
         lengths, kinds = (schedule.end * schedule.epochs).tolist(), _kinds(briefs, batch, real)
         rows = zip(
@@ -98,7 +101,9 @@ class Ticket:
         wholes[Whole.BATCHES], wholes[Whole.CLIENT] = count, clients
         wholes[Whole.LATE], wholes[Whole.LABELS] = briefs.clip_after, word(briefs.seed, "labels")
         if self.task.varies:
-            wholes[Whole.CROPS] = word(briefs.seed, "augment", briefs.newest)
+            versions = briefs.round.tolist()
+            keys = {version: word(briefs.seed, "augment", version) for version in set(versions)}
+            wholes[Whole.CROPS] = [keys[version] for version in versions]
         if schedule.drops:
             wholes[Whole.DROPS] = schedule.drops
         if briefs.stop_below is not None:
@@ -109,6 +114,11 @@ class Ticket:
         there = upload(numbers, device)
         self.numbers, self.reals = there[: -len(REALS)], there[-len(REALS) :].view(torch.float64)
         self.ends = torch.empty_like(self.numbers)
+
+    def make_room_for_scores(self, device: torch.device) -> None:
+        """For what its clients measure after training."""
+        for name in self.briefs.measure.intersection(AFTER):
+            self.after[name] = torch.empty(len(self.briefs), dtype=torch.float64, device=device)
 
     def take(
         self, rows: Tensor | slice, layout: RowLayout, weights: Tensor, numbers: Tensor
@@ -142,23 +152,27 @@ class Ticket:
         numbers = self.ends.cpu().numpy()  # one wait for the device
         wholes, sums = numbers[: len(Whole)], numbers[len(Whole) :].view(np.float64)
         steps, batches = wholes[Whole.POSITION], wholes[Whole.BATCHES]
+        idle = steps == 0  # told to measure while others train: what training gives is NaN
         columns = {
             "epochs": steps // batches + steps % batches / batches,
-            "loss": sums[Sum.LOSS] / wholes[Whole.SAMPLES],
+            "loss": sums[Sum.LOSS] / np.maximum(wholes[Whole.SAMPLES], 1),
             "grad_sq": sums[Sum.GRAD_SQ],
             "seconds": np.full(
                 len(self.n), (time.perf_counter() - self.began) / max(1, len(self.n))
             ),
         }
         if self.briefs.stop_below is not None:
-            columns["similarity"] = sums[Sum.SIMILARITY]
+            columns["similarity"] = np.where(idle, np.nan, sums[Sum.SIMILARITY])
+        if SQUARED_LOSS in self.briefs.measure:
+            first = np.minimum(steps * wholes[Whole.SIZE], wholes[Whole.END])  # epoch's samples
+            squared = sums[Sum.SQUARED] / np.maximum(first, 1)
+            columns[SQUARED_LOSS] = np.where(idle, np.nan, squared)
         made = torch.from_numpy(np.stack([*columns.values()])).unbind()
         reported: dict[str, Any] = dict(zip(columns, made, strict=True))
-        reported |= {name: values.cpu() for name, values in self.scores.items()}
-        reported |= {
-            name: torch.from_numpy(np.array([each.reported()[name] for each in self.fishers]))
-            for name in (self.fishers[0].reported() if self.fishers else ())
-        }
+        if self.before is not None:
+            reported |= self.before.reported()
+        for name, values in self.after.items():
+            reported[name] = values.cpu().where(torch.from_numpy(~idle), torch.nan)
         reports = Reports(
             ids=self.briefs.ids,
             n=self.n,
@@ -211,20 +225,22 @@ def _kinds(briefs: Briefs, batch: list[int], numbers: np.ndarray) -> list[Kind]:
         "stop": briefs.stop_below is not None,
         "reference": briefs.stop_reference is not None,
         "adamw": briefs.optimizer == "adamw",
+        "squared": SQUARED_LOSS in briefs.measure,
     }
     always = tuple(name for name, asked in everyone.items() if asked)
     clips = numbers[:, Real.clip] < np.inf
     some = [clips, clips & briefs.clip_after, *(numbers[:, list(NONZERO.values())] != 0).T]
     rows = list(zip(batch, *(flags.tolist() for flags in some), strict=True))
-    made = {row: _kind(always, *row) for row in set(rows)}
+    still = briefs.still or frozenset()
+    made = {row: _kind(always, still, *row) for row in set(rows)}
     return [made[row] for row in rows]
 
 
 @cache
-def _kind(always: tuple[str, ...], batch: int, *flags: bool) -> Kind:
+def _kind(always: tuple[str, ...], still: frozenset[int], batch: int, *flags: bool) -> Kind:
     """The kind with the flags in `always`, and those that are true of clip, late and `NONZERO`."""
     names = (name for name, flag in zip(("clip", "late", *NONZERO), flags, strict=True) if flag)
-    return Kind(1, batch, **dict.fromkeys((*always, *names), True))
+    return Kind(1, batch, still=still, **dict.fromkeys((*always, *names), True))
 
 
 def check_alike(task: Task, own: Task) -> None:

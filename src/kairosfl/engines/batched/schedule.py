@@ -24,7 +24,7 @@ class Draw(NamedTuple):
 
     task: Task
     seed: int
-    round: int
+    rounds: tuple[int, ...]  # each client's: the version of the model that it was sent
     clients: tuple[int, ...]
     batch: tuple[int, ...]
     epochs: tuple[int, ...]
@@ -32,15 +32,21 @@ class Draw(NamedTuple):
 
     @classmethod
     def of(cls, task: Task, briefs: Briefs) -> Self:
-        ids, batch, epochs = (
-            tuple(column.tolist()) for column in (briefs.ids, briefs.batch_size, briefs.epochs)
+        return cls(
+            task,
+            briefs.seed,
+            tuple(briefs.round.tolist()),
+            tuple(briefs.ids.tolist()),
+            tuple(briefs.batch_size.tolist()),
+            tuple(briefs.epochs.tolist()),
+            briefs.drop_last,
         )
-        return cls(task, briefs.seed, briefs.newest, ids, batch, epochs, briefs.drop_last)
 
     def next(self) -> Self:
         """The next round's if no rule selects its clients and they are told what these are."""
-        ids = drawn(self.seed, self.round + 1, len(self.task.clients), len(self.clients))
-        return self._replace(round=self.round + 1, clients=tuple(ids.tolist()))
+        coming, count = max(self.rounds, default=-1) + 1, len(self.clients)
+        ids = drawn(self.seed, coming, len(self.task.clients), count)
+        return self._replace(rounds=(coming,) * count, clients=tuple(ids.tolist()))
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,10 @@ class Schedules:
             n, np.array(draw.batch, dtype=np.int64), drop_last=draw.drop_last
         )
         drops = (
-            [word(draw.seed, "dropout", draw.round, client) for client in draw.clients]
+            [
+                word(draw.seed, "dropout", version, client)
+                for version, client in zip(draw.rounds, draw.clients, strict=True)
+            ]
             if self._drops
             else []
         )
@@ -109,10 +118,10 @@ class Schedules:
             (end * times for end, times in zip(ends, draw.epochs, strict=True)), default=0
         )
         order = np.zeros((len(mine), longest), dtype=np.int64)
-        for row, client, samples, end, times in zip(
-            order, draw.clients, mine, ends, draw.epochs, strict=True
+        for row, version, client, samples, end, times in zip(
+            order, draw.rounds, draw.clients, mine, ends, draw.epochs, strict=True
         ):
-            stream = self._streams(draw.seed, "batches", draw.round, client)
+            stream = self._streams(draw.seed, "batches", version, client)
             for begin in range(0, end * times, end):
                 used = row[begin : begin + end]
                 mixed = (

@@ -139,8 +139,8 @@ class Slots:
                 if self._fixed and kinds:
                     # a step of another kind has other operations and may differ in the last bits
                     break
-                if any(kind.adamw != other.adamw for other in kinds):
-                    break  # a step has one optimiser for all clients
+                if not all(kind.meets(other) for other in kinds):
+                    break
                 kinds.append(kind)
             coming.append(self.waiting.popleft())
         for slot, job in zip(free, coming, strict=False):

@@ -43,6 +43,7 @@ class Sum(IntEnum):
     LOSS = 0
     GRAD_SQ = auto()
     SIMILARITY = auto()
+    SQUARED = auto()  # squared losses of the samples in the first epoch
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,9 @@ class Kind:
     adamw: bool = False
     sam: bool = False
     mislabel: bool = False
+    squared: bool = False  # sums the squared losses of the first epoch
+    # Numbers of the tensors that do not move; clients train in one step only if theirs are the same.
+    still: frozenset[int] = frozenset()
 
     @property
     def fuses(self) -> bool:
@@ -81,7 +85,14 @@ class Kind:
     def __or__(self, other: Kind) -> Kind:
         """A kind that suits the clients of both."""
         flags = {name: getattr(self, name) or getattr(other, name) for name in _FLAGS}
-        return Kind(max(self.width, other.width), max(self.batch, other.batch), **flags)
+        width = max(self.width, other.width)
+        return Kind(width, max(self.batch, other.batch), **flags, still=self.still & other.still)
+
+    def meets(self, other: Kind) -> bool:
+        """Whether clients of both may train in one step: it has one optimiser and moves the same
+        tensors for all.
+        """
+        return self.adamw == other.adamw and self.still == other.still
 
     def wide(self, width: int) -> Kind:
         """The same kind for another number of slots."""
@@ -100,7 +111,9 @@ class Kind:
         return frozenset(name for name, asked in wanted.items() if asked)
 
 
-_FLAGS = tuple(entry.name for entry in fields(Kind) if entry.name not in ("width", "batch"))
+_FLAGS = tuple(
+    entry.name for entry in fields(Kind) if entry.name not in ("width", "batch", "still")
+)
 
 
 class State:

@@ -4,7 +4,7 @@ captured.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -128,7 +128,8 @@ def step(work: Work, state: State, kind: Kind) -> None:
     with torch.no_grad():
         at_start = _climb(state, kind, batch.live) if kind.sam else None
     if at_start is not None:
-        _derive(work, state, kind, batch, (inputs, targets), keys, still, optimiser)
+        again = replace(kind, squared=False)  # the squared losses are those at w
+        _derive(work, state, again, batch, (inputs, targets), keys, still, optimiser)
     with torch.no_grad():
         if at_start is not None:
             state.w[: kind.width] = state.extra["here"][: kind.width]
@@ -184,7 +185,11 @@ def _derive(
         features = frame.features.flatten(1).to(state.dtype)
         if kind.contrast:
             loss = loss + _contrast(state, kind, batch, features, still)
+    if kind.squared:
+        _square(work, state, kind, batch, outputs.detach(), targets)
     frame.backward(loss.sum() if slope is None else outputs, slope)
+    with torch.no_grad():
+        optimiser.forget_still()
     return loss.detach(), None if features is None else features.detach()
 
 
@@ -199,6 +204,19 @@ def _loss(
         ), None
     found: tuple[Tensor, Tensor] = module.entropy(outputs, targets, batch.share)
     return found
+
+
+@torch.no_grad()
+def _square(
+    work: Work, state: State, kind: Kind, batch: Batch, outputs: Tensor, targets: Tree
+) -> None:
+    """Add the squared losses of these samples, for clients that are in their first epoch."""
+    whole = state.wholes[:, : kind.width]
+    counts = batch.live & (whole[Whole.POSITION] < whole[Whole.BATCHES])
+    losses = work.task.loss(outputs, targets).view(batch.samples.shape).double()
+    squares = torch.where(batch.share > 0, losses.square(), 0.0).sum(1)
+    sums = state.sums[Sum.SQUARED, : kind.width]
+    sums.add_(torch.where(counts, squares, 0.0))
 
 
 def _entropy(work: Work, kind: Kind, outputs: Tensor, targets: Tree) -> bool:

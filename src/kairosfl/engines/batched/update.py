@@ -43,7 +43,8 @@ class Optimiser:
         )
         self.anchor = state.extra["anchor"][:a] if kind.pull else None
         self.push = state.extra["push"][:a] if kind.push else None
-        self._done: set[int] = set()
+        self._still = [state.layout.view(self.g, index) for index in sorted(kind.still)]
+        self._done = set(kind.still)  # what `finish` leaves out
         self._held: dict[int, tuple[Tensor, Tensor]] = {}  # inputs, and gradients of outputs
         self._kernels: Any = None if kind.adamw else kernels("update", state.w)
         if self._kernels is not None:
@@ -61,6 +62,8 @@ class Optimiser:
         """Whether the layer's weights have stepped, or will, and if so the gradient of its input."""
         module: Any = kernels("linear", self.w)
         if module is None or self._kernels is None or x.shape[1] > module.MOST:
+            return False, None
+        if weight in self.kind.still:
             return False, None
         if self.kind.fuses:
             self._done.add(weight)
@@ -96,6 +99,13 @@ class Optimiser:
             self.dot,
         )
         return dx
+
+    def forget_still(self) -> None:
+        """Zero the gradients of tensors that do not move: they are no part of ‖∇L‖, and SAM does not
+        climb along them.
+        """
+        for gradient in self._still:
+            gradient.zero_()
 
     def finish(self) -> Tensor:
         """Step whatever has not stepped; returns ‖∇L‖² of every client, clipped as trained, in
@@ -163,11 +173,17 @@ class Optimiser:
             self.g.addcmul_(self.w - self.anchor, self.reals[Real.pull][:, None])
         if self.push is not None:
             self.g.add_(self.push)
+        self.forget_still()
         self.anchor = self.push = None
 
     def _plain(self, factor: Tensor) -> None:
-        w, v, g, reals, on = self.w, self.v, self.g, self.reals, self.live.to(self.w.dtype)
-        kind = self.kind
+        """Step without kernels, one range of columns after another: without still tensors it is one."""
+        for begin, end in self.state.layout.ranges(self.kind.still):
+            self._plain_columns(slice(begin, end), factor)
+
+    def _plain_columns(self, columns: slice, factor: Tensor) -> None:
+        w, v, g = self.w[:, columns], self.v[:, columns], self.g[:, columns]
+        reals, on, kind = self.reals, self.live.to(w.dtype), self.kind
         if not (
             kind.decay or kind.pull or kind.push or kind.momentum or kind.adamw
         ):  # all of it in one pass
@@ -177,19 +193,19 @@ class Optimiser:
         if kind.decay and not kind.adamw:
             g.addcmul_(w, (reals[Real.weight_decay] * on)[:, None])
         if self.anchor is not None:
-            g.addcmul_(w - self.anchor, (reals[Real.pull] * on)[:, None])
+            g.addcmul_(w - self.anchor[:, columns], (reals[Real.pull] * on)[:, None])
         if self.push is not None:
-            g.addcmul_(self.push, on[:, None])
+            g.addcmul_(self.push[:, columns], on[:, None])
         if kind.adamw:
-            self._adamw(g, on)
+            second = self.state.extra["second"][: kind.width, columns]
+            self._adamw(w, v, second, g, on)
             return
         if kind.momentum:
             g = v.mul_(torch.where(self.live, reals[Real.momentum], 1.0)[:, None]).add_(g)
         w.addcmul_(g, (reals[Real.lr] * -on)[:, None])
 
-    def _adamw(self, g: Tensor, on: Tensor) -> None:
+    def _adamw(self, w: Tensor, first: Tensor, second: Tensor, g: Tensor, on: Tensor) -> None:
         """Every live client's moments and step; a client counts its own steps."""
-        w, first, second = self.w, self.v, self.state.extra["second"][: self.kind.width]
         reals, live = self.reals, self.live[:, None]
         steps = (self.state.wholes[Whole.POSITION, : self.kind.width] + 1).to(w.dtype)
         beta1, beta2 = reals[Real.beta1], reals[Real.beta2]
