@@ -23,8 +23,8 @@ from threading import Event, Thread
 from flower_overhead import write_app
 
 from kairosfl.deploy import run_to_end
-from kairosfl.engines.flower.local import LocalFederation
-from kairosfl.engines.flower.templates import SERVER
+from kairosfl.deploy.local import LocalFederation
+from kairosfl.deploy.templates import SERVER
 
 TASK = """
 import numpy as np, torch

@@ -32,8 +32,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kairosfl.deploy import run_to_end
-from kairosfl.engines.flower.local import NAME, LocalFederation
-from kairosfl.engines.flower.templates import CLIENT, PYPROJECT, SERVER
+from kairosfl.deploy.local import NAME, LocalFederation
+from kairosfl.deploy.templates import CLIENT, PYPROJECT, SERVER
 from kairosfl.runs.folder import Folder
 
 TASK = """
@@ -118,7 +118,7 @@ Measured = tuple[
 PARTS = {
     "server": "flwr-serverapp",
     "SuperLink": "flower-superlink",
-    "nodes": "engines.flower.node",
+    "nodes": "deploy.node",
 }
 PARTS |= {"clients": "flwr-clientapp", "workers": "engines.flower.resident"}
 REQUEST = re.compile(r'"POST /v1/((?:fleet|runtime)/[a-z-]+) ')

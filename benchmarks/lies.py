@@ -25,8 +25,8 @@ from kairosfl import Batched, Recipe, Run, Setup, Task, drive, models, parse, ro
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.round import result
 from kairosfl.data import load
+from kairosfl.deploy.templates import RUN
 from kairosfl.detectors import FGN
-from kairosfl.engines.flower.templates import RUN
 from kairosfl.tasks.hostile import flip_labels
 from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.population import Population

@@ -19,7 +19,7 @@ from typing import Any
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supernode import start_client_internal as loop
 
-from kairosfl.engines.flower import node
+from kairosfl.deploy import node
 
 
 def ordered(clients: str, message: Any) -> tuple[str, int]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from kairosfl import deploy
-from kairosfl.engines.flower.local import LocalFederation
+from kairosfl.deploy.local import LocalFederation
 from kairosfl.engines.loop import Loop
 from kairosfl.runs.experiment import execute, record
 from kairosfl.runs.folder import Folder

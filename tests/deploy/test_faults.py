@@ -16,8 +16,8 @@ import torch
 from kit import CLIENTS, configure, go, lines, make_app, order, seconds
 
 from kairosfl.deploy import model_of, run_to_end
-from kairosfl.engines.flower.certs import node_key
-from kairosfl.engines.flower.local import HOST, LocalFederation, free_port
+from kairosfl.deploy.certificates import node_key
+from kairosfl.deploy.local import HOST, LocalFederation, free_port
 from kairosfl.engines.flower.roster import fingerprint
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 from kit import CLIENTS, configure, lines, make_app, reference
 
 from kairosfl.deploy import model_of, run_to_end
-from kairosfl.engines.flower.local import LocalFederation
+from kairosfl.deploy.local import LocalFederation
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 from kit import CLIENTS, configure, lines, make_app
 
 from kairosfl.deploy import run_to_end
-from kairosfl.engines.flower.local import LocalFederation
+from kairosfl.deploy.local import LocalFederation
 
 pytestmark = pytest.mark.slow
 WORKER = "kairosfl.engines.flower.resident"

@@ -20,10 +20,10 @@ from kairosfl.core.round import rounds
 from kairosfl.core.run import Run, Setup
 from kairosfl.data import load
 from kairosfl.deploy import model_of, run_to_end
+from kairosfl.deploy.local import LocalFederation
 from kairosfl.detectors import FGN
 from kairosfl.engines.flower import collect, roster, server
 from kairosfl.engines.flower.client import client_app
-from kairosfl.engines.flower.local import LocalFederation
 from kairosfl.engines.flower.server import Flower, Settings
 from kairosfl.engines.flower.wire import NUMBERS, Piece, piece_record
 from kairosfl.models import build

@@ -22,6 +22,8 @@ from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
 from kairosfl import deploy
+from kairosfl.deploy import rehearsal
+from kairosfl.deploy.server import check_private
 from kairosfl.engines.flower.client import client_app
 from kairosfl.engines.flower.server import Settings
 from kairosfl.engines.flower.wire import Packing
@@ -313,11 +315,11 @@ def test_privacy_refuses_to_drop_reports_by_their_number(
     with pytest.raises(
         UserError, match=rf"deploy\.{name} = 0\.5 cannot be used with privacy: .*set {name} = 0\."
     ):
-        deploy._check_private(config, Settings(**settings))  # type: ignore[arg-type]
-    deploy._check_private(config, Settings(quorum=0.0))
-    deploy._check_private(resolve({}), Settings())
+        check_private(config, Settings(**settings))  # type: ignore[arg-type]
+    check_private(config, Settings(quorum=0.0))
+    check_private(resolve({}), Settings())
     with pytest.raises(UserError, match="privacy needs a key in a deployment"):
-        deploy._check_private(resolve({"algorithm": "privacy"}), Settings(quorum=0.0))
+        check_private(resolve({"algorithm": "privacy"}), Settings(quorum=0.0))
 
 
 def test_a_configuration_for_devices_is_rehearsed_not_run() -> None:
@@ -331,7 +333,7 @@ def test_a_rehearsal_ends_when_its_run_has_finished(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where Flower goes on to show the log of a run that nobody carries out."""
-    monkeypatch.setattr(deploy, "HANDOVER", 0.1)
+    monkeypatch.setattr(rehearsal, "HANDOVER", 0.1)
     out = tmp_path / "out"
 
     class Federation:

@@ -26,9 +26,10 @@ from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 from flwr.supernode import start_client_internal
 
-from kairosfl.engines.flower import node, pauses, resident
-from kairosfl.engines.flower.node import FIRST, GROWTH, Pauses, Wake, Woken, keep, worker
-from kairosfl.engines.flower.pauses import Guess
+from kairosfl.deploy import node
+from kairosfl.deploy.node import FIRST, GROWTH, Pauses, Wake, keep, worker
+from kairosfl.engines.flower import pauses, resident
+from kairosfl.engines.flower.pauses import Guess, Woken
 from kairosfl.engines.flower.resident import Forks
 
 
@@ -214,7 +215,7 @@ def test_a_variable_switches_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_node_itself_does_not_import_torch() -> None:
-    code = "import sys, kairosfl.engines.flower.node; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
+    code = "import sys, kairosfl.deploy.node; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
     assert subprocess.call([sys.executable, "-c", code]) == 0
 
 

@@ -16,9 +16,10 @@ from flwr.app import Context, Message
 
 from kairosfl import deploy
 from kairosfl.cli import app
+from kairosfl.deploy.status import status, text
 from kairosfl.engines.flower import roster
+from kairosfl.engines.flower.board import FILE, Board
 from kairosfl.engines.flower.client import client_app
-from kairosfl.engines.flower.status import FILE, Board, status, text
 from kairosfl.report.watch import LivePage
 from kairosfl.runs.experiment import build_task
 from kairosfl.runs.lock import lock

@@ -13,11 +13,11 @@ import kairosfl
 from kairosfl.cli import app
 from kairosfl.engines.batched import Batched
 from kairosfl.errors import UserError
-from kairosfl.runs import taskfile
 from kairosfl.runs.config import dump, load, read, resolve, tables
 from kairosfl.runs.experiment import build_task, resume, start
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.sweep import expand, sweep
+from kairosfl.tasks.function import for_client
 
 FILE = '''
 """A line through points, of four clients."""
@@ -403,11 +403,11 @@ def test_a_device_gets_its_client(file):
     whole, own = build_task(config(file)), build_task(config(file), 2)
     assert (len(whole.clients), len(own.clients)) == (4, 1)
     assert torch.equal(own.dataset.train.inputs, whole.dataset.train.inputs[24:36])
-    assert taskfile.for_client(lambda client: whole)(1) is whole
-    assert taskfile.for_client(lambda _: whole)(1) is whole
-    assert taskfile.for_client(lambda: whole)(1) is whole
+    assert for_client(lambda client: whole)(1) is whole
+    assert for_client(lambda _: whole)(1) is whole
+    assert for_client(lambda: whole)(1) is whole
     with pytest.raises(UserError, match="returned a tuple; a deployment needs a Task"):
-        taskfile.for_client(lambda: (1, 2))(None)
+        for_client(lambda: (1, 2))(None)
 
 
 def test_the_file_of_a_new_deployment_runs_as_it_is(tmp_path, monkeypatch):

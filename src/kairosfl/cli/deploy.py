@@ -53,7 +53,7 @@ def node(context: typer.Context) -> None:
     to start. With KAIROSFL_RESIDENT=0 it is flower-supernode itself.
     """
     with friendly():
-        from kairosfl.engines.flower.node import main
+        from kairosfl.deploy.node import main
 
         main(context.args)
 
@@ -67,8 +67,8 @@ def status(
     """
     with friendly():
         _deploy()
-        from kairosfl.engines.flower.status import status as read
-        from kairosfl.engines.flower.status import text
+        from kairosfl.deploy.status import status as read
+        from kairosfl.deploy.status import text
 
         found = read(folder)
         typer.echo(json.dumps(found, indent=1) if as_json else "\n".join(text(found)))

@@ -80,25 +80,6 @@ def source(file: str) -> Path | None:
     return Path(file) if file.endswith(".py") else None
 
 
-def for_client(function: Function) -> Callable[[int | None], Task]:
-    """A function as Flower's apps call it: with `client` if it takes that; None is the server."""
-    parameters = inspect.signature(function).parameters
-    first = next((each for each in parameters.values() if each.default is each.empty), None)
-
-    def make(client: int | None) -> Task:
-        if "client" in parameters:
-            made = function(client=client)
-        else:
-            made = function(client) if first is not None else function()
-        if not isinstance(made, Task):
-            raise UserError(
-                f"{function.__name__}() returned a {type(made).__name__}; a deployment needs a Task."
-            )
-        return made
-
-    return make
-
-
 @lru_cache(maxsize=8)
 def _function(file: str, name: str, key: str) -> Function:
     """The function, of a file imported anew whenever it has changed."""

@@ -49,7 +49,7 @@ class StackedLinear(nn.Module):
         frozen = self.frame.frozen(self.weight)
         y: Tensor
         if frozen is None:
-            y = _Linear.apply(rows, self.frame.tape, self.frame, self.weight, self.bias)  # type: ignore[no-untyped-call]
+            y = LinearFunction.apply(rows, self.frame.tape, self.frame, self.weight, self.bias)  # type: ignore[no-untyped-call]
         else:
             y = F.linear(rows, frozen.to(x.dtype))
         if self.late is not None:
@@ -57,7 +57,7 @@ class StackedLinear(nn.Module):
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
-class _Linear(torch.autograd.Function):
+class LinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, tape: Tensor, frame: Frame, weight: int, bias: int | None
@@ -250,11 +250,11 @@ class StackedEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         rows = tokens.reshape(self.frame.clients, -1)
-        y: Tensor = _Embedding.apply(rows, self.frame.tape, self.frame, self.weight)  # type: ignore[no-untyped-call]
+        y: Tensor = EmbeddingFunction.apply(rows, self.frame.tape, self.frame, self.weight)  # type: ignore[no-untyped-call]
         return y.view(*tokens.shape, y.shape[-1]).to(self.frame.compute)
 
 
-class _Embedding(torch.autograd.Function):
+class EmbeddingFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, tape: Tensor, frame: Frame, weight: int) -> Tensor:
         ctx.save_for_backward(tokens)
@@ -295,7 +295,7 @@ class StackedGroupNorm(nn.Module):
         frozen = any(self.frame.frozen(index) is not None for index in (self.weight, self.bias))
         own = self.weight is not None and not frozen
         if module is not None and x.ndim == 4 and own and module.fits(x.shape[1], self.groups):
-            fused: Tensor = _GroupNorm.apply(x, self.frame.tape, self, module)  # type: ignore[no-untyped-call]
+            fused: Tensor = GroupNormFunction.apply(x, self.frame.tape, self, module)  # type: ignore[no-untyped-call]
             return fused
         # In channels-last order PyTorch's variance is E[x²] − E[x]², which is inaccurate.
         y = F.group_norm(x.contiguous(), self.groups, eps=self.eps)
@@ -304,7 +304,7 @@ class StackedGroupNorm(nn.Module):
         return activated
 
 
-class _GroupNorm(torch.autograd.Function):
+class GroupNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, tape: Tensor, layer: StackedGroupNorm, module: Any) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten
 
 from kairosfl.engines.batched import products  # noqa: F401  # registers its rules
 from kairosfl.engines.batched.fast import kernels
-from kairosfl.engines.batched.layers import Unstackable, _Embedding, _GroupNorm
+from kairosfl.engines.batched.layers import EmbeddingFunction, GroupNormFunction, Unstackable
 from kairosfl.engines.batched.lifted import Lift, Stacked
 from kairosfl.engines.batched.mapping import RULES, affine, alone, general, rule, spread, wrap
 
@@ -149,7 +149,7 @@ def _group_norm(
     own = [each.number if isinstance(each, Stacked) else None for each in (weight, bias)]
     if module is not None and x.ndim == 4 and None not in own and module.fits(x.shape[1], groups):
         lift.use(*own)
-        fused: Tensor = _GroupNorm.apply(
+        fused: Tensor = GroupNormFunction.apply(
             x, frame.tape, _Norm(frame, own[0], own[1], groups, eps), module
         )  # type: ignore[no-untyped-call]
         return fused
@@ -212,7 +212,7 @@ def _embedding(
     y: Tensor
     if weight.number is not None:
         lift.use(weight.number)
-        y = _Embedding.apply(flat, frame.tape, frame, weight.number)  # type: ignore[no-untyped-call]
+        y = EmbeddingFunction.apply(flat, frame.tape, frame, weight.number)  # type: ignore[no-untyped-call]
     else:
         y = weight.value[torch.arange(frame.clients, device=flat.device)[:, None], flat]
     y = y.view(*rows.shape, y.shape[-1]).to(frame.compute)

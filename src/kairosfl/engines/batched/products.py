@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kairosfl.engines.batched import conv
-from kairosfl.engines.batched.layers import StackedConv2d, Unstackable, _Linear
+from kairosfl.engines.batched.layers import LinearFunction, StackedConv2d, Unstackable
 from kairosfl.engines.batched.lifted import Lift, Stacked
 from kairosfl.engines.batched.mapping import affine, rule
 
@@ -33,7 +33,7 @@ def _product(lift: Lift, x: Tensor, weight: Any, bias: Any) -> Tensor:
         together = bias.number if isinstance(bias, Stacked) else None
         lift.use(weight.number, together)
         rows = x.reshape(m, -1, x.shape[-1])
-        z: Tensor = _Linear.apply(rows, frame.tape, frame, weight.number, together)  # type: ignore[no-untyped-call]
+        z: Tensor = LinearFunction.apply(rows, frame.tape, frame, weight.number, together)  # type: ignore[no-untyped-call]
         y = z.view(*x.shape[:-1], z.shape[-1])
         bias = bias if together is None else None
     else:

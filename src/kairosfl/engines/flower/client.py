@@ -21,12 +21,11 @@ from kairosfl.engines.flower.enrol import difference
 from kairosfl.engines.flower.roster import parse_ids
 from kairosfl.engines.flower.wire import NUMBERS, VERSION, asked_hashes, read_brief, report_record
 from kairosfl.errors import UserError
-from kairosfl.runs.taskfile import for_client
 from kairosfl.tasks.dataset import Ints
+from kairosfl.tasks.function import MakeTask, for_client
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 
-MakeTask = Callable[[int | None], Task]
 GRACE = 30.0  # seconds between the exception and killing the process
 GIVEN_UP = 70  # exit status of a process that exceeded the time limit of its brief
 # 1: local noise as a simulation draws it, which protects nobody; for rehearsals

@@ -33,7 +33,7 @@ from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExec
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-from kairosfl.engines.flower.node import WAKE, Woken
+from kairosfl.engines.flower.pauses import WAKE, Woken
 
 # modules that the operator wants to be imported in advance, such as torchvision
 PRELOAD = "KAIROSFL_PRELOAD"

@@ -24,12 +24,12 @@ from torch.func import functional_call
 from kairosfl.core.fields import Brief, Briefs, Report, Reports
 from kairosfl.engines.evaluate import Evaluator
 from kairosfl.engines.flower import enrol
+from kairosfl.engines.flower.board import Board
 from kairosfl.engines.flower.checks import Trust, check
 from kairosfl.engines.flower.collect import GROWTH, POLL, Collector, Letter
 from kairosfl.engines.flower.mail import DROPPED, clean, push
 from kairosfl.engines.flower.pauses import Guess
 from kairosfl.engines.flower.roster import NodeRegistry, Roster, claimed_ids
-from kairosfl.engines.flower.status import Board
 from kairosfl.engines.flower.updates import Updates
 from kairosfl.engines.flower.wire import (
     SMALL,

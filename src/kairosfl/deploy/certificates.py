@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from kairosfl.engines.flower.roster import fingerprint, save
 from kairosfl.errors import UserError
 
 LONGEST_NAME, LONGEST_HOST = 64, 253  # characters of a common name, and of a name in DNS
@@ -24,6 +25,28 @@ _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 LIFETIME = datetime.timedelta(
     days=90
 )  # short: these are for rehearsals; a deployment has its own CA
+
+
+def certs(
+    path: Path, *, nodes: int, hosts: Sequence[str] = ("localhost", "127.0.0.1")
+) -> list[Path]:
+    """Create TLS certificates for a server at these hosts, and node keys; client i is bound to the
+    key of node i.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(
+            f"{path} already exists and is not an empty directory; keys are never overwritten, choose a new one."
+        )
+    if nodes < 1 or not hosts:
+        raise UserError(
+            f"--nodes {nodes} must be 1 or more, and --host must name the server at least once."
+        )
+    for host in hosts:
+        check_host(host)
+    path.mkdir(parents=True, exist_ok=True)
+    authority(path, hosts)
+    save(path / "roster.json", {i: fingerprint(node_key(path / f"node-{i}")) for i in range(nodes)})
+    return sorted(path.iterdir())
 
 
 def authority(folder: Path, hosts: Sequence[str]) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -21,11 +20,10 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from kairosfl.engines.flower.pauses import AGAIN, Guess
+from kairosfl.engines.flower.pauses import AGAIN, WAKE, Clock, Guess
 from kairosfl.errors import UserError
 
 SWITCH = "KAIROSFL_RESIDENT"  # 0: plain flower-supernode
-WAKE = "KAIROSFL_WAKE"  # the worker's end of a pipe on which its node says that there is a message
 FIRST, GROWTH = (
     0.1,
     1.3,
@@ -36,13 +34,6 @@ RESTART = (
     60.0,
 )  # seconds after which a worker that died is started again: at first, and at most
 STEADY = 60.0  # a worker that lived for this many seconds did not fail to start
-
-
-class Clock:
-    """Stands in for the module `time` in a loop of Flower's, with shorter pauses."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
 
 
 class Pauses(Clock):
@@ -81,18 +72,6 @@ class Pauses(Clock):
             self._reply.set()
 
         return store
-
-
-class Woken(Clock):
-    """A worker's pauses, which end when its node writes to the other end of this pipe."""
-
-    def __init__(self, wake: int) -> None:
-        self.wake = wake
-
-    def sleep(self, seconds: float) -> None:
-        """At most `seconds`."""
-        if select.select([self.wake], [], [], seconds)[0]:
-            os.read(self.wake, 4096)
 
 
 def worker(command: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from kairosfl.engines.flower.certs import authority, node_key
+from kairosfl.deploy.certificates import authority, node_key
 from kairosfl.engines.flower.roster import fingerprint, parse_ids
 from kairosfl.errors import UserError
 
@@ -38,7 +38,7 @@ class LocalFederation:
     `state.db`.
     """
 
-    node = (sys.executable, "-P", "-m", "kairosfl.engines.flower.node")  # the program of every node
+    node = (sys.executable, "-P", "-m", "kairosfl.deploy.node")  # the program of every node
 
     def __init__(
         self, folder: Path, nodes: Sequence[str], *, environment: Mapping[str, str] | None = None

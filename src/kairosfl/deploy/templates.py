@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from kairosfl.engines.flower.containers import COMPOSE, CONTAINERFILE
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from kairosfl.deploy.containers import COMPOSE, CONTAINERFILE
+from kairosfl.errors import UserError
+from kairosfl.runs.files import write
 
 PYPROJECT = """\
 [project]
@@ -179,3 +185,20 @@ def files(name: str, path: str) -> dict[str, str]:
         "app/federation/client.py": CLIENT,
         "app/federation/server.py": SERVER,
     }
+
+
+def new(path: Path) -> list[Path]:
+    """Create a directory with a Flower app, an example task, a configuration and the commands to
+    run it.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path} already exists and is not an empty directory; choose a new one.")
+    name = re.sub(r"[^a-z0-9]+", "-", path.absolute().name.lower()).strip("-") or "federation"
+    return write_all(path, files(name, str(path.absolute())))
+
+
+def write_all(path: Path, contents: Mapping[str, str]) -> list[Path]:
+    """Write files by their relative path, each atomically; return where they are."""
+    for name, content in contents.items():
+        write(path / name, content)
+    return [path / name for name in contents]

@@ -1,0 +1,144 @@
+"""The server of a deployed run: its rounds over a Flower grid, recorded in a run folder."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
+
+from kairosfl.core.rule import Algorithm
+from kairosfl.deploy.settings import load
+from kairosfl.engines.flower.server import Flower, Settings
+from kairosfl.engines.flower.trouble import insist
+from kairosfl.errors import UserError
+from kairosfl.rules import Privacy
+from kairosfl.runs.checkpoint import model
+from kairosfl.runs.config import RunConfig, text_of
+from kairosfl.runs.edits import edits, flat
+from kairosfl.runs.engines import resolve_engine
+from kairosfl.runs.experiment import execute, given, record
+from kairosfl.runs.files import write
+from kairosfl.runs.folder import Folder
+from kairosfl.runs.lock import lock
+from kairosfl.tasks.function import MakeTask, for_client
+from kairosfl.tasks.population import Population
+
+HANDOVER = 60.0  # seconds that a server being shut down has to release its run folder
+
+
+class Remote(Population):
+    """Clients whose samples are on their own devices: only their number is known here."""
+
+    @classmethod
+    def with_clients(cls, clients: int) -> Remote:
+        return cls(np.empty(0, np.int64), np.zeros(clients + 1, np.int64))
+
+    def check(self, samples: int) -> None:
+        """Nothing to check: the samples are not here."""
+
+
+def server_app(make: MakeTask) -> ServerApp:
+    """A ServerApp for the model and test set of `make(None)`; the run config gives `run` (a TOML
+    file) and `out`.
+    """
+
+    make = for_client(make)
+    insist()
+
+    def main(grid: Grid, context: Context) -> None:
+        run, out = Path(str(context.run_config["run"])), Path(str(context.run_config["out"]))
+        with lock(out, patience=HANDOVER):  # the previous server may still be shutting down
+            serve(grid, make, run, out)
+
+    app = ServerApp()
+    app.main()(main)
+    return app
+
+
+def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
+    """Run the rounds of a run over a grid, resuming from the last checkpoint in `out` if there is
+    one.
+    """
+    config, deploy = load(run)
+    folder = Folder(out)
+    if folder.finished():
+        return folder.summary()
+    begun = folder.begun()
+    if begun:
+        asked, config = config, folder.config()
+        _check_same(asked, config, run, folder)
+    task = make(None)
+    if deploy.clients:
+        if config.run.client_accuracy is True:
+            raise UserError(
+                "run.client_accuracy = true needs the clients' data, which stays on their devices; set it to false."
+            )
+        task = replace(task, clients=Remote.with_clients(deploy.clients))
+    out.mkdir(parents=True, exist_ok=True)
+    settings = deploy.settings()
+    check_private(config, settings)
+    settings = replace(settings, cohort=config.train.cohort)
+    named = ("deploy.start", deploy.start) if deploy.start else ("model.start", config.model.start)
+    start, origin = (None, {}) if begun else given(*named)
+    engine = Flower(grid, task, settings, folder.log, folder=out, start=start)
+    task = engine.task
+    here = replace(config.run, device="cpu", engine="loop", precision="float32")
+    config, _ = resolve_engine(replace(config, run=here), task)
+    torch.set_num_threads(config.run.threads)
+    if not begun:
+        write(out / "config.toml", text_of(config))
+        folder.describe(config, task, " ".join(sys.argv), engine="flower", **origin)
+    else:
+        folder.check(config, task)
+    cohort = settings.asked(config.train.cohort, len(task.clients))
+    algorithm = Algorithm(
+        tuple(rule.widened(cohort / config.train.cohort) for rule in config.algorithm.rules)
+    )
+    config = replace(config, algorithm=algorithm, train=replace(config.train, cohort=cohort))
+    return execute(record(config, task, engine, folder, resume=begun), engine)
+
+
+def check_private(config: RunConfig, settings: Settings) -> None:
+    """Refuse what would undo the privacy of a run: noise that clients can draw, and reports dropped
+    by their number.
+    """
+    rule = next((rule for rule in config.algorithm.rules if isinstance(rule, Privacy)), None)
+    if rule and not rule.key:
+        raise UserError(
+            "privacy needs a key in a deployment: its noise follows from the seed, which briefs tell the clients; set "
+            "privacy(key='KAIROSFL_NOISE') and, for the server, export KAIROSFL_NOISE=$(openssl rand -hex 32)."
+        )
+    for name in ("quorum", "over"):
+        value = getattr(settings, name)
+        if value and rule:
+            raise UserError(
+                f"deploy.{name} = {value:g} cannot be used with privacy: whether a client's report counts would depend "
+                f"on how many others arrive; set {name} = 0."
+            )
+
+
+def _check_same(asked: RunConfig, begun: RunConfig, run: Path, folder: Folder) -> None:
+    """Refuse a run file that asks for other numbers than the run in the folder; how it is carried
+    out may differ.
+    """
+    ours = {"algorithm", "seed", "train", "run.detector"}
+    wanted = [
+        edit for edit in edits(asked, flat(begun)) if {edit.key, edit.key.partition(".")[0]} & ours
+    ]
+    if wanted:
+        raise UserError(
+            f"{run} asks for {wanted[0].key} = {wanted[0].now!r}, and the run in {folder.path} has {wanted[0].then!r}; "
+            f"change it back, edit {folder.path / 'config.toml'}, or give another out."
+        )
+
+
+def model_of(folder: Path) -> Tensor:
+    """The model in the newest checkpoint of a run folder: to continue with another algorithm."""
+    return model(folder)[0]
