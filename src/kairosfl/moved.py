@@ -16,6 +16,11 @@ from types import ModuleType
 
 # Old name: new name. Names below them (kairosfl.tasks.data.own) follow.
 MOVED = {
+    "kairosfl.engines.flower.certs": "kairosfl.deploy.certificates",
+    "kairosfl.engines.flower.local": "kairosfl.deploy.local",
+    "kairosfl.engines.flower.node": "kairosfl.deploy.node",
+    "kairosfl.engines.flower.status": "kairosfl.deploy.status",
+    "kairosfl.engines.flower.templates": "kairosfl.deploy.templates",
     "kairosfl.tasks.data": "kairosfl.data",
     "kairosfl.tasks.models": "kairosfl.models",
 }
