@@ -116,7 +116,7 @@ def test_no_private_name_is_imported_by_another_file() -> None:
 
 
 def test_kernels_import_only_the_shared_numbers_and_each_other() -> None:
-    """What kernels take from files that load them would be a circle that no scan of imports sees."""
+    """What they took from files that load them would be a circle that no scan sees."""
     taken = set()
     for place, tree in files():
         if place.startswith("engines/batched/kernels/"):
