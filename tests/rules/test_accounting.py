@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import sys
 
-import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting import rdp
 
 from kairosfl.errors import UserError
 from kairosfl.rules import accounting
+
+dp_accounting = pytest.importorskip("dp_accounting")  # of the extra `privacy`
+rdp = pytest.importorskip("dp_accounting.rdp")
 
 
 def own_figure(*rounds: tuple[float, float, int], delta: float = 1e-6) -> float:
