@@ -217,11 +217,14 @@ class Round:
         """The models from which the reporters' updates are measured, `[d]` for all of them or `[m,
         d]`: those that they were sent, or chose among the candidates.
         """
-        if self.briefs.candidates is not None and self.reports.choice is not None:
-            return self.briefs.candidates[self.reports.choice]
-        if self.briefs.version is not None:
-            return self.briefs.version
-        return self.briefs.start
+        briefs = self.briefs
+        version = briefs.start if briefs.version is None else briefs.version
+        if briefs.candidates is not None and self.reports.choice is not None:
+            version = briefs.candidates[self.reports.choice]
+        if briefs.rank is None:
+            return version
+        within = [self.layout.within(rank) for rank in briefs.rank.tolist()]
+        return version * torch.stack(within).to(version)
 
     def trained(self) -> Tensor:
         """The models that the reporters ended with, `[m, d]`."""
