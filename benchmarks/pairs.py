@@ -75,7 +75,7 @@ def measure(processes: int, known: dict[str, list[float | str]]) -> dict[str, li
     left_out = [
         name
         for name, rule in RULES.items()
-        if rule.private or issubclass(rule, Guard | Attack | LocalPrivacy)
+        if rule().traits().private or issubclass(rule, Guard | Attack | LocalPrivacy)
     ]
     names = [name for name in RULES if name not in left_out]
     texts = [

@@ -37,6 +37,9 @@ from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.partitions import dirichlet
 from kairosfl.tasks.task import Task
 
+ROOT = Path(__file__).parents[1]
+REFUSALS = json.loads((ROOT / "tests" / "rules" / "refused.json").read_text(encoding="utf-8"))
+PAIRWISE = {frozenset(pair.split(" + ")) for pairs in REFUSALS.values() for pair in pairs}
 CLIENTS, EPOCHS, ROUNDS, RESUMED = 8, 3, 5, 3
 RECIPE = Recipe(rounds=ROUNDS, cohort=3, epochs=EPOCHS, batch_size=16, lr=0.1, momentum=0.5)
 
@@ -46,9 +49,9 @@ QUICK = {"limits", "fedavg", "fedavgm", "feddyn", "scaffold"}  # the others are 
 PUBLIC = {
     name: rule
     for name, rule in RULES.items()
-    if issubclass(rule, Rule) and not rule.private and name not in GUARDS
+    if issubclass(rule, Rule) and not rule().traits().private and name not in GUARDS
 }
-BASES = ["fedavg", *sorted(name for name, rule in PUBLIC.items() if rule.kind == "base")]
+BASES = ["fedavg", *sorted(name for name, rule in PUBLIC.items() if not rule().traits().adapts)]
 # In five rounds of a tiny model: a threshold that some clients fall below, and a score that counts
 # in every period.
 ADAPTIVE = {
@@ -61,7 +64,7 @@ SUBSETS = [subset for size in range(5) for subset in combinations(ADAPTIVE, size
 # Rules that leave local training and the step alone, with all of the others.
 AROUND = {"average": "average(share=0.6)", "budget": "budget(share=0.7)", "uniform": "uniform"}
 EQUAL = {"fedmut", "scaffold", "feddyn", "fedcm"}  # they count all clients equally by themselves
-REFUSED = {("feddyn", "fedaware"): "FedDyn does not follow the global gradient descent rule"}
+REFUSED = {("feddyn", "fedaware"): "feddyn does not follow the global gradient descent rule"}
 
 
 @cache
@@ -115,9 +118,7 @@ def some_slow(names: Iterable[str]) -> list[Any]:
 def test_there_are_fifteen_times_sixteen() -> None:
     assert len(BASES) == 15
     assert len(SUBSETS) == 16
-    assert {*ADAPTIVE, *AROUND} == {
-        name for name, rule in PUBLIC.items() if rule.kind == "adaptive"
-    }
+    assert {*ADAPTIVE, *AROUND} == {name for name, rule in PUBLIC.items() if rule().traits().adapts}
 
 
 @pytest.mark.parametrize("base", some_slow(BASES))
@@ -155,7 +156,7 @@ def _check_acts(text: str, subset: tuple[str, ...], runs: list[Run]) -> None:
         assert epochs.min() < EPOCHS, f"{text}: nobody was stopped"
     else:
         assert (epochs == EPOCHS).all(), text
-    uniform = any(rule.uniform for rule in parse(text).rules)
+    uniform = parse(text).any("uniform")
     plain = [
         torch.ones_like(record.weights) if uniform else record.reports.n.double()
         for record in records
@@ -253,8 +254,7 @@ def test_a_guard_and_any_other_rule_train_and_resume_or_are_refused(
             (guard, other), key=lambda name: (name != "attack", name == "limits")
         )  # the first, the last one
         text = " + ".join(order)
-        one, two = (parse(name).rules[0] for name in (guard, other))
-        algorithm = _refused(text, bool(one.conflicts_with(two) or two.conflicts_with(one)))
+        algorithm = _refused(text, {guard, other} in PAIRWISE)
         if algorithm is None:
             continue
         checkpoints = Checkpoints(tmp_path / other)
@@ -268,7 +268,6 @@ def test_a_guard_and_any_other_rule_train_and_resume_or_are_refused(
         assert torch.equal(resumed.x, run.x), text
 
 
-ROOT = Path(__file__).parents[1]
 MEASURED: dict[str, list[float | str]] = json.loads(
     (ROOT / "benchmarks" / "pairs.json").read_text()
 )

@@ -13,6 +13,7 @@ from torch import Tensor
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.rule import Memory, Plan, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 from kairosfl.engines.loop import Loop
 from kairosfl.rules import RULES, parse
 from kairosfl.testing import ENGINES, check_rule
@@ -271,7 +272,8 @@ class AsksTooEarly(Good):
 
 
 class FailsWhenIdle(Good):
-    sees_idle = True
+    def traits(self) -> Traits:
+        return Traits(idle=True)
 
     def observe(self, memory: Memory, now: Round) -> Memory:
         now.reports.loss.max()
@@ -324,7 +326,8 @@ HIDDEN: dict[int, Tensor] = {}
 
 
 class SeesIdleRounds(Good):
-    sees_idle = True
+    def traits(self) -> Traits:
+        return Traits(idle=True)
 
 
 class UsesEveryHook(Good):

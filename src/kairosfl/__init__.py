@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kairosfl.core.round import drive, result, rounds
     from kairosfl.core.rule import Algorithm, Memory, Plan, Rule
     from kairosfl.core.run import Round, Run, Setup
+    from kairosfl.core.traits import Traits
     from kairosfl.engines.batched import Batched
     from kairosfl.engines.loop import Loop
     from kairosfl.errors import UserError
@@ -44,6 +45,7 @@ else:
             "Reports": "kairosfl.core.fields",
             "Round": "kairosfl.core.run",
             "Rule": "kairosfl.core.rule",
+            "Traits": "kairosfl.core.traits",
             "Run": "kairosfl.core.run",
             "Samples": "kairosfl.tasks.dataset",
             "Setup": "kairosfl.core.run",
@@ -87,6 +89,7 @@ __all__ = [
     "Samples",
     "Setup",
     "Task",
+    "Traits",
     "UserError",
     "__version__",
     "check_rule",

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, recorded, result, rounds, verdicts
-from kairosfl.core.rule import Algorithm, Rule
+from kairosfl.core.rule import Algorithm, Rule, about
 from kairosfl.core.run import Run, Setup
 from kairosfl.core.spec import parse
 from kairosfl.detectors import FGN
@@ -84,7 +84,7 @@ def check_rule(rule: Rule, *, engines: Mapping[str, Callable[[Task], Engine]] = 
         _course(rule, job, Losing(once), recipe=replace(RECIPE, rounds=2 * RECIPE.rounds))
     )
     require(
-        rule.traits().horizon or torch.equal(straight.x, longer.x),
+        about(rule).horizon or torch.equal(straight.x, longer.x),
         rule,
         "behaves differently when the run has more rounds in total; declare it by the trait horizon",
     )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Reports, fields
-from kairosfl.core.rule import Algorithm, Memory, Plan, Rule, State
+from kairosfl.core.rule import Algorithm, Memory, Plan, Rule, State, about
 from kairosfl.core.run import Round
 from kairosfl.core.table import Table
 from kairosfl.core.traits import Traits
@@ -31,7 +31,7 @@ class Watched(Rule):
     calls: list[tuple[str, tuple[Any, ...], Any]] = field(default_factory=list)
 
     def traits(self) -> Traits:
-        return self.rule.traits()
+        return about(self.rule)
 
     def largest_cohort(self, cohort: int, population: int) -> int:
         return self.rule.largest_cohort(cohort, population)

@@ -20,6 +20,7 @@ from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, result, rounds, verdicts
 from kairosfl.core.rule import Algorithm, Memory, Plan, Rule, State
 from kairosfl.core.run import Round, Run, Setup, upcoming
+from kairosfl.core.traits import Traits
 from kairosfl.detectors import FGN, Detector
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
@@ -363,7 +364,8 @@ def test_rows_are_those_of_the_reporters_when_reports_are_received() -> None:
 class Averages(Rule):
     """The mean of the models of all rounds."""
 
-    last = True
+    def traits(self) -> Traits:
+        return Traits(when="late")
 
     def server(self, now: Round) -> State:
         return {"sum": torch.zeros_like(now.x), "count": torch.tensor(0)}
@@ -412,8 +414,10 @@ def test_results_are_made_in_the_order_of_the_steps() -> None:
 class Accounts(Rule):
     """Counts rounds, also those without a report, and moves the model by one in every one of them."""
 
-    sees_idle: ClassVar[bool] = True
     notes: ClassVar[list[tuple[int, int, int]]] = []
+
+    def traits(self) -> Traits:
+        return Traits(idle=True)
 
     def server(self, now: Round) -> State:
         return {"rounds": torch.tensor(0)}
@@ -433,7 +437,8 @@ class Accounts(Rule):
 
 
 class Sleeps(Accounts):
-    sees_idle = False
+    def traits(self) -> Traits:
+        return Traits()
 
 
 def idling(rule: Rule) -> list[Run]:
@@ -554,7 +559,8 @@ def test_mutants_and_adaptive_server_steps_are_refused(other: str) -> None:
 class Mine(Rule):
     """Somebody's rule that divides by the mass."""
 
-    needs_mass: ClassVar[bool] = True
+    def traits(self) -> Traits:
+        return Traits(needs=frozenset({"mass"}))
 
     def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
         return direction / now.reports.mass.mean()

@@ -17,6 +17,7 @@ from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import accept, drive, recorded, rounds
 from kairosfl.core.rule import Algorithm, Finished, Memory, Plan, Rule, State
 from kairosfl.core.run import Round, Run, Setup
+from kairosfl.core.traits import Traits
 from kairosfl.detectors import FGN, Detector, FedFIM
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
@@ -123,7 +124,8 @@ class Second(Diary):
 
 
 class Final(Diary):
-    last = True
+    def traits(self) -> Traits:
+        return Traits(when="last")
 
 
 def test_the_stages_in_order_and_the_last_rule_selects_and_steps_last() -> None:
@@ -435,7 +437,9 @@ class Ends(Rule):
     """Ends the run before a round, records how many were done, and may ask for twice the cohort."""
 
     after: int
-    last = True
+
+    def traits(self) -> Traits:
+        return Traits(when="late")
 
     def largest_cohort(self, cohort: int, population: int) -> int:
         return min(2 * cohort, population)

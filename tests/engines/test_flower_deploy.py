@@ -24,6 +24,7 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from kairosfl import deploy
 from kairosfl.deploy import rehearsal
 from kairosfl.deploy.server import check_private
+from kairosfl.deploy.settings import check_deployable
 from kairosfl.engines.flower.client import client_app
 from kairosfl.engines.flower.server import Settings
 from kairosfl.engines.flower.wire import Packing
@@ -319,7 +320,7 @@ def test_privacy_refuses_to_drop_reports_by_their_number(
     check_private(config, Settings(quorum=0.0))
     check_private(resolve({}), Settings())
     with pytest.raises(UserError, match="privacy needs a key in a deployment"):
-        check_private(resolve({"algorithm": "privacy"}), Settings(quorum=0.0))
+        check_deployable(resolve({"algorithm": "privacy"}).algorithm)
 
 
 def test_a_configuration_for_devices_is_rehearsed_not_run() -> None:

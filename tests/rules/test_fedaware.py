@@ -588,7 +588,7 @@ def test_reporters_that_lambda_passes_over_count_alike() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("feddyn + fedaware", "FedDyn does not follow the global gradient descent rule"),
+        ("feddyn + fedaware", "feddyn does not follow the global gradient descent rule"),
         ("fedaware(alpha=0)", "alpha = 0 is not allowed"),
         ("fedaware(solver='simplex')", "use 'active_set' or 'frank_wolfe'"),
         ("fedaware(project='yes')", "use true, false, or none"),

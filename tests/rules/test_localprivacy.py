@@ -22,6 +22,7 @@ from kairosfl.core.round import drive, recorded, rounds, verdicts
 from kairosfl.core.rule import Memory, Rule
 from kairosfl.core.run import Round, Run, Setup
 from kairosfl.core.streams import stream
+from kairosfl.core.traits import Traits
 from kairosfl.detectors import FGN, FedFIM
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
@@ -245,14 +246,24 @@ def test_what_anyone_else_asks_for_is_refused_too(task: Task) -> None:
         def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
             return briefs.measured("score_before")
 
-    algorithm = LocalPrivacy() + Asks()
-    for made, detectors in ((algorithm, ()), (parse("localprivacy"), (FedFIM(),))):
-        setup = Setup(made, RECIPE, len(SIZES), task.layout, *([detectors] if detectors else []))
-        with pytest.raises(
-            UserError,
-            match=r"localprivacy cannot be combined .* asks clients for (score_before|fisher)",
-        ):
-            next(rounds(Run.start(task.start(), setup, seed=0), setup))
+    setup = Setup(LocalPrivacy() + Asks(), RECIPE, len(SIZES), task.layout)
+    with pytest.raises(UserError, match=r"cannot be combined .* that asks them for score_before: "):
+        next(rounds(Run.start(task.start(), setup, seed=0), setup))
+    with pytest.raises(
+        UserError, match=r"localprivacy cannot be combined with run\.detector = 'fedfim'"
+    ):
+        Setup(parse("localprivacy"), RECIPE, len(SIZES), task.layout, (FedFIM(),))
+
+
+@pytest.mark.parametrize("needed", ["score_before", "loss", "fisher", "choice"])
+def test_a_rule_that_says_it_needs_what_is_hidden_is_refused(needed: str) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Reads(Rule):
+        def traits(self) -> Traits:
+            return Traits(needs=frozenset({needed}))
+
+    with pytest.raises(UserError, match=r"Reads acts on what clients measure on their data"):
+        LocalPrivacy() + Reads()
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_accuracy_needs_a_task_that_has_one() -> None:
         detectors=(FGN(),),
     )
     with pytest.raises(
-        UserError, match="needs a task with the metric accuracy, and this one has margin; use score"
+        UserError, match="needs a task with the metric accuracy, and this one has margin; have"
     ):
         next(drive(rounds(Run.start(job.start(), setup, seed=0), setup), Loop(job)))
 

@@ -21,6 +21,7 @@ from kairosfl.core.round import drive, recorded, result, rounds, verdicts
 from kairosfl.core.rule import Algorithm, Memory, Plan, Rule
 from kairosfl.core.run import Round, Run, Setup
 from kairosfl.core.streams import stream
+from kairosfl.core.traits import Traits
 from kairosfl.detectors import FGN, Detector, NoisedFGN
 from kairosfl.errors import UserError
 from kairosfl.rules import RULES, Privacy, accounting, parse
@@ -60,11 +61,12 @@ class Puppet:
 class Sizes(Rule):
     """A cohort of another size from some round on, for some rounds."""
 
-    reads = "direction"
-
     size: int
     first: int = 0
     last_one: int = 10**9
+
+    def traits(self) -> Traits:
+        return Traits(reads="direction")
 
     def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
         return replace(plan, size=self.size) if self.first <= now.number <= self.last_one else plan
@@ -358,7 +360,7 @@ def test_options_decide_whether_a_rule_reads_clients() -> None:
         UserError, match=r"cannot be combined: limits treats a report by what others sent"
     ):
         parse("limits(norm=0) + privacy")  # its other bounds are of the cohort, too
-    assert parse("normclipping(norm=0.5) + privacy").rules[0].reads == "direction"
+    assert parse("normclipping(norm=0.5) + privacy").traits[0].reads == "direction"
 
 
 def test_a_fixed_length_is_clipped_before_the_noise() -> None:
@@ -383,13 +385,16 @@ def test_a_rule_that_says_nothing_about_itself_is_refused() -> None:
     class Mine(Rule):
         pass
 
-    with pytest.raises(UserError, match='a rule that does not says `reads = "direction"`'):
+    with pytest.raises(
+        UserError, match='a rule that does not says reads="direction" in its traits'
+    ):
         Privacy() + Mine()
-    assert parse("alt(reference='previous')").rules[0].reads == "clients"
+    assert parse("alt(reference='previous')").traits[0].reads == "clients"
 
     @dataclass(frozen=True, kw_only=True)
     class Counts(Sizes):
-        sees_idle = True
+        def traits(self) -> Traits:
+            return Traits(reads="direction", idle=True)
 
     Privacy() + Sizes(size=3)
     with pytest.raises(UserError, match="Counts plans cohorts by how many clients took part"):

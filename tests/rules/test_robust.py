@@ -299,7 +299,7 @@ def test_two_means_are_refused(one: str, other: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("median + fedaware", "FedAWARE steps along the updates that it remembers of every client"),
+        ("median + fedaware", "fedaware steps along the updates that it remembers of every client"),
         ("fednova + median", "fednova corrects the weighted mean, which median replaces"),
         ("fedmut + krum", "start on opposite sides of the model"),
         (

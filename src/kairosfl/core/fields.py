@@ -5,7 +5,7 @@ A brief is local training as data. Every step of a client is
     g = scale · ∇L + pull · (w − start) + push,    ∇L at w, or at w + radius · ∇L / ‖∇L‖ (SAM),
 
 followed by the optimizer: sgd with momentum and weight decay, or adamw. The correction alone tells
-FedAvg, FedProx, SCAFFOLD, VRL-SGD, FedDyn and FedCM apart.
+many algorithms apart.
 
 `Briefs` and `Reports` declare each field once: its type, its shape, its default, which rules may
 write it, and the range in which a reported value is accepted. Stacking and unstacking, the wire,
@@ -412,13 +412,13 @@ class Briefs(Cohort):
     )
     contrast: Tensor = each(
         float,
-        "MOON: weight of CE([cos(z, z_start), cos(z, z_previous)] / temperature, 0)",
+        "contrast: weight of CE([cos(z, z_start), cos(z, z_previous)] / temperature, 0)",
         0.0,
         writers="one",
     )
-    temperature: float = shared(float, "MOON: temperature", 1.0, writers="one")
+    temperature: float = shared(float, "contrast: temperature", 1.0, writers="one")
     previous: Tensor | None = vector(
-        "MOON: the client's previous model", None, writers="one", gate="contrast", absent=0
+        "contrast: the client's previous model", None, writers="one", gate="contrast", absent=0
     )
     update_clip: Tensor | None = each(
         float,
@@ -566,14 +566,21 @@ class Briefs(Cohort):
                 else f"train.optimizer = {self.optimizer!r}"
             )
             raise UserError(
-                f"{wrong} cannot be used with a rule that corrects steps instead of gradients (push_after), such as "
-                "scaffold(correct='steps'); leave one of them out."
+                f"{wrong} cannot be used with a rule that corrects steps instead of gradients "
+                "(push_after); leave one of them out."
             )
-        asked = sorted(self.measure) + ["stop_below"] * (self.stop_below is not None)
-        if asked and self.update_noise is not None:
+        if self.update_noise is not None:
+            self._check_secret()
+
+    def _check_secret(self) -> None:
+        """Refuse to ask for what tells about clients' data where they add noise."""
+        asked = sorted(self.measure)
+        asked += [name for name in _TELLING if getattr(self, name, None) is not None]
+        if asked:
             raise UserError(
-                f"localprivacy cannot be combined with a rule or detector that asks clients for {asked[0]}: it tells "
-                "what the noise in their updates is to hide; leave one of them out."
+                "A rule that has clients add noise (update_noise) cannot be combined with a rule or "
+                f"detector that asks them for {asked[0]}: it tells what the noise in their updates "
+                "is to hide; leave one of them out."
             )
 
     def pushed(self, push: Tensor) -> Self:
@@ -684,6 +691,7 @@ class Reports(Cohort):
         low=0,
         high=1,
         when=(ACCURACY_BEFORE,),
+        secret=True,
     )
     accuracy_after: Tensor | None = each(
         float,
@@ -692,6 +700,7 @@ class Reports(Cohort):
         low=0,
         high=1,
         when=(ACCURACY_AFTER,),
+        secret=True,
     )
     fisher: Tensor | None = each(
         float,
@@ -712,7 +721,12 @@ class Reports(Cohort):
         when=(FISHER, FISHER_SAMPLED),
     )
     choice: Tensor | None = each(
-        int, "which of the candidates it started from", None, low=0, when=("candidates",)
+        int,
+        "which of the candidates it started from",
+        None,
+        low=0,
+        when=("candidates",),
+        secret=True,
     )
     squared_loss: Tensor | None = each(
         float,
@@ -827,6 +841,8 @@ _SENT: dict[type, tuple[Field, ...]] = {
     record: tuple(e for e in fields(record) if e.travels and not e.number)
     for record in (Briefs, Reports)
 }
+# Fields of a brief that are answered with something about the client's data.
+_TELLING = tuple(name for entry in fields(Reports) if entry.secret for name in entry.when)
 _ALONE = tuple(entry for entry in fields(Briefs) if entry.alone)
 _KEPT: dict[type, tuple[str, ...]] = {
     record: tuple(e.name for e in fields(record) if e.kept) for record in (Briefs, Reports)

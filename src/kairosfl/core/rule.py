@@ -17,15 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.core import traits
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.layout import Layout
 from kairosfl.core.recipe import Recipe
+from kairosfl.core.refusals import Member, facts, refused
 from kairosfl.core.spec import Spec
 from kairosfl.core.streams import stream
 from kairosfl.core.table import Table
-from kairosfl.core.traits import Reads as Reads
-from kairosfl.core.traits import Traits
+from kairosfl.core.traits import WHEN, Declarations, Traits, traits_of
 from kairosfl.errors import UserError
 
 State = dict[str, Tensor]
@@ -239,7 +238,7 @@ class Round:
         return self.algorithm.counts(self.reports)
 
 
-class Rule(Spec, traits.Declarations):
+class Rule(Spec, Declarations):
     """Hooks, all on the server, each "as FedAvg" unless it is overridden.
 
     A rule is a frozen dataclass of hyper-parameters. It keeps nothing on itself: what it remembers
@@ -250,7 +249,11 @@ class Rule(Spec, traits.Declarations):
 
     def traits(self) -> Traits:
         """What it says about itself; a rule that needs nothing said leaves it out."""
-        return traits.declared(self, Rule)
+        return Traits()
+
+    def widened(self, factor: float) -> Rule:
+        """The same rule for a cohort `factor` times as large, of which not all will be waited for."""
+        return self
 
     def conflicts_among(self, rules: Sequence[Rule]) -> str | None:
         """Why all these rules, it included, cannot be combined though any two of them can, or None
@@ -343,6 +346,11 @@ def acts(rule: Rule, hook: str) -> bool:
     return getattr(type(rule), hook) is not getattr(Rule, hook)
 
 
+def about(rule: Rule) -> Traits:
+    """What a rule says about itself, also one that says it as rules did until 0.2."""
+    return traits_of(rule, Rule)
+
+
 class Detector(Spec, ABC):
     """A value for each round, and whether that round lies in a critical learning period."""
 
@@ -384,23 +392,24 @@ class Algorithm:
     rules: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:
-        for i, rule in enumerate(self.rules):
+        members: list[Member] = []
+        for rule, said in zip(self.rules, self.traits, strict=True):
             rule.check_finite()
-            for other in self.rules[:i]:
-                if type(rule) is type(other):
+            member = Member(rule, said, facts(rule, said, acts))
+            for other in members:
+                if type(rule) is type(other.rule):
                     raise UserError(f"{rule.name()} appears twice in the algorithm; name it once.")
-                reason = traits.refused(
-                    other, self.traits[self.rules.index(other)], rule, self.traits[i]
-                )
+                reason = refused(other, member)
                 if reason:
                     raise UserError(
-                        f"{other.name()} and {rule.name()} cannot be combined: {reason}."
+                        f"{other.rule.name()} and {rule.name()} cannot be combined: {reason}."
                     )
+            members.append(member)
 
     @cached_property
     def traits(self) -> tuple[Traits, ...]:
         """What each rule says about itself."""
-        return tuple(rule.traits() for rule in self.rules)
+        return tuple(about(rule) for rule in self.rules)
 
     def __add__(self, other: Rule | Algorithm) -> Self:
         more = other.rules if isinstance(other, Algorithm) else (other,)
@@ -425,6 +434,15 @@ class Algorithm:
         """Whether one of its rules has this trait."""
         return any(getattr(each, trait) for each in self.traits)
 
+    def names(self, trait: str, member: str = "") -> list[str]:
+        """The names of the rules that have this trait, or this member of it."""
+        names = []
+        for rule, each in zip(self.rules, self.traits, strict=True):
+            said = getattr(each, trait)
+            if member in said if member else said:
+                names.append(rule.name())
+        return names
+
     def counts(self, reports: Reports) -> Tensor:
         """The weight of each report before any rule changes it, `[m]`: its samples, or one."""
         if self.any("uniform"):
@@ -442,19 +460,21 @@ class Algorithm:
         """The order in which rules select and step: as written, then the late ones, the last ones
         at the end.
         """
-        places = [traits.WHEN.index(each.when) for each in self.traits]
+        places = [WHEN.index(each.when) for each in self.traits]
         return tuple(sorted(range(len(places)), key=places.__getitem__))
 
     def check_detectors(self, detectors: tuple[Detector, ...]) -> None:
         """Refuse a rule that asks a detector where there is none, and one that would decide without
         noise.
         """
-        reader = private = None
-        for rule, about in zip(self.rules, self.traits, strict=True):
-            if about.reads == "signals":
+        reader = private = noisy = None
+        for rule, said in zip(self.rules, self.traits, strict=True):
+            if said.reads == "signals":
                 reader = reader or rule
-            if about.private:
+            if said.private:
                 private = private or rule
+            if "noise" in said.changes:
+                noisy = noisy or rule
         if not detectors:
             if reader:
                 raise UserError(
@@ -462,6 +482,13 @@ class Algorithm:
                     "detectors=kairosfl.detectors.parse_detectors('fgn')."
                 )
             return
+        for detector in detectors:
+            if noisy and detector.measure:
+                raise UserError(
+                    f"{noisy.name()} cannot be combined with run.detector = {str(detector)!r}, "
+                    f"which asks clients for {detector.measure}: it tells what the noise in their "
+                    "updates is to hide; use a detector that asks for nothing."
+                )
         detector = detectors[0]
         if private and reader and not detector.private:
             raise UserError(

@@ -18,7 +18,6 @@ from kairosfl.deploy.settings import load
 from kairosfl.engines.flower.server import Flower, Settings
 from kairosfl.engines.flower.trouble import insist
 from kairosfl.errors import UserError
-from kairosfl.rules import Privacy
 from kairosfl.runs.checkpoint import model
 from kairosfl.runs.config import RunConfig, text_of
 from kairosfl.runs.edits import edits, flat
@@ -106,20 +105,14 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
 
 
 def check_private(config: RunConfig, settings: Settings) -> None:
-    """Refuse what would undo the privacy of a run: noise that clients can draw, and reports dropped
-    by their number.
-    """
-    rule = next((rule for rule in config.algorithm.rules if isinstance(rule, Privacy)), None)
-    if rule and not rule.key:
-        raise UserError(
-            "privacy needs a key in a deployment: its noise follows from the seed, which briefs tell the clients; set "
-            "privacy(key='KAIROSFL_NOISE') and, for the server, export KAIROSFL_NOISE=$(openssl rand -hex 32)."
-        )
+    """Refuse what would undo the privacy of a run: reports that are dropped by their number."""
+    private = config.algorithm.names("private")
     for name in ("quorum", "over"):
         value = getattr(settings, name)
-        if value and rule:
+        if value and private:
             raise UserError(
-                f"deploy.{name} = {value:g} cannot be used with privacy: whether a client's report counts would depend "
+                f"deploy.{name} = {value:g} cannot be used with {private[0]}: whether a "
+                "client's report counts would depend "
                 f"on how many others arrive; set {name} = 0."
             )
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from kairosfl.core.rule import Algorithm
 from kairosfl.engines.flower.checks import Trust
 from kairosfl.engines.flower.server import Settings
 from kairosfl.engines.flower.wire import Packing
 from kairosfl.errors import UserError, nearest
-from kairosfl.rules.attack import Attack
 from kairosfl.runs.config import RunConfig, change, read, resolve
 
 
@@ -82,8 +82,16 @@ def load(path: Path, changes: Sequence[str] = ()) -> tuple[RunConfig, Deploy]:
     if deploy.clients:
         nested["data"] = {**nested.get("data", {}), "clients": deploy.clients}
     config = resolve(nested)
-    if any(isinstance(rule, Attack) for rule in config.algorithm.rules):
-        raise UserError(
-            f"algorithm = {str(config.algorithm)!r}: attack is for simulations only; leave it out."
-        )
+    check_deployable(config.algorithm)
     return config, deploy
+
+
+def check_deployable(algorithm: Algorithm) -> None:
+    """Refuse rules that say themselves that they cannot be deployed.
+
+    Args:
+        algorithm: Of the run.
+    """
+    for traits in algorithm.traits:
+        if traits.undeployable:
+            raise UserError(f"algorithm = {str(algorithm)!r}: {traits.undeployable}.")

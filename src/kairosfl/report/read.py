@@ -218,7 +218,7 @@ def _follows(algorithm: str) -> bool:
     it may.
     """
     try:
-        return any(rule.reads_periods for rule in parse(algorithm).rules)
+        return parse(algorithm).any("periods")
     except UserError:
         return True
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from kairosfl.core.fields import Briefs
-from kairosfl.core.rule import Memory, Reads, Rule, State
+from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 from kairosfl.rules.pairs import SAID
 
 
@@ -27,9 +28,6 @@ class ALT(Rule):
     """Lets well-aligned clients train longer and stops the others early; `train.epochs` is the
     maximum.
     """
-
-    kind = "adaptive"
-    needs_features = True
 
     a: float = 0.1
     b: float = 0.8
@@ -51,13 +49,16 @@ class ALT(Rule):
             "reference", self.reference in ("global", "previous"), "use 'global' or 'previous'"
         )
 
-    @property
-    def reads(self) -> Reads:  # type: ignore[override]
-        return "direction" if self.reference == "global" else "clients"
-
-    @property
-    def reads_rounds(self) -> bool:
-        return self.threshold != "fixed"
+    def traits(self) -> Traits:
+        by_global = self.reference == "global"
+        return Traits(
+            adapts=True,
+            needs={"features", "similarity"},
+            reads="direction" if by_global else "clients",
+            horizon=self.threshold != "fixed",
+            sums=by_global,
+            late=True,
+        )
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         if memory.state["stopped"]:

@@ -26,6 +26,7 @@ from kairosfl.core.fields import Reports
 from kairosfl.core.rule import Memory, Rule, acts
 from kairosfl.core.run import Round
 from kairosfl.core.streams import stream
+from kairosfl.core.traits import Traits
 from kairosfl.errors import UserError
 
 STRENGTH = {"sign": 1.0, "scaled": 10.0, "random": 1.0, "little": 0.0, "inner": 0.5, "swapped": 0.0}
@@ -39,9 +40,6 @@ class Attack(Rule):
     `strength = 0` is the default of the lie. It must be written before every other rule that acts
     on reports.
     """
-
-    kind = "adaptive"
-    constraint = True  # trials without the liars would look better
 
     lie: str = "sign"
     share: float = 0.2
@@ -59,6 +57,14 @@ class Attack(Rule):
             "strength",
             not (swapped and self.strength),
             "leave it out: swapped updates stay as they are",
+        )
+
+    def traits(self) -> Traits:
+        return Traits(
+            adapts=True,
+            constraint=True,  # trials without the liars would look better
+            undeployable="attack is for simulations only; leave it out",
+            late=True,
         )
 
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:

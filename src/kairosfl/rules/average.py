@@ -22,6 +22,7 @@ from torch import Tensor
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +33,6 @@ class Average(Rule):
     `share` is a share of the sum of the learning rates (`of = "lr"`) or of the rounds (`of =
     "rounds"`). With `decay` below 1, older models of the window count less.
     """
-
-    kind = "adaptive"
-    sees_idle = (
-        True  # a round without reports leaves the model as it was, and that model counts again
-    )
-    reads = "direction"
 
     share: float = 0.1
     of: str = "lr"
@@ -59,9 +54,16 @@ class Average(Rule):
             "decay", 0 < self.decay <= 1, "use a number above 0 and at most 1; 1 is the plain mean"
         )
 
-    @property
-    def reads_rounds(self) -> bool:
-        return self.share < 1
+    def traits(self) -> Traits:
+        return Traits(
+            adapts=True,
+            # A round without reports leaves the model as it was, and that model counts again.
+            idle=True,
+            reads="direction",
+            horizon=self.share < 1,
+            sums=True,
+            late=True,
+        )
 
     def server(self, now: Round) -> State:
         return {

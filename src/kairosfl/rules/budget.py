@@ -23,10 +23,10 @@ import torch
 from kairosfl.core.fields import NUMBER_BYTES, Briefs, Reports, fields
 from kairosfl.core.rule import Memory, Plan, Rule, State, acts
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 from kairosfl.errors import UserError
 from kairosfl.rules.average import Average
-from kairosfl.rules.fedaware import FedAWARE
-from kairosfl.rules.fedcl import FedCL, times
+from kairosfl.rules.fedcl import times
 from kairosfl.wording import counted
 
 
@@ -40,12 +40,6 @@ class Budget(Rule):
     have the whole cohort, unless the models are averaged, and `rest` the share of an even cohort
     that a critical period leaves to every later round.
     """
-
-    kind = "adaptive"
-    last = True
-    constraint = True
-    sees_idle = True  # clients that were asked are paid for
-    reads = "clients"  # by plan, too: what is left depends on how many were asked
 
     share: float = 0.4
     megabytes: float = 0.0
@@ -81,20 +75,18 @@ class Budget(Rule):
             "use at least 0 and below 1; 0 leaves one client to every later round",
         )
 
-    @property
-    def reads_rounds(self) -> bool:
-        return True
-
-    @property
-    def reads_periods(self) -> bool:
-        return self.by == "detector"
-
-    def conflicts_with(self, other: Rule) -> str | None:
-        if isinstance(other, FedCL):
-            return "both choose the size of the cohort; use fedcl(budget=...), or leave one of them out"
-        if isinstance(other, FedAWARE) and other.explore:
-            return "exploring chooses cohorts of its own; use explore = false"
-        return None
+    def traits(self) -> Traits:
+        return Traits(
+            when="last",
+            adapts=True,
+            constraint=True,
+            idle=True,  # clients that were asked are paid for
+            reads="clients",  # by plan, too: what is left depends on how many were asked
+            periods=self.by == "detector",
+            horizon=True,
+            sums=True,
+            changes={"size", "total"},
+        )
 
     def largest_cohort(self, cohort: int, population: int) -> int:
         peak = max(self.plan) * len(self.plan) / sum(self.plan) if self.plan else 1.0

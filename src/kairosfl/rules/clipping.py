@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Reports
-from kairosfl.core.rule import Memory, Reads, Rule, State
+from kairosfl.core.rule import Memory, State
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 from kairosfl.detectors import squared_norms
 from kairosfl.rules.robust import Guard, middle
 
@@ -32,9 +33,14 @@ class NormClipping(Guard):
 
     norm: float = 0.0
 
-    @property
-    def reads(self) -> Reads:  # type: ignore[override]
-        return "direction" if self.norm else "clients"  # a given length does not depend on others
+    def traits(self) -> Traits:
+        guard = super().traits()
+        return replace(
+            guard,
+            reads="direction" if self.norm else "clients",  # a given length depends on nobody else
+            sums=True,
+            changes=guard.changes | {"lengths"},
+        )
 
     def __post_init__(self) -> None:
         self.check("norm", self.norm >= 0, "use a length above 0, or 0 for the cohort's median")
@@ -63,14 +69,10 @@ class CenteredClipping(Guard):
         self.check("iterations", self.iterations >= 1, "use 1 or more; the paper uses 1")
         self.check("weights", self.weights in ("uniform", "samples"), "use 'uniform' or 'samples'")
 
-    @property
-    def uniform(self) -> bool:
-        return self.weights == "uniform"
-
-    def conflicts_with(self, other: Rule) -> str | None:
-        if isinstance(other, NormClipping):
-            return "both clip the same updates; leave one of them out"
-        return super().conflicts_with(other)
+    def traits(self) -> Traits:
+        guard = super().traits()
+        uniform = self.weights == "uniform"
+        return replace(guard, uniform=uniform, changes=guard.changes | {"lengths"})
 
     def server(self, now: Round) -> State:
         return {"center": torch.zeros_like(now.x)}

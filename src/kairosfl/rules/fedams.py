@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +22,6 @@ class FedAMS(Rule):
     """Adaptive server steps whose second moment never falls. `option` 1 bounds it from below, 2 is
     FedAMSGrad.
     """
-
-    reads = "direction"
-    server_optimizer = True
 
     lr: float = 1.0
     beta1: float = 0.9
@@ -38,6 +36,16 @@ class FedAMS(Rule):
         self.check("beta2", 0 <= self.beta2 < 1, "use at least 0 and below 1")
         self.check("eps", self.eps > 0, "use a number above 0")
         self.check("option", self.option in (1, 2), "use 1 (FedAMS) or 2 (FedAMSGrad)")
+
+    def traits(self) -> Traits:
+        changes = {"coordinates"}
+        return Traits(
+            server_optimizer=True,
+            reads="direction",
+            sums=True,
+            late=True,
+            changes=changes | {"momentum"} if self.beta1 else changes,
+        )
 
     def server(self, now: Round) -> State:
         zero = torch.zeros_like(now.x)

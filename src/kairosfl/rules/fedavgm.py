@@ -12,14 +12,12 @@ from torch import Tensor
 
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.core.traits import NONE, Traits
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgM(Rule):
     """Momentum on the server. `beta = 0` is FedAvg to the bit."""
-
-    reads = "direction"
-    server_optimizer = True
 
     beta: float = 0.9
     lr: float = 1.0
@@ -28,6 +26,15 @@ class FedAvgM(Rule):
     def __post_init__(self) -> None:
         self.check("beta", 0 <= self.beta < 1, "use at least 0 and below 1")
         self.check("lr", self.lr > 0, "use a number above 0")
+
+    def traits(self) -> Traits:
+        return Traits(
+            server_optimizer=True,
+            reads="direction",
+            sums=True,
+            late=True,
+            changes={"momentum"} if self.beta else NONE,
+        )
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         return "fedavgm(beta=0) is fedavg" if self.beta == 0 and self.lr == 1 else None

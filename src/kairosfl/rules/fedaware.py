@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.mass import strides
-from kairosfl.core.rule import Memory, Plan, Rule, State, acts
+from kairosfl.core.rule import Memory, Plan, Rule, State, about, acts
 from kairosfl.core.run import Round
 from kairosfl.core.table import Table
-from kairosfl.rules.feddyn import FedDyn
+from kairosfl.core.traits import Traits
 from kairosfl.rules.minnorm import Floats, frank_wolfe, min_norm
 
 SOLVERS = ("active_set", "frank_wolfe")
@@ -47,10 +47,6 @@ class FedAWARE(Rule):
     the ablation of Figure 4: moving averages weighted by samples. `ridge` draws λ towards uniform.
     `layers`, `clusters`, `dtype` and `store` trade memory for precision.
     """
-
-    kind = "adaptive"
-    last = True
-    own_weights = True
 
     alpha: float = 0.5
     lr: float = 1.0
@@ -97,10 +93,21 @@ class FedAWARE(Rule):
         self.check("dtype", self.dtype in DTYPES, "use 'float32' or 'bfloat16'")
         self.check("store", self.store in ("device", "cpu"), "use 'device' or 'cpu'")
 
-    def conflicts_with(self, other: Rule) -> str | None:
-        if isinstance(other, FedDyn):
-            return "FedDyn does not follow the global gradient descent rule, and FedAWARE's authors exclude it"
-        return None
+    def traits(self) -> Traits:
+        changes = {"direction", "histories"}
+        if self.explore:
+            changes.add("visits")
+        return Traits(
+            when="last",
+            adapts=True,
+            weighs="lambda",
+            late=True,
+            changes=changes,
+            instead={
+                "mean": "use centeredclipping or normclipping",
+                "total": "use explore = false",
+            },
+        )
 
     def conflicts_among(self, rules: Sequence[Rule]) -> str | None:
         if self.explore or self._projects(rules):
@@ -283,7 +290,9 @@ class FedAWARE(Rule):
         return shares.to(updates) @ updates
 
     def _projects(self, rules: Sequence[Rule]) -> bool:
-        return any(rule.kind == "base" for rule in rules) if self.project is None else self.project
+        if self.project is not None:
+            return self.project
+        return any(not about(rule).adapts for rule in rules)
 
     def _clustered(
         self, averages: Tensor, clusters: Tensor, updates: Tensor, order: Tensor
@@ -314,7 +323,7 @@ class FedAWARE(Rule):
 
 def _makes_directions_only(rule: Rule) -> bool:
     """Whether a rule changes nothing but the cohort's direction, or weights that λ does not know."""
-    makes = rule.uniform or acts(rule, "combine") or acts(rule, "step")
+    makes = about(rule).uniform or acts(rule, "combine") or acts(rule, "step")
     return makes and not any(
         acts(rule, hook) for hook in ("select", "brief", "receive", "weigh", "result")
     )

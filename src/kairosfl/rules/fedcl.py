@@ -13,11 +13,11 @@ from typing import Self
 
 import torch
 
-from kairosfl.core.rule import Memory, Plan, Reads, Rule, State
+from kairosfl.core.rule import Memory, Plan, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Reads, Traits
 from kairosfl.detectors import FGN
 from kairosfl.errors import UserError
-from kairosfl.rules.fedaware import FedAWARE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,6 @@ class FedCL(Rule):
     asks no more than this share of `train.cohort` × `train.rounds` clients, and leaves `rest` of an
     even cohort, at least one client, to every later round.
     """
-
-    kind = "adaptive"
 
     cap: float = 1.0
     floor: float = 0.5
@@ -81,28 +79,24 @@ class FedCL(Rule):
             "increase and decrease must sum to at most 1",
         )
 
-    @property
-    def reads_rounds(self) -> bool:
-        return self.budget > 0
+    def traits(self) -> Traits:
+        reads: Reads = "direction" if self._by_chance else "signals"
+        limited = self.budget > 0
+        return Traits(
+            adapts=True,
+            idle=limited,  # clients that were asked are paid for
+            reads="clients" if limited else reads,  # with a budget it counts those that were asked
+            periods=not self._by_chance,
+            horizon=limited,
+            sums=True,
+            late=not limited,
+            changes={"size", "total"} if limited else {"size"},
+            instead={"size": "use fedcl(budget=...)", "visits": "no budget"},
+        )
 
     @property
-    def sees_idle(self) -> bool:  # type: ignore[override]
-        return self.budget > 0  # clients that were asked are paid for
-
-    @property
-    def reads_periods(self) -> bool:
-        return not (self.increase or self.decrease)
-
-    @property
-    def reads(self) -> Reads:  # type: ignore[override]
-        if self.budget:  # it counts the clients that were asked
-            return "clients"
-        return "direction" if self.increase or self.decrease else "signals"
-
-    def conflicts_with(self, other: Rule) -> str | None:
-        if self.budget and isinstance(other, FedAWARE) and other.explore:
-            return "exploring chooses cohorts of its own; use explore = false, or no budget"
-        return None
+    def _by_chance(self) -> bool:
+        return bool(self.increase or self.decrease)
 
     def largest_cohort(self, cohort: int, population: int) -> int:
         return max(_part(self.cap, population), cohort)
@@ -132,7 +126,7 @@ class FedCL(Rule):
         """
         printed, released = FedCL(), type(self).released()
         detector = now.detectors[0]
-        if not self.reads_periods or not isinstance(detector, FGN):
+        if self._by_chance or not isinstance(detector, FGN):
             return None
         if self._schedule() == released._schedule() and detector != FGN.released():
             return (
@@ -186,7 +180,7 @@ class FedCL(Rule):
         )
 
     def _moves(self, now: Round) -> tuple[bool, bool]:
-        if not (self.increase or self.decrease):
+        if not self._by_chance:
             return now.signals.critical, not now.signals.critical
         draw = now.stream("fedcl").random()
         return draw < self.increase, self.increase <= draw < self.increase + self.decrease

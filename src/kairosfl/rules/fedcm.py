@@ -19,13 +19,12 @@ from kairosfl.core.fields import Briefs
 from kairosfl.core.mass import strides
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedCM(Rule):
     """Mixes the last round's global direction into every local step. `alpha = 1` is FedAvg."""
-
-    needs_mass = True
 
     alpha: float = 0.1
     lr: float = 1.0
@@ -37,19 +36,14 @@ class FedCM(Rule):
         self.check("lr", self.lr > 0, "use a number above 0")
         self.check("weights", self.weights in ("uniform", "samples"), "use 'uniform' or 'samples'")
 
-    @property
-    def uniform(self) -> bool:
-        return self.weights == "uniform"
-
-    def conflicts_with(self, other: Rule) -> str | None:
-        if other.server_optimizer and (
-            getattr(other, "beta", 0.0) > 0 or getattr(other, "beta1", 0.0) > 0
-        ):
-            return (
-                "both reuse the previous directions, FedCM in every local step and the server in its momentum, and "
-                "together they overshoot"
-            )
-        return None
+    def traits(self) -> Traits:
+        return Traits(
+            needs={"mass"},
+            uniform=self.weights == "uniform",
+            sums=True,
+            late=True,
+            changes={"gradients", "local momentum"},
+        )
 
     def server(self, now: Round) -> State:
         return {"momentum": torch.zeros_like(now.x)}

@@ -17,6 +17,7 @@ from kairosfl.core.fields import Briefs
 from kairosfl.core.mass import strides
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 from kairosfl.rules import everyone
 
 
@@ -25,8 +26,6 @@ class FedDyn(Rule):
     """Modifies every client's loss so that its optimum moves to the global one. A small `alpha`
     corrects slowly.
     """
-
-    last = True  # −h / alpha moves the model; no other rule's momentum should accumulate it
 
     alpha: float = 0.01
     weights: str = "uniform"
@@ -37,9 +36,12 @@ class FedDyn(Rule):
         )
         self.check("weights", self.weights in ("uniform", "samples"), "use 'uniform' or 'samples'")
 
-    @property
-    def uniform(self) -> bool:
-        return self.weights == "uniform"
+    def traits(self) -> Traits:
+        return Traits(
+            when="late",  # −h / alpha moves the model; no other rule's momentum should accumulate it
+            uniform=self.weights == "uniform",
+            changes={"gradients", "descent", "histories"},
+        )
 
     def server(self, now: Round) -> State:
         return everyone.no_clients(now)

@@ -25,8 +25,7 @@ from kairosfl.core.fields import Briefs
 from kairosfl.core.mass import strides
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
-from kairosfl.rules.fedams import FedAMS
-from kairosfl.rules.fedopt import FedOpt
+from kairosfl.core.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +33,6 @@ class FedMut(Rule):
     """Starts the clients around the model instead of at it, which leads to flatter minima. `alpha =
     0` is FedAvg.
     """
-
-    last = True  # the forward lean of early mutants is not a direction for another rule's momentum
 
     alpha: float = 4.0
     rate: float = 0.3
@@ -48,17 +45,13 @@ class FedMut(Rule):
         self.check("bound", self.bound >= 1, "use 1 or more rounds")
         self.check("weights", self.weights in ("uniform", "samples"), "use 'uniform' or 'samples'")
 
-    @property
-    def uniform(self) -> bool:
-        return self.weights == "uniform"
-
-    def conflicts_with(self, other: Rule) -> str | None:
-        if isinstance(other, FedOpt | FedAMS):
-            return (
-                "an adaptive server step is about equally long in every coordinate, however little the clients moved "
-                "along it, so clients placed alpha such steps away start far from the model"
-            )
-        return None
+    def traits(self) -> Traits:
+        return Traits(
+            # The forward lean of early mutants is not a direction for another rule's momentum.
+            when="late",
+            uniform=self.weights == "uniform",
+            changes={"starts"},
+        )
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         return None if self.alpha else "fedmut(alpha=0) mutates nothing"

@@ -17,6 +17,7 @@ from torch import Tensor
 from kairosfl.core.mass import strides
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 from kairosfl.rules.fedprox import FedProx
 
 
@@ -30,13 +31,14 @@ class FedNova(Rule):
     With equal steps it is FedAvg, except with FedProx.
     """
 
-    needs_mass = True
-
     momentum: float = 0.0
     convex: bool = False
 
     def __post_init__(self) -> None:
         self.check("momentum", 0 <= self.momentum < 1, "use at least 0 and below 1")
+
+    def traits(self) -> Traits:
+        return Traits(needs={"mass"}, sums=True, late=True, changes={"units"})
 
     def server(self, now: Round) -> State:
         return {"velocity": torch.zeros_like(now.x)} if self.momentum else {}

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +26,6 @@ class FedOpt(Rule):
     """An adaptive optimiser on the server; its three subclasses define how the second moment is
     updated.
     """
-
-    reads = "direction"
-    server_optimizer = True
 
     lr: float = 0.1
     beta1: float = 0.9
@@ -37,6 +35,16 @@ class FedOpt(Rule):
         self.check("lr", self.lr > 0, "use a number above 0")
         self.check("beta1", 0 <= self.beta1 < 1, "use at least 0 and below 1")
         self.check("tau", self.tau > 0, "use a number above 0")
+
+    def traits(self) -> Traits:
+        changes = {"coordinates"}
+        return Traits(
+            server_optimizer=True,
+            reads="direction",
+            sums=True,
+            late=True,
+            changes=changes | {"momentum"} if self.beta1 else changes,
+        )
 
     def server(self, now: Round) -> State:
         return {

@@ -10,18 +10,20 @@ from dataclasses import dataclass, replace
 from kairosfl.core.fields import Briefs
 from kairosfl.core.rule import Memory, Rule
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(Rule):
     """Pulls every client back to the model that it was sent. `mu = 0` is FedAvg to the bit."""
 
-    reads = "direction"
-
     mu: float = 0.01
 
     def __post_init__(self) -> None:
         self.check("mu", self.mu >= 0, "use 0 or more")
+
+    def traits(self) -> Traits:
+        return Traits(reads="direction", sums=True, late=True)
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         return None if self.mu else "fedprox(mu=0) has no effect"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from kairosfl.core.fields import Briefs
 from kairosfl.core.rule import Memory, Rule
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,12 +24,13 @@ class FedSAM(Rule):
     Every local step takes two gradients.
     """
 
-    reads = "direction"
-
     rho: float = 0.05
 
     def __post_init__(self) -> None:
         self.check("rho", 0 <= self.rho < float("inf"), "use 0 (FedAvg) or more, and finite")
+
+    def traits(self) -> Traits:
+        return Traits(reads="direction", sums=True, late=True)
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         return None if self.rho else "fedsam(rho=0) has no effect"

@@ -9,13 +9,14 @@ distances.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kairosfl.core.rule import Memory
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 from kairosfl.detectors import squared_norms
 from kairosfl.rules.robust import Robust, taking_part
 
@@ -37,9 +38,8 @@ class GeometricMedian(Robust):
         self.check("iterations", self.iterations >= 1, "use 1 or more; the paper uses 3")
         self.check("weights", self.weights in ("uniform", "samples"), "use 'uniform' or 'samples'")
 
-    @property
-    def uniform(self) -> bool:
-        return self.weights == "uniform"
+    def traits(self) -> Traits:
+        return replace(super().traits(), uniform=self.weights == "uniform")
 
     def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
         updates, weights = taking_part(now)

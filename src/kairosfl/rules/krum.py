@@ -10,15 +10,15 @@ with f = ⌈share · m⌉ of m reports. The others get the weight zero.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from kairosfl.core.rule import Memory, Rule
+from kairosfl.core.rule import Memory
 from kairosfl.core.run import Round
-from kairosfl.rules.pairs import WITHOUT_EFFECT
+from kairosfl.core.traits import Traits
 from kairosfl.rules.robust import Robust, distances, liars, nearest
 
 
@@ -40,10 +40,13 @@ class Krum(Robust):
         self.check("share", 0 <= self.share < 0.5, "use at least 0 and below 0.5")
         self.check("keep", self.keep >= 0, "use 1 for Krum, more, or 0 for multi-Krum")
 
-    def conflicts_with(self, other: Rule) -> str | None:
-        if reason := super().conflicts_with(other):
-            return reason
-        return WITHOUT_EFFECT.get((other.name(), self.name())) if self.keep == 1 else None
+    def traits(self) -> Traits:
+        robust = super().traits()
+        if self.keep != 1:
+            return robust
+        more = "use keep = 0, or 2 and more"
+        instead = {"units": more, "weights": more}
+        return replace(robust, changes=robust.changes | {"one report"}, instead=instead)
 
     def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
         taking = (factors > 0).nonzero().squeeze(1)

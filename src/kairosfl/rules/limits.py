@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Reports
-from kairosfl.core.rule import Memory, Rule, acts
+from kairosfl.core.rule import Memory, Rule, about, acts
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 from kairosfl.detectors import squared_norms
 from kairosfl.errors import UserError
 from kairosfl.rules.robust import Guard, middle
@@ -41,6 +42,9 @@ class Limits(Guard):
         for name in ("weight", "norm", "numbers"):
             value = getattr(self, name)
             self.check(name, value == 0 or value >= 1, "use 1 or more, or 0 for no limit")
+
+    def traits(self) -> Traits:
+        return replace(super().traits(), sums=True)
 
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
         if not len(reports):
@@ -66,7 +70,7 @@ class Limits(Guard):
     def _updates(self, reports: Reports, rules: Iterable[Rule]) -> Tensor:
         lengths = squared_norms(reports.delta).double().sqrt().cpu()
         longest = self.norm * middle(lengths)
-        if any(rule.needs_mass for rule in rules):
+        if any("mass" in about(rule).needs for rule in rules):
             longest = (self.norm * middle(lengths / reports.mass) * reports.mass).minimum(longest)
         factors = torch.where(lengths > longest, longest / lengths, 1.0)
         return reports.delta * factors.to(reports.delta)[:, None]

@@ -19,11 +19,8 @@ import torch
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 from kairosfl.rules import accounting
-from kairosfl.rules.alt import ALT
-from kairosfl.rules.budget import Budget
-from kairosfl.rules.fedcl import FedCL
-from kairosfl.rules.pa3fed import PA3Fed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +30,6 @@ class LocalPrivacy(Rule):
 
     It holds against the server as well, for any two sets of data that a client could have.
     """
-
-    kind = "adaptive"
-    constraint = True
-    reads = "direction"
 
     epsilon: float = 8.0
     delta: float = 1e-6
@@ -49,17 +42,16 @@ class LocalPrivacy(Rule):
             "clip", self.clip > 0, "use a number above 0, about the norm of a typical update"
         )
 
-    def conflicts_with(self, other: Rule) -> str | None:
-        chance = isinstance(other, FedCL) and (other.increase or other.decrease)
-        by_detector = (isinstance(other, FedCL) and not chance) or (
-            isinstance(other, Budget) and other.by == "detector"
+    def traits(self) -> Traits:
+        return Traits(
+            adapts=True,
+            constraint=True,
+            reads="direction",
+            promises={"epsilon", "delta"},
+            sums=True,
+            late=True,
+            changes={"noise"},
         )
-        if by_detector or isinstance(other, ALT | PA3Fed):
-            return (
-                f"{other.name()} acts on what clients measure on their data, and with {self.name()} they tell nothing "
-                "about it but the update with noise"
-            )
-        return None
 
     def server(self, now: Round) -> State:
         sigma = 2 * self.clip * accounting.library().get_sigma_gaussian(self.epsilon, self.delta)

@@ -21,14 +21,10 @@ from torch import Tensor
 from kairosfl.core.fields import Reports
 from kairosfl.core.rule import Memory, Rule, acts
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 from kairosfl.rules.attack import Attack
-from kairosfl.rules.fedaware import FedAWARE
-from kairosfl.rules.feddyn import FedDyn
-from kairosfl.rules.fednova import FedNova
 from kairosfl.rules.localprivacy import LocalPrivacy
 from kairosfl.rules.robust import Guard, distances, liars
-from kairosfl.rules.scaffold import SCAFFOLD
-from kairosfl.rules.vrlsgd import VRLSGD
 
 USELESS = "the mean of bucketing's means is that of all reports"
 
@@ -36,14 +32,9 @@ USELESS = "the mean of bucketing's means is that of all reports"
 class Mixing(Guard):
     """Updates become means of several clients' updates."""
 
-    def conflicts_with(self, other: Rule) -> str | None:
-        if isinstance(other, Mixing):
-            return "both mix the updates; leave one of them out"
-        if isinstance(other, SCAFFOLD | VRLSGD | FedDyn | FedAWARE):
-            return f"{other.name()} remembers every client's own update, which {self.name()} mixes with others'"
-        if isinstance(other, FedNova):
-            return f"FedNova divides every update by its client's own steps, and {self.name()} mixes several clients'"
-        return super().conflicts_with(other)
+    def traits(self) -> Traits:
+        guard = super().traits()
+        return replace(guard, changes=guard.changes | {"mixture"})
 
 
 @dataclass(frozen=True, kw_only=True)

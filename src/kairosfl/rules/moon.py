@@ -15,6 +15,7 @@ import torch
 from kairosfl.core.fields import Briefs
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +24,15 @@ class MOON(Rule):
     is FedAvg.
     """
 
-    needs_features = True
-
     mu: float = 1.0
     temperature: float = 0.5
 
     def __post_init__(self) -> None:
         self.check("mu", self.mu >= 0, "use 0 or more; the paper uses 5 on CIFAR-10")
         self.check("temperature", self.temperature > 0, "use a number above 0")
+
+    def traits(self) -> Traits:
+        return Traits(needs={"features"}, late=True)
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         if not self.mu:

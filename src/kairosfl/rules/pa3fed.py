@@ -18,6 +18,7 @@ from torch import Tensor
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 from kairosfl.errors import UserError
 
 SCORES = ("log_likelihood", "loss", "accuracy")
@@ -36,8 +37,6 @@ class PA3Fed(Rule):
     more: "better", or "small", which takes the paper's stability for a score that hardly moves.
     """
 
-    kind = "adaptive"
-
     beta: float = 0.3
     score: str = "log_likelihood"
     at: str = "after"
@@ -50,9 +49,15 @@ class PA3Fed(Rule):
         self.check("change", self.change in ("better", "small"), "use 'better' or 'small'")
         self.check("at", self.at in ("after", "before"), "use 'after' or 'before'")
 
-    @property
-    def reads_periods(self) -> bool:
-        return not self.always
+    def traits(self) -> Traits:
+        return Traits(
+            adapts=True,
+            needs={self._measurement},
+            periods=not self.always,
+            sums=True,
+            late=True,
+            changes={"weights"},
+        )
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         most = float(memory.state["change"])

@@ -27,15 +27,21 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Reports
-from kairosfl.core.rule import Finished, Memory, Plan, Rule, State, acts
+from kairosfl.core.rule import Finished, Memory, Plan, Rule, State
 from kairosfl.core.run import Round
 from kairosfl.core.streams import normal, secret_seed, stream
+from kairosfl.core.traits import Traits
 from kairosfl.detectors import squared_norms
 from kairosfl.errors import UserError
 from kairosfl.rules import accounting
 
 UNCLIPPED = 1 - 1e-6  # of the clip norm: a longer update was clipped, up to rounding
 SHORTEST_SECRET = 16
+GUESSED = (
+    "privacy needs a key in a deployment: its noise follows from the seed, which briefs tell the "
+    "clients; set privacy(key='KAIROSFL_NOISE') and, for the server, export "
+    "KAIROSFL_NOISE=$(openssl rand -hex 32)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +55,6 @@ class Privacy(Rule):
     federation, whose ε is hypothetical. `key` names the environment variable with the secret from
     which noise and cohorts are drawn; without it they follow from the seed, which clients know.
     """
-
-    kind = "adaptive"
-    last = True  # the rate of a round is that of the size that the other rules planned
-    private = True
-    constraint = True
-    reads = "direction"
 
     epsilon: float = 2.0
     delta: float = 1e-6
@@ -92,30 +92,24 @@ class Privacy(Rule):
             "use the larger federation's cohort, or 0 for the real one",
         )
 
-    @property
-    def uniform(self) -> bool:
-        return True
-
-    @property
-    def reads_rounds(self) -> bool:
-        return not self.noise  # it is calibrated for them
+    def traits(self) -> Traits:
+        return Traits(
+            when="last",  # the rate of a round is that of the size that the other rules planned
+            adapts=True,
+            constraint=True,
+            private=True,
+            reads="direction",
+            promises={"epsilon", "delta", "population", "noise_cohort", "key"},
+            uniform=True,
+            horizon=not self.noise,  # it is calibrated for them
+            undeployable="" if self.key else GUESSED,
+            sums=True,
+        )
 
     @property
     def hypothetical(self) -> bool:
         """Whether ε is that of a federation that is not the simulated one."""
         return bool(self.population or self.noise_cohort)
-
-    def conflicts_with(self, other: Rule) -> str | None:
-        if other.sees_idle and acts(other, "select"):
-            return f"{other.name()} plans cohorts by how many clients took part so far, a number without noise"
-        if own := other.conflicts_with(self):
-            return own
-        if other.reads == "clients":
-            return (
-                f"{other.name()} may act on reports or rows of single clients, to which no noise was added; "
-                'a rule that does not says `reads = "direction"`'
-            )
-        return None
 
     def largest_cohort(self, cohort: int, population: int) -> int:
         return min(

@@ -5,17 +5,14 @@ refuse.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from kairosfl.core.rule import Memory, Rule, acts
+from kairosfl.core.rule import Memory, Rule, about, acts
 from kairosfl.core.run import Round
-from kairosfl.rules.fedaware import FedAWARE
-from kairosfl.rules.feddyn import FedDyn
-from kairosfl.rules.fedmut import FedMut
-from kairosfl.rules.scaffold import SCAFFOLD
-from kairosfl.rules.vrlsgd import VRLSGD
+from kairosfl.core.traits import Traits
 
 PART = 1 << 22  # numbers that are sorted at a time
 
@@ -25,34 +22,23 @@ class Guard(Rule):
     as adaptive.
     """
 
-    kind = "adaptive"
-    constraint = True
-
-    def conflicts_with(self, other: Rule) -> str | None:
-        if isinstance(other, FedMut):
-            return (
-                "FedMut's clients start on opposite sides of the model, which looks like an attack, and only the plain "
-                "mean of all of them leads back to it"
-            )
-        if other.private and self.reads == "clients":
-            return (
-                f"{self.name()} treats a report by what others sent, so one client could change them all, which noise "
-                f"for one update does not hide; leave {self.name()} out, since {other.name()} clips every update by "
-                "itself and counts all clients equally"
-            )
-        return None
+    def traits(self) -> Traits:
+        return Traits(adapts=True, constraint=True, late=True, changes={"outliers"})
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         first = next(rule for rule in now.rules if isinstance(rule, Guard))
-        exposed = [
-            rule.name() for rule in now.rules if isinstance(rule, SCAFFOLD | VRLSGD | FedDyn)
-        ]
+        exposed = [rule.name() for rule in now.rules if _learns_from_each(rule)]
         if not exposed or first is not self:
             return None
         return (
             f"{exposed[0]} learns from what every single client reported in all rounds, which no rule bounds: one "
             "lying client can ruin the run; without it, the direction is protected"
         )
+
+
+def _learns_from_each(rule: Rule) -> bool:
+    """Whether a rule tells clients what it made of their own updates."""
+    return "histories" in about(rule).changes and acts(rule, "brief")
 
 
 class Robust(Guard):
@@ -63,23 +49,9 @@ class Robust(Guard):
     once.
     """
 
-    @property
-    def uniform(self) -> bool:
-        return True
-
-    def conflicts_with(self, other: Rule) -> str | None:
-        if reason := super().conflicts_with(other):
-            return reason
-        if isinstance(other, Robust):
-            return "both replace the mean of the cohort's updates; leave one of them out"
-        if isinstance(other, FedAWARE):
-            return (
-                "FedAWARE steps along the updates that it remembers of every client, so a robust mean of this round's "
-                "has no effect; use centeredclipping or normclipping"
-            )
-        if acts(self, "combine") and acts(other, "combine"):
-            return f"{other.name()} corrects the weighted mean, which {self.name()} replaces"
-        return None
+    def traits(self) -> Traits:
+        guard = super().traits()
+        return replace(guard, uniform=True, changes=guard.changes | {"mean"})
 
 
 def liars(share: float, reports: int, inputs: int) -> int:

@@ -20,11 +20,9 @@ from kairosfl.core.fields import Briefs
 from kairosfl.core.mass import mean_gradients, strides
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 from kairosfl.rules import everyone
-from kairosfl.rules.fedcm import FedCM
-from kairosfl.rules.feddyn import FedDyn
 from kairosfl.rules.pairs import SAID
-from kairosfl.rules.vrlsgd import VRLSGD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +35,6 @@ class SCAFFOLD(Rule):
     the correction is added to the steps, after the momentum, instead of to the gradients:
     `correct="steps"`, as the released code does.
     """
-
-    needs_mass = True
 
     lr: float = 1.0
     weights: str = "uniform"
@@ -59,16 +55,16 @@ class SCAFFOLD(Rule):
             "correct", fits, "it needs divisor = 'steps', since the mass is that of gradients"
         )
 
-    @property
-    def uniform(self) -> bool:
-        return self.weights == "uniform"
-
-    def conflicts_with(self, other: Rule) -> str | None:
-        if isinstance(other, VRLSGD):
-            return "both correct the same drift, so together they correct it twice"
-        if self.correct == "steps" and isinstance(other, FedDyn | FedCM):
-            return "both correct clients, but one their steps and the other their gradients; use correct = 'gradients'"
-        return None
+    def traits(self) -> Traits:
+        changes = {"drift", "histories"}
+        if self.correct == "steps":
+            changes.add("steps")
+        return Traits(
+            needs={"mass"},
+            uniform=self.weights == "uniform",
+            changes=changes,
+            instead={"gradients": "use correct = 'gradients'"},
+        )
 
     def note_with(self, other: Rule) -> str | None:
         return SAID.get((self.name(), other.name()))

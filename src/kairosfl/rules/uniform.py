@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kairosfl.core.rule import Rule
+from kairosfl.core.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,14 +18,12 @@ class Uniform(Rule):
     options.
     """
 
-    kind = "adaptive"
-    reads = "direction"
-
-    @property
-    def uniform(self) -> bool:
-        return True
-
-    def conflicts_with(self, other: Rule) -> str | None:
-        if other.uniform:
-            return f"{other.name()} counts all clients equally already; leave uniform out"
-        return None
+    def traits(self) -> Traits:
+        return Traits(
+            adapts=True,
+            reads="direction",
+            uniform=True,
+            sums=True,
+            late=True,
+            changes={"counts"},
+        )

@@ -19,6 +19,7 @@ from kairosfl.core.fields import Briefs
 from kairosfl.core.mass import mean_gradients
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
+from kairosfl.core.traits import Traits
 from kairosfl.rules.pairs import SAID
 
 
@@ -29,12 +30,13 @@ class VRLSGD(Rule):
     `rate = 0.005` is what the released FedCL code uses; it brings VRL-SGD close to FedAvg.
     """
 
-    needs_mass = True
-
     rate: float = 1.0
 
     def __post_init__(self) -> None:
         self.check("rate", 0 <= self.rate <= 1, "use 0 (FedAvg) to 1 (the paper)")
+
+    def traits(self) -> Traits:
+        return Traits(needs={"mass"}, changes={"drift", "histories"})
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         return None if self.rate else "vrlsgd(rate=0) has no effect"

@@ -145,7 +145,7 @@ class RunConfig:
         named.
         """
         named = self.run.detector != Execution.detector
-        return named or any(rule.reads_periods for rule in self.algorithm.rules)
+        return named or self.algorithm.any("periods")
 
     def __post_init__(self) -> None:
         _check(self.seed, self.data, self.model, self.train, self.run)

@@ -72,7 +72,7 @@ def harmful(config: RunConfig, begun: Mapping[str, Any]) -> list[str]:
     Slots are an exception: they may change the last digits, but a run that ran out of memory needs
     fewer to resume.
     """
-    counting = [rule.name() for rule in config.algorithm.rules if rule.reads_rounds]
+    counting = config.algorithm.names("horizon")
     counting += ["the cosine"] if config.train.schedule == "cosine" else []
     found = []
     for edit in edits(config, begun):

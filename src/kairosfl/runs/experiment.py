@@ -312,7 +312,7 @@ def _log_rejections(run: Run, setup: Setup, folder: Folder) -> None:
 
 def _flicker(setup: Setup, rows: list[dict[str, Any]]) -> list[str]:
     """That rules followed a detector whose answers made no period, if they did."""
-    followers = [rule.name() for rule in setup.algorithm.rules if rule.reads_periods]
+    followers = setup.algorithm.names("periods")
     answers = metrics.judged([(row["round"], bool(row["critical"])) for row in rows])
     if not followers or not answers.endswith(metrics.FLICKER):
         return []

@@ -4,7 +4,6 @@ that is cheap.
 
 from __future__ import annotations
 
-from kairosfl.rules.localprivacy import LocalPrivacy
 from kairosfl.runs.config import RunConfig
 from kairosfl.tasks.streamed import Streamed
 from kairosfl.tasks.task import Task
@@ -26,7 +25,7 @@ def _cheap(config: RunConfig, task: Task) -> bool:
     held = int(clients.sizes.sum())  # none: the data are on the clients' own devices
     if not held or isinstance(samples, Streamed):
         return False
-    if any(rule.private or isinstance(rule, LocalPrivacy) for rule in config.algorithm.rules):
+    if config.algorithm.any("promises"):
         return False  # such numbers have no noise
     trained = train.rounds * min(train.cohort, len(clients)) * train.epochs * held / len(clients)
     evaluated = train.rounds // run.eval_every * len(task.dataset.test)

@@ -25,7 +25,7 @@ def check(config: RunConfig, task: Task) -> None:
     ).is_meta:  # a deployed server keeps shapes only and trains nothing
         return
     task.check()
-    comparing = [rule.name() for rule in config.algorithm.rules if rule.needs_features]
+    comparing = config.algorithm.names("needs", "features")
     if comparing:
         task.check_features(" and ".join(comparing))
     measured = {

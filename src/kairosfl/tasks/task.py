@@ -129,8 +129,9 @@ class Task:
         if metric is None or metric.finish is not mean:
             have = ", ".join(self.measures) or "none"
             raise UserError(
-                f"pa3fed(score='accuracy') needs a task with the metric accuracy, and this one has {have}; use "
-                "score = 'log_likelihood'."
+                "A rule that has clients measure their accuracy needs a task with the metric accuracy, "
+                f"and this one has {have}; have them measure their loss, as by score = "
+                "'log_likelihood'."
             )
         return metric.measure
 
@@ -344,7 +345,7 @@ def last_linear(model: nn.Module) -> nn.Linear:
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not layers:
         raise UserError(
-            f"The model {type(model).__name__} has no nn.Linear, whose input would be the features that ALT and MOON "
-            "compare; make it the last layer."
+            f"The model {type(model).__name__} has no nn.Linear, whose input would be the "
+            "features that rules compare; make it the last layer."
         )
     return layers[-1]

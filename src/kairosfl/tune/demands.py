@@ -1,7 +1,7 @@
 """What the problem demands of every trial: privacy, robust rules, limits, the liars that are
 simulated, a budget.
 
-These rules of the file's algorithm (`Rule.constraint`) are not choices. A search over other
+These rules of the file's algorithm (the trait `constraint`) are not choices. A search over other
 algorithms appends them to every proposal, plain averaging too, and refuses proposals that cannot be
 combined with them.
 """
@@ -10,26 +10,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kairosfl.core.rule import Algorithm, Rule
+from kairosfl.core.rule import Algorithm, Rule, about
 from kairosfl.detectors import parse_detectors
 from kairosfl.errors import UserError
-from kairosfl.rules import Attack, LocalPrivacy, parse
+from kairosfl.rules import Attack, parse
 from kairosfl.runs.config import RunConfig
 
 PLAIN = "fedavg"
-PROMISES = (
-    "epsilon",
-    "delta",
-    "population",
-    "noise_cohort",
-    "key",
-)  # options that say what is promised
 
 
-def shields(rule: type[Rule] | Rule) -> bool:
+def shields(rule: Rule) -> bool:
     """Whether a rule promises privacy to clients."""
-    kind = rule if isinstance(rule, type) else type(rule)
-    return kind.private or issubclass(kind, LocalPrivacy)
+    return bool(about(rule).promises)
 
 
 @dataclass(frozen=True)
@@ -42,7 +34,7 @@ class Demands:
     @classmethod
     def of(cls, config: RunConfig) -> Demands:
         """Those of a configuration."""
-        rules = tuple(rule for rule in config.algorithm.rules if rule.constraint)
+        rules = tuple(rule for rule in config.algorithm.rules if about(rule).constraint)
         return cls(rules, config.run.detector)
 
     @property
@@ -131,7 +123,7 @@ class Demands:
 
 def check_option(name: str, rule: type[Rule], option: str) -> None:
     """Refuse to search for what is promised to clients."""
-    if shields(rule) and option in PROMISES:
+    if option in about(rule()).promises:
         raise UserError(
             f"tune.{name} is a promise to the clients, of which a search would choose the weakest; set it in the "
             "file's algorithm."

@@ -17,7 +17,7 @@ import torch
 
 from kairosfl.core.fields import NUMBER_BYTES, Briefs, Reports
 from kairosfl.core.round import brief
-from kairosfl.core.rule import Algorithm, acts
+from kairosfl.core.rule import Algorithm, about, acts
 from kairosfl.core.run import Run, Setup, upcoming
 from kairosfl.detectors import parse_detectors
 from kairosfl.runs.config import RunConfig
@@ -47,9 +47,9 @@ class Price:
 def price(config: RunConfig, task: Task) -> Price:
     """What a run of this configuration sends."""
     clients, rounds = len(task.clients), config.train.rounds
-    chosen = Algorithm(tuple(rule for rule in config.algorithm.rules if not rule.private))
+    chosen = Algorithm(tuple(rule for rule in config.algorithm.rules if not about(rule).private))
     asked = float(rounds * chosen.largest_cohort(config.train.cohort, clients))
-    if any(rule.private for rule in config.algorithm.rules):
+    if config.algorithm.any("private"):
         largest = rounds * config.algorithm.largest_cohort(config.train.cohort, clients)
         asked = min(asked + DEVIATIONS * math.sqrt(asked), largest)
     varies = any(acts(rule, "select") for rule in chosen.rules)
