@@ -51,7 +51,7 @@ notebooks: .venv/full  # run them, and store what they show
 	OMP_NUM_THREADS=1 $(BIN)/python .ci/execute.py docs/notebooks/*.ipynb
 
 results: .venv/ready  # the page of results and a figure as a paper prints it, from the files in results/
-	$(BIN)/python -m kairosfl.papers.page results docs/results.md
+	$(BIN)/python -m kairosfl_reproductions.page results docs/results.md
 	$(BIN)/kairosfl figure results/alt-figure2.json -o docs/assets/alt-figure2-print.svg --font serif --y-range 55:73 \
 		--only cifar10-fedavg --only cifar10-fedavg-alt --only 'cifar10-moon*'
 	$(BIN)/python benchmarks/moment.py --show results/studies/moment.json --draw docs/assets/moment.svg \
@@ -97,10 +97,10 @@ lint: .venv/full  # mypy reads what the extras install
 		torchvision==0.28.0 timm==1.0.30 peft==0.21.2 accelerate==1.15.0 datasets==5.2.0
 	@touch $@
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml reproductions/pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11, 3.12 or 3.13 is needed and was not found; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv .venv
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".[dev]"
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".[dev]" -e reproductions
 	@touch $@
 
 clean:

@@ -69,7 +69,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         python = Path(folder, "bin", "python")
-        packages = [f"{ROOT}[{','.join(extras)}]", *wanted]
+        packages = [f"{ROOT}[{','.join(extras)}]", str(ROOT / "reproductions"), *wanted]
         subprocess.run(
             [python, "-m", "pip", "install", *quiet, *packages], env=environment, check=True
         )

@@ -26,7 +26,7 @@ ${PYTHON:-python} - "$folder" <<'END'
 import sys
 from pathlib import Path
 
-from kairosfl.papers.results import read, save
+from kairosfl_reproductions.results import read, save
 
 for path in sorted(Path(sys.argv[1]).glob("*/results/*.json")):
     print(save(read(path), Path("results")))

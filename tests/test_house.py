@@ -22,7 +22,6 @@ FLOORS = (
     "runs",
     "presets report tune deploy",
     "simulation testing watched listing progress",
-    "papers",
     "cli",
     "__main__",
 )

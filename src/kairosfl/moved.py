@@ -21,6 +21,7 @@ MOVED = {
     "kairosfl.engines.flower.node": "kairosfl.deploy.node",
     "kairosfl.engines.flower.status": "kairosfl.deploy.status",
     "kairosfl.engines.flower.templates": "kairosfl.deploy.templates",
+    "kairosfl.papers": "kairosfl_reproductions",  # a package of its own, which may be missing
     "kairosfl.tasks.data": "kairosfl.data",
     "kairosfl.tasks.models": "kairosfl.models",
 }
@@ -51,7 +52,15 @@ class Alias(Loader):
                 DeprecationWarning,
                 stacklevel=2,
             )
-        sys.modules[old] = importlib.import_module(new)
+        try:
+            sys.modules[old] = importlib.import_module(new)
+        except ModuleNotFoundError as error:
+            if error.name != "kairosfl_reproductions":
+                raise
+            from kairosfl.plugins import in_reproductions  # late: it reads what is installed
+
+            sentence = in_reproductions(f"{old} is now {new}, which comes")
+            raise ModuleNotFoundError(sentence, name=old) from None
 
 
 def new_name(name: str) -> str | None:

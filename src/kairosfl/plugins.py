@@ -90,6 +90,14 @@ def _changed(path: str) -> int:
         return 0
 
 
+def in_reproductions(what: str) -> str:
+    """A sentence about what the package kairosfl-reproductions brings, where it is missing."""
+    return (
+        f"{what} with kairosfl-reproductions, which is not installed; "
+        "in a clone of Kairos, run: pip install ./reproductions"
+    )
+
+
 def origin(point: EntryPoint) -> str:
     """Name and version of the distribution."""
     return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"

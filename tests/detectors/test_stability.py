@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kairosfl.detectors.stability import Stability, average, losses, measure
-from kairosfl.papers.measures import MEASURES, RecordedRun
+from kairosfl_reproductions.measures import MEASURES, RecordedRun
 
 CRITICAL = {1, 2, 5}
 CLIENTS = [

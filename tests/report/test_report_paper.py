@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from kairosfl.cli import app
 from kairosfl.errors import UserError
-from kairosfl.papers.groups import cell_words, read_cells
 from kairosfl.report.comparison import compare
 from kairosfl.report.figures import chart
 from kairosfl.report.latex import chosen_columns, paper_table
@@ -19,6 +18,7 @@ from kairosfl.report.paper import Page, inches, limits, make_figure
 from kairosfl.report.ranking import best_rows
 from kairosfl.report.read import chosen_groups, read_groups
 from kairosfl.report.words import in_words, renamed
+from kairosfl_reproductions.groups import cell_words, read_cells
 
 ROOT = Path(__file__).parents[2]
 TOPS = {"fedavg": 0.5, "fedprox(mu=0.01) + alt": 0.7}

@@ -31,7 +31,7 @@ def call(*words: object):
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text("[data]\nclients = 6\n[train]\nrounds = 1\ncohort = 2\n")
-    monkeypatch.setattr(presets, "FOLDER", tmp_path / "presets")
+    monkeypatch.setattr(presets, "FOLDERS", {"papers": lambda: tmp_path / "presets"})
     (tmp_path / "presets").mkdir()
     (tmp_path / "presets" / "quick-digits.toml").write_text(
         "# Digits.\n" + (tmp_path / "tiny.toml").read_text()

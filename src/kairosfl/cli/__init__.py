@@ -8,13 +8,14 @@ from typing import Annotated
 
 import typer
 
-from kairosfl.cli import bench, demo, deploy, papers, periods, runs, view
+from kairosfl.cli import bench, demo, deploy, periods, runs, view
 from kairosfl.cli.common import Command, Group
+from kairosfl.cli.others import Root
 from kairosfl.cli.tune import tune
 from kairosfl.version import __version__
 
 app = typer.Typer(
-    cls=Group,
+    cls=Root,
     help="Federated learning in which every round adapts: who trains, for how long, how much each counts, "
     "and which way the model moves.",
     no_args_is_help=True,
@@ -48,7 +49,6 @@ commands = (*training, view.compare, view.figure, view.report, view.watch)
 for function in commands:
     app.command(cls=Command)(function)
 app.command("list", cls=Command)(view.list_)
-app.command(cls=Command)(papers.reproduce)
 app.command(cls=Command)(periods.periods)
 
 data = typer.Typer(

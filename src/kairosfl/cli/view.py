@@ -197,7 +197,7 @@ def figure(
 
 def drawn_groups(folders: list[Path], only: list[str]) -> tuple[list[Group], list[str], list[str]]:
     """The groups to draw with their names in words, and what is damaged in their folders."""
-    from kairosfl.papers.groups import cell_words, read_cells
+    from kairosfl.cli.others import curves_in
     from kairosfl.report.read import chosen_groups, read_study
     from kairosfl.report.words import in_words
 
@@ -207,8 +207,8 @@ def drawn_groups(folders: list[Path], only: list[str]) -> tuple[list[Group], lis
             f"Give {files[0]} alone: results of a paper cannot be drawn together with others."
         )
     if files:
-        groups = chosen_groups(read_cells(files[0]), only)
-        return groups, cell_words([group.label for group in groups]), []
+        groups, words = curves_in(files[0], only)
+        return groups, words, []
     study = read_study(folders)
     groups = chosen_groups(study.groups, only)
     return groups, [in_words(group.label) for group in groups], study.damaged

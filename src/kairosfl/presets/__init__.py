@@ -1,19 +1,31 @@
-"""Presets: each paper's task as a TOML configuration; its first line is a description."""
+"""Presets: configurations as TOML; the first line of each is a description.
+
+Ours are in this folder; other packages add folders by entry points of the group `kairosfl.presets`,
+functions that return a path.
+"""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kairosfl.errors import UserError, nearest
+from kairosfl.plugins import Registry, in_reproductions
 
-FOLDER = Path(__file__).parent
+
+def folder() -> Path:
+    """Where our own presets are."""
+    return Path(__file__).parent
+
+
+FOLDERS: Registry[Callable[[], Path]] = Registry("kairosfl.presets", {"kairosfl": folder})
 
 
 def names() -> list[str]:
     """The names of all presets."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+    return sorted(_files())
 
 
 def read(name: str) -> dict[str, Any]:
@@ -25,9 +37,11 @@ def read(name: str) -> dict[str, Any]:
 
 def path(name: str) -> Path:
     """The file of a preset."""
-    if name not in names():
-        raise UserError(f"There is no preset {name!r}; {nearest(name, names())}")
-    return FOLDER / f"{name}.toml"
+    files = _files()
+    if name not in files:
+        hint = f"; {missing}" if (missing := _missing()) else ""
+        raise UserError(f"There is no preset {name!r}; {nearest(name, files)}{hint}")
+    return files[name]
 
 
 def guess(file: Path) -> str:
@@ -35,12 +49,30 @@ def guess(file: Path) -> str:
     none is.
     """
     close = difflib.get_close_matches(file.stem.lower(), names(), n=3, cutoff=0.5)
-    return f"did you mean the preset {' or '.join(map(repr, close))}?" if close else ""
+    if close:
+        return f"did you mean the preset {' or '.join(map(repr, close))}?"
+    is_a_name = not file.suffix and len(file.parts) == 1
+    return _missing() if is_a_name else ""
 
 
 def descriptions() -> list[tuple[str, str]]:
     """Name and first comment line of every preset, for a listing."""
-    return [
-        (name, path(name).read_text(encoding="utf-8").partition("\n")[0].lstrip("# "))
-        for name in names()
-    ]
+    rows = []
+    for name, file in sorted(_files().items()):
+        first_line = file.read_text(encoding="utf-8").partition("\n")[0]
+        rows.append((name, first_line.lstrip("# ")))
+    return rows
+
+
+def _files() -> dict[str, Path]:
+    """The file of every preset by its name; of two with one name, that of the first folder."""
+    files: dict[str, Path] = {}
+    for where in FOLDERS.values():
+        for file in where().glob("*.toml"):
+            files.setdefault(file.stem, file)
+    return files
+
+
+def _missing() -> str:
+    """Where the presets of papers are, if they are not installed."""
+    return "" if "papers" in FOLDERS else in_reproductions("the presets of papers come")
